@@ -31,7 +31,7 @@ class PredictionsSection(Section):
     """CPU cores that are reserved for an actor, beside those of training."""
     gpus_per_worker: NonNegativeFloat = 1.0
     """GPUs of an actor where the cluster has some; they must be free beside those of training."""
-    batch_tokens: PositiveInt = 1024
+    tokens: PositiveInt = 1024
     """Residues of a batch."""
 
     @model_validator(mode="after")

@@ -19,7 +19,10 @@ class _Renamed(NamedTuple):
     values: dict[str, str]
 
 
-RENAMED = {"training.amp_dtype": _Renamed("training.precision", {"none": "fp32"})}
+RENAMED = {
+    "training.amp_dtype": _Renamed("training.precision", {"none": "fp32"}),
+    "data.predictions.batch_tokens": _Renamed("data.predictions.tokens", {}),
+}
 
 REMOVED: dict[str, Any] = {
     "model.diffusion.space": "tokens",

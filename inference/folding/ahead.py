@@ -54,7 +54,7 @@ def predicting(config: Config, store: Path) -> Iterator[Config]:
             predict_structures(
                 sequences_in_order(config, store),
                 of,
-                batch_tokens=wanted.batch_tokens,
+                tokens=wanted.tokens,
                 cache_bytes=None,
                 plan=in_order,
                 pool=lambda _: workers,

@@ -132,7 +132,7 @@ def predict_structures(
     sequences: Sequence[str],
     of: FoldingSettings,
     *,
-    batch_tokens: int,
+    tokens: int,
     cache_bytes: int | None,
     plan: Callable[[NDArray[np.int64], int], list[Indices]] = longest_first,
     pool: Callable[[FoldingSettings], Any] | None = None,
@@ -151,7 +151,7 @@ def predict_structures(
         absent = ~PredictedStructures(folder, "null").has(hashes(distinct))
         lengths = np.array(list(map(len, distinct)), dtype=np.int64)
         # Planned over all, so that a job that goes on takes the batches that it would have taken.
-        parts = [part[absent[part]] for part in plan(lengths, batch_tokens)]
+        parts = [part[absent[part]] for part in plan(lengths, tokens)]
         batches = [[distinct[place] for place in part.tolist()] for part in parts if part.size]
         found = done = int(len(distinct) - absent.sum())
         progress(done, len(distinct))

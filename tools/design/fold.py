@@ -40,7 +40,7 @@ class Arguments(ToolArguments):
     cache: Path = Field(description="Folder to keep predictions in.")
     cache_gb: float = Field(50.0, gt=0, description="Size of the cache.")
     max_length: int = Field(1024, gt=0, description="Residues; longer sequences are left out.")
-    batch_tokens: int = Field(1024, gt=0, description="Residues of a batch.")
+    tokens: int = Field(1024, gt=0, description="Residues of a batch.")
     device: Literal["cpu", "cuda"] | None = Field(None, description="Default: CUDA where there is one.")
     workers: int | None = Field(None, gt=0, description="Actors on Ray. Default: this process alone.")
     address: str | None = Field(None, description="Ray cluster, HOST:PORT; local starts one.")
@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
 
     from inference.folding.job import FoldingSettings, actors, predict_structures
 
-    options: dict[str, Any] = {"batch_tokens": arguments.batch_tokens, "cache_bytes": int(arguments.cache_gb * 1e9)}
+    options: dict[str, Any] = {"tokens": arguments.tokens, "cache_bytes": int(arguments.cache_gb * 1e9)}
 
     def settings(has_gpu: bool, cpus: int | None) -> FoldingSettings:
         device, modules = arguments.device or ("cuda" if has_gpu else "cpu"), tuple(arguments.predictor_module)

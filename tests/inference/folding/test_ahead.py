@@ -42,11 +42,11 @@ def test_training_waits_for_structures_and_is_the_same_to_the_bit(
     sequences = sequences_in_order(warm, path)
     assert sorted(sequences) == sorted(set(SEQUENCES))
     before = FoldingSettings("esmfold", str(esmfold), tmp_path / "before", "cpu", cpus=1)
-    predict_structures(sequences, before, batch_tokens=64, cache_bytes=None, plan=in_order)
+    predict_structures(sequences, before, tokens=64, cache_bytes=None, plan=in_order)
     train(warm, str(path))
     cold, path = run(
         tmp_path / "cold",
-        {"folder": str(tmp_path / "cold"), "on_miss": "wait", "model": str(esmfold), "batch_tokens": 64},
+        {"folder": str(tmp_path / "cold"), "on_miss": "wait", "model": str(esmfold), "tokens": 64},
     )
     with predicting(cold, path) as of_workers:
         train(of_workers, str(path))

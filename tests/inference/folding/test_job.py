@@ -31,7 +31,7 @@ def contents(cache: Path) -> dict[str, bytes]:
 
 def predict(source: Path, cache: Path, sequences=SEQUENCES, kind: str = "esmfold", **options):
     return predict_structures(
-        sequences, settings(source, cache, kind), **{"batch_tokens": 45, "cache_bytes": 10**9, **options}
+        sequences, settings(source, cache, kind), **{"tokens": 45, "cache_bytes": 10**9, **options}
     )
 
 
@@ -96,10 +96,10 @@ def test_a_job_that_was_ended_goes_on_to_the_same_cache(esmfold: Path, tmp_path:
 
 
 def test_shards_are_merged_so_that_few_files_are_open(esmfold: Path, tmp_path: Path):
-    report = predict(esmfold, tmp_path, batch_tokens=1)
+    report = predict(esmfold, tmp_path, tokens=1)
     (shard,) = report.folder.glob("shard-*")
     before = [PredictedStructures(report.folder).of(each) for each in hashes(SEQUENCES)]
-    predict(esmfold, tmp_path, [*SEQUENCES, "MKTAY"], batch_tokens=1)
+    predict(esmfold, tmp_path, [*SEQUENCES, "MKTAY"], tokens=1)
     (merged,) = report.folder.glob("shard-*")
     assert merged.name != shard.name
     for each, (atoms, confidence) in zip(hashes(SEQUENCES), before, strict=True):
@@ -111,10 +111,10 @@ def test_the_cache_is_bounded_and_unknown_predictors_are_refused(esmfold: Path, 
     report = predict(esmfold, tmp_path, cache_bytes=1)
     assert report.removed_shards and not list(tmp_path.rglob("*.safetensors"))
     with pytest.raises(ConfigError, match=r"there are .*esmfold"):
-        predict_structures(SEQUENCES, FoldingSettings("none", "x", tmp_path, "cpu"), batch_tokens=9, cache_bytes=9)
+        predict_structures(SEQUENCES, FoldingSettings("none", "x", tmp_path, "cpu"), tokens=9, cache_bytes=9)
     with pytest.raises(ConfigError, match="can't be loaded as esmfold"):
         predict_structures(
-            SEQUENCES, FoldingSettings("esmfold", str(tmp_path), tmp_path, "cpu"), batch_tokens=9, cache_bytes=9
+            SEQUENCES, FoldingSettings("esmfold", str(tmp_path), tmp_path, "cpu"), tokens=9, cache_bytes=9
         )
     with pytest.raises(ConfigError, match=r"can't be loaded as esmfold2 \(by its config.json it is no EsmFold2Model"):
         predict(esmfold, tmp_path, kind="esmfold2")
