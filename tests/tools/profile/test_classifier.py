@@ -137,5 +137,5 @@ def test_token_budgets_and_files_without_labels(command, model, proteins, tmp_pa
 def test_a_folder_that_is_no_classifier_is_refused_before_anything_is_written(command, proteins, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     outcome = command("profile", "classifier", tmp_path, "--data", proteins)
-    assert outcome.code == 2 and "holds no exported classifier" in outcome.err
+    assert outcome.code == 2 and "no exported model; give a run of model.task classifier" in outcome.err
     assert list(tmp_path.iterdir()) == []
