@@ -52,7 +52,7 @@ def test_two_workers_match_one(task, batches_per_step, store_path, tmp_path, pro
 def assert_shards_make_the_exported_weights(config: Config, folder: Path) -> None:
     run = run_folder(config)
     run.config.write_text(dump_config(config))
-    export([str(run.path), "--output", str(folder)])
+    export([str(run.path), "--export.output", str(folder)])
     for path in run.export.glob("*.safetensors"):
         expected, actual = load_file(path), load_file(folder / path.name)
         assert all(torch.equal(actual[name], expected[name]) for name in expected)
