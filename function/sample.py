@@ -16,7 +16,7 @@ import numpy as np
 
 from dataset.fasta.alphabet import AMINO_ACIDS
 from dataset.store.sample import sample_records
-from train_config.function_schema import FunctionSampleSection
+from train_config.schema import SampleSection
 
 NAMESPACES = {"molecular_function": 170, "biological_process": 230, "cellular_component": 100}
 _BRANCHING = 3
@@ -24,7 +24,7 @@ _MOTIF = 12
 _EXTRA = 1 / 3
 
 
-def write_sample(folder: Path, settings: FunctionSampleSection) -> None:
+def write_sample(folder: Path, settings: SampleSection) -> None:
     """Write the files to a folder that is there; the same settings give the same bytes."""
     random = np.random.Generator(np.random.PCG64(settings.seed))
     leaves, lines, first = [], ["format-version: 1.2"], 1

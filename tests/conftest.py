@@ -103,7 +103,8 @@ def full_disk() -> Callable[[int], AbstractContextManager[None]]:
 def process_group() -> Iterator[None]:
     """A gloo group of this process alone; one for the session, since DeepSpeed keeps the groups that it made."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    if not dist.is_initialized():  # a run that trained in this process left its own
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 

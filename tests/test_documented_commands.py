@@ -50,10 +50,6 @@ QUICK = {
     "profile devices": ["--rounds", "1", "--proteins", "20"],
     "profile model": ["--batches", "1"],
     "profile store": ["--model", "facebook/esm2_t6_8M_UR50D", "--seconds", "0.05"],
-    "function train": [
-        *("--data.sample.records", "60", "--data.sample.families", "12"),
-        *("--network.epochs", "1", "--network.hidden_size", "8"),
-    ],
     "profile classifier": ["--warmup-runs", "0", "--runs", "1", "--batch-sizes", "2", "--steps", "batch_sizes"],
 }
 """What ends a tool early, or makes it measure less."""
@@ -95,7 +91,7 @@ def made(tmp_path_factory, process_group) -> Path:
     write_structures(folder)
     write_terms(folder)
     assert train_function(folder) == 0
-    made = ["runs/function", "runs/function/sample/test.fasta", "--output", "predicted.tsv"]
+    made = ["runs/function", "runs/function/function/sample/test.fasta", "--output", "predicted.tsv"]
     assert (
         run(
             esmeray,
@@ -209,7 +205,7 @@ def workspace(made, tmp_path, monkeypatch) -> Path:
 def without_runs(made, tmp_path_factory) -> Path:
     """The same without the tiny runs, whose settings are not those of the commands."""
     folder = tmp_path_factory.mktemp("without-runs") / "workspace"
-    names = ("esm2ae", "protein_classifier", "text_classifier")
+    names = ("esm2ae", "protein_classifier", "text_classifier", "function")
     return shutil.copytree(made, folder, symlinks=True, ignore=shutil.ignore_patterns(*names))
 
 
@@ -268,8 +264,9 @@ def test_every_other_command_names_what_there_is():
 
 def train_function(folder: Path) -> int:
     config = str(REPOSITORY / "train_config" / "function.yaml")
-    options = ["--config", config, "--storage_path", str(folder / "runs"), *QUICK["function train"]]
-    return run(esmeray, ["function", "train", *options])
+    options = ["--config", config, "--run.storage_path", str(folder / "runs"), "--wandb.mode", "disabled"]
+    options += ["--data.sample.records", "60", "--data.sample.families", "12", "--training.max_steps", "2"]
+    return run(esmeray, ["train", *options, "--training.warmup_steps", "0", "--data.terms.min_count", "5"])
 
 
 def run_tool(name: str, arguments: list[str], workspace: Path, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -278,16 +275,12 @@ def run_tool(name: str, arguments: list[str], workspace: Path, monkeypatch: pyte
         shutil.rmtree(workspace / "proteins.store")
     if name == "data structures":
         shutil.rmtree(workspace / "folds_store")
-    if name == "function train":
-        shutil.rmtree(workspace / "runs" / "function")
     if name == "function predict":
         (workspace / "predicted.tsv").unlink()
     if name == "embed":
         shutil.rmtree(workspace / "embeddings")
     monkeypatch.setattr(trial, "precisions", lambda device: [])
     monkeypatch.setattr(query, "Client", instead)
-    if "--network.classifier" in arguments:
-        arguments = [*arguments, "--dry-run"]
     words = {"FILE": "mine.csv"}
     try:
         options = [*(words.get(argument, argument) for argument in arguments), *QUICK.get(name, [])]

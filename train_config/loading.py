@@ -18,7 +18,6 @@ from pydantic import BaseModel, ValidationError
 from common.errors import ConfigError
 from common.processor import computes_bf16
 from common.text import did_you_mean, refusal
-from train_config.function_schema import FunctionConfig
 from train_config.recorded import current, renamed_hint
 from train_config.schema import Config
 from train_config.section import KeyPath, Overrides, Section, is_section
@@ -72,11 +71,6 @@ def load_service_config(path: str | Path | None, overrides: Overrides | None = N
     """Read, merge and check the settings of the service, as :func:`load_config` does those of an experiment."""
     settings = load_settings(ServiceSettings, path, overrides)
     return ServiceConfig(**dict(settings.serve), ray=settings.ray)
-
-
-def load_function_config(path: str | Path | None, overrides: Overrides | None = None) -> FunctionConfig:
-    """Read, merge and check the settings of function prediction, as :func:`load_config` does those of an experiment."""
-    return _load(FunctionConfig, path, overrides or {}, "")
 
 
 def _load(

@@ -10,7 +10,6 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from train_config.command_schema import COMMANDS
-from train_config.function_schema import FunctionConfig
 from train_config.schema import Config
 from train_config.section import is_section, metavar
 from train_config.tune_schema import TuneConfig
@@ -34,13 +33,6 @@ Made from `train_config/tune_schema.py`. They stand in a file of their own, whic
 on the command line as `--tune.section.key VALUE`, with several values for a list. See [tuning](tuning.md).
 """
 
-FUNCTION_HEAD = """
-# Settings of function prediction
-
-Made from `train_config/function_schema.py`, for `esmeray function train --config FILE --section.key VALUE`. See
-[functions](function.md).
-"""
-
 
 COMMANDS_HEAD = """
 # Settings of commands
@@ -52,9 +44,8 @@ Sections that an experiment has as well are described above.
 
 def config_reference() -> str:
     """The page as Markdown."""
-    function = FUNCTION_HEAD + _section(FunctionConfig, "")
     commands = "".join(_command(name, schema) for name, schema in COMMANDS.items())
-    return HEAD + _section(Config, "") + TUNE_HEAD + _section(TuneConfig, "tune") + function + COMMANDS_HEAD + commands
+    return HEAD + _section(Config, "") + TUNE_HEAD + _section(TuneConfig, "tune") + COMMANDS_HEAD + commands
 
 
 def _command(name: str, schema: type[BaseModel]) -> str:

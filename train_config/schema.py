@@ -26,6 +26,7 @@ from train_config.section import (
     Share,
     Tokens,
 )
+from train_config.terms_schema import TermsDataSection, TermsSection
 
 SPECIAL_TOKENS_PER_SEQUENCE = 2
 """<cls> and <eos>, which the ESM alphabet puts around every sequence."""
@@ -102,6 +103,7 @@ class DataSection(Section):
     """Batches that each loader process prepares ahead."""
     ingest: IngestSection = IngestSection()
     labels: Annotated[LabelsSection, FIXED] = LabelsSection()
+    terms: Annotated[TermsDataSection, UNSEEN] = TermsDataSection()
     structures: StructuresSection = StructuresSection()
     predictions: PredictionsSection = PredictionsSection()
     sample: SampleSection = SampleSection()
@@ -208,15 +210,16 @@ class AutoencoderSection(Section):
 class ModelSection(Section):
     """The model."""
 
-    task: Literal["autoencoder", "masked_lm", "classifier", "diffusion"] = "autoencoder"
+    task: Literal["autoencoder", "masked_lm", "classifier", "diffusion", "terms"] = "autoencoder"
     """autoencoder: compress and reconstruct residue features; masked_lm: predict masked residues; classifier: predict
-    the labels of data.labels; diffusion: generate sequences for structures."""
+    the labels of data.labels; diffusion: generate sequences for structures; terms: predict functions of proteins."""
     backbone: BackboneSection = BackboneSection()
     tokenizer: TokenizerSection = TokenizerSection()
     classifier: ClassifierSection = ClassifierSection()
     autoencoder: AutoencoderSection = AutoencoderSection()
     masked_lm: MaskedLMSection = MaskedLMSection()
     diffusion: DiffusionSection = DiffusionSection()
+    terms: TermsSection = TermsSection()
 
 
 class TrainingSection(Section):

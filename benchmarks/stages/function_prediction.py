@@ -16,14 +16,15 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.harness.proteins import DEVELOPMENT_DATA
-from benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage
+from benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
 from function.annotations import information_accretion, read_annotations, read_scores
 from function.evaluation import Settings, evaluate
 from function.ontology import read_ontology
+from inference.around_training import after_training
 from inference.function.prediction import predict
-from inference.function.training import train_function
-from train_config.function_schema import FunctionConfig
+from train_config.loading import load_config
 from train_config.schema import IngestSection
+from training.launch.driver import train
 
 ASPECTS = {"MF": "mfo", "BP": "bpo", "CC": "cco"}
 BLEND, BEST = "blend", "best of its parts"
@@ -79,9 +80,20 @@ def _rows(path: Path) -> list[dict]:
 def _measured(data: Path, folder: Path, setting: Setting) -> dict[str, dict[str, dict]]:
     """Value and interval by part, aspect and metric."""
     obo = data / "go_2013-06.obo.gz"
-    files = {"sequences": [folder / "train.fasta"], "annotations": folder / "train.tsv", "ontology": obo}
     setting.note("training")
-    train_function(FunctionConfig.model_validate_json(json.dumps({"storage_path": folder, "data": files}, default=str)))
+    config = load_config(
+        "train_config/function.yaml",
+        {
+            ("run", "storage_path"): str(folder),
+            ("data", "source"): [str(folder / "train.fasta")],
+            ("data", "terms", "annotations"): str(folder / "train.tsv"),
+            ("data", "terms", "ontology"): str(obo),
+            ("wandb", "mode"): "disabled",
+        },
+    )
+    if train(config):
+        raise WrongWorkError("training did not end")
+    after_training(config)
     ontology = read_ontology(obo)
     settings, known = Settings(orphans=False), read_annotations(folder / "train.tsv", ontology)
     truths = {aspect: read_annotations(folder / f"{aspect}.tsv", ontology).popitem() for aspect in ASPECTS}

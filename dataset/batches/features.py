@@ -8,14 +8,25 @@ Shape legend: T tokens, N sequences, D channels.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any, Protocol
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from dataset.batches.labelled import LabelledSource
 from dataset.batches.steps import BatchSource, Indices, SourceBatch
-from dataset.embeddings.cache import FeatureStore
 from dataset.packed_batch import FEATURES, PackedBatch
+
+
+class FeatureRows(Protocol):
+    """Features by key: a FeatureStore, by the hash of a sequence, or vectors by record."""
+
+    channels: int
+
+    def rows(self, keys: Any, /) -> Iterable[NDArray]:
+        """One array (rows, D) of each key."""
 
 
 class FeatureSource(BatchSource):
@@ -24,12 +35,12 @@ class FeatureSource(BatchSource):
     Args:
         source: of the records; its cropping is that which the features were computed with.
         features: of every record's sequence.
-        hashes: (records,) uint64, of each record's sequence.
+        hashes: (records,) keys of each record's features.
         pooled: each sequence has one row, and a batch no tokens; else a row for each token.
     """
 
     def __init__(
-        self, source: LabelledSource, features: FeatureStore, hashes: NDArray[np.uint64], *, pooled: bool
+        self, source: LabelledSource, features: FeatureRows, hashes: NDArray[np.integer], *, pooled: bool
     ) -> None:
         self._source, self._features, self._hashes, self._pooled = source, features, hashes, pooled
 

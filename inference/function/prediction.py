@@ -14,40 +14,43 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from scipy.sparse import csr_array, hstack
 
 from common.errors import ConfigError, DataError
 from common.progress import record_bar
 from common.publishing import file_xxh128, made_file
 from dataset.embeddings.manifest import parts as ranges
-from dataset.embeddings.reader import open_vectors
 from dataset.store.conversion import open_store
 from dataset.store.reader import Store
 from function.predictors import blended
 from function.propagation import propagate
-from inference.function.data import FunctionData, read
-from inference.function.parts import Parts, takes_vectors, vectors_of
-from inference.function.training import BLEND_FILE, CONFIG_FILE
+from function.proteins import FunctionData, read
+from inference.function.blend import BLEND_FILE, FOLDER
+from inference.function.parts import Parts, takes_vectors
+from inference.function.vectors import load_known, vectors_of
+from inference.models.source import EXPORT_FOLDER
 from run_folder.job import accept, unfinished
 from run_folder.journal import Journal, journal
-from train_config.function_schema import COMPOSITION, FunctionConfig
+from train_config.loading import load_recorded
 from train_config.schema import IngestSection
+from train_config.terms_schema import TermsSection
 
+TRAIN = "esmeray train --config train_config/function.yaml"
 MADE_BY = "predict_function"
 _BLOCK = 1024
 
 
-def _finished(folder: Path) -> tuple[FunctionConfig, dict[str, Any]]:
+def _finished(run: Path) -> tuple[TermsSection, dict[str, Any]]:
     """Settings and blend of a finished run. Raises ConfigError where there is none, DataError where it is damaged."""
-    if not (folder / BLEND_FILE).is_file():
-        raise ConfigError(f"{folder}: is no finished run of 'esmeray function train'; give one, or run it again")
+    if (run / BLEND_FILE).is_file():
+        raise ConfigError(f"{run}: is a run of an earlier version; train again: {TRAIN}")
+    blend = run / FOLDER / BLEND_FILE
+    if not blend.is_file():
+        raise ConfigError(f"{run}: is no finished run of function prediction; give one, or train: {TRAIN}")
     try:
-        config, blend = ((folder / name).read_text(encoding="utf-8") for name in (CONFIG_FILE, BLEND_FILE))
-        return FunctionConfig.model_validate(yaml.safe_load(config)), json.loads(blend)
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        problem = f"{CONFIG_FILE} or {BLEND_FILE} is damaged ({type(error).__name__})"
-        raise DataError(f"{folder}: {problem}; train again") from error
+        return load_recorded(run / "config.yaml").model.terms, json.loads(blend.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{blend}: is damaged ({type(error).__name__}); train again") from error
 
 
 def predict(
@@ -57,65 +60,56 @@ def predict(
 
     Raises ConfigError for work of another command in ``OUTPUT.partial``, DataError for sequences that can't be read.
     """
-    config, blend = _finished(run)
-    weights = {name: one["weights"] for name, one in blend.items()}
+    settings, blend = _finished(run)
+    weights = {name: aspect["weights"] for name, aspect in blend.items()}
     if part != "blend":
-        known = ", ".join(dict.fromkeys(each for one in weights.values() for each in one))
-        config = config.model_copy(update={"parts": [part]})
-        if not (weights := {name: {part: 1.0} for name, one in weights.items() if part in one}):
+        known = ", ".join(dict.fromkeys(name for parts in weights.values() for name in parts))
+        settings = settings.model_copy(update={"parts": [part]})
+        if not (weights := {name: {part: 1.0} for name, parts in weights.items() if part in parts}):
             raise ConfigError(f"--part {part}: the run has {known}")
     with unfinished(output) as partial:
         store = open_store(sources, ingest, partial)
-        job = {"run": file_xxh128(run / BLEND_FILE), "input": store.checksum, "part": part, "terms": terms}
-        accept(partial, job)
-        with journal(partial) as kept:
-            _predict(run, config, weights, store, partial, terms, kept)
+        blend_hash = file_xxh128(run / FOLDER / BLEND_FILE)
+        accept(partial, {"run": blend_hash, "input": store.checksum, "part": part, "terms": terms})
+        with journal(partial) as done:
+            _predict(run, settings, weights, store, partial, terms, done)
             with made_file(output, MADE_BY, overwrite) as building, building.open("w", encoding="utf-8") as file:
-                file.writelines(kept.lines())
+                file.writelines(done.lines())
         shutil.rmtree(partial)
     return len(store)
 
 
 def _predict(
     run: Path,
-    config: FunctionConfig,
+    settings: TermsSection,
     weights: dict[str, dict[str, float]],
     store: Store,
     partial: Path,
     terms: int,
-    kept: Journal,
+    done: Journal,
 ) -> None:
     """Add the lines of the blocks that are missing. ``weights``: of the parts of each aspect."""
-    blocks = list(ranges(len(store), _BLOCK))[kept.done :]
+    blocks = list(ranges(len(store), _BLOCK))[done.done :]
     if not blocks:
         return
     ids = [store.id(record) for record in range(len(store))]
-    data = read(run, Store(run / "sequences"))
+    data = read(run / FOLDER)
     known_RC = vectors_NC = None
-    if takes_vectors(config):
-        computed = config.embeddings.model_copy(update={"store": None})
-        vectors_NC = vectors_of(store, ids, computed, partial / "embeddings")
-        known_RC = vectors_of(data.store, data.ids, config.embeddings, run / "embeddings")
-        if computed.model != COMPOSITION:
-            _same_model(partial / "embeddings", run / "embeddings")
-    parts = Parts(run, config, data, known_RC, training=False)
+    if takes_vectors(settings):
+        vectors_NC = vectors_of(store, settings.embeddings, partial / "embeddings")
+        known_RC = load_known(run / FOLDER, partial / "embeddings")
+    parts = Parts(run / EXPORT_FOLDER, settings, data, known_RC, training=False)
     with record_bar("predicting") as bar:
         for start, stop in blocks:
             texts = [store.text(record) for record in range(start, stop)]
-            bits = parts.hits(texts)
-            some_nC = None if vectors_NC is None else vectors_NC[start:stop]
-            found = {}
-            for name, of in weights.items():
-                scores = blended(parts.scores(name, texts, some_nC, bits), of)
-                found[name] = propagate(_thousandths(scores), data.aspects[name].aspect)
-            kept.add(_lines(ids[start:stop], data, found, terms))
+            vectors_nC = None if vectors_NC is None else vectors_NC[start:stop]
+            bits, learnt = parts.hits(texts), parts.learnt(texts, vectors_nC)
+            predicted = {}
+            for name, aspect_weights in weights.items():
+                scores = parts.scores(name, vectors_nC, bits, learnt.get(name), len(texts))
+                predicted[name] = propagate(_thousandths(blended(scores, aspect_weights)), data.aspects[name].aspect)
+            done.add(_lines(ids[start:stop], data, predicted, terms))
             bar(stop / len(store), stop)
-
-
-def _same_model(queries: Path, known: Path) -> None:
-    jobs = [open_vectors(folder).manifest.job.get("model") for folder in (queries, known)]
-    if jobs[0] != jobs[1]:
-        raise DataError(f"{known}: was computed by other weights than the run's model has now; train again")
 
 
 def _thousandths(scores: csr_array) -> csr_array:

@@ -19,6 +19,7 @@ from model.backbones.residues import residue_tokenizer
 from model.backbones.source import source_type
 from model.export.backbone import open_autoencoder, open_designer
 from model.export.classifier import load_classifier
+from model.export.terms import refuse_sequences
 from model.tasks.base import TaskModel
 from train_config.schema import BackboneSection
 
@@ -36,6 +37,7 @@ OPENERS: dict[str, Callable[[Path], tuple[TaskModel, SequenceTokenizer]] | None]
     "classifier": load_classifier,
     "diffusion": open_designer,
     "masked_lm": None,
+    "terms": refuse_sequences,
 }
 """How an export of each task is opened, in fp32 on the CPU; None where transformers alone opens it."""
 

@@ -12,7 +12,7 @@ from function.annotations import read_annotations
 from function.ontology import read_ontology
 from function.predictors import blended, fit_blend, naive, nearest, transferred
 from function.sample import write_sample
-from train_config.function_schema import FunctionSampleSection
+from train_config.schema import SampleSection
 
 TERMS = csr_array(np.array([[1, 1, 0], [1, 0, 1], [1, 0, 0]], bool))
 
@@ -20,7 +20,7 @@ TERMS = csr_array(np.array([[1, 1, 0], [1, 0, 1], [1, 0, 0]], bool))
 @pytest.fixture(scope="module")
 def annotated(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sample")
-    write_sample(folder, FunctionSampleSection(records=60, families=12))
+    write_sample(folder, SampleSection(records=60, families=12))
     ontology = read_ontology(folder / "terms.obo")
     name = "biological_process"
     return ontology.aspects[name], read_annotations(folder / "train.tsv", ontology)[name].terms

@@ -5,11 +5,11 @@ from __future__ import annotations
 from function.annotations import read_annotations
 from function.ontology import read_ontology
 from function.sample import NAMESPACES, write_sample
-from train_config.function_schema import FunctionSampleSection
+from train_config.schema import SampleSection
 
 
 def test_500_terms_in_three_namespaces_and_every_protein_annotated_in_each(tmp_path):
-    write_sample(tmp_path, FunctionSampleSection(records=100, families=20))
+    write_sample(tmp_path, SampleSection(records=100, families=20))
     ontology = read_ontology(tmp_path / "terms.obo")
     assert {name: len(one.terms) for name, one in ontology.aspects.items()} == NAMESPACES
     assert sum(NAMESPACES.values()) == 500
@@ -27,6 +27,6 @@ def test_500_terms_in_three_namespaces_and_every_protein_annotated_in_each(tmp_p
 def test_the_same_settings_give_the_same_bytes(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        write_sample(tmp_path / name, FunctionSampleSection(records=50, families=10, seed=4))
+        write_sample(tmp_path / name, SampleSection(records=50, families=10, seed=4))
     for path in (tmp_path / "a").iterdir():
         assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()

@@ -8,13 +8,11 @@ from common.errors import ConfigError
 from tools.grammar import Plain, read_words
 from tools.train.run import TuneSettings
 from train_config.command_schema import COMMANDS
-from train_config.function_schema import FunctionConfig
 from train_config.loading import (
     SHIPPED,
     dump_config,
     known_keys,
     load_config,
-    load_function_config,
     load_service_config,
     load_tune_config,
 )
@@ -170,11 +168,10 @@ def test_every_mistake_is_a_line_of_its_own(file, capsys):
 def test_shipped_files_are_found_from_any_folder_and_are_valid(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for path in SHIPPED.glob("*.yaml"):
-        if path.name not in ("zero2.yaml", "serve.yaml", "function.yaml") and not path.name.startswith("tune_"):
+        if path.name not in ("zero2.yaml", "serve.yaml") and not path.name.startswith("tune_"):
             assert load_config(f"train_config/{path.name}") == load_config(path.stem)
     assert load_tune_config(f"train_config/{SEARCH.name}") == TuneConfig()
     assert load_tune_config("tune_tokens").space.num_workers is None
-    assert load_function_config("train_config/function.yaml") == FunctionConfig()
     assert load_service_config("train_config/serve.yaml").models[0].random_weights
     with pytest.raises(ConfigError, match=r"esm2a\.yaml: can't be read .*\(did you mean esm2ae\?\); .*train_config"):
         load_config("train_config/esm2a.yaml")
@@ -183,7 +180,7 @@ def test_shipped_files_are_found_from_any_folder_and_are_valid(tmp_path, monkeyp
 def test_every_setting_says_what_it_is_in_the_page():
     page = (SHIPPED.parent / "docs" / "config.md").read_text()
     assert page == config_reference(), "run 'make docs'"
-    for schema in (Config, TuneConfig, FunctionConfig, *COMMANDS.values()):
+    for schema in (Config, TuneConfig, *COMMANDS.values()):
         for key in known_keys(schema):
             section = schema
             for part in key[:-1]:

@@ -1,4 +1,4 @@
-"""Predict the functions of proteins by a run of 'esmeray function train', in CAFA's format.
+"""Predict the functions of proteins by a run of the task terms, in CAFA's format.
 
 Writes protein, term and score with three digits, tab-separated: for each protein at most --terms terms, from the
 highest score down. No term scores above its parents. Memory grows with the vectors of the proteins alone. Until the
@@ -29,7 +29,7 @@ class Arguments(ToolArguments):
     """Run, proteins, and what is written."""
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = Field(
-        description="Folder of a run of 'esmeray function train'."
+        description="Folder of a run of the task terms, trained with train_config/function.yaml."
     )
     file: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FASTA")] = Field(
         description="File, folder, quoted glob, or store."

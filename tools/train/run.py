@@ -69,9 +69,16 @@ def start(argv: list[str], command: str, text: str, search: str | None = None) -
     config = load_config(words.file, own)
     dry_run_only = words.plain.dry_run
     if tune_file is None:
+        from inference.around_training import after_training, before_training
         from training.launch.driver import dry_run, train
 
-        return dry_run(config) if dry_run_only else train(config, _beside)
+        if dry_run_only:
+            return dry_run(config)
+        config = before_training(config)
+        code = train(config, _beside)
+        if code == 0:
+            after_training(config)
+        return code
     if config.data.predictions.model is not None:
         raise ConfigError("data.predictions.model: nobody predicts beside a search; predict first, and leave it out")
     if not dry_run_only:

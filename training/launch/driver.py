@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -46,6 +47,8 @@ WATCHER_TIMEOUT_S = 30.0
 
 Beside = Callable[[Config, Path], AbstractContextManager[Config]]
 """What works on the cluster while the workers train, given the config and the prepared data; gives their config."""
+MakeTrainer = Callable[[dict[str, Any], Workers], Any]
+"""From the arguments of each worker and the workers to what :func:`fit` runs."""
 
 
 def train(config: Config, beside: Beside = lambda config, _: nullcontext(config)) -> int:
@@ -96,7 +99,12 @@ def _train_locked(resumption: Resumption, signals: StopSignals, beside: Beside) 
         _check_plan(_plan(resumption, local, size), resumption)
     for remark in remarks:
         warn(remark)
-    return _train_on_cluster(resumption, store_path, size, signals, beside)
+    launch = partial(_launch, resumption, store_path, size, signals, beside)
+    if local is not None and task.in_process and local.count == 1 and not local.use_gpu:
+        from training.launch.local_worker import LocalTrainer  # here: it loads torch and DeepSpeed
+
+        return launch(local, LocalTrainer)
+    return _on_cluster(resumption, signals, launch)
 
 
 def dry_run(config: Config) -> int:
@@ -179,46 +187,62 @@ def resources_to_plan_with(ray: RaySection) -> list[NodeResources]:
     return [NodeResources(max(local.cpus, each), min(1, local.gpus))] * count
 
 
-def _train_on_cluster(
-    resumption: Resumption, store_path: Path, size: TaskSize, signals: StopSignals, beside: Beside
+def _on_cluster(
+    resumption: Resumption, signals: StopSignals, launch: Callable[[Workers, MakeTrainer, str], int]
 ) -> int:
+    """Launch the workers that the cluster has room for."""
     from cluster import connection  # here: it imports Ray, and the work that needs it begins
 
-    config, run = resumption.config, resumption.run
+    config = resumption.config
     with connection.connected(config.ray) as dashboard:
         signals.reinstall()
         workers = place_workers(config.ray, connection.cluster_resources())
-        _check_start(config.training, run, workers)
+        _check_start(config.training, resumption.run, workers)
         if remark := connection.missing_now(workers):
             warn(remark)
-        plan = _plan(resumption, workers, size)
-        _check_plan(plan, resumption)
-        say(f"run {config.run.name}: {run.path}")
-        at = f", dashboard http://{dashboard}" if dashboard else ""
-        say(f"{counted(workers.count, 'worker{s}')} on {workers.device}{at}")
-        say("\n".join(plan.lines()[1:]))
-        with writing(run.path):
-            run.ray_snapshot.unlink(missing_ok=True)  # Ray Train fails on a damaged one, or on one of another version
-            run.clear_requests()
-            write_atomically(run.config, dump_config(config))
-            task_plan(config).write_names(run, store_path)
-            run_id = _wandb_run_id(run)
-        say("starting the workers ...")
-        signals.hand_over(run.request_stop, "stopping, saving a checkpoint (Ctrl-C again ends at once)")
-        watcher = _watch(config.monitoring.alerts, run, plan.total_steps)
-        wandb = WandbFollowers(config.wandb, run, workers.count, warn=warn)
-        try:
-            with beside(config, store_path) as workers_config:
-                arguments = {
-                    "config": workers_config.model_dump(mode="json"),
-                    "store_path": str(store_path),
-                    "cpus": workers.cpus_each,
-                    "wandb_run_id": run_id,
-                }
-                error = fit(_make_trainer(arguments, workers, config.run, config.ray.max_failures), signals)
-        finally:
-            watcher.close(signals.remaining_s(WATCHER_TIMEOUT_S))
-            wandb.close(signals.remaining_s(math.inf))
+        make_trainer = partial(_make_trainer, run=config.run, max_failures=config.ray.max_failures)
+        return launch(workers, make_trainer, f", dashboard http://{dashboard}" if dashboard else "")
+
+
+def _launch(
+    resumption: Resumption,
+    store_path: Path,
+    size: TaskSize,
+    signals: StopSignals,
+    beside: Beside,
+    workers: Workers,
+    make_trainer: MakeTrainer,
+    place: str = "",
+) -> int:
+    """Train with these workers to the end; ``place`` says where they are, for the user. Returns the exit code."""
+    config, run = resumption.config, resumption.run
+    plan = _plan(resumption, workers, size)
+    _check_plan(plan, resumption)
+    say(f"run {config.run.name}: {run.path}")
+    say(f"{counted(workers.count, 'worker{s}')} on {workers.device}{place}")
+    say("\n".join(plan.lines()[1:]))
+    with writing(run.path):
+        run.ray_snapshot.unlink(missing_ok=True)  # Ray Train fails on a damaged one, or on one of another version
+        run.clear_requests()
+        write_atomically(run.config, dump_config(config))
+        task_plan(config).write_names(run, store_path)
+        run_id = _wandb_run_id(run)
+    say("starting the workers ...")
+    signals.hand_over(run.request_stop, "stopping, saving a checkpoint (Ctrl-C again ends at once)")
+    watcher = _watch(config.monitoring.alerts, run, plan.total_steps)
+    wandb = WandbFollowers(config.wandb, run, workers.count, warn=warn)
+    try:
+        with beside(config, store_path) as workers_config:
+            arguments = {
+                "config": workers_config.model_dump(mode="json"),
+                "store_path": str(store_path),
+                "cpus": workers.cpus_each,
+                "wandb_run_id": run_id,
+            }
+            error = fit(make_trainer(arguments, workers), signals)
+    finally:
+        watcher.close(signals.remaining_s(WATCHER_TIMEOUT_S))
+        wandb.close(signals.remaining_s(math.inf))
     _draw(run)
     return _conclude(run, error, signals, config.ray.max_failures)
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import socket
 from typing import Any
 
 import ray.train
@@ -14,8 +11,6 @@ import torch
 from run_folder.paths import RunFolder
 from train_config.schema import Config
 from training.engine.context import WorkerContext
-
-logger = logging.getLogger(__name__)
 
 
 def ray_context() -> WorkerContext:
@@ -31,25 +26,11 @@ def ray_context() -> WorkerContext:
 
 def ray_train_loop(arguments: dict[str, Any]) -> None:
     """The function that Ray Train runs, with config (plain values), store_path, cpus and wandb_run_id."""
+    from training.launch.local_worker import logged_to_file
     from training.loop.worker import train_worker
 
     config = Config.model_validate(arguments["config"])
     context = ray_context()
     torch.set_num_threads(arguments["cpus"])
-    _log_to_file(RunFolder(config.run.storage_path, config.run.name), context)
-    try:
+    with logged_to_file(RunFolder(config.run.storage_path, config.run.name), context.rank, context.world_size):
         train_worker(config, context, arguments["store_path"], arguments["wandb_run_id"])
-    except Exception:
-        logger.exception("worker %d failed", context.rank)
-        raise
-
-
-def _log_to_file(run: RunFolder, context: WorkerContext) -> None:
-    run.logs.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(run.logs / f"worker-{context.rank}.log")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    root = logging.getLogger()
-    root.addHandler(handler)
-    root.setLevel(logging.INFO)
-    logging.captureWarnings(True)
-    logger.info("rank %d of %d on %s, process %d", context.rank, context.world_size, socket.gethostname(), os.getpid())

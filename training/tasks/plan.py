@@ -46,7 +46,12 @@ class TaskSize(NamedTuple):
 
 @dataclass(frozen=True)
 class TaskPlan(ABC):
-    """One task of an experiment, resolved, before it is trained."""
+    """One task of an experiment, resolved, before it is trained.
+
+    ``in_process``: one worker on the CPU trains in the driver's process, without a cluster.
+    """
+
+    in_process = False
 
     config: Config
 

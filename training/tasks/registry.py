@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from training.tasks.experiment import Experiment
 
 
-TASKS = ("autoencoder", "masked_lm", "diffusion", "classifier")
+TASKS = ("autoencoder", "masked_lm", "diffusion", "classifier", "terms")
 """Names of ``model.task`` and of the packages, each of which has a ``TASK``."""
 
 

@@ -49,11 +49,10 @@ class ClassifierExperiment(Experiment):
     def open_data(self, path: Path, context: WorkerContext, run: RunFolder) -> None:
         data, seed = self.data, self.seed
         self._section = self.model_section.classifier
-        self._best_metric = best_metric(self._section, data.labels.kind)
-        stage_dir = data.stage_dir
-        self._labelled = LabelledStore(path, stage_dir=None if stage_dir is None else Path(stage_dir))
+        self._labelled = self.opened(path)
+        self._best_metric = best_metric(self._section, self._labelled.label_space.kind)
         self._tokenizer = open_tokenizer(run.tokenizer)
-        self._names = {MAPPINGS_FILE: (path / MAPPINGS_FILE).read_bytes()} | {
+        self._names = {MAPPINGS_FILE: (run.path / MAPPINGS_FILE).read_bytes()} | {
             f"{TOKENIZER}/{file.name}": file.read_bytes() for file in sorted(run.tokenizer.iterdir())
         }
         self.checksum = self._labelled.checksum
@@ -68,6 +67,11 @@ class ClassifierExperiment(Experiment):
         self._hit_rate: float | None = None
         self.cropped = training.count_cropped(self._labelled.training)
         self._take(Loader(training, data.num_workers, data.prefetch), held_out)
+
+    def opened(self, path: Path) -> Any:
+        """The prepared data: a LabelledStore, or what reads like one."""
+        stage_dir = self.data.stage_dir
+        return LabelledStore(path, stage_dir=None if stage_dir is None else Path(stage_dir))
 
     @classmethod
     def stage(cls, path: Path, stage_dir: Path) -> Path:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from model.cost.memory import count_classifier_parameters
 from model.tasks.classifier_settings import best_metric, check_pooling, loss_name
 from run_folder.checkpoints import CheckpointFolder
 from run_folder.paths import TOKENIZER, RunFolder
+from train_config.classifier_schema import TargetKind
 from train_config.schema import ModelSection
 from training.tasks.plan import DataSize, TaskPlan, TaskSize
 
@@ -34,30 +36,34 @@ class ClassifierPlan(TaskPlan):
 
     def prepare(self, root: Path, progress: ProgressCallback | None = None) -> Path:
         labelled = self._labelled(root, progress)
-        ensure_tokens(labelled.store, _tokenizer(self.config.model, labelled), labelled.path.parent, progress)
+        ensure_tokens(labelled.store, tokenizer_of(self.config.model, labelled), labelled.path.parent, progress)
         return labelled.path
 
     def location(self, root: Path) -> Path:
         return labelled_store_location(self.config.data, self.config.model.tokenizer, root)
 
+    def opened(self, path: Path) -> Any:
+        """The prepared data: a LabelledStore, or what reads like one."""
+        return LabelledStore(path)
+
     def checksum(self, path: Path) -> str:
-        return LabelledStore(path).checksum
+        return self.opened(path).checksum
 
     def measure(self, path: Path) -> TaskSize:
-        labelled = LabelledStore(path)
-        return self._measured(labelled, _tokenizer(self.config.model, labelled))
+        labelled = self.opened(path)
+        return self._measured(labelled, tokenizer_of(self.config.model, labelled))
 
     def estimate(self) -> TaskSize:
         """Prepare the data in a folder that is thrown away: labels decide the model's size."""
         with TemporaryDirectory() as folder:
             labelled = self._labelled(Path(folder))
-            return self._measured(labelled, _tokenizer(self.config.model, labelled, keep=False))
+            return self._measured(labelled, tokenizer_of(self.config.model, labelled, keep=False))
 
     def check_resumed(self, checkpoint: CheckpointFolder, path: Path) -> None:
         """Refuse another tokenizer than the checkpoint was trained with."""
         if not (checkpoint.path / TOKENIZER).is_dir():
             return  # a checkpoint of an earlier version knows no tokenizer
-        now = _tokenizer(self.config.model, LabelledStore(path))
+        now = tokenizer_of(self.config.model, self.opened(path))
         if open_tokenizer(checkpoint.path / TOKENIZER).fingerprint != now.fingerprint:
             raise CheckpointError(
                 f"model.tokenizer: the run {self.config.run.name} was trained with another tokenizer than that of "
@@ -65,23 +71,23 @@ class ClassifierPlan(TaskPlan):
             )
 
     def write_names(self, run: RunFolder, path: Path) -> None:
-        labelled = LabelledStore(path)
+        labelled = self.opened(path)
         shutil.rmtree(run.tokenizer, ignore_errors=True)
         run.tokenizer.mkdir(parents=True)
-        _tokenizer(self.config.model, labelled).save(run.tokenizer)
+        tokenizer_of(self.config.model, labelled).save(run.tokenizer)
         labelled.label_space.save(run.path)
 
     def _labelled(self, root: Path, progress: ProgressCallback | None = None) -> LabelledStore:
         """Make or find the labelled store; refuse label weights that do not go with its labels."""
-        self._check_settings()
+        self.check_settings(self.config.data.labels.kind)
         labelled = LabelledStore(ensure_labelled_store(self.config.data, self.config.model.tokenizer, root, progress))
         if (weights := self.config.model.classifier.label_weights) is not None:
             read_label_weights(Path(weights), labelled.label_space)
         return labelled
 
-    def _check_settings(self) -> None:
-        """Refuse what the config alone shows to be impossible."""
-        section, kind = self.config.model.classifier, self.config.data.labels.kind
+    def check_settings(self, kind: TargetKind) -> None:
+        """Refuse what the config alone shows to be impossible for targets of this kind."""
+        section = self.config.model.classifier
         best_metric(section, kind)
         loss_name(section, kind)
         check_pooling(section, kind)
@@ -93,7 +99,7 @@ class ClassifierPlan(TaskPlan):
         special = len(tokenizer.prefix) + len(tokenizer.suffix)
         lengths_N = cropped_lengths(tokens.lengths, config.data.max_length) + special
         judged_N = np.concatenate([labelled.training, labelled.validation])
-        facts = backbone_facts(config.model.backbone, tokenizer.vocabulary_size, tokenizer.pad)
+        facts = self.facts(tokenizer)
         self._check_network(facts, int(lengths_N[judged_N].max()), special)
         cropped = count_cropped(tokens.lengths[labelled.training], config.data.max_length)
         size = DataSize(
@@ -109,6 +115,10 @@ class ClassifierPlan(TaskPlan):
             size, count_classifier_parameters(config.model, facts, labelled.label_space, len(tokenizer.prefix))
         )
 
+    def facts(self, tokenizer: SequenceTokenizer) -> BackboneFacts:
+        """What is known of the backbone before it is built."""
+        return backbone_facts(self.config.model.backbone, tokenizer.vocabulary_size, tokenizer.pad)
+
     def _check_network(self, facts: BackboneFacts, longest: int, special: int) -> None:
         """Raise ConfigError for sequences of more tokens than the backbone takes, or ZeRO-3 that it can't have."""
         if facts.longest is not None and longest > facts.longest:
@@ -119,12 +129,12 @@ class ClassifierPlan(TaskPlan):
         self.check_stage(padded=facts.padded)
 
 
-def _tokenizer(model: ModelSection, labelled: LabelledStore, *, keep: bool = True) -> SequenceTokenizer:
+def tokenizer_of(model: ModelSection, labelled: Any, *, keep: bool = True) -> SequenceTokenizer:
     """The config's tokenizer; one that is trained on the labelled store is kept beside it if ``keep``."""
     path, section = labelled.path, model.tokenizer
     trained = path.with_name(f"{path.name}-tokenizer-{section.vocabulary_size}") if keep else None
     return load_tokenizer(section, model.backbone.source, lambda: _training_texts(labelled), trained)
 
 
-def _training_texts(labelled: LabelledStore) -> list[str]:
+def _training_texts(labelled: Any) -> list[str]:
     return [labelled.text(index) for index in labelled.training.tolist()]

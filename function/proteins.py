@@ -1,0 +1,304 @@
+"""The proteins of function prediction: sequences, ontology, annotations, and who is held out.
+
+In: the files that the settings name, or the embedded sample. Out, in a folder of the stores: ``sequences``, a link to
+their store, ``terms.obo``, ``annotations.tsv`` (the most specific terms), ``accretion.tsv`` and ``validation.txt``.
+
+Shape legend: R records of the store, M annotated proteins of an aspect, V its terms, K terms that are learnt, of all
+aspects.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+from scipy.sparse import csr_array, hstack
+
+from common.errors import ConfigError, DataError
+from common.progress import ProgressCallback
+from common.publishing import exclusive, published
+from common.text import counted
+from dataset.batches.splitting import split_records
+from dataset.labels.label_space import LabelSpace
+from dataset.store.conversion import SAMPLE, ensure_store, file_identities, name_of_content, store_location
+from dataset.store.reader import Store
+from function.annotations import (
+    EXPERIMENTAL,
+    Annotations,
+    information_accretion,
+    read_accretion,
+    read_annotations,
+)
+from function.ontology import Aspect, Ontology, lines_of, read_ontology
+from function.sample import write_sample
+from train_config.schema import DataSection
+
+log = logging.getLogger(__name__)
+
+SEQUENCES = "sequences"
+_FILES = ("terms.obo", "annotations.tsv", "accretion.tsv", "validation.txt")
+
+
+@dataclass(frozen=True)
+class AspectData:
+    """Annotated proteins of one aspect.
+
+    Attributes:
+        records: (M,) int64 their records.
+        terms: (M, V) bool, propagated.
+        accretion: (V,) bits.
+        training: (M,) bool; the others are held out.
+    """
+
+    aspect: Aspect
+    records: NDArray[np.int64]
+    terms: csr_array
+    accretion: NDArray[np.float64]
+    training: NDArray[np.bool_]
+
+    def learnt(self, min_count: int) -> NDArray[np.int64]:
+        """(K,) places of the terms that so many training proteins have."""
+        count_V = np.bincount(self.terms[self.training].indices, minlength=self.terms.shape[1])
+        return np.flatnonzero(count_V >= min_count)
+
+
+@dataclass(frozen=True)
+class FunctionData:
+    """Sequences and aspects of a run."""
+
+    path: Path
+    store: Store
+    ids: list[str]
+    aspects: dict[str, AspectData]
+
+    @property
+    def held_out(self) -> NDArray[np.int64]:
+        """Records that are held out in any aspect, ascending."""
+        return np.unique(np.concatenate([aspect.records[~aspect.training] for aspect in self.aspects.values()]))
+
+    def texts(self, records: NDArray[np.int64]) -> list[str]:
+        """Sequences of these records."""
+        return [self.store.text(record) for record in records.tolist()]
+
+
+def location(data: DataSection, root: Path) -> Path:
+    """The folder that :func:`prepare` makes, named after files and settings. Raises ConfigError or DataError."""
+    terms = data.terms
+    if (data.source == [SAMPLE]) != (terms.annotations is None):
+        raise ConfigError(
+            "data.terms.annotations: data.source, data.terms.annotations and data.terms.ontology go together: set all "
+            "three, or none for the sample"
+        )
+    settings = terms.model_dump(mode="json", exclude={"min_count"}) | {"validation_share": data.validation_share}
+    if data.source == [SAMPLE]:
+        return root / name_of_content("sample-terms", [settings, data.sample.model_dump()])
+    files = (terms.annotations, terms.ontology, terms.ia, terms.validation, terms.clusters)
+    paths = [Path(name).expanduser() for name in files if name]
+    if missing := next((path for path in paths if not path.is_file()), None):
+        raise DataError(f"{missing}: no such file; check data.terms")
+    return root / name_of_content(
+        f"{paths[0].name}-terms", [settings, str(store_location(data, root)), file_identities(paths)]
+    )
+
+
+def prepare(data: DataSection, root: Path, progress: ProgressCallback | None = None) -> Path:
+    """Make the data of a run where it is missing, and return its folder. Raises DataError for files of no use."""
+    target = location(data, root)
+    if data.source == [SAMPLE]:
+        data = _of_sample(data, target.with_name(f"{target.name}-{SAMPLE}"))
+    sequences = ensure_store(data, root, progress)
+    with exclusive(target):
+        if not target.exists():
+            with published(target) as building:
+                (building / SEQUENCES).symlink_to(sequences)
+                if (sample := target.with_name(f"{target.name}-{SAMPLE}")).exists():
+                    (building / SAMPLE).symlink_to(sample)
+                _write(building, Store(sequences), data)
+    return target
+
+
+def _of_sample(data: DataSection, folder: Path) -> DataSection:
+    """The settings with the sample's files, which are made in the folder: also those to evaluate with."""
+    with exclusive(folder):
+        if not folder.exists():
+            with published(folder) as building:
+                write_sample(building, data.sample)
+    files = {"annotations": str(folder / "train.tsv"), "ontology": str(folder / "terms.obo")}
+    terms = data.terms.model_copy(update=files)
+    return data.model_copy(update={"source": [str(folder / "train.fasta")], "terms": terms})
+
+
+def read(folder: Path) -> FunctionData:
+    """The data that :func:`prepare` made. Raises DataError where an aspect has no protein to train or to hold out."""
+    store = Store(folder / SEQUENCES)
+    ontology_file, annotations, accretion_file, validation = (folder / name for name in _FILES)
+    ontology = read_ontology(ontology_file)
+    accretion = read_accretion(accretion_file, ontology)
+    held_out = {line.strip() for _, line in lines_of(validation)}
+    ids = [store.id(record) for record in range(len(store))]
+    places = {name: record for record, name in enumerate(ids)}
+    aspects = {}
+    for name, annotated in read_annotations(annotations, ontology).items():
+        training_M = np.array([protein not in held_out for protein in annotated.proteins])
+        if training_M.all() or not training_M.any():
+            log.warning("%s is left out: it needs proteins to train with and held-out ones; see data.terms", name)
+            continue
+        records_M = np.array([places[protein] for protein in annotated.proteins])
+        aspects[name] = AspectData(ontology.aspects[name], records_M, annotated.terms, accretion[name], training_M)
+    if not aspects:
+        raise DataError(f"{folder}: no aspect has proteins to train with and held-out ones; hold out others, or more")
+    return FunctionData(folder, store, ids, aspects)
+
+
+class TermTargets:
+    """(R, K) targets; indexed, rows as they would stand in an array of float32, NaN in aspects without annotation.
+
+    Attributes:
+        shape: (R, K).
+    """
+
+    def __init__(self, terms: csr_array, annotated_RA: NDArray[np.bool_], aspect_K: NDArray[np.int64]) -> None:
+        self.shape, self._terms, self._annotated_RA, self._aspect_K = terms.shape, terms, annotated_RA, aspect_K
+
+    def __getitem__(self, records: Any) -> NDArray[np.float32]:
+        """(n, K) of 0 and 1, or NaN; by a slice, integers or a mask."""
+        records_N = np.arange(self.shape[0])[records]
+        targets_NK = self._terms[records_N].toarray().astype(np.float32)
+        targets_NK[~self._annotated_RA[records_N][:, self._aspect_K]] = np.nan
+        return targets_NK
+
+    def shares(self, records_N: NDArray[np.int64]) -> NDArray[np.float64]:
+        """(K,) share of these proteins that have each term, of those annotated in its aspect; never 0 or 1."""
+        annotated_A = self._annotated_RA[records_N].sum(axis=0)
+        count_K = self._terms[records_N].sum(axis=0)
+        return (count_K + 1) / (annotated_A[self._aspect_K] + 2)
+
+
+class LabelledTerms:
+    """Annotated proteins with the terms that are learnt, as training reads a labelled store.
+
+    ``min_count``: fewest training proteins of a term that is learnt. Raises DataError where there is no such term.
+
+    Attributes:
+        data: sequences and aspects.
+        store: its sequences.
+        label_space: the K terms, aspect by aspect.
+        label_weights: (K,) float32, 1 plus the information accretion in bits.
+        targets: (R, K).
+        training, validation: int64 records, each ascending.
+    """
+
+    weights = None
+
+    def __init__(self, path: Path, min_count: int) -> None:
+        self.path, self.data, self._min_count = path, read(path), min_count
+        self.store = self.data.store
+        learnt = {name: aspect.learnt(min_count) for name, aspect in self.data.aspects.items()}
+        learners = [(aspect, learnt[name]) for name, aspect in self.data.aspects.items() if learnt[name].size]
+        if not learners:
+            raise DataError(f"{path}: no term has {min_count} training proteins; lower data.terms.min_count")
+        names = [aspect.aspect.terms[place] for aspect, places in learners for place in places]
+        self.label_space = LabelSpace("multilabel", tuple(names))
+        weights = [1 + aspect.accretion[places] for aspect, places in learners]
+        self.label_weights = np.concatenate(weights).astype(np.float32)
+        annotated_RA = np.zeros((len(self.store), len(learners)), bool)
+        for number, (aspect, _) in enumerate(learners):
+            annotated_RA[aspect.records, number] = True
+        blocks = [self._rows(aspect, places) for aspect, places in learners]
+        aspect_K = np.repeat(np.arange(len(learners)), [places.size for _, places in learners])
+        self.targets = TermTargets(csr_array(hstack(blocks, format="csr")), annotated_RA, aspect_K)
+        annotated = np.flatnonzero(annotated_RA.any(axis=1))
+        is_held_out = np.isin(annotated, self.data.held_out)
+        self.training, self.validation = annotated[~is_held_out], annotated[is_held_out]
+
+    def _rows(self, aspect: AspectData, places_K: NDArray[np.int64]) -> csr_array:
+        """(R, K) bool terms of an aspect's proteins; nothing in the rows of others."""
+        pairs = csr_array(aspect.terms[:, places_K]).tocoo()
+        rows, columns = aspect.records[pairs.coords[0]], pairs.coords[1]
+        return csr_array((pairs.data, (rows, columns)), shape=(len(self.store), places_K.size))
+
+    @property
+    def counts(self) -> Any:
+        """What reading the sequences changed or left out."""
+        return self.store.manifest.counts
+
+    @cached_property
+    def checksum(self) -> str:
+        """Identity of sequences, terms, held-out proteins and the terms that are learnt, hex."""
+        digest = hashlib.sha256(f"{self.store.checksum} {self._min_count}".encode())
+        for name in _FILES:
+            digest.update((self.path / name).read_bytes())
+        return digest.hexdigest()
+
+    def text(self, record: int) -> str:
+        """The sequence of a record."""
+        return self.store.text(record)
+
+
+def _write(building: Path, store: Store, data: DataSection) -> None:
+    terms = data.terms
+    annotations, obo = Path(str(terms.annotations)), Path(str(terms.ontology))
+    ontology = read_ontology(obo)
+    evidence = tuple(terms.evidence) or EXPERIMENTAL
+    read_terms = partial(read_annotations, annotations, ontology, unknown=terms.unknown, evidence=evidence)
+    ids = [store.id(record) for record in range(len(store))]
+    known = _with_sequences(read_terms(), set(ids), annotations)
+    accretion = {name: information_accretion(aspect, ontology.aspects[name]) for name, aspect in known.items()}
+    if terms.ia:
+        accretion |= read_accretion(Path(terms.ia), ontology, terms.unknown)
+    held_out = _held_out(store, ids, data, partial(read_terms, before=terms.since))
+    with (building / "terms.obo").open("w", encoding="utf-8") as file:
+        file.writelines(line for _, line in lines_of(obo))
+    lines = [f"{protein}\t{term}\n" for name, some in known.items() for protein, term in _leaves(some, ontology, name)]
+    (building / "annotations.tsv").write_text("".join(lines), encoding="utf-8")
+    rows = (zip(ontology.aspects[name].terms, values.tolist(), strict=True) for name, values in accretion.items())
+    lines = [f"{term}\t{value!r}\n" for some in rows for term, value in some if value]
+    (building / "accretion.tsv").write_text("".join(lines), encoding="utf-8")
+    (building / "validation.txt").write_text("".join(f"{name}\n" for name in ids if name in held_out), encoding="utf-8")
+
+
+def _with_sequences(found: dict[str, Annotations], ids: set[str], path: Path) -> dict[str, Annotations]:
+    known, missing = {}, set()
+    for name, some in found.items():
+        kept = [place for place, protein in enumerate(some.proteins) if protein in ids]
+        missing |= set(some.proteins) - ids
+        if kept:
+            known[name] = Annotations(tuple(some.proteins[place] for place in kept), some.terms[kept])
+    if missing:
+        log.warning("%s: %s without a sequence left out", path, counted(len(missing), "protein{s}"))
+    if not known:
+        raise DataError(f"{path}: none of its proteins has a sequence, such as {min(missing)}; check the ids")
+    return known
+
+
+def _leaves(some: Annotations, ontology: Ontology, name: str) -> Iterator[tuple[str, str]]:
+    """Protein and term of the annotations without those of other annotations' ancestors."""
+    aspect = ontology.aspects[name]
+    specific = (some.terms > (some.terms @ aspect.parents)).tocoo()
+    for protein, term in zip(*specific.coords, strict=True):
+        yield some.proteins[protein], aspect.terms[term]
+
+
+def _held_out(store: Store, ids: list[str], data: DataSection, earlier: partial) -> set[str]:
+    terms = data.terms
+    if terms.validation:
+        return {line.strip() for _, line in lines_of(Path(terms.validation))}
+    if terms.since:
+        return set(ids).difference(*(some.proteins for some in earlier().values()))
+    hashes = store.sequence_hashes
+    if terms.clusters:
+        rows = (line.split() for _, line in lines_of(Path(terms.clusters)))
+        clusters = {row[1]: row[0] for row in rows if len(row) > 1}
+        if lost := next((name for name in ids if name not in clusters), None):
+            raise DataError(f"{terms.clusters}: has no cluster of {lost}; cluster all sequences")
+        hashes = np.array([xxhash.xxh3_64_intdigest(clusters[name].encode()) for name in ids], np.uint64)
+    _, chosen = split_records(hashes, data.validation_share)
+    return {ids[record] for record in chosen.tolist()}

@@ -1,0 +1,107 @@
+"""The end of a run of function prediction: the parts weighted on its held-out proteins.
+
+In: a finished run of the task ``terms``. Out, in its folder ``function``, whole or not at all: the data
+(:mod:`function.proteins`), the vectors, and ``blend.json`` with the weights, and the values that each part and
+the blend reach on the held-out proteins. With the export they are all that predictions need.
+
+The blend is fitted on parts that have seen the training proteins alone; predictions then transfer from all.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+from scipy.sparse import csr_array
+
+from common.command_line import result_console
+from common.progress import status_line
+from common.publishing import exclusive, published
+from common.text import counted
+from function.annotations import Annotations
+from function.evaluation import Settings, evaluate
+from function.predictors import blended, fit_blend
+from function.proteins import FunctionData, prepare, read
+from function.vectors import Vectors, read_vectors
+from inference.function.parts import Parts, takes_vectors
+from inference.function.vectors import save_known
+from run_folder.paths import RunFolder
+from train_config.schema import Config
+from train_config.terms_schema import TermsSection
+
+FOLDER, BLEND_FILE = "function", "blend.json"
+_METRICS = ("fmax", "fmax_w")
+
+
+def finish(config: Config) -> None:
+    """Fit the blend of a finished run where that is not done, and print the values of its parts."""
+    run = RunFolder(config.run.storage_path, config.run.name)
+    target = run.path / FOLDER
+    with exclusive(target):
+        if not target.exists():
+            with published(target) as building, status_line() as show:
+                show("fitting the blend")
+                shutil.copytree(prepare(config.data, run.stores), building, dirs_exist_ok=True)
+                blend = _fitted(building, run.export, config.model.terms)
+                (building / BLEND_FILE).write_text(json.dumps(blend, indent=2) + "\n", encoding="utf-8")
+    _print(json.loads((target / BLEND_FILE).read_text(encoding="utf-8")))
+
+
+def _fitted(folder: Path, export: Path, terms: TermsSection) -> dict[str, Any]:
+    """Weights and values on the held-out proteins by aspect."""
+    data = read(folder)
+    vectors_RC: Vectors | None = None
+    if takes_vectors(terms):
+        vectors_RC = read_vectors(data.store, terms.embeddings)
+        save_known(vectors_RC, terms.embeddings, folder)
+    parts = Parts(export, terms, data, vectors_RC, training=True)
+    held_out = data.held_out
+    texts, vectors_NC = data.texts(held_out), None if vectors_RC is None else vectors_RC[held_out]
+    bits, learnt = parts.hits(texts), parts.learnt(texts, vectors_NC)
+    blend = {}
+    for name, aspect in data.aspects.items():
+        rows = np.flatnonzero(~aspect.training)
+        places = np.searchsorted(held_out, aspect.records[rows])
+        scores = parts.scores(
+            name,
+            None if vectors_NC is None else vectors_NC[places],
+            None if bits is None else csr_array(bits[places]),
+            csr_array(learnt[name][places]) if name in learnt else None,
+            len(rows),
+        )
+        if not scores:
+            continue
+        weights = fit_blend(scores, aspect.terms[rows], aspect.accretion)
+        values = _values(data, name, rows, {**scores, "blend": blended(scores, weights)})
+        blend[name] = {"weights": weights, "proteins": len(rows), "validation": values}
+    return blend
+
+
+def _values(
+    data: FunctionData, name: str, rows: np.ndarray, scores: dict[str, csr_array]
+) -> dict[str, dict[str, float]]:
+    """Metrics of each part on the held-out proteins of an aspect, which are at these rows of it."""
+    aspect = data.aspects[name]
+    truth = Annotations(tuple(data.ids[record] for record in aspect.records[rows]), aspect.terms[rows])
+    settings = Settings(draws=0, orphans=False)
+    values = {}
+    for part, part_scores in scores.items():
+        evaluation = evaluate(aspect.aspect, truth, part_scores, accretion_V=aspect.accretion, settings=settings)
+        metrics = evaluation.metrics
+        values[part] = {metric: metrics[metric].value if metrics else 0.0 for metric in _METRICS}
+    return values
+
+
+def _print(blend: dict[str, Any]) -> None:
+    console = result_console()
+    for name, aspect in blend.items():
+        table = Table("part", "weight", "Fmax", "weighted Fmax")
+        for part, values in aspect["validation"].items():
+            weight = f"{aspect['weights'][part]:.2f}" if part in aspect["weights"] else ""
+            table.add_row(part, weight, f"{values['fmax']:.3f}", f"{values['fmax_w']:.3f}")
+        console.print(f"{name}: {counted(aspect['proteins'], 'held-out protein{s}')}")
+        console.print(table)

@@ -1,0 +1,65 @@
+"""Vectors of proteins by a model: an embedding job into a folder, before a run is trained and for what is predicted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from common.errors import DataError
+from dataset.embeddings.reader import open_vectors
+from dataset.store.conversion import name_of_content
+from dataset.store.reader import Store
+from function.proteins import SEQUENCES, prepare
+from function.vectors import Vectors, read_vectors
+from inference.embedding.job import run_job
+from inference.embedding.request import JobRequest
+from run_folder.paths import RunFolder
+from train_config.embed_schema import EmbedSection
+from train_config.schema import Config, IngestSection
+from train_config.terms_schema import COMPOSITION, EmbeddingsSection
+
+
+def with_vectors(config: Config) -> Config:
+    """The config with embeddings of its proteins, computed beside its data where a model is named without them."""
+    settings = config.model.terms.embeddings
+    if settings.model == COMPOSITION or settings.store is not None:
+        return config
+    prepared = prepare(config.data, RunFolder(config.run.storage_path, config.run.name).stores)
+    folder = prepared.with_name(name_of_content(f"{prepared.name}-embeddings", [settings.model_dump()]))
+    compute(Store(prepared / SEQUENCES), settings, folder)
+    terms = config.model.terms.model_copy(update={"embeddings": settings.model_copy(update={"store": str(folder)})})
+    return config.model_copy(update={"model": config.model.model_copy(update={"terms": terms})})
+
+
+def vectors_of(store: Store, settings: EmbeddingsSection, folder: Path) -> Vectors:
+    """(N, C) of all records of a store, by the model of a run; computed into ``folder`` where that takes a model."""
+    if settings.model != COMPOSITION:
+        compute(store, settings, folder)
+    return read_vectors(store, settings.model_copy(update={"store": str(folder)}))
+
+
+def compute(store: Store, settings: EmbeddingsSection, folder: Path) -> None:
+    """Run the embedding job, or resume it; nothing where the folder is complete."""
+    job = EmbedSection(max_length=settings.max_length, long="crop", format="npy")
+    sources = [str(store.path)]
+    run_job(JobRequest([settings.model], sources, folder, job, IngestSection(), random_weights=settings.random_weights))
+
+
+def save_known(vectors_RC: Vectors, settings: EmbeddingsSection, folder: Path) -> None:
+    """Keep the vectors of a run's proteins in its folder, and the weights that they were computed by."""
+    np.save(folder / "vectors.npy", vectors_RC)
+    if settings.store is not None:
+        (folder / "weights.txt").write_text(str(_weights(Path(settings.store))), encoding="utf-8")
+
+
+def load_known(folder: Path, computed: Path) -> Vectors:
+    """The vectors that :func:`save_known` saved. Raises DataError for other weights than those of ``computed``."""
+    weights = folder / "weights.txt"
+    if weights.is_file() and weights.read_text(encoding="utf-8") != str(_weights(computed)):
+        raise DataError(f"{folder}: was computed by other weights than the run's model has now; train again")
+    return np.load(folder / "vectors.npy")
+
+
+def _weights(folder: Path) -> object:
+    return open_vectors(folder, "mean").manifest.job.get("model")

@@ -1,0 +1,93 @@
+"""Terms of proteins from one vector each: the classifier's head and loss where no backbone runs.
+
+In: batches without tokens, with a vector (C,) of each sequence as its features. Out: as the classifier. The vectors are
+standardised by mean and standard deviation of the training proteins, which are part of the state.
+
+Shape legend: N sequences, C channels, K terms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dataset.labels.label_space import LabelSpace
+from dataset.packed_batch import FEATURES, PackedBatch
+from model.backbones.base import PackedBackbone
+from model.backbones.loading import seeded
+from model.tasks.classifier import Classifier
+from model.tasks.heads import TargetScale
+from train_config.classifier_schema import ClassifierSection
+
+_LEAST_DEVIATION = 1e-6
+
+
+class NoBackbone(PackedBackbone):
+    """The place of a backbone in a model that is given vectors."""
+
+    causal = False
+    hidden_size = 0
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(nn.Identity())
+        self.hidden_size = channels
+
+    def compile_layers(self, backend: str = "inductor") -> None:
+        """There are none."""
+
+    def _features(self, batch: PackedBatch) -> Tensor:
+        raise ValueError("a network on vectors needs batches with features")
+
+    def _hidden_states(self, batch: PackedBatch, layers: Set[int]) -> dict[int, Tensor]:
+        return {0: self._features(batch)}
+
+
+class VectorClassifier(Classifier):
+    """The classifier on vectors.
+
+    ``scale``: (C,) means and (C,) standard deviations of the training vectors; None for 0 and 1, to be loaded.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        section: ClassifierSection,
+        label_space: LabelSpace,
+        scale: tuple[Tensor, Tensor] | None = None,
+        label_weights: Tensor | None = None,
+    ) -> None:
+        super().__init__(
+            NoBackbone(channels), section, label_space, label_weights=label_weights, num_prefix=0, num_suffix=0
+        )
+        self.input_scale = TargetScale(channels, *(scale or ()))
+        dropout: Any = self.head.dropout
+        dropout.p = 0.0  # of the vectors themselves none is dropped
+
+    def logits(self, batch: PackedBatch) -> Tensor:
+        """(N, K) fp32."""
+        return self.head(self.input_scale.standard(batch.by_sequence[FEATURES]))
+
+
+def new_vector_classifier(
+    section: ClassifierSection,
+    seed: int,
+    label_space: LabelSpace,
+    vectors_NC: Tensor,
+    share_K: Tensor,
+    label_weights: Tensor,
+) -> VectorClassifier:
+    """The network to train, which at first predicts the shares (K,) of the training proteins (N, C) with each term.
+
+    Random weights depend on ``seed`` alone; the global random state is left as it was.
+    """
+    scale = vectors_NC.mean(0), vectors_NC.std(0, correction=0).clamp(min=_LEAST_DEVIATION)
+    with seeded(seed + 1):
+        model = VectorClassifier(vectors_NC.shape[1], section, label_space, scale, label_weights)
+    output: Any = model.head.output
+    nn.init.zeros_(output.weight)
+    with torch.no_grad():
+        output.bias.copy_(torch.logit(share_K))
+    return model.train()

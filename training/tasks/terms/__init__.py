@@ -1,0 +1,10 @@
+"""Function prediction: terms of an ontology for each protein, by a head on vectors, or by a backbone."""
+
+from training.tasks.task import Task
+
+TASK = Task(
+    section="train_config.terms_schema:TermsSection",
+    plan="training.tasks.terms.plan:TermsPlan",
+    experiment="training.tasks.terms.experiment:TermsExperiment",
+    metrics={},  # those of the classifier
+)

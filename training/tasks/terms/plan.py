@@ -1,0 +1,63 @@
+"""Function prediction as the driver sees it: the annotated proteins, and the network that learns their terms."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from common.errors import ConfigError
+from common.progress import ProgressCallback
+from dataset.embeddings.manifest import read_manifest
+from dataset.tokens.base import SequenceTokenizer
+from dataset.tokens.token_store import ensure_tokens
+from function.composition import CHANNELS
+from function.proteins import LabelledTerms, location, prepare
+from model.backbones.facts import BackboneFacts, backbone_facts
+from train_config.classifier_schema import TargetKind
+from train_config.schema import BackboneSection
+from train_config.terms_schema import COMPOSITION
+from training.tasks.classifier.plan import ClassifierPlan, tokenizer_of
+from training.tasks.plan import TaskSize
+
+
+class TermsPlan(ClassifierPlan):
+    """A classifier whose labels are the terms of an ontology."""
+
+    in_process = True
+
+    def prepare(self, root: Path, progress: ProgressCallback | None = None) -> Path:
+        self.check_settings("multilabel")
+        path = prepare(self.config.data, root, progress)
+        labelled = self.opened(path)
+        ensure_tokens(labelled.store, tokenizer_of(self.config.model, labelled), root, progress)
+        return path
+
+    def location(self, root: Path) -> Path:
+        return location(self.config.data, root)
+
+    def opened(self, path: Path) -> LabelledTerms:
+        return LabelledTerms(path, self.config.data.terms.min_count)
+
+    def estimate(self) -> TaskSize:
+        """Prepare the data in a folder that is thrown away: terms decide the model's size."""
+        with TemporaryDirectory() as folder:
+            return self.measure(self.prepare(Path(folder)))
+
+    def check_settings(self, kind: TargetKind) -> None:
+        super().check_settings(kind)
+        model = self.config.model
+        if model.terms.network == "vectors" and model.classifier.pooling == "light_attention":
+            raise ConfigError("model.classifier.pooling light_attention: vectors are not pooled; leave it at mean")
+
+    def facts(self, tokenizer: SequenceTokenizer) -> BackboneFacts:
+        terms = self.config.model.terms
+        if terms.network == "backbone":
+            return super().facts(tokenizer)
+        embeddings = terms.embeddings
+        channels = CHANNELS
+        if embeddings.store is not None:
+            channels = read_manifest(Path(embeddings.store)).outputs["mean"].channels
+        elif embeddings.model != COMPOSITION:  # a dry run: they are computed before training
+            section = BackboneSection(source=embeddings.model)
+            channels = backbone_facts(section, tokenizer.vocabulary_size, tokenizer.pad).hidden_size
+        return BackboneFacts(hidden_size=channels, parameters=0, unused=0, linear={})
