@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from common.errors import ConfigError, ResourceError
+from train_config.natures import SHIPPED_PATH, absolute_path
 from train_config.schema import DeepSpeedSection, TrainingSection
 
 OWNED_KEYS = frozenset(
@@ -44,7 +45,7 @@ def deepspeed_settings(training: TrainingSection, section: DeepSpeedSection) -> 
 
     Raises ConfigError where the file is missing, no mapping, or holds a key of :data:`OWNED_KEYS`.
     """
-    settings = _read_settings(settings_path(section.config))
+    settings = _read_settings(Path(absolute_path(section.config, SHIPPED_PATH)))
     zero = settings.setdefault("zero_optimization", {})
     if section.stage is not None:
         zero["stage"] = section.stage
@@ -79,12 +80,6 @@ def zero_stage(training: TrainingSection, section: DeepSpeedSection) -> int:
     """ZeRO's stage of a run. Raises ConfigError, as :func:`deepspeed_settings`."""
     stage: int = deepspeed_settings(training, section)["zero_optimization"]["stage"]
     return stage
-
-
-def settings_path(configured: str) -> Path:
-    """DeepSpeed's settings file, absolute: relative to this folder, else to the repository."""
-    path = Path(configured).expanduser()
-    return path.resolve() if path.exists() else Path(__file__).resolve().parents[2] / path
 
 
 def _read_settings(path: Path) -> dict[str, Any]:
