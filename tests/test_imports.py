@@ -99,6 +99,7 @@ TOOLS = [
 
 def test_what_config_data_and_files_refuse_imports_nothing_heavy(experiments, tmp_path):
     (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "esmeray_model.json").write_text('{"task": "classifier"}')
     (tmp_path / "model" / "classifier_config.json").write_text("{}")
     (tmp_path / "a.csv").write_text("name,text\nx,MK\n")
     (tmp_path / "there.csv").touch()
