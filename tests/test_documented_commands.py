@@ -47,10 +47,8 @@ GPU = GpuSample(0, "GPU-0", "NVIDIA H200", util_percent=91.0, mem_used_bytes=2**
 STAND_INS = {"RUN": "runs/protein_classifier", "runs/NAME": "runs/esm2ae"}
 QUICK = {
     "profile gpu": ["--profile.duration_s", "0.01"],
-    "profile devices": ["--rounds", "1", "--proteins", "20"],
-    "profile model": ["--batches", "1"],
-    "profile store": ["--model", "facebook/esm2_t6_8M_UR50D", "--seconds", "0.05"],
-    "profile classifier": ["--warmup-runs", "0", "--runs", "1", "--batch-sizes", "2", "--steps", "batch_sizes"],
+    "profile devices": ["--profile.rounds", "1", "--profile.proteins", "20"],
+    "profile model": ["--profile.batches", "1", "--profile.batch_sizes", "2", "--profile.runs", "1"],
 }
 """What ends a tool early, or makes it measure less."""
 

@@ -11,7 +11,12 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from train_config.diffusion_schema import StructuresSection
-from train_config.profile_schema import GpuProfileSettings, LogProfileSettings
+from train_config.profile_schema import (
+    DeviceProfileSettings,
+    GpuProfileSettings,
+    LogProfileSettings,
+    ModelProfileSettings,
+)
 from train_config.schema import IngestSection
 from train_config.section import PositiveFloat, PositiveInt, Section, Share
 from train_config.service_schema import KeySettings, QuerySettings, ServiceSettings
@@ -201,6 +206,8 @@ COMMANDS: dict[str, type[Section]] = {
     "data convert": ConvertSettings,
     "data structures": StructuresSettings,
     "train export": ExportSettings,
+    "profile model": ModelProfileSettings,
+    "profile devices": DeviceProfileSettings,
     "profile gpu": GpuProfileSettings,
     "profile log": LogProfileSettings,
     "embed join": JoinSettings,

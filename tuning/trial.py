@@ -12,7 +12,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -60,6 +60,7 @@ def measure_on_worker(
     *,
     prune_margin: float = PRUNE_MARGIN,
     inference: bool = False,
+    on_step: Callable[[], object] = lambda: None,
 ) -> Measurement:
     """Train until two windows agree. Every worker calls it; a process group exists.
 
@@ -68,6 +69,7 @@ def measure_on_worker(
         store_path: for the classifier that of the labelled store.
         best_tokens_per_s: the fastest so far; a trial that can't reach it ends before its windows agree.
         inference: forward passes alone, without gradients.
+        on_step: called after each step.
 
     Returns:
         Alike on every worker where it is ``reusable``; a worker that met a failure has the ``reason``. Raises
@@ -79,7 +81,7 @@ def measure_on_worker(
     meter = MemoryMeter(context.device, None if limit_mib is None else int(limit_mib * 2**20))
     meter.free()
     try:
-        trial = _Trial(context, measurement, best_tokens_per_s or 0.0, prune_margin, ControlGroup(), meter)
+        trial = _Trial(context, measurement, best_tokens_per_s or 0.0, prune_margin, ControlGroup(), meter, on_step)
         torch.manual_seed(config.run.seed + context.rank)
         apply_device_settings(config.training)
         folder = RunFolder(config.run.storage_path, config.run.name)
@@ -193,6 +195,7 @@ class _Trial:
     prune_margin: float
     control: ControlGroup
     meter: MemoryMeter
+    on_step: Callable[[], object]
     windows: list[float] = field(default_factory=list)
 
     def run(self, work: Work, batches: TrainingSteps) -> Measurement:
@@ -231,6 +234,7 @@ class _Trial:
             clock.stepped(agreement.tokens, step.num_tokens)
             clock.start()
             number += 1
+            self.on_step()
 
     def _take(self, work: Work, step: StepBatches, number: int, global_targets: int) -> Measurement | None:
         """Compute a step; return what failed, for the agreement of the workers."""

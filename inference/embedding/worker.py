@@ -2,7 +2,7 @@
 
 In: a shard's description. Out: its file, complete under its name, and a row about it. The batches are those of
 :func:`inference.models.running.run`; while one shard is written, the next is computed. Ranges of torch.profiler name
-what is done beside the model, for :mod:`inference.embedding_profile`.
+what is done beside the model, for :mod:`tools.profile`.
 
 Shape legend: n sequences of a shard, R rows, C channels.
 """
@@ -63,9 +63,7 @@ class ShardTexts:
                 sequences[0], outputs, length=window, overlap=overlap, token_budget=self._shard.budget
             )
         packed = model.pack(sequences)
-        with record_function("copy to device"):
-            packed = packed.to(model.device)
-        return model.rows(packed, outputs)
+        return model.rows(packed.to(model.device), outputs)
 
     def name(self, place: int) -> str:
         return f"{self._store.id(int(self._shard.records[place]))} of {self.lengths[place]:,} residues"

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.profiler import record_function
 
 from dataset.batches.cropping import FixedCrop, head_length
 from dataset.packed_batch import PackedBatch
@@ -27,6 +28,7 @@ class Packed(NamedTuple):
     batch: PackedBatch
     residues: Tensor
 
+    @record_function("copy to device")
     def to(self, device: torch.device) -> Packed:
         """The same on a device, from pinned memory where that is CUDA, so that the host need not wait."""
         batch, residues_R = self.batch, self.residues

@@ -19,16 +19,15 @@ def inputs(tmp_path_factory) -> Path:
     return folder
 
 
+PROTEINS = ("--data.source", "proteins.fasta")
 COMMANDS = {
     "predict": ("classify", "predict", "model", "proteins.fasta", "--output", "target.csv"),
     "evaluate": ("classify", "evaluate", "model", "proteins.fasta", "--output", "target"),
-    "profile_classifier": ("profile", "classifier", "model", "--data", "proteins.fasta", "--output", "target"),
     "analyze_gpu_logs": ("profile", "log", "log.csv", "--profile.output", "target.png"),
     "analyze_gpu_logs --json": ("profile", "log", "log.csv", "--profile.json_output", "target.json"),
-    "benchmark": ("profile", "store", "store", "--output", "target"),
     "embed": ("embed", "--model", "model", "--input", "proteins.fasta", "--output", "target"),
-    "profile_embeddings": ("profile", "model", "--model", "model", "--input", "proteins.fasta", "--output", "target"),
-    "benchmark_cpu_gpu": ("profile", "devices", "--models", "model", "--input", "proteins.fasta", "--output", "target"),
+    "profile model": ("profile", "model", "model", *PROTEINS, "--profile.output", "target"),
+    "profile devices": ("profile", "devices", "--profile.models", "model", *PROTEINS, "--profile.output", "target"),
     "fasta2lmdb": ("data", "convert", "--data.source", "proteins.fasta", "--convert.store", "target"),
     "concat_embeddings": ("embed", "join", "--join.folders", "one", "other", "--join.output", "target"),
     "search": ("embed", "search", "one", "--search.output", "target.tsv"),
@@ -51,10 +50,8 @@ def here(inputs, command, tmp_path, monkeypatch) -> Path:
 def test_what_the_tool_did_not_make_is_never_replaced(command, here, kind, monkeypatch):
     monkeypatch.setattr("inference.classifier.ClassifierPipeline.load", None)  # nothing may get so far
     monkeypatch.setattr("tools.profile.log.read_gpu_log", None)
-    monkeypatch.setattr("tools.profile.store.measured", None)
+    monkeypatch.setattr("tools.profile.model._profile", None)
     target = here / target_of(kind)
-    if kind == "benchmark":
-        assert command("data", "convert", "--data.source", "proteins.fasta", "--convert.store", "store").code == 0
     target.write_text("a thesis")
     before = {path: path.lstat().st_mtime_ns for path in here.rglob("*") if path.is_file()}
     for overwrite in ([], ["--overwrite"]):

@@ -1,4 +1,4 @@
-"""Measure models, stores and devices, and log GPUs.
+"""Measure models and devices, check and record GPUs.
 
-esmeray profile gpu --verify
+esmeray profile model facebook/esm2_t6_8M_UR50D --data.source proteins.fasta
 """

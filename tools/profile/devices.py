@@ -5,92 +5,165 @@ precision and token budget that embed takes there. A table gives proteins/s and 
 over the rounds, the hours that the GPU saves per 1,000,000 proteins, and how well the vectors agree. Without a GPU, the
 CPU's fp32 and bf16 are compared. Sequences that are too long for a model are cropped.
 
-A folder is written: benchmark_cpu_gpu.json, with every round, and benchmark_cpu_gpu.png. Close what else uses the
-machine.
+A folder is written: devices.json, with every round, and devices.png. Close what else uses the machine.
 
 Examples:
-  esmeray profile devices --models facebook/esm2_t6_8M_UR50D facebook/esm2_t12_35M_UR50D \
---input proteins.fasta --output cpu_gpu
-  esmeray profile devices --models esm2_t33_650M --random-weights --input proteins.store --output cpu_gpu
+  esmeray profile devices --profile.models facebook/esm2_t6_8M_UR50D --data.source proteins.fasta
 """
 
 from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import Field
+import numpy as np
+from numpy.typing import NDArray
 from rich.table import Table
 
-from common.arguments import parse
 from common.command_line import result_console
+from common.errors import ConfigError
 from common.progress import status_line
 from common.publishing import made_folder
-from dataset.store.conversion import open_store
-from inference.embedding.request import InputArguments
-from train_config.embed_schema import EmbedSection
-from train_config.section import Precision
+from common.timing import measure, ratio, round_ratios
+from tools.grammar import Overwriting, example_of, read_words
+from train_config.loading import load_config, load_settings
+from train_config.profile_schema import DeviceProfileSection, DeviceProfileSettings
+from train_config.schema import Config
 
-MADE_BY = "benchmark_cpu_gpu"
+if TYPE_CHECKING:
+    from inference.models.running import BatchRows
+    from tools.profile._measure import Subject
 
-
-class Arguments(InputArguments):
-    """Models and length of the measurement."""
-
-    models: list[str] = Field(min_length=1, description="Folders, hub names or runs.")
-    proteins: int = Field(200, gt=0, description="Distinct sequences to embed.")
-    rounds: int = Field(3, gt=0, description="Measurements of each device.")
-    precision: Precision | None = Field(None, description="Of both devices, where there is a GPU. Default: as embed.")
+MADE_BY = "profile devices"
+_COLUMNS = ("model", "device", "proteins/s", "residues/s", "speed-up", "saved per 1M", "lowest cosine", "difference")
 
 
 def main(argv: list[str]) -> int:
     """Measure, write, and print a table."""
-    arguments = parse(Arguments, argv, "profile devices", __doc__)
-    settings = EmbedSection(precision=arguments.precision, long="crop")
-    with made_folder(arguments.output.absolute(), MADE_BY, arguments.overwrite) as building:
+    words = read_words(argv, MADE_BY, __doc__, Overwriting, DeviceProfileSettings, Config)
+    own = {key: value for key, value in words.overrides.items() if key[0] == "profile"}
+    settings = load_settings(DeviceProfileSettings, words.file, own).profile
+    overrides = {key: words.overrides[key] for key in words.overrides.keys() - own.keys()}
+    if not settings.models or ("data", "source") not in overrides:
+        raise ConfigError(f"missing: --profile.models or --data.source; {example_of(__doc__, MADE_BY)}")
+    data = load_config(None, overrides).data
+    with made_folder(Path(settings.output).absolute(), MADE_BY, words.plain.overwrite) as building:
         import torch  # here: it takes seconds
 
-        from inference.device_comparison import compare_devices, draw_comparison
+        from dataset.store.conversion import open_store
+        from tools.profile._report import draw_devices
 
         console = result_console()
         if not torch.cuda.is_available():
             console.print("no GPU is seen: the CPU's fp32 and bf16 are compared")
-        options = arguments.model_dump(include={"proteins", "rounds", "random_weights"})
         with tempfile.TemporaryDirectory() as scratch, status_line() as show:
-            store = open_store(arguments.input, arguments.ingest, Path(scratch))
-            found = [compare_devices(model, store, settings, show, **options) for model in arguments.models]
+            store = open_store(data.source, data.ingest, Path(scratch))
+            texts = [store.text(record) for record in range(len(store))]
+            models = [compare(name, sorted(set(texts)), settings, show) for name in settings.models]
         machine = {"threads": torch.get_num_threads(), "torch": torch.__version__}
-        report = json.dumps({"machine": machine, "models": found}, indent=1)
-        (building / f"{MADE_BY}.json").write_text(report + "\n", encoding="utf-8")
-        draw_comparison(building / f"{MADE_BY}.png", found)
-    console.print(_table(found))
-    console.print(f"written: {arguments.output}", markup=False)
+        report = json.dumps({"machine": machine, "models": models}, indent=1)
+        (building / "devices.json").write_text(report + "\n", encoding="utf-8")
+        draw_devices(building / "devices.png", models)
+    console.print(_table(models))
+    console.print(f"written: {settings.output}", markup=False)
     return 0
 
 
-def _table(models: list[dict[str, Any]]) -> Table:
-    shown = Table(box=None, padding=(0, 2, 0, 0))
-    for column in (
-        "model",
-        "device",
-        "proteins/s",
-        "residues/s",
-        "speed-up",
-        "saved per 1M",
-        "lowest cosine",
-        "difference",
-    ):
-        shown.add_column(column, justify="left" if column in ("model", "device") else "right")
+def compare(
+    name: str, texts: Sequence[str], settings: DeviceProfileSection, show: Callable[[str], None]
+) -> dict[str, Any]:
+    """Embed so many proteins, spread over the lengths, on both devices, a round each in turns after a warm-up."""
+    subjects = _subjects(name, texts, settings)
+    contenders = {label: partial(_embedded, subject) for label, subject in subjects.items()}
+    samples = measure(contenders, settings.rounds, show=lambda text: show(f"{name}, {text}")).samples
+    first = next(iter(samples.values()))[0][0]
+    residues, count = int(sum(batch.lengths.sum() for batch in first)), len(next(iter(subjects.values())).texts)
+    devices = {}
+    for label, rounds in samples.items():
+        seconds = [seconds for _, seconds in rounds]
+        subject = subjects[label]
+        devices[label] = {
+            "device": subject.model.facts.device_name,
+            "tokens": subject.tokens,
+            "proteins_per_s": [count / time_s for time_s in seconds],
+            "residues_per_s": [residues / time_s for time_s in seconds],
+        }
+    slower, faster = ([seconds for _, seconds in rounds] for rounds in samples.values())
+    return {
+        "model": name,
+        "random_weights": settings.random_weights,
+        "proteins": count,
+        "residues": residues,
+        "devices": devices,
+        "speed_up": ratio(round_ratios(slower, faster))._asdict(),
+        "hours_saved_per_million_proteins": 1e6 / count * (median(slower) - median(faster)) / 3600,
+        "agreement": agreement(*(_means(rounds[0][0]) for rounds in samples.values())),
+    }
+
+
+def _subjects(name: str, texts: Sequence[str], settings: DeviceProfileSection) -> dict[str, Subject]:
+    """The model on each device, or in each precision of the CPU, once warm."""
+    import torch
+
+    from inference.models.opening import open_model
+    from tools.profile._measure import Subject, spread
+    from train_config.embed_schema import EmbedSection
+
+    kinds = [("cpu", settings.precision), ("cuda", settings.precision)]
+    if not torch.cuda.is_available():
+        kinds = [("cpu", "fp32"), ("cpu", "bf16")]
+    subjects = {}
+    for device, precision in kinds:
+        resolved = EmbedSection(precision=precision).resolved(device == "cuda")
+        assert resolved.precision is not None and resolved.tokens is not None
+        model = open_model(name, resolved.precision, device, random_weights=settings.random_weights)
+        sample = spread(texts, settings.proteins)
+        subject = Subject(model, sample, model.outputs(["mean"]), resolved.tokens)
+        subject.run(sample[:1])
+        subjects[f"{'GPU' if device == 'cuda' else 'CPU'} {resolved.precision}"] = subject
+    return subjects
+
+
+def _embedded(subject: Subject) -> tuple[list[BatchRows], float]:
+    from common.timing import timed
+
+    return timed(lambda: subject.run(subject.texts, subject.tokens))
+
+
+def _means(batches: Sequence[BatchRows]) -> NDArray[np.float32]:
+    """(N, D) in the order of the texts, whatever order the batches were in."""
+    places = np.concatenate([batch.places for batch in batches])
+    rows_ND = np.concatenate([batch.arrays["mean"] for batch in batches])
+    return rows_ND[np.argsort(places)]
+
+
+def agreement(first_ND: NDArray[np.float32], second_ND: NDArray[np.float32]) -> dict[str, float]:
+    """Cosine of each protein's two vectors, and the norm of their difference over that of the first."""
+    norms_N = np.linalg.norm(first_ND, axis=1)
+    cosines_N = (first_ND * second_ND).sum(axis=1) / (norms_N * np.linalg.norm(second_ND, axis=1))
+    return {
+        "lowest_cosine": float(cosines_N.min()),
+        "mean_cosine": float(cosines_N.mean()),
+        "largest_relative_difference": float((np.linalg.norm(first_ND - second_ND, axis=1) / norms_N).max()),
+    }
+
+
+def _table(models: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in _COLUMNS:
+        table.add_column(column, justify="left" if column in ("model", "device") else "right")
     for model in models:
         speed_up = "{value:.2f} ({low:.2f} to {high:.2f})".format(**model["speed_up"])
         saved = f"{model['hours_saved_per_million_proteins']:,.3g} h"
-        agreement = "{lowest_cosine:.5f}", "{largest_relative_difference:.1e}"
-        of_both = [speed_up, saved, *(text.format(**model["agreement"]) for text in agreement)]
+        agreed = "{lowest_cosine:.5f}", "{largest_relative_difference:.1e}"
+        of_both = [speed_up, saved, *(text.format(**model["agreement"]) for text in agreed)]
         for name, device in model["devices"].items():
             rates = [f"{median(device[f'{unit}_per_s']):,.1f}" for unit in ("proteins", "residues")]
-            shown.add_row(model["model"], name, *rates, *of_both)
+            table.add_row(model["model"], name, *rates, *of_both)
             of_both = []
-    return shown
+    return table

@@ -1,99 +1,158 @@
-"""Profile the embedding of proteins by stage, and say what limits it.
+"""Measure where the time of a model goes, by stage, and its latency and memory by batch size, with advice.
 
-A few batches, of proteins spread over the lengths of the input, are computed and written under torch.profiler as embed
-does it; embed's options mean the same. A table gives the time of each stage, its share, and how much of its limit it
-reaches: for products and attention the device's FLOP/s (of its data sheet, or of a large product measured here), for
-the others the bytes/s of a large copy; on the CPU, what stays in the cache may exceed that. Then comes advice.
+MODEL is a folder, hub name or run, whose embeddings or predictions are measured; or the YAML file of an experiment,
+which is trained for some seconds, and nothing is saved. A stage's limit is the device's FLOP/s (of its data sheet, or
+of a large product measured here), or the bytes/s of a large copy; on the CPU, what stays in the cache may exceed that.
+Times of a batch are from texts to results on the host. Close what else uses the machine.
 
-A folder is written: profile.json, trace.json (open it at ui.perfetto.dev) and stacks.txt (for a flame graph).
+A folder is written: profile.json, report.txt, trace.json (open it at ui.perfetto.dev), stacks.txt (for a flame graph);
+with batch sizes also batches.csv, batches.png and heatmap.png.
 
 Examples:
-  esmeray profile model --model facebook/esm2_t6_8M_UR50D --input proteins.fasta --output profile
-  esmeray profile model --model esm2_t33_650M --random-weights --input proteins.store --output profile \
---batches 20 --tokens 4096 --outputs mean residues
+  esmeray profile model facebook/esm2_t6_8M_UR50D --data.source proteins.fasta
+  esmeray profile model runs/locations --data.source held_out.fasta --profile.batch_sizes 1 32 256
+  esmeray profile model train_config/esm2ae.yaml --data.source proteins.fasta
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import tempfile
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from pydantic import Field
-from rich.table import Table
+from rich.text import Text
 
-from common.arguments import parse
 from common.command_line import result_console
+from common.errors import ConfigError
 from common.progress import status_line
 from common.publishing import made_folder
-from inference.embedding.request import InputArguments, JobRequest
-from train_config.embed_schema import EmbedSection
+from tools.grammar import Overwriting, example_of, read_words
+from train_config.loading import load_config, load_settings
+from train_config.profile_schema import ModelProfileSection, ModelProfileSettings
+from train_config.schema import Config
+from train_config.section import Overrides
 
-MADE_BY = "profile_embeddings"
+if TYPE_CHECKING:
+    from tools.profile._measure import Subject, Unit
 
-
-class SampleArguments(InputArguments):
-    """Model, device and length of the profile."""
-
-    model: str = Field(description="Folder, hub name or run.")
-    batches: int = Field(10, gt=0, description="Batches to profile, about; fewer where the input has no more.")
-    device: Literal["cpu", "cuda"] | None = Field(None, description="Default: CUDA where there is one.")
+MADE_BY = "profile model"
 
 
-class Arguments(EmbedSection, SampleArguments):
-    """Arguments of the command."""
+class Arguments(Overwriting):
+    """The model."""
+
+    model: str
+    """Folder, hub name or run, or an experiment's file."""
 
 
 def main(argv: list[str]) -> int:
-    """Profile, write, and print the table and the advice."""
-    arguments = parse(Arguments, argv, "profile model", __doc__)
+    """Measure, write, and print the report."""
+    words = read_words(argv, MADE_BY, __doc__, Arguments, ModelProfileSettings, Config)
+    own = {key: value for key, value in words.overrides.items() if key[0] == "profile"}
+    settings = load_settings(ModelProfileSettings, words.file, own).profile
+    arguments, overrides = words.plain, {key: words.overrides[key] for key in words.overrides.keys() - own.keys()}
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # above those of torch's profiler, which reports start and stop
-    settings = EmbedSection(**{name: getattr(arguments, name) for name in EmbedSection.model_fields})
-    request = JobRequest([arguments.model], arguments.input, arguments.output, settings, arguments.ingest)
-    with made_folder(arguments.output.absolute(), MADE_BY, arguments.overwrite) as building:
-        profile = _profiled(replace(request, device=arguments.device), arguments, building)
-        (building / "profile.json").write_text(json.dumps(profile, indent=1) + "\n", encoding="utf-8")
-    peaks, console = profile["peaks"], result_console()
-    console.print(
-        f"{profile['residues'] / profile['seconds']:,.0f} residues/s on {profile['device']} in {profile['precision']}; "
-        f"peaks: {peaks['flops_per_s'] / 1e12:,.3g} TFLOP/s ({peaks['flops_from']}), "
-        f"{peaks['bytes_per_s'] / 1e9:,.3g} GB/s (measured copy)"
-    )
-    console.print(_table(profile))
-    for line in profile["advice"] or ["Nothing else limits it than the device: use a faster one or a smaller model"]:
-        console.print(line, markup=False)
-    console.print(f"written: {arguments.output}", markup=False)
+    output = Path(settings.output or f"profile-{Path(arguments.model).stem}").absolute()
+    is_experiment = arguments.model.endswith((".yaml", ".yml"))
+    if not is_experiment and ("data", "source") not in overrides:
+        raise ConfigError(f"missing: --data.source; {example_of(__doc__, MADE_BY)}")
+    with made_folder(output, MADE_BY, arguments.overwrite) as building, status_line() as show:
+        if is_experiment:
+            from tools.profile._training import profile_training  # here: it loads torch and DeepSpeed
+
+            show("training")
+            profile = profile_training(load_config(arguments.model, overrides), building)
+        else:
+            profile = _profile(arguments.model, settings, overrides, building, show)
+        lines = _write(profile, building)
+    result_console().print(Text("\n".join(lines)), Text(f"written: {output}"), sep="\n")
     return 0
 
 
-def _profiled(request: JobRequest, arguments: Arguments, folder: Path) -> dict[str, Any]:
-    # Here: they load torch.
+def _profile(
+    name: str, settings: ModelProfileSection, overrides: Overrides, folder: Path, show: Callable[[str], None]
+) -> dict[str, Any]:
+    from tools.profile._measure import describe, measure_batches, profile_stages  # here: it loads torch
+
+    show(f"opening {name}")
+    subject, texts = _open(name, settings, overrides)
+    show("tracing")
+    profile = describe(subject.model) | profile_stages(subject, folder)
+    if values := settings.token_budgets or settings.batch_sizes:
+        unit: Unit = "tokens" if settings.token_budgets else "batch_size"
+        subject = subject._replace(texts=texts)
+        measured = measure_batches(subject, unit, values, settings.warmup_runs, settings.runs, show)
+        rows = list(measured)
+        profile["batch_sizes"] = {"unit": unit, "rows": rows}
+    return profile
+
+
+def _open(name: str, settings: ModelProfileSection, overrides: Overrides) -> tuple[Subject, list[str]]:
+    """The model with a sample of its texts, spread over the lengths, and all texts."""
+    from inference.models.opening import open_model
+    from model.device import choose_device
+    from tools.profile._measure import Subject, spread
+    from train_config.embed_schema import EmbedSection
+
+    device = settings.device or choose_device(0).type
+    given = EmbedSection(tokens=settings.tokens, precision=settings.precision)
+    resolved = given.resolved(device == "cuda")
+    assert resolved.precision is not None and resolved.tokens is not None
+    model = open_model(name, resolved.precision, device, random_weights=settings.random_weights)
+    outputs = settings.outputs or ["classes" if "classifier" in model.heads else "mean"]
+    texts = _texts(name, "classifier" in model.heads, overrides)
+    subject = Subject(model, texts, model.outputs(outputs), resolved.tokens)
+    tokens_each = float(subject.token_counts(texts).mean())
+    sample = spread(texts, round(settings.batches * subject.tokens / tokens_each) or 1)
+    return subject._replace(texts=sample), texts
+
+
+def _texts(name: str, is_classifier: bool, overrides: Overrides) -> list[str]:
+    """Texts of a classifier as it reads them, others of proteins."""
+    if is_classifier:
+        from inference.classify.labelled import read_unlabelled
+        from inference.exported import config_of
+
+        config = config_of(name, overrides)
+        return read_unlabelled(config.data.source, config.data, config.model.tokenizer).texts
     from dataset.store.conversion import open_store
-    from inference.embedding.job import resolved
-    from inference.embedding.plan import make_plan
-    from inference.embedding.worker import open_worker
-    from inference.embedding_profile import profile_shard
 
-    request = resolved(request)
-    with tempfile.TemporaryDirectory() as scratch, status_line() as show:
-        store = open_store(request.sources, request.ingest, Path(scratch))
-        show(f"profiling {arguments.model}")
-        device = request.device or "cpu"
-        worker = open_worker(arguments.model, request.settings, device, store, arguments.random_weights)
-        plan = make_plan(store, request.settings, worker.facts.longest)
-        tokens_each = plan.tokens(range(plan.num_shards)) / plan.num_sequences
-        shard = plan.spread(round(arguments.batches * plan.budget / tokens_each) or 1)
-        return profile_shard(worker, shard, folder, Path(scratch) / "shard")
+    data = load_config(None, overrides).data
+    with tempfile.TemporaryDirectory() as scratch:
+        store = open_store(data.source, data.ingest, Path(scratch))
+        return [store.text(record) for record in range(len(store))]
 
 
-def _table(profile: dict[str, Any]) -> Table:
-    shown = Table("stage", box=None, padding=(0, 2, 0, 0))
-    for column in ("ms a batch", "share", "of its limit"):
-        shown.add_column(column, justify="right")
-    for name, stage in profile["stages"].items():
-        limit = "" if stage["share_of_limit"] is None else f"{stage['share_of_limit']:.0%}"
-        shown.add_row(name, f"{1e3 * stage['seconds'] / profile['batches']:,.3f}", f"{stage['share']:.1%}", limit)
-    return shown
+def _write(profile: Mapping[str, Any], folder: Path) -> list[str]:
+    """The files of the profile, and the lines of its report."""
+    from tools.profile._report import draw_batches, draw_heatmap, report
+
+    lines = list(report(profile))
+    (folder / "report.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (folder / "profile.json").write_text(json.dumps(profile, indent=1) + "\n", encoding="utf-8")
+    if "batch_sizes" in profile:
+        measured = profile["batch_sizes"]
+        title = f"{profile['model']} on {profile['device']}, {profile['precision']}"
+        draw_batches(folder / "batches.png", measured, title)
+        draw_heatmap(folder / "heatmap.png", measured, title)
+        _write_runs(folder / "batches.csv", measured)
+    return lines
+
+
+def _write_runs(path: Path, measured: Mapping[str, Any]) -> None:
+    """A row for each batch, as CSV."""
+    unit = measured["unit"]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        table = csv.DictWriter(
+            file, [unit, "run", "sequences", "batch_tokens", "ms", "ms_per_sample", "error"], lineterminator="\n"
+        )
+        table.writeheader()
+        for row in measured["rows"]:
+            if row["error"]:
+                table.writerow({unit: row[unit], "error": row["error"]})
+            for number, run in enumerate(row["runs"], 1):
+                table.writerow({unit: row[unit], "run": number, **run})

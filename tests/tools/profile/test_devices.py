@@ -1,4 +1,4 @@
-"""``esmeray profile devices`` on a machine without a GPU."""
+"""``esmeray profile devices``, on a machine without a GPU."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from inference.device_comparison import agreement
 from tests.inference.embedding.jobs import small_model_folder, write_proteins
 from tests.model.support import random_sequences
+from tools.profile.devices import agreement
 
 
 @pytest.fixture
@@ -20,17 +20,17 @@ def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     models = [str(small_model_folder(tmp_path / name)) for name in ("first", "second")]
     fasta = write_proteins(tmp_path / "proteins.fasta", random_sequences([9, 30, 60, 9, 90]))
-    options = ["--models", *models, "--input", str(fasta), "--output", str(tmp_path / "out")]
-    return ["profile", "devices", *options, "--proteins", "4", "--rounds", "2"]
+    options = ["--profile.models", *models, "--data.source", str(fasta), "--profile.output", str(tmp_path / "out")]
+    return ["profile", "devices", *options, "--profile.proteins", "4", "--profile.rounds", "2"]
 
 
 def test_without_a_gpu_the_precisions_of_the_cpu_are_compared(command, given: list[str], tmp_path: Path):
     outcome = command(*given)
     assert outcome.code == 0, outcome.err
     assert outcome.out.count("no GPU is seen") == 1
-    names = ["benchmark_cpu_gpu.json", "benchmark_cpu_gpu.png", "esmeray.json"]
+    names = ["devices.json", "devices.png", "esmeray.json"]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == names
-    models = json.loads((tmp_path / "out" / "benchmark_cpu_gpu.json").read_text())["models"]
+    models = json.loads((tmp_path / "out" / "devices.json").read_text())["models"]
     assert [Path(model["model"]).name for model in models] == ["first", "second"]
     for model in models:
         assert model["proteins"] == 4 and list(model["devices"]) == ["CPU fp32", "CPU bf16"]
@@ -41,7 +41,7 @@ def test_without_a_gpu_the_precisions_of_the_cpu_are_compared(command, given: li
         found = model["agreement"]
         assert 0.995 < found["lowest_cosine"] <= found["mean_cosine"] < 1.0001
         assert 0 < found["largest_relative_difference"] < 0.1
-    height, width, _ = matplotlib.image.imread(tmp_path / "out" / "benchmark_cpu_gpu.png").shape
+    height, width, _ = matplotlib.image.imread(tmp_path / "out" / "devices.png").shape
     assert width > height > 400
 
 

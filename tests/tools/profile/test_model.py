@@ -1,34 +1,59 @@
-"""``esmeray profile model`` on the CPU: stages, limits, advice and the files of the trace."""
+"""``esmeray profile model``: stages, operators, batch sizes, advice and the files of a trace, of any kind of model."""
 
 from __future__ import annotations
 
+import csv
 import json
+from collections.abc import Callable
 from pathlib import Path
 
+import matplotlib.image
 import pytest
+import torch
 
 from monitoring.advice import Facts, advise
+from tests.classifiers import classifier_config, export_tiny, labelled_fasta
 from tests.inference.embedding.jobs import small_model_folder, write_proteins
 from tests.model.support import random_sequences
+from tests.runs import tiny_config
+from train_config.loading import dump_config
 
 STAGES = {"tokenize", "copy to device", "attention", "products", "norm and activation", "pooling", "copy back", "write"}
+TRACE = {"esmeray.json", "profile.json", "report.txt", "stacks.txt", "trace.json"}
+BATCHES = {"batches.csv", "batches.png", "heatmap.png"}
+QUICK = ("--profile.runs", 2, "--profile.warmup_runs", 1, "--profile.batches", 3, "--profile.device", "cpu")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of embeddings, a classifier, and proteins for each."""
+    folder = tmp_path_factory.mktemp("models")
+    small_model_folder(folder / "model")
+    write_proteins(folder / "proteins.fasta", random_sequences([*range(20, 80)]))
+    export_tiny(folder / "classifier", classifier_config(labels={"header_field": 1}))
+    labelled_fasta(folder / "labelled.fasta", [30, 4, 90, 12, 90, 5])
+    return folder
 
 
 @pytest.fixture
-def given(tmp_path: Path) -> list[str]:
-    model = small_model_folder(tmp_path / "model")
-    fasta = write_proteins(tmp_path / "proteins.fasta", random_sequences([*range(20, 80)]))
-    options = ["--model", str(model), "--input", str(fasta), "--output", str(tmp_path / "out"), "--device", "cpu"]
-    return ["profile", "model", *options, "--batches", "3", "--tokens", "512"]
+def profiled(command, folder: Path, tmp_path: Path) -> Callable:
+    """Profile a model of the folder; returns the outcome and the profile."""
+
+    def call(model: str, *options: object, proteins: str = "proteins.fasta"):
+        given = ("--data.source", folder / proteins, "--profile.output", tmp_path / "out", *QUICK, *options)
+        outcome = command("profile", "model", folder / model, *given)
+        path = tmp_path / "out" / "profile.json"
+        return outcome, json.loads(path.read_text()) if outcome.code == 0 else {}
+
+    return call
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_time_is_shared_out_among_all_stages(command, given: list[str], tmp_path: Path, precision: str):
-    outcome = command(*given, "--precision", precision)
+def test_time_is_shared_out_among_all_stages(profiled, tmp_path: Path, precision: str):
+    options = ("--profile.tokens", 512, "--profile.batch_sizes", "none", "--profile.precision", precision)
+    outcome, profile = profiled("model", *options)
     assert outcome.code == 0, outcome.err
-    names = ["esmeray.json", "profile.json", "stacks.txt", "trace.json"]
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == names
-    profile = json.loads((tmp_path / "out" / "profile.json").read_text())
+    assert {path.name for path in (tmp_path / "out").iterdir()} == TRACE
     stages = profile["stages"]
     assert set(stages) == {*STAGES, "rest"} and all(name in outcome.out for name in stages)
     assert sum(stage["share"] for stage in stages.values()) == pytest.approx(1)
@@ -38,39 +63,90 @@ def test_time_is_shared_out_among_all_stages(command, given: list[str], tmp_path
         assert 0 < stages[name]["share_of_limit"] < 3, name
     assert profile["peaks"]["flops_from"] == "measured" and "(measured)" in outcome.out
     assert 3 <= profile["batches"] <= 4 and profile["precision"] == precision
+    assert all(0 < operator["share"] < 1 and ".py" not in operator["name"] for operator in profile["operators"])
     assert all(line in outcome.out.replace("\n", " ") for line in profile["advice"])
-
-
-def test_the_trace_holds_operators_and_ranges_and_the_stacks_are_for_a_flame_graph(
-    command, given: list[str], tmp_path: Path
-):
-    assert command(*given, "--precision", "fp32").code == 0
     events = json.loads((tmp_path / "out" / "trace.json").read_text())["traceEvents"]
-    operators = {"aten::linear", "aten::layer_norm", "aten::gelu", "aten::segment_reduce"}
+    operators = {"aten::layer_norm", "aten::gelu", "aten::segment_reduce"}
     assert {*operators, "tokenize", "pooling", "write"} <= {event.get("name") for event in events}
     stacks = (tmp_path / "out" / "stacks.txt").read_text().splitlines()
     assert stacks and all(line.rpartition(" ")[2].isdigit() for line in stacks)
 
 
-def test_an_output_that_exists_is_refused_unless_this_command_made_it(command, given: list[str], tmp_path: Path):
-    assert command(*given).code == 0
-    outcome = command(*given)
-    assert outcome.code == 2 and "pass --overwrite" in outcome.err
-    assert command(*given, "--overwrite").code == 0
-    (tmp_path / "out" / "mine.txt").write_text("a thesis")
-    outcome = command(*given, "--overwrite")
-    assert outcome.code == 2 and "mine.txt" in outcome.err
+def test_classifier_is_profiled_alike_with_its_batch_sizes(profiled, tmp_path: Path):
+    options = ("--data.labels.header_field", 1, "--profile.batch_sizes", 1, 4)
+    outcome, profile = profiled("classifier", *options, proteins="labelled.fasta")
+    assert outcome.code == 0, outcome.err
+    assert {path.name for path in (tmp_path / "out").iterdir()} == TRACE | BATCHES
+    assert profile["task"] == "classifier" and profile["parameters"] > 1000
+    assert profile["stages"]["products"]["share"] > 0
+    rows = profile["batch_sizes"]["rows"]
+    assert [row["batch_size"] for row in rows] == [1, 4]
+    for row in rows:
+        assert set(row["latency_per_sample_ms"]) == {"mean", "std", "p5", "p50", "p95", "p99"}
+        assert row["cpu_memory_peak_mb"] > 0 and row["gpu_memory_peak_mb"] is None
+    with (tmp_path / "out" / "batches.csv").open(newline="") as file:
+        runs = [(row["batch_size"], row["run"], row["sequences"]) for row in csv.DictReader(file)]
+    assert runs == [("1", "1", "1"), ("1", "2", "1"), ("4", "1", "4"), ("4", "2", "4")]
+    assert "Latency per sample" in outcome.out and "Highest throughput" in outcome.out
+    assert (tmp_path / "out" / "report.txt").read_text().strip() in outcome.out
+    height, width, _ = matplotlib.image.imread(tmp_path / "out" / "batches.png").shape
+    assert width > height > 500
 
 
-def test_a_gpu_that_is_not_there_is_one_line(command, given: list[str], tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("inference.embedding.job.local_resources", lambda: [])
-    outcome = command(*given[:-6], "--device", "cuda")
-    assert outcome.code == 4 and "there is no GPU here" in outcome.err
-    assert not (tmp_path / "out").exists()
+def test_sizes_that_are_out_of_memory_are_rows_that_say_so(profiled, tmp_path: Path, monkeypatch):
+    from model.backbones.base import PackedBackbone
+
+    hidden_states = PackedBackbone.hidden_states
+
+    def limited(self, batch, *arguments):
+        if batch.num_sequences > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return hidden_states(self, batch, *arguments)
+
+    monkeypatch.setattr(PackedBackbone, "hidden_states", limited)
+    outcome, profile = profiled("model", "--profile.batch_sizes", 2, 8)
+    assert outcome.code == 0, outcome.err
+    assert profile["batch_sizes"]["rows"][1] == {"batch_size": 8, "error": "out of memory", "runs": []}
+    assert "out of memory" in outcome.out
+    assert "8,,,,,,out of memory" in (tmp_path / "out" / "batches.csv").read_text()
+
+
+def test_batches_may_be_measured_by_their_tokens(profiled):
+    outcome, profile = profiled("model", "--profile.token_budgets", 100, 300)
+    assert outcome.code == 0, outcome.err
+    assert [row["tokens"] for row in profile["batch_sizes"]["rows"]] == [100, 300]
+
+
+@pytest.mark.usefixtures("process_group")
+def test_experiment_is_trained_for_some_seconds_and_nothing_is_saved(command, tmp_path: Path):
+    config = tiny_config(tmp_path / "runs")
+    (tmp_path / "mine.yaml").write_text(dump_config(config))
+    outcome = command("profile", "model", tmp_path / "mine.yaml", "--profile.output", tmp_path / "out")
+    assert outcome.code == 0, outcome.err
+    profile = json.loads((tmp_path / "out" / "profile.json").read_text())
+    assert profile["tokens_per_s"] > 0 and profile["peak_memory_bytes"] > 0
+    assert set(profile["stages"]) == {"data_wait", "forward", "backward", "optimizer"}
+    assert "tokens/s" in outcome.out and profile["advice"]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == TRACE
+    assert not (tmp_path / "runs" / config.run.name).exists()
+
+
+def test_what_can_not_be_profiled_is_refused_in_a_line_before_anything_is_written(
+    command, folder, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    cases = {
+        ("profile", "model", folder / "model"): "--data.source",
+        ("profile", "model", tmp_path, "--data.source", folder / "proteins.fasta"): str(tmp_path),
+    }
+    for arguments, words in cases.items():
+        outcome = command(*arguments)
+        assert outcome.code == 2 and words in outcome.err and outcome.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_advice_on_embeddings_offers_its_own_options():
     facts = Facts(model_waits=0.5, attention=0.6, products_of_peak=0.2)
-    assert [found.topic for found in advise(facts)] == ["attention", "model waits", "products"]
-    assert all("--" in str(found) for found in advise(facts))
+    assert [advice.topic for advice in advise(facts)] == ["attention", "model waits", "products"]
+    assert all("--" in str(advice) for advice in advise(facts))
     assert advise(Facts(model_waits=0.01, attention=0.3, products_of_peak=0.8)) == []

@@ -1,1 +1,0 @@
-"""A part of ``esmeray profile classifier``: how a profile is shown."""

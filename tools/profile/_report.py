@@ -1,0 +1,168 @@
+"""Profiles for a reader: tables of stages and batch sizes in words, panels, a heatmap, and bars of two devices.
+
+In: profiles as plain values. Out: lines of text, and PNGs. Batch sizes that were out of memory are left out of the
+pictures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.ticker import FuncFormatter, NullLocator
+
+from common.figure_style import BLUE, GREY, ORANGE, RED, heading, legend, new_figure, save, style
+
+Row = Mapping[str, Any]
+_PANELS = (
+    ("Latency per sample (ms)", "latency_per_sample_ms", ("p50", "p95", "p99", "mean")),
+    ("Throughput (samples/s)", "samples_per_s", ()),
+    ("Latency per batch (ms)", "latency_per_batch_ms", ("p50", "p95", "p99", "mean")),
+    ("Throughput (tokens/s)", "tokens_per_s", ()),
+    ("CPU memory (MB, peak resident)", "cpu_memory_peak_mb", ()),
+    ("GPU memory (MB)", "gpu_memory_peak_mb", ()),
+)
+"""Title, key and lines of each panel; a value without lines is a number."""
+_HEATMAP = (
+    ("ms per sample, mean", "latency_per_sample_ms", "mean", -1),
+    ("ms per sample, p95", "latency_per_sample_ms", "p95", -1),
+    ("ms per batch, mean", "latency_per_batch_ms", "mean", -1),
+    ("ms per batch, p99", "latency_per_batch_ms", "p99", -1),
+    ("samples/s", "samples_per_s", "", 1),
+    ("tokens/s", "tokens_per_s", "", 1),
+    ("CPU MB, peak", "cpu_memory_peak_mb", "", -1),
+    ("GPU MB, peak", "gpu_memory_peak_mb", "", -1),
+)
+"""Name, key and entry of each line of the heatmap; 1 where more is better, -1 where less is."""
+
+
+def report(profile: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines of a profile: model, speed, stages, operators, batch sizes, advice."""
+    yield f"{profile['model']} on {profile['device']} in {profile['precision']}, {profile['threads']} threads"
+    if "peaks" in profile:
+        peaks = profile["peaks"]
+        yield (
+            f"{profile['residues'] / profile['seconds']:,.0f} residues/s in batches of "
+            f"{profile['tokens_of_a_batch']:,} tokens; peaks: {peaks['flops_per_s'] / 1e12:,.3g} TFLOP/s "
+            f"({peaks['flops_from']}), {peaks['bytes_per_s'] / 1e9:,.3g} GB/s (measured copy)"
+        )
+    else:
+        memory = f"{profile['peak_memory_bytes'] / 2**30:,.2f} GiB of memory at most"
+        yield f"{profile['tokens_per_s']:,.0f} tokens/s in batches of {profile['tokens_of_a_batch']:,}, {memory}"
+    yield from ("", f"{'stage':<20}{'ms a batch':>12}{'share':>9}{'of its limit':>14}")
+    for name, stage in profile["stages"].items():
+        yield _stage_line(name, stage, profile.get("batches", 1))
+    yield from ("", "Operators that take most time themselves")
+    for place, operator in enumerate(profile["operators"], 1):
+        time = f"{operator['share']:.1%}, {operator['self_ms']:,.2f} ms in {operator['calls']:,} calls"
+        yield f"  {place}. {operator['name']}: {time}"
+    if "batch_sizes" in profile:
+        yield from ("", *_batch_lines(profile["batch_sizes"]))
+    yield ""
+    yield from profile["advice"] or ["Nothing else limits it than the device: use a faster one or a smaller model"]
+
+
+def _stage_line(name: str, stage: Row, batches: int) -> str:
+    milliseconds = f"{1e3 * stage['seconds'] / batches:,.3f}" if "seconds" in stage else ""
+    limit = stage.get("share_of_limit")
+    return f"{name:<20}{milliseconds:>12}{stage['share']:>9.1%}{'' if limit is None else f'{limit:.0%}':>14}".rstrip()
+
+
+def _batch_lines(measured: Mapping[str, Any]) -> Iterator[str]:
+    unit, rows = measured["unit"], measured["rows"]
+    done = [row for row in rows if not row["error"]]
+    if done:
+        fastest = max(done, key=lambda row: row["samples_per_s"])
+        smallest = min(done, key=lambda row: row[unit])
+        alone = smallest["latency_per_sample_ms"]
+        size = f"{unit.replace('_', ' ')} {smallest[unit]:,}"
+        yield f"Latency per sample: {alone['mean']:,.2f} ms, p95 {alone['p95']:,.2f} ms ({size})"
+        rate = f"{fastest['samples_per_s']:,.1f} samples/s ({fastest['tokens_per_s']:,.0f} tokens/s)"
+        yield f"Highest throughput: {rate} at {unit.replace('_', ' ')} {fastest[unit]:,}"
+    head = (unit.replace("_", " "), "ms/sample", "p95", "ms/batch", "p95", "p99", "samples/s", "CPU MB", "GPU MB")
+    for cells in (head, *(_cells(unit, row) for row in rows)):
+        yield "  ".join(f"{cell:>10}" for cell in cells).rstrip()
+
+
+def _cells(unit: str, row: Row) -> tuple[str, ...]:
+    if row["error"]:
+        return f"{row[unit]:,}", row["error"]
+    sample, batch = row["latency_per_sample_ms"], row["latency_per_batch_ms"]
+    times = (sample["mean"], sample["p95"], batch["mean"], batch["p95"], batch["p99"])
+    gpu_mb = row["gpu_memory_peak_mb"]
+    return (
+        f"{row[unit]:,}",
+        *(f"{value:,.2f}" for value in times),
+        f"{row['samples_per_s']:,.1f}",
+        f"{row['cpu_memory_peak_mb']:,.0f}",
+        "-" if gpu_mb is None else f"{gpu_mb:,.0f}",
+    )
+
+
+def draw_batches(path: Path, measured: Mapping[str, Any], title: str) -> None:
+    """Six panels over the batch sizes; that of GPU memory is empty where there is no GPU."""
+    unit, figure = measured["unit"], new_figure(13, 7.2, title)
+    done = [row for row in measured["rows"] if not row["error"]]
+    places = [row[unit] for row in done]
+    for axes, (name, key, lines) in zip(figure.subplots(2, 3).ravel(), _PANELS, strict=True):
+        heading(axes, name)
+        style(axes)
+        values = [row[key] for row in done]
+        for line, colour in zip(lines or ("",), (BLUE, ORANGE, RED, GREY), strict=False):
+            heights = [value[line] if line else value for value in values]
+            if None not in heights:
+                axes.plot(places, heights, color=colour, marker="o", markersize=4, label=line or None)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(places)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.margins(x=0.06, y=0.08)
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel(unit.replace("_", " "))
+        legend(axes)
+    save(figure, path)
+
+
+def draw_heatmap(path: Path, measured: Mapping[str, Any], title: str) -> None:
+    """Every metric of every batch size as a number, from red (the worst of its line) to green (the best)."""
+    unit, done = measured["unit"], [row for row in measured["rows"] if not row["error"]]
+    lines = [line for line in _HEATMAP if done and done[0][line[1]] is not None]
+    values = np.array([[row[key][entry] if entry else row[key] for row in done] for _, key, entry, _ in lines], float)
+    figure = new_figure(max(7.0, 3.6 + 1.15 * len(done)), 1.6 + 0.46 * max(1, len(lines)), title)
+    axes = figure.subplots()
+    if done:
+        signed = values * np.array([[sign] for *_, sign in lines])
+        low, high = signed.min(axis=1, keepdims=True), signed.max(axis=1, keepdims=True)
+        goodness = np.divide(signed - low, high - low, out=np.full_like(values, 0.5), where=high > low)
+        axes.imshow(goodness, cmap="RdYlGn", vmin=0, vmax=1, aspect="auto", alpha=0.6)
+    for (line, column), value in np.ndenumerate(values):
+        axes.text(column, line, f"{value:,.0f}" if value >= 1000 else f"{value:.4g}", ha="center", va="center")
+    axes.set_xticks(range(len(done)), [f"{row[unit]:,}" for row in done])
+    axes.set_yticks(range(len(lines)), [name for name, *_ in lines])
+    axes.set_xlabel(f"{unit.replace('_', ' ')} (green: the best of its line)")
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    save(figure, path)
+
+
+def draw_devices(path: Path, models: Sequence[dict[str, Any]]) -> None:
+    """Residues/s on a logarithmic scale: medians, with whiskers from the lowest to the highest round."""
+    names = list(models[0]["devices"])
+    figure = new_figure(3.0 + 2.0 * len(models), 4.2, f"{names[0]} beside {names[1]}, residues/s")
+    axes = figure.subplots()
+    style(axes)
+    axes.set_yscale("log")
+    for offset, name, colour in zip((-0.2, 0.2), names, (BLUE, ORANGE), strict=True):
+        rates = np.array([model["devices"][name]["residues_per_s"] for model in models])
+        middles = np.median(rates, axis=1)
+        reach = middles - rates.min(axis=1), rates.max(axis=1) - middles
+        places = np.arange(len(models)) + offset
+        bars = axes.bar(places, middles, 0.38, yerr=reach, color=colour, capsize=3, label=name)
+        axes.bar_label(bars, [f"{middle:,.0f}" for middle in middles], fontsize=8, padding=2)
+    labels = [f"{Path(model['model']).name}\n{model['speed_up']['value']:.2f} times" for model in models]
+    axes.set_xticks(range(len(models)), labels)
+    axes.margins(y=0.2)
+    legend(axes)
+    save(figure, path)

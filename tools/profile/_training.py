@@ -1,0 +1,73 @@
+"""A step of training by its parts, measured by training with the config for some seconds in this process."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import schedule
+
+from common.errors import ResourceError
+from model.device import choose_device
+from monitoring.advice import Facts, advise
+from tools.profile._gpu_trial import single_process_group
+from tools.profile._measure import operators, profiler_of, write_trace
+from train_config.schema import Config
+from train_config.tune_schema import MeasurementSection
+from training.engine.context import WorkerContext
+from training.tasks.registry import task_plan
+from tuning.trial import measure_on_worker
+
+TRACED_STEPS = 3
+_TRACED = MeasurementSection(warmup_steps=2 + TRACED_STEPS, window_s=0.01, max_windows=1)
+
+
+def profile_training(config: Config, folder: Path) -> dict[str, Any]:
+    """Train as the config says until speeds agree, then a few steps under the profiler; nothing is saved.
+
+    Writes ``trace.json`` and ``stacks.txt`` to ``folder``. Raises ResourceError where a step fails, DataError and
+    ConfigError as training does.
+    """
+    device = choose_device(0)
+    if device.type == "cpu":  # as training does: without it DeepSpeed warns of having found no accelerator
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    with tempfile.TemporaryDirectory() as scratch, single_process_group(device):
+        store = str(task_plan(config).prepare(Path(config.run.storage_path) / "stores"))
+        config = config.model_copy(update={"run": config.run.model_copy(update={"storage_path": scratch})})
+        context = WorkerContext(device=device)
+        measurement = measure_on_worker(config, context, store, MeasurementSection(), None)
+        if measurement.status != "ok":
+            raise ResourceError(f"no step could be measured: {measurement.reason}")
+        on_cuda = device.type == "cuda"
+        steps = schedule(wait=1, warmup=1, active=TRACED_STEPS, repeat=1)
+        with profiler_of(on_cuda, schedule=steps, on_trace_ready=lambda it: write_trace(it, folder, on_cuda)) as traces:
+            measure_on_worker(config, context, store, _TRACED, None, on_step=traces.step)
+    shares: dict[str, Any] = {name: share for name, share in measurement.shares.items() if name != "communication"}
+    facts = Facts(
+        **shares,
+        memory=measurement.memory_share if on_cuda else None,
+        tokens=config.batch.tokens,
+        precision=config.training.precision,
+        gradient_checkpointing=bool(config.model.backbone.gradient_checkpointing),
+        compile=config.training.compile,
+        num_workers=config.data.num_workers,
+        workers=1,
+        stage=config.deepspeed.stage,
+    )
+    return {
+        "task": config.model.task,
+        "model": config.model.backbone.source,
+        "device": torch.cuda.get_device_name(device) if on_cuda else str(device),
+        "precision": config.training.precision,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "tokens_of_a_batch": config.batch.tokens,
+        "tokens_per_s": measurement.tokens_per_s,
+        "peak_memory_bytes": measurement.peak_memory_bytes,
+        "stages": {name: {"share": share} for name, share in shares.items()},
+        "operators": operators(traces, on_cuda),
+        "advice": [str(advice) for advice in advise(facts)],
+    }
