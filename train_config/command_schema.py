@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from train_config.diffusion_schema import StructuresSection
+from train_config.embed_schema import EmbedSection
 from train_config.profile_schema import (
     DeviceProfileSettings,
     GpuProfileSettings,
@@ -118,6 +119,13 @@ class AlignSection(Section):
     """Device that computes scores of all records."""
 
 
+class ClusterSection(Section):
+    """The cluster."""
+
+    address: str | None = None
+    """Ray cluster, HOST:PORT; local starts one. Default: RAY_ADDRESS, or one that runs here."""
+
+
 class IngestedSection(Section):
     """Policies for files."""
 
@@ -129,6 +137,41 @@ class AlignSettings(Section):
 
     align: AlignSection
     data: IngestedSection = IngestedSection()
+
+
+class EmbedJobSection(EmbedSection):
+    """A job: models, sequences, devices, outputs."""
+
+    models: list[str] = Field(min_length=1)
+    """Folders, hub names or runs; of several each gets a folder in the output."""
+    input: list[str] = Field(min_length=1)
+    """FASTA files, folders, quoted globs, or one store."""
+    output: Path
+    """Folder to make."""
+    random_weights: bool = False
+    """Take names of sizes (esm2_t6_8M), whose weights are random, to try things out."""
+    device: Literal["cpu", "cuda"] | None = None
+    """Default: CUDA where there is one."""
+    cache: Path | None = None
+    """Folder of values that jobs share, and classifiers of frozen backbones. Default: none."""
+    cache_gb: PositiveFloat = 20.0
+    """Size of the cache; beyond it the oldest values are removed."""
+    workers: PositiveInt | None = None
+    """Actors of a cluster. Default: one a GPU, or one a CPU core."""
+    cpus_per_worker: PositiveInt = 1
+    """CPU cores of an actor."""
+    gpus_per_worker: PositiveFloat = 1.0
+    """GPUs of an actor; 0.5 puts two on each, for small models."""
+    stage_dir: Path | None = None
+    """Folder of each node's own disk to which the store is copied."""
+
+
+class EmbedSettings(Section):
+    """A job and its cluster."""
+
+    embed: EmbedJobSection
+    data: IngestedSection = IngestedSection()
+    ray: ClusterSection = ClusterSection()
 
 
 class JoinSection(Section):
@@ -210,6 +253,7 @@ COMMANDS: dict[str, type[Section]] = {
     "profile devices": DeviceProfileSettings,
     "profile gpu": GpuProfileSettings,
     "profile log": LogProfileSettings,
+    "embed": EmbedSettings,
     "embed join": JoinSettings,
     "embed search": SearchSettings,
     "embed plot": PlotSettings,

@@ -28,7 +28,9 @@ class Cache:
 
     def __init__(self, root: Path, most_bytes: int, facts: JobFacts, settings: EmbedSection) -> None:
         if settings.dtype == "int8" and any(output.per != "protein" for output in facts.outputs):
-            raise ConfigError("--cache: int8 residues have scales of their shard; choose another --dtype or no --cache")
+            raise ConfigError(
+                "--embed.cache: int8 residues have scales of their shard; choose another dtype or no cache"
+            )
         self._root, self._most_bytes = root, most_bytes
         self._folders = {}
         for output in facts.outputs:  # those of proteins are fp32 until the final files

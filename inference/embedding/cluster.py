@@ -81,7 +81,7 @@ class _EmbeddingActor:
 
 def _same_weights(first: JobFacts, other: JobFacts) -> None:
     if other.fingerprint != first.fingerprint:
-        raise ResourceError(f"--model {other.name}: nodes have different weights under this name; copy one to all")
+        raise ResourceError(f"models: {other.name}: nodes have different weights under this name; copy one to all")
 
 
 def default_stage_dir() -> Path | None:

@@ -44,7 +44,7 @@ def run_job(request: JobRequest) -> list[dict[str, Any]]:
     """
     names = [request.folder_name(model) for model in request.models]
     if len(set(names)) < len(names):
-        raise ConfigError("--models: two of them have the same name, and would share a folder; rename one")
+        raise ConfigError("--embed.models: two of them have the same name, and would share a folder; rename one")
     complete = [read_manifest(path.parent) for path in request.output.glob(f"**/{MANIFEST_FILE}")]
     if request.overwrite or not complete:
         refuse_existing(request.output, MADE_BY, request.overwrite)
@@ -79,7 +79,7 @@ def resolved(request: JobRequest) -> JobRequest:
         nodes = cluster_resources()
     device = request.device or ("cuda" if any(node.gpus for node in nodes) else "cpu")
     if device == "cuda" and not any(node.gpus for node in nodes):
-        raise ResourceError("--device cuda: there is no GPU here; use --device cpu")
+        raise ResourceError("--embed.device cuda: there is no GPU here; use cpu")
     each = request.gpus_per_worker if device == "cuda" else request.cpus_per_worker
     available = sum((node.gpus if device == "cuda" else node.cpus) for node in nodes)
     workers = request.workers or max(1, int(available / each)) if request.cluster is not None else 1

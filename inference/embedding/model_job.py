@@ -156,7 +156,7 @@ class ModelJob:
         self._write_spent()
         if self.plan.num_cached and not all(number in self.rows for number in range(self.plan.num_cached)):
             if cache is None:
-                raise ConfigError("--cache: the job was started with a cache; give the same one to resume it")
+                raise ConfigError("--embed.cache: the job was started with a cache; give the same one to resume it")
             self.rows |= {row.number: row for row in cache.restore(self.plan, self.store, self.files)}
 
 

@@ -132,7 +132,7 @@ def make_plan(
         first = int(records[long][0])
         raise DataError(
             f"{store.id(first)}: {whole[first]:,} residues, more than {limit:,} "
-            f"({counted(int(long.sum()), 'such sequence{s}')}); choose --long crop or window, or another --max-length"
+            f"({counted(int(long.sum()), 'such sequence{s}')}); choose embed.long crop or window, or max_length"
         )
     lengths = whole[records].astype(np.int64)
     cropped = 0

@@ -40,7 +40,7 @@ def check_registered(settings: EmbedSection) -> None:
     check_names(settings.outputs)
     known = [name for name, kind in FORMATS.items() if "protein" in kind.holds]
     if settings.format not in known:
-        wrong = f"--format {settings.format}: there is no such format{did_you_mean(settings.format, known)}"
+        wrong = f"--embed.format {settings.format}: there is no such format{did_you_mean(settings.format, known)}"
         raise ConfigError(f"{wrong}; choose of {', '.join(known)}")
 
 
@@ -51,8 +51,8 @@ def check_settings(settings: EmbedSection, outputs: tuple[Output, ...]) -> None:
         if settings.dtype not in file_format.dtypes:
             known = ", ".join(file_format.dtypes)
             raise ConfigError(
-                f"--dtype {settings.dtype}: {file_format.name}, the format of {output.name}, holds {known}; choose one "
-                "of these, or another --format or --outputs"
+                f"--embed.dtype {settings.dtype}: {file_format.name}, the format of {output.name}, holds {known}; "
+                "choose one of these, or another --embed.format or --embed.outputs"
             )
     if settings.long == "window" and settings.max_length is not None and settings.overlap >= settings.max_length:
-        raise ConfigError(f"--overlap {settings.overlap}: must be less than --max-length {settings.max_length}")
+        raise ConfigError(f"--embed.overlap {settings.overlap}: must be less than max_length, {settings.max_length}")

@@ -158,10 +158,12 @@ def open_worker(source: str, settings: EmbedSection, device: str, store: Store, 
 
 def _check_windows(model: Model, outputs: Sequence[Output]) -> None:
     if not model.tokenizer.one_token_per_residue:
-        raise ConfigError("--long window: this model's tokens are not single residues; choose crop")
+        raise ConfigError("--embed.long window: this model's tokens are not single residues; choose crop")
     for output in outputs:
         if kind_of(output.kind).reads == "tokens":
-            raise ConfigError(f"--outputs {output.kind}: it can't be averaged over windows; choose --long crop")
+            raise ConfigError(
+                f"--embed.outputs {output.kind}: it can't be averaged over windows; choose --embed.long crop"
+            )
 
 
 class LocalEngine:

@@ -69,7 +69,7 @@ def kind_of(name: str) -> OutputKind:
     return kind
 
 
-def check_names(names: Collection[str], key: str = "--outputs") -> None:
+def check_names(names: Collection[str], key: str = "outputs") -> None:
     """Raise ConfigError for a name that no kind has."""
     known = output_names()
     for name in names:

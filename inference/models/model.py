@@ -84,12 +84,12 @@ class Model:
         last = self.facts.num_layers
         wrong = [layer for layer in layers if not -last - 1 <= layer <= last]
         if wrong:
-            raise ConfigError(f"--layers {wrong[0]}: the model has {last} layers; 0 is the embeddings")
+            raise ConfigError(f"layers {wrong[0]}: the model has {last} layers; 0 is the embeddings")
         known = {name: channels for name in output_names() if (channels := kind_of(name).channels(self)) is not None}
         outputs = []
         for name in dict.fromkeys(known if kinds is None else kinds):
             if name not in known:
-                raise ConfigError(f"--outputs {name}: this model has none; it has {', '.join(known)}")
+                raise ConfigError(f"outputs {name}: this model has none; it has {', '.join(known)}")
             kind = kind_of(name)
             per = kind.per(self) if callable(kind.per) else kind.per
             if kind.reads != "layer":
@@ -237,4 +237,4 @@ def _check_finite(name: str, modules: Sequence[nn.Module]) -> None:
     for module in modules:
         for key, tensor in module.state_dict().items():
             if not bool(tensor.isfinite().all()):
-                raise DataError(f"--model {name}: the weights {key} hold NaN or infinity; fetch or export them again")
+                raise DataError(f"model {name}: the weights {key} hold NaN or infinity; fetch or export them again")

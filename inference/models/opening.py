@@ -23,7 +23,7 @@ def open_model(
     *,
     heads: Collection[str] | None = None,
     random_weights: bool = False,
-    key: str = "--model",
+    key: str = "model",
 ) -> Model:
     """The model that ``source`` names, for inference alone.
 

@@ -38,7 +38,7 @@ class ModelSource(NamedTuple):
         return Path(self.path).absolute()
 
 
-def find_model(source: str | Path, key: str = "--model") -> ModelSource:
+def find_model(source: str | Path, key: str = "model") -> ModelSource:
     """The model that a setting of the name ``key`` means.
 
     Raises ConfigError for a folder that is not there or a run without an export, DataError for a damaged manifest.
@@ -56,7 +56,7 @@ def find_model(source: str | Path, key: str = "--model") -> ModelSource:
     return ModelSource(str(folder), task_of(folder))
 
 
-def exported_by(task: str, source: str | Path, key: str = "--model") -> Path:
+def exported_by(task: str, source: str | Path, key: str = "model") -> Path:
     """The folder of the model of this task that a setting means; raises ConfigError where it is of another."""
     found = find_model(source, key)
     if found.task != task:

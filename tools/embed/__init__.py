@@ -1,4 +1,4 @@
 """Compute embeddings of proteins; join, search and plot them.
 
-esmeray embed --model facebook/esm2_t6_8M_UR50D --input proteins.fasta.gz --output embeddings
+esmeray embed --embed.models facebook/esm2_t6_8M_UR50D --embed.input proteins.fasta --embed.output embeddings
 """

@@ -271,20 +271,31 @@ def test_a_killed_process_resumes_to_the_same_bytes(tmp_path: Path):
     """SIGKILL at random moments, of the whole command."""
     sequences = random_sequences([200 + number for number in range(60)])
     job = request(tmp_path, sequences=sequences)
-    options = ["--model", str(tmp_path / "model"), "--input", str(tmp_path / "proteins.fasta"), "--device", "cpu"]
-    options += ["--precision", "fp32", "--shard-tokens", "500"]
+    options = [
+        "--embed.models",
+        str(tmp_path / "model"),
+        "--embed.input",
+        str(tmp_path / "proteins.fasta"),
+        "--embed.device",
+        "cpu",
+    ]
+    options += ["--embed.precision", "fp32", "--embed.shard_tokens", "500"]
     command = [sys.executable, "-m", "tools", "embed", *options]
-    subprocess.run([*command, "--output", str(tmp_path / "whole")], cwd=REPOSITORY, check=True, capture_output=True)
+    subprocess.run(
+        [*command, "--embed.output", str(tmp_path / "whole")], cwd=REPOSITORY, check=True, capture_output=True
+    )
     draw = random.Random(0)
     for _ in range(3):
-        process = subprocess.Popen([*command, "--output", str(job.output)], cwd=REPOSITORY, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            [*command, "--embed.output", str(job.output)], cwd=REPOSITORY, stderr=subprocess.DEVNULL
+        )
         while process.poll() is None and not list(job.partial.glob("model/rows/*")):
             time.sleep(0.01)
         time.sleep(draw.uniform(0, 0.1))
         process.send_signal(signal.SIGKILL)
         process.wait()
     done = subprocess.run(
-        [*command, "--output", str(job.output)], cwd=REPOSITORY, capture_output=True, text=True, check=False
+        [*command, "--embed.output", str(job.output)], cwd=REPOSITORY, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     assert final_bytes(job.output) == final_bytes(tmp_path / "whole")

@@ -153,7 +153,7 @@ def test_weights_that_are_not_finite_are_named(tmp_path: Path):
     ("source", "outputs", "message"),
     [
         ("esm2_t6_8M", ["mean"], "random"),
-        ("./nothing", ["mean"], "--model: there is no folder|--model: .*nothing"),
+        ("./nothing", ["mean"], "model: there is no folder|model: .*nothing"),
         ("{folder}", ["latents"], "this model has none; it has cls, contacts"),
     ],
 )
@@ -167,7 +167,5 @@ def test_what_a_model_has_not_is_refused(tmp_path: Path, source: str, outputs: l
 
 def test_a_model_that_is_not_at_hand_says_what_to_pass(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(
-        ResourceError, match=r"--model: nobody/nothing .* the hub can't be reached; give a local folder"
-    ):
+    with pytest.raises(ResourceError, match=r"model: nobody/nothing .* the hub can't be reached; give a local folder"):
         opened("nobody/nothing")

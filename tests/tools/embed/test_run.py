@@ -17,21 +17,31 @@ def given(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch:
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path_factory.mktemp("no-cluster")))  # one that runs here would be used
     model = small_model_folder(tmp_path / "model")
     fasta = write_proteins(tmp_path / "proteins.fasta", random_sequences([9, 30, 9]))
-    return ["embed", "--model", str(model), "--input", str(fasta), "--device", "cpu", "--output", str(tmp_path / "out")]
+    return [
+        "embed",
+        "--embed.models",
+        str(model),
+        "--embed.input",
+        str(fasta),
+        "--embed.device",
+        "cpu",
+        "--embed.output",
+        str(tmp_path / "out"),
+    ]
 
 
 def test_a_folder_is_made_and_its_performance_is_a_table(command, given: list[str], tmp_path: Path):
-    outcome = command(*given, "--outputs", "mean", "residues", "--dtype", "fp16", "--format", "npy")
+    outcome = command(*given, "--embed.outputs", "mean", "residues", "--embed.dtype", "fp16", "--embed.format", "npy")
     assert outcome.code == 0, outcome.err
     assert "residues/s" in outcome.out and f"written: {tmp_path / 'out'}" in outcome.out
     assert open_embeddings(tmp_path / "out", "residues")["P00001"].shape == (30, 32)
-    again = command(*given, "--outputs", "mean", "residues", "--dtype", "fp16", "--format", "npy")
+    again = command(*given, "--embed.outputs", "mean", "residues", "--embed.dtype", "fp16", "--embed.format", "npy")
     assert again.code == 0 and "residues/s" in again.out
 
 
 def test_a_dry_run_reports_sequences_bytes_and_time(command, given: list[str], tmp_path: Path, monkeypatch):
     monkeypatch.setattr("inference.embedding.estimate.MEASURED_S", 0.05)
-    outcome = command(*given, "--dry-run")
+    outcome = command(*given, "--dry_run")
     assert outcome.code == 0
     assert "3 proteins, 0 duplicates, 3 to compute" in outcome.out
     assert "48 residues" in outcome.out and "GB on disk: mean" in outcome.out and "residues/s" in outcome.out
@@ -50,15 +60,21 @@ def test_bad_input_is_refused_and_nothing_is_left(command, given: list[str], tmp
     ("options", "words"),
     [
         (
-            ["--outputs", "means"],
-            "--outputs means: there is no such output (did you mean mean?); choose of classes, cls",
+            ["--embed.outputs", "means"],
+            "outputs means: there is no such output (did you mean mean?); choose of classes, cls",
         ),
-        (["--dtype", "bf16"], "--dtype bf16"),
-        (["--dtype", "int8", "--format", "hdf5"], "--dtype int8"),
-        (["--long", "window", "--max-length", "20", "--overlap", "20"], "--overlap 20: must be less than"),
-        (["--long", "window", "--max-length", "20", "--outputs", "contacts"], "can't be averaged over windows"),
-        (["--device", "cuda"], "there is no GPU"),
-        (["--tokens", "0"], "--tokens"),
+        (["--embed.dtype", "bf16"], "--embed.dtype bf16"),
+        (["--embed.dtype", "int8", "--embed.format", "hdf5"], "--embed.dtype int8"),
+        (
+            ["--embed.long", "window", "--embed.max_length", "20", "--embed.overlap", "20"],
+            "--embed.overlap 20: must be less than",
+        ),
+        (
+            ["--embed.long", "window", "--embed.max_length", "20", "--embed.outputs", "contacts"],
+            "can't be averaged over windows",
+        ),
+        (["--embed.device", "cuda"], "there is no GPU"),
+        (["--embed.tokens", "0"], "--embed.tokens"),
     ],
 )
 def test_settings_that_can_not_be_are_one_line(command, given: list[str], tmp_path: Path, options, words: str):
