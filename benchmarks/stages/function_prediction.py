@@ -77,6 +77,10 @@ def _rows(path: Path) -> list[dict]:
         return [json.loads(line) for line in file]
 
 
+def _lines(path: Path) -> int:
+    return len(path.read_text().splitlines())
+
+
 def _measured(data: Path, folder: Path, setting: Setting) -> dict[str, dict[str, dict]]:
     """Value and interval by part, aspect and metric."""
     obo = data / "go_2013-06.obo.gz"
@@ -88,6 +92,7 @@ def _measured(data: Path, folder: Path, setting: Setting) -> dict[str, dict[str,
             ("data", "source"): [str(folder / "train.fasta")],
             ("data", "terms", "annotations"): str(folder / "train.tsv"),
             ("data", "terms", "ontology"): str(obo),
+            ("training", "evaluate_every_steps"): max(1, _lines(folder / "train.fasta") // 2 // 128),  # an epoch
             ("wandb", "mode"): "disabled",
         },
     )
