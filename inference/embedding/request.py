@@ -5,29 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import tyro
-from pydantic import Field
-
-from common.arguments import ToolArguments
 from inference.embedding.settings import check_registered
 from train_config.embed_schema import EmbedSection
 from train_config.schema import IngestSection, RaySection
-
-
-class InputArguments(ToolArguments):
-    """Arguments of every command about embeddings."""
-
-    input: list[str] = Field(min_length=1, description="FASTA files, folders, quoted globs, or one store.")
-    output: Path = Field(description="Folder to make.")
-    overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
-        False, description="Replace the folder if this command made it and nobody changed it since."
-    )
-    random_weights: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
-        False, description="Take names of sizes (esm2_t6_8M), whose weights are drawn, to try things out."
-    )
-    ingest: Annotated[IngestSection, tyro.conf.arg(name="data.ingest")] = IngestSection()
 
 
 @dataclass(frozen=True)
