@@ -292,7 +292,7 @@ RULES = (
         "In {:.0%} of the time the model waits for tokenizing, copies and files",
         (
             Action(
-                "", "raise --batch-tokens; on a GPU set --gpus-per-worker 0.5; ask for fewer outputs or --dtype fp16"
+                "", "raise --embed.tokens; on a GPU put two workers on it; ask for fewer outputs or --embed.dtype fp16"
             ),
         ),
         least=0.15,
@@ -301,14 +301,14 @@ RULES = (
         "attention",
         "attention",
         "Attention, which grows with the square of the length, is {:.0%} of the time",
-        (Action("", "limit long sequences by --max-length with --long crop or window"),),
+        (Action("", "limit long sequences by --embed.max_length with --embed.long crop or window"),),
         least=0.4,
     ),
     Rule(
         "products",
         "products_of_peak",
         "Matrix products reach {:.0%} of the device's peak",
-        (Action("", "raise --batch-tokens"),),
+        (Action("", "raise --embed.tokens"),),
         below=0.5,
         cost=lambda share: (1 - share) / 2,
     ),
