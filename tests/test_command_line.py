@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 import tomllib
@@ -7,7 +8,8 @@ import pytest
 
 from common.command_line import run
 from tests.conftest import REPOSITORY
-from tools.__main__ import COMMANDS, entry_point, example, main, subcommands
+from tools.__main__ import COMMANDS, DEFAULT, entry_point, example, main, subcommands
+from train_config.command_schema import COMMANDS as SCHEMAS
 from train_config.loading import known_keys
 from train_config.tune_schema import TuneConfig
 
@@ -104,6 +106,16 @@ def test_mistakes_of_training_are_one_line_and_an_exit_code(arguments, code, mes
     (tmp_path / "empty.yaml").write_text("{}\n")
     refused(called("train", *arguments), code, message)
     assert code != 2 or [path.name for path in tmp_path.iterdir()] == ["empty.yaml"]
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_settings_are_described_sections_with_underscores(called, name):
+    command, *words = name.split()
+    assert (words or [DEFAULT])[0] in subcommands(command)
+    options = re.findall(r"^  (--[\w.-]+)", called(*name.split(), "--help").stdout, re.MULTILINE)
+    assert set(options) >= {f"--{'.'.join(key)}" for key in known_keys(SCHEMAS[name])}
+    assert [option for option in options if "-" in option.removeprefix("--")] == []
+    assert all(field.annotation.__doc__ for field in SCHEMAS[name].model_fields.values())
 
 
 @pytest.mark.parametrize("tool", TOOLS, ids=" ".join)
