@@ -39,6 +39,11 @@ def current(recorded: dict[str, Any], place: object) -> dict[str, Any]:
 
     ``place`` is where they stand, for the refusal: ConfigError for a setting of what this version can't do.
     """
+    if "homology" in recorded:  # of the tree of settings that function prediction had of its own
+        raise ConfigError(
+            f"{place}: is of a run of function prediction of an earlier version, and can't be resumed: choose "
+            "another --run.name, or remove its folder"
+        )
     settings = deepcopy(recorded)
     for old, renamed in RENAMED.items():
         section, name = _place(settings, old)

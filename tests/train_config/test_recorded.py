@@ -38,6 +38,12 @@ def test_what_this_version_can_not_do_any_more_is_refused(earlier):
         load_recorded(earlier.config)
 
 
+def test_run_of_function_prediction_of_an_earlier_version_is_refused(earlier):
+    earlier.config.write_text(yaml.safe_dump({"name": "function", "homology": {}, "network": {}}))
+    with pytest.raises(ConfigError, match=r"of an earlier version, .*can't be resumed: choose another --run\.name"):
+        load_recorded(earlier.config)
+
+
 def test_users_own_file_gets_the_new_name_in_the_error(earlier):
     with pytest.raises(ConfigError, match=r"training\.amp_dtype: no such setting \(it is training\.precision now"):
         load_config(earlier.config)
