@@ -17,7 +17,6 @@ KINDS = {"": ("all terms alike", BLUE), "_w": ("by information accretion", ORANG
 
 
 def draw_curves(evaluations: Mapping[str, Evaluation], path: Path) -> None:
-    """Draw a panel for each aspect."""
     figure = new_figure(5 * len(evaluations), 4.6, "Precision and recall")
     for number, (name, found) in enumerate(evaluations.items(), 1):
         axes = figure.add_subplot(1, len(evaluations), number)

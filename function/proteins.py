@@ -85,7 +85,6 @@ class FunctionData:
         return np.unique(np.concatenate([aspect.records[~aspect.training] for aspect in self.aspects.values()]))
 
     def texts(self, records: NDArray[np.int64]) -> list[str]:
-        """Sequences of these records."""
         return [self.store.text(record) for record in records.tolist()]
 
 
@@ -239,7 +238,6 @@ class LabelledTerms:
         return digest.hexdigest()
 
     def text(self, record: int) -> str:
-        """The sequence of a record."""
         return self.store.text(record)
 
 

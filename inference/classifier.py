@@ -151,7 +151,6 @@ class ClassifierPipeline:
 
     @property
     def label_space(self) -> LabelSpace:
-        """Kind and names of the outputs."""
         return self.classifier.label_space
 
     @property
@@ -179,7 +178,6 @@ class ClassifierPipeline:
         return Predictions(self.label_space, result, lengths_N, tokenized.cropped, self.crop)
 
     def tokenize(self, texts: Sequence[str]) -> Tokenized:
-        """Texts as ids, cropped."""
         return self.model.tokenize(texts, self.max_length, self.crop)
 
     def token_lengths(self, texts: Sequence[str]) -> NDArray[np.int64]:

@@ -86,7 +86,6 @@ class AsyncClient:
                 yield each
 
     async def models(self) -> list[dict[str, Any]]:
-        """Models of the service."""
         data: list[dict[str, Any]] = (await self._send("GET", "/v1/models")).json()["data"]
         return data
 
@@ -103,7 +102,6 @@ class AsyncClient:
                 yield name, array
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._http.aclose()
 
     async def __aenter__(self) -> AsyncClient:
@@ -166,7 +164,6 @@ class Client:
         return self._each(self._client.classify(sequences))
 
     def models(self) -> list[dict[str, Any]]:
-        """See :meth:`AsyncClient.models`."""
         return self._loop.run_until_complete(self._client.models())
 
     def stream(self, sequences: Iterable[GivenSequence], output: str = "mean") -> Iterator[tuple[str, NDArray]]:
@@ -184,7 +181,6 @@ class Client:
             self._loop.run_until_complete(found.aclose())  # type: ignore[attr-defined]
 
     def close(self) -> None:
-        """Close the connections."""
         self._loop.run_until_complete(self._client.close())
         self._loop.close()
 
@@ -196,7 +192,6 @@ class Client:
 
 
 def _parts(sequences: Iterable[GivenSequence]) -> Iterator[list[dict[str, str]]]:
-    """Records of each request."""
     part: list[dict[str, str]] = []
     residues = 0
     for number, one in enumerate(sequences):

@@ -5,26 +5,13 @@ Each caller fills in what it measured of :class:`Facts`. A new rule is a line in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 RISE = 0.03
 """Speed that the largest token budget must gain over the next smaller one for memory to be what limits."""
 FULL_MEMORY, UNUSED_MEMORY = 0.95, 0.6
-WORTH = 1.02
-"""Ratio up to which a faster setting is not worth a line in a config."""
-
-
-class Comparison(NamedTuple):
-    """A setting measured at two values: ``other`` has ``ratio`` times the speed of ``now``, with its interval."""
-
-    key: str
-    now: object
-    other: object
-    ratio: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)
@@ -44,8 +31,6 @@ class Facts:
         memory_limits: the next larger token budget was out of memory or left no margin.
         rise: speed of the token budget relative to the next smaller one, minus 1.
         tokens, precision, gradient_checkpointing, compile, num_workers, stage, workers: as in the config.
-        stage_rates: tokens/s of each stage of the pipeline alone, by name.
-        compared: settings measured at two values.
         tried: keys whose other values were measured; no action offers them again.
     """
 
@@ -73,15 +58,14 @@ class Facts:
     num_workers: int | None = None
     stage: int | None = None
     workers: int | None = None
-    stage_rates: Mapping[str, float] = field(default_factory=dict)
-    compared: tuple[Comparison, ...] = ()
     tried: frozenset[str] = frozenset()
 
     @property
     def busy(self) -> float | None:
         """Share of a step that is the model's own work."""
-        parts = (self.forward, self.backward, self.optimizer)
-        return sum(part or 0.0 for part in parts) if self.forward is not None else None
+        if self.forward is None:
+            return None
+        return self.forward + (self.backward or 0.0) + (self.optimizer or 0.0)
 
 
 class Action(NamedTuple):
@@ -108,7 +92,8 @@ class Advice(NamedTuple):
     cost: float = 0.0
 
     def __str__(self) -> str:
-        return ": ".join(part for part in (self.finding, "; ".join(action.text for action in self.actions)) if part)
+        actions = "; ".join(action.text for action in self.actions)
+        return f"{self.finding}: {actions}" if actions else self.finding
 
 
 class Rule(NamedTuple):
@@ -126,43 +111,24 @@ class Rule(NamedTuple):
 
 def advise(facts: Facts) -> list[Advice]:
     """Return what the facts show, the costliest first; what bounds the speed comes last where nothing is wrong."""
-    found = [*_by_rule(facts), *_slowest_stage(facts), *_compared(facts)]
-    return sorted(found, key=lambda advice: -advice.cost)
+    return sorted(_by_rule(facts), key=lambda advice: -advice.cost)
 
 
 def what_limits(facts: Facts) -> Advice | None:
     """Return what bounds the speed of a step, by its topic: loading, communication, memory or compute."""
     order = ("loading", "communication", "memory", "compute")
-    found = {advice.topic: advice for advice in _by_rule(facts)}
-    return next((found[topic] for topic in order if topic in found), None)
+    by_topic = {advice.topic: advice for advice in _by_rule(facts)}
+    return next((by_topic[topic] for topic in order if topic in by_topic), None)
 
 
 def _by_rule(facts: Facts) -> Iterator[Advice]:
     for rule in RULES:
         value = getattr(facts, rule.fact)
         if value is not None and rule.least <= value < rule.below and rule.applies(facts):
-            finding = rule.finding.format(value, gain=value / max(1 - value, 0.01), tokens=_budget(facts))
+            budget = "the token budget" if facts.tokens is None else f"{facts.tokens:,} tokens"
+            finding = rule.finding.format(value, gain=value / max(1 - value, 0.01), tokens=budget)
             actions = tuple(a for a in rule.actions if a.key not in facts.tried and a.helps(facts))
             yield Advice(rule.topic, finding, actions, rule.cost(value))
-
-
-def _slowest_stage(facts: Facts) -> Iterator[Advice]:
-    if len(facts.stage_rates) >= 2:
-        (name, rate), (other, faster) = sorted(facts.stage_rates.items(), key=lambda item: item[1])[:2]
-        finding = f"{name} is the slowest stage with {rate:,.0f} tokens/s; the next, {other}, has {faster:,.0f}"
-        yield Advice("slowest stage", finding)
-
-
-def _compared(facts: Facts) -> Iterator[Advice]:
-    """Settings of which another value is faster with its whole interval."""
-    for key, now, other, ratio, low, high in facts.compared:
-        if low > WORTH:
-            finding = f"{key} {other} has {ratio:.2f} times ({low:.2f} to {high:.2f}) the speed of {now}"
-            yield Advice("setting", finding, (Action(key, f"set {key}: {other}"),), 1 - 1 / ratio)
-
-
-def _budget(facts: Facts) -> str:
-    return "the token budget" if facts.tokens is None else f"{facts.tokens:,} tokens"
 
 
 _CHECKPOINTING = "model.backbone.gradient_checkpointing"

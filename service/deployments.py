@@ -121,8 +121,6 @@ def _deployment(model: ServedModel, device: str) -> serve.Application:
 
 
 def _call(handle: DeploymentHandle) -> Call:
-    """The replica's methods as coroutines that may be cancelled."""
-
     def method(name: str) -> Any:
         async def call(*arguments: Any) -> Any:
             return await getattr(handle, name).remote(*arguments)

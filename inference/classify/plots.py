@@ -189,7 +189,6 @@ def _draw_curves(axes: Axes, curves: Displays, title: str, x: str, y: str) -> No
 
 
 def _most_confused(counts_CC: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Classes to show, in their order."""
     wrong_CC = counts_CC - np.diag(np.diag(counts_CC))
     order = np.argsort(-(wrong_CC.sum(axis=0) + wrong_CC.sum(axis=1)), kind="stable")
     return np.sort(order[:_MOST_CLASSES])

@@ -71,7 +71,6 @@ def _columns(ids: Sequence[str], predictions: Predictions, separator: str) -> li
 
 
 def _words(column: Any) -> list[str]:
-    """A column as text."""
     if isinstance(column, np.ndarray):
         return [f"{value:.6g}" for value in column.tolist()]
     return [value if isinstance(value, str) else " ".join(_words(value)) for value in column]

@@ -142,7 +142,6 @@ def metrics_lines(evaluation: Mapping[str, Any], best_of: str | None = None) -> 
 
 
 def _draw(folder: Path, scored: Scored) -> list[str]:
-    """Draw the pictures that the kind has; their names."""
     probabilities, targets, names = scored.probabilities, scored.targets, scored.label_space.names
     if scored.label_space.kind == "regression":
         draw_predictions(folder / "predictions.png", probabilities, targets, names)
@@ -215,7 +214,6 @@ def _classes_section(kind: str, classes: Sequence[Mapping[str, Any]]) -> list[st
 
 
 def _value(scores: Mapping[str, Any], name: str) -> str:
-    """A metric and its interval."""
     if name not in scores["metrics"]:
         return "–"
     interval = scores["intervals"].get(name)

@@ -96,7 +96,6 @@ def evaluate_designs(
 
 
 def structures_of_store(store: StructureStore, records: NDArray[np.int64]) -> Iterator[Structure]:
-    """Records of a store as structures."""
     for record in records.tolist():
         residues = store.store.text(record)
         atoms, confidence, chains = store.atoms(record, 0, len(residues))

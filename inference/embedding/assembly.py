@@ -127,7 +127,6 @@ class Assembly:
         return part
 
     def _key(self, record: int) -> str:
-        """Name of a record's dataset in HDF5."""
         if self._settings.hdf5_key == "id":
             return hdf5_key(self._store.id(record))
         return biotrainer_key(self._store.text(record))

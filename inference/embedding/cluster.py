@@ -123,5 +123,4 @@ class ClusterEngine:
             yield row
 
     def close(self) -> None:
-        """End the actors."""
         self._pool.close()

@@ -64,7 +64,6 @@ class Points(NamedTuple):
 
 
 def draw(path: Path, points: Points, title: str, x: str, y: str, label: str) -> None:
-    """Write the PNG."""
     figure = new_figure(9.5, 7, title)
     axes = figure.subplots()
     style(axes)
@@ -85,7 +84,6 @@ def draw(path: Path, points: Points, title: str, x: str, y: str, label: str) -> 
 
 
 def write_page(path: Path, points: Points, title: str, x: str, y: str, label: str) -> None:
-    """Write the page."""
     import plotly.graph_objects as go
 
     layout = {"template": "plotly_white", "title": title, "xaxis_title": x, "yaxis_title": y}

@@ -106,7 +106,6 @@ class ModelJob:
         return report
 
     def _engine(self) -> Any:
-        """What computes shards: a LocalEngine, or a ClusterEngine."""
         if self.request.cluster is None:
             return LocalEngine(self.request, self.source, self.store, self.files)
         from inference.embedding.cluster import ClusterEngine  # here: it needs Ray
@@ -136,7 +135,6 @@ class ModelJob:
         write_atomically(self.folder / "spent.json", self.spent.model_dump_json())
 
     def _identity(self) -> dict[str, Any]:
-        """What the bytes of the result depend on."""
         return {
             "input": self.store.checksum,
             "model": self.facts.fingerprint,
@@ -146,7 +144,6 @@ class ModelJob:
         }
 
     def _restore(self, cache: Cache | None) -> None:
-        """Take up what is done, and what is cached."""
         self.rows = self.files.done()
         if (self.folder / "spent.json").is_file():
             self.spent = Spent.model_validate_json((self.folder / "spent.json").read_bytes())

@@ -10,7 +10,6 @@ Shape legend: N records of the store, U distinct sequences, S shards, n sequence
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -43,7 +42,6 @@ class Shard(NamedTuple):
     window: int | None
 
     def part(self, places: Indices) -> Shard:
-        """The sequences at these places alone."""
         return self._replace(records=self.records[places], lengths=self.lengths[places])
 
     def batches(self) -> list[Indices]:
@@ -98,21 +96,8 @@ class Plan:
         return digest.hexdigest()[:32]
 
     def shard(self, number: int) -> Shard:
-        """One shard, to be computed."""
-        part = slice(self.bounds[number], self.bounds[number + 1])
-        return Shard(number, self.records[part], self.lengths[part], self.budget, self.window)
-
-    def spread(self, count: int) -> Shard:
-        """A sample of so many sequences as one shard, evenly spread over the lengths; all where there are fewer."""
-        count = min(count, self.num_sequences)
-        ranks = ((np.arange(count) + 0.5) * (self.num_sequences / count)).astype(np.int64)
-        places = np.argsort(self.lengths, kind="stable")[ranks]
-        return Shard(0, self.records[places], self.lengths[places], self.budget, self.window)
-
-    def tokens(self, numbers: Sequence[int]) -> int:
-        """Tokens of these shards, special ones included."""
-        residues = np.add.reduceat(self.lengths, self.bounds[:-1])[list(numbers)].sum()
-        return int(residues + SPECIAL_TOKENS_PER_SEQUENCE * np.diff(self.bounds)[list(numbers)].sum())
+        rows = slice(self.bounds[number], self.bounds[number + 1])
+        return Shard(number, self.records[rows], self.lengths[rows], self.budget, self.window)
 
 
 def make_plan(
@@ -124,7 +109,8 @@ def make_plan(
     are cached: they come first, in shards of their own. Raises DataError where a sequence is longer than the limit and
     the settings say error.
     """
-    limit = min((each for each in (settings.max_length, longest) if each is not None), default=None)
+    limits = [limit for limit in (settings.max_length, longest) if limit is not None]
+    limit = min(limits, default=None)
     whole = store.lengths
     records, sequences = distinct_sequences(store)
     long = np.zeros(records.size, dtype=bool) if limit is None else whole[records] > limit

@@ -58,7 +58,6 @@ class ShardFiles:
         self.folder = folder
 
     def path(self, output: str, number: int) -> Path:
-        """File of one output of a shard."""
         return self.folder / output / f"{number:05d}.safetensors"
 
     def write(self, computed: Computed, row: ShardRow) -> ShardRow:

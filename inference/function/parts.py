@@ -38,7 +38,6 @@ _AT_ONCE = 1024
 
 
 def takes_vectors(terms: TermsSection) -> bool:
-    """True where a part needs embeddings."""
     return "neighbours" in terms.parts or ("network" in terms.parts and terms.network == "vectors")
 
 

@@ -79,7 +79,6 @@ class BatchRows(NamedTuple):
     splits: int
 
     def by_text(self, output: Output) -> list[NDArray]:
-        """The rows of each text."""
         sizes = {"protein": np.ones_like(self.lengths), "residue": self.lengths, "pair": self.lengths**2}[output.per]
         return np.split(self.arrays[output.name], np.cumsum(sizes)[:-1])
 

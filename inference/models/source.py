@@ -34,7 +34,6 @@ class ModelSource(NamedTuple):
 
     @property
     def folder(self) -> Path:
-        """The folder of an export."""
         return Path(self.path).absolute()
 
 

@@ -68,7 +68,6 @@ class GpuSummary:
     notes: list[str]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
         advice = [
             {"topic": found.topic, "finding": found.finding, "actions": [action.text for action in found.actions]}
             for found in self.advice
@@ -90,7 +89,6 @@ class GpuSummary:
 
 
 def summarise(log: GpuLog) -> list[GpuSummary]:
-    """Summarise every GPU of a log."""
     return [_summary(gpu, rows) for gpu, rows in log.gpus.items()]
 
 

@@ -44,7 +44,6 @@ class GpuLogWriter:
         self._write("".join(_row(time_s, gpu) for gpu in gpus).encode())
 
     def close(self) -> None:
-        """Close the file. May be called again."""
         self._file.close()
 
     def __enter__(self) -> GpuLogWriter:

@@ -31,7 +31,6 @@ class Metric:
 
     @property
     def per(self) -> Literal["gpu", "worker", "host", "run"]:
-        """The thing that it is measured of."""
         if "{gpu}" in self.name:
             return "gpu"
         if "{worker}" in self.name:

@@ -90,7 +90,6 @@ class GpuSample:
     processes: int | None = None
 
     def metrics(self) -> dict[str, float]:
-        """Return the known values by name."""
         described = ("index", "uuid", "name")
         return {name: value for name, value in asdict(self).items() if name not in described and value is not None}
 
@@ -124,7 +123,6 @@ class NvmlDevices:
                 warn(f"GPU {index} is not watched: NVML can't open it ({error})")
 
     def read(self) -> list[GpuSample]:
-        """Read all GPUs that still answer."""
         samples = []
         turn = self._pcie_turn()
         for gpu in list(self._gpus):

@@ -197,7 +197,6 @@ class Sampler:
             self._guarded("Prometheus", lambda: exporter.export(values))
 
     def _read(self, noted: _Noted) -> Values:
-        """All values that can be read, by name."""
         process = self._guarded("psutil", self._process.read)
         memory = self._guarded("torch", lambda: _torch_memory(self._device, noted.peak_bytes))
         loop = {name: noted.values[name] for name in _LOOP_METRICS if name in noted.values}
@@ -247,7 +246,6 @@ class Sampler:
 
 
 def gpu_values(sample: GpuSample) -> Values:
-    """Return the values of a GPU by their full names."""
     return {f"gpu/{sample.index}/{_GPU_METRICS.get(name, name)}": value for name, value in sample.metrics().items()}
 
 
@@ -267,7 +265,6 @@ def _torch_memory(device: torch.device, peak_bytes: int | None) -> Values:
 
 
 def _uuid(device: torch.device) -> str | None:
-    """The UUID of a worker's GPU, as NVML writes it."""
     if device.type != "cuda":
         return None
     try:

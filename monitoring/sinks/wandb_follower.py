@@ -126,7 +126,6 @@ class _Follower:
         return problem
 
     def _records(self) -> Iterator[Record]:
-        """From the run's first record to its end."""
         tail = RunTail(self._run)
         while True:
             ended = self._ended.is_set()  # before reading, so that the last records are not missed
@@ -182,7 +181,6 @@ class _Complaints(io.TextIOBase):
         self.first: str | None = None
 
     def write(self, text: str) -> int:
-        """Pass ``text`` on, and remember it if it is the first warning or error."""
         found = re.search(r"(?:WARNING|ERROR) +(.+)", text)
         if found and self.first is None:
             self.first = found[1].strip()

@@ -118,7 +118,6 @@ def _environment() -> dict[str, str]:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End a process and all that it started."""
     with contextlib.suppress(psutil.NoSuchProcess):
         parent = psutil.Process(process.pid)
         for one in [*parent.children(recursive=True), parent]:

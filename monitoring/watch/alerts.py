@@ -41,7 +41,6 @@ class AlertSink:
         self._clear_earlier()
 
     def write(self, record: Record) -> None:
-        """Take one record."""
         self._pace.take(record)
         if record["kind"] == "train" and "loss" in record:
             self._check_loss(record)
@@ -53,7 +52,6 @@ class AlertSink:
             self._idle_since_s.clear()  # a GPU rests between two attempts
 
     def close(self) -> None:
-        """Close the file."""
         if self._log is not None:
             self._log.close()
 
@@ -136,7 +134,6 @@ class AlertSink:
         return gpus
 
     def _set(self, name: str, subject: str, holds: bool, message: str, record: Record) -> None:
-        """Write an alert where its state changes."""
         key = (name, subject)
         if holds == (key in self._raised):
             return

@@ -21,7 +21,6 @@ class Pace:
         self._resumed = False
 
     def take(self, record: Record) -> None:
-        """Take any record of the loop."""
         if record["kind"] == "event" and record["event"] in ("started", "resumed"):
             self._resumed = True
         elif record["kind"] == "train":

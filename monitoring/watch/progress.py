@@ -50,11 +50,9 @@ class ProgressSink:
             self._view = _PlainLines(state, stream, plain_every_s, clock)
 
     def write(self, record: Record) -> None:
-        """Show one record."""
         self._view.show(record)
 
     def close(self) -> None:
-        """Leave the last state standing."""
         self._view.close()
 
 
@@ -214,7 +212,6 @@ def describe_event(record: Record) -> str | None:
 
 
 def describe_alert(record: Record) -> str:
-    """An alert as a line."""
     return f"{'warning' if record['state'] == 'raised' else 'over'}: {record['message']}"
 
 

@@ -50,7 +50,6 @@ class RunStatus:
         self._tails = [RecordTail(path, recent_bytes=_RECENT_BYTES) for path in paths]
 
     def update(self) -> None:
-        """Read what is new."""
         for tail in self._tails:
             for record in tail.poll():
                 self._take(record)
@@ -98,7 +97,6 @@ class RunStatus:
         yield speed if left_s is None else f"{speed}, {duration(left_s)} left"
 
     def _facts(self) -> Facts:
-        """Shares of a step, and the settings that change them."""
         config = yaml.safe_load(self.files.config.read_text(encoding="utf-8"))
         training = config.get("training", {})
         return replace(

@@ -43,12 +43,10 @@ class Key(BaseModel):
     residues_per_minute: int | None = Field(None, gt=0)
 
     def check_model(self, model: str) -> None:
-        """Refuse a model out of scope."""
         if not {"*", model} & set(self.models):
             raise RefusalError(403, f"this key is not for model {model}; ask for one that is")
 
     def check_endpoint(self, endpoint: str) -> None:
-        """Refuse an endpoint out of scope."""
         if not {"*", endpoint} & set(self.endpoints):
             raise RefusalError(403, f"this key is not for {endpoint}; ask for one that is")
 

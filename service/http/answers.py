@@ -45,7 +45,6 @@ def wanted(request: Request) -> str:
 
 
 def json_answer(content: Any, headers: dict[str, str] | None = None) -> Response:
-    """Plain values and arrays as JSON."""
     return Response(to_json(content, fallback=_plain), headers=headers, media_type="application/json")
 
 

@@ -51,7 +51,6 @@ class SequencesBody(BaseModel):
 
     @property
     def given(self) -> list[str | Record]:
-        """The sequences."""
         return self.sequences
 
 

@@ -47,11 +47,9 @@ class Metrics:
         }
 
     def of_replica(self, model: str, statistics: Mapping[str, float | str]) -> None:
-        """Note the statistics that came with a reply."""
         for name, gauge in self._of_replicas.items():
             if name in statistics:
                 gauge.labels(model, statistics["replica"]).set(float(statistics[name]))
 
     def page(self) -> bytes:
-        """All metrics, as Prometheus reads them."""
         return generate_latest(self._registry)

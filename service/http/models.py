@@ -89,7 +89,6 @@ class Models:
         return results
 
     async def tokens(self, model: str, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text."""
         ids: list[list[int]] = await self._call(self._calls[model].tokens, texts)
         return ids
 

@@ -34,7 +34,6 @@ class RefusalError(Exception):
         self.status, self.detail, self.facts, self.retry_after_s = status, detail, facts, retry_after_s
 
     def response(self, path: str, request_id: str) -> Response:
-        """The answer on this path."""
         detail = printable(self.detail, _LONGEST_DETAIL)
         if path in TEI_ROUTES:
             kind = _TEI_TYPES.get(self.status, "validation" if self.status < 500 else "backend")

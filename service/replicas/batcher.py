@@ -220,7 +220,6 @@ class ResultCache:
     _arrays: OrderedDict[Hashable, NDArray] = field(default_factory=OrderedDict)
 
     def get(self, key: Hashable) -> NDArray | None:
-        """The array of this key, if it is held."""
         if key not in self._arrays:
             return None
         self._arrays.move_to_end(key)

@@ -97,7 +97,6 @@ class Computer:
         return results
 
     def _decoded(self, items: Sequence[Item]) -> dict[int, NDArray[np.float32]]:
-        """Logits of latents."""
         results: dict[int, NDArray[np.float32]] = {}
         latents = [place for place, item in enumerate(items) if item.output == DECODED]
 

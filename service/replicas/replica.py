@@ -55,11 +55,9 @@ class ModelReplica:
         )
 
     async def about(self) -> About:
-        """Facts of the model."""
         return self._computer.about
 
     async def tokens(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text."""
         return [self._computer.tokens(text) for text in texts]
 
     async def run(self, output: str, payloads: Sequence[Any]) -> Reply:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monitoring.advice import RULES, Comparison, Facts, advise, what_limits
+from monitoring.advice import RULES, Facts, advise, what_limits
 from train_config.schema import Config
 
 STEP = Facts(data_wait=0.01, forward=0.3, backward=0.6, optimizer=0.05, communication=0.02)
@@ -41,17 +41,6 @@ def test_settings_that_are_on_or_were_tried_are_not_offered():
 
 def test_advice_is_ordered_by_cost():
     assert _topics(Facts(idle=0.1, utilisation=0.4, memory=0.3)) == ["utilisation", "idle", "memory unused"]
-
-
-def test_a_compared_setting_is_advised_only_where_its_whole_interval_says_so():
-    faster, noise = (Comparison("training.precision", "fp32", "bf16", 2.0, low, 2.2) for low in (1.9, 0.9))
-    assert "2.00 times (1.90 to 2.20)" in str(advise(Facts(compared=(faster,)))[0])
-    assert advise(Facts(compared=(noise,))) == []
-
-
-def test_the_slowest_stage_is_named_beside_the_next():
-    found = advise(Facts(stage_rates={"reading": 9e6, "packing": 1e6, "inference": 2e4}))
-    assert str(found[0]) == "inference is the slowest stage with 20,000 tokens/s; the next, packing, has 1,000,000"
 
 
 def test_every_setting_that_is_offered_exists():

@@ -70,7 +70,6 @@ def about_of(service: Service, request: Request, model: str | None, output: str 
 
 
 def charge(service: Service, request: Request, model: str, sequences: int, residues: int) -> None:
-    """Take the residues of the key's rate, and count them."""
     service.access.charge(request.state.key, "residues", residues)
     service.metrics.sequences.labels(model).inc(sequences)
     service.metrics.residues.labels(model).inc(residues)

@@ -52,8 +52,6 @@ class MaskedBody(SequencesBody):
 
 
 def add(app: FastAPI, service: Service, **documents: Any) -> None:
-    """Add the endpoints."""
-
     @app.post("/v1/encode", name="encode", openapi_extra=documented(EncodeBody), **documents)
     async def encode(request: Request) -> Response:
         """Embeddings of any output of the model."""
@@ -108,8 +106,6 @@ def add(app: FastAPI, service: Service, **documents: Any) -> None:
 
 
 def _add_by_tokens(app: FastAPI, service: Service, **documents: Any) -> None:
-    """Add /v1/masked and /v1/tokenize."""
-
     @app.post("/v1/masked", name="masked", openapi_extra=documented(MaskedBody), **documents)
     async def masked(request: Request) -> Response:
         """Probabilities of the 20 amino acids at each position, and scores of point mutations.
@@ -187,7 +183,6 @@ def _cropped(about: About, texts: list[str]) -> list[int]:
 
 
 def _likeliest(about: About, values: NDArray[np.float32]) -> dict[str, Any]:
-    """The predicted label, where there is one."""
     if about.label_kind == "per_residue":
         return {"label": "".join(about.labels[best] for best in values.argmax(1))}
     if about.label_kind == "multilabel":

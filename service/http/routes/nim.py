@@ -25,7 +25,6 @@ class NimBody(BaseModel):
 
 
 def add(app: FastAPI, service: Service, **documents: Any) -> None:
-    """Add the endpoint."""
     files = {"content": {"application/octet-stream": {}, "application/zip": {}}, "description": "npz, or a zip of many"}
     documents["responses"] = {**documents["responses"], 200: files}
 

@@ -28,13 +28,10 @@ class EmbeddingsBody(BaseModel):
 
     @property
     def given(self) -> list[str | Record]:
-        """The sequences."""
         return [self.input] if isinstance(self.input, str) else self.input
 
 
 def add(app: FastAPI, service: Service, **documents: Any) -> None:
-    """Add the endpoints."""
-
     @app.post("/v1/embeddings", name="embeddings", openapi_extra=documented(EmbeddingsBody), **documents)
     async def embeddings(request: Request) -> Response:
         """One vector for each sequence."""

@@ -27,8 +27,6 @@ _POLICY = {"Content-Security-Policy": "default-src 'self'; style-src 'self' 'uns
 
 
 def add(app: FastAPI, service: Service, **documents: Any) -> None:
-    """Add the endpoints."""
-
     @app.get("/health", name="health")
     async def health() -> Response:
         """The process answers."""

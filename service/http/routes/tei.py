@@ -27,7 +27,6 @@ class InputsBody(BaseModel):
 
     @property
     def given(self) -> list[str | Record]:
-        """The sequences."""
         return [self.inputs] if isinstance(self.inputs, str) else self.inputs
 
 
@@ -39,7 +38,6 @@ class TokenizeBody(BaseModel):
 
 
 def add(app: FastAPI, service: Service, **documents: Any) -> None:
-    """Add the endpoints."""
     documents["responses"] = problems("application/json")
 
     def cut(body: InputsBody) -> list[str | Record]:
