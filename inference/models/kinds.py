@@ -7,30 +7,45 @@ Shape legend: T tokens of a batch, N sequences, R residues of all of them, D cha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from common.errors import ConfigError
 from common.text import did_you_mean
 from dataset.embeddings.manifest import Per
 from inference.models import outputs
+from inference.models.facts import ModelFacts
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from inference.models.model import Model
+    from dataset.tokens.base import SequenceTokenizer
     from inference.models.packing import Packed
+    from model.backbones.base import PackedBackbone
 
 
-def _hidden_size(model: Model) -> int | None:
+class HasOutputs(Protocol):
+    """A model as its outputs read it, so that they need not import :class:`inference.models.model.Model`."""
+
+    facts: ModelFacts
+    tokenizer: SequenceTokenizer
+    backbone: PackedBackbone
+    heads: Mapping[str, Any]
+
+    @property
+    def around(self) -> tuple[int, int]:
+        """Special tokens before and after each sequence."""
+
+
+def _hidden_size(model: HasOutputs) -> int | None:
     return model.facts.hidden_size
 
 
-def _unchanged(model: Model, hidden_TD: Tensor) -> Tensor:
+def _unchanged(model: HasOutputs, hidden_TD: Tensor) -> Tensor:
     return hidden_TD
 
 
@@ -49,12 +64,12 @@ class OutputKind:
     """
 
     description: str
-    rows: Callable[[Model, Tensor, Packed], Tensor]
-    per: Per | Callable[[Model], Per] = "protein"
+    rows: Callable[[HasOutputs, Tensor, Packed], Tensor]
+    per: Per | Callable[[HasOutputs], Per] = "protein"
     reads: Literal["layer", "last", "tokens"] = "layer"
-    features: Callable[[Model, Tensor], Tensor] = _unchanged
+    features: Callable[[HasOutputs, Tensor], Tensor] = _unchanged
     head: str | None = None
-    channels: Callable[[Model], int | None] = _hidden_size
+    channels: Callable[[HasOutputs], int | None] = _hidden_size
 
 
 def output_names() -> list[str]:

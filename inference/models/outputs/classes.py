@@ -3,13 +3,12 @@
 from torch import Tensor
 
 from dataset.embeddings.manifest import Per
-from inference.models.kinds import OutputKind
-from inference.models.model import Model
+from inference.models.kinds import HasOutputs, OutputKind
 from inference.models.packing import Packed
 from model.tasks.losses import probabilities
 
 
-def _probabilities(model: Model, tokens_T: Tensor, packed: Packed) -> Tensor:
+def _probabilities(model: HasOutputs, tokens_T: Tensor, packed: Packed) -> Tensor:
     """(N, K) fp32, or (R, K) for ``per_residue``."""
     classifier = model.heads["classifier"]
     logits: Tensor = classifier.logits(packed.batch)
@@ -17,11 +16,11 @@ def _probabilities(model: Model, tokens_T: Tensor, packed: Packed) -> Tensor:
     return probabilities(rows.float(), classifier.label_space.kind)
 
 
-def _channels(model: Model) -> int | None:
+def _channels(model: HasOutputs) -> int | None:
     return model.heads["classifier"].label_space.num_outputs if "classifier" in model.heads else None
 
 
-def _per(model: Model) -> Per:
+def _per(model: HasOutputs) -> Per:
     return "residue" if model.heads["classifier"].per_residue else "protein"
 
 

@@ -5,12 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from inference.models.kinds import OutputKind
-from inference.models.model import Model
+from inference.models.kinds import HasOutputs, OutputKind
 from inference.models.packing import Packed
 
 
-def _contacts(model: Model, tokens_T: Tensor, packed: Packed) -> Tensor:
+def _contacts(model: HasOutputs, tokens_T: Tensor, packed: Packed) -> Tensor:
     """(sum of squared lengths, 1) fp32; attention is computed again, a sequence at a time."""
     backbone: Any = model.backbone
     sequences = tokens_T.split(packed.batch.cu_seqlens.diff().tolist())

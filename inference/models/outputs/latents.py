@@ -2,17 +2,16 @@
 
 from torch import Tensor
 
-from inference.models.kinds import OutputKind
-from inference.models.model import Model
+from inference.models.kinds import HasOutputs, OutputKind
 
 
-def latents(model: Model, hidden_TD: Tensor) -> Tensor:
+def latents(model: HasOutputs, hidden_TD: Tensor) -> Tensor:
     """(T, Z) fp32."""
     latents_TZ: Tensor = model.heads["autoencoder"].latents(hidden_TD)
     return latents_TZ
 
 
-def latent_size(model: Model) -> int | None:
+def latent_size(model: HasOutputs) -> int | None:
     """Z, where the model is an autoencoder."""
     return model.heads["autoencoder"].latent_size if "autoencoder" in model.heads else None
 

@@ -1,10 +1,9 @@
 """Logits of the masked language model for each residue."""
 
-from inference.models.kinds import OutputKind
-from inference.models.model import Model
+from inference.models.kinds import HasOutputs, OutputKind
 
 
-def _channels(model: Model) -> int | None:
+def _channels(model: HasOutputs) -> int | None:
     has_logits = "masked_lm" in model.heads and model.tokenizer.one_token_per_residue
     return int(model.backbone.config.vocab_size) if has_logits else None
 
