@@ -31,8 +31,8 @@ from common.progress import status_line
 from common.publishing import made_folder
 from common.timing import measure, ratio, round_ratios
 from tools.grammar import Overwriting, example_of, read_words
+from train_config.command_schema import DeviceProfileSection, DeviceProfileSettings
 from train_config.loading import load_config, load_settings
-from train_config.profile_schema import DeviceProfileSection, DeviceProfileSettings
 from train_config.schema import Config
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ import pynvml
 from common.errors import EsmerayError, ResourceError
 from common.text import counted
 from tools.grammar import Plain, parse
-from train_config.profile_schema import GpuProfileSettings
+from train_config.command_schema import GpuProfileSettings
 
 _REQUIREMENTS = Path(__file__).resolve().parents[2] / "requirements.txt"
 _INSTALL = "pip install -r requirements.lock"

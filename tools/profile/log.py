@@ -25,7 +25,7 @@ from monitoring.gpu_log.columns import TIME
 from monitoring.gpu_log.plot import draw_log
 from monitoring.gpu_log.reader import GpuLog, read_gpu_log
 from tools.grammar import Overwriting, parse
-from train_config.profile_schema import LogProfileSettings
+from train_config.command_schema import LogProfileSettings
 
 MADE_BY = "profile log"
 
