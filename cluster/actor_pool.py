@@ -93,7 +93,6 @@ class ActorPool:
                     yield result
 
     def close(self) -> None:
-        """End the actors."""
         for actor in {*self._ready, *(actor for actor, _ in self._waiting.values())}:
             ray.kill(actor)
 

@@ -91,12 +91,10 @@ class PackedBatch:
 
     @property
     def num_tokens(self) -> int:
-        """T."""
         return self.tokens.numel()
 
     @property
     def num_sequences(self) -> int:
-        """N."""
         return self.cu_seqlens.numel() - 1
 
     def segment_ids(self) -> Tensor:

@@ -107,7 +107,6 @@ class MetricsLog:
         return dropped
 
     def close(self) -> None:
-        """Close the file. May be called again."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -150,16 +149,13 @@ class RunLog:
             self._log.rewind(step)
 
     def write(self, kind: str, step: int, **values: Any) -> None:
-        """Append a record."""
         if self._log:
             self._log.append({"kind": kind, "step": step, **values})
 
     def event(self, name: str, step: int, **details: Any) -> None:
-        """Append an event."""
         self.write("event", step, event=name, **details)
 
     def close(self) -> None:
-        """Close the file."""
         if self._log:
             self._log.close()
 

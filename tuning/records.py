@@ -58,7 +58,6 @@ class Job:
 
     @property
     def folder(self) -> SearchFolder:
-        """The folder of the search."""
         return SearchFolder(self.config.run.storage_path, self.search.name)
 
     @property

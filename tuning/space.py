@@ -50,7 +50,6 @@ class SearchSpace:
 
     @property
     def budgets(self) -> list[int]:
-        """Token budgets, ascending."""
         return sorted({settings.tokens for settings in self.settings})
 
     def ladder(self, settings: Settings) -> list[Settings]:

@@ -163,7 +163,6 @@ class _MeasuringActor:
         return listen(address, self._workers.count)
 
     def join(self, meeting: tuple[str, int], address: str, local_rank: int) -> None:
-        """Become part of the process group."""
         from training.engine.deepspeed_setup import prepare_deepspeed
 
         # Ray shows an actor its own GPU alone, as the first one.

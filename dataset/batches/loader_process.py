@@ -66,7 +66,6 @@ class LoaderProcess:
 
     @property
     def pid(self) -> int:
-        """Id of the process."""
         return self._process.pid
 
     @property

@@ -55,7 +55,6 @@ class EpochPlan:
 
     @property
     def num_batches(self) -> int:
-        """B."""
         return self.offsets.size - 1
 
     @property

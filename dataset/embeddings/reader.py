@@ -74,7 +74,6 @@ class Embeddings(Index):
 
     @property
     def channels(self) -> int:
-        """C."""
         return self.output.channels
 
     def __getitem__(self, key: str | int | slice) -> Any:

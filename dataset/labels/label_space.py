@@ -59,7 +59,6 @@ class UnseenLabelError(DataError):
 
     @classmethod
     def of(cls, label: str, index: int, names: Sequence[str]) -> UnseenLabelError:
-        """The refusal of a label."""
         return cls(f"record {index}: the label {label!r} is not among {_shortened(names)}", label, index)
 
 

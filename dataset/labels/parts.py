@@ -102,7 +102,6 @@ class LabelledSource:
 
     @property
     def bytes_total(self) -> int:
-        """Bytes of the files on disk."""
         return sum(path.stat().st_size for path in self.paths)
 
     def __iter__(self) -> Iterator[tuple[int, LabelledPart]]:

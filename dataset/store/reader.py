@@ -106,7 +106,6 @@ class Store:
         return self._file.windows(records_N, starts_N, lengths_N)
 
     def id(self, index: int) -> str:
-        """The id of one record."""
         block, place = self._file.find(index)
         start, end = block.id_offsets[place : place + 2]
         return bytes(block.ids[start:end]).decode("utf-8")

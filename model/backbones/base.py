@@ -56,22 +56,18 @@ class PackedBackbone(nn.Module, ABC):
 
     @property
     def config(self) -> Any:
-        """The Hugging Face config of the backbone."""
         return self.model.config
 
     @property
     def hidden_size(self) -> int:
-        """D."""
         return int(self.config.hidden_size)
 
     @property
     def num_layers(self) -> int:
-        """Transformer layers."""
         return int(self.config.num_hidden_layers)
 
     @property
     def layers(self) -> nn.ModuleList:
-        """The transformer's layers."""
         return _layer_list(self.model, self.num_layers)[1]
 
     @property

@@ -93,7 +93,6 @@ class ESM2Autoencoder(ResidueModel):
 
     @property
     def latent_size(self) -> int:
-        """Z."""
         return self.section.hidden_sizes[-1]
 
     @property

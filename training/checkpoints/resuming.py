@@ -22,12 +22,10 @@ class Resumption:
 
     @cached_property
     def run(self) -> RunFolder:
-        """The run's folder."""
         return RunFolder(self.config.run.storage_path, self.config.run.name)
 
     @cached_property
     def checkpoints(self) -> CheckpointStore:
-        """The run's checkpoints."""
         return CheckpointStore(self.run.checkpoints)
 
     def as_begun(self) -> Resumption:

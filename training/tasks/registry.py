@@ -20,7 +20,6 @@ TASKS = ("autoencoder", "masked_lm", "diffusion", "classifier", "terms")
 
 
 def task_named(name: str) -> Task:
-    """Return the task of this name."""
     return resolve_name(f"{__package__}.{name}:TASK")
 
 
