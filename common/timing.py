@@ -9,11 +9,10 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from math import comb
 from statistics import median
-from typing import Generic, Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
@@ -46,14 +45,6 @@ class Ratio(NamedTuple):
         return f"{self.value:.2f} times ({self.low:.2f} to {self.high:.2f})"
 
 
-@dataclass(frozen=True)
-class Measured(Generic[T]):
-    """Samples by contender in order of the rounds, and the error of each contender that dropped out."""
-
-    samples: dict[str, list[T]]
-    failed: dict[str, Exception]
-
-
 def agree(first: float, second: float, tolerance: float = AGREEMENT) -> bool:
     """Return whether two values differ by at most this share of the larger."""
     return abs(first - second) <= tolerance * max(abs(first), abs(second))
@@ -73,32 +64,20 @@ def warm_up(sample: Callable[[], float], max_s: float = MAX_WARM_UP_S) -> WarmUp
 
 
 def measure(
-    contenders: Mapping[str, Callable[[], T]],
-    rounds: int = 5,
-    *,
-    enough: Callable[[int], bool] = lambda _: False,
-    drop_out_on: tuple[type[Exception], ...] = (),
-    show: Callable[[str], None] = lambda _: None,
-) -> Measured[T]:
-    """Take one sample of each contender a round, in rotating order, until ``enough`` of the rounds done.
+    contenders: Mapping[str, Callable[[], T]], rounds: int, show: Callable[[str], None] = lambda _: None
+) -> dict[str, list[T]]:
+    """Take one sample of each contender a round, in rotating order; ``show`` receives what is being measured.
 
-    Errors of ``drop_out_on`` end a contender's part, not the measurement; ``show`` receives what is being measured.
+    Returns the samples by contender in order of the rounds.
     """
-    running = list(contenders)
-    samples: dict[str, list[T]] = {name: [] for name in contenders}
-    failed: dict[str, Exception] = {}
+    names = list(contenders)
+    samples: dict[str, list[T]] = {name: [] for name in names}
     for number in range(rounds):
-        if number and enough(number):
-            break
-        turn = number % max(1, len(running))
-        for name in running[turn:] + running[:turn]:
+        turn = number % len(names)
+        for name in names[turn:] + names[:turn]:
             show(f"{name}: round {number + 1}")
-            try:
-                samples[name].append(contenders[name]())
-            except drop_out_on as error:
-                failed[name] = error
-                running.remove(name)
-    return Measured(samples, failed)
+            samples[name].append(contenders[name]())
+    return samples
 
 
 def timed(work: Callable[[], T]) -> tuple[T, float]:

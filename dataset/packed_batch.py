@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-IGNORED_TARGET = -100
-"""Target of a token that no loss looks at (PyTorch's ``ignore_index`` default)."""
+from dataset.targets import IGNORED_TARGET
 
 NO_LABEL = -1
 """Label of a sequence that is conditioned on no class."""
@@ -257,11 +256,3 @@ def _even_bounds(sizes: list[int], count: int) -> list[int]:
         nearest = after - 1 if after and share - sums[after - 1] < sums[after] - share else after
         bounds.append(min(max(nearest, bounds[-1] + 1), len(sizes) - count + part))
     return [*bounds, len(sizes)]
-
-
-def has_target(targets: Tensor) -> Tensor:
-    """(T,) or (N,) bool: the tokens or sequences that a loss is taken of; loss sums are divided by their count.
-
-    ``targets`` as in :class:`PackedBatch`. A row of floats has a target where one of its columns, or more, is not NaN.
-    """
-    return ~targets.isnan().all(-1) if targets.is_floating_point() else targets != IGNORED_TARGET

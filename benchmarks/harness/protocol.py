@@ -36,8 +36,8 @@ def measure_case(case: Case, quick: bool = False, show: Callable[[str], None] = 
             warm_up = timing.warm_up(sampler(contender, contender.short or contender.run))
             settled[contender.name] = warm_up.settled
     samplers = {contender.name: sampler(contender, contender.run) for contender in case.contenders}
-    measured = timing.measure(samplers, 1 if quick else case.rounds, show=show)
-    return Measured(measured.samples, settled, {**facts, **case.facts})
+    samples = timing.measure(samplers, 1 if quick else case.rounds, show)
+    return Measured(samples, settled, {**facts, **case.facts})
 
 
 def sampler(contender: Contender, run: Callable[[], float]) -> Callable[[], float]:

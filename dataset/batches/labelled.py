@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from dataset.batches.cropping import Crop, CropCount, count_cropped, crop_starts, cropped_lengths, head_length
 from dataset.batches.sparse_targets import SparseTargets
 from dataset.batches.steps import BatchSource, Indices, SourceBatch
-from dataset.packed_batch import IGNORED_TARGET, TARGETS, WEIGHTS, PackedBatch, filler_value, has_target
+from dataset.packed_batch import TARGETS, WEIGHTS, PackedBatch, filler_value
+from dataset.targets import IGNORED_TARGET, has_target
 from dataset.tokens.esm import cumulative_lengths, token_positions
 from dataset.tokens.token_store import TokenStore
 

@@ -22,8 +22,9 @@ from dataset.batches.cropping import CropCount, count_cropped, cropped_lengths
 from dataset.batches.loader_process import LoaderProcess
 from dataset.batches.preparation import NO_TARGET, PreparationSettings, PreparedBatch, prepare_batch
 from dataset.batches.steps import BatchSource, Indices, Request, SourceBatch
-from dataset.packed_batch import IGNORED_TARGET, TARGETS, PackedBatch
+from dataset.packed_batch import TARGETS, PackedBatch
 from dataset.store.reader import Store
+from dataset.targets import IGNORED_TARGET
 from dataset.tokens.esm import CLS, EOS, RESIDUE_TABLE, token_positions
 from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
 

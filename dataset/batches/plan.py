@@ -63,11 +63,6 @@ class EpochPlan:
         return -(-self.num_batches // self.batches_per_step)
 
     @cached_property
-    def fill_share(self) -> float:
-        """Real tokens as a share of the budget of all batches."""
-        return self.num_tokens / (self.budget * self.num_batches) if self.num_batches else 0.0
-
-    @cached_property
     def most_sequences(self) -> int:
         """Sequences of the batch that has most."""
         return int(np.diff(self.offsets).max(initial=0))

@@ -17,8 +17,6 @@ STORE_BYTES = STORE_ALPHABET.encode("ascii")
 GAPS = "-."
 MASK_TEXT = "<mask>"
 """A masked residue in a text."""
-MASK = "<mask>"
-"""A masked residue in text."""
 
 FIRST, LAST = min(STORE_BYTES), max(STORE_BYTES)
 (LEFT_OUT,) = set(range(FIRST, LAST)) - set(STORE_BYTES)

@@ -27,7 +27,7 @@ from dataset.fasta.alphabet import STORE_ALPHABET
 from dataset.fasta.counts import IngestCounts
 from dataset.fasta.reader import find_files
 from dataset.fasta.records import hashes_of
-from dataset.labels.label_space import IGNORED_TARGET, MAPPINGS_FILE, LabelSpace, UnseenLabelError
+from dataset.labels.label_space import MAPPINGS_FILE, LabelSpace, UnseenLabelError
 from dataset.labels.labelled_file import (
     LabelledCounts,
     LabelledRecords,
@@ -60,6 +60,7 @@ from dataset.store.conversion import (
 from dataset.store.format import TEXT_ALPHABET, SampleSource, signed_json
 from dataset.store.ingest import blocks
 from dataset.store.writer import StoreWriter
+from dataset.targets import IGNORED_TARGET
 from train_config.classifier_schema import LabelsSection, TokenizerSection
 from train_config.schema import DataSection
 

@@ -20,12 +20,10 @@ from numpy.typing import NDArray
 from common.errors import DataError
 from common.text import counted
 from dataset.batches.sparse_targets import SparseTargets
+from dataset.targets import IGNORED_TARGET
 from train_config.classifier_schema import TargetKind
 
 MAPPINGS_FILE = "label_mappings.json"
-
-IGNORED_TARGET = -100
-"""Class that no loss looks at; that of :mod:`dataset.packed_batch`, which needs torch."""
 
 DECISION_THRESHOLD = 0.5
 """A label of several is predicted where its probability is above this."""
@@ -194,11 +192,6 @@ class LabelSpace:
                 chr(int(points_R[at])), int(np.searchsorted(ends_N, at, side="right")), self.names
             )
         return np.where(known_R, nearest_R, IGNORED_TARGET).astype(np.int64)
-
-
-def has_target(targets: NDArray) -> NDArray[np.bool_]:
-    """(N,) records, or residues, of which a target is known, in any of the forms of :meth:`LabelSpace.encode`."""
-    return np.isfinite(targets).any(axis=1) if targets.ndim == 2 else targets != IGNORED_TARGET
 
 
 def _code_points(text: str) -> NDArray[np.uint32]:

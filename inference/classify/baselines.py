@@ -27,7 +27,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from dataset.fasta.alphabet import AMINO_ACIDS
-from dataset.labels.label_space import has_target
+from dataset.targets import has_target
 from train_config.classifier_schema import TargetKind
 
 _BY_COLUMN = ("multilabel", "regression")

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from common.errors import ConfigError, DataError
 from common.progress import ProgressCallback
 from dataset.labels.conversion import ensure_labelled_store
-from dataset.labels.label_space import LabelSpace, UnseenLabelError, has_target
+from dataset.labels.label_space import LabelSpace, UnseenLabelError
 from dataset.labels.labelled_file import LabelledCounts, LabelledRecords, read_labelled
 from dataset.labels.store import LabelledStore
+from dataset.targets import has_target
 from inference.exported import Part
 from run_folder.checkpoints import check_data
 from run_folder.paths import RunFolder

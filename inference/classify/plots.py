@@ -29,7 +29,7 @@ from sklearn.metrics import (
 
 from common.figure_style import BLUE, GREEN, GREY, INK, ORANGE, RED, heading, legend, new_figure, save, style
 from common.text import counted
-from dataset.labels.label_space import IGNORED_TARGET
+from dataset.targets import IGNORED_TARGET
 from model.metrics.weighted import CALIBRATION_BINS
 
 _MOST_CLASSES = 100

@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.bootstrap import SHARE
-from dataset.labels.label_space import LabelSpace, has_target
+from dataset.labels.label_space import LabelSpace
+from dataset.targets import has_target
 from inference.classify.plots import draw_confusion, draw_predictions, draw_reliability, draw_roc_pr
 from model.metrics.classification import (
     bootstrap_intervals,

@@ -26,7 +26,8 @@ from torch import Tensor
 
 from common.bootstrap import SHARE, percentile_interval, resamplings
 from common.errors import DivergenceError
-from dataset.labels.label_space import has_target, predicted_positive
+from dataset.labels.label_space import predicted_positive
+from dataset.targets import has_target
 from model.metrics.weighted import Correlation, Metrics, Ranking, weighted_metrics
 from train_config.classifier_schema import TargetKind
 

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from dataset.packed_batch import IGNORED_TARGET, PackedBatch
+from dataset.packed_batch import PackedBatch
+from dataset.targets import IGNORED_TARGET
 from dataset.tokens.esm import CLS, EOS, PAD, VOCABULARY
 from model.backbones.base import PackedBackbone
 from model.backbones.loading import seeded

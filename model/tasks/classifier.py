@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from dataset.labels.label_space import LabelSpace, predicted_positive
-from dataset.packed_batch import FEATURES, WEIGHTS, PackedBatch, has_target
+from dataset.packed_batch import FEATURES, WEIGHTS, PackedBatch
+from dataset.targets import has_target
 from dataset.tokens.base import SequenceTokenizer
 from model.backbones.base import PackedBackbone
 from model.backbones.loading import build_backbone, seeded

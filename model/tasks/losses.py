@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from common.errors import ConfigError
-from dataset.packed_batch import IGNORED_TARGET
+from dataset.targets import IGNORED_TARGET
 from model.backbones.float32_buffers import Float32Buffers
 from model.tasks.classifier_settings import loss_name
 from train_config.classifier_schema import ClassifierSection, TargetKind

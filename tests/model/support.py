@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dataset.packed_batch import IGNORED_TARGET, TARGETS, PackedBatch
+from dataset.packed_batch import TARGETS, PackedBatch
+from dataset.targets import IGNORED_TARGET
 from dataset.tokens.esm import MASK, pack_sequences
 from model.backbones.base import Checkpointing
 from model.tasks.autoencoder import ESM2Autoencoder

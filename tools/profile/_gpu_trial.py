@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 
 from common.errors import ResourceError
-from dataset.packed_batch import IGNORED_TARGET, TARGETS, PackedBatch
+from dataset.packed_batch import TARGETS, PackedBatch
+from dataset.targets import IGNORED_TARGET
 from dataset.tokens.esm import CLS, EOS, MASK, pack_sequences
 from model.parameter_groups import parameter_groups
 from model.tasks.masked_lm import MaskedLM

@@ -80,7 +80,7 @@ def compare(
     """Embed so many proteins, spread over the lengths, on both devices, a round each in turns after a warm-up."""
     subjects = _subjects(name, texts, settings)
     contenders = {label: partial(_embedded, subject) for label, subject in subjects.items()}
-    samples = measure(contenders, settings.rounds, show=lambda text: show(f"{name}, {text}")).samples
+    samples = measure(contenders, settings.rounds, show=lambda text: show(f"{name}, {text}"))
     first = next(iter(samples.values()))[0][0]
     residues, count = int(sum(batch.lengths.sum() for batch in first)), len(next(iter(subjects.values())).texts)
     devices = {}

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from dataset.batches.labelled import LabelledSource, Labels
 from dataset.batches.steps import TrainingSteps
 from dataset.labels.label_space import LabelSpace
-from dataset.packed_batch import IGNORED_TARGET, TARGETS, WEIGHTS, has_target
+from dataset.packed_batch import TARGETS, WEIGHTS
+from dataset.targets import IGNORED_TARGET, has_target
 from train_config.schema import BatchSection
 
 BATCH = BatchSection(tokens=64, global_tokens=128, packing_window=16)

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import DataError
-from dataset.labels.label_space import IGNORED_TARGET, LabelSpace, UnseenLabelError
-from dataset.packed_batch import IGNORED_TARGET as IGNORED_IN_BATCHES
+from dataset.labels.label_space import LabelSpace, UnseenLabelError
+from dataset.targets import IGNORED_TARGET
 
 names = st.text(min_size=1, max_size=8)
 several_names = st.lists(names, min_size=2, max_size=30).filter(lambda labels: len(set(labels)) > 1)
@@ -101,7 +101,7 @@ def test_unseen_labels_may_be_left_without_a_target():
     targets = sets.encode([["a"], ["a", "z"]], ignore_unseen=True)
     np.testing.assert_array_equal(targets[:], [[1, 0], [np.nan, np.nan]])
     letters = LabelSpace("per_residue", ("E", "H"))
-    assert letters.encode(["HIE.?-"], ignore_unseen=True).tolist() == [1, IGNORED_TARGET, 0, *[IGNORED_IN_BATCHES] * 3]
+    assert letters.encode(["HIE.?-"], ignore_unseen=True).tolist() == [1, IGNORED_TARGET, 0, *[IGNORED_TARGET] * 3]
 
 
 def test_the_mappings_are_those_that_hugging_face_knows(tmp_path):

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from dataset.packed_batch import IGNORED_TARGET, PackedBatch
+from dataset.packed_batch import PackedBatch
 from dataset.structures.batches import StructureSource
 from dataset.structures.store import StructureStore
+from dataset.targets import IGNORED_TARGET
 from dataset.tokens.esm import MASK
 from tests.structures import structure_store
 from train_config.diffusion_schema import DiffusionSection

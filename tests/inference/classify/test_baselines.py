@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from dataset.fasta.alphabet import AMINO_ACIDS
-from dataset.labels.label_space import IGNORED_TARGET
+from dataset.targets import IGNORED_TARGET
 from inference.classify.baselines import baselines
 from model.metrics.classification import classification_metrics
 

@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from sklearn import metrics
 
-from dataset.labels.label_space import IGNORED_TARGET
+from dataset.targets import IGNORED_TARGET
 from inference.classify import plots
 from inference.classify.plots import draw_confusion, draw_predictions, draw_reliability, draw_roc_pr, ranking_curves
 

@@ -5,7 +5,8 @@ import re
 import numpy as np
 import pytest
 
-from dataset.labels.label_space import IGNORED_TARGET, LabelSpace
+from dataset.labels.label_space import LabelSpace
+from dataset.targets import IGNORED_TARGET
 from inference.classify.report import Scored, evaluation_of, write_report
 from model.metrics.classification import bootstrap_intervals, classification_metrics
 

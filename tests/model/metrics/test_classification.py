@@ -9,7 +9,7 @@ from scipy.stats import pearsonr, spearmanr
 from sklearn import metrics
 
 from common.errors import DivergenceError
-from dataset.packed_batch import IGNORED_TARGET
+from dataset.targets import IGNORED_TARGET
 from model.metrics.classification import (
     bootstrap_intervals,
     classification_metrics,

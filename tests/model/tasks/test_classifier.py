@@ -9,7 +9,8 @@ from torch.nn import functional
 
 from common.errors import ConfigError
 from dataset.labels.label_space import LabelSpace
-from dataset.packed_batch import FEATURES, IGNORED_TARGET, TARGETS, WEIGHTS, PackedBatch, has_target
+from dataset.packed_batch import FEATURES, TARGETS, WEIGHTS, PackedBatch
+from dataset.targets import IGNORED_TARGET, has_target
 from dataset.tokens.esm import pack_sequences
 from model.backbones.loading import build_backbone
 from model.tasks.classifier import Classifier

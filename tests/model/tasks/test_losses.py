@@ -9,7 +9,7 @@ from sklearn.utils.class_weight import compute_class_weight
 from torch.nn import functional
 
 from common.errors import ConfigError
-from dataset.packed_batch import IGNORED_TARGET, has_target
+from dataset.targets import IGNORED_TARGET, has_target
 from model.tasks.classifier_settings import loss_name
 from model.tasks.losses import TargetLoss, balanced_class_weights
 from train_config.classifier_schema import ClassifierSection

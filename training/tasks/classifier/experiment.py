@@ -24,7 +24,8 @@ from dataset.batches.steps import BatchSource, TrainingSteps, ValidationSteps
 from dataset.labels.label_space import MAPPINGS_FILE, LabelSpace
 from dataset.labels.label_weights import read_label_weights
 from dataset.labels.store import LabelledStore, stage_sequences
-from dataset.packed_batch import WEIGHTS, PackedBatch, has_target
+from dataset.packed_batch import WEIGHTS, PackedBatch
+from dataset.targets import has_target
 from dataset.tokens.base import open_tokenizer
 from dataset.tokens.token_store import ensure_tokens
 from model.backbones.base import decayed_rates
