@@ -23,7 +23,6 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from common.errors import DataError
-from common.publishing import file_xxh128
 from dataset.fasta.counts import SourceFile
 from dataset.fasta.read_ahead import ReadAhead, TextStream
 from dataset.fasta.reader import COMPRESSIONS
@@ -113,15 +112,13 @@ class Table:
 
     def _parquet(self) -> Iterator[pa.RecordBatch]:
         try:
-            status = self._path.stat()
             with pq.ParquetFile(self._path) as file:
                 self._check_columns(file.schema_arrow.names)
                 yield from file.iter_batches(PART_ROWS, columns=list(self._wanted), use_threads=False)
         except (pa.ArrowException, UnicodeDecodeError) as error:
             reason = str(error).splitlines()[0]
             raise DataError(f"{self._path}: not Parquet, or damaged ({reason}); make it or copy it again") from error
-        path, checksum = str(self._path.resolve()), file_xxh128(self._path)
-        self.finished = [SourceFile(path=path, bytes=status.st_size, mtime_ns=status.st_mtime_ns, xxh128=checksum)]
+        self.finished = [SourceFile.of(self._path)]
 
     def _check_columns(self, header: list[str]) -> None:
         for name, setting in self._wanted.items():

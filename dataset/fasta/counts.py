@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import BaseModel, ConfigDict
 
+from common.publishing import file_xxh128
 from common.text import counted
 
 
@@ -16,6 +19,13 @@ class SourceFile(BaseModel):
     bytes: int
     mtime_ns: int
     xxh128: str
+
+    @classmethod
+    def of(cls, path: Path) -> SourceFile:
+        """The file as it is now."""
+        status = path.stat()
+        checksum = file_xxh128(path)
+        return cls(path=str(path.resolve()), bytes=status.st_size, mtime_ns=status.st_mtime_ns, xxh128=checksum)
 
 
 class IngestCounts(BaseModel):

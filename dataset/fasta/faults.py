@@ -91,12 +91,12 @@ class Faults:
         for origin, fault in zip(origins, first, strict=True):
             if origin is not None:
                 wanted[origin[0]].append((origin[1], fault.residue))
-        found = {path: iter(places_of_records(path, some)) for path, some in wanted.items()}
+        places = {path: iter(places_of_records(path, records)) for path, records in wanted.items()}
         repeated = {fault.repeats for fault in first if fault.repeats is not None}
         before = self._places_of_ids(repeated) if repeated else {}
         lines = []
         for origin, fault in zip(origins, first, strict=True):
-            place = next(found[origin[0]]) if origin else fault.batch.place(fault.index, fault.residue)
+            place = next(places[origin[0]]) if origin else fault.batch.place(fault.index, fault.residue)
             if fault.repeats is not None:
                 place += (
                     f": the id {fault.repeats!r} stands already in {before.get(fault.repeats, 'an earlier record')}"

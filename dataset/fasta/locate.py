@@ -59,8 +59,8 @@ def _in_record(line: _Line) -> str:
 
 def place_of_line(path: Path, test: Callable[[str], bool]) -> str:
     """File, line and record of the first line that passes the test."""
-    found = next((line for line in _scan(path) if test(line.text)), None)
-    return str(path) if found is None else f"{path}, line {found.number}{_in_record(found)}"
+    first = next((line for line in _scan(path) if test(line.text)), None)
+    return str(path) if first is None else f"{path}, line {first.number}{_in_record(first)}"
 
 
 def place_of_record(path: Path, number: int, residue: int | None = None) -> str:
@@ -71,7 +71,7 @@ def place_of_record(path: Path, number: int, residue: int | None = None) -> str:
 
 def places_of_records(path: Path, wanted: list[tuple[int, int | None]]) -> list[str]:
     """The places of several records and residues, each as :func:`place_of_record` gives it, in one pass."""
-    found: dict[tuple[int, int | None], str] = {}
+    places: dict[tuple[int, int | None], str] = {}
     residues: dict[int, list[int]] = {number: [] for number, _ in wanted}
     for number, residue in wanted:
         residues[number] += [] if residue is None else [residue]
@@ -83,25 +83,25 @@ def places_of_records(path: Path, wanted: list[tuple[int, int | None]]) -> list[
             continue
         if line.record != current:
             seen, current = 0, line.record
-            found[current, None] = f"{path}, line {line.number}{_in_record(line)}"
+            places[current, None] = f"{path}, line {line.number}{_in_record(line)}"
             continue
         text = line.text.strip()
         for residue in residues[current]:
             if seen <= residue < seen + len(text):
                 column = residue - seen + 1
-                found[current, residue] = f"{path}, line {line.number}, column {column}{_in_record(line)}"
+                places[current, residue] = f"{path}, line {line.number}, column {column}{_in_record(line)}"
         seen += len(text)
-    return [found.get(one, f"{path}, record {one[0]}") for one in wanted]
+    return [places.get((number, residue), f"{path}, record {number}") for number, residue in wanted]
 
 
 def places_of_ids(paths: list[Path], ids: set[str]) -> dict[str, str]:
     """File and line of the first record with each of these ids, in one pass over the files."""
-    found: dict[str, str] = {}
+    places: dict[str, str] = {}
     for path in paths:
         for line in _scan(path):
-            if line.record_id in ids and line.record_id not in found:  # a record's first line is its header
-                found[line.record_id] = f"{path}, line {line.number}"
-    return found
+            if line.record_id in ids and line.record_id not in places:  # a record's first line is its header
+                places[line.record_id] = f"{path}, line {line.number}"
+    return places
 
 
 def _last_place(path: Path) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import glob
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -42,6 +42,12 @@ _FIRST_LETTERS = {
     "<": "looks like HTML or XML (it starts with '<'); was it saved from a web page?",
 }
 _NO_HEADER = "a FASTA file starts with '>' and an id; here a sequence or another format comes before any header"
+
+
+def is_fasta_name(path: Path) -> bool:
+    """Return whether the name ends like a FASTA file's."""
+    name = path.name.lower()
+    return name.endswith(tuple(suffix + compression for suffix in SUFFIXES for compression in COMPRESSIONS))
 
 
 class Origin(NamedTuple):
@@ -167,14 +173,14 @@ class FastaSource:
         parsed = _records_by_lines(TextStream(text, unparsed), path)
         problem: Exception | None = None
         while problem is None:
-            some: list[tuple[bytes, bytes]] = []
+            records: list[tuple[bytes, bytes]] = []
             try:
-                some.extend(islice(parsed, _RECORDS_AT_ONCE))
+                records.extend(islice(parsed, _RECORDS_AT_ONCE))
             except (DataError, OSError) as error:
                 problem = error  # raised once the records before it are given out
-            if not some:
+            if not records:
                 break
-            yield Records.of([header for header, _ in some], [sequence for _, sequence in some])
+            yield Records.of([header for header, _ in records], [sequence for _, sequence in records])
         if problem is not None:
             raise problem
 
@@ -216,31 +222,30 @@ def _problem(line: str, in_record: bool) -> str | None:
     return "starts with '#'; FASTA has no comments, remove it" if start == "#" else None
 
 
-def find_files(sources: list[str]) -> list[Path]:
-    """The FASTA files that names of files, folders (searched to any depth) and globs stand for, each once, in order.
+def find_files(
+    sources: Sequence[str],
+    is_wanted: Callable[[Path], bool] = is_fasta_name,
+    kind: str = f"FASTA file ({', '.join(SUFFIXES)}, plain or compressed)",
+) -> list[Path]:
+    """The files that names of files, folders (searched to any depth) and globs stand for, each once, in order.
 
-    Raises DataError where a name stands for nothing.
+    Of a folder those whose names are wanted; ``kind`` is what messages call them. Raises DataError where a name stands
+    for nothing.
     """
-    found: dict[Path, Path] = {}
+    files: dict[Path, Path] = {}
     for source in sources:
         with _reading(Path(source)):
-            for path in _expand(source):
-                found.setdefault(path.resolve(), path)
-    return list(found.values())
+            for path in _expand(source, is_wanted, kind):
+                files.setdefault(path.resolve(), path)
+    return list(files.values())
 
 
-def is_fasta_name(path: Path) -> bool:
-    """Return whether the name ends like a FASTA file's."""
-    name = path.name.lower()
-    return name.endswith(tuple(suffix + compression for suffix in SUFFIXES for compression in COMPRESSIONS))
-
-
-def _expand(source: str) -> list[Path]:
+def _expand(source: str, is_wanted: Callable[[Path], bool], kind: str) -> list[Path]:
     path = Path(source)
     if path.is_dir():
-        files = sorted(p for p in path.rglob("*") if p.is_file() and is_fasta_name(p) and not p.name.startswith("."))
+        files = sorted(p for p in path.rglob("*") if p.is_file() and is_wanted(p) and not p.name.startswith("."))
         if not files:
-            raise DataError(f"{source}: the folder holds no FASTA file ({', '.join(SUFFIXES)}, plain or compressed)")
+            raise DataError(f"{source}: the folder holds no {kind}")
         return files
     if path.is_file():
         return [path]

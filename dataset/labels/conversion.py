@@ -300,7 +300,7 @@ def _check_made_of(labelled: LabelledStore, data: DataSection, tokenizer: Tokeni
     remedy = other_store(labelled.path)
     check_source(labelled.path, manifest.source, data, find_labelled_files)
     held_out = data.labels.validation_source
-    if not same_files(manifest.held_out_source, find_labelled_files(held_out) if held_out else []):
+    if not same_files(manifest.held_out_source, find_labelled_files(held_out)):
         raise DataError(f"{labelled.path}: made with other files of data.labels.validation_source; {remedy}")
     if not same_files(manifest.labels_source, _labels_files(data.labels)):
         raise DataError(f"{labelled.path}: made with other data.labels.labels_file or mask_file; {remedy}")

@@ -119,7 +119,7 @@ def read_labelled(
     check_label_settings(labels, tokenizer)
     embedded = (sample or SampleSection()) if sources == [SAMPLE] else None
     paths = [] if embedded else find_labelled_files(sources)
-    held_out = find_labelled_files(list(held_out_sources)) if held_out_sources else []
+    held_out = find_labelled_files(held_out_sources)
     residue_labels = ResidueLabels(labels) if with_labels and labels.labels_file is not None else None
     source = LabelledSource(
         paths + held_out,
@@ -181,25 +181,13 @@ def check_label_settings(labels: LabelsSection, tokenizer: TokenizerSection) -> 
         )
 
 
-def find_labelled_files(sources: list[str]) -> list[Path]:
-    """The files that names of files, folders (FASTA and tables in them) and globs stand for, each once, in order.
-
-    Raises DataError where a name stands for nothing, or for a kind of file that can't be read.
-    """
-    names: list[str] = []
-    for source in sources:
-        folder = Path(source)
-        inside = sorted(path for path in folder.rglob("*") if _is_wanted(path)) if folder.is_dir() else []
-        names += [str(path) for path in inside] or [source]
-    paths = find_files(names)
+def find_labelled_files(sources: Sequence[str]) -> list[Path]:
+    """:func:`~dataset.fasta.reader.find_files` for FASTA and tables; DataError for other kinds of files, too."""
+    paths = find_files(sources, lambda path: is_table_name(path) or is_fasta_name(path), "FASTA file or table")
     for path in paths:
         if path.name.lower().endswith(_UNREADABLE):
             raise DataError(f"{path}: this kind of file is not read; save it as CSV, TSV, Parquet or FASTA")
     return paths
-
-
-def _is_wanted(path: Path) -> bool:
-    return path.is_file() and not path.name.startswith(".") and (is_table_name(path) or is_fasta_name(path))
 
 
 class _Reader:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from common.errors import DataError
 from common.progress import ConversionProgress, ProgressCallback
-from common.publishing import exclusive, file_xxh128, published, refuse_existing
+from common.publishing import exclusive, published, refuse_existing
 from common.text import counted
 from dataset.batches.splitting import split_records
 from dataset.embeddings.arrays import open_arrays
@@ -110,18 +110,8 @@ def structure_store_location(data: DataSection, default_root: Path) -> Path:
 
 
 def find_structure_files(sources: list[str]) -> list[Path]:
-    """The structure files that files, folders (searched to any depth) and globs stand for, each once, in order.
-
-    Raises DataError where a name stands for nothing.
-    """
-    names: list[str] = []
-    for source in sources:
-        folder = Path(source)
-        inside = sorted(path for path in folder.rglob("*") if path.is_file() and is_structure_name(path))
-        if folder.is_dir() and not inside:
-            raise DataError(f"{source}: the folder holds no structure file ({', '.join(SUFFIXES)}, plain or .gz)")
-        names += [str(path) for path in inside] or [source]
-    return find_files(names)
+    """:func:`~dataset.fasta.reader.find_files` for structure files."""
+    return find_files(sources, is_structure_name, f"structure file ({', '.join(SUFFIXES)}, plain or .gz)")
 
 
 def read_proteins(sources: list[str], policies: IngestSection | None = None) -> tuple[list[str], list[str]]:
@@ -169,7 +159,7 @@ def _make(data: DataSection, target: Path, progress: ProgressCallback | None) ->
     num_given = len(structures)
     structures += _read(files[_HELD_OUT], data.structures, counts, progress)
     check_ids(structures)
-    texts = [each.residues.encode("ascii") for each in structures]
+    texts = [structure.residues.encode("ascii") for structure in structures]
     hashes_N = hashes_of(texts)
     parts_N = np.zeros(len(structures), dtype=np.int8)
     held_out = np.arange(num_given, len(structures))
@@ -177,12 +167,12 @@ def _make(data: DataSection, target: Path, progress: ProgressCallback | None) ->
         _, held_out = split_records(hashes_N, data.validation_share)
     parts_N[held_out] = HELD_OUT
     names, labels_N = _labels(structures, data.structures)
-    described = {key: [_described(path) for path in paths] for key, paths in files.items()}
+    described = {key: [SourceFile.of(path) for path in paths] for key, paths in files.items()}
     with published(target) as folder:
         sequences = folder / SEQUENCES_FOLDER
         sequences.mkdir()
         with closing(StoreWriter(sequences, target / SEQUENCES_FOLDER)) as writer:
-            for block in blocks([each.id for each in structures], texts, hashes_N):
+            for block in blocks([structure.id for structure in structures], texts, hashes_N):
                 writer.add(block)
             counted_records = IngestCounts(records_read=len(texts))
             checksum = writer.finish(described[_SOURCE], data.ingest, counted_records).checksum
@@ -226,10 +216,10 @@ def _read(
 def check_ids(structures: list[Structure]) -> None:
     """Raise DataError where two records have one id."""
     seen: set[str] = set()
-    for each in structures:
-        if each.id in seen:
-            raise DataError(f"{each.id}: two records have this id; rename one of them, or its file")
-        seen.add(each.id)
+    for structure in structures:
+        if structure.id in seen:
+            raise DataError(f"{structure.id}: two records have this id; rename one of them, or its file")
+        seen.add(structure.id)
 
 
 def _labels(structures: list[Structure], section: StructuresSection) -> tuple[list[str], NDArray[np.int64]]:
@@ -241,19 +231,12 @@ def _labels(structures: list[Structure], section: StructuresSection) -> tuple[li
     for record, label in zip(rows["id"], rows["label"], strict=True):
         if label and by_id.setdefault(record, label) != label:
             raise DataError(f"{section.labels}: {record} has two labels; remove one")
-    names = sorted({by_id[each.id] for each in structures if each.id in by_id})
+    labels = [by_id.get(structure.id) for structure in structures]
+    names = sorted({label for label in labels if label is not None})
     if not names:
         raise DataError(f"{section.labels}: has no id of these structures, such as {structures[0].id}")
-    numbers = {name: number for number, name in enumerate(names)}
-    labels = [numbers[by_id[each.id]] if each.id in by_id else -1 for each in structures]
-    return names, np.array(labels, dtype=np.int64)
-
-
-def _described(path: Path) -> SourceFile:
-    status = path.stat()
-    return SourceFile(
-        path=str(path.resolve()), bytes=status.st_size, mtime_ns=status.st_mtime_ns, xxh128=file_xxh128(path)
-    )
+    numbers: dict[str | None, int] = {name: number for number, name in enumerate(names)}
+    return names, np.array([numbers.get(label, -1) for label in labels], dtype=np.int64)
 
 
 def _settings(data: DataSection) -> dict[str, Any]:

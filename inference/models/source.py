@@ -11,7 +11,7 @@ from typing import NamedTuple
 from common.errors import ConfigError
 from dataset.tokens.model_folder import local_folder
 from model.backbones.source import is_drawn
-from model.export.manifest import task_of
+from model.export.exported_folder import task_of
 from train_config.schema import BackboneSection
 
 EXPORT_FOLDER = "export"

@@ -2,7 +2,7 @@
 
 config.json, model.safetensors    the backbone, as AutoModel opens it, with the names of the classes
 or adapter_config.json, adapter_model.safetensors  an adapter, as peft opens it, of the base that it names
-base/                             that base, where its weights were drawn and so can't be had elsewhere
+base/                             that base, where its weights were random and so can't be had elsewhere
 classifier.safetensors, classifier_config.json  weights and settings of pooling and head
 label_mappings.json               kind of the labels and names of the classes
 tokenizer files                   as AutoTokenizer opens them
@@ -36,7 +36,6 @@ from model.backbones.lora import ADAPTER_CONFIG_FILE, base_state, load_adapter, 
 from model.export.classifier_card import Opening, classifier_card
 from model.export.exported_folder import (
     CONFIG_FILE,
-    FORMAT_VERSION,
     WEIGHTS_FILE,
     ClassifierSettings,
     exported_folder,
@@ -106,7 +105,7 @@ def load_classifier(folder: str | Path) -> tuple[Classifier, SequenceTokenizer]:
     label_space = LabelSpace.load(folder)
     adapted = (folder / ADAPTER_CONFIG_FILE).is_file()
     source = _base_folder(folder) if adapted else folder
-    with seeded(0):  # what is drawn is overwritten; the caller's random state must not move
+    with seeded(0):  # random weights are overwritten; the caller's random state must not move
         section = BackboneSection(source=str(source), padded=settings.padded)
         backbone = build_backbone(section, seed=0, vocabulary_size=tokenizer.vocabulary_size, pad=tokenizer.pad)
         if adapted:
@@ -126,7 +125,6 @@ def _write_head(model: Classifier, folder: Path) -> None:
     """Weights and settings of pooling and head."""
     save_own_weights(model.own_state(), folder / WEIGHTS_FILE)
     settings = ClassifierSettings(
-        format_version=FORMAT_VERSION,
         architecture=type(model.backbone.model).__name__,
         hidden_size=model.backbone.hidden_size,
         padded=isinstance(model.backbone, PaddedBackbone),
@@ -134,7 +132,7 @@ def _write_head(model: Classifier, folder: Path) -> None:
         num_suffix=model.num_suffix,
         classifier=model.section,
     )
-    (folder / CONFIG_FILE).write_text(settings.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    settings.write(folder / CONFIG_FILE)
 
 
 def _write_network(model: Classifier, folder: Path, state: dict[str, Tensor]) -> None:
@@ -155,15 +153,16 @@ def _write_adapter(model: Classifier, folder: Path) -> str:
     The base has a folder of its own: beside a config.json, transformers loads an adapter without being asked.
     """
     source = getattr(model.backbone.model.config, "_name_or_path", "") or ""
-    if found := _SNAPSHOT.search(source):
-        name, revision = f"{found['owner']}/{found['name']}", found["revision"]
+    snapshot = _SNAPSHOT.search(source)
+    if snapshot is not None:
+        name, revision = f"{snapshot['owner']}/{snapshot['name']}", snapshot["revision"]
         save_adapter(model.backbone, folder, base=name, revision=revision)
         return f"{name!r}, revision={revision!r}"
     if source and Path(source).is_dir():
         base = str(Path(source).absolute())
         save_adapter(model.backbone, folder, base=base)
         return repr(base)
-    (folder / BASE_FOLDER).mkdir()  # the weights were drawn
+    (folder / BASE_FOLDER).mkdir()  # its weights were random
     _write_network(model, folder / BASE_FOLDER, base_state(model.backbone.model))
     save_adapter(model.backbone, folder, base=BASE_FOLDER)
     return f'f"{{folder}}/{BASE_FOLDER}"'

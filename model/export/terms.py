@@ -11,7 +11,6 @@ from dataset.labels.label_space import LabelSpace
 from dataset.tokens.base import SequenceTokenizer
 from model.export.exported_folder import (
     CONFIG_FILE,
-    FORMAT_VERSION,
     WEIGHTS_FILE,
     ClassifierSettings,
     exported_folder,
@@ -32,7 +31,6 @@ def export_vector_classifier(
     with exported_folder(folder, "terms", overwrite, resolved_config) as (building, target):
         save_own_weights(model.own_state(), building / WEIGHTS_FILE)
         settings = ClassifierSettings(
-            format_version=FORMAT_VERSION,
             architecture=ARCHITECTURE,
             hidden_size=model.backbone.hidden_size,
             padded=False,
@@ -40,7 +38,7 @@ def export_vector_classifier(
             num_suffix=0,
             classifier=model.section,
         )
-        (building / CONFIG_FILE).write_text(settings.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        settings.write(building / CONFIG_FILE)
         model.label_space.save(building)
         description = f"Logits of {model.label_space.num_outputs} terms from a vector of {model.backbone.hidden_size}."
         opening = "`esmeray function predict` takes the folder of its run."

@@ -9,7 +9,7 @@ import pytest
 
 from common.errors import ConfigError, DataError
 from inference.models.source import ModelSource, exported_by, find_model
-from model.export.manifest import MODEL_FILE
+from model.export.exported_folder import MODEL_FILE
 from tests.classifiers import export_tiny
 from tests.inference.models.opened import opened
 
