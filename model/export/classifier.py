@@ -42,7 +42,7 @@ from model.export.exported_folder import (
     read_settings,
 )
 from model.export.model_card import example_text
-from model.tasks.base import load_own_weights, save_own_weights
+from model.saved_settings import write_settings
 from model.tasks.classifier import Classifier
 from train_config.schema import BackboneSection, DataSection
 
@@ -117,13 +117,13 @@ def load_classifier(folder: str | Path) -> tuple[Classifier, SequenceTokenizer]:
             num_prefix=settings.num_prefix,
             num_suffix=settings.num_suffix,
         )
-    load_own_weights(model, model.own_state(), folder / WEIGHTS_FILE)
+    model.load_own_weights(folder / WEIGHTS_FILE)
     return model.eval(), tokenizer
 
 
 def _write_head(model: Classifier, folder: Path) -> None:
     """Weights and settings of pooling and head."""
-    save_own_weights(model.own_state(), folder / WEIGHTS_FILE)
+    model.save_own_weights(folder / WEIGHTS_FILE)
     settings = ClassifierSettings(
         architecture=type(model.backbone.model).__name__,
         hidden_size=model.backbone.hidden_size,
@@ -132,7 +132,7 @@ def _write_head(model: Classifier, folder: Path) -> None:
         num_suffix=model.num_suffix,
         classifier=model.section,
     )
-    settings.write(folder / CONFIG_FILE)
+    write_settings(folder / CONFIG_FILE, settings.model_dump(mode="json"))
 
 
 def _write_network(model: Classifier, folder: Path, state: dict[str, Tensor]) -> None:

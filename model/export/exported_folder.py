@@ -6,49 +6,32 @@ Nothing here needs torch, so that damage to a folder is reported at once.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import TypedDict
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 from safetensors import SafetensorError
 
-from common.errors import DataError, ResourceError
+from common.errors import ResourceError
 from common.publishing import made_folder
+from model.saved_settings import damaged, read_settings_of, write_settings
 from train_config.classifier_schema import ClassifierSection
 
 MODEL_FILE = "esmeray_model.json"
 CONFIG_FILE = "classifier_config.json"
 WEIGHTS_FILE = "classifier.safetensors"
-FORMAT_VERSION = 1
 _RUN_CONFIG = "config.yaml"
 MADE_BY = "export"
 """Name in the manifest of an exported model, whether a run or the tool made it."""
 
 
-class _Versioned(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    format_version: int = FORMAT_VERSION
-
-    def write(self, path: Path) -> None:
-        path.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
-
-
-_Content = TypeVar("_Content", bound=_Versioned)
-
-
-class ModelManifest(_Versioned):
-    """``task`` is a name of ``model.task``; what else a task needs stands in files of its own beside this one."""
-
-    task: str
-
-
-class ClassifierSettings(_Versioned):
+class ClassifierSettings(BaseModel):
     """classifier_config.json."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     architecture: str
     hidden_size: int
@@ -56,6 +39,12 @@ class ClassifierSettings(_Versioned):
     num_prefix: int
     num_suffix: int
     classifier: ClassifierSection
+
+
+class _Manifest(TypedDict):
+    """esmeray_model.json. ``task`` is a name of ``model.task``; what else it needs stands in files of its own."""
+
+    task: str
 
 
 @contextmanager
@@ -77,7 +66,7 @@ def exported_folder(
             raise ResourceError(
                 f"the model can't be exported to {target} ({error}); free space or choose another folder"
             ) from error
-        ModelManifest(task=task).write(building / MODEL_FILE)
+        write_settings(building / MODEL_FILE, {"task": task})
         if resolved_config is not None:
             (building / _RUN_CONFIG).write_text(resolved_config, encoding="utf-8")
 
@@ -90,13 +79,13 @@ def task_of(folder: Path) -> str | None:
     """
     manifest, config = folder / MODEL_FILE, folder / _RUN_CONFIG
     if manifest.is_file():
-        return _read(manifest, ModelManifest).task
+        return read_settings_of(manifest, "exported model", TypeAdapter(_Manifest).validate_python)["task"]
     if not config.is_file():
         return None
     try:
         return str(yaml.safe_load(config.read_text(encoding="utf-8"))["model"]["task"])
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
-        raise _damaged(config, error) from error
+        raise damaged(config, error) from error
 
 
 def read_settings(folder: Path) -> ClassifierSettings:
@@ -104,23 +93,4 @@ def read_settings(folder: Path) -> ClassifierSettings:
 
     Raises DataError (the folder holds no classifier, one of another format version, or a damaged file).
     """
-    return _read(folder / CONFIG_FILE, ClassifierSettings)
-
-
-def _read(path: Path, schema: type[_Content]) -> _Content:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        version = content["format_version"]
-        if version != FORMAT_VERSION:
-            raise DataError(
-                f"{path} has format version {version}, this program reads {FORMAT_VERSION}; export the model again"
-            )
-        return schema.model_validate(content)
-    except FileNotFoundError as error:
-        raise DataError(f"{path.parent} holds no classifier ({path.name} is missing)") from error
-    except (OSError, ValueError, ValidationError, KeyError, TypeError) as error:
-        raise _damaged(path, error) from error
-
-
-def _damaged(path: Path, error: Exception) -> DataError:
-    return DataError(f"{path} is damaged ({type(error).__name__}); export the model again")
+    return read_settings_of(folder / CONFIG_FILE, "classifier", ClassifierSettings.model_validate)

@@ -17,7 +17,8 @@ from model.export.exported_folder import (
     read_settings,
 )
 from model.export.model_card import model_card
-from model.tasks.base import TaskModel, load_own_weights, save_own_weights
+from model.saved_settings import write_settings
+from model.tasks.base import TaskModel
 from model.tasks.terms import VectorClassifier
 
 ARCHITECTURE = "vectors"
@@ -29,7 +30,7 @@ def export_vector_classifier(
 ) -> Path:
     """Write the folder; raises as :func:`model.export.classifier.export_classifier`."""
     with exported_folder(folder, "terms", overwrite, resolved_config) as (building, target):
-        save_own_weights(model.own_state(), building / WEIGHTS_FILE)
+        model.save_own_weights(building / WEIGHTS_FILE)
         settings = ClassifierSettings(
             architecture=ARCHITECTURE,
             hidden_size=model.backbone.hidden_size,
@@ -38,7 +39,7 @@ def export_vector_classifier(
             num_suffix=0,
             classifier=model.section,
         )
-        settings.write(building / CONFIG_FILE)
+        write_settings(building / CONFIG_FILE, settings.model_dump(mode="json"))
         model.label_space.save(building)
         description = f"Logits of {model.label_space.num_outputs} terms from a vector of {model.backbone.hidden_size}."
         opening = "`esmeray function predict` takes the folder of its run."
@@ -51,7 +52,7 @@ def load_vector_classifier(folder: Path) -> VectorClassifier:
     """The model of :func:`export_vector_classifier`, in fp32 on the CPU, in evaluation mode. Raises DataError."""
     settings = read_settings(folder)
     model = VectorClassifier(settings.hidden_size, settings.classifier, LabelSpace.load(folder))
-    load_own_weights(model, model.own_state(), folder / WEIGHTS_FILE)
+    model.load_own_weights(folder / WEIGHTS_FILE)
     return model.eval()
 
 

@@ -12,7 +12,6 @@ K tokens of the vocabulary.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -28,22 +27,14 @@ from dataset.tokens.esm import CLS, EOS, PAD, VOCABULARY
 from model.backbones.base import PackedBackbone
 from model.backbones.loading import seeded
 from model.backbones.residues import residue_backbone
-from model.tasks.base import (
-    Card,
-    ResidueModel,
-    TaskOutput,
-    load_own_weights,
-    read_own_settings,
-    save_own_weights,
-    scalar_sums,
-)
+from model.saved_settings import read_settings_of, write_settings
+from model.tasks.base import Card, ResidueModel, TaskOutput, scalar_sums
 from model.tasks.normalization import FeatureNormalization, FeatureStatistics
 from model.tasks.sequences import pack_in_order
 from train_config.schema import AutoencoderSection, BackboneSection, ModelSection
 
 WEIGHTS_FILE = "autoencoder.safetensors"
 CONFIG_FILE = "autoencoder_config.json"
-_FORMAT_VERSION = 1
 
 _OPENING = """```python
 from model.tasks.autoencoder import ESM2Autoencoder
@@ -144,7 +135,7 @@ class ESM2Autoencoder(ResidueModel):
             return {}
         mean_D = sums["feature_sum"].double() / count
         total_variance = values["feature_square"] / count - mean_D.square().mean().item()
-        found = {
+        metrics = {
             "loss": values["loss"] / count,
             "feature_loss": values["feature_loss"] / count,
             "feature_cosine": values["cosine"] / count,
@@ -153,8 +144,8 @@ class ESM2Autoencoder(ResidueModel):
             "compression_ratio": self.compression_ratio,
         }
         if total_variance > 0:
-            found["feature_r2"] = 1 - found["feature_loss"] / total_variance
-        return found
+            metrics["feature_r2"] = 1 - metrics["feature_loss"] / total_variance
+        return metrics
 
     @torch.no_grad()
     def measure(self, batch: PackedBatch, statistics: FeatureStatistics) -> None:
@@ -212,13 +203,10 @@ class ESM2Autoencoder(ResidueModel):
 
     def save(self, folder: Path) -> None:
         """Write all but the backbone to ``folder``: weights, normalisation and settings."""
-        save_own_weights(self._own_state(), folder / WEIGHTS_FILE)
-        settings = {
-            "format_version": _FORMAT_VERSION,
-            "backbone_hidden_size": self.backbone.hidden_size,
-            "autoencoder": self.section.model_dump(mode="json"),
-        }
-        (folder / CONFIG_FILE).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        self.save_own_weights(folder / WEIGHTS_FILE)
+        section = self.section.model_dump(mode="json")
+        settings = {"backbone_hidden_size": self.backbone.hidden_size, "autoencoder": section}
+        write_settings(folder / CONFIG_FILE, settings)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> ESM2Autoencoder:
@@ -228,19 +216,15 @@ class ESM2Autoencoder(ResidueModel):
         ConfigError (its backbone is not known, or not in safetensors).
         """
         folder = Path(folder).expanduser().absolute()
-        section = read_own_settings(
+        section = read_settings_of(
             folder / CONFIG_FILE,
-            _FORMAT_VERSION,
             "autoencoder",
             lambda settings: AutoencoderSection.model_validate(settings["autoencoder"]),
         )
-        with seeded(0):  # what is drawn is overwritten; the caller's random state must not move
+        with seeded(0):  # random weights are overwritten; the caller's random state must not move
             model = cls(residue_backbone(BackboneSection(source=str(folder)), seed=0), section)
-        load_own_weights(model, model._own_state(), folder / WEIGHTS_FILE)
+        model.load_own_weights(folder / WEIGHTS_FILE)
         return model.eval()
-
-    def _own_state(self) -> dict[str, Tensor]:
-        return {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("backbone.")}
 
     @property
     def _device(self) -> torch.device:

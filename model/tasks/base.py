@@ -10,12 +10,11 @@ Shape legend: T tokens in the batch, M targets (tokens, or for the classifier se
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -26,8 +25,6 @@ from transformers import PreTrainedModel
 from common.errors import DataError
 from dataset.packed_batch import PackedBatch
 from model.backbones.base import PackedBackbone
-
-Settings = TypeVar("Settings")
 
 
 @dataclass(frozen=True)
@@ -53,9 +50,11 @@ class TaskModel(nn.Module, ABC):
 
     Attributes:
         task: its name in ``model.task``.
+        saved_apart: beginnings of the names of weights that are no part of :meth:`own_state`.
     """
 
     task: ClassVar[str]
+    saved_apart: ClassVar[tuple[str, ...]] = ("backbone.",)
     backbone: PackedBackbone
 
     @abstractmethod
@@ -65,6 +64,26 @@ class TaskModel(nn.Module, ABC):
     @abstractmethod
     def metrics(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
         """Return the reported metrics from their sums over batches and workers; none if there was no target."""
+
+    def own_state(self) -> dict[str, Tensor]:
+        """Weights learnt beside the network, by name."""
+        return {name: tensor for name, tensor in self.state_dict().items() if not name.startswith(self.saved_apart)}
+
+    def save_own_weights(self, path: Path) -> None:
+        """Write :meth:`own_state` as safetensors."""
+        state = {name: tensor.contiguous() for name, tensor in self.own_state().items()}
+        save_file(state, path, metadata={"format": "pt"})
+
+    def load_own_weights(self, path: Path) -> None:
+        """Load what :meth:`save_own_weights` wrote. Raises DataError (the file is damaged, or of another model)."""
+        try:
+            state = load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise DataError(f"{path} can't be read ({error}); export the model again") from error
+        own_state = self.own_state()
+        if {name: tensor.shape for name, tensor in state.items()} != {name: t.shape for name, t in own_state.items()}:
+            raise DataError(f"{path} does not fit the settings beside it; export the model again")
+        self.load_state_dict(state, strict=False)
 
 
 class Card(NamedTuple):
@@ -93,42 +112,6 @@ class ResidueModel(TaskModel):
 
     def save(self, folder: Path) -> None:
         """Write what the model learns beside the network to ``folder``."""
-
-
-def save_own_weights(state: dict[str, Tensor], path: Path) -> None:
-    """Write what a task learns beside the backbone as safetensors."""
-    save_file({name: tensor.contiguous() for name, tensor in state.items()}, path, metadata={"format": "pt"})
-
-
-def load_own_weights(model: TaskModel, expected: dict[str, Tensor], path: Path) -> None:
-    """Load what :func:`save_own_weights` wrote, which must have the names and shapes of ``expected``.
-
-    Raises DataError (the file is damaged, or of another model).
-    """
-    try:
-        state = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise DataError(f"{path} can't be read ({error}); export the model again") from error
-    if {name: tensor.shape for name, tensor in state.items()} != {name: t.shape for name, t in expected.items()}:
-        raise DataError(f"{path} does not fit the settings beside it; export the model again")
-    model.load_state_dict(state, strict=False)
-
-
-def read_own_settings(path: Path, version: int, holds: str, parse: Callable[[dict[str, Any]], Settings]) -> Settings:
-    """What ``parse`` makes of the settings that a task wrote beside its weights.
-
-    Raises DataError (the folder does not hold what it should, ``holds``; another format version; damaged).
-    """
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-        if settings["format_version"] != version:
-            found = settings["format_version"]
-            raise DataError(f"{path} has format version {found}, this program reads {version}; export the model again")
-        return parse(settings)
-    except FileNotFoundError as error:
-        raise DataError(f"{path.parent} holds no {holds} ({path.name} is missing)") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is damaged ({type(error).__name__}); export the model again") from error
 
 
 def scalar_sums(sums: Mapping[str, Tensor]) -> dict[str, float]:

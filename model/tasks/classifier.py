@@ -162,17 +162,16 @@ class Classifier(TaskModel):
         count = values["targets"]
         if count == 0:
             return {}
-        found = {"loss": values["loss"] / count}
+        metrics = {"loss": values["loss"] / count}
         if "correct" in values:
-            found["accuracy"] = values["correct"] / count
+            metrics["accuracy"] = values["correct"] / count
         if "hits" in values and values["predicted"] + values["positives"]:
-            found["f1_micro"] = 2 * values["hits"] / (values["predicted"] + values["positives"])
-        return found | (_number_metrics(sums) if "squared_error" in sums else {})
+            metrics["f1_micro"] = 2 * values["hits"] / (values["predicted"] + values["positives"])
+        return metrics | (_number_metrics(sums) if "squared_error" in sums else {})
 
     def own_state(self) -> dict[str, Tensor]:
         """Weights learnt beside the backbone, by name; the scale of numbers is taken into the last layer."""
-        apart = ("backbone.", "target_scale.")
-        state = {name: tensor for name, tensor in self.state_dict().items() if not name.startswith(apart)}
+        state = super().own_state()
         if self.target_scale is not None:
             names = "head.output.weight", "head.output.bias"
             weight_KD, bias_K = self.target_scale.folded(*(state[name] for name in names))
@@ -225,12 +224,12 @@ def _number_sums(outputs_NK: Tensor, targets_NK: Tensor) -> dict[str, Tensor]:
 
 def _number_metrics(sums: Mapping[str, Tensor]) -> dict[str, float]:
     counts_K, errors_K = sums["values"].double(), sums["squared_error"].double()
-    found = {"mse": (errors_K.sum() / counts_K.sum()).item()}
+    metrics = {"mse": (errors_K.sum() / counts_K.sum()).item()}
     squares_K = sums["value_square"].double()
     variation_K = squares_K - sums["value_sum"].double().square() / counts_K
     if (variation_K > _LEAST_VARIATION * squares_K).all():  # false as well where a column has no number
-        found["r2"] = (1 - errors_K / variation_K).mean().item()
-    return found
+        metrics["r2"] = (1 - errors_K / variation_K).mean().item()
+    return metrics
 
 
 def build_classifier(
@@ -244,7 +243,7 @@ def build_classifier(
 ) -> Classifier:
     """The classifier to train, in fp32 on the CPU, in training mode.
 
-    Weights that are drawn depend on ``seed`` alone; the global random state is left as it was. Raises ConfigError (the
+    Random weights depend on ``seed`` alone; the global random state is left as it was. Raises ConfigError (the
     backbone, the adapter or the head is impossible), DataError (the weights can't be read) or ResourceError (the hub
     can't be reached).
     """

@@ -11,7 +11,6 @@ encoder, K tokens of the vocabulary.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,23 +26,15 @@ from model.attention.packed import attend
 from model.backbones.base import PackedBackbone
 from model.backbones.loading import masked_lm_network, seeded
 from model.backbones.residues import residue_masked_lm
+from model.saved_settings import read_settings_of, write_settings
 from model.structures.encoder import StructureEncoder
-from model.tasks.base import (
-    Card,
-    ResidueModel,
-    TaskOutput,
-    load_own_weights,
-    read_own_settings,
-    save_own_weights,
-    scalar_sums,
-)
+from model.tasks.base import Card, ResidueModel, TaskOutput, scalar_sums
 from model.tasks.masked_lm import residue_metrics
 from train_config.diffusion_schema import DiffusionSection
 from train_config.schema import BackboneSection, ModelSection
 
 WEIGHTS_FILE = "structdiff.safetensors"
 CONFIG_FILE = "structdiff_config.json"
-_FORMAT_VERSION = 1
 
 _OPENING = """```python
 from model.tasks.diffusion import open_diffusion
@@ -65,6 +56,7 @@ class SequenceDiffusion(ResidueModel):
     """
 
     task = "diffusion"
+    saved_apart = ("backbone.", "lm_head.")
 
     def __init__(
         self, backbone: PackedBackbone, lm_head: nn.Module, section: DiffusionSection, labels: tuple[str, ...] = ()
@@ -159,18 +151,9 @@ class SequenceDiffusion(ResidueModel):
 
     def save(self, folder: Path) -> None:
         """Write all but the language model to ``folder``: weights, settings and labels."""
-        save_own_weights(self.own_state(), folder / WEIGHTS_FILE)
-        settings = {
-            "format_version": _FORMAT_VERSION,
-            "diffusion": self.section.model_dump(mode="json"),
-            "labels": self.labels,
-        }
-        (folder / CONFIG_FILE).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-
-    def own_state(self) -> dict[str, Tensor]:
-        """Weights of all but the language model, which is saved beside."""
-        beside = ("backbone.", "lm_head.")
-        return {name: tensor for name, tensor in self.state_dict().items() if not name.startswith(beside)}
+        self.save_own_weights(folder / WEIGHTS_FILE)
+        settings = {"diffusion": self.section.model_dump(mode="json"), "labels": self.labels}
+        write_settings(folder / CONFIG_FILE, settings)
 
     def _logits(
         self, features_TD: Tensor, conditions_TH: Tensor, batch: PackedBatch, positions_M: Tensor | None = None
@@ -193,12 +176,12 @@ def open_diffusion(folder: str | Path) -> SequenceDiffusion:
     backbone, head = residue_masked_lm(BackboneSection(source=str(folder)), seed=0)
     with seeded(0):
         model = SequenceDiffusion(backbone, head, section, labels)
-    load_own_weights(model, model.own_state(), folder / WEIGHTS_FILE)
+    model.load_own_weights(folder / WEIGHTS_FILE)
     return model.eval()
 
 
 def _read_settings(path: Path) -> tuple[DiffusionSection, tuple[str, ...]]:
-    """Settings and labels of an exported model; raises DataError as :func:`~model.tasks.base.read_own_settings`."""
+    """Settings and labels of an exported model; raises DataError as :func:`~model.saved_settings.read_settings_of`."""
 
     def parse(settings: dict[str, Any]) -> tuple[DiffusionSection, tuple[str, ...]]:
         section = dict(settings["diffusion"])
@@ -210,7 +193,7 @@ def _read_settings(path: Path) -> tuple[DiffusionSection, tuple[str, ...]]:
         section.pop("autoencoder", None)  # of exports of earlier versions, as the two above
         return DiffusionSection.model_validate(section), tuple(settings["labels"])
 
-    return read_own_settings(path, _FORMAT_VERSION, "model of sequence diffusion", parse)
+    return read_settings_of(path, "model of sequence diffusion", parse)
 
 
 class _Adapter(nn.Module):

@@ -31,8 +31,11 @@ def test_an_export_of_an_earlier_version_is_of_the_task_that_its_run_trained(tmp
     ("content", "message"),
     [
         ({"task": "classifier", "format_version": 2}, "has format version 2, this program reads 1; export the model"),
-        ({"task": 1}, "is damaged"),
-        ({"task": "translation"}, "a model of task translation, which gives no outputs of sequences"),
+        ({"task": 1, "format_version": 1}, "is damaged"),
+        (
+            {"task": "translation", "format_version": 1},
+            "a model of task translation, which gives no outputs of sequences",
+        ),
     ],
 )
 def test_a_manifest_that_is_damaged_or_of_a_later_version_is_refused(tmp_path: Path, content: dict, message: str):
