@@ -32,9 +32,9 @@ def authentication_mode(address: str) -> str:
     token = own_token()
     if token and _accepted(address, token):
         return "token"
-    found = "the one found here is not its" if token else "none was found here"
+    token_here = "the one found here is not its" if token else "none was found here"
     raise ResourceError(
-        f"ray.address: the cluster at {address} asks for Ray's token, and {found}: put what 'ray get-auth-token' "
+        f"ray.address: the cluster at {address} asks for Ray's token, and {token_here}: put what 'ray get-auth-token' "
         "prints on its head node into ~/.ray/auth_token here; RAY_AUTH_TOKEN and RAY_AUTH_TOKEN_PATH come before it"
     )
 

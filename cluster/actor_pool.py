@@ -24,7 +24,7 @@ class ActorPool:
 
     Args:
         kind: class of the actors; raises what it raises in ``load``, since what a constructor raises reaches nobody.
-        of: argument of its constructor.
+        argument: of its constructor.
         options: of each actor, as ``num_cpus``.
         at_once: tasks of an actor.
         max_failures: times that a task may lose its actor.
@@ -41,7 +41,7 @@ class ActorPool:
     def __init__(
         self,
         kind: type,
-        of: Any,
+        argument: Any,
         count: int,
         options: dict[str, Any],
         *,
@@ -51,9 +51,11 @@ class ActorPool:
         ended: threading.Event | None = None,
         same: Callable[[Any, Any], None] = lambda first, other: None,
     ) -> None:
-        settings = {**options, "max_concurrency": at_once}
+        settings = {**options, "max_concurrency": at_once, "runtime_env": worker_environment()}
         remote: Any = ray.remote(kind)
-        self._new: Callable[[], Any] = lambda: remote.options(**settings, runtime_env=worker_environment()).remote(of)
+        self._new: Callable[[], Any] = lambda: remote.options(**settings, runtime_env=worker_environment()).remote(
+            argument
+        )
         self._at_once, self._max_failures, self._not_loaded, self._same = at_once, max_failures, 0, same
         self._log, self._ended = log, ended or threading.Event()
         self._waiting: dict[Any, tuple[Any, int | None]] = {}

@@ -52,8 +52,8 @@ def refuse_existing(
     elif not (target.is_dir() and not any(target.iterdir())):
         if not overwrite:
             raise ConfigError(f"{target}: exists already; choose another name or pass --overwrite")
-        if found := (not_made or _not_made)(target, made_by):
-            raise ConfigError(f"{target}: exists and {found}, so it is not overwritten; {remedy}")
+        if problem := (not_made or _not_made)(target, made_by):
+            raise ConfigError(f"{target}: exists and {problem}, so it is not overwritten; {remedy}")
 
 
 @contextmanager

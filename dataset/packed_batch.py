@@ -250,9 +250,9 @@ def _even_bounds(sizes: list[int], count: int) -> list[int]:
     """Bounds that cut a row of sizes into ``count`` parts of at least one, each cut at the nearest to its share."""
     total, sums = sum(sizes), [0, *accumulate(sizes)]
     bounds = [0]
-    for part in range(1, count):
-        share = total * part / count
+    for piece in range(1, count):
+        share = total * piece / count
         after = bisect_left(sums, share)
         nearest = after - 1 if after and share - sums[after - 1] < sums[after] - share else after
-        bounds.append(min(max(nearest, bounds[-1] + 1), len(sizes) - count + part))
+        bounds.append(min(max(nearest, bounds[-1] + 1), len(sizes) - count + piece))
     return [*bounds, len(sizes)]

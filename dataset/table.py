@@ -94,8 +94,8 @@ class Table:
     def columns(self) -> Columns:
         """All rows at once, of a small table; raises as :meth:`parts`."""
         columns: dict[str, list[Any]] = {name: [] for name in self._wanted}
-        for part in self.parts():
-            for name, values in part.columns.items():
+        for table_part in self.parts():
+            for name, values in table_part.columns.items():
                 columns[name] += values
         return dict(columns)
 

@@ -200,8 +200,8 @@ def _sorted(name: str, values: list[Any]) -> tuple[Value, ...]:
     return tuple(sorted(values)) if name in ORDERED and None not in values else tuple(values)
 
 
-def _places(name: str, one: Any, other: Any) -> float:
-    return abs(one - other) if name in ORDERED and None not in (one, other) else 1.0
+def _places(name: str, value: Any, other: Any) -> float:
+    return abs(value - other) if name in ORDERED and None not in (value, other) else 1.0
 
 
 def space_lines(space: SearchSpace, search: TuneConfig) -> list[str]:

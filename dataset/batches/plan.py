@@ -134,12 +134,12 @@ def longest_first(tokens_N: NDArray[np.integer], budget: int) -> list[Indices]:
     """
     order = np.argsort(-tokens_N, kind="stable")
     used = np.cumsum(tokens_N[order])
-    found, first, before = [], 0, 0
+    batches, first, before = [], 0, 0
     while first < order.size:
         last = max(int(np.searchsorted(used, before + budget, side="right")), first + 1)
-        found.append(order[first:last])
+        batches.append(order[first:last])
         first, before = last, int(used[last - 1])
-    return found
+    return batches
 
 
 def _refuse_longer_than(budget: int, lengths_N: NDArray[np.integer], names_N: Indices) -> None:

@@ -53,8 +53,8 @@ def keyed_bits(purpose: int, seed: int, epoch: int, records: NDArray[np.integer]
 def _key(purpose: int, seed: int, epoch: int) -> np.uint64:
     """The key that the bits of all records of one use in one epoch have in common; the same for every batch."""
     key = np.zeros(1, dtype=np.uint64)
-    for part in (purpose, seed, epoch):
-        key = splitmix64(key ^ np.uint64(part & _MASK_64))
+    for number in (purpose, seed, epoch):
+        key = splitmix64(key ^ np.uint64(number & _MASK_64))
     return key[0]
 
 

@@ -262,7 +262,7 @@ def _step(
     shape: BatchShape | None,
     pin_memory: bool = False,
 ) -> StepBatches:
-    batches = [part.batch for part in made]
+    batches = [source_batch.batch for source_batch in made]
     # Cached features need no compiled network, and a batch of them may have no tokens to fill.
     if shape is not None and batches[0].named(FEATURES) is None:
         batches = [batch.filled(shape) for batch in batches]
@@ -273,6 +273,6 @@ def _step(
         batches,
         *position,
         *following,
-        num_tokens=sum(part.num_tokens for part in made),
-        num_targets=sum(part.num_targets for part in made),
+        num_tokens=sum(source_batch.num_tokens for source_batch in made),
+        num_targets=sum(source_batch.num_targets for source_batch in made),
     )

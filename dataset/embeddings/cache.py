@@ -107,7 +107,7 @@ def merge_shards(path: Path) -> None:
         rows |= dict(zip(shard["hashes"].tolist(), parts, strict=True))
     hashes_S = np.array(sorted(rows), dtype=np.uint64)
     name = xxhash.xxh3_64_hexdigest(hashes_S.tobytes())
-    write_shard(path, name, hashes_S, [rows[each] for each in hashes_S.tolist()])
+    write_shard(path, name, hashes_S, [rows[sequence_hash] for sequence_hash in hashes_S.tolist()])
     for file in small:
         if file.name != _shard_name(name):
             file.unlink(missing_ok=True)

@@ -122,10 +122,10 @@ def write_index(folder: Path, rows: Iterable[dict[str, Any]]) -> None:
     types = {"id": pa.string(), "length": pa.uint32(), "sequence": pa.int64(), "key": pa.string()}
     writer = None
     with writing(folder / INDEX_FILE):
-        for part in rows:
+        for columns in rows:
             if writer is None:
-                writer = pq.ParquetWriter(folder / INDEX_FILE, pa.schema([(name, types[name]) for name in part]))
-            writer.write_table(pa.table(part, schema=writer.schema))
+                writer = pq.ParquetWriter(folder / INDEX_FILE, pa.schema([(name, types[name]) for name in columns]))
+            writer.write_table(pa.table(columns, schema=writer.schema))
         if writer is not None:
             writer.close()
 

@@ -89,13 +89,13 @@ class Records:
         if len(parts) == 1:
             return parts[0]
         return cls(
-            headers=_joined_lines([part.headers for part in parts]),
-            ids=_joined_lines([part.ids for part in parts]),
-            residues=b"".join(part.residues for part in parts),
-            lengths=np.concatenate([part.lengths for part in parts]),
-            id_hashes=np.concatenate([part.id_hashes for part in parts]),
-            hashes=np.concatenate([part.hashes for part in parts]),
-            all_stored=all(part.all_stored for part in parts),
+            headers=_joined_lines([records.headers for records in parts]),
+            ids=_joined_lines([records.ids for records in parts]),
+            residues=b"".join(records.residues for records in parts),
+            lengths=np.concatenate([records.lengths for records in parts]),
+            id_hashes=np.concatenate([records.id_hashes for records in parts]),
+            hashes=np.concatenate([records.hashes for records in parts]),
+            all_stored=all(records.all_stored for records in parts),
         )
 
     def __len__(self) -> int:
@@ -149,4 +149,4 @@ def _span(lengths: np.ndarray, start: int, end: int) -> tuple[int, int]:
 
 
 def _joined_lines(parts: list[Lines]) -> Lines:
-    return Lines(b"".join(part.text for part in parts), np.concatenate([part.lengths for part in parts]))
+    return Lines(b"".join(lines.text for lines in parts), np.concatenate([lines.lengths for lines in parts]))

@@ -112,7 +112,7 @@ class LabelledSource:
         """
         self.finished, self.bytes_read = [], 0
         if self._sample is not None:
-            yield from ((-1, part) for part in self._sample_parts(self._sample))
+            yield from ((-1, labelled_part) for labelled_part in self._sample_parts(self._sample))
         rows_before = 0  # rows without an id are numbered on from file to file
         for number, path in enumerate(self.paths):
             bytes_before = self.bytes_read
@@ -126,10 +126,10 @@ class LabelledSource:
             else:
                 source = fasta = FastaSource([str(path)])
                 parts = self._fasta_parts(path, fasta)
-            for part in parts:
-                rows_before += is_table_name(path) * (len(part.numbers) + part.num_empty)
+            for labelled_part in parts:
+                rows_before += is_table_name(path) * (len(labelled_part.numbers) + labelled_part.num_empty)
                 self.bytes_read = bytes_before + source.bytes_read
-                yield number, part
+                yield number, labelled_part
             (finished,) = source.finished
             self.finished.append(finished)
             self.bytes_read = bytes_before + finished.bytes
@@ -142,8 +142,8 @@ class LabelledSource:
         """Place of the first record with each of these ids; all is read again, for a refusal alone."""
         places: dict[str, str] = {}
         again = LabelledSource(self.paths, self._settings, self._content, with_labels=False, sample=self._sample)
-        for file, part in again:
-            for encoded, number in zip(part.batch.records.ids.split(), part.numbers, strict=True):
+        for file, labelled_part in again:
+            for encoded, number in zip(labelled_part.batch.records.ids.split(), labelled_part.numbers, strict=True):
                 record_id = encoded.decode("utf-8")
                 if record_id in ids and record_id not in places:
                     places[record_id] = self.place(file, number)

@@ -54,10 +54,11 @@ def _to_the_nucleus(sequence: str, random: np.random.Generator) -> _Signals:
 
 def _into_the_membrane(sequence: str, random: np.random.Generator) -> _Signals:
     """Hydrophobic segments, one in each of equal parts of the sequence."""
-    part = len(sequence) // max(1, min(1 + int(6 * random.random()), len(sequence) // (2 * _SEGMENT)))
-    starts = range(1, len(sequence) - part + 2, part)
+    stretch = len(sequence) // max(1, min(1 + int(6 * random.random()), len(sequence) // (2 * _SEGMENT)))
+    starts = range(1, len(sequence) - stretch + 2, stretch)
     return [
-        (_drawn("LLLIIVVFAGMW", _SEGMENT, random), start + int((part - _SEGMENT) * random.random())) for start in starts
+        (_drawn("LLLIIVVFAGMW", _SEGMENT, random), start + int((stretch - _SEGMENT) * random.random()))
+        for start in starts
     ]
 
 

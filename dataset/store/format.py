@@ -100,11 +100,11 @@ def key_bytes(key: int) -> bytes:
 
 def frame(kind: Kind, first: int, count: int, parts: list[bytes | memoryview]) -> bytes:
     """Header and payload as the bytes of one value."""
-    payload_bytes = sum(len(part) for part in parts)
+    payload_bytes = sum(len(piece) for piece in parts)
     header = _HEADER.pack(_MAGIC, FORMAT_VERSION, kind, first, count, payload_bytes, 0, 0)[:_CRC_AT]
     crc = crc32(header)
-    for part in parts:
-        crc = crc32(part, crc)
+    for piece in parts:
+        crc = crc32(piece, crc)
     return b"".join([header, crc.to_bytes(4, "little"), *parts])
 
 
@@ -112,8 +112,8 @@ def unframe(value: memoryview, kind: Kind) -> Frame:
     """Check a value's header and CRC-32. Raises ValueError that says what is wrong, without the place."""
     if len(value) < HEADER_BYTES:
         raise ValueError(f"{len(value)} bytes are too few for a header")
-    magic, version, found, first, count, payload_bytes, _, crc = _HEADER.unpack_from(value)
-    if magic != _MAGIC or version != FORMAT_VERSION or found != kind:
+    magic, version, value_kind, first, count, payload_bytes, _, crc = _HEADER.unpack_from(value)
+    if magic != _MAGIC or version != FORMAT_VERSION or value_kind != kind:
         raise ValueError(f"its header is not that of a {kind.name} of format {FORMAT_VERSION}")
     payload = value[HEADER_BYTES:]
     if len(payload) != payload_bytes:
@@ -205,10 +205,10 @@ def read_signed(path: Path, model: type[Manifest], remedy: str) -> Manifest:
         raise damaged("not JSON") from error
     if not isinstance(content, dict) or content.get("format") != wanted:
         raise damaged(f"it does not say format {wanted!r}")
-    if (found := content.get("format_version")) not in versions:
+    if (version := content.get("format_version")) not in versions:
         readable = " or ".join(map(str, versions))
         raise DataError(
-            f"{path.parent}: a store of format version {found!r}, this Esmeray reads version {readable}; {remedy}"
+            f"{path.parent}: a store of format version {version!r}, this Esmeray reads version {readable}; {remedy}"
         )
     digest = content.pop("manifest_sha256", None)
     if digest != _digest(content):

@@ -244,7 +244,7 @@ def blocks(ids: list[str], texts: list[bytes], hashes_N: NDArray[np.uint64]) -> 
     for end, text in enumerate(texts, start=1):
         num_bytes += len(text)
         if num_bytes >= BATCH_RESIDUES or end - start == BATCH_RECORDS or end == len(texts):
-            some = texts[start:end]
+            block_texts = texts[start:end]
             lines = Lines.of([record_id.encode("utf-8") for record_id in ids[start:end]])
-            yield CleanBlock(lines, b"".join(some), lengths_of(some), hashes_N[start:end])
+            yield CleanBlock(lines, b"".join(block_texts), lengths_of(block_texts), hashes_N[start:end])
             start, num_bytes = end, 0

@@ -216,28 +216,28 @@ class _OpenFile:
         return block
 
     def read_block(self, number: int) -> _Block:
-        found = self._value(key_bytes(number), Kind.BLOCK, f"block {number}")
+        item = self._value(key_bytes(number), Kind.BLOCK, f"block {number}")
         ends = [*self._starts[number + 1 : number + 2], self._manifest.num_records]
-        if found.first != self._starts[number] or found.num_items != ends[0] - found.first:
+        if item.first != self._starts[number] or item.num_items != ends[0] - item.first:
             raise self._damaged(f"block {number} holds other records than its place says")
-        offsets_bytes = 4 * (found.num_items + 1)
-        residue_offsets = found.payload[:offsets_bytes].cast("I")
-        id_offsets = found.payload[offsets_bytes : 2 * offsets_bytes].cast("I")
-        text = found.payload[2 * offsets_bytes :]
+        offsets_bytes = 4 * (item.num_items + 1)
+        residue_offsets = item.payload[:offsets_bytes].cast("I")
+        id_offsets = item.payload[offsets_bytes : 2 * offsets_bytes].cast("I")
+        text = item.payload[2 * offsets_bytes :]
         num_residues, num_id_bytes = residue_offsets[-1], id_offsets[-1]
         if len(text) != num_residues + num_id_bytes:
             raise self._damaged(f"block {number} is not as long as its offsets say")
-        lengths_n = self.lengths[found.first : found.first + found.num_items]
+        lengths_n = self.lengths[item.first : item.first + item.num_items]
         if not np.array_equal(np.diff(np.frombuffer(residue_offsets, dtype="<u4")), lengths_n):
             raise self._damaged(f"block {number} disagrees with the lengths of its records")
         return _Block(residue_offsets, id_offsets, text[:num_residues], text[num_residues:])
 
     def _array(self, kind: Kind, dtype: str, count: int) -> np.ndarray:
         name = f"the array of {kind.name.lower()}"
-        found = self._value(kind.key, kind, name)
-        if found.num_items != count or len(found.payload) != count * np.dtype(dtype).itemsize:
-            raise self._damaged(f"{name} has {found.num_items} elements where the manifest says {count}")
-        array = np.frombuffer(found.payload, dtype=dtype)
+        item = self._value(kind.key, kind, name)
+        if item.num_items != count or len(item.payload) != count * np.dtype(dtype).itemsize:
+            raise self._damaged(f"{name} has {item.num_items} elements where the manifest says {count}")
+        array = np.frombuffer(item.payload, dtype=dtype)
         # LMDB aligns values that fill pages of their own. A few hundred bytes inside a page it may not: copied.
         aligned = np.require(array, requirements="A")
         aligned.flags.writeable = False

@@ -186,7 +186,7 @@ class StoreWriter:
             except lmdb.MapFullError:
                 # The transaction was rolled back as a whole.
                 self._environment.set_mapsize(2 * self._environment.info()["map_size"])
-        self._mapped_bytes += sum(len(part) for value in values for part in value.parts)
+        self._mapped_bytes += sum(len(piece) for value in values for piece in value.parts)
         if self._mapped_bytes >= REOPEN_BYTES:
             self._unmap()
 

@@ -37,9 +37,9 @@ def completed(ca_R: NDArray[np.float32]) -> NDArray[np.float32]:
     atoms[:, 1] = ca_R
     with np.errstate(invalid="ignore", divide="ignore"):  # NaN, and CA in a line or in one place
         joined = np.linalg.norm(ca_R[1:] - ca_R[:-1], axis=-1) < LONGEST_STEP
-        for part in np.split(np.arange(len(ca_R)), np.flatnonzero(~joined) + 1):
-            if len(part) >= 4:
-                atoms[part] = _part(ca_R[part].astype(np.float64))
+        for residues_S in np.split(np.arange(len(ca_R)), np.flatnonzero(~joined) + 1):
+            if len(residues_S) >= 4:
+                atoms[residues_S] = _part(ca_R[residues_S].astype(np.float64))
     return atoms
 
 

@@ -69,12 +69,12 @@ class PredictedStructures:
 
         Raises DataError where it should have one, whoever predicts failed, or nothing came for half an hour.
         """
-        one = np.array([sequence], dtype=np.uint64)
+        hash_1 = np.array([sequence], dtype=np.uint64)
         self._asked += 1
-        self._found += int(self.has(one).all())
+        self._found += int(self.has(hash_1).all())
         waits = self._on_miss == "wait" and length <= (self._longest or length)
         deadline = time.monotonic() + _PATIENCE_S
-        while not self.has(one).all():
+        while not self.has(hash_1).all():
             if self._on_miss == "error":
                 raise DataError(f"{self._cache}: has no structure of a sequence of {length} residues; predict it")
             known = len(self._features)
@@ -89,9 +89,9 @@ class PredictedStructures:
             elif time.monotonic() > deadline:
                 raise DataError(f"{self._cache}: no structure came in half an hour, and one is waited for")
             time.sleep(_POLL_S)
-        if not self.has(one).all():
+        if not self.has(hash_1).all():
             return None
-        (rows,) = self._features.rows(one)
+        (rows,) = self._features.rows(hash_1)
         return Predicted(rows[:, :12].reshape(-1, 4, 3), rows[:, 12])
 
     def _open(self) -> None:
@@ -125,20 +125,20 @@ def predictions_of(data: DataSection) -> PredictedStructures | None:
 
 def predictor_folder(cache: Path) -> Path:
     """The folder of shards that a cache means. Raises DataError where several predictors have one."""
-    found = sorted({shard.parent for shard in cache.glob("*/shard-*.safetensors")})
-    if len(found) > 1:
-        names = ", ".join(folder.name for folder in found)
+    folders = sorted({shard.parent for shard in cache.glob("*/shard-*.safetensors")})
+    if len(folders) > 1:
+        names = ", ".join(folder.name for folder in folders)
         raise DataError(f"{cache}: holds predictions of {names}: give the folder of one of them")
-    return found[0] if found else cache
+    return folders[0] if folders else cache
 
 
-def keep(folder: Path, sequences: Sequence[str], found: Sequence[Predicted]) -> None:
+def keep(folder: Path, sequences: Sequence[str], structures: Sequence[Predicted]) -> None:
     """Add structures of distinct sequences as one shard. Raises ResourceError where the disk refuses."""
     hashes_N = hashes(sequences)
-    rows = [
-        np.concatenate([centred(each.coordinates).reshape(-1, 12), each.confidence[:, None].astype(np.float16)], axis=1)
-        for each in found
-    ]
+    rows = []
+    for structure in structures:
+        confidence = structure.confidence[:, None].astype(np.float16)
+        rows.append(np.concatenate([centred(structure.coordinates).reshape(-1, 12), confidence], axis=1))
     write_shard(folder, xxhash.xxh3_64_hexdigest(hashes_N.tobytes()), hashes_N, rows)
 
 

@@ -166,7 +166,7 @@ class StructureStore:
             arrays[name] for name in ("coordinates", "confidence", "chains")
         )
         self.labels: NDArray[np.int64] = arrays["labels"]
-        self.training, self.validation = (np.flatnonzero(arrays["parts"] == part) for part in (TRAINING, HELD_OUT))
+        self.training, self.validation = (np.flatnonzero(arrays["parts"] == code) for code in (TRAINING, HELD_OUT))
         ends = np.cumsum(self.store.lengths, dtype=np.int64)
         self._starts = ends - self.store.lengths
         self._predictions = predictions
@@ -194,23 +194,25 @@ class StructureStore:
         if not self._unknown_N[record]:
             return self._coordinates[rows], self._confidence[rows], chains
         if self._predictions is not None:
-            found = self._predictions.of(self.store.sequence_hashes[record], int(self.store.lengths[record]))
-            if found is not None:
-                return found.coordinates[start : start + length], found.confidence[start : start + length], chains
+            predicted = self._predictions.of(self.store.sequence_hashes[record], int(self.store.lengths[record]))
+            if predicted is not None:
+                own_rows = slice(start, start + length)
+                return predicted.coordinates[own_rows], predicted.confidence[own_rows], chains
         return np.full((length, 4, 3), np.nan, np.float16), self._confidence[rows], chains
 
 
 def write_structures(folder: Path, structures: list[Structure], labels_N: NDArray, parts_N: NDArray) -> None:
     """Write ``structures.safetensors``, of the store's records in their order."""
-    known = any(np.isfinite(each.coordinates[:, 1, 0]).any() for each in structures)
+    known = any(np.isfinite(structure.coordinates[:, 1, 0]).any() for structure in structures)
+    coordinates = [np.empty((0, 4, 3), np.float16)]
+    if known:
+        coordinates = [centred(structure.coordinates) for structure in structures]
     write_arrays(
         folder / ARRAYS_FILE,
         {
-            "coordinates": np.concatenate(
-                [centred(each.coordinates) for each in structures] if known else [np.empty((0, 4, 3), np.float16)]
-            ),
-            "confidence": np.concatenate([each.confidence for each in structures]).astype(np.int8),
-            "chains": np.concatenate([each.chains for each in structures]).astype(np.int8),
+            "coordinates": np.concatenate(coordinates),
+            "confidence": np.concatenate([structure.confidence for structure in structures]).astype(np.int8),
+            "chains": np.concatenate([structure.chains for structure in structures]).astype(np.int8),
             "labels": labels_N.astype(np.int64),
             "parts": parts_N.astype(np.int8),
         },

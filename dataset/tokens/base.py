@@ -138,9 +138,9 @@ def _check_content(tokenizer: SequenceTokenizer, section: TokenizerSection, sour
         return
     if isinstance(tokenizer, HuggingFaceTokenizer) and not tokenizer.knows(_LONG_PROTEIN):
         unknown = [letter for letter in AMINO_ACIDS if not tokenizer.knows(letter)]
-        found = f"does not know {', '.join(unknown)}" if unknown else "takes a protein for one unknown word"
+        problem = f"does not know {', '.join(unknown)}" if unknown else "takes a protein for one unknown word"
         raise ConfigError(
-            f"{SOURCE_KEY}: the tokenizer of {source} {found}; it is not one for proteins, or needs "
+            f"{SOURCE_KEY}: the tokenizer of {source} {problem}; it is not one for proteins, or needs "
             "model.tokenizer.spaced true, or do_lower_case false in its tokenizer_config.json"
         )
 

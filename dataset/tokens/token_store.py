@@ -128,12 +128,12 @@ def ensure_tokens(
     """
     target = root.absolute() / f"{store.checksum[:16]}-{tokenizer.fingerprint[:16]}"
     with exclusive(target):
-        found = _found(target, store, tokenizer)
-        if found is None:
+        tokens = _found(target, store, tokenizer)
+        if tokens is None:
             with published(target) as folder:
                 _write(folder, store, tokenizer, progress)
-            found = TokenStore(target, verify="quick")
-    return found
+            tokens = TokenStore(target, verify="quick")
+    return tokens
 
 
 def _map_file(path: Path, dtype: str, count: int) -> NDArray[Any]:
@@ -148,11 +148,11 @@ def _map_file(path: Path, dtype: str, count: int) -> NDArray[Any]:
 def _found(target: Path, store: Store, tokenizer: SequenceTokenizer) -> TokenStore | None:
     """The token store of that name, if it is whole and of this store and tokenizer."""
     try:
-        found = TokenStore(target)
+        tokens = TokenStore(target)
     except DataError:
         return None  # made again from the store, whose blocks are checked as they are read
-    made_of = found.manifest.store_checksum, found.manifest.fingerprint
-    return found if made_of == (store.checksum, tokenizer.fingerprint) else None
+    made_of = tokens.manifest.store_checksum, tokens.manifest.fingerprint
+    return tokens if made_of == (store.checksum, tokenizer.fingerprint) else None
 
 
 def _write(folder: Path, store: Store, tokenizer: SequenceTokenizer, progress: ProgressCallback | None) -> None:

@@ -88,7 +88,7 @@ def base_state(model: PreTrainedModel) -> dict[str, Tensor]:
     """Weights of the module without its adapter, by the names that they have without one; nothing is copied."""
     state = {}
     for name, tensor in model.state_dict().items():
-        if not any(part.startswith("lora_") for part in name.split(".")):
+        if not any(word.startswith("lora_") for word in name.split(".")):
             state[name.replace(".base_layer.", ".")] = tensor
     return state
 

@@ -45,15 +45,15 @@ def chosen_layers(layers: list[str], targets: list[str]) -> list[str]:
         ends: tuple[str, ...] = (target,)
         if target == "attention":
             ends = next((names for names in _ATTENTION if all(_ending_in(layers, name) for name in names)), ())
-        found = layers if target == "all-linear" else [layer for name in ends for layer in _ending_in(layers, name)]
-        if not found:
+        matching = layers if target == "all-linear" else [layer for name in ends for layer in _ending_in(layers, name)]
+        if not matching:
             # Parts of the names after the number of the layer, once each, as a target could name them.
             there = list(dict.fromkeys(re.split(r"\.\d+\.", layer)[-1] for layer in layers))
             raise ConfigError(
                 f"model.backbone.lora.targets: no linear layer is called {target!r}{did_you_mean(target, there)}; "
                 f"there are {', '.join(there)}, and all-linear"
             )
-        chosen |= dict.fromkeys(found)
+        chosen |= dict.fromkeys(matching)
     return list(chosen)
 
 

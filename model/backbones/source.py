@@ -133,19 +133,19 @@ def weights_folder(section: BackboneSection) -> Path:
     if any((folder / name).is_file() for name in _WEIGHT_FILES):
         return folder
     pickles = sorted(file.name for pattern in _PICKLE_PATTERNS for file in folder.glob(pattern))
-    found = f"only {pickles[0]}, a pickle, which can run code when read; " if pickles else ""
+    pickle = f"only {pickles[0]}, a pickle, which can run code when read; " if pickles else ""
     raise ConfigError(
-        f"{SOURCE_KEY}: {section.source} holds no safetensors ({found or 'no weights at all; '}"
+        f"{SOURCE_KEY}: {section.source} holds no safetensors ({pickle or 'no weights at all; '}"
         "convert the weights with save_pretrained(..., safe_serialization=True) and use that folder)"
     )
 
 
 def model_type(folder: Path) -> str:
     """Architecture that config.json names. Raises ConfigError (there is none, or it says nothing)."""
-    found = read_settings(folder / CONFIG_FILE, SOURCE_KEY).get("model_type")
-    if not isinstance(found, str):
+    kind = read_settings(folder / CONFIG_FILE, SOURCE_KEY).get("model_type")
+    if not isinstance(kind, str):
         raise ConfigError(f"{SOURCE_KEY}: {folder / CONFIG_FILE} names no model_type; give a Hugging Face model folder")
-    return found
+    return kind
 
 
 def source_type(section: BackboneSection) -> str:
@@ -210,10 +210,10 @@ def _settings_of_size(size: BackboneSize) -> dict[str, Any]:
 def _folder(section: BackboneSection, patterns: list[str]) -> Path:
     """The local folder itself, or what the repository on the hub holds of these files; never its pickles or code."""
     source, drawn = section.source, [*SIZES, *RANDOM_ARCHITECTURES]
-    given = [key for key in ("layers", "hidden_size", "heads") if getattr(section, key) is not None]
-    if given:
+    sizes_set = [key for key in ("layers", "hidden_size", "heads") if getattr(section, key) is not None]
+    if sizes_set:
         raise ConfigError(
-            f"model.backbone.{given[0]} can't be set for loaded weights ({source}); remove it, or choose a "
+            f"model.backbone.{sizes_set[0]} can't be set for loaded weights ({source}); remove it, or choose a "
             f"size with random weights: {', '.join(drawn)}"
         )
     folder = local_folder(source, SOURCE_KEY)

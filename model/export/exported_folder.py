@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypedDict
 
 import yaml
 from pydantic import BaseModel, ConfigDict, TypeAdapter
@@ -39,12 +38,6 @@ class ClassifierSettings(BaseModel):
     num_prefix: int
     num_suffix: int
     classifier: ClassifierSection
-
-
-class _Manifest(TypedDict):
-    """esmeray_model.json. ``task`` is a name of ``model.task``; what else it needs stands in files of its own."""
-
-    task: str
 
 
 @contextmanager
@@ -79,7 +72,8 @@ def task_of(folder: Path) -> str | None:
     """
     manifest, config = folder / MODEL_FILE, folder / _RUN_CONFIG
     if manifest.is_file():
-        return read_settings_of(manifest, "exported model", TypeAdapter(_Manifest).validate_python)["task"]
+        as_text = TypeAdapter(str).validate_python
+        return read_settings_of(manifest, "exported model", lambda settings: as_text(settings["task"]))
     if not config.is_file():
         return None
     try:

@@ -43,19 +43,19 @@ class SmithWaterman:
     def __init__(
         self, sequences: Iterable[NDArray[np.uint8]], matrix: NDArray, first: int, extend: int, device: str
     ) -> None:
-        given = list(sequences)
-        self.order = np.argsort([len(one) for one in given], kind="stable")
-        self.residues = sum(map(len, given))
+        queries = list(sequences)
+        self.order = np.argsort([len(codes_P) for codes_P in queries], kind="stable")
+        self.residues = sum(map(len, queries))
         self._matrix_SS, self._gaps, self._device = np.asarray(matrix, np.int32), (first, extend), device
         self.blocks: list[Block] = []
         groups: list[NDArray[np.uint8]] = []
-        for start in range(0, len(given), LANES):
-            chosen = [given[place] for place in self.order[start : start + LANES]]
+        for start in range(0, len(queries), LANES):
+            chosen = [queries[place] for place in self.order[start : start + LANES]]
             group_WP = np.full((len(chosen[-1]), LANES), len(matrix), np.uint8)
-            for lane, one in enumerate(chosen):
-                group_WP[: len(one), lane] = one
+            for lane, codes_P in enumerate(chosen):
+                group_WP[: len(codes_P), lane] = codes_P
             groups.append(group_WP)
-            if sum(group.size for group in groups) >= _BLOCK_PLACES or start + LANES >= len(given):
+            if sum(group.size for group in groups) >= _BLOCK_PLACES or start + LANES >= len(queries):
                 self.blocks.append(self._block(groups))
                 groups = []
 

@@ -267,5 +267,5 @@ def _mean(values_C: Floats) -> float:
     return float(defined.mean()) if len(defined) else np.nan
 
 
-def _means(each: list[Metrics]) -> Metrics:
-    return {name: _mean(np.array([metrics[name] for metrics in each])) for name in (each[0] if each else ())}
+def _means(parts: list[Metrics]) -> Metrics:
+    return {name: _mean(np.array([metrics[name] for metrics in parts])) for name in (parts[0] if parts else ())}

@@ -62,9 +62,9 @@ def nearest(ca_T3: Tensor, known_T: Tensor, batch: PackedBatch, k: int) -> Neigh
         others = others.clamp(max=batch.num_tokens - 1)
         distances = (ca_T3[others] - ca_T3[rows, None]).square().sum(-1)
         distances = distances.masked_fill(~(inside & known_T[others] & known_T[rows, None]), torch.inf)
-        found = distances.topk(k, largest=False)
-        parts.append((others.gather(1, found.indices), found.values.isfinite()))
-    places, known = (torch.cat(part) for part in zip(*parts, strict=True))
+        nearest = distances.topk(k, largest=False)
+        parts.append((others.gather(1, nearest.indices), nearest.values.isfinite()))
+    places, known = (torch.cat(columns) for columns in zip(*parts, strict=True))
     return Neighbours(places, known)
 
 

@@ -58,7 +58,7 @@ def _merge_stage_3(groups: list[Mapping[str, torch.Size]], shards: list[Mapping[
     for shapes in groups:
         for name, shape in shapes.items():
             length = math.ceil(shape.numel() / len(parts))
-            whole = torch.cat([part[offset : offset + length] for part in parts])
+            whole = torch.cat([shard[offset : offset + length] for shard in parts])
             state[name] = whole[: shape.numel()].view(shape).clone()
             offset += length
     return state

@@ -54,7 +54,7 @@ class ControlGroup:
         flat = torch.cat([values[name].detach().to("cpu", torch.float64).reshape(-1) for name in names])
         dist.all_reduce(flat, group=self._group)
         parts = torch.split(flat, [values[name].numel() for name in names])
-        return {name: part.reshape(values[name].shape) for name, part in zip(names, parts, strict=True)}
+        return {name: total.reshape(values[name].shape) for name, total in zip(names, parts, strict=True)}
 
     def gather_rows(self, rows: Tensor) -> Tensor:
         """The rows (n, ...) of all workers in host memory, rank after rank, on every worker; n may differ."""

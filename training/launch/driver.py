@@ -182,9 +182,9 @@ def resources_to_plan_with(ray: RaySection) -> list[NodeResources]:
     if ray.address in (None, LOCAL):
         return [local]
     count = ray.num_workers if ray.num_workers != "auto" else 1
-    each = ray.cpus_per_worker if ray.cpus_per_worker != "auto" else 1
+    cpus_each = ray.cpus_per_worker if ray.cpus_per_worker != "auto" else 1
     warn(f"the cluster at {ray.address} is not asked in a dry run: planned for {count} workers like this machine")
-    return [NodeResources(max(local.cpus, each), min(1, local.gpus))] * count
+    return [NodeResources(max(local.cpus, cpus_each), min(1, local.gpus))] * count
 
 
 def _on_cluster(

@@ -59,8 +59,8 @@ class Stepper:
         """The sums of metrics; None where some worker is out of memory and all repeat the step."""
         sums = MetricSums()
         for batch in step:
-            for part in self._parts(batch):
-                metrics = self._take(part, global_targets)
+            for piece in self._parts(batch):
+                metrics = self._take(piece, global_targets)
                 if metrics is None:
                     return None
                 sums.add(metrics)

@@ -31,6 +31,6 @@ class Task(NamedTuple):
     experiment: str
     metrics: MetricLabels
 
-    def load(self, part: str) -> Any:
+    def load(self, module: str) -> Any:
         """Import one of the parts."""
-        return resolve_name(getattr(self, part))
+        return resolve_name(getattr(self, module))

@@ -212,7 +212,7 @@ def _class_weights(labelled: LabelledStore) -> Tensor:
     if space.kind == "per_residue":
         blocks = iter([np.concatenate([labelled.residue_targets(index) for index in training.tolist()])])
     else:  # some at a time: those of thousands of labels are sparse
-        blocks = (labelled.targets[some] for some in np.array_split(training, training.size // 1024 + 1))
+        blocks = (labelled.targets[records] for records in np.array_split(training, training.size // 1024 + 1))
     return balanced_class_weights(space.kind, map(torch.from_numpy, blocks), space.num_outputs)
 
 

@@ -77,10 +77,10 @@ def ensure_features(
         lengths_N = source.token_lengths(wanted)
         rows_N = np.ones_like(lengths_N) if is_pooled(model) else lengths_N
         for places in longest_first(rows_N, max(1, SHARD_BYTES // (4 * model.backbone.hidden_size))):
-            part = wanted[places]
-            name = f"{xxhash.xxh3_64_hexdigest(hashes[part].tobytes())}-{context.rank:05d}"
-            rows = dict(_computed(model, backbone, source, part, max_tokens, context.device))
-            write_shard(path, name, hashes[part], [rows[place] for place in range(part.size)])
+            shard = wanted[places]
+            name = f"{xxhash.xxh3_64_hexdigest(hashes[shard].tobytes())}-{context.rank:05d}"
+            rows = dict(_computed(model, backbone, source, shard, max_tokens, context.device))
+            write_shard(path, name, hashes[shard], [rows[place] for place in range(shard.size)])
     control.all_true(True)
     return FeatureStore(path), found_share
 
