@@ -10,6 +10,7 @@ import heapq
 import logging
 import math
 import os
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -47,7 +48,7 @@ class RecordTail:
         self._inode: int | None = None
         self._offset = 0  # always at the start of a line
         self._last_s = self._given_until_s = -math.inf
-        if skip_present and path.exists():
+        if skip_present:
             self._skip_present()
 
     def poll(self) -> Iterator[Record]:
@@ -90,18 +91,11 @@ class RecordTail:
             yield line
 
     def _skip_present(self) -> None:
-        with self.path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            self._inode = os.fstat(file.fileno()).st_ino
-            file.seek(max(0, size - _LINE_BYTES))
-            tail = file.read(_LINE_BYTES)
-        whole = tail[: tail.rfind(b"\n") + 1]
-        self._offset = size - len(tail) + len(whole)
-        for line in whole.splitlines():
-            try:
-                self._last_s = max(self._last_s, decode_record(line).get("time") or 0.0)
-            except ValueError:
-                continue  # the part of a line at the beginning, or a damaged one
+        recent_bytes, self._recent_bytes = self._recent_bytes, _LINE_BYTES  # its last record says what is new
+        deque(self.poll(), maxlen=0)
+        self._recent_bytes = recent_bytes
+        self.damaged = 0
+        self.problem = self.failure = ""
 
 
 class RunTail:

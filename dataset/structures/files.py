@@ -191,8 +191,8 @@ def _chain(
     if has_ca.any() and not whole.any():
         if section.ca_only == "error":
             raise DataError(
-                f"{path}: chain {name}: of CA atoms alone; a backbone needs N, CA and C: --ca-only complete places "
-                "them, skip leaves such chains out"
+                f"{path}: chain {name}: of CA atoms alone; a backbone needs N, CA and C: --data.structures.ca_only "
+                "complete places them, skip leaves such chains out"
             )
         if section.ca_only == "skip":
             counts.ca_only_chains += 1

@@ -83,6 +83,6 @@ def refuse_equal_keys(ids: Iterable[str]) -> None:
         if key in seen:
             raise DataError(
                 f"ids {seen[key]!r} and {record_id!r} would both be the dataset {key!r} of an HDF5 file; choose "
-                "another --format, or --hdf5-key hash"
+                "another --embed.format, or --embed.hdf5_key hash"
             )
         seen[key] = record_id

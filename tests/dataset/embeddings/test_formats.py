@@ -199,5 +199,5 @@ def test_a_new_format_is_one_class_and_a_line_of_the_registry(tmp_path: Path, mo
     join(tmp_path / "joined", sources, "csv", lambda share, done: None)
     np.testing.assert_array_equal(open_embeddings(tmp_path / "joined")[3], np.tile(wanted[3], 2))
     wrong = job.settings.model_copy(update={"dtype": "fp16"})
-    with pytest.raises(ConfigError, match=r"--dtype fp16: csv, the format of mean, holds fp32"):
+    with pytest.raises(ConfigError, match=r"--embed.dtype fp16: csv, the format of mean, holds fp32"):
         run_job(replace(job, output=tmp_path / "narrow", settings=wrong))
