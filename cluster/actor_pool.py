@@ -17,6 +17,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from cluster.connection import worker_environment
 from common.errors import EsmerayError, ResourceError
+from common.text import first_line
 
 
 class ActorPool:
@@ -130,7 +131,7 @@ class ActorPool:
         if actor in self._lost:
             return
         self._lost.add(actor)
-        reason = str(error).strip().splitlines()[0]
+        reason = first_line(error)
         self._not_loaded = 0 if was_loaded else self._not_loaded + 1
         if self._not_loaded > self._max_failures:
             raise ResourceError(f"workers end before the model is loaded ({reason}); give them more memory")

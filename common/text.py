@@ -44,7 +44,16 @@ def refusal(error: Mapping[str, Any]) -> str:
     return message if own else f"{message[0].lower()}{message[1:]}, got {error['input']!r}"
 
 
+def first_line(error: BaseException) -> str:
+    """Return what an error says first, or its type where it says nothing."""
+    return _lines(error)[0]
+
+
 def last_line(error: BaseException) -> str:
     """Return what an error says at last, where Ray passes on a traceback before it."""
+    return _lines(error)[-1]
+
+
+def _lines(error: BaseException) -> list[str]:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
+    return lines or [type(error).__name__]

@@ -23,6 +23,7 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from common.errors import DataError
+from common.text import first_line
 from dataset.fasta.counts import SourceFile
 from dataset.fasta.read_ahead import ReadAhead, TextStream
 from dataset.fasta.reader import COMPRESSIONS
@@ -116,7 +117,7 @@ class Table:
                 self._check_columns(file.schema_arrow.names)
                 yield from file.iter_batches(PART_ROWS, columns=list(self._wanted), use_threads=False)
         except (pa.ArrowException, UnicodeDecodeError) as error:
-            reason = str(error).splitlines()[0]
+            reason = first_line(error)
             raise DataError(f"{self._path}: not Parquet, or damaged ({reason}); make it or copy it again") from error
         self.finished = [SourceFile.of(self._path)]
 

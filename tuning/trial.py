@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from common.errors import DataError, EsmerayError
+from common.text import first_line
 from common.timing import agree
 from dataset.batches.steps import StepBatches, TrainingSteps
 from model.device import DTYPES, HostCopy, is_out_of_memory
@@ -90,7 +91,7 @@ def measure_on_worker(
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        reason = f"out of memory: {next(iter(str(error).splitlines()), type(error).__name__)}"
+        reason = f"out of memory: {first_line(error)}"
         memory: dict[str, Any] = {"peak_memory_bytes": meter.peak_bytes(), "total_memory_bytes": meter.total_bytes()}
         return Measurement("out_of_memory", reason, reusable=False, **memory)
     finally:

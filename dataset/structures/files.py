@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import DataError
+from common.text import first_line
 from dataset.structures.ca_trace import LONGEST_STEP, completed
 from dataset.structures.sample import placed, torsion
 from dataset.structures.store import Structure, StructureCounts
@@ -121,8 +122,7 @@ def _read_atoms(path: Path, counts: StructureCounts) -> tuple[Any, bool]:
     except DataError:
         raise
     except Exception as error:
-        reason = str(error).split("\n")[0] or type(error).__name__
-        raise DataError(f"{path}: damaged or truncated, can't be read ({reason})") from error
+        raise DataError(f"{path}: damaged or truncated, can't be read ({first_line(error)})") from error
     counts.other_models += models - 1
     kept = struc.filter_highest_occupancy_altloc(atoms, atoms.altloc_id, atoms.occupancy)
     counts.alternate_atoms += int((~kept).sum())

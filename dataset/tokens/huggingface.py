@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import ConfigError
+from common.text import first_line
 from dataset.fasta.alphabet import AMINO_ACIDS, STORE_ALPHABET
 from dataset.tokens.esm import sequence_lengths
 from dataset.tokens.model_folder import CONFIG_FILE, fetch, local_folder, read_settings
@@ -212,8 +213,7 @@ def _readable(folder: Path, key: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ConfigError(f"{key}: the tokenizer in {folder} can't be read ({first})") from error
+        raise ConfigError(f"{key}: the tokenizer in {folder} can't be read ({first_line(error)})") from error
     finally:
         logging.set_verbosity(verbosity)
 

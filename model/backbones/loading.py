@@ -18,6 +18,7 @@ from transformers import EsmForMaskedLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from common.errors import ConfigError, DataError
+from common.text import first_line
 from dataset.tokens.esm import VOCABULARY
 from model.backbones.architectures import (
     MASKED_LM_HEADS,
@@ -152,8 +153,8 @@ def _load_weights(kind: type[Any], folder: Path, config: PreTrainedConfig) -> An
             ignore_mismatched_sizes=True,
         )
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
-        first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise DataError(f"the weights in {folder} can't be read ({first_line}); fetch or export them again") from error
+        reason = first_line(error)
+        raise DataError(f"the weights in {folder} can't be read ({reason}); fetch or export them again") from error
     network, info = loaded
     missing = sorted(key for key in info["missing_keys"] if not _MAY_BE_MISSING & set(key.split(".")))
     if missing or info["mismatched_keys"]:

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from common.errors import DataError
+from common.text import first_line
 from model.backbones.base import PackedBackbone
 from model.backbones.lora_targets import WITHOUT_LOSS, check_not_frozen, chosen_layers
 from train_config.classifier_schema import LoraSection
@@ -129,7 +130,7 @@ def load_adapter(backbone: PackedBackbone, folder: Path) -> None:
         set_peft_model_state_dict(model, state, adapter_name=_ADAPTER)
         backbone.lora_export = "adapter"
     except (OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
-        raise DataError(f"the adapter in {folder} can't be read ({_first_line(error)}); export it again") from error
+        raise DataError(f"the adapter in {folder} can't be read ({first_line(error)}); export it again") from error
 
 
 def linear_layers(model: nn.Module) -> dict[str, nn.Linear | Conv1D]:
@@ -162,7 +163,3 @@ def _adapter_state(model: nn.Module) -> dict[str, Tensor]:
     from peft import get_peft_model_state_dict
 
     return get_peft_model_state_dict(model, adapter_name=_ADAPTER, save_embedding_layers=False)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -25,6 +25,7 @@ from deepspeed.utils.tensor_fragment import fragment_address
 
 from common.errors import CheckpointError, ResourceError
 from common.publishing import is_disk_full, sync, write_atomically
+from common.text import first_line
 from run_folder.checkpoints import MANIFEST, CheckpointFolder, CheckpointStore, FileEntry, Manifest, sha256_of
 from run_folder.paths import no_space
 from train_config.schema import CheckpointSection
@@ -68,7 +69,7 @@ def load_tensors(path: Path, map_location: Any = "cpu") -> Any:
         with torch.serialization.safe_globals(SAFE_CLASSES):
             return torch.load(path, map_location=map_location, weights_only=True)
     except Exception as error:  # torch raises pickle, zip and runtime errors alike; each means: not ours
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise CheckpointError(f"{path}: can't be loaded as tensors, nothing in it was run ({reason})") from error
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from common.errors import ConfigError, ResourceError
+from common.text import first_line
 from train_config.natures import SHIPPED_PATH, absolute_path
 from train_config.schema import DeepSpeedSection, TrainingSection
 
@@ -86,7 +87,7 @@ def _read_settings(path: Path) -> dict[str, Any]:
     try:
         settings = yaml.safe_load(path.read_text())
     except (OSError, yaml.YAMLError) as error:
-        raise ConfigError(f"deepspeed.config: {path} can't be read ({str(error).splitlines()[0]})") from error
+        raise ConfigError(f"deepspeed.config: {path} can't be read ({first_line(error)})") from error
     if not isinstance(settings, dict):
         raise ConfigError(f"deepspeed.config: {path} must hold a mapping of DeepSpeed's settings")
     if owned := sorted(OWNED_KEYS & set(settings)):

@@ -22,7 +22,7 @@ from cluster.signals import StopSignals
 from common.errors import DataError, ResourceError
 from common.progress import conversion_bar
 from common.publishing import refuse_existing, write_atomically, writing
-from common.text import counted
+from common.text import counted, last_line
 from model.export.exported_folder import MADE_BY
 from monitoring.sinks.wandb_run import WandbFollowers, new_run_id
 from monitoring.watch.alerts import AlertSink
@@ -349,9 +349,8 @@ def _report(outcome: Outcome, run: RunFolder, signals: StopSignals) -> int:
 def _reason(error: Exception | None) -> str:
     """The first failed worker's error, in a line."""
     failures = getattr(error, "worker_failures", None)
-    cause = next(iter(failures.values())) if failures else error
-    lines = [line for line in str(cause).strip().splitlines() if line.strip()]
-    return lines[-1].strip() if lines else type(cause).__name__
+    cause: Any = next(iter(failures.values())) if failures else error
+    return last_line(cause)
 
 
 def _wandb_run_id(run: RunFolder) -> str:
