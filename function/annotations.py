@@ -188,7 +188,7 @@ class _Lines:
     def miss(self, number: int, problem: str) -> None:
         """Count a line that is ignored, or refuse it."""
         if self._unknown == "refuse":
-            raise DataError(f"{self._path}, line {number}: {problem}; mend it, or give --unknown ignore")
+            raise DataError(f"{self._path}, line {number}: {problem}; mend it, or set unknown to ignore")
         self._ignored += 1
 
     def number(self, line: int, text: str, name: str, highest: float) -> float:

@@ -18,39 +18,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 from scipy.sparse import csr_array
 
-from common.arguments import ToolArguments
 from common.bootstrap import percentile_interval, resamplings
 from common.fmax import counts_reaching, f_measure, ratio
 from function.annotations import Annotations
 from function.ontology import Aspect
 from function.propagation import BLOCK, Method, dense, propagate_dense
+from train_config.terms_schema import EvaluationSection, Normalisation
 
-Normalisation: TypeAlias = Literal["cafa", "pred", "gt"]
 Array: TypeAlias = NDArray[np.float64]
 BEST = {"fmax": ("f", 1), "fmax_micro": ("f_micro", 1), "smin": ("s", -1)}
 _DRAWS_AT_ONCE = 128
-
-
-class Settings(ToolArguments):
-    """Choices of an evaluation, as ``esmeray function evaluate`` takes them."""
-
-    norm: Normalisation = Field(
-        "cafa", description="Proteins to average over: predicted, annotated, or as CAFA the first for precision alone."
-    )
-    propagation: Method = Field(
-        "max", description="Scores of ancestors: the largest below them, or that only where they have none."
-    )
-    orphans: bool = Field(True, description="Evaluate terms without parents; values by weight always have them.")
-    step: float = Field(0.01, gt=0, lt=1, description="First threshold, and step between thresholds, below 1.")
-    draws: int = Field(1000, ge=0, description="Draws of proteins for the intervals; 0 for none.")
-    seed: int = Field(0, ge=0, description="Seed of the draws.")
 
 
 class Metric(NamedTuple):
@@ -89,7 +72,7 @@ def evaluate(
     accretion_V: Array | None = None,
     known: Annotations | None = None,
     terms_V: NDArray[np.bool_] | None = None,
-    settings: Settings | None = None,
+    settings: EvaluationSection | None = None,
 ) -> Evaluation:
     """Evaluate (N, V) scores in 0 to 1, not propagated, of the annotated proteins.
 
@@ -97,7 +80,7 @@ def evaluate(
     (partial knowledge); proteins that then have nothing left to predict leave the evaluation. Where none is left, or no
     score reaches a threshold, there are no metrics.
     """
-    settings = settings or Settings()
+    settings = settings or EvaluationSection()
     weights = {"": (settings.orphans | (aspect.levels > 0)).astype(float)}
     weights |= {} if accretion_V is None else {"_w": accretion_V}
     weights_WV = np.stack(list(weights.values())) * (True if terms_V is None else terms_V)
@@ -153,7 +136,7 @@ def _count(
     return hit_WTN, called_WTN
 
 
-def _sums(hit_WTN: Array, called_WTN: Array, truth_WN: Array, settings: Settings) -> dict[str, Array]:
+def _sums(hit_WTN: Array, called_WTN: Array, truth_WN: Array, settings: EvaluationSection) -> dict[str, Array]:
     """(W, T, R) sums over the proteins, and over those of each draw."""
     truth_WTN = np.broadcast_to(truth_WN[:, None], hit_WTN.shape)
     parts = {

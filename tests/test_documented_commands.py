@@ -89,14 +89,10 @@ def made(tmp_path_factory, process_group) -> Path:
     write_structures(folder)
     write_terms(folder)
     assert train_function(folder) == 0
-    made = ["runs/function", "runs/function/function/sample/test.fasta", "--output", "predicted.tsv"]
-    assert (
-        run(
-            esmeray,
-            ["function", "predict", *(str(folder / word) if "/" in word or "." in word else word for word in made)],
-        )
-        == 0
-    )
+    finished = folder / "runs" / "function"
+    source = ["--data.source", str(finished / "function" / "sample" / "test.fasta")]
+    predicted = ["--predict.output", str(folder / "predicted.tsv")]
+    assert run(esmeray, ["function", "predict", str(finished), *source, *predicted]) == 0
     proteins = tiny_config(folder / "runs", **TINY_CLASSIFIER)
     text_model = {"backbone": {"source": "qwen2"}, "tokenizer": {"content": "text", "vocabulary_size": 400}}
     texts = {"run": {"name": "text_classifier"}, "model": text_model}

@@ -15,6 +15,7 @@ from train_config.embed_schema import EmbedSection
 from train_config.schema import IngestSection
 from train_config.section import NonNegativeInt, PositiveFloat, PositiveInt, Precision, Section, Share, Tokens
 from train_config.service_schema import KeySettings, QuerySettings, ServiceSettings
+from train_config.terms_schema import EvaluateTermsSection, PredictTermsSection
 
 
 class FastaSection(Section):
@@ -329,6 +330,19 @@ class LogProfileSettings(Section):
     profile: LogProfileSection = LogProfileSection()
 
 
+class PredictTermsSettings(Section):
+    """A prediction of terms."""
+
+    predict: PredictTermsSection
+    data: FastaSection
+
+
+class EvaluateTermsSettings(Section):
+    """An evaluation of predicted terms."""
+
+    evaluate: EvaluateTermsSection
+
+
 COMMANDS: dict[str, type[Section]] = {
     "data convert": ConvertSettings,
     "data structures": StructuresSettings,
@@ -341,6 +355,8 @@ COMMANDS: dict[str, type[Section]] = {
     "embed join": JoinSettings,
     "embed search": SearchSettings,
     "embed plot": PlotSettings,
+    "function predict": PredictTermsSettings,
+    "function evaluate": EvaluateTermsSettings,
     "align": AlignSettings,
     "serve": ServiceSettings,
     "serve query": QuerySettings,

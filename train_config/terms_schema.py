@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from train_config.natures import PATH, PATH_OR_NAME
-from train_config.section import PositiveFloat, PositiveInt, Section
+from train_config.section import NonNegativeInt, PositiveFloat, PositiveInt, Section
 
 COMPOSITION = "composition"
 Part = Literal["naive", "homology", "neighbours", "network"]
+Normalisation = Literal["cafa", "pred", "gt"]
+GafDate = Annotated[str, Field(pattern=r"^(\d{8})?$")]
+"""YYYYMMDD, or empty."""
 _PARTS: list[Part] = ["naive", "homology", "neighbours", "network"]
 
 
@@ -33,7 +37,7 @@ class TermsDataSection(Section):
     """Fewest training proteins of a term that the network learns."""
     validation: str | None = None
     """File of the ids to hold out, one a line."""
-    since: Annotated[str, Field(pattern=r"^(\d{8})?$")] = ""
+    since: GafDate = ""
     """Date, YYYYMMDD: hold out the proteins without an annotation before it. GAF alone has dates."""
     clusters: str | None = None
     """TSV of cluster and protein, as MMseqs2 writes it: hold out data.validation_share of whole clusters, by a hash of
@@ -98,3 +102,60 @@ class TermsSection(Section):
     embeddings: EmbeddingsSection = EmbeddingsSection()
     homology: HomologySection = HomologySection()
     neighbours: NeighboursSection = NeighboursSection()
+
+
+class EvaluationSection(Section):
+    """Choices of an evaluation."""
+
+    norm: Normalisation = "cafa"
+    """Proteins to average over: predicted, annotated, or as CAFA the first for precision alone."""
+    propagation: Literal["max", "fill"] = "max"
+    """Scores of ancestors: the largest below them, or that only where they have none."""
+    orphans: bool = True
+    """Evaluate terms without parents; values by weight always have them."""
+    step: Annotated[float, Field(gt=0, lt=1)] = 0.01
+    """First threshold, and step between thresholds, below 1."""
+    draws: NonNegativeInt = 1000
+    """Draws of proteins for the intervals; 0 for none."""
+    seed: NonNegativeInt = 0
+    """Seed of the draws."""
+
+
+class EvaluateTermsSection(EvaluationSection):
+    """Files and choices of an evaluation."""
+
+    truth: Path
+    """Annotations to evaluate by: TSV of protein and term, or GAF 2.2."""
+    ontology: Path
+    """Ontology, OBO."""
+    ia: Path | None = None
+    """TSV of term and information accretion."""
+    ia_from: Path | None = None
+    """Annotations to compute information accretion from instead."""
+    known: Path | None = None
+    """Annotations known before, which do not count (partial knowledge)."""
+    terms: Path | None = None
+    """File of the terms that count, one a line. Default: all."""
+    aspect: str | None = None
+    """The only aspect that the files may have, such as molecular_function."""
+    unknown: Literal["refuse", "ignore"] = "refuse"
+    """Lines with terms that the ontology does not have, or proteins without annotation."""
+    evidence: list[str] = Field([])
+    """Evidence codes to take from GAF. Default: experimental ones."""
+    since: GafDate = ""
+    """First date to take from GAF, YYYYMMDD."""
+    before: GafDate = ""
+    """First date not to take from GAF, YYYYMMDD."""
+    output: Path | None = None
+    """Folder to write."""
+
+
+class PredictTermsSection(Section):
+    """What is written."""
+
+    output: Path
+    """TSV file to write."""
+    terms: PositiveInt = 500
+    """Most terms of a protein, over all aspects."""
+    part: Literal["blend", "naive", "homology", "neighbours", "network"] = "blend"
+    """The blend, or one of its parts alone."""

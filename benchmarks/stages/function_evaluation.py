@@ -40,8 +40,9 @@ def _cases(setting: Setting) -> Iterator[Case]:
     proteins, terms = (200, 1000) if setting.quick else (PROTEINS, TERMS)
     folder = setting.folder
     write_files(folder, proteins, terms)
-    ours = "tools function evaluate {0}/predictions/some.tsv --truth {0}/truth.tsv --ontology {0}/terms.obo"
-    ours += " --ia {0}/accretion.tsv --output {0}/ours"
+    ours = "tools function evaluate {0}/predictions/some.tsv --evaluate.truth {0}/truth.tsv"
+    ours += " --evaluate.ontology {0}/terms.obo"
+    ours += " --evaluate.ia {0}/accretion.tsv --evaluate.output {0}/ours"
     peer = "cafaeval {0}/terms.obo {0}/predictions {0}/truth.tsv -ia {0}/accretion.tsv -out_dir {0}/peer -threads 1"
     commands = {
         name: [word.format(folder) for word in command.split()] for name, command in ((OURS, ours), (PEER, peer))

@@ -18,12 +18,13 @@ from pathlib import Path
 from benchmarks.harness.proteins import DEVELOPMENT_DATA
 from benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
 from function.annotations import information_accretion, read_annotations, read_scores
-from function.evaluation import Settings, evaluate
+from function.evaluation import evaluate
 from function.ontology import read_ontology
 from inference.around_training import after_training
 from inference.function.prediction import predict
 from train_config.loading import load_config
 from train_config.schema import IngestSection
+from train_config.terms_schema import EvaluationSection
 from training.launch.driver import train
 
 ASPECTS = {"MF": "mfo", "BP": "bpo", "CC": "cco"}
@@ -100,7 +101,7 @@ def _measured(data: Path, folder: Path, setting: Setting) -> dict[str, dict[str,
         raise WrongWorkError("training did not end")
     after_training(config)
     ontology = read_ontology(obo)
-    settings, known = Settings(orphans=False), read_annotations(folder / "train.tsv", ontology)
+    settings, known = EvaluationSection(orphans=False), read_annotations(folder / "train.tsv", ontology)
     truths = {aspect: read_annotations(folder / f"{aspect}.tsv", ontology).popitem() for aspect in ASPECTS}
     targets = {name: truth.proteins for name, truth in truths.values()}
     accretion = {name: information_accretion(known[name], ontology.aspects[name]) for name in targets}

@@ -23,7 +23,7 @@ from common.progress import status_line
 from common.publishing import exclusive, published
 from common.text import counted
 from function.annotations import Annotations
-from function.evaluation import Settings, evaluate
+from function.evaluation import evaluate
 from function.predictors import blended, fit_blend
 from function.proteins import FunctionData, prepare, read
 from function.vectors import Vectors, read_vectors
@@ -31,7 +31,7 @@ from inference.function.parts import Parts, takes_vectors
 from inference.function.vectors import save_known
 from run_folder.paths import RunFolder
 from train_config.schema import Config
-from train_config.terms_schema import TermsSection
+from train_config.terms_schema import EvaluationSection, TermsSection
 
 FOLDER, BLEND_FILE = "function", "blend.json"
 _METRICS = ("fmax", "fmax_w")
@@ -87,7 +87,7 @@ def _values(
     """Metrics of each part on the held-out proteins of an aspect, which are at these rows of it."""
     aspect = data.aspects[name]
     truth = Annotations(tuple(data.ids[record] for record in aspect.records[rows]), aspect.terms[rows])
-    settings = Settings(draws=0, orphans=False)
+    settings = EvaluationSection(draws=0, orphans=False)
     values = {}
     for part, part_scores in scores.items():
         evaluation = evaluate(aspect.aspect, truth, part_scores, accretion_V=aspect.accretion, settings=settings)

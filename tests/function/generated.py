@@ -19,9 +19,10 @@ from pathlib import Path
 import pytest
 
 from function.annotations import read_accretion, read_annotations, read_scores
-from function.evaluation import Evaluation, Normalisation, Settings, evaluate
+from function.evaluation import Evaluation, evaluate
 from function.ontology import read_ontology
 from function.propagation import Method
+from train_config.terms_schema import EvaluationSection, Normalisation
 
 EXPECTED = Path(__file__).with_name("expected.json")
 EXPECTED_CASES = 8
@@ -77,7 +78,9 @@ def evaluated(case: Case) -> dict[str, Evaluation]:
     accretion = read_accretion(case.folder / "accretion.tsv", ontology, "ignore") if case.accretion else {}
     proteins = {name: some.proteins for name, some in truth.items()}
     scores = read_scores(case.folder / "predictions" / "some.tsv", ontology, proteins, unknown="ignore")
-    settings = Settings(norm=case.norm, propagation=case.propagation, orphans=case.orphans, step=case.step, draws=0)
+    settings = EvaluationSection(
+        norm=case.norm, propagation=case.propagation, orphans=case.orphans, step=case.step, draws=0
+    )
     found = {
         name: evaluate(ontology.aspects[name], truth[name], some, accretion_V=accretion.get(name), settings=settings)
         for name, some in scores.items()

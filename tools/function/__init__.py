@@ -1,4 +1,4 @@
 """Predict functions of proteins, and evaluate predictions as CAFA does.
 
-esmeray function predict runs/function proteins.fasta --output functions.tsv
+esmeray function predict runs/function --data.source proteins.fasta --predict.output functions.tsv
 """

@@ -44,6 +44,11 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(prediction, "_BLOCK", 8)
 
 
+def predict(command, run: Path, source: Path, output: Path, *options: object):
+    """The outcome of a prediction."""
+    return command("function", "predict", run, "--data.source", source, "--predict.output", output, *options)
+
+
 def content(run: Path) -> dict[str, bytes]:
     """What predictions depend on; a store has its time of making, a card its metrics' digits alone."""
     names = ["export/classifier.safetensors", "function/blend.json", "function/vectors.npy", "function/validation.txt"]
@@ -78,7 +83,9 @@ def test_metrics_of_a_run_are_in_wandb_and_drawn(trained):
 def test_run_of_an_earlier_version_is_refused(tmp_path, command):
     (tmp_path / "blend.json").write_text("{}")
     (tmp_path / "a.fasta").write_text(">a\nMK\n")
-    outcome = command("function", "predict", tmp_path, tmp_path / "a.fasta", "--output", tmp_path / "out.tsv")
+    outcome = command(
+        "function", "predict", tmp_path, "--data.source", tmp_path / "a.fasta", "--predict.output", tmp_path / "out.tsv"
+    )
     assert outcome.code == 2 and "earlier version; train again" in outcome.err
 
 
@@ -86,8 +93,10 @@ def test_predictions_are_in_cafas_format_consistent_and_bounded(trained, tmp_pat
     ontology = read_ontology(trained / "function" / "terms.obo")
     for part, terms in ("blend", 500), ("blend", 7), ("network", 500), ("homology", 500):
         output = tmp_path / f"{part}{terms}.tsv"
-        options = ["--part", part, "--terms", terms, "--output", output]
-        outcome = command("function", "predict", trained, trained / "function" / "sample" / "test.fasta", *options)
+        options = ["--predict.part", part, "--predict.terms", terms, "--predict.output", output]
+        outcome = command(
+            "function", "predict", trained, "--data.source", trained / "function" / "sample" / "test.fasta", *options
+        )
         assert outcome.code == 0, outcome.err
         rows = [line.split("\t") for line in output.read_text().splitlines()]
         assert all(len(score) == 5 and 0 < float(score) <= 1 for _, _, score in rows)
@@ -106,7 +115,7 @@ def test_predictions_are_in_cafas_format_consistent_and_bounded(trained, tmp_pat
 def test_a_killed_prediction_resumes_with_the_same_bytes(trained, tmp_path, command, monkeypatch):
     program = "from inference.function import prediction; prediction._BLOCK = 4; from tools.__main__ import *; "
     program += "import sys; sys.exit(main(sys.argv[1:]))"
-    arguments = [str(trained), str(trained / "function" / "sample" / "test.fasta"), "--output"]
+    arguments = [str(trained), "--data.source", str(trained / "function" / "sample" / "test.fasta"), "--predict.output"]
     start = [sys.executable, "-c", program, "function", "predict", *arguments]
     process = subprocess.Popen([*start, str(tmp_path / "killed.tsv")], cwd=REPOSITORY)
     journal = tmp_path / "killed.tsv.partial" / "done.tsv"
@@ -124,21 +133,33 @@ def test_a_killed_prediction_resumes_with_the_same_bytes(trained, tmp_path, comm
 
 def test_what_cannot_be_predicted_is_one_line(trained, tmp_path, command):
     test = trained / "function" / "sample" / "test.fasta"
-    outcome = command("function", "predict", tmp_path / "absent", test, "--output", tmp_path / "out.tsv")
+    outcome = command(
+        "function", "predict", tmp_path / "absent", "--data.source", test, "--predict.output", tmp_path / "out.tsv"
+    )
     assert outcome.code == 2 and "no finished run" in outcome.err
     (tmp_path / "out.tsv").write_text("mine\n")
-    outcome = command("function", "predict", trained, test, "--output", tmp_path / "out.tsv")
+    outcome = predict(command, trained, test, tmp_path / "out.tsv")
     assert outcome.code == 2 and "exists already" in outcome.err
     (tmp_path / "new.tsv.partial").mkdir()
     (tmp_path / "new.tsv.partial" / "job.json").write_text("{}")
-    outcome = command("function", "predict", trained, test, "--output", tmp_path / "new.tsv")
+    outcome = predict(command, trained, test, tmp_path / "new.tsv")
     assert outcome.code == 2 and "work of another job (run was" in outcome.err
     shutil.copytree(trained, tmp_path / "damaged")
     (tmp_path / "damaged" / "function" / "blend.json").write_text("{")
-    outcome = command("function", "predict", tmp_path / "damaged", test, "--output", tmp_path / "none.tsv")
+    outcome = command(
+        "function", "predict", tmp_path / "damaged", "--data.source", test, "--predict.output", tmp_path / "none.tsv"
+    )
     assert outcome.code == 3 and "blend.json: is damaged" in outcome.err
     (tmp_path / "empty.fasta").touch()
-    outcome = command("function", "predict", trained, tmp_path / "empty.fasta", "--output", tmp_path / "none.tsv")
+    outcome = command(
+        "function",
+        "predict",
+        trained,
+        "--data.source",
+        tmp_path / "empty.fasta",
+        "--predict.output",
+        tmp_path / "none.tsv",
+    )
     assert outcome.code == 3 and not (tmp_path / "none.tsv.partial").exists()
 
 
@@ -146,7 +167,7 @@ def test_a_store_is_predicted_as_the_fasta_that_it_was_made_of(trained, tmp_path
     fasta = trained / "function" / "sample" / "test.fasta"
     assert command("data", "convert", "--data.source", fasta, "--convert.store", tmp_path / "store").code == 0
     for source, name in (fasta, "fasta.tsv"), (tmp_path / "store", "store.tsv"):
-        outcome = command("function", "predict", trained, source, "--output", tmp_path / name)
+        outcome = predict(command, trained, source, tmp_path / name)
         assert outcome.code == 0, outcome.err
     assert (tmp_path / "fasta.tsv").read_bytes() == (tmp_path / "store.tsv").read_bytes()
 
@@ -168,7 +189,9 @@ def test_embeddings_of_a_model_are_computed_on_the_way_or_read_from_a_store(tmp_
     lines = (tmp_path / "read" / "function" / "sample" / "test.fasta").read_text().splitlines(keepends=True)
     fasta.write_text("".join(lines[:6]))
     for name in ("computed", "read"):
-        outcome = command("function", "predict", tmp_path / name, fasta, "--output", tmp_path / f"{name}.tsv")
+        outcome = command(
+            "function", "predict", tmp_path / name, "--data.source", fasta, "--predict.output", tmp_path / f"{name}.tsv"
+        )
         assert outcome.code == 0, outcome.err
     assert (tmp_path / "computed.tsv").read_bytes() == (tmp_path / "read.tsv").read_bytes()
     assert np.isfinite(blends[0]["biological_process"]["weights"]["network"])
