@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from common.errors import ConfigError, DataError
 from common.progress import ConversionProgress, ProgressCallback
@@ -38,22 +39,16 @@ _UNREADABLE = (".json", ".jsonl", ".xlsx", ".xls", ".ods", ".feather", ".arrow",
 
 
 class LabelledCounts(IngestCounts):
-    """Everything that reading, splitting and encoding changed or left out, and what remains.
+    """Everything that reading, splitting and encoding changed or left out, and what remains."""
 
-    Attributes:
-        labels_without_sequence: labels in a file of their own whose id no sequence has.
-        label_values_missing: numbers that are missing in records which have others; no loss looks at these.
-        records_unseen_label: held-out records that were left out, because no training record has their label.
-        residues_unseen_label: held-out residues that no loss looks at, because no training record has their letter.
-        held_out_also_in_training: held-out records whose sequence or text is in training too, which flatters metrics.
-    """
-
-    records_skipped_missing_label: int = 0
-    labels_without_sequence: int = 0
-    label_values_missing: int = 0
-    records_unseen_label: int = 0
-    residues_unseen_label: int = 0
-    held_out_also_in_training: int = 0
+    records_skipped_missing_label: int = Field(0, description="record{s} skipped for want of a label")
+    labels_without_sequence: int = Field(0, description="record{s} of labels without a sequence, left out")
+    label_values_missing: int = Field(0, description="number{s} missing in records that have others")
+    records_unseen_label: int = Field(0, description="held-out record{s} left out for a label that training lacks")
+    residues_unseen_label: int = Field(0, description="held-out residue{s} not judged, whose letter training lacks")
+    held_out_also_in_training: int = Field(
+        0, description="held-out record{s} whose sequence is in training too, which flatters the metrics"
+    )
     training: int = 0
     validation: int = 0
     test: int = 0

@@ -28,9 +28,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from common.errors import DataError
-from common.text import counted
 from dataset.embeddings.arrays import open_arrays, write_arrays
-from dataset.fasta.counts import SourceFile
+from dataset.fasta.counts import Counts, SourceFile
 from dataset.store.format import read_signed
 from dataset.store.reader import Store
 from dataset.structures.predictions import PredictedStructures, centred
@@ -43,10 +42,8 @@ TRAINING, HELD_OUT = 0, 1
 _REMEDY = "remove it, so that it is made again from its source"
 
 
-class StructureCounts(BaseModel):
+class StructureCounts(Counts):
     """What reading structure files did: files and chains that were kept, and what was changed or left out."""
-
-    model_config = ConfigDict(extra="forbid")
 
     files: int = 0
     chains: int = 0
@@ -61,11 +58,6 @@ class StructureCounts(BaseModel):
     placed_oxygens: int = Field(0, description="missing O placed")
     alternate_atoms: int = Field(0, description="atom{s} of lower occupancy left out")
     breaks: int = Field(0, description="break{s} of chains")
-
-    def lines(self) -> list[str]:
-        """What was changed or left out, in words."""
-        fields = {name: field.description for name, field in type(self).model_fields.items()}
-        return [counted(getattr(self, name), text) for name, text in fields.items() if text and getattr(self, name)]
 
 
 class StructureManifest(BaseModel):

@@ -64,13 +64,13 @@ class EsmSequenceTokenizer:
                 return ids_T.astype(np.int32), esm.sequence_lengths(texts)
         return end_to_end([esm.encode(text)[1:-1] for text in texts])
 
-    def save(self, folder: Path) -> None:
-        """Write vocab.txt and the config of an ``EsmTokenizer``."""
+    def save(self, folder: Path, **settings: int) -> None:
+        """Write vocab.txt and the config of an ``EsmTokenizer`` with these settings."""
         from transformers import EsmTokenizer
 
         vocabulary = folder / "vocab.txt"
         vocabulary.write_text("\n".join(esm.VOCABULARY), encoding="utf-8")
-        EsmTokenizer(str(vocabulary)).save_pretrained(folder)
+        EsmTokenizer(str(vocabulary), **settings).save_pretrained(folder)
 
 
 SequenceTokenizer = EsmSequenceTokenizer | HuggingFaceTokenizer

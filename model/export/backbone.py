@@ -19,16 +19,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers import EsmTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
 from dataset.tokens.base import EsmSequenceTokenizer, SequenceTokenizer
-from dataset.tokens.esm import VOCABULARY
 from model.backbones.loading import quiet_transformers
 from model.export.exported_folder import exported_folder
 from model.export.model_card import example_text, model_card, opening_call, python_block
-from model.tasks.autoencoder import ESM2Autoencoder
 from model.tasks.base import ResidueModel
-from model.tasks.diffusion import SequenceDiffusion, open_diffusion
 
 _LONGEST_TOKENIZED = 1024
 """Tokens that EsmTokenizer truncates to when asked to, the length that ESM-2 was trained with."""
@@ -71,23 +68,11 @@ def export(
     return target
 
 
-def open_autoencoder(folder: str | Path) -> tuple[ESM2Autoencoder, SequenceTokenizer]:
-    """An exported autoencoder, and the alphabet of its batches; see :meth:`ESM2Autoencoder.from_pretrained`."""
-    return ESM2Autoencoder.from_pretrained(folder), EsmSequenceTokenizer()
-
-
-def open_designer(folder: str | Path) -> tuple[SequenceDiffusion, SequenceTokenizer]:
-    """An exported model of sequence diffusion, and the alphabet of its batches; see :func:`open_diffusion`."""
-    return open_diffusion(folder), EsmSequenceTokenizer()
-
-
 def _write_tokenizer(tokenizer: SequenceTokenizer, folder: Path) -> None:
-    if not isinstance(tokenizer, EsmSequenceTokenizer):
+    if isinstance(tokenizer, EsmSequenceTokenizer):
+        tokenizer.save(folder, model_max_length=_LONGEST_TOKENIZED)
+    else:
         tokenizer.save(folder)
-        return
-    vocabulary = folder / "vocab.txt"
-    vocabulary.write_text("\n".join(VOCABULARY), encoding="utf-8")
-    EsmTokenizer(str(vocabulary), model_max_length=_LONGEST_TOKENIZED).save_pretrained(folder)
 
 
 def _card(model: ResidueModel, network: PreTrainedModel, text: str, facts: Mapping[str, Any]) -> str:

@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.errors import DataError
-from dataset.tokens.base import SequenceTokenizer
+from dataset.tokens.base import EsmSequenceTokenizer, SequenceTokenizer
 from model.backbones.architectures import MASKED_LM_HEADS, PACKED
 from model.backbones.base import PackedBackbone
 from model.backbones.loading import build_backbone, build_masked_lm
 from model.backbones.residues import residue_tokenizer
 from model.backbones.source import source_type
-from model.export.backbone import open_autoencoder, open_designer
 from model.export.classifier import load_classifier
 from model.export.terms import refuse_sequences
+from model.tasks.autoencoder import ESM2Autoencoder
 from model.tasks.base import TaskModel
+from model.tasks.diffusion import open_diffusion
 from train_config.schema import BackboneSection
 
 
@@ -33,9 +34,9 @@ class Opened(NamedTuple):
 
 
 OPENERS: dict[str, Callable[[Path], tuple[TaskModel, SequenceTokenizer]] | None] = {
-    "autoencoder": open_autoencoder,
+    "autoencoder": lambda folder: (ESM2Autoencoder.from_pretrained(folder), EsmSequenceTokenizer()),
     "classifier": load_classifier,
-    "diffusion": open_designer,
+    "diffusion": lambda folder: (open_diffusion(folder), EsmSequenceTokenizer()),
     "masked_lm": None,
     "terms": refuse_sequences,
 }

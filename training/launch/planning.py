@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from cluster.placement import Workers
 from common.errors import ConfigError
 from common.text import counted
-from dataset.fasta.counts import UNCHANGED, count_lines
 from model.cost.memory import MemoryEstimate, estimate_memory
 from train_config.schema import BatchSection, DeepSpeedSection, TrainingSection
 from training.engine.deepspeed_settings import check_precision, zero_stage
@@ -31,6 +30,7 @@ class Plan:
     def lines(self) -> list[str]:
         """The plan for a person to read."""
         about = "" if self.data.exact else "about "
+        changes = [] if self.data.counts is None else self.data.counts.lines()
         memory = self.memory
         host_bytes = memory.host_optimizer_bytes
         return [
@@ -38,7 +38,7 @@ class Plan:
             f"precision        {self.precision}",
             f"training data    {about}{counted(self.data.sequences, 'sequence{s}')}, {self.data.tokens:,} tokens",
             f"held out         {about}{counted(self.data.held_out, 'sequence{s}')}",
-            *(f"                 {line}" for line in self._changed()),
+            *(f"                 {line}" for line in changes),
             f"cropped          {about}{counted(self.data.cropped_sequences, 'sequence{s}')}, "
             f"{counted(self.data.cropped_residues, 'residue{s}')} left out each epoch",
             f"tokens per step  {self._tokens_per_step()}",
@@ -49,10 +49,6 @@ class Plan:
             f"{_mib(memory.optimizer_bytes)} optimizer (ZeRO-{self.stage}), activations come on top",
             *([f"memory a host    {_mib(host_bytes)} optimizer of each worker"] if host_bytes else []),
         ]
-
-    def _changed(self) -> list[str]:
-        counts = self.data.counts
-        return [] if counts is None or count_lines(counts) == [UNCHANGED] else count_lines(counts)
 
     def _tokens_per_step(self) -> str:
         batch = self.batch
