@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from common.errors import ConfigError
 from dataset.tokens.model_folder import local_folder
-from model.backbones.source import is_drawn
+from model.backbones.source import has_random_weights
 from model.export.exported_folder import task_of
 from train_config.schema import BackboneSection
 
@@ -43,7 +43,7 @@ def find_model(source: str | Path, key: str = "model") -> ModelSource:
     Raises ConfigError for a folder that is not there or a run without an export, DataError for a damaged manifest.
     """
     source = str(source)
-    if is_drawn(BackboneSection(source=source)):
+    if has_random_weights(BackboneSection(source=source)):
         return ModelSource(source, None, random_weights=True)
     folder = local_folder(source, key)
     if folder is None:

@@ -25,12 +25,12 @@ from model.backbones.source import (
     ALWAYS_PADDED,
     SOURCE_KEY,
     config_folder,
-    drawn_size,
     esm_settings,
     gated_inner_size,
-    is_drawn,
+    has_random_weights,
     is_padded,
     model_type,
+    random_size,
     source_type,
 )
 from train_config.schema import BackboneSection
@@ -69,13 +69,13 @@ _BERT_POSITIONS = 4096
 def read_config(section: BackboneSection, vocabulary_size: int, pad: int) -> PreTrainedConfig:
     """The config that the section means; from the hub, only config.json is fetched.
 
-    ``vocabulary_size``: rows of the embedding, where weights are drawn; ESM-2 has its own. ``pad``: id whose embedding
-    is 0 and not learnt, where weights are drawn. Raises ConfigError (unknown source, impossible size, or an
+    ``vocabulary_size``: rows of the embedding, where weights are random; ESM-2 has its own. ``pad``: id whose embedding
+    is 0 and not learnt, where weights are random. Raises ConfigError (unknown source, impossible size, or an
     architecture that packed attention does not know) or ResourceError (the hub can't be reached).
     """
-    if source_type(section) == "esm" and (is_drawn(section) or not section.padded):
+    if source_type(section) == "esm" and (has_random_weights(section) or not section.padded):
         return EsmConfig.from_dict(esm_settings(section))
-    config = _drawn_config(section, vocabulary_size, pad) if is_drawn(section) else _folder_config(section)
+    config = _random_config(section, vocabulary_size, pad) if has_random_weights(section) else _folder_config(section)
     if not is_padded(section, config.model_type):
         _check_packed(config)
     return config
@@ -129,9 +129,9 @@ def is_causal(config: Any) -> bool:
     )
 
 
-def _drawn_config(section: BackboneSection, vocabulary_size: int, pad: int) -> PreTrainedConfig:
+def _random_config(section: BackboneSection, vocabulary_size: int, pad: int) -> PreTrainedConfig:
     """One of :data:`model.backbones.source.RANDOM_ARCHITECTURES` at the size that the section gives."""
-    layers, hidden_size, heads = drawn_size(section)
+    layers, hidden_size, heads = random_size(section)
     if section.source == "t5":
         return T5Config(
             vocab_size=vocabulary_size,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from model.backbones.source import drawn_size, esm_settings, gated_inner_size, source_type
+from model.backbones.source import esm_settings, gated_inner_size, random_size, source_type
 from train_config.schema import BackboneSection
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 _PROJECTIONS_WITH_BIAS = {"qwen2": 3, "llama": 0}
-"""In each layer of the decoders that can be drawn."""
+"""In each layer of the decoders with random weights."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class BackboneFacts:
 def backbone_facts(section: BackboneSection, vocabulary_size: int, pad: int = 0) -> BackboneFacts:
     """Facts of the backbone that :func:`model.backbones.loading.build_backbone` builds.
 
-    ``vocabulary_size``: of the tokenizer, for what is drawn at random. Raises ConfigError (unknown source, impossible
+    ``vocabulary_size``: of the tokenizer, for random weights. Raises ConfigError (unknown source, impossible
     size, or an architecture that is not known packed) or ResourceError (its config is on the hub, which can't be
     reached).
     """
@@ -85,8 +85,8 @@ def esm_facts(settings: dict[str, Any]) -> BackboneFacts:
 
 
 def _decoder_facts(section: BackboneSection, V: int) -> BackboneFacts:
-    """Facts of a decoder whose weights are drawn: one norm before each of a layer's two parts, and one at the end."""
-    layers, D, _ = drawn_size(section)
+    """Facts of a decoder whose weights are random: one norm before each of a layer's two parts, and one at the end."""
+    layers, D, _ = random_size(section)
     biases = _PROJECTIONS_WITH_BIAS[section.source]
     inner = gated_inner_size(D)
     of_layer = dict.fromkeys((f"self_attn.{name}_proj" for name in "qkvo"), (D, D))

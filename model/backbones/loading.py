@@ -29,7 +29,7 @@ from model.backbones.architectures import (
 from model.backbones.base import PackedBackbone
 from model.backbones.esm2 import EsmBackbone
 from model.backbones.huggingface import HuggingFaceBackbone, PaddedBackbone
-from model.backbones.source import is_drawn, is_padded, weights_folder
+from model.backbones.source import has_random_weights, is_padded, weights_folder
 from train_config.schema import BackboneSection
 
 _MAY_BE_MISSING = {"contact_head", "pooler", *(name for names in MASKED_LM_HEADS.values() for name in names)}
@@ -41,7 +41,7 @@ def build_backbone(
 ) -> PackedBackbone:
     """The backbone that the section means, in fp32 on the CPU, in training mode unless it is frozen.
 
-    Weights that are drawn depend on ``seed`` alone; the global random state is left as it was. ``seed``: of weights
+    Random weights depend on ``seed`` alone; the global random state is left as it was. ``seed``: of weights
     that are not loaded. ``vocabulary_size``: of the tokenizer; that of the ESM alphabet if None. ``empty``: on the meta
     device, without weights: to count them before any is read. Raises ConfigError (unknown source, impossible size, no
     safetensors, an architecture that is not known packed, or a vocabulary larger than the embedding), DataError
@@ -120,9 +120,9 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def _network(section: BackboneSection, config: PreTrainedConfig, kind: type[Any], seed: int, empty: bool) -> Any:
-    """A Hugging Face model, with weights that are drawn or loaded, or none."""
+    """A Hugging Face model, with weights that are random or loaded, or none."""
     with seeded(seed), quiet_transformers(), torch.device("meta") if empty else nullcontext():
-        if empty or is_drawn(section):
+        if empty or has_random_weights(section):
             return kind(config)
         return _load_weights(kind, weights_folder(section), config)
 

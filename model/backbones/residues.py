@@ -1,6 +1,6 @@
 """Backbones for tasks on residues, whose batches come in the ESM alphabet whatever the backbone's own vocabulary is.
 
-ESM-2, ESM C and what is drawn at random have the alphabet's ids. Any other backbone (ProtBERT ...) gets a table of its
+ESM-2, ESM C and random weights have the alphabet's ids. Any other backbone (ProtBERT ...) gets a table of its
 own ids, which it looks tokens up in.
 """
 
@@ -17,7 +17,7 @@ from dataset.tokens.esm import CLS, EOS, FIRST_RESIDUE, LAST_RESIDUE, MASK, PAD,
 from dataset.tokens.model_folder import CONFIG_FILE, read_settings
 from model.backbones.base import PackedBackbone
 from model.backbones.loading import build_backbone, build_masked_lm
-from model.backbones.source import SOURCE_KEY, config_folder, is_drawn
+from model.backbones.source import SOURCE_KEY, config_folder, has_random_weights
 from train_config.schema import BackboneSection
 
 
@@ -46,7 +46,7 @@ def residue_tokenizer(section: BackboneSection) -> SequenceTokenizer:
 
     Raises ConfigError (the source has no tokenizer that can be read) or ResourceError (the hub can't be reached).
     """
-    if is_drawn(section) or _has_esm_ids(read_settings(config_folder(section) / CONFIG_FILE, SOURCE_KEY)):
+    if has_random_weights(section) or _has_esm_ids(read_settings(config_folder(section) / CONFIG_FILE, SOURCE_KEY)):
         return EsmSequenceTokenizer()
     return open_tokenizer(section.source, key=SOURCE_KEY)
 

@@ -1,6 +1,6 @@
-"""Sources of a backbone: names whose weights are drawn, local folders, and models of the hub.
+"""Sources of a backbone: names whose weights are random, local folders, and models of the hub.
 
-In: the backbone section of the config. Out: sizes of what is drawn, and for loaded weights the local folder that holds
+In: the backbone section of the config. Out: sizes of random weights, and for loaded weights the local folder that holds
 config.json and safetensors. A folder or repository that has nothing but pickles is refused, and pickles are not even
 downloaded. Imports neither torch nor transformers, so that a wrong source is refused at once.
 """
@@ -38,7 +38,7 @@ SIZES = {
 """ESM-2 as published on the hub (Lin et al. 2023, Science 379:1123, table S1)."""
 
 RANDOM_ARCHITECTURES = ("bert", "qwen2", "llama", "t5")
-"""Architectures that can be drawn besides the sizes of ESM-2, at any size."""
+"""Architectures with random weights besides the sizes of ESM-2, at any size."""
 
 ALWAYS_PADDED = ("t5", "mt5", "umt5")
 """Their relative positions are a bias of the scores, which packed attention has no room for."""
@@ -73,13 +73,13 @@ _WEIGHT_PATTERNS = ["model*.safetensors", "model.safetensors.index.json"]
 _PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
-def is_drawn(section: BackboneSection) -> bool:
-    """True where weights are drawn and not loaded."""
+def has_random_weights(section: BackboneSection) -> bool:
+    """True where weights are random and not loaded."""
     return section.source in SIZES or section.source in RANDOM_ARCHITECTURES
 
 
-def drawn_size(section: BackboneSection) -> BackboneSize:
-    """Size of a backbone whose weights are drawn; 6 layers of 256 channels and 4 heads where nothing says otherwise.
+def random_size(section: BackboneSection) -> BackboneSize:
+    """Size of a backbone whose weights are random; 6 layers of 256 channels and 4 heads where nothing says otherwise.
 
     Raises ConfigError (the channels can't be split over the heads, of which rotary positions need an even number each).
     """
@@ -101,7 +101,7 @@ def drawn_size(section: BackboneSection) -> BackboneSize:
 
 
 def gated_inner_size(hidden_size: int) -> int:
-    """Inner channels of a gated feed-forward layer of a backbone whose weights are drawn."""
+    """Inner channels of a gated feed-forward layer of a backbone whose weights are random."""
     return -(-int(_GATED_SHARE * hidden_size) // _INNER_MULTIPLE) * _INNER_MULTIPLE
 
 
@@ -110,8 +110,8 @@ def check_source(section: BackboneSection) -> None:
 
     Raises ConfigError (unknown source or impossible size) or ResourceError (the hub can't be reached).
     """
-    if is_drawn(section):
-        drawn_size(section)
+    if has_random_weights(section):
+        random_size(section)
     else:
         source_type(section)
 
@@ -153,7 +153,7 @@ def source_type(section: BackboneSection) -> str:
 
     Raises ConfigError (unknown source) or ResourceError (the hub can't be reached).
     """
-    if is_drawn(section):
+    if has_random_weights(section):
         return "esm" if section.source in SIZES else section.source
     return model_type(config_folder(section))
 
@@ -169,8 +169,8 @@ def esm_settings(section: BackboneSection) -> dict[str, Any]:
     Raises ConfigError (impossible size, or a folder of another alphabet or kind of model) or ResourceError (the hub
     can't be reached).
     """
-    if is_drawn(section):
-        return _ESM_DEFAULTS | _settings_of_size(drawn_size(section))
+    if has_random_weights(section):
+        return _ESM_DEFAULTS | _settings_of_size(random_size(section))
     path = config_folder(section) / CONFIG_FILE
     settings = _ESM_DEFAULTS | read_settings(path, SOURCE_KEY)
     expected = {
@@ -209,20 +209,20 @@ def _settings_of_size(size: BackboneSize) -> dict[str, Any]:
 
 def _folder(section: BackboneSection, patterns: list[str]) -> Path:
     """The local folder itself, or what the repository on the hub holds of these files; never its pickles or code."""
-    source, drawn = section.source, [*SIZES, *RANDOM_ARCHITECTURES]
+    source, sizes = section.source, [*SIZES, *RANDOM_ARCHITECTURES]
     sizes_set = [key for key in ("layers", "hidden_size", "heads") if getattr(section, key) is not None]
     if sizes_set:
         raise ConfigError(
             f"model.backbone.{sizes_set[0]} can't be set for loaded weights ({source}); remove it, or choose a "
-            f"size with random weights: {', '.join(drawn)}"
+            f"size with random weights: {', '.join(sizes)}"
         )
     folder = local_folder(source, SOURCE_KEY)
     if folder is not None:
         return folder
     if "/" not in source:
         raise ConfigError(
-            f"{SOURCE_KEY}: {source!r} is neither a folder nor a known size{did_you_mean(source, drawn)}; sizes are "
-            f"{', '.join(drawn)}; hub names have an owner, as in facebook/esm2_t6_8M_UR50D"
+            f"{SOURCE_KEY}: {source!r} is neither a folder nor a known size{did_you_mean(source, sizes)}; sizes are "
+            f"{', '.join(sizes)}; hub names have an owner, as in facebook/esm2_t6_8M_UR50D"
         )
-    advice = f"give a local folder, or a size with random weights ({', '.join(drawn)})"
+    advice = f"give a local folder, or a size with random weights ({', '.join(sizes)})"
     return fetch(source, patterns, SOURCE_KEY, advice)

@@ -37,7 +37,7 @@ def python_block(lines: str) -> str:
 
 
 def opening_call(network: PreTrainedModel, source: str) -> tuple[str, str]:
-    """The class of transformers that opens a network, and the call that does so, without a pooler of drawn weights.
+    """The class of transformers that opens a network, and the call that does so, without a pooler of random weights.
 
     ``source``: folder or hub name, as Python source.
     """

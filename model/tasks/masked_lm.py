@@ -43,7 +43,7 @@ class MaskedLM(ResidueModel):
     def build(cls, section: ModelSection, seed: int, *, empty: bool = False) -> MaskedLM:
         """The model to train, in fp32 on the CPU, in training mode.
 
-        Weights that are drawn depend on ``seed`` alone; the global random state is left as it was. ``empty``: on the
+        Random weights depend on ``seed`` alone; the global random state is left as it was. ``empty``: on the
         meta device, without weights: to count them before any is read. Raises ConfigError (the backbone's source or
         size is wrong, or it does not go with the task), DataError (the weights can't be read) or ResourceError (the hub
         can't be reached).

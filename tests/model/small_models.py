@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import (
     AlbertConfig,
     BertConfig,
@@ -114,12 +114,3 @@ def token_batch(lengths: list[int], seed: int = 0, vocabulary_size: int = 33) ->
 def features_alone(model: PreTrainedModel, batch: PackedBatch) -> list[Tensor]:
     """Features of each sequence by itself, as Hugging Face gives them."""
     return [model(input_ids=tokens[None]).last_hidden_state[0] for tokens in segments(batch.tokens, batch)]
-
-
-def features_padded(model: PreTrainedModel, batch: PackedBatch) -> list[Tensor]:
-    """Features of each sequence from one padded batch, as Hugging Face gives them."""
-    rows = segments(batch.tokens, batch)
-    padded = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
-    mask = nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
-    hidden = model(input_ids=padded, attention_mask=mask).last_hidden_state
-    return [hidden[index, : len(row)] for index, row in enumerate(rows)]
