@@ -9,8 +9,8 @@ import logging
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import ray
 
@@ -21,7 +21,6 @@ from inference.embedding.plan import Shard
 from inference.embedding.request import JobRequest
 from inference.embedding.settings import JobFacts
 from inference.embedding.shard_files import ShardFiles, ShardRow
-from train_config.embed_schema import EmbedSection
 
 log = logging.getLogger(__name__)
 
@@ -29,26 +28,15 @@ SHARDS_AT_ONCE = 2
 """Of an actor: while one is written, the next is computed."""
 
 
-@dataclass(frozen=True)
-class ActorSettings:
-    """What each actor computes, and what it reserves.
+class ActorSettings(NamedTuple):
+    """The job and the model of an actor, with the store's path, the folder of each node's own disk to which it is
+    copied (None reads it where it is), and the folder of the shards, which all nodes see."""
 
-    Attributes:
-        source, settings, random_weights: of the model.
-        store: path of the store.
-        stage_dir: folder of each node's own disk to which the store is copied; None reads it where it is.
-        shards: folder that all nodes see.
-        cpus, gpus: of each actor; a GPU may be shared.
-    """
-
+    request: JobRequest
     source: str
-    settings: EmbedSection
-    random_weights: bool
     store: Path
     stage_dir: Path | None
     shards: Path
-    cpus: int
-    gpus: float
 
 
 class _EmbeddingActor:
@@ -66,11 +54,12 @@ class _EmbeddingActor:
         from dataset.store.staging import stage_store
         from inference.embedding.worker import open_worker
 
-        actor = self._settings
-        torch.set_num_threads(max(1, actor.cpus))
-        device = "cuda" if actor.gpus else "cpu"
-        path = actor.store if actor.stage_dir is None else stage_store(actor.store, actor.stage_dir)
-        self._worker = open_worker(actor.source, actor.settings, device, Store(path), actor.random_weights)
+        request, source, path, stage_dir, _ = self._settings
+        torch.set_num_threads(max(1, request.cpus_per_worker))
+        if stage_dir is not None:
+            path = stage_store(path, stage_dir)
+        device = request.device or "cpu"
+        self._worker = open_worker(source, request.settings, device, Store(path), request.random_weights)
         return self._worker.facts
 
     def run(self, shard: Shard) -> ShardRow:
@@ -94,21 +83,19 @@ class ClusterEngine:
 
     def __init__(self, request: JobRequest, source: str, store: Store, files: ShardFiles) -> None:
         actor = ActorSettings(
+            request,
             source=source if not Path(source).exists() else str(Path(source).absolute()),
-            settings=request.settings,
-            random_weights=request.random_weights,
             store=store.path,
             stage_dir=request.stage_dir or default_stage_dir(),
             shards=files.folder.absolute(),
-            cpus=request.cpus_per_worker,
-            gpus=request.gpus_per_worker if request.device == "cuda" else 0,
         )
+        gpus = request.gpus_per_worker if request.device == "cuda" else 0
         assert request.cluster is not None
         self._pool = ActorPool(
             _EmbeddingActor,
             actor,
             request.workers or 1,
-            {"num_cpus": actor.cpus, "num_gpus": actor.gpus},
+            {"num_cpus": request.cpus_per_worker, "num_gpus": gpus},
             at_once=SHARDS_AT_ONCE,
             max_failures=request.cluster.max_failures,
             log=log,

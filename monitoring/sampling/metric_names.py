@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Literal
 
 Unit = Literal[
@@ -118,15 +117,11 @@ def last_part(metric: Metric) -> str:
     return metric.name.rpartition("/")[2]
 
 
-@lru_cache(maxsize=4096)
 def find(name: str) -> tuple[Metric, int | None] | None:
     """Return the metric of a full name and its GPU or worker; None for an unknown name."""
-    for metric, pattern in _patterns():
-        if (match := pattern.fullmatch(name)) is not None:
-            return metric, int(match[1]) if pattern.groups else None
-    return None
+    index = re.search(r"(?<=/)\d+(?=/)", name)
+    metric = _BY_NAME.get(name if index is None else f"{name[: index.start()]}{{}}{name[index.end() :]}")
+    return None if metric is None else (metric, None if index is None else int(index[0]))
 
 
-@lru_cache(maxsize=1)
-def _patterns() -> list[tuple[Metric, re.Pattern[str]]]:
-    return [(metric, re.compile(re.sub(r"\{\w+\}", r"(\\d+)", metric.name))) for metric in METRICS]
+_BY_NAME = {re.sub(r"\{\w+\}", "{}", metric.name): metric for metric in METRICS}
