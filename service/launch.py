@@ -149,10 +149,10 @@ def _check_resources(config: ServiceConfig, cpus: int, gpus: int, device: str) -
 def _deployment_error(status: Any) -> ConfigError | ResourceError:
     """The refusal that a replica ended with, which Serve hands on as the text of a traceback."""
     texts = [status.message, *(deployment.message for deployment in status.deployments.values())]
-    found = _ERROR.findall("\n".join(texts))
-    if not found:
+    errors = _ERROR.findall("\n".join(texts))
+    if not errors:
         return ConfigError(f"models: can't be served: {' '.join(texts[-1].split()) or 'see the logs of Ray Serve'}")
-    kind, text = found[-1]
+    kind, text = errors[-1]
     if kind.endswith("ResourceError"):
         return ResourceError(text.replace("--model", "models"))
     return ConfigError(text.replace("--model", "models") if "common.errors" in kind else f"models: {kind}: {text}")

@@ -120,14 +120,12 @@ class Access:
         if self._keys is None or path in PUBLIC:
             return ANYBODY
         scheme, _, text = authorization.partition(" ")
-        given = _hash(text.strip()) if scheme.lower() == "bearer" else ""
-        found = None
-        for key in self._keys:  # all of them, so that the time says nothing
-            if hmac.compare_digest(given, key.sha256):
-                found = key
-        if found is None:
+        digest = _hash(text.strip()) if scheme.lower() == "bearer" else ""
+        # All keys are compared, so that the time says nothing.
+        matches = [key for key in self._keys if hmac.compare_digest(digest, key.sha256)]
+        if not matches:
             raise RefusalError(401, "a key is needed: send the header 'Authorization: Bearer KEY'")
-        return found
+        return matches[-1]
 
     def charge(self, key: Key, unit: str, amount: int) -> None:
         """Take ``requests`` or ``residues`` of the key's rate; raises RefusalError (429) where none is left."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import re
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from fastapi import Request
@@ -50,15 +50,8 @@ class SequencesBody(BaseModel):
     sequences: Sequences = Field(description="Sequences, or records with id and sequence.")
 
     @property
-    def given(self) -> list[str | Record]:
+    def records(self) -> list[str | Record]:
         return self.sequences
-
-
-class Checked(NamedTuple):
-    """Sequences of a request, upper case: ids (their number where none was given) and texts."""
-
-    ids: list[str]
-    texts: list[str]
 
 
 async def read(request: Request, schema: type[Schema], sequences_field: str = "sequences") -> Schema:
@@ -88,20 +81,24 @@ def _query(request: Request, schema: type[BaseModel]) -> dict[str, Any]:
 
 
 def checked(
-    given: list[str | Record], limits: LimitsSection, about: About, *, masks: bool = False, crop: bool = False
-) -> Checked:
-    """The sequences within the limits; of a model of residues, in the letters of its alphabet.
+    records: list[str | Record], limits: LimitsSection, about: About, *, masks: bool = False, crop: bool = False
+) -> tuple[list[str], list[str]]:
+    """Ids and texts of sequences within the limits; of a model of residues, in the letters of its alphabet.
 
     ``masks`` allows <mask>; ``crop`` says that what is longer than the model takes is cropped by it. Raises
     RefusalError (413, 422) that names the first record that is refused.
     """
-    if len(given) > limits.sequences:
-        detail = f"{len(given):,} sequences, more than {limits.sequences:,}; send them in several requests"
+    if len(records) > limits.sequences:
+        detail = f"{len(records):,} sequences, more than {limits.sequences:,}; send them in several requests"
         raise RefusalError(413, detail, limit="sequences")
-    ids = [one.id if isinstance(one, Record) else str(number) for number, one in enumerate(given)]
-    texts = [one.sequence if isinstance(one, Record) else one for one in given]
-    longest = limits.sequence_residues if about.longest is None or crop else about.longest
-    longest = min(longest, limits.sequence_residues)
+    named = [
+        record if isinstance(record, Record) else Record(id=str(number), sequence=record)
+        for number, record in enumerate(records)
+    ]
+    ids, texts = [record.id for record in named], [record.sequence for record in named]
+    longest = limits.sequence_residues
+    if about.longest is not None and not crop:
+        longest = min(longest, about.longest)
     total = 0
     for place, text in enumerate(texts):
         if about.one_token_per_residue:
@@ -116,7 +113,7 @@ def checked(
     if total > limits.residues:
         detail = f"{total:,} residues, more than {limits.residues:,}; send them in several requests"
         raise RefusalError(413, detail, limit="residues")
-    return Checked(ids, texts)
+    return ids, texts
 
 
 def _residues(text: str, record: str, masks: bool) -> str:
@@ -140,8 +137,8 @@ def _fasta(body: bytes) -> list[dict[str, str]]:
     if not text.lstrip().startswith(">"):
         raise RefusalError(400, "FASTA starts with '>' and an id")
     records = []
-    for number, part in enumerate(("\n" + text.lstrip()).split("\n>")[1:], 1):
-        header, _, lines = part.partition("\n")
+    for number, record in enumerate(("\n" + text.lstrip()).split("\n>")[1:], 1):
+        header, _, lines = record.partition("\n")
         name = header.split(maxsplit=1)[0] if header.strip() else str(number)
         records.append({"id": name[:_LONGEST_ID], "sequence": "".join(lines.split())})
     return records
@@ -163,7 +160,7 @@ def _refusal(error: ValidationError) -> RefusalError:
 
 
 def _place(location: tuple[int | str, ...]) -> str:
-    return ".".join(str(part) for part in location) or "body"
+    return ".".join(map(str, location)) or "body"
 
 
 Pooling = Literal["mean", "max", "cls"]

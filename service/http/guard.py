@@ -52,8 +52,9 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        given = headers.get(REQUEST_ID, b"").decode("latin-1")
-        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        request_id = headers.get(REQUEST_ID, b"").decode("latin-1")
+        if not _REQUEST_ID.fullmatch(request_id):
+            request_id = uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
         answer = _Answer(send, request_id, [(REQUEST_ID, request_id.encode())] if self._adds_request_id else [])
         start_s = time.perf_counter()

@@ -33,7 +33,7 @@ def mutations_of(texts: list[str] | None, sequences: list[str]) -> list[Mutation
         return None
     if len(sequences) != 1:
         raise RefusalError(422, "mutations: are of a single sequence")
-    found, letters = [], sequences[0].replace(MASK_TEXT, "#")
+    mutations, letters = [], sequences[0].replace(MASK_TEXT, "#")
     for number, text in enumerate(texts):
         match = _MUTATION.fullmatch(text)
         if match is None:
@@ -41,8 +41,8 @@ def mutations_of(texts: list[str] | None, sequences: list[str]) -> list[Mutation
         mutation = Mutation(match[1], int(match[2]) - 1, match[3])
         if letters[mutation.place : mutation.place + 1] != mutation.wild:
             raise RefusalError(422, f"mutations.{number}: the sequence has another residue at position {match[2]}")
-        found.append(mutation)
-    return found
+        mutations.append(mutation)
+    return mutations
 
 
 def masked_texts(sequence: str) -> list[str]:
@@ -56,5 +56,5 @@ def scores(mutations: list[Mutation], probabilities: NDArray[np.float32]) -> NDA
     """Score of each mutation; 0 is as good as the wild type, above is better."""
     logs = np.log(np.maximum(probabilities, np.finfo(np.float32).tiny))
     columns = {letter: column for column, letter in enumerate(AMINO_ACIDS)}
-    found = [logs[place, columns[mutant]] - logs[place, columns[wild]] for wild, place, mutant in mutations]
-    return np.array(found, np.float32)
+    gains = [logs[place, columns[mutant]] - logs[place, columns[wild]] for wild, place, mutant in mutations]
+    return np.array(gains, np.float32)

@@ -6,11 +6,9 @@ In: a request and its checked body. Out: what is known of the model, ids and tex
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from fastapi import Request
-from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from dataset.fasta.alphabet import residues_of
@@ -32,8 +30,8 @@ class Service(NamedTuple):
     metrics: Metrics
 
 
-class Asked(NamedTuple):
-    """A request's model and sequences."""
+class Query(NamedTuple):
+    """A request's model and sequences: ids (their number where there was none) and texts, upper case."""
 
     about: About
     ids: list[str]
@@ -44,25 +42,24 @@ def ask(
     service: Service,
     request: Request,
     model: str | None,
-    given: list[str | Record],
+    records: list[str | Record],
     *,
     output: str | None = None,
     masks: bool = False,
     crop: bool = False,
-) -> Asked:
+) -> Query:
     """Check model, scope, sequences and rate. Raises RefusalError."""
     about = about_of(service, request, model, output)
-    ids, texts = checked(given, service.limits, about, masks=masks, crop=crop)
-    residues = sum(map(residues_of, texts))
-    charge(service, request, about.name, len(texts), residues)
-    return Asked(about, ids, texts)
+    ids, texts = checked(records, service.limits, about, masks=masks, crop=crop)
+    charge(service, request, about.name, len(texts), sum(map(residues_of, texts)))
+    return Query(about, ids, texts)
 
 
 def about_of(service: Service, request: Request, model: str | None, output: str | None) -> Any:
     """What is known of a model that the caller may use and that has the output; raises RefusalError (403, 404, 422)."""
     about = service.models.named(model)
     key: Key = request.state.key
-    key.check_endpoint(endpoint_of(request))
+    key.check_endpoint(str(getattr(request.scope.get("route"), "name", "")))
     key.check_model(about.name)
     if output is not None and output not in about.outputs:
         raise RefusalError(422, f"model {about.name} has no {output}; it has {', '.join(about.outputs)}")
@@ -74,23 +71,6 @@ def charge(service: Service, request: Request, model: str, sequences: int, resid
     service.metrics.sequences.labels(model).inc(sequences)
     service.metrics.residues.labels(model).inc(residues)
     request.scope["state"] |= {"model": model, "sequences": sequences, "residues": residues}
-
-
-async def vectors(service: Service, asked: Asked, output: str) -> NDArray:
-    """(N, D): a vector for each sequence."""
-    found = await service.models.run(asked.about.name, output, asked.texts)
-    assert not isinstance(found, list)
-    return found
-
-
-async def rows(service: Service, model: str, output: str, payloads: Sequence[Any]) -> list[NDArray]:
-    """(L, D) for each."""
-    return list(await service.models.run(model, output, payloads))
-
-
-def endpoint_of(request: Request) -> str:
-    """Name of the route, by which keys have a scope."""
-    return str(getattr(request.scope.get("route"), "name", ""))
 
 
 def documented(schema: type[BaseModel], *, fasta: bool = True) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Shape legend: N sequences, L residues of one, D channels, K classes or tokens.
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -13,14 +14,15 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
+from scipy.special import softmax
 
 from dataset.fasta.alphabet import AMINO_ACIDS
 from service.contract import About
-from service.http.answers import arrays_answer, json_answer, table_answer, wanted
+from service.http.answers import Arrays, arrays_answer, json_answer, table_answer, wanted
 from service.http.bodies import SequencesBody, read
 from service.http.mutations import masked_texts, mutations_of, scores
 from service.http.refusals import RefusalError
-from service.http.routes.common import Asked, Service, about_of, ask, charge, documented, rows
+from service.http.routes.common import Query, Service, about_of, ask, charge, documented
 
 OutputName = Literal["mean", "max", "cls", "residues", "logits", "latents", "mean_latents"]
 
@@ -56,51 +58,51 @@ def add(app: FastAPI, service: Service, **documents: Any) -> None:
     async def encode(request: Request) -> Response:
         """Embeddings of any output of the model."""
         kind, body = wanted(request), await read(request, EncodeBody)
-        asked = ask(service, request, body.model, body.given, output=body.output)
-        found = await service.models.run(asked.about.name, body.output, asked.texts)
+        query = ask(service, request, body.model, body.records, output=body.output)
+        arrays = await service.models.run(query.about.name, body.output, query.texts)
 
         def as_json() -> Any:
-            data = [{"id": each, "values": values} for each, values in zip(asked.ids, found, strict=True)]
-            return {"model": asked.about.name, "output": body.output, "data": data}
+            data = [{"id": name, "values": values} for name, values in zip(query.ids, arrays, strict=True)]
+            return {"model": query.about.name, "output": body.output, "data": data}
 
-        return arrays_answer(kind, asked.ids, found, "embedding", as_json)
+        return arrays_answer(kind, query.ids, arrays, "embedding", as_json)
 
     @app.post("/v1/decode", name="decode", openapi_extra=documented(DecodeBody, fasta=False), **documents)
     async def decode(request: Request) -> Response:
         """Sequences and probabilities of the residues from an autoencoder's latents."""
         kind, body = wanted(request), await read(request, DecodeBody)
         about = about_of(service, request, body.model, "decoded")
-        latents = [_latents(each, about.outputs["latents"], place) for place, each in enumerate(body.latents)]
+        channels = about.outputs["latents"]
+        latents = [_latents(values, channels, place) for place, values in enumerate(body.latents)]
         residues = sum(map(len, latents))
         if residues > service.limits.residues:
             raise RefusalError(413, f"latents of {residues:,} residues, more than {service.limits.residues:,}")
         charge(service, request, about.name, len(latents), residues)
-        columns = [about.vocabulary.index(letter) for letter in AMINO_ACIDS]
-        found = [_softmax(each[:, columns]) for each in await rows(service, about.name, "decoded", latents)]
-        texts = ["".join(AMINO_ACIDS[best] for best in each.argmax(1)) for each in found]
+        shares = _amino_acid_shares(about, await service.models.run(about.name, "decoded", latents))
+        texts = ["".join(AMINO_ACIDS[best] for best in shares_LK.argmax(1)) for shares_LK in shares]
 
         def as_json() -> Any:
-            data = [{"sequence": text, "probabilities": each} for text, each in zip(texts, found, strict=True)]
+            data = [{"sequence": text, "probabilities": values} for text, values in zip(texts, shares, strict=True)]
             return {"model": about.name, "letters": AMINO_ACIDS, "data": data}
 
-        return arrays_answer(kind, list(map(str, range(len(texts)))), found, "probabilities", as_json, sequence=texts)
+        return arrays_answer(kind, list(map(str, range(len(texts)))), shares, "probabilities", as_json, sequence=texts)
 
     @app.post("/v1/classify", name="classify", openapi_extra=documented(SequencesBody), **documents)
     async def classify(request: Request) -> Response:
         """Probabilities of a classifier's classes; numbers of a regression."""
         kind, body = wanted(request), await read(request, SequencesBody)
-        asked = ask(service, request, body.model, body.given, output="classes", crop=True)
-        about = asked.about
-        found = await service.models.run(about.name, "classes", asked.texts)
+        query = ask(service, request, body.model, body.records, output="classes", crop=True)
+        about = query.about
+        shares, cropped = await service.models.run(about.name, "classes", query.texts), _cropped(about, query.texts)
 
         def as_json() -> Any:
             data = [
-                {"id": each, "probabilities": values, "cropped": cropped, **_likeliest(about, values)}
-                for each, values, cropped in zip(asked.ids, found, _cropped(about, asked.texts), strict=True)
+                {"id": name, "probabilities": values, "cropped": left_out, **_likeliest(about, values)}
+                for name, values, left_out in zip(query.ids, shares, cropped, strict=True)
             ]
             return {"model": about.name, "kind": about.label_kind, "labels": about.labels, "data": data}
 
-        return arrays_answer(kind, asked.ids, found, "probabilities", as_json, cropped=_cropped(about, asked.texts))
+        return arrays_answer(kind, query.ids, shares, "probabilities", as_json, cropped=cropped)
 
     _add_by_tokens(app, service, **documents)
 
@@ -113,14 +115,14 @@ def _add_by_tokens(app: FastAPI, service: Service, **documents: Any) -> None:
         Tables and .npy hold the scores where there are mutations, else the probabilities.
         """
         kind, body = wanted(request), await read(request, MaskedBody)
-        asked = ask(service, request, body.model, body.given, output="masked", masks=True)
-        mutations = mutations_of(body.mutations, asked.texts)
-        found = await _masked_probabilities(service, request, asked, body.method)
-        scored = None if mutations is None else scores(mutations, found[0])
+        query = ask(service, request, body.model, body.records, output="masked", masks=True)
+        mutations = mutations_of(body.mutations, query.texts)
+        shares = await _masked_probabilities(service, request, query, body.method)
+        scored = None if mutations is None else scores(mutations, shares[0])
 
         def as_json() -> Any:
-            data = [{"id": each, "probabilities": values} for each, values in zip(asked.ids, found, strict=True)]
-            answer = {"model": asked.about.name, "letters": AMINO_ACIDS, "method": body.method, "data": data}
+            data = [{"id": name, "probabilities": values} for name, values in zip(query.ids, shares, strict=True)]
+            answer = {"model": query.about.name, "letters": AMINO_ACIDS, "method": body.method, "data": data}
             if scored is not None:
                 pairs = zip(body.mutations or (), scored, strict=True)
                 answer["mutations"] = [{"mutation": mutation, "score": score} for mutation, score in pairs]
@@ -128,36 +130,33 @@ def _add_by_tokens(app: FastAPI, service: Service, **documents: Any) -> None:
 
         if kind and scored is not None:
             return table_answer(kind, pa.table({"mutation": body.mutations, "score": scored}))
-        return arrays_answer(kind, asked.ids, found, "probabilities", as_json)
+        return arrays_answer(kind, query.ids, shares, "probabilities", as_json)
 
     @app.post("/v1/tokenize", name="tokenize", openapi_extra=documented(SequencesBody), **documents)
     async def tokenize(request: Request) -> Response:
         """Ids of tokens, special ones included."""
         body = await read(request, SequencesBody)
-        asked = ask(service, request, body.model, body.given)
-        ids = await service.models.tokens(asked.about.name, asked.texts)
-        data = [{"id": each, "tokens": tokens} for each, tokens in zip(asked.ids, ids, strict=True)]
-        return json_answer({"model": asked.about.name, "data": data})
+        query = ask(service, request, body.model, body.records)
+        ids = await service.models.tokens(query.about.name, query.texts)
+        data = [{"id": name, "tokens": tokens} for name, tokens in zip(query.ids, ids, strict=True)]
+        return json_answer({"model": query.about.name, "data": data})
 
 
 async def _masked_probabilities(
-    service: Service, request: Request, asked: Asked, method: str
+    service: Service, request: Request, query: Query, method: str
 ) -> list[NDArray[np.float32]]:
     """(L, 20) of each sequence, as it is or with each position masked in turn."""
-    model = asked.about.name
+    model = query.about.name
     if method == "wild_type":
-        logits = await rows(service, model, "logits", asked.texts)
-    else:
-        total = sum(len(text) ** 2 for text in asked.texts)
-        if total > service.limits.residues * 10:
-            raise RefusalError(413, f"masking each position takes {total:,} residues; send shorter or fewer sequences")
-        service.access.charge(request.state.key, "residues", total)
-        texts = [masked_texts(text) for text in asked.texts]
-        flat = await rows(service, model, "masked", [text for each in texts for text in each])
-        ends = np.cumsum([len(each) for each in texts])[:-1]
-        logits = [np.concatenate(each) for each in np.split(np.array(flat, dtype=np.float32), ends)]
-    columns = [asked.about.vocabulary.index(letter) for letter in AMINO_ACIDS]
-    return [_softmax(each[:, columns]) for each in logits]
+        return _amino_acid_shares(query.about, await service.models.run(model, "logits", query.texts))
+    total = sum(len(text) ** 2 for text in query.texts)
+    if total > service.limits.residues * 10:
+        raise RefusalError(413, f"masking each position takes {total:,} residues; send shorter or fewer sequences")
+    service.access.charge(request.state.key, "residues", total)
+    texts = [masked_texts(text) for text in query.texts]
+    rows = await service.models.run(model, "masked", list(chain.from_iterable(texts)))
+    ends = np.cumsum(list(map(len, texts)))[:-1]
+    return _amino_acid_shares(query.about, np.split(np.concatenate(rows), ends))
 
 
 def _latents(values: Any, channels: int, place: int) -> NDArray[np.float32]:
@@ -170,9 +169,10 @@ def _latents(values: Any, channels: int, place: int) -> NDArray[np.float32]:
     return array
 
 
-def _softmax(logits_LK: NDArray[np.float32]) -> NDArray[np.float32]:
-    shares_LK = np.exp(logits_LK - logits_LK.max(axis=1, keepdims=True))
-    return shares_LK / shares_LK.sum(axis=1, keepdims=True)
+def _amino_acid_shares(about: About, logits: Arrays) -> list[NDArray[np.float32]]:
+    """(L, 20) probabilities of the amino acids, of (L, K) logits of the vocabulary."""
+    columns = [about.vocabulary.index(letter) for letter in AMINO_ACIDS]
+    return [softmax(logits_LK[:, columns], axis=1) for logits_LK in logits]
 
 
 def _cropped(about: About, texts: list[str]) -> list[int]:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 
 from service.http.bodies import read
 from service.http.refusals import RefusalError
-from service.http.routes.common import Service, ask, documented, rows
+from service.http.routes.common import Service, ask, documented
 
 
 class NimBody(BaseModel):
@@ -38,10 +38,10 @@ def add(app: FastAPI, service: Service, **documents: Any) -> None:
     async def esm2(request: Request, size: str) -> Response:
         """``embeddings`` (1, D) and ``representations`` (1, L, D) of each sequence, by the first model."""
         body = await read(request, NimBody)
-        asked = ask(service, request, None, list(body.sequences), output="residues")
+        query = ask(service, request, None, list(body.sequences), output="residues")
         if body.format == "h5":
             raise RefusalError(422, "format: h5 is not given here; choose npz")
-        files = [_npz(each) for each in await rows(service, asked.about.name, "residues", asked.texts)]
+        files = [_npz(rows_LD) for rows_LD in await service.models.run(query.about.name, "residues", query.texts)]
         if len(files) == 1:
             return Response(files[0], media_type="application/octet-stream")
         buffer = io.BytesIO()

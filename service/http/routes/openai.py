@@ -12,7 +12,7 @@ from service.http.access import Key
 from service.http.answers import arrays_answer, as_base64, json_answer, wanted
 from service.http.bodies import Pooling, Record, Sequences, read
 from service.http.refusals import RefusalError
-from service.http.routes.common import Service, ask, documented, vectors
+from service.http.routes.common import Service, ask, documented
 
 
 class EmbeddingsBody(BaseModel):
@@ -27,7 +27,7 @@ class EmbeddingsBody(BaseModel):
     pooling: Pooling = Field("mean", description="Over the residues. Not OpenAI's.")
 
     @property
-    def given(self) -> list[str | Record]:
+    def records(self) -> list[str | Record]:
         return [self.input] if isinstance(self.input, str) else self.input
 
 
@@ -36,23 +36,23 @@ def add(app: FastAPI, service: Service, **documents: Any) -> None:
     async def embeddings(request: Request) -> Response:
         """One vector for each sequence."""
         kind, body = wanted(request), await read(request, EmbeddingsBody, "input")
-        asked = ask(service, request, body.model, body.given, output=body.pooling)
-        channels = asked.about.outputs[body.pooling]
+        query = ask(service, request, body.model, body.records, output=body.pooling)
+        channels = query.about.outputs[body.pooling]
         if body.dimensions not in (None, channels):
             raise RefusalError(422, f"dimensions: the model has {channels}; leave it out")
-        found = await vectors(service, asked, body.pooling)
+        vectors = await service.models.run(query.about.name, body.pooling, query.texts)
 
         def as_json() -> Any:
             encode = as_base64 if body.encoding_format == "base64" else lambda vector: vector
             data = [
                 {"object": "embedding", "index": place, "embedding": encode(vector)}
-                for place, vector in enumerate(found)
+                for place, vector in enumerate(vectors)
             ]
-            tokens = sum(map(len, asked.texts)) + 2 * len(asked.texts)
+            tokens = sum(map(len, query.texts)) + 2 * len(query.texts)
             usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-            return {"object": "list", "data": data, "model": asked.about.name, "usage": usage}
+            return {"object": "list", "data": data, "model": query.about.name, "usage": usage}
 
-        return arrays_answer(kind, asked.ids, found, "embedding", as_json)
+        return arrays_answer(kind, query.ids, vectors, "embedding", as_json)
 
     @app.get("/v1/models", name="models", **documents)
     async def models(request: Request) -> Response:

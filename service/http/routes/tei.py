@@ -15,69 +15,72 @@ from pydantic import BaseModel, Field
 from service.http.answers import json_answer
 from service.http.bodies import Record, Sequences, read
 from service.http.refusals import RefusalError
-from service.http.routes.common import Service, about_of, ask, documented, problems, rows, vectors
+from service.http.routes.common import Service, about_of, ask, documented, problems
 
 
 class InputsBody(BaseModel):
-    """Body of /embed and /embed_all."""
+    """Sequences as this API names them."""
 
     inputs: str | Sequences = Field(description="One sequence or many.")
-    normalize: bool = True
-    truncate: bool | None = Field(None, description="Cut sequences at the model's longest.")
 
     @property
-    def given(self) -> list[str | Record]:
+    def records(self) -> list[str | Record]:
         return [self.inputs] if isinstance(self.inputs, str) else self.inputs
 
 
-class TokenizeBody(BaseModel):
+class TokenizeBody(InputsBody):
     """Body of /tokenize."""
 
-    inputs: str | Sequences
     add_special_tokens: bool = True
+
+
+class EmbedBody(InputsBody):
+    """Body of /embed and /embed_all."""
+
+    normalize: bool = True
+    truncate: bool | None = Field(None, description="Cut sequences at the model's longest.")
 
 
 def add(app: FastAPI, service: Service, **documents: Any) -> None:
     documents["responses"] = problems("application/json")
 
-    def cut(body: InputsBody) -> list[str | Record]:
+    def cut(body: EmbedBody) -> list[str | Record]:
         longest = service.models.named(None).longest or service.limits.sequence_residues
-        texts = [one.sequence if isinstance(one, Record) else one for one in body.given]
+        texts = [record.sequence if isinstance(record, Record) else record for record in body.records]
         return [text[:longest] for text in texts] if body.truncate else list(texts)
 
-    @app.post("/embed", name="embeddings", openapi_extra=documented(InputsBody, fasta=False), **documents)
+    @app.post("/embed", name="embeddings", openapi_extra=documented(EmbedBody, fasta=False), **documents)
     async def embed(request: Request) -> Response:
         """Means over residues."""
-        body = await read(request, InputsBody, "inputs")
-        found = await vectors(service, ask(service, request, None, cut(body), output="mean"), "mean")
+        body = await read(request, EmbedBody, "inputs")
+        query = ask(service, request, None, cut(body), output="mean")
+        vectors_ND = np.asarray(await service.models.run(query.about.name, "mean", query.texts))
         if body.normalize:
-            found = found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
-        return json_answer(found)
+            vectors_ND = vectors_ND / np.maximum(np.linalg.norm(vectors_ND, axis=1, keepdims=True), 1e-12)
+        return json_answer(vectors_ND)
 
-    @app.post("/embed_all", name="encode", openapi_extra=documented(InputsBody, fasta=False), **documents)
+    @app.post("/embed_all", name="encode", openapi_extra=documented(EmbedBody, fasta=False), **documents)
     async def embed_all(request: Request) -> Response:
         """A vector for each residue."""
-        body = await read(request, InputsBody, "inputs")
-        asked = ask(service, request, None, cut(body), output="residues")
-        return json_answer(await rows(service, asked.about.name, "residues", asked.texts))
+        body = await read(request, EmbedBody, "inputs")
+        query = ask(service, request, None, cut(body), output="residues")
+        return json_answer(await service.models.run(query.about.name, "residues", query.texts))
 
     @app.post("/tokenize", name="tokenize", openapi_extra=documented(TokenizeBody, fasta=False), **documents)
     async def tokenize(request: Request) -> Response:
         """Tokens with ids and places."""
         body = await read(request, TokenizeBody, "inputs")
-        given: list[str | Record] = [body.inputs] if isinstance(body.inputs, str) else body.inputs
-        asked = ask(service, request, None, given)
-        if not asked.about.vocabulary:
-            raise RefusalError(422, f"model {asked.about.name}: use POST /v1/tokenize")
-        found = await service.models.tokens(asked.about.name, asked.texts)
+        query = ask(service, request, None, body.records)
+        if not query.about.vocabulary:
+            raise RefusalError(422, f"model {query.about.name}: use POST /v1/tokenize")
         answer = []
-        for ids in found:
+        for ids in await service.models.tokens(query.about.name, query.texts):
             last = len(ids) - 1
             tokens: list[dict[str, Any]] = []
             for place, token in enumerate(ids):
                 special = place in (0, last)
                 span = {} if special else {"start": place - 1, "stop": place}
-                tokens.append({"id": token, "text": asked.about.vocabulary[token], "special": special, **span})
+                tokens.append({"id": token, "text": query.about.vocabulary[token], "special": special, **span})
             answer.append(tokens if body.add_special_tokens else tokens[1:-1])
         return json_answer(answer)
 
