@@ -31,13 +31,13 @@ class SharedWords:
 
     def __init__(self, store: Store, records: NDArray[np.int64] | None = None) -> None:
         self._chosen_N = np.arange(len(store)) if records is None else records
-        found = [_distinct_words(store.sequence(record)) for record in self._chosen_N.tolist()]
-        all_words = np.concatenate([np.empty(0, np.int32), *found])
-        self._records = np.repeat(np.arange(len(found), dtype=np.int32), list(map(len, found)))
+        words = [_distinct_words(store.sequence(record)) for record in self._chosen_N.tolist()]
+        all_words = np.concatenate([np.empty(0, np.int32), *words])
+        self._records = np.repeat(np.arange(len(words), dtype=np.int32), list(map(len, words)))
         self._records = self._records[np.argsort(all_words, kind="stable")]
         counts = np.bincount(all_words, minlength=_WORDS)
         self._starts = np.append(0, counts.cumsum())
-        self._weights = np.log((1 + len(found)) / np.maximum(1, counts)) ** 2
+        self._weights = np.log((1 + len(words)) / np.maximum(1, counts)) ** 2
         self._norms_N = np.sqrt(np.maximum(1, store.lengths[self._chosen_N]))
 
     def __call__(self, query_id: str, query: bytes, count: int) -> NDArray[np.int64]:
@@ -45,7 +45,7 @@ class SharedWords:
         words_W = _distinct_words(np.frombuffer(query.upper(), np.uint8))
         starts_W, ends_W = self._starts[words_W], self._starts[words_W + 1]
         parts = map(slice, starts_W.tolist(), ends_W.tolist())
-        records = np.concatenate([np.empty(0, np.int32), *(self._records[part] for part in parts)])
+        records = np.concatenate([np.empty(0, np.int32), *(self._records[rows] for rows in parts)])
         weights = np.repeat(self._weights[words_W], ends_W - starts_W)
         shared_N = np.bincount(records, weights, minlength=len(self._chosen_N))
         return self._chosen_N[_largest(shared_N / self._norms_N, count)]

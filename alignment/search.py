@@ -139,7 +139,7 @@ class Search:
                 scores[place] = parasail.sw_striped_profile_sat(profile, text, *gaps).score
         else:
             functions = (_PARASAIL.parasail_sw_striped_profile_sat, _PARASAIL.parasail_result_free)
-            pointers = [ctypes.cast(one, ctypes.c_void_p) for one in (*functions, profile.pointer)]
+            pointers = [ctypes.cast(pointer, ctypes.c_void_p) for pointer in (*functions, profile.pointer)]
             arrays = [ctypes.c_void_p(array.ctypes.data) for array in (ends, scores)]
             count = ctypes.c_int64(len(records))
             library.esmeray_alignment_scores(*pointers, letters, arrays[0], count, *gaps, arrays[1])

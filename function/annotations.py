@@ -52,8 +52,8 @@ class Annotations:
     def of(self, proteins: Sequence[str]) -> csr_array:
         """Rows of these proteins; empty ones for those without annotation."""
         places = {protein: place for place, protein in enumerate(self.proteins)}
-        found = [(row, places[protein]) for row, protein in enumerate(proteins) if protein in places]
-        rows, columns = np.array(found, np.int64).reshape(-1, 2).T
+        pairs = [(row, places[protein]) for row, protein in enumerate(proteins) if protein in places]
+        rows, columns = np.array(pairs, np.int64).reshape(-1, 2).T
         chosen = csr_array((np.ones(len(rows), bool), (rows, columns)), shape=(len(proteins), len(places)))
         return chosen @ self.terms
 
@@ -81,16 +81,17 @@ def read_annotations(
     pairs: dict[str, tuple[array[int], array[int]]] = {}
     for _, row, name, place in _Lines(path, ontology, unknown, aspect).placed(rows, 1):
         proteins = ids.setdefault(name, {})
-        found = pairs.setdefault(name, (array("i"), array("i")))
-        found[0].append(proteins.setdefault(row[0], len(proteins)))
-        found[1].append(place)
+        columns = pairs.setdefault(name, (array("i"), array("i")))
+        columns[0].append(proteins.setdefault(row[0], len(proteins)))
+        columns[1].append(place)
     if not ids:
         raise DataError(f"{path}: no annotation is left; check terms, evidence codes and dates")
     made = {}
-    for name, one in ((name, one) for name, one in ontology.aspects.items() if name in ids):
-        shape = len(ids[name]), len(one.terms)
+    for name in [name for name in ontology.aspects if name in ids]:
+        aspect_of_name = ontology.aspects[name]
+        shape = len(ids[name]), len(aspect_of_name.terms)
         leaves = csr_array((np.ones(len(pairs[name][0]), bool), pairs[name]), shape=shape)
-        made[name] = Annotations(tuple(ids[name]), leaves @ one.ancestors)
+        made[name] = Annotations(tuple(ids[name]), leaves @ aspect_of_name.ancestors)
     return made
 
 
@@ -106,21 +107,21 @@ def read_scores(
 
     The largest counts of several for the same protein and term. Raises DataError for a score that is not in 0 to 1.
     """
-    ids = {name: {protein: place for place, protein in enumerate(some)} for name, some in proteins.items()}
+    ids = {name: {protein: place for place, protein in enumerate(names)} for name, names in proteins.items()}
     everyone = frozenset().union(*ids.values())
-    found = {name: (array("i"), array("i"), array("d")) for name in ids}
+    triples = {name: (array("i"), array("i"), array("d")) for name in ids}
     lines = _Lines(path, ontology, unknown, aspect)
     for number, row, name, place in lines.placed(_rows(path, 3), 1):
         score = lines.number(number, row[2], "score", 1.0)
         if row[0] not in everyone:
             lines.miss(number, f"the protein {row[0]!r} has no annotation to evaluate it by")
         elif name in ids and (protein := ids[name].get(row[0])) is not None:
-            rows, columns, scores = found[name]
+            rows, columns, scores = triples[name]
             rows.append(protein)
             columns.append(place)
             scores.append(score)
     shapes = {name: (len(ids[name]), len(ontology.aspects[name].terms)) for name in ids}
-    return {name: _largest(some, shapes[name]) for name, some in found.items() if some[0]}
+    return {name: _largest(columns, shapes[name]) for name, columns in triples.items() if columns[0]}
 
 
 def read_accretion(path: Path, ontology: Ontology, unknown: Unknown = "refuse") -> dict[str, NDArray[np.float64]]:
@@ -227,9 +228,9 @@ def _gaf(path: Path, evidence: frozenset[str], since: str, before: str) -> Itera
             yield number, [row[1], row[4]]
 
 
-def _largest(found: tuple[array[int], array[int], array[float]], shape: tuple[int, int]) -> csr_array:
+def _largest(triples: tuple[array[int], array[int], array[float]], shape: tuple[int, int]) -> csr_array:
     """The matrix of the largest score of each place."""
-    rows, columns, scores = (np.asarray(part) for part in found)
+    rows, columns, scores = map(np.asarray, triples)
     order = np.lexsort((scores, columns, rows))
     rows, columns = rows[order], columns[order]
     last = np.append((np.diff(rows) != 0) | (np.diff(columns) != 0), True)

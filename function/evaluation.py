@@ -147,13 +147,13 @@ def _sums(hit_WTN: Array, called_WTN: Array, truth_WN: Array, settings: Evaluati
         "pr": ratio(hit_WTN, called_WTN),
         "rc": ratio(hit_WTN, truth_WTN),
     }
-    sums = {name: [part.sum(axis=2, keepdims=True)] for name, part in parts.items()}
+    sums = {name: [values_WTN.sum(axis=2, keepdims=True)] for name, values_WTN in parts.items()}
     draws = resamplings(truth_WN.shape[1], settings.draws, settings.seed)
     for _ in range(0, settings.draws, _DRAWS_AT_ONCE):
         draws_NR = np.stack(list(islice(draws, _DRAWS_AT_ONCE)), axis=1).astype(float)
-        for name, part in parts.items():
-            sums[name].append(part @ draws_NR)
-    return {name: np.concatenate(some, axis=2) for name, some in sums.items()}
+        for name, values_WTN in parts.items():
+            sums[name].append(values_WTN @ draws_NR)
+    return {name: np.concatenate(blocks, axis=2) for name, blocks in sums.items()}
 
 
 def _normalised(sums: dict[str, Array], proteins: int, norm: Normalisation) -> dict[str, Array]:
@@ -161,14 +161,15 @@ def _normalised(sums: dict[str, Array], proteins: int, norm: Normalisation) -> d
     n = sums.pop("n")
     over = {"pred": n, "gt": np.full_like(n, proteins)}
     of_precision, of_others = (over["pred"], over["gt"]) if norm == "cafa" else (over[norm], over[norm])
-    found = {name: ratio(part, of_precision if name == "pr" else of_others) for name, part in sums.items()}
-    tp, fp, fn = found["tp"], found["fp"], found["fn"]
-    found |= {"n": n, "cov": n / proteins, "mi": fp, "ru": fn, "s": np.sqrt(fn**2 + fp**2)}
-    found |= {"pr_micro": ratio(tp, tp + fp), "rc_micro": ratio(tp, tp + fn)}
+    values = {name: ratio(summed, of_others) for name, summed in sums.items()}
+    values["pr"] = ratio(sums["pr"], of_precision)
+    tp, fp, fn = values["tp"], values["fp"], values["fn"]
+    values |= {"n": n, "cov": n / proteins, "mi": fp, "ru": fn, "s": np.sqrt(fn**2 + fp**2)}
+    values |= {"pr_micro": ratio(tp, tp + fp), "rc_micro": ratio(tp, tp + fn)}
     for end in ("", "_micro"):
-        precision, recall = found[f"pr{end}"], found[f"rc{end}"]
-        found[f"f{end}"] = f_measure(precision, recall)
-    return found
+        precision, recall = values[f"pr{end}"], values[f"rc{end}"]
+        values[f"f{end}"] = f_measure(precision, recall)
+    return values
 
 
 def _metrics(values: dict[str, Array], endings: list[str], thresholds_T: Array) -> Iterator[tuple[str, Metric]]:
@@ -192,7 +193,7 @@ def _area(precision_TR: Array, recall_TR: Array, covered_TR: NDArray[np.bool_]) 
     """(R,) area under the curve; thresholds without predictions repeat the last that has some, which adds no area."""
     last_R = np.maximum(covered_TR.sum(axis=0) - 1, 0)
     place_TR = np.minimum(np.arange(len(covered_TR))[::-1, None], last_R)
-    recall_TR, precision_TR = (np.take_along_axis(each, place_TR, axis=0) for each in (recall_TR, precision_TR))
-    order_TR = np.argsort(recall_TR, axis=0, kind="stable")
-    recall_TR, precision_TR = (np.take_along_axis(each, order_TR, axis=0) for each in (recall_TR, precision_TR))
+    curve_2TR = np.stack([precision_TR, recall_TR])
+    curve_2TR = np.take_along_axis(curve_2TR, place_TR[None], axis=1)
+    precision_TR, recall_TR = np.take_along_axis(curve_2TR, np.argsort(curve_2TR[1:], axis=1, kind="stable"), axis=1)
     return np.asarray(np.trapezoid(precision_TR, recall_TR, axis=0))

@@ -18,15 +18,15 @@ KINDS = {"": ("all terms alike", BLUE), "_w": ("by information accretion", ORANG
 
 def draw_curves(evaluations: Mapping[str, Evaluation], path: Path) -> None:
     figure = new_figure(5 * len(evaluations), 4.6, "Precision and recall")
-    for number, (name, found) in enumerate(evaluations.items(), 1):
+    for number, (name, evaluation) in enumerate(evaluations.items(), 1):
         axes = figure.add_subplot(1, len(evaluations), number)
         style(axes)
-        heading(axes, f"{name.replace('_', ' ')}, {found.proteins:,} proteins")
+        heading(axes, f"{name.replace('_', ' ')}, {evaluation.proteins:,} proteins")
         for ending, (label, colour) in KINDS.items():
-            if f"f{ending}" in found.curves:
-                recall_T, precision_T = found.curves[f"rc{ending}"], found.curves[f"pr{ending}"]
-                best = int(np.argmax(found.curves[f"f{ending}"]))
-                value = found.metrics[f"fmax{ending}"].value
+            if f"f{ending}" in evaluation.curves:
+                recall_T, precision_T = evaluation.curves[f"rc{ending}"], evaluation.curves[f"pr{ending}"]
+                best = int(np.argmax(evaluation.curves[f"f{ending}"]))
+                value = evaluation.metrics[f"fmax{ending}"].value
                 axes.plot(recall_T, precision_T, color=colour, label=f"{label}: Fmax {value:.3f}")
                 axes.plot(recall_T[best], precision_T[best], "o", color=colour)
         axes.set(xlabel="recall", ylabel="precision", xlim=(0, 1.02), ylim=(0, 1.02))

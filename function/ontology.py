@@ -59,13 +59,13 @@ class Aspect:
     def steps(self) -> list[Step]:
         """Levels from the deepest to the top, each with the children of its terms."""
         children = self.parents.T.tocsr()
-        found = []
+        steps = []
         for level in range(int(self.levels[-1]) - 1, -1, -1):
             low, high = np.searchsorted(self.levels, [level, level + 1])
             terms = low + np.flatnonzero(np.diff(children.indptr[low : high + 1]))
             first, last = children.indptr[[low, high]]
-            found.append(Step(terms, children.indices[first:last], children.indptr[terms] - first))
-        return found
+            steps.append(Step(terms, children.indices[first:last], children.indptr[terms] - first))
+        return steps
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,10 @@ class Ontology:
     @cached_property
     def places(self) -> dict[str, tuple[str, int]]:
         """Aspect and place in it of each term and alternative id."""
-        found = {term: (name, place) for name, one in self.aspects.items() for place, term in enumerate(one.terms)}
-        return found | {other: found[term] for other, term in self.alternatives.items()}
+        places = {
+            term: (name, place) for name, aspect in self.aspects.items() for place, term in enumerate(aspect.terms)
+        }
+        return places | {other: places[term] for other, term in self.alternatives.items()}
 
     def aspect(self, name: str) -> Aspect:
         """The aspect of this name. Raises DataError where there is none."""
@@ -183,7 +185,7 @@ def _aspect(path: Path, name: str, ids: list[str], edges: list[tuple[str, str]])
         waits_for_V = waits_for_V - np.bincount(below, minlength=len(ids))
         reached, level = np.unique(below[waits_for_V[below] == 0]), level + 1
     if (levels_V < 0).any():
-        some = ids[int(levels_V.argmin())]
-        raise DataError(f"{path}: is_a and part_of of {name} run in a circle at or above {some}; remove one of them")
+        term = ids[int(levels_V.argmin())]
+        raise DataError(f"{path}: is_a and part_of of {name} run in a circle at or above {term}; remove one of them")
     order = np.argsort(levels_V, kind="stable")
     return Aspect(name, tuple(ids[place] for place in order), levels_V[order], parents[order][:, order].tocsr())

@@ -66,7 +66,7 @@ def pruned(scores: csr_array) -> csr_array:
 def blended(parts: Mapping[str, csr_array], weights: Mapping[str, float]) -> csr_array:
     """(N, V) sum of the parts (N, V) by weight, at most 1."""
     first, *_ = parts.values()
-    summed = csr_array(sum((weights[name] * part for name, part in parts.items()), csr_array(first.shape)))
+    summed = csr_array(sum((weights[name] * scores for name, scores in parts.items()), csr_array(first.shape)))
     summed.data = np.minimum(summed.data, 1)
     return pruned(summed)
 
@@ -78,10 +78,10 @@ def fit_blend(parts: Mapping[str, csr_array], terms: csr_array, accretion_V: NDA
     so that nothing dense is made.
     """
     root_V = diags_array(np.sqrt(1 + accretion_V))
-    scaled = [csr_array(part @ root_V) for part in parts.values()]
+    scaled = [csr_array(scores @ root_V) for scores in parts.values()]
     truth = csr_array(terms.astype(float) @ root_V)
-    products_PP = np.array([[one.multiply(other).sum() for other in scaled] for one in scaled])
-    with_truth_P = np.array([one.multiply(truth).sum() for one in scaled])
+    products_PP = np.array([[scores.multiply(other).sum() for other in scaled] for scores in scaled])
+    with_truth_P = np.array([scores.multiply(truth).sum() for scores in scaled])
     factor_PP = np.linalg.cholesky(products_PP + 1e-9 * (1 + np.trace(products_PP)) * np.eye(len(scaled)))
     weights_P, _ = nnls(factor_PP.T, np.linalg.solve(factor_PP, with_truth_P))
     return dict(zip(parts, weights_P.tolist(), strict=True))

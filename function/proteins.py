@@ -255,21 +255,25 @@ def _write(building: Path, store: Store, data: DataSection) -> None:
     held_out = _held_out(store, ids, data, partial(read_terms, before=terms.since))
     with (building / "terms.obo").open("w", encoding="utf-8") as file:
         file.writelines(line for _, line in lines_of(obo))
-    lines = [f"{protein}\t{term}\n" for name, some in known.items() for protein, term in _leaves(some, ontology, name)]
+    lines = [
+        f"{protein}\t{term}\n"
+        for name, annotated in known.items()
+        for protein, term in _leaves(annotated, ontology, name)
+    ]
     (building / "annotations.tsv").write_text("".join(lines), encoding="utf-8")
     rows = (zip(ontology.aspects[name].terms, values.tolist(), strict=True) for name, values in accretion.items())
-    lines = [f"{term}\t{value!r}\n" for some in rows for term, value in some if value]
+    lines = [f"{term}\t{value!r}\n" for pairs in rows for term, value in pairs if value]
     (building / "accretion.tsv").write_text("".join(lines), encoding="utf-8")
     (building / "validation.txt").write_text("".join(f"{name}\n" for name in ids if name in held_out), encoding="utf-8")
 
 
-def _with_sequences(found: dict[str, Annotations], ids: set[str], path: Path) -> dict[str, Annotations]:
+def _with_sequences(annotations: dict[str, Annotations], ids: set[str], path: Path) -> dict[str, Annotations]:
     known, missing = {}, set()
-    for name, some in found.items():
-        kept = [place for place, protein in enumerate(some.proteins) if protein in ids]
-        missing |= set(some.proteins) - ids
+    for name, annotated in annotations.items():
+        kept = [place for place, protein in enumerate(annotated.proteins) if protein in ids]
+        missing |= set(annotated.proteins) - ids
         if kept:
-            known[name] = Annotations(tuple(some.proteins[place] for place in kept), some.terms[kept])
+            known[name] = Annotations(tuple(annotated.proteins[place] for place in kept), annotated.terms[kept])
     if missing:
         log.warning("%s: %s without a sequence left out", path, counted(len(missing), "protein{s}"))
     if not known:
@@ -277,12 +281,12 @@ def _with_sequences(found: dict[str, Annotations], ids: set[str], path: Path) ->
     return known
 
 
-def _leaves(some: Annotations, ontology: Ontology, name: str) -> Iterator[tuple[str, str]]:
+def _leaves(annotated: Annotations, ontology: Ontology, name: str) -> Iterator[tuple[str, str]]:
     """Protein and term of the annotations without those of other annotations' ancestors."""
     aspect = ontology.aspects[name]
-    specific = (some.terms > (some.terms @ aspect.parents)).tocoo()
+    specific = (annotated.terms > (annotated.terms @ aspect.parents)).tocoo()
     for protein, term in zip(*specific.coords, strict=True):
-        yield some.proteins[protein], aspect.terms[term]
+        yield annotated.proteins[protein], aspect.terms[term]
 
 
 def _held_out(store: Store, ids: list[str], data: DataSection, earlier: partial) -> set[str]:
@@ -290,7 +294,7 @@ def _held_out(store: Store, ids: list[str], data: DataSection, earlier: partial)
     if terms.validation:
         return {line.strip() for _, line in lines_of(Path(terms.validation))}
     if terms.since:
-        return set(ids).difference(*(some.proteins for some in earlier().values()))
+        return set(ids).difference(*(annotated.proteins for annotated in earlier().values()))
     hashes = store.sequence_hashes
     if terms.clusters:
         rows = (line.split() for _, line in lines_of(Path(terms.clusters)))

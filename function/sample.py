@@ -35,25 +35,25 @@ def write_sample(folder: Path, settings: SampleSection) -> None:
             lines += ["", "[Term]", f"id: {name}", f"name: {namespace} {place}", f"namespace: {namespace}"]
             lines += [f"is_a: {names[parent]}" for parent in parents[place][:1]]
             lines += [f"relationship: part_of {names[parent]}" for parent in parents[place][1:]]
-        with_children = {parent for some in parents.values() for parent in some}
+        with_children = {parent for above in parents.values() for parent in above}
         leaves.append([name for place, name in enumerate(names) if place not in with_children])
         first += size
     (folder / "terms.obo").write_text("\n".join([*lines, ""]), encoding="utf-8")
-    motifs = {term: _text(random.random(_MOTIF)) for some in leaves for term in some}
-    of_family = [[some[_below(len(some), random)] for some in leaves] for _ in range(settings.families)]
+    motifs = {term: _text(random.random(_MOTIF)) for terms in leaves for term in terms}
+    of_family = [[terms[_below(len(terms), random)] for terms in leaves] for _ in range(settings.families)]
     texts: dict[str, list[str]] = {name: [] for name in ("train.fasta", "train.tsv", "test.fasta", "test.tsv")}
     records = sample_records(settings.records, settings.families, settings.seed)
     for number, (record, sequence) in enumerate(records):
         family = int(record.removeprefix("family").split("_")[0])
         terms = list(of_family[family])
         if random.random() < _EXTRA:
-            some = leaves[_below(len(leaves), random)]
-            terms.append(some[_below(len(some), random)])
-        part = "test" if family % 10 == 9 or number % 10 == 9 else "train"
-        texts[f"{part}.fasta"].append(f">{record}\n{_with_motifs(sequence, [motifs[term] for term in terms], random)}")
-        texts[f"{part}.tsv"] += [f"{record}\t{term}" for term in dict.fromkeys(terms)]
-    for name, some in texts.items():
-        (folder / name).write_text("\n".join([*some, ""]), encoding="utf-8")
+            others = leaves[_below(len(leaves), random)]
+            terms.append(others[_below(len(others), random)])
+        split = "test" if family % 10 == 9 or number % 10 == 9 else "train"
+        texts[f"{split}.fasta"].append(f">{record}\n{_with_motifs(sequence, [motifs[term] for term in terms], random)}")
+        texts[f"{split}.tsv"] += [f"{record}\t{term}" for term in dict.fromkeys(terms)]
+    for name, lines in texts.items():
+        (folder / name).write_text("\n".join([*lines, ""]), encoding="utf-8")
 
 
 def _parents(place: int, random: np.random.Generator) -> list[int]:

@@ -76,14 +76,14 @@ class AsyncClient:
 
     async def embed(self, sequences: Iterable[GivenSequence], output: str = "mean") -> NDArray | list[NDArray]:
         """(N, D), or (L, D) of each for an output with rows for residues."""
-        found = [array async for _, array in self.stream(sequences, output)]
-        return np.stack(found) if found and found[0].ndim == 1 else found
+        arrays = [array async for _, array in self.stream(sequences, output)]
+        return np.stack(arrays) if arrays and arrays[0].ndim == 1 else arrays
 
     async def classify(self, sequences: Iterable[GivenSequence]) -> AsyncIterator[dict[str, Any]]:
         """Id, label and probabilities of each, in order, by a classifier; see ``/v1/classify``."""
         async for answer in self._answers(sequences, "/v1/classify", {}, "application/json"):
-            for each in answer.json()["data"]:
-                yield each
+            for row in answer.json()["data"]:
+                yield row
 
     async def models(self) -> list[dict[str, Any]]:
         data: list[dict[str, Any]] = (await self._send("GET", "/v1/models")).json()["data"]
@@ -170,15 +170,15 @@ class Client:
         """See :meth:`AsyncClient.stream`."""
         return self._each(self._client.stream(sequences, output))
 
-    def _each(self, found: AsyncIterator[Any]) -> Iterator[Any]:
+    def _each(self, answers: AsyncIterator[Any]) -> Iterator[Any]:
         try:
             while True:
                 try:
-                    yield self._loop.run_until_complete(anext(found))
+                    yield self._loop.run_until_complete(anext(answers))
                 except StopAsyncIteration:
                     return
         finally:
-            self._loop.run_until_complete(found.aclose())  # type: ignore[attr-defined]
+            self._loop.run_until_complete(answers.aclose())  # type: ignore[attr-defined]
 
     def close(self) -> None:
         self._loop.run_until_complete(self._client.close())
@@ -192,17 +192,17 @@ class Client:
 
 
 def _parts(sequences: Iterable[GivenSequence]) -> Iterator[list[dict[str, str]]]:
-    part: list[dict[str, str]] = []
+    records: list[dict[str, str]] = []
     residues = 0
-    for number, one in enumerate(sequences):
-        name, sequence = (str(number), one) if isinstance(one, str) else one
-        if part and (residues + len(sequence) > REQUEST_RESIDUES or len(part) == REQUEST_SEQUENCES):
-            yield part
-            part, residues = [], 0
-        part.append({"id": name, "sequence": sequence})
+    for number, record in enumerate(sequences):
+        name, sequence = (str(number), record) if isinstance(record, str) else record
+        if records and (residues + len(sequence) > REQUEST_RESIDUES or len(records) == REQUEST_SEQUENCES):
+            yield records
+            records, residues = [], 0
+        records.append({"id": name, "sequence": sequence})
         residues += len(sequence)
-    if part:
-        yield part
+    if records:
+        yield records
 
 
 def _arrays(column: pa.ChunkedArray) -> Sequence[NDArray]:

@@ -112,9 +112,9 @@ def elements_of(structure: Structure) -> NDArray[np.int64]:
     atoms.coord = structure.coordinates[known, 1]
     atoms.atom_name[:], atoms.res_name[:] = "CA", "ALA"
     atoms.res_id, atoms.chain_id = known + 1, structure.chains[known].astype("U4")
-    found = np.full(len(structure.residues), ELEMENTS.index("c"))
-    found[known] = [max(0, ELEMENTS.find(letter)) if letter else 2 for letter in struc.annotate_sse(atoms)]
-    return found
+    places = np.full(len(structure.residues), ELEMENTS.index("c"))
+    places[known] = [max(0, ELEMENTS.find(letter)) if letter else 2 for letter in struc.annotate_sse(atoms)]
+    return places
 
 
 def _contacts(structure: Structure) -> NDArray[np.int64]:

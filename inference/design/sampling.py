@@ -160,7 +160,7 @@ class _Drafts:
         sums = torch.zeros(copies, G, 20, device=logits_T20.device).index_add_(1, self.groups, self.inside(logits_T20))
         sizes_G = torch.bincount(self.groups, minlength=G).clamp(min=1)
         log_p = (sums / sizes_G[:, None]).masked_fill(~allowed, -torch.inf).log_softmax(-1)
-        uniform = torch.stack([torch.rand(G, 21, generator=each) for each in self.draws]).to(logits_T20.device)
+        uniform = torch.stack([torch.rand(G, 21, generator=draw) for draw in self.draws]).to(logits_T20.device)
         gumbel = -torch.log(-torch.log(uniform.clamp(1e-20, 1 - 1e-7)))
         return log_p, (log_p + self.request.temperature * gumbel[..., :20]).argmax(-1), uniform[..., 20]
 

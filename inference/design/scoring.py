@@ -73,5 +73,5 @@ def log_likelihoods(
 
 def recovery(designed: str, native: str) -> float:
     """Share of positions with the native residue, of those whose native residue is an amino acid."""
-    judged = [(one, other) for one, other in zip(designed, native, strict=True) if other in AMINO_ACIDS]
-    return sum(one == other for one, other in judged) / max(1, len(judged))
+    judged = [(letter, other) for letter, other in zip(designed, native, strict=True) if other in AMINO_ACIDS]
+    return sum(letter == other for letter, other in judged) / max(1, len(judged))

@@ -53,7 +53,7 @@ class Assembly:
             manifests[output.name] = self._merged(output)
         show("writing the index")
         records = len(self._store)
-        write_index(self._building, (self._index_part(*part) for part in parts(records, INDEX_ROWS)))
+        write_index(self._building, (self._index_part(*rows) for rows in parts(records, INDEX_ROWS)))
         manifest = EmbeddingsManifest(
             num_records=records, num_sequences=self._plan.num_sequences, outputs=manifests, job=job
         )
@@ -117,14 +117,14 @@ class Assembly:
 
     def _index_part(self, start: int, stop: int) -> dict[str, Any]:
         records = range(start, stop)
-        part = {
+        index = {
             "id": [self._store.id(record) for record in records],
             "length": self._store.lengths[start:stop],
             "sequence": self._plan.sequences[start:stop],
         }
         if FORMATS[self._settings.format].has_keys:
-            part["key"] = [self._key(record) for record in records]
-        return part
+            index["key"] = [self._key(record) for record in records]
+        return index
 
     def _key(self, record: int) -> str:
         if self._settings.hdf5_key == "id":

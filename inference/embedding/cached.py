@@ -50,9 +50,9 @@ class Cache:
             hashes = store.sequence_hashes[shard.records]
             computed = {}
             for name, features in opened.items():
-                found = list(features.rows(hashes))
-                offsets = np.cumsum([0, *map(len, found)], dtype=np.int64)
-                computed[name] = {"offsets": offsets, "values": np.concatenate(found)}
+                arrays = list(features.rows(hashes))
+                offsets = np.cumsum([0, *map(len, arrays)], dtype=np.int64)
+                computed[name] = {"offsets": offsets, "values": np.concatenate(arrays)}
             residues = int(shard.lengths.sum())
             tokens = residues + SPECIAL_TOKENS_PER_SEQUENCE * shard.records.size
             row = ShardRow(number=number, sequences=shard.records.size, residues=residues, tokens=tokens, cached=True)

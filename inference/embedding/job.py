@@ -80,9 +80,9 @@ def resolved(request: JobRequest) -> JobRequest:
     device = request.device or ("cuda" if any(node.gpus for node in nodes) else "cpu")
     if device == "cuda" and not any(node.gpus for node in nodes):
         raise ResourceError("--embed.device cuda: there is no GPU here; use cpu")
-    each = request.gpus_per_worker if device == "cuda" else request.cpus_per_worker
+    share = request.gpus_per_worker if device == "cuda" else request.cpus_per_worker
     available = sum((node.gpus if device == "cuda" else node.cpus) for node in nodes)
-    workers = request.workers or max(1, int(available / each)) if request.cluster is not None else 1
+    workers = request.workers or max(1, int(available / share)) if request.cluster is not None else 1
     return replace(request, device=device, workers=workers, settings=request.settings.resolved(device == "cuda"))
 
 

@@ -77,15 +77,15 @@ class ShardFiles:
 
     def done(self) -> dict[int, ShardRow]:
         """Complete shards whose files are there, by number; sweeps what a killed process left."""
-        found = {}
+        rows = {}
         for path in sorted(self.folder.rglob("*")):
             if path.suffix == ".tmp":
                 path.unlink(missing_ok=True)
             elif path.parent.name == _ROWS:
                 row = self._row(path)
                 if row is not None:
-                    found[row.number] = row
-        return found
+                    rows[row.number] = row
+        return rows
 
     def _row(self, path: Path) -> ShardRow | None:
         try:

@@ -45,15 +45,15 @@ def predicting(config: Config, store: Path) -> Iterator[Config]:
     if on_gpu and config.ray.num_workers == "auto":
         raise ConfigError("ray.num_workers auto takes every GPU: give a number that leaves some to the predictor")
     cpus, modules = max(1, wanted.cpus_per_worker), tuple(wanted.predictor_module)
-    of = FoldingSettings(wanted.predictor, wanted.model, cache, "cuda" if on_gpu else "cpu", modules, cpus)
-    workers = actors(of, wanted.workers, wanted.cpus_per_worker, wanted.gpus_per_worker, ended=ended)
+    settings = FoldingSettings(wanted.predictor, wanted.model, cache, "cuda" if on_gpu else "cpu", modules, cpus)
+    workers = actors(settings, wanted.workers, wanted.cpus_per_worker, wanted.gpus_per_worker, ended=ended)
     folder = cache / workers.loaded
 
     def work() -> None:
         try:
             predict_structures(
                 sequences_in_order(config, store),
-                of,
+                settings,
                 tokens=wanted.tokens,
                 cache_bytes=None,
                 plan=in_order,
@@ -66,9 +66,9 @@ def predicting(config: Config, store: Path) -> Iterator[Config]:
 
     thread = threading.Thread(target=work, name="predicting", daemon=True)
     thread.start()
-    found = config.data.predictions.model_copy(update={"folder": str(folder)})
+    predictions = config.data.predictions.model_copy(update={"folder": str(folder)})
     try:
-        yield config.model_copy(update={"data": config.data.model_copy(update={"predictions": found})})
+        yield config.model_copy(update={"data": config.data.model_copy(update={"predictions": predictions})})
     finally:
         ended.set()
         thread.join(_PATIENCE_S)
@@ -96,5 +96,8 @@ def sequences_in_order(config: Config, path: Path) -> list[str]:
 def in_order(lengths_N: NDArray[np.int64], budget: int) -> list[Indices]:
     """Places of the sequences of each batch, of like lengths within a window, one window after the other."""
     windows_N = np.cumsum(lengths_N) // (_WINDOW * budget)
-    places = [np.flatnonzero(windows_N == window) for window in np.unique(windows_N)]
-    return [some[part] for some in places for part in longest_first(lengths_N[some], budget)]
+    batches = []
+    for window in np.unique(windows_N):
+        places = np.flatnonzero(windows_N == window)
+        batches += [places[batch] for batch in longest_first(lengths_N[places], budget)]
+    return batches

@@ -70,8 +70,8 @@ class FoldingReport:
 class Folder:
     """Predicts batches and writes them. One for a process; an actor's own class on Ray."""
 
-    def __init__(self, of: FoldingSettings) -> None:
-        self._of = of
+    def __init__(self, settings: FoldingSettings) -> None:
+        self._settings = settings
 
     def load(self) -> str:
         """Load the predictor; its fingerprint."""
@@ -79,11 +79,11 @@ class Folder:
 
         import torch
 
-        if self._of.cpus is not None:
-            torch.set_num_threads(self._of.cpus)
-        for module in self._of.modules:
+        if self._settings.cpus is not None:
+            torch.set_num_threads(self._settings.cpus)
+        for module in self._settings.modules:
             importlib.import_module(module)
-        self._predictor = predictor(self._of.predictor, self._of.source, self._of.device)
+        self._predictor = predictor(self._settings.predictor, self._settings.source, self._settings.device)
         return self._predictor.fingerprint
 
     def run(self, sequences: list[str]) -> int:
@@ -94,21 +94,21 @@ class Folder:
         import torch
 
         try:
-            found = self._predictor.predict(sequences)
+            predicted = self._predictor.predict(sequences)
         except torch.OutOfMemoryError as error:
             longest = max(map(len, sequences))
             raise ResourceError(
                 f"predicting {len(sequences)} sequences of up to {longest} residues needs more memory than the device "
                 "has: lower the batch's tokens, or leave long sequences out"
             ) from error
-        if not all(np.isfinite(each.coordinates).all() for each in found):
-            raise DataError(f"{self._of.source}: gives NaN or infinity; check its weights")
-        keep(self._of.cache / self._predictor.fingerprint, sequences, found)
+        if not all(np.isfinite(structure.coordinates).all() for structure in predicted):
+            raise DataError(f"{self._settings.source}: gives NaN or infinity; check its weights")
+        keep(self._settings.cache / self._predictor.fingerprint, sequences, predicted)
         return len(sequences)
 
 
 def actors(
-    of: FoldingSettings,
+    settings: FoldingSettings,
     count: int,
     cpus: int,
     gpus: float,
@@ -121,16 +121,16 @@ def actors(
 
     def same(first: str, other: str) -> None:
         if first != other:
-            raise DataError(f"{of.source}: nodes have different weights ({first}, {other}); give all the same")
+            raise DataError(f"{settings.source}: nodes have different weights ({first}, {other}); give all the same")
 
-    resources = {"num_cpus": cpus, "num_gpus": gpus if of.device == "cuda" else 0}
+    resources = {"num_cpus": cpus, "num_gpus": gpus if settings.device == "cuda" else 0}
     options: dict[str, Any] = {"at_once": 1, "max_failures": max_failures, "log": log, "ended": ended, "same": same}
-    return ActorPool(Folder, of, count, resources, **options)
+    return ActorPool(Folder, settings, count, resources, **options)
 
 
 def predict_structures(
     sequences: Sequence[str],
-    of: FoldingSettings,
+    settings: FoldingSettings,
     *,
     tokens: int,
     cache_bytes: int | None,
@@ -144,15 +144,15 @@ def predict_structures(
     :class:`~cluster.actor_pool.ActorPool` of :class:`Folder`; None computes here.
     """
     distinct = list(dict.fromkeys(sequences))
-    workers: Any = Folder(of) if pool is None else pool(of)
-    folder = of.cache / (workers.load() if pool is None else workers.loaded)
+    workers: Any = Folder(settings) if pool is None else pool(settings)
+    folder = settings.cache / (workers.load() if pool is None else workers.loaded)
     try:
         (folder / FAILURE_FILE).unlink(missing_ok=True)
         absent = ~PredictedStructures(folder, "null").has(hashes(distinct))
         lengths = np.array(list(map(len, distinct)), dtype=np.int64)
         # Planned over all, so that a job that goes on takes the batches that it would have taken.
-        parts = [part[absent[part]] for part in plan(lengths, tokens)]
-        batches = [[distinct[place] for place in part.tolist()] for part in parts if part.size]
+        planned = [places[absent[places]] for places in plan(lengths, tokens)]
+        batches = [[distinct[place] for place in places.tolist()] for places in planned if places.size]
         found = done = int(len(distinct) - absent.sum())
         progress(done, len(distinct))
         for number, size in enumerate(map(workers.run, batches) if pool is None else workers.run(batches), 1):
@@ -164,5 +164,5 @@ def predict_structures(
     finally:
         if pool is not None:
             workers.close()
-    removed = 0 if cache_bytes is None else bound_cache(of.cache, cache_bytes)
+    removed = 0 if cache_bytes is None else bound_cache(settings.cache, cache_bytes)
     return FoldingReport(folder, len(distinct), found, removed)

@@ -80,9 +80,9 @@ class EsmFold(_OfTransformers):
 
     @torch.inference_mode()
     def predict(self, sequences: Sequence[str]) -> list[Predicted]:
-        found = self._model.infer(list(sequences))
-        atoms = found["positions"][-1, :, :, :4].float().cpu().numpy()  # of atom14: N, CA, C, O first
-        confidence = 100 * found["plddt"][..., 1].float().cpu().numpy()  # of CA
+        folded = self._model.infer(list(sequences))
+        atoms = folded["positions"][-1, :, :, :4].float().cpu().numpy()  # of atom14: N, CA, C, O first
+        confidence = 100 * folded["plddt"][..., 1].float().cpu().numpy()  # of CA
         lengths = list(map(len, sequences))
         return [Predicted(atoms[number, :length], confidence[number, :length]) for number, length in enumerate(lengths)]
 
@@ -103,9 +103,9 @@ class EsmFold2(_OfTransformers):
         features = prepare_protein_features(sequence, device=self._model.device)
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            found = self._model.fold(**features)
-        best = int(found["ptm"].argmax())
+            folded = self._model.fold(**features)
+        best = int(folded["ptm"].argmax())
         residues = torch.arange(len(sequence), device=self._model.device)
         n = torch.searchsorted(features["atom_to_token"][0, features["atom_attention_mask"][0]], residues)
-        atoms = found["sample_atom_coords"][best][n[:, None] + torch.arange(4, device=n.device)]  # N, CA, C, O first
-        return Predicted(atoms.cpu().numpy(), 100 * found["plddt_per_atom"][best, n + 1].cpu().numpy())
+        atoms = folded["sample_atom_coords"][best][n[:, None] + torch.arange(4, device=n.device)]  # N, CA, C, O first
+        return Predicted(atoms.cpu().numpy(), 100 * folded["plddt_per_atom"][best, n + 1].cpu().numpy())

@@ -119,11 +119,11 @@ def _thousandths(scores: csr_array) -> csr_array:
     return whole
 
 
-def _lines(ids: list[str], data: FunctionData, found: dict[str, csr_array], terms: int) -> Iterator[str]:
+def _lines(ids: list[str], data: FunctionData, predicted: dict[str, csr_array], terms: int) -> Iterator[str]:
     """Lines of the highest scores; of equal ones the term that is nearer to the root is first."""
-    joined = csr_array(hstack(list(found.values()), format="csr"))
+    joined = csr_array(hstack(list(predicted.values()), format="csr"))
     joined.sort_indices()
-    names = [term for name in found for term in data.aspects[name].aspect.terms]
+    names = [term for name in predicted for term in data.aspects[name].aspect.terms]
     for row, protein in enumerate(ids):
         places = slice(*joined.indptr[row : row + 2])
         scores, columns = joined.data[places], joined.indices[places]

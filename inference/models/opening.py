@@ -41,25 +41,25 @@ def open_model(
     if device is not None:
         check_device(device)
         place = torch.device(device)
-    found = find_model(source, key)
-    if found.random_weights and not random_weights:
+    located = find_model(source, key)
+    if located.random_weights and not random_weights:
         raise ConfigError(
             f"{key} {source}: a size whose weights would be random; trained ones are a folder or a hub name as in "
             "facebook/esm2_t6_8M_UR50D (pass --random-weights to try a job out)"
         )
     try:
-        if found.task is not None:
-            opened = open_exported(found.task, found.folder)
+        if located.task is not None:
+            opened = open_exported(located.task, located.folder)
         else:
-            opened = open_network(found.path, with_head=heads is None or "masked_lm" in heads)
+            opened = open_network(located.path, with_head=heads is None or "masked_lm" in heads)
     except EsmerayError as error:  # worded with the setting of training
         raise type(error)(*(problem.replace(SOURCE_KEY, key) for problem in error.problems)) from error
     wanted = {name: head for name, head in opened.heads.items() if heads is None or name in heads}
     return Model(
         Opened(opened.backbone, opened.tokenizer, wanted),
         name=str(source),
-        task=found.task,
+        task=located.task,
         precision=precision,
         device=place,
-        random_weights=found.random_weights,
+        random_weights=located.random_weights,
     )

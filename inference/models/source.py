@@ -57,11 +57,11 @@ def find_model(source: str | Path, key: str = "model") -> ModelSource:
 
 def exported_by(task: str, source: str | Path, key: str = "model") -> Path:
     """The folder of the model of this task that a setting means; raises ConfigError where it is of another."""
-    found = find_model(source, key)
-    if found.task != task:
-        holds = f"a model of task {found.task}" if found.task else "no exported model"
+    located = find_model(source, key)
+    if located.task != task:
+        holds = f"a model of task {located.task}" if located.task else "no exported model"
         raise ConfigError(
             f"{key} {source}: {holds}; give a run of model.task {task} or its export: a run exports at its end, and "
             "'esmeray train export RUN' does so from a checkpoint"
         )
-    return found.folder
+    return located.folder

@@ -69,8 +69,8 @@ class GpuSummary:
 
     def as_dict(self) -> dict[str, Any]:
         advice = [
-            {"topic": found.topic, "finding": found.finding, "actions": [action.text for action in found.actions]}
-            for found in self.advice
+            {"topic": entry.topic, "finding": entry.finding, "actions": [action.text for action in entry.actions]}
+            for entry in self.advice
         ]
         return {**asdict(self), "advice": advice}
 
@@ -212,9 +212,9 @@ def _mean(values: pd.Series, weights: pd.Series, where: pd.Series) -> float | No
     return float(np.average(values[known], weights=weights[known])) if known.any() else None
 
 
-def _share(mask: pd.Series, weights: pd.Series, of: pd.Series) -> float:
+def _share(mask: pd.Series, weights: pd.Series, within: pd.Series) -> float:
     """Share of the time of ``of``; none for a sample or two."""
-    return float(weights[mask & of].sum() / weights[of].sum()) if mask.sum() >= _SUSTAINED_SAMPLES else 0.0
+    return float(weights[mask & within].sum() / weights[within].sum()) if mask.sum() >= _SUSTAINED_SAMPLES else 0.0
 
 
 def _scaled(value: float | None, factor: float) -> float | None:

@@ -133,12 +133,12 @@ def _cgroup_memory() -> list[tuple[int, int]]:
 
     File cache, which the kernel would give back, is not counted as used, whether it was touched once or more often.
     """
-    found = []
+    limits = []
     for folder, limit_file, used_file in _cgroup_folders():
         limit, used = _number(folder / limit_file), _number(folder / used_file)
         if limit is not None and used is not None:
-            found.append((limit, max(0, used - _file_cache_bytes(folder))))
-    return found
+            limits.append((limit, max(0, used - _file_cache_bytes(folder))))
+    return limits
 
 
 def _cgroup_folders() -> list[tuple[Path, str, str]]:

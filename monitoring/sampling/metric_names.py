@@ -39,7 +39,7 @@ class Metric:
     @property
     def prometheus_name(self) -> str:
         """Name given to Ray, which prefixes ``ray_``."""
-        parts = [part for part in self.name.split("/") if not part.startswith("{")]
+        parts = [piece for piece in self.name.split("/") if not piece.startswith("{")]
         return "esmeray_" + "_".join(parts)
 
     def of(self, index: int) -> str:

@@ -171,12 +171,12 @@ class _Gpu:
 
         Raises NVMLError where the GPU is lost, or nothing could be read of it.
         """
-        found, failure = Metrics(), None
+        metrics, failure = Metrics(), None
         for question in list(self._questions):
             if question == self._pcie_traffic and not pcie:
                 continue
             try:
-                found |= question()
+                metrics |= question()
             except pynvml.NVMLError as error:
                 if error.value in _LOST:
                     raise
@@ -184,9 +184,9 @@ class _Gpu:
                     self._questions.remove(question)
                 else:
                     failure = error  # a timeout, say: it may be better next time
-        if failure is not None and not found:
+        if failure is not None and not metrics:
             raise failure
-        return GpuSample(self.index, self._uuid, self._name, **found)  # type: ignore[arg-type]
+        return GpuSample(self.index, self._uuid, self._name, **metrics)  # type: ignore[arg-type]
 
     def _all_questions(self) -> list[Callable[[], Metrics]]:
         nvml, handle = pynvml, self._handle

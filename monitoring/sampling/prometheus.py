@@ -35,10 +35,10 @@ class PrometheusExporter:
         if not ray_is_running():
             return
         for name, value in values.items():
-            found = find(name)
-            if found is None or not math.isfinite(value):
+            known = find(name)
+            if known is None or not math.isfinite(value):
                 continue
-            metric, index = found
+            metric, index = known
             tags = self._tags | ({"gpu": str(index)} if metric.per == "gpu" else {})
             self._gauge(metric).set(value, tags)
 

@@ -181,9 +181,9 @@ class _Complaints(io.TextIOBase):
         self.first: str | None = None
 
     def write(self, text: str) -> int:
-        found = re.search(r"(?:WARNING|ERROR) +(.+)", text)
-        if found and self.first is None:
-            self.first = found[1].strip()
+        complaint = re.search(r"(?:WARNING|ERROR) +(.+)", text)
+        if complaint and self.first is None:
+            self.first = complaint[1].strip()
         return self._stream.write(text)
 
     def flush(self) -> None:

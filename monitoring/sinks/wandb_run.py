@@ -120,5 +120,5 @@ def _environment() -> dict[str, str]:
 def _kill(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(psutil.NoSuchProcess):
         parent = psutil.Process(process.pid)
-        for one in [*parent.children(recursive=True), parent]:
-            one.kill()
+        for member in [*parent.children(recursive=True), parent]:
+            member.kill()
