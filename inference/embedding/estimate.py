@@ -20,13 +20,12 @@ from inference.embedding.plan import Plan, make_plan
 from inference.embedding.request import JobRequest
 from inference.embedding.settings import JobFacts, check_settings, format_of
 from inference.embedding.worker import open_worker
-from train_config.embed_schema import EmbedSection
 
 MEASURED_S = 10.0
 
 
 class Estimate(NamedTuple):
-    """What a job would take, of one model."""
+    """What a job would take, of one model; ``disk_bytes`` of the outputs, without ids."""
 
     facts: JobFacts
     plan: Plan
@@ -67,13 +66,8 @@ def _estimate(request: JobRequest, source: str, store: Store) -> Estimate:
             measured_tokens += float(piece.lengths.sum())
     passed_s = time.perf_counter() - start_s
     seconds = flops / (measured_flops / passed_s) / (request.workers or 1)
-    return Estimate(facts, plan, _disk_bytes(facts, plan, settings), measured_tokens / passed_s, seconds)
-
-
-def _disk_bytes(facts: JobFacts, plan: Plan, settings: EmbedSection) -> int:
-    """Of the outputs, without ids."""
-    total, every_length = 0, plan.lengths[plan.sequences]
+    disk_bytes, every_length = 0, plan.lengths[plan.sequences]
     for output in facts.outputs:
         file_format = format_of(settings, output)
-        total += file_format.size(output.per, output.channels, settings.dtype, every_length, plan.lengths)
-    return total
+        disk_bytes += file_format.size(output.per, output.channels, settings.dtype, every_length, plan.lengths)
+    return Estimate(facts, plan, disk_bytes, measured_tokens / passed_s, seconds)

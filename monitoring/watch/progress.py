@@ -25,6 +25,8 @@ from run_folder.metrics_log import MetricLabels, Record
 MIN_BAR_COLUMNS = 150
 """Terminal width below which the bar gives way to the metrics."""
 BAR_COLUMNS = 20
+_STYLES = {"raised": "yellow", "validation": "dim"}
+"""Of alerts by state, and of the words for metrics."""
 
 
 class ProgressSink:
@@ -42,7 +44,7 @@ class ProgressSink:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         stream = sys.stdout if stream is None else stream
-        state = _State(total_steps, labels)
+        self._state = state = _State(total_steps, labels)
         self._view: _Line | _PlainLines
         if stream.isatty():
             self._view = _Line(state, Console(file=stream))
@@ -50,6 +52,7 @@ class ProgressSink:
             self._view = _PlainLines(state, stream, plain_every_s, clock)
 
     def write(self, record: Record) -> None:
+        self._state.take(record)
         self._view.show(record)
 
     def close(self) -> None:
@@ -60,7 +63,7 @@ class _State:
     """The run's state in words."""
 
     def __init__(self, total_steps: int, labels: MetricLabels) -> None:
-        self.total_steps, self._labels = total_steps, labels
+        self.total_steps, self.labels = total_steps, labels
         self.step = 0
         self._last: Record | None = None
         self._pace = Pace()
@@ -92,23 +95,28 @@ class _State:
             if last.get("skipped_steps"):
                 parts["skipped"] = f"{last['skipped_steps']} skipped"
             if self._validation is not None:
-                parts["validation"] = self.describe_validation(self._validation)
+                parts["validation"] = describe_validation(self._validation, self.labels)
         for name in ("rate", "speed", "loss", "left"):
             if len(" · ".join(parts.values())) <= columns:
                 break
             parts.pop(name, None)
         return " · ".join(parts.values())
 
-    def definitions(self) -> str | None:
+    def text(self, record: Record) -> str | None:
+        """An event, an alert or the first validation's metrics in words; None for what is no line of its own."""
+        if record["kind"] == "event":
+            return describe_event(record)
+        if record["kind"] == "alert":
+            return describe_alert(record)
+        return self._definitions()
+
+    def _definitions(self) -> str | None:
         """The metrics of the first validation in words; None later, or where they need none."""
         if self._defined or self._validation is None:
             return None
         self._defined = True
-        shown = [label for name, label in self._labels.items() if name in self._validation]
+        shown = [label for name, label in self.labels.items() if name in self._validation]
         return "\n".join(f"  {label.word}: {label.definition}" for label in shown if label.definition) or None
-
-    def describe_validation(self, record: Record) -> str:
-        return describe_validation(record, self._labels)
 
 
 class _Line:
@@ -120,14 +128,10 @@ class _Line:
         self._live.start()
 
     def show(self, record: Record) -> None:
-        self._state.take(record)
-        if record["kind"] == "event" and record["event"] != "checkpoint" and (line := describe_event(record)):
-            self._console.print(line, markup=False, highlight=False)
-        elif record["kind"] == "alert":
-            style = "yellow" if record["state"] == "raised" else None
-            self._console.print(describe_alert(record), markup=False, highlight=False, style=style)
-        elif definitions := self._state.definitions():
-            self._console.print(definitions, markup=False, highlight=False, style="dim")
+        text = self._state.text(record)
+        if text and record.get("event") != "checkpoint":
+            style = _STYLES.get(record.get("state") or record["kind"])
+            self._console.print(text, markup=False, highlight=False, style=style)
 
     def close(self) -> None:
         self._live.stop()
@@ -154,18 +158,14 @@ class _PlainLines:
         self._shown_step = 0
 
     def show(self, record: Record) -> None:
-        self._state.take(record)
         if record["kind"] == "train":
             if self._clock() >= self._next_s or record["step"] >= self._state.total_steps:
                 self._print_state()
         elif record["kind"] == "validation":
-            self._print(f"step {record['step']}: {self._state.describe_validation(record)}")
-            if definitions := self._state.definitions():
-                self._print(definitions)
-        elif record["kind"] == "event" and (line := describe_event(record)):
-            self._print(line)
-        elif record["kind"] == "alert":
-            self._print(describe_alert(record))
+            self._print(f"step {record['step']}: {describe_validation(record, self._state.labels)}")
+        text = self._state.text(record)
+        if text:
+            self._print(text)
 
     def close(self) -> None:
         if self._state.step != self._shown_step:
