@@ -16,7 +16,6 @@ OTHER = "0" * 64
 EMBED = ["--embed.workers=1", "--embed.models=esm2_t6_8M", "--embed.random_weights=true", "--embed.input", "{fasta}"]
 COMMANDS = {
     "train": ["train_ray.py", "--config", "{config}"],
-    "tune": ["train_ray.py", "--config", "{config}", "--tune", "train_config/tune_throughput.yaml"],
     "find_batch_size": ["-m", "tools", "tune", "tokens", "--config", "{config}"],
     "serve": ["serve_ray.py", "--config", "train_config/serve.yaml", "--ray.address", "{address}"],
     "embed": ["-m", "tools", "embed", *EMBED],

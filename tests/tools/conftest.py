@@ -17,11 +17,12 @@ class Outcome(NamedTuple):
 
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
-    """``command("data", "inspect", path)``: what ``esmeray data inspect path`` returns and prints."""
+    """``command("data", "inspect", path)``, or one string: what ``esmeray data inspect path`` returns and prints."""
 
     def call(*arguments: object) -> Outcome:
+        words = [str(argument) for argument in arguments]
         try:
-            code = run(main, [str(argument) for argument in arguments])
+            code = run(main, words[0].split() if len(words) == 1 else words)
         except SystemExit as end:  # how tyro ends on wrong usage and on --help
             code = int(end.code or 0)
         captured = capsys.readouterr()

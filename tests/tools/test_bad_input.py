@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from dataset.fasta import locate as fasta_places
-from dataset.store.format import DATA_FILE, MANIFEST_FILE
-from dataset.store.reader import Store
+from dataset.store.format import DATA_FILE
 from tests.conftest import REPOSITORY
 
 FIRST = b">ok first\nMKV\nLLA\n"
@@ -161,40 +160,11 @@ def test_a_file_without_permission_is_refused(command, tmp_path, monkeypatch):
     refused(converted(command, path), f"{path}: can't be read: Permission denied", tmp_path)
 
 
-def test_a_truncated_gzip_is_refused_and_publishes_nothing(command, tmp_path, shared_data):
-    content = (shared_data / "uniref90_10k.fasta.gz").read_bytes()
-    path = tmp_path / "in.fasta.gz"
-    path.write_bytes(content[: len(content) // 2])
-    refused(converted(command, path), "the compressed file is truncated after line", tmp_path)
-
-
 @pytest.mark.parametrize("suffix", ["gz", "bz2", "xz", "zst"])
 def test_a_plain_file_with_a_compressed_name_is_refused(command, tmp_path, suffix):
     path = tmp_path / f"in.fasta.{suffix}"
     path.write_bytes(FIRST)
     refused(converted(command, path), f"not a {suffix} file in spite of its name", tmp_path)
-
-
-ACCEPTED = {
-    "lower case": (b">a\nmkv\n", "MKV", "1 record with lower-case letters, upper-cased"),
-    "final stop": (b">a\nMKV*\n", "MKV", "1 final '*' dropped"),
-    "J": (b">a\nMJJV\n", "MXXV", "2 J replaced by X"),
-    "CRLF": (b">a\r\nMK\r\nV\r\n", "MKV", "every record taken"),
-    "CR alone": (b">a\rMK\rV\r", "MKV", "every record taken"),
-    "byte order mark": (b"\xef\xbb\xbf>a\nMKV\n", "MKV", "every record taken"),
-    "blank lines": (b"\n\n>a\n\nMK\n\nV\n\n", "MKV", "every record taken"),
-}
-
-
-@pytest.mark.parametrize("kind", ACCEPTED)
-def test_what_can_be_mended_is_mended_and_counted(command, tmp_path, kind):
-    content, sequence, words = ACCEPTED[kind]
-    (tmp_path / "in.fasta").write_bytes(content)
-    outcome = converted(command, tmp_path / "in.fasta")
-    assert (outcome.code, outcome.err) == (0, "")
-    assert words in outcome.out
-    store = Store(tmp_path / "store", verify="full")
-    assert [store.sequence(index).tobytes().decode() for index in range(len(store))] == [sequence]
 
 
 def _flip(path: Path, position: int) -> None:
@@ -203,43 +173,11 @@ def _flip(path: Path, position: int) -> None:
     path.write_bytes(data)
 
 
-def _in_manifest(store: Path, old: str, new: str) -> None:
-    text = (store / MANIFEST_FILE).read_text()
-    assert old in text
-    (store / MANIFEST_FILE).write_text(text.replace(old, new))
-
-
-STORE_DAMAGES = {
-    "truncated": (lambda store: os.truncate(store / DATA_FILE, 100), "truncated or replaced"),
-    "a flipped byte in its header": (lambda store: _flip(store / DATA_FILE, 40), "checksum of its index does not hold"),
-    "a changed manifest": (
-        lambda store: _in_manifest(store, '"num_records": 2', '"num_records": 3'),
-        "its checksum does not hold",
-    ),
-    "another format version": (
-        lambda store: _in_manifest(store, '"format_version": 2', '"format_version": 99'),
-        "a store of format version 99, this Esmeray reads version 2",
-    ),
-    "no manifest": (lambda store: (store / MANIFEST_FILE).unlink(), "not a store, it has no manifest.json"),
-    "no data": (lambda store: (store / DATA_FILE).unlink(), "can't be read"),
-    "no JSON": (lambda store: (store / MANIFEST_FILE).write_text("{"), "not JSON"),
-}
-
-
 @pytest.fixture
 def store(command, tmp_path):
     (tmp_path / "in.fasta").write_bytes(FIRST + b">b\nMK\n")
     assert converted(command, tmp_path / "in.fasta").code == 0
     return tmp_path / "store"
-
-
-@pytest.mark.parametrize("kind", STORE_DAMAGES)
-def test_a_damaged_store_is_refused(command, store, kind):
-    damage, words = STORE_DAMAGES[kind]
-    damage(store)
-    outcome = command("data", "inspect", store)
-    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (3, "", 1)
-    assert words in outcome.err
 
 
 def test_a_store_with_a_flipped_bit_anywhere_ends_the_command_by_an_error_and_not_by_a_signal(store):

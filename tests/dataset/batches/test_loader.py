@@ -163,18 +163,6 @@ def test_steps_are_known_without_reading_a_sequence(store_path, split, monkeypat
     assert batches.total_steps(3) == sum(plan.num_steps for plan in plans)
 
 
-def test_training_crops_are_windows_of_their_sequence_and_move_with_the_epoch(store_path, split):
-    store = Store(store_path)
-    epochs = [by_record(list(training(store_path, split[0], 0, None).epoch(epoch))) for epoch in (0, 1)]
-    moved = 0
-    for record in split[0].tolist():
-        whole = store.sequence(record).tobytes().decode()
-        windows = [decode(found[record][0]) for found in epochs]
-        assert all(window in whole and len(window) == min(len(whole), MAX_LENGTH) for window in windows)
-        moved += windows[0] != windows[1]
-    assert moved > 0.8 * (store.lengths[split[0]] > MAX_LENGTH).sum()
-
-
 def test_tensors_have_the_types_and_shapes_of_a_packed_batch(store_path, split):
     for batch in (batch for step in training(store_path, split[0], 1).epoch(0) for batch in step):
         integers = (batch.tokens, batch.positions, batch.records, batch.by_token["targets"])

@@ -93,40 +93,6 @@ def test_a_header_inside_a_sequence_line_is_refused_under_every_policy(policy):
     assert "'>' inside a sequence line" in problem
 
 
-@pytest.mark.parametrize("header", ["", "   "])
-def test_an_empty_id_is_refused(header):
-    (problem,) = refused(Ingest(IngestSection()), batch(("a", "MK"), (header, "MK")))
-    assert "a header without an id" in problem
-
-
-def test_every_fault_is_counted_and_the_first_ten_are_shown_in_the_order_of_the_records():
-    ingest = Ingest(IngestSection())
-    first = batch(("a", "M-"), ("b", ""), ("a", "MK"), ("", "MK"), ("", "ML"))
-    summary, *shown = refused(ingest, first, batch(*((f"id{number}", "M1") for number in range(20))))
-    assert summary == (
-        "25 faults: 21 records with characters outside the alphabet, 2 headers without an id, 1 header without a "
-        "sequence, 1 id that stood before; the first 10"
-    )
-    assert [line.split(":")[0] for line in shown[:5]] == [
-        "record 'a'",
-        "record 'b'",
-        "record 'a'",
-        "record ''",
-        "record ''",
-    ]
-    assert len(shown) == 10
-
-
-def test_what_ends_the_reading_comes_after_the_faults_before_it():
-    ingest = Ingest(IngestSection())
-    with pytest.raises(DataError) as raised, ingest.faults.raised_at_end():
-        ingest.clean(batch(("a", "M-")))
-        raise DataError("in.fasta: truncated")
-    summary, _, last = raised.value.problems
-    assert summary == "2 faults: 1 record with characters outside the alphabet, 1 fault that ended the reading"
-    assert last == "in.fasta: truncated"
-
-
 PROTEIN = "MKVLAGDESTRNQFPWYHIC" * 20
 DNA = "acgtN" * 80
 

@@ -32,19 +32,6 @@ def test_a_chain_keeps_its_residues_and_atoms(tmp_path: Path):
         assert (counts.files, counts.chains, counts.breaks, counts.placed_oxygens) == (1, 1, 0, 0)
 
 
-def test_formats_agree(tmp_path: Path):
-    from biotite.structure.io import pdb, pdbx
-
-    atoms = pdb.PDBFile.read(write_pdb(tmp_path / "fold.pdb", pdb_lines(FOLD))).get_structure(model=1)
-    for kind, name in ((pdbx.CIFFile, "one.cif"), (pdbx.BinaryCIFFile, "two.bcif")):
-        file = kind()
-        pdbx.set_structure(file, atoms)
-        file.write(tmp_path / name)
-        (found,), _ = read(tmp_path / name)
-        assert found.residues == FOLD.residues
-        np.testing.assert_allclose(found.coordinates, FOLD.coordinates, atol=6e-4)
-
-
 def test_missing_oxygens_are_placed_where_they_were(tmp_path: Path):
     without = FOLD.coordinates.copy()
     without[:, 3] = np.nan

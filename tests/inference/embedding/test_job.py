@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import signal
 import subprocess
 import sys
@@ -268,34 +267,18 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.slow
 def test_a_killed_process_resumes_to_the_same_bytes(tmp_path: Path):
-    """SIGKILL at random moments, of the whole command."""
+    """SIGKILL of the whole command."""
     sequences = random_sequences([200 + number for number in range(60)])
     job = request(tmp_path, sequences=sequences)
-    options = [
-        "--embed.models",
-        str(tmp_path / "model"),
-        "--embed.input",
-        str(tmp_path / "proteins.fasta"),
-        "--embed.device",
-        "cpu",
-    ]
-    options += ["--embed.precision", "fp32", "--embed.shard_tokens", "500"]
-    command = [sys.executable, "-m", "tools", "embed", *options]
-    subprocess.run(
-        [*command, "--embed.output", str(tmp_path / "whole")], cwd=REPOSITORY, check=True, capture_output=True
-    )
-    draw = random.Random(0)
-    for _ in range(3):
-        process = subprocess.Popen(
-            [*command, "--embed.output", str(job.output)], cwd=REPOSITORY, stderr=subprocess.DEVNULL
-        )
-        while process.poll() is None and not list(job.partial.glob("model/rows/*")):
-            time.sleep(0.01)
-        time.sleep(draw.uniform(0, 0.1))
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    done = subprocess.run(
-        [*command, "--embed.output", str(job.output)], cwd=REPOSITORY, capture_output=True, text=True, check=False
-    )
+    options = f"--embed.models {tmp_path / 'model'} --embed.input {tmp_path / 'proteins.fasta'} --embed.device cpu "
+    options += "--embed.precision fp32 --embed.shard_tokens 500 --embed.output"
+    command = [sys.executable, "-m", "tools", "embed", *options.split()]
+    subprocess.run([*command, tmp_path / "whole"], cwd=REPOSITORY, check=True, capture_output=True)
+    process = subprocess.Popen([*command, job.output], cwd=REPOSITORY, stderr=subprocess.DEVNULL)
+    while process.poll() is None and len(list(job.partial.glob("model/rows/*"))) < 2:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    done = subprocess.run([*command, job.output], cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert final_bytes(job.output) == final_bytes(tmp_path / "whole")

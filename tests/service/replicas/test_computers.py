@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.classifier import ClassifierPipeline
 from inference.models.model import Model
 from model.tasks.autoencoder import ESM2Autoencoder
 from service.replicas.computer import Computer
@@ -85,19 +83,6 @@ def test_any_mix_of_outputs_equals_the_offline_model(serving: Serving, asked: li
             near(found, masked_alone(folder, sequence, (place % len(sequence),)))
         else:
             near(found, alone(folder, output, sequence))
-
-
-@pytest.mark.parametrize("name", ["places", "helices"])
-def test_classes_equal_those_of_predict_cropped_as_there(serving: Serving, name: str):
-    folder = serving.folder / name
-    texts = random_sequences([30, 1, 120, 12, 250])
-    served = computer(name, folder)
-    found = served.compute(served.items("classes", texts))
-    wanted = ClassifierPipeline.load(folder, device="cpu").predict(texts)
-    np.testing.assert_allclose(
-        np.concatenate(found) if name == "helices" else found, wanted.probabilities, rtol=1e-5, atol=1e-6
-    )
-    assert wanted.cropped.tolist() == [max(0, len(text) - served.about.longest) for text in texts]
 
 
 def test_latents_are_decoded_to_what_the_autoencoder_itself_gives(serving: Serving):

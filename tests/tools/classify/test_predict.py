@@ -49,14 +49,7 @@ def test_chunks_of_a_table_keep_the_order_in_each_format(command, model, protein
     lines = "".join(f"p{number},{text}\n" for number, text in enumerate(random_sequences(LENGTHS)))
     (tmp_path / "table.csv").write_text("name,sequence\n" + lines)
     outcome = command(
-        "classify",
-        "predict",
-        model,
-        tmp_path / "table.csv",
-        "--output",
-        tmp_path / "a.tsv",
-        "--data.labels.id_column",
-        "name",
+        f"classify predict {model} {tmp_path / 'table.csv'} --output {tmp_path / 'a.tsv'} --data.labels.id_column name"
     )
     assert outcome.code == 0, outcome.err
     table, text = pq.read_table(tmp_path / "a.parquet").to_pylist(), rows(tmp_path / "a.tsv", "\t")

@@ -35,33 +35,8 @@ def read_fasta(path: Path) -> dict[str, str]:
 def test_designs_of_a_folder_keep_what_is_fixed_and_leave_out_what_is_omitted(here: Path, command, tmp_path: Path):
     out = tmp_path / "designs"
     outcome = command(
-        *(
-            "design",
-            "generate",
-            here,
-            "--structure",
-            here / "fold*.pdb",
-            "--output",
-            out,
-            "--number",
-            3,
-            "--label",
-            "helix",
-        ),
-        *(
-            "--label",
-            "helix",
-            "--fix",
-            "1-5,9",
-            "--omit",
-            "CW",
-            "--steps",
-            4,
-            "--temperature",
-            1,
-            "--known",
-            here / "folds" / "sequences",
-        ),
+        f"design generate {here} --structure {here / 'fold*.pdb'} --output {out} --number 3 --label helix "
+        f"--label helix --fix 1-5,9 --omit CW --steps 4 --temperature 1 --known {here / 'folds' / 'sequences'}"
     )
     assert outcome.code == 0, outcome.err
     designs = read_fasta(out / "designs.fasta")

@@ -42,20 +42,7 @@ def test_vectors_are_joined_by_id_in_the_order_of_the_first_folder(command, here
 def test_outputs_are_chosen_by_name_and_the_format_by_option(command, here):
     mean, cls = random_vectors(25, 3), random_vectors(25, 3, seed=1)
     make_embeddings(here / "a", {"mean": mean, "cls": cls}, IDS)
-    outcome = command(
-        "embed",
-        "join",
-        "--join.folders",
-        "a",
-        "a",
-        "--join.names",
-        "cls",
-        "mean",
-        "--join.output",
-        "ab",
-        "--join.format",
-        "npy",
-    )
+    outcome = command("embed join --join.folders a a --join.names cls mean --join.output ab --join.format npy")
     assert outcome.code == 0, outcome.err
     np.testing.assert_array_equal(np.load(here / "ab" / "joined.npy"), np.concatenate([cls, mean], axis=1))
 

@@ -17,17 +17,8 @@ def given(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch:
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path_factory.mktemp("no-cluster")))  # one that runs here would be used
     model = small_model_folder(tmp_path / "model")
     fasta = write_proteins(tmp_path / "proteins.fasta", random_sequences([9, 30, 9]))
-    return [
-        "embed",
-        "--embed.models",
-        str(model),
-        "--embed.input",
-        str(fasta),
-        "--embed.device",
-        "cpu",
-        "--embed.output",
-        str(tmp_path / "out"),
-    ]
+    options = f"embed --embed.models {model} --embed.input {fasta} --embed.device cpu --embed.output {tmp_path / 'out'}"
+    return options.split()
 
 
 def test_a_folder_is_made_and_its_performance_is_a_table(command, given: list[str], tmp_path: Path):
@@ -48,7 +39,7 @@ def test_a_dry_run_reports_sequences_bytes_and_time(command, given: list[str], t
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "proteins.fasta"]
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", ["digit", "empty"])
 def test_bad_input_is_refused_and_nothing_is_left(command, given: list[str], tmp_path: Path, name: str):
     (tmp_path / "proteins.fasta").write_bytes(REFUSED[name][0])
     outcome = command(*given)

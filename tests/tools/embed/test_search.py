@@ -36,17 +36,8 @@ def scores(queries: np.ndarray, database: np.ndarray, metric: str) -> np.ndarray
 @pytest.mark.parametrize("metric", ["cosine", "dot", "l2"])
 def test_the_exact_hits_are_the_nearest_of_all(command, here, metric):
     outcome = command(
-        "embed",
-        "search",
-        "database",
-        "--search.queries",
-        "queries",
-        "--search.output",
-        "h.tsv",
-        "--search.top_k",
-        3,
-        "--search.metric",
-        metric,
+        "embed search database --search.queries queries --search.output h.tsv --search.top_k 3 --search.metric "
+        f"{metric}"
     )
     assert outcome.code == 0, outcome.err
     queries = random_vectors(30, 8, seed=1).astype(np.float16).astype(np.float32)
@@ -82,17 +73,8 @@ def test_a_small_database_has_fewer_hits_than_asked_for(command, here):
 def test_ivf_that_probes_every_cluster_finds_what_exact_finds(command, here):
     for kind in ("exact", "ivf"):
         outcome = command(
-            "embed",
-            "search",
-            "database",
-            "--search.output",
-            kind,
-            "--search.index",
-            kind,
-            "--search.ivf_lists",
-            5,
-            "--search.ivf_probes",
-            5,
+            f"embed search database --search.output {kind} --search.index {kind} --search.ivf_lists 5 "
+            "--search.ivf_probes 5"
         )
         assert outcome.code == 0, outcome.err
     exact, ivf = hits(here / "exact"), hits(here / "ivf")

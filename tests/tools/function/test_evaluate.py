@@ -119,26 +119,6 @@ def test_without_draws_there_are_no_intervals(command, files):
     assert " to " not in outcome.out
 
 
-BAD = {
-    "unknown": (["--evaluate.unknown", "refuse"], "set unknown to ignore"),
-    "aspects mixed": (
-        ["--evaluate.aspect", "molecular_function", "--evaluate.unknown", "ignore"],
-        "only molecular_function was asked for",
-    ),
-    "an aspect there is not": (["--evaluate.aspect", "function"], "the ontology has no aspect 'function'"),
-}
-
-
-@pytest.mark.parametrize("kind", BAD)
-def test_bad_files_are_one_line_and_code_3(command, files, kind):
-    options, words = BAD[kind]
-    outcome = command("function", "evaluate", *files, *options)
-    assert outcome.code == 3, outcome
-    assert words in outcome.err
-    assert outcome.err.count("\n") == 1
-    assert outcome.out == ""
-
-
 def test_a_cyclic_ontology_and_scores_that_reach_nothing_are_refused(command, files, tmp_path):
     ontology = tmp_path / "cyclic.obo"
     ontology.write_text("[Term]\nid: GO:1\nnamespace: x\nis_a: GO:1\n")

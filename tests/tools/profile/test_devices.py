@@ -45,13 +45,6 @@ def test_without_a_gpu_the_precisions_of_the_cpu_are_compared(command, given: li
     assert width > height > 400
 
 
-def test_an_output_that_exists_is_refused_before_anything_is_computed(command, given: list[str], tmp_path: Path):
-    (tmp_path / "out").write_text("a thesis")
-    outcome = command(*given)
-    assert outcome.code == 2 and "exists already" in outcome.err
-    assert (tmp_path / "out").read_text() == "a thesis"
-
-
 def test_agreement_is_of_the_worst_protein():
     first = np.eye(3, 4, dtype=np.float32)
     second = first.copy()

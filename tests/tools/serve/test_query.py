@@ -34,16 +34,7 @@ def fasta(tmp_path: Path) -> Path:
 def test_vectors_are_written_as_parquet(command, serving: Serving, address: str, fasta: Path, task: str):
     output = fasta.with_name("out.parquet")
     outcome = command(
-        "serve",
-        "query",
-        "--query.input",
-        fasta,
-        "--query.output",
-        output,
-        "--query.address",
-        address,
-        "--query.task",
-        task,
+        f"serve query --query.input {fasta} --query.output {output} --query.address {address} --query.task {task}"
     )
     assert outcome.code == 0 and f"{task} of 4 proteins" in outcome.out, outcome.err
     table = pq.read_table(output)
@@ -58,18 +49,8 @@ def test_vectors_are_written_as_parquet(command, serving: Serving, address: str,
 def test_classes_are_written_as_tsv(command, serving: Serving, address: str, fasta: Path, name: str):
     output = fasta.with_name("out.tsv")
     outcome = command(
-        "serve",
-        "query",
-        "--query.input",
-        fasta,
-        "--query.output",
-        output,
-        "--query.address",
-        address,
-        "--query.task",
-        "classify",
-        "--query.model",
-        name,
+        f"serve query --query.input {fasta} --query.output {output} --query.address {address} --query.task classify "
+        f"--query.model {name}"
     )
     assert outcome.code == 0, outcome.err
     heads, *rows = [line.split("\t") for line in output.read_text().splitlines()]
@@ -98,35 +79,15 @@ def test_a_key_is_read_from_its_file_or_the_environment(
 
 def test_files_of_others_stay_and_refusals_leave_nothing(command, address: str, fasta: Path):
     output = fasta.with_name("out.parquet")
+    query = f"serve query --query.input {fasta} --query.output {output} --query.address"
     output.write_text("a thesis")
-    for options in ([], ["--overwrite"]):
-        outcome = command(
-            "serve", "query", "--query.input", fasta, "--query.output", output, "--query.address", address, *options
-        )
+    for options in ("", "--overwrite"):
+        outcome = command(f"{query} {address} {options}")
         assert outcome.code == 2 and "exists" in outcome.err and output.read_text() == "a thesis"
     output.unlink()
-    outcome = command(
-        "serve",
-        "query",
-        "--query.input",
-        fasta,
-        "--query.output",
-        output,
-        "--query.address",
-        address,
-        "--query.task",
-        "latents",
-    )
+    outcome = command(f"{query} {address} --query.task latents")
     assert outcome.code == 3 and "model esm has no latents" in outcome.err
-    assert (
-        command("serve", "query", "--query.input", fasta, "--query.output", output, "--query.address", "http://[").code
-        == 2
-    )
+    assert command(f"{query} http://[").code == 2
     assert sorted(path.name for path in fasta.parent.iterdir()) == ["proteins.fasta"]
-    for options in ([], ["--overwrite"]):
-        assert (
-            command(
-                "serve", "query", "--query.input", fasta, "--query.output", output, "--query.address", address, *options
-            ).code
-            == 0
-        )
+    for options in ("", "--overwrite"):
+        assert command(f"{query} {address} {options}").code == 0

@@ -15,16 +15,7 @@ from train_config.service_schema import ServiceSettings
 def test_a_dry_run_prints_the_resolved_settings(command):
     file = REPOSITORY / "train_config" / "serve.yaml"
     outcome = command(
-        "serve",
-        "--config",
-        file,
-        "--serve.port",
-        "8080",
-        "--serve.access.keys",
-        "keys.yaml",
-        "--serve.host",
-        "0.0.0.0",
-        "--dry_run",
+        f"serve --config {file} --serve.port 8080 --serve.access.keys keys.yaml --serve.host 0.0.0.0 --dry_run"
     )
     assert outcome.code == 0, outcome.err
     config = ServiceSettings.model_validate(yaml.safe_load(outcome.out)).serve
