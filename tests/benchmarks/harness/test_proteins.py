@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import dnaio
-import pytest
 
 from benchmarks.harness.proteins import MAX_RESIDUES, read_proteins, spread_by_length, write_fasta
-from common.errors import DataError
 
 
 def test_a_choice_keeps_the_order_of_the_file_and_has_the_shortest_and_the_longest():
@@ -33,11 +31,3 @@ def test_proteins_of_the_users_own_are_read(tmp_path: Path):
     path.write_text(">a\nmkt*\n>b\nGG\n")
     assert read_proteins(path).sequences == ["MKT", "GG"]
     assert read_proteins(path).facts == {"proteins from": "mine.fasta", "proteins there": 2}
-
-
-@pytest.mark.parametrize("content", ["", "no fasta", ">a\n>b\nM\n"])
-def test_a_file_without_proteins_is_refused_by_name(tmp_path: Path, content: str):
-    path = tmp_path / "bad.fasta"
-    path.write_text(content)
-    with pytest.raises(DataError, match=r"bad\.fasta"):
-        read_proteins(path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections import Counter
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -56,19 +55,6 @@ def test_real_proteins_split_by_files_leave_out_the_class_that_training_lacks(tm
     names = [labelled.label_space.names[target] for target in labelled.targets[some]]
     assert names == [direct.labels[index].rpartition("-")[0] for index in some]
     assert labelled.store.id(int(labelled.validation[0])) == "Q9Y4C2"
-
-
-def test_real_questions_are_split_by_class(tmp_path, shared_data):
-    source = shared_data / "banking77_train.csv"
-    labels = {"text_column": "text", "label_columns": ["category"], "split": "stratified"}
-    labelled = made(data_of(source, share=0.1, **labels), tmp_path, TEXT)
-    assert labelled.label_space.num_outputs == 77
-    assert labelled.training.size + labelled.validation.size == 10_003
-    held_out, all_of_it = Counter(labelled.targets[labelled.validation].tolist()), Counter(labelled.targets.tolist())
-    assert all(abs(held_out[label] - 0.1 * number) < 1.5 for label, number in all_of_it.items())
-    assert labelled.counts.held_out_also_in_training == 0
-    assert labelled.text(0) == "I am still waiting on my card?"
-    assert labelled.label_space.names[labelled.targets[0]] == "card_arrival"
 
 
 def test_a_hash_splits_sequences_and_a_column_splits_in_three_with_weights(tmp_path, table):

@@ -99,13 +99,6 @@ def test_real_proteins_come_back_record_by_record(tmp_path, shared_data):
     assert manifest.num_residues == sum(len(sequence) for _, sequence in expected)
 
 
-def test_a_very_long_protein_comes_back_whole(tmp_path):
-    titin = "MKVLAGDEST" * 3_500
-    (tmp_path / "in.fasta").write_text(f">short\nMK\n>titin\n{titin}\n>last\nMKV\n")
-    convert([str(tmp_path / "in.fasta")], tmp_path / "store", IngestSection())
-    assert contents(tmp_path / "store") == [("short", "MK"), ("titin", titin), ("last", "MKV")]
-
-
 def test_many_files_make_one_store_in_order(tmp_path):
     (tmp_path / "in").mkdir()
     for number in range(30):

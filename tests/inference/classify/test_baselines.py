@@ -1,4 +1,3 @@
-import dnaio
 import numpy as np
 import pytest
 
@@ -84,22 +83,3 @@ def test_where_there_is_nothing_to_learn_the_majority_of_the_known_labels_remain
     np.testing.assert_allclose(found["majority class"], [[1 / 3, 2 / 3]] * 2, rtol=1e-6)
     assert set(baselines("binary", "protein", ["AC", "DE"], np.array([1, 1]), ["AC"], 2)) == {"majority class"}
     assert set(baselines("binary", "text", ["?", "!"], np.array([0, 1]), ["?"], 2)) == {"majority class"}
-
-
-def test_deeploc_is_predicted_about_as_well_as_its_composition_allows(shared_data):
-    def read(name):
-        with dnaio.open(shared_data / name) as records:
-            pairs = [(record.sequence, record.name.split()[1].rpartition("-")[0]) for record in records]
-        return [sequence for sequence, _ in pairs], [place for _, place in pairs]
-
-    texts, places = read("deeploc_train.fasta.gz")
-    asked, wanted = read("deeploc_valid.fasta.gz")
-    names = sorted({*places, *wanted})
-    targets, wanted_targets = (np.array([names.index(place) for place in group]) for group in (places, wanted))
-    found = baselines("multiclass", "protein", texts, targets, asked, len(names))
-    accuracies = {
-        name: classification_metrics("multiclass", predictions, wanted_targets)["accuracy"]
-        for name, predictions in found.items()
-    }
-    assert accuracies["majority class"] == pytest.approx(0.284, abs=0.002)
-    assert accuracies[LOGISTIC] == pytest.approx(0.467, abs=0.01)

@@ -19,7 +19,6 @@ from common.errors import ConfigError, DataError, ResourceError
 from dataset.embeddings.manifest import read_manifest
 from dataset.embeddings.reader import open_embeddings
 from dataset.store.conversion import convert
-from inference.embedding.estimate import estimate
 from inference.embedding.job import run_job
 from inference.embedding.shard_files import ShardFiles
 from inference.embedding.worker import ShardWorker
@@ -253,16 +252,6 @@ def test_a_cache_serves_later_jobs(tmp_path: Path):
     (third,) = run_job(replace(job, output=tmp_path / "third", cache_bytes=1))
     assert third["cache_hit_rate"] == 1
     assert not list((tmp_path / "cache").glob("*/shard-*")) or third["computed_sequences"] == 0
-
-
-def test_a_dry_run_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("inference.embedding.estimate.MEASURED_S", 0.1)
-    job = request(tmp_path, outputs=["mean", "residues"], dtype="fp16")
-    before = sorted(tmp_path.rglob("*"))
-    (found,) = estimate(job)
-    assert sorted(tmp_path.rglob("*")) == before
-    assert found.disk_bytes == 2 * 32 * (12 + int(found.plan.lengths.sum()))
-    assert found.seconds > 0 and found.residues_per_s > 0
 
 
 @pytest.mark.slow

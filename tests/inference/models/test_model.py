@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, EsmForMaskedLM
 
-from common.errors import ConfigError, DataError, ResourceError
+from common.errors import ConfigError, DataError
 from dataset.tokens.base import EsmSequenceTokenizer
 from model.export.backbone import export
 from model.tasks.autoencoder import ESM2Autoencoder
@@ -163,9 +163,3 @@ def test_what_a_model_has_not_is_refused(tmp_path: Path, source: str, outputs: l
         opened(source.format(folder=folder)).outputs(outputs)
     with pytest.raises(ConfigError, match="the model has 2 layers"):
         opened(folder).outputs(layers=[3])
-
-
-def test_a_model_that_is_not_at_hand_says_what_to_pass(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ResourceError, match=r"model: nobody/nothing .* the hub can't be reached; give a local folder"):
-        opened("nobody/nothing")

@@ -71,7 +71,7 @@ REQUESTS = st.lists(st.lists(st.tuples(st.integers(0, 30), st.booleans()), min_s
 def test_whatever_is_mixed_every_item_gets_its_result_and_no_batch_exceeds_the_budget(
     requests: list[list[tuple[int, bool]]], at_once: int, cache_bytes: int, cancelled: int
 ):
-    async def use(batcher: TokenBatcher, _: Computed) -> None:
+    async def use(batcher: TokenBatcher, computed: Computed) -> None:
         async def ask(numbers: list[int], waits: bool) -> None:
             if waits:
                 await asyncio.sleep(0)
@@ -87,13 +87,7 @@ def test_whatever_is_mixed_every_item_gets_its_result_and_no_batch_exceeds_the_b
         assert batcher.queued_tokens == 0
         assert batcher.totals.tokens == sum(each.tokens for batch in computed.batches for each in batch)
 
-    computed = Computed()
-
-    async def run() -> None:
-        options: dict[str, Any] = {"budget": BUDGET, "queue_tokens": 10_000, "max_wait_s": 0.0}
-        await use(TokenBatcher(computed, at_once=at_once, cache_bytes=cache_bytes, **options), computed)
-
-    asyncio.run(run())
+    computed = batched(use, at_once=at_once, cache_bytes=cache_bytes)
     for batch in computed.batches:
         assert len(batch) == 1 or sum(each.tokens for each in batch) <= BUDGET
         assert len({each.key for each in batch}) == len(batch)

@@ -24,19 +24,6 @@ def test_summary_is_printed_drawn_and_written_with_what_to_do(command, tmp_path)
     assert width > 1000 and height > 600
 
 
-def test_missing_columns_are_one_line_and_nothing_is_written(command, tmp_path):
-    log = tmp_path / "log.csv"
-    log.write_text(
-        "timestamp,index,utilization,memory.used,memory.total,temperature.gpu,power.draw,clocks.sm\n" + "1," * 7 + "1\n"
-    )
-    outcome = command("profile", "log", log)
-    assert outcome.code == 3
-    assert outcome.err.count("\n") == 1
-    assert "no column for utilization.gpu (nearest: utilization)" in outcome.err
-    assert "The log has: timestamp, index, utilization, memory.used" in outcome.err
-    assert [path.name for path in tmp_path.iterdir()] == ["log.csv"]
-
-
 @pytest.mark.parametrize("option", ["--profile.output", "--profile.json_output"])
 def test_log_is_not_overwritten(command, tmp_path, option):
     log = gpu_traces.thermal().write(tmp_path / "log.csv")

@@ -33,10 +33,6 @@ def test_models_may_be_named_alone(command):
     ("options", "words"),
     [
         ([], "missing: --serve.models; for example: esmeray serve --serve.models"),
-        (
-            ["--serve.models", "esm2_t6_8M", "--serve.host", "0.0.0.0"],
-            "without access.keys the service listens on 127.0.0.1 alone",
-        ),
         (["--serve.models", "a", "b/a"], "two have the same name"),
         (["--serve.models", "a b"], "should match pattern"),
         (["--serve.models", "a", "--serve.port", "70000"], "port"),

@@ -45,18 +45,3 @@ def test_any_checkpoint_can_be_named(run, tmp_path):
         main([str(run.path), "--export.checkpoint", "step-9"])
     with pytest.raises(ConfigError, match="no run there"):
         main([str(tmp_path)])
-
-
-def test_an_export_is_replaced_only_when_asked_and_only_as_it_was_made(run, tmp_path, monkeypatch):
-    target = tmp_path / "model"
-    arguments = [str(run.path), "--export.output", str(target)]
-    assert main(arguments) == 0
-    before = target.stat().st_ino
-    with pytest.raises(ConfigError, match="exists already"):
-        main(arguments)
-    assert main([*arguments, "--overwrite"]) == 0
-    assert target.stat().st_ino != before
-    (target / "notes.txt").write_text("notes")
-    monkeypatch.setattr("training.checkpoints.consolidation.full_precision_state", None)  # nothing may get so far
-    with pytest.raises(ConfigError, match=r"holds notes.txt"):
-        main([*arguments, "--overwrite"])

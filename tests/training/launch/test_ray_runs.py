@@ -18,7 +18,7 @@ from run_folder.checkpoints import CheckpointStore
 from run_folder.metrics_log import read_metrics
 from tests.clusters import started_cluster
 from tests.conftest import REPOSITORY
-from tests.monitoring.wandb_file import read_history, read_records
+from tests.monitoring.wandb_file import read_records
 from tests.runs import events, exported_weights, merged, run_folder, tiny_config, train_losses
 from train_config.loading import dump_config
 from train_config.schema import Config
@@ -33,8 +33,6 @@ SLOW_STEPS = {
     "ray": {"num_workers": 2, "cpus_per_worker": 1},
 }
 """Steps that take long enough to be killed in."""
-
-LOOP_FIGURES = ["rss_bytes", "cpu_percent", "step_s", "data_wait_s", "forward_s", "backward_s", "optimizer_s"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -110,25 +108,6 @@ def test_run_reports_where_the_result_is_and_leaves_it_there(undisturbed):
     assert [run_id in file.name for file in files] == [True]
     newest = CheckpointStore(run.checkpoints).complete()[0]
     assert newest.manifest().wandb_run_id == run_id
-
-
-def test_wandb_file_holds_every_figure_that_both_workers_sampled(undisturbed):
-    config, _ = undisturbed
-    run = run_folder(config)
-    (file,) = run.path.glob("wandb/offline-run-*/*.wandb")
-    history = read_history(file)
-    for worker in (0, 1):
-        samples = read_metrics(run.monitoring / f"worker-{worker:05d}.jsonl")
-        sampled = [{**sample["metrics"]} for sample in samples]
-        logged = [row for row in history if f"position/worker/{worker}" in row]
-        assert len(logged) == len(sampled)
-        for row, figures in zip(logged, sampled, strict=True):
-            known = {name: value for name, value in figures.items() if value is not None and name != "train/loss"}
-            assert known.items() <= row.items()
-        names = {name for row in logged for name in row}
-        assert {f"worker/{worker}/{name}" for name in LOOP_FIGURES} <= names
-    assert {"perf/tokens_per_s", "mem/host_rss_bytes", "cpu/percent"} <= {name for row in history for name in row}
-    assert [row["train/loss"] for row in history if "train/loss" in row] == list(train_losses(config).values())
 
 
 def test_alert_is_told_once_at_the_terminal_in_its_file_and_in_wandb(undisturbed):

@@ -281,23 +281,6 @@ def test_no_step_of_training_waits_for_the_device(store_path, tmp_path, monkeypa
     assert train_worker(config, context, store_path).status == "finished"
 
 
-def test_damaged_record_ends_the_run_as_a_data_error(store_path, tmp_path):
-    damaged = tmp_path / "store"
-    shutil.copytree(store_path, damaged)
-    data = bytearray((damaged / "data.mdb").read_bytes())
-    residues = bytes(Store(store_path).sequence(0))
-    place = data.find(residues)
-    data[place + 5] ^= 1
-    (damaged / "data.mdb").write_bytes(data)
-    config = tiny_config(tmp_path / "runs", model={"task": "masked_lm"})
-    try:
-        outcome = train(config, str(damaged))
-    except DataError as error:
-        outcome = Outcome("failed", -1, str(error), error.exit_code)
-    assert outcome.exit_code == DataError.exit_code
-    assert run_folder(config).read_outcome().exit_code == DataError.exit_code
-
-
 @pytest.mark.parametrize(
     ("error", "exit_code"),
     [
