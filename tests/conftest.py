@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 import torch
 import torch.distributed as dist
@@ -166,3 +167,17 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     serving = Serving(tmp_path_factory.mktemp("served"))
     yield serving
     serving.close()
+
+
+@pytest.fixture(scope="module")
+def address(serving: Serving) -> Iterator[str]:
+    """The address of a server of all its models."""
+    with serving.address(serving.app()) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def client(address: str) -> Iterator[httpx.Client]:
+    """A client of that server."""
+    with httpx.Client(base_url=address, timeout=60) as client:
+        yield client

@@ -11,14 +11,7 @@ from numpy.typing import NDArray
 from dataset.embeddings.formats.base import Block, Source
 from dataset.embeddings.formats.hdf5 import hdf5_key
 from dataset.embeddings.formats.registry import FORMATS
-from dataset.embeddings.manifest import (
-    Dtype,
-    EmbeddingsManifest,
-    OutputManifest,
-    Per,
-    write_index,
-    write_manifest,
-)
+from dataset.embeddings.manifest import Dtype, EmbeddingsManifest, OutputManifest, Per, write_index, write_manifest
 
 
 def random_vectors(records: int, channels: int, seed: int = 0) -> NDArray[np.float32]:
@@ -43,11 +36,7 @@ def make_embeddings(
     manifests = {}
     for name, values in outputs.items():
         output = OutputManifest(
-            description=f"{name} over residues",
-            per=per,
-            channels=values.shape[1],
-            dtype=dtype,
-            format=file_format,
+            description=f"{name} over residues", per=per, channels=values.shape[1], dtype=dtype, format=file_format
         )
 
         def blocks(_rows: int, values=values) -> Iterator[Block]:

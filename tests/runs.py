@@ -57,6 +57,10 @@ def events(config: Config, name: str) -> list[dict]:
     return [r for r in read_metrics(run_folder(config).metrics) if r["kind"] == "event" and r["event"] == name]
 
 
+def validations(config: Config) -> list[dict]:
+    return [record for record in read_metrics(run_folder(config).metrics) if record["kind"] == "validation"]
+
+
 def exported_weights(config: Config) -> dict[str, torch.Tensor]:
     weights: dict[str, torch.Tensor] = {}
     for path in sorted(run_folder(config).export.glob("*.safetensors")):

@@ -129,10 +129,7 @@ def test_an_unknown_option_of_a_tool_is_named(called, tool):
         ("", "error: missing: MODEL, FILE, --output PATH; usage: python -m tools classify predict "),
         ("model a.fasta b.fasta --output b.csv", "unexpected argument b.fasta; usage: "),
         ("model a.fasta --output", "--output: a value is missing; usage: "),
-        (
-            "model a.fasta --output b.csv --tokens x",
-            "--tokens: invalid literal for int() with base 10",
-        ),
+        ("model a.fasta --output b.csv --tokens x", "--tokens: invalid literal for int() with base 10"),
         ("model a.fasta --output b.csv --precision bf", "--precision: expected one of fp32, bf16, fp16, got 'bf'; "),
     ],
 )

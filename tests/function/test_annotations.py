@@ -9,13 +9,7 @@ import numpy as np
 import pytest
 
 from common.errors import DataError
-from function.annotations import (
-    information_accretion,
-    read_accretion,
-    read_annotations,
-    read_scores,
-    read_terms,
-)
+from function.annotations import information_accretion, read_accretion, read_annotations, read_scores, read_terms
 from function.ontology import Ontology, read_ontology
 from tests.function.test_ontology import HEADER, term
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,12 +15,6 @@ from inference import client as module
 from inference.client import AsyncClient, Client
 from tests.model.support import random_sequences
 from tests.service.serving import Serving
-
-
-@pytest.fixture(scope="module")
-def address(serving: Serving) -> Iterator[str]:
-    with serving.address(serving.app()) as address:
-        yield address
 
 
 @pytest.fixture

@@ -8,14 +8,7 @@ from common.errors import ConfigError
 from tools.grammar import Plain, read_words
 from tools.train.run import TuneSettings
 from train_config.command_schema import COMMANDS
-from train_config.loading import (
-    SHIPPED,
-    dump_config,
-    known_keys,
-    load_config,
-    load_service_config,
-    load_tune_config,
-)
+from train_config.loading import SHIPPED, dump_config, known_keys, load_config, load_service_config, load_tune_config
 from train_config.reference import config_reference
 from train_config.schema import Config
 from train_config.tune_schema import TuneConfig

@@ -64,10 +64,7 @@ def test_an_epoch_holds_each_record_once_whole_and_with_its_own_label(lengths, w
     assert sorted(seen) == list(range(len(lengths)))
 
 
-@pytest.mark.parametrize(
-    ("crop", "expected"),
-    [("start", [10, 11, 12, 13, 14]), ("ends", [10, 11, 12, 28, 29])],
-)
+@pytest.mark.parametrize(("crop", "expected"), [("start", [10, 11, 12, 13, 14]), ("ends", [10, 11, 12, 28, 29])])
 def test_a_longer_record_is_cropped_as_the_setting_says(crop, expected):
     made = next(source(Tokens([20]), max_length=5, crop=crop).batches([(0, np.array([0]))]))
     assert sequences(made.batch) == [[1, *expected, 2, 3]]

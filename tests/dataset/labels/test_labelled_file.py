@@ -194,11 +194,7 @@ TWO_NUMBERS = {"kind": "regression", "label_columns": ["sequence", "label"], "co
         ({"id_column": "label"}, ["MK a\nb"], "row 1: the id in column 'label' is empty or holds a line break"),
         ({"id_column": "label"}, ["MK é", "MV é"], "row 2, record 'é': the id 'é' stands already in in.csv, row 1;"),
         ({}, ["MKé x"], "in.csv, row 1, character 3: the character 'é' is not in the alphabet"),
-        (
-            NUMBERS | {"id_column": "sequence"},
-            ["ML fast"],
-            "row 1, record 'ML': column 'label': 'fast' is not a",
-        ),
+        (NUMBERS | {"id_column": "sequence"}, ["ML fast"], "row 1, record 'ML': column 'label': 'fast' is not a"),
         (NUMBERS, ["MK 1_0"], "row 1: column 'label': '1_0' is not a number; mend it, or write nan in its place and"),
         (NUMBERS, ["MK -inf"], "row 1: column 'label': an infinite number can't be learnt; mend it, or write nan"),
         (TRUTHS, ["0 1", "1 2"], "row 2: column 'label': '2' is neither 0 nor 1"),
@@ -206,11 +202,7 @@ TWO_NUMBERS = {"kind": "regression", "label_columns": ["sequence", "label"], "co
         ({"kind": "per_residue"}, ["MK HH", "MKV HE"], "row 2: 2 labels for 3 residues"),
         (WEIGHT, ["MK 1", "ML -2"], "row 2: the weight '-2' is no finite number of 0 or more"),
         (WEIGHT | {"label_columns": ["sequence"]}, ["MK nan"], "row 1: the weight 'nan' is no finite number"),
-        (
-            {"split": "column", "split_column": "label"},
-            ["MK holdout"],
-            "row 1: the split 'holdout' is not known;",
-        ),
+        ({"split": "column", "split_column": "label"}, ["MK holdout"], "row 1: the split 'holdout' is not known;"),
         ({"missing_labels": "skip"}, ["MK "], "no records are left after applying the policies of data.ingest and da"),
     ],
 )

@@ -9,15 +9,7 @@ import zlib
 import pytest
 
 from common.errors import DataError
-from dataset.store.format import (
-    FORMAT_VERSION,
-    HEADER_BYTES,
-    Kind,
-    frame,
-    read_manifest,
-    signed_json,
-    unframe,
-)
+from dataset.store.format import FORMAT_VERSION, HEADER_BYTES, Kind, frame, read_manifest, signed_json, unframe
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 64, 5000, 100_001])

@@ -45,8 +45,7 @@ def test_training_waits_for_structures_and_is_the_same_to_the_bit(
     predict_structures(sequences, before, tokens=64, cache_bytes=None, plan=in_order)
     train(warm, str(path))
     cold, path = run(
-        tmp_path / "cold",
-        {"folder": str(tmp_path / "cold"), "on_miss": "wait", "model": str(esmfold), "tokens": 64},
+        tmp_path / "cold", {"folder": str(tmp_path / "cold"), "on_miss": "wait", "model": str(esmfold), "tokens": 64}
     )
     with predicting(cold, path) as of_workers:
         train(of_workers, str(path))

@@ -10,12 +10,7 @@ from dataset.tokens.esm import pack_sequences
 from model.backbones.esm2 import EsmBackbone
 from model.backbones.loading import build_backbone, load_network
 from tests.model.small_models import save_masked_lm
-from tests.model.support import (
-    assert_near,
-    masked_batch,
-    random_sequences,
-    segments,
-)
+from tests.model.support import assert_near, masked_batch, random_sequences, segments
 from train_config.schema import BackboneSection
 
 LENGTHS = [40, 1, 7, 130, 2, 63]

@@ -10,12 +10,7 @@ from sklearn import metrics
 
 from common.errors import DivergenceError
 from dataset.targets import IGNORED_TARGET
-from model.metrics.classification import (
-    bootstrap_intervals,
-    classification_metrics,
-    confusion_matrix,
-    metrics_of_each,
-)
+from model.metrics.classification import bootstrap_intervals, classification_metrics, confusion_matrix, metrics_of_each
 
 KINDS = ("multiclass", "binary", "multilabel", "regression", "per_residue")
 cases = given(

@@ -10,14 +10,7 @@ from torch.nn import functional
 from model.backbones.esm2 import EsmBackbone
 from model.backbones.loading import load_network
 from model.tasks.masked_lm import MaskedLM
-from tests.model.support import (
-    TINY,
-    assert_near,
-    masked_batch,
-    random_sequences,
-    segments,
-    without_targets,
-)
+from tests.model.support import TINY, assert_near, masked_batch, random_sequences, segments, without_targets
 
 LENGTHS = [33, 1, 80, 12]
 SHARES = [0.15, 0.0, 0.4, 0.8]

@@ -5,21 +5,12 @@ import torch
 
 from dataset.packed_batch import PackedBatch
 from dataset.tokens.esm import pack_sequences
-from model.tasks.pooling import (
-    first_token,
-    last_token,
-    max_over_residues,
-    mean_over_residues,
-    residue_mask,
-)
+from model.tasks.pooling import first_token, last_token, max_over_residues, mean_over_residues, residue_mask
 from tests.model.support import assert_near, batch_of_lengths, segments
 
 RAGGED = [5, 1, 40, 2]
 AROUND = [(1, 1), (0, 0), (0, 1), (2, 1)]
-ALONE = {
-    mean_over_residues: lambda residues: residues.mean(0),
-    max_over_residues: lambda residues: residues.amax(0),
-}
+ALONE = {mean_over_residues: lambda residues: residues.mean(0), max_over_residues: lambda residues: residues.amax(0)}
 
 
 def residues_of(features: torch.Tensor, batch: PackedBatch, prefix: int, suffix: int) -> list[torch.Tensor]:

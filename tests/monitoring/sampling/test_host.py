@@ -77,11 +77,7 @@ def test_disk_and_network_are_rates_between_readings(monkeypatch):
     assert first["mem/host_used_bytes"] + first["mem/host_available_bytes"] == first["mem/host_total_bytes"]
     now, disk, net = 12.0, Bytes(1500, 2000), Traffic(100, 500)  # the network's counter of sent bytes began anew
     rates = {name: value for name, value in sampler.read().items() if "per_s" in name}
-    assert rates == {
-        "disk/read_bytes_per_s": 250.0,
-        "disk/write_bytes_per_s": 0.0,
-        "net/received_bytes_per_s": 50.0,
-    }
+    assert rates == {"disk/read_bytes_per_s": 250.0, "disk/write_bytes_per_s": 0.0, "net/received_bytes_per_s": 50.0}
 
 
 def test_tighter_limit_of_a_container_counts(cgroups):

@@ -95,9 +95,7 @@ def driver(monkeypatch) -> Driver:
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: driver.gpus)
     for name, value in answers.items():
         monkeypatch.setattr(
-            pynvml,
-            name,
-            lambda gpu, *more, name=name, value=value: driver.answer(gpu, name, value(gpu, *more)),
+            pynvml, name, lambda gpu, *more, name=name, value=value: driver.answer(gpu, name, value(gpu, *more))
         )
     return driver
 

@@ -9,7 +9,6 @@ import io
 import json
 import logging
 import socket
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -29,12 +28,6 @@ FASTA = {"Content-Type": "text/x-fasta"}
 SEQUENCES = random_sequences([12, 30, 5])
 RECORDS = [{"id": f"P{number}", "sequence": sequence} for number, sequence in enumerate(SEQUENCES)]
 ARROW, NPY, PARQUET = "application/vnd.apache.arrow.stream", "application/x-npy", "application/vnd.apache.parquet"
-
-
-@pytest.fixture(scope="module")
-def client(serving: Serving) -> Iterator[httpx.Client]:
-    with serving.client() as client:
-        yield client
 
 
 @pytest.fixture(scope="module")
@@ -131,10 +124,7 @@ def test_scores_are_differences_of_log_probabilities(client: httpx.Client):
         )
         np.testing.assert_allclose(values, [found["score"] for found in answer["mutations"]], atol=1e-5)
         in_query = client.post(
-            "/v1/masked",
-            params={"mutations": mutations, "method": method},
-            content=f">0\n{sequence}\n",
-            headers=FASTA,
+            "/v1/masked", params={"mutations": mutations, "method": method}, content=f">0\n{sequence}\n", headers=FASTA
         )
         assert in_query.json() == answer
 
@@ -167,12 +157,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     ),
     ("/v1/embeddings", {"input": ["M" * 400] * 6}, 413, "2,400 residues, more than 2,000"),
     ("/v1/embeddings", {"input": []}, 422, "input"),
-    (
-        "/v1/encode",
-        {"sequences": ["MK"], "output": "latents"},
-        422,
-        "model esm has no latents; it has cls, logits",
-    ),
+    ("/v1/encode", {"sequences": ["MK"], "output": "latents"}, 422, "model esm has no latents; it has cls, logits"),
     ("/v1/classify", {"sequences": ["MK"]}, 422, "model esm has no classes"),
     ("/v1/masked", {"sequences": ["M" * 400] * 5, "method": "masked"}, 413, "masking each position takes 800,000"),
     ("/v1/masked", {"sequences": ["M<mask>"], "method": "masked"}, 422, "masks every position itself"),

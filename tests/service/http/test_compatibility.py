@@ -6,7 +6,6 @@ import io
 import json
 import subprocess
 import zipfile
-from collections.abc import Iterator
 
 import httpx
 import numpy as np
@@ -16,12 +15,6 @@ import pytest
 from tests.service.serving import Serving, problem
 
 SEQUENCES = ["MKTAYIAKQR", "MSI"]
-
-
-@pytest.fixture(scope="module")
-def client(serving: Serving) -> Iterator[httpx.Client]:
-    with serving.client() as client:
-        yield client
 
 
 def vectors(client: httpx.Client, output: str = "mean") -> list[np.ndarray]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +16,6 @@ from tests.service.http.test_access import write_keys
 from tests.service.serving import Serving
 
 SEQUENCES = random_sequences([9, 30, 9, 14])
-
-
-@pytest.fixture(scope="module")
-def address(serving: Serving) -> Iterator[str]:
-    with serving.address(serving.app()) as address:
-        yield address
 
 
 @pytest.fixture

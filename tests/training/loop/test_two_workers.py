@@ -27,9 +27,7 @@ def train_with(workers: int, config: Config, store_path: str, pair: WorkerPair) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("task", "batches_per_step"),
-    [("masked_lm", 2), ("autoencoder", 3)],
-    ids=["masked_lm", "autoencoder with a filler"],
+    ("task", "batches_per_step"), [("masked_lm", 2), ("autoencoder", 3)], ids=["masked_lm", "autoencoder with a filler"]
 )
 def test_two_workers_match_one(task, batches_per_step, store_path, tmp_path, process_group, worker_pair):
     changes = {

@@ -17,7 +17,7 @@ from model.tasks.autoencoder import ESM2Autoencoder
 from run_folder.checkpoints import CheckpointFolder, CheckpointStore, FileEntry
 from run_folder.metrics_log import read_metrics
 from run_folder.paths import Outcome
-from tests.runs import events, exported_weights, run_folder, tiny_config, train_losses
+from tests.runs import events, exported_weights, run_folder, tiny_config, train_losses, validations
 from training.engine.context import WorkerContext
 from training.engine.engine import TrainingEngine
 from training.loop import worker
@@ -177,10 +177,6 @@ def vouch_for(folder, path) -> None:
     entry = FileEntry(name=name, size_bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
     files = {rank: [entry if e.name == name else e for e in entries] for rank, entries in manifest.files.items()}
     (folder / "manifest.json").write_text(manifest.model_copy(update={"files": files}).sealed().model_dump_json())
-
-
-def validations(config) -> list[dict]:
-    return [r for r in read_metrics(run_folder(config).metrics) if r["kind"] == "validation"]
 
 
 def spoil(monkeypatch, steps) -> None:

@@ -18,7 +18,7 @@ from run_folder.metrics_log import read_metrics
 from run_folder.paths import Outcome, RunFolder
 from tests.dataset.labelled_stores import rewrite_as_version_1
 from tests.dataset.tokenizer_folders import prot_bert
-from tests.runs import events, merged, run_folder, tiny_config, train_losses
+from tests.runs import events, merged, run_folder, tiny_config, train_losses, validations
 from tests.training.loop.test_two_workers import train_with
 from tools.train.export import main as export_command
 from train_config.loading import dump_config
@@ -82,10 +82,6 @@ def test_loader_processes_give_the_same_run(process_group, table, tmp_path, load
         assert train(config)[0].status == "finished"
         assert len(loader_processes) == config.data.num_workers
     assert train_losses(runs[0]) == train_losses(runs[1])
-
-
-def validations(config: Config) -> list[dict]:
-    return [record for record in read_metrics(run_folder(config).metrics) if record["kind"] == "validation"]
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,7 @@ import torch
 from dataset.structures.store import Structure
 from inference.design.sampling import Request, generate
 from model.tasks.diffusion import open_diffusion
-from run_folder.metrics_log import read_metrics
-from tests.runs import exported_weights, merged, run_folder, tiny_config, train_losses
+from tests.runs import exported_weights, merged, run_folder, tiny_config, train_losses, validations
 from tests.training.loop.test_two_workers import assert_shards_make_the_exported_weights, train_with
 from tests.training.loop.test_worker import assert_same_run, stop_after, train
 from train_config.schema import Config
@@ -34,10 +33,6 @@ def diffusion_config(folder: Path, **changes: Any) -> tuple[Config, str]:
     """A run, and the path of its structure store."""
     config = tiny_config(folder, **merged(DIFFUSION, changes))
     return config, str(task_plan(config).prepare(run_folder(config).stores))
-
-
-def validations(config: Config) -> list[dict]:
-    return [record for record in read_metrics(run_folder(config).metrics) if record["kind"] == "validation"]
 
 
 def test_it_learns_what_the_fold_says_and_its_export_opens(process_group, worker_pair, tmp_path: Path):
