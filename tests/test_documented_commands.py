@@ -102,18 +102,9 @@ def made(tmp_path_factory, process_group) -> Path:
         train(config)
     for name in ("facebook/esm2_t6_8M_UR50D", "facebook/esm2_t12_35M_UR50D", "folds-ae"):
         shutil.copytree(folder / "runs" / "esm2ae" / "export", folder / name)
-    for name, *options in (
-        ("embeddings", "--embed.outputs", "mean", "residues"),
-        ("embeddings_hdf5", "--embed.format", "hdf5"),
-    ):
-        given = [
-            "--embed.models",
-            str(folder / "runs" / "esm2ae"),
-            "--embed.input",
-            str(folder / "proteins.fasta"),
-            *options,
-        ]
-        assert run(esmeray, ["embed", *given, "--embed.device", "cpu", "--embed.output", str(folder / name)]) == 0
+    model = f"--embed.models {folder / 'runs/esm2ae'} --embed.input {folder / 'proteins.fasta'} --embed.device cpu"
+    for name, options in ("embeddings", "--embed.outputs mean residues"), ("embeddings_hdf5", "--embed.format hdf5"):
+        assert run(esmeray, f"embed {model} {options} --embed.output {folder / name}".split()) == 0
     best = folder / "runs" / "tune_throughput" / "best.yaml"
     best.parent.mkdir()
     best.write_text(dump_config(proteins))

@@ -108,14 +108,8 @@ def test_a_query_of_one_residue_and_one_without_a_hit(store):
     assert search.hits(b"W", 3) == []  # such scores are expected by chance
     assert {hit.score for hit in search.hits(b"W", 3, np.inf)} == {11}
     assert search.hits(b"X" * 50, 3, np.inf) == [] and search.hits(b"", 3, np.inf) == []
-    assert search.row("q", b"W", search.hits(b"W", 1, np.inf)[0]).split("\t")[2:8] == [
-        "100.000",
-        "1",
-        "0",
-        "0",
-        "1",
-        "1",
-    ]
+    row = search.row("q", b"W", search.hits(b"W", 1, np.inf)[0])
+    assert "\t100.000\t1\t0\t0\t1\t1\t" in row
 
 
 def test_a_query_of_35000_residues_is_traced(tmp_path):
@@ -123,16 +117,7 @@ def test_a_query_of_35000_residues_is_traced(tmp_path):
     search = Search(store_of(tmp_path, [text[:9000] + text[9100:], text[500:800]]), scoring())
     whole, part = search.hits(text.encode(), 2)
     assert whole.score > 2**16 > part.score
-    assert search.row("q", text.encode(), part).split("\t")[2:10] == [
-        "100.000",
-        "300",
-        "0",
-        "0",
-        "501",
-        "800",
-        "1",
-        "300",
-    ]
+    assert "\t100.000\t300\t0\t0\t501\t800\t1\t300\t" in search.row("q", text.encode(), part)
     row = search.row("q", text.encode(), whole).split("\t")
     assert row[2:10] == [f"{100 * 34900 / 35000:.3f}", "35000", "0", "1", "1", "35000", "1", "34900"]
 

@@ -131,17 +131,8 @@ def generate(folder: Path, seed: int) -> Case:
 
 
 def _score(chance: random.Random) -> str:
-    return chance.choice(
-        [
-            f"{chance.random():.17g}",
-            f"{chance.randint(0, 100) / 100}",
-            f"{chance.random():.3f}",
-            "0",
-            "1",
-            "0.30",
-            "0.001",
-        ]
-    )
+    scores = [f"{chance.random():.17g}", f"{chance.randint(0, 100) / 100}", f"{chance.random():.3f}"]
+    return chance.choice([*scores, "0", "1", "0.30", "0.001"])
 
 
 def _write(path: Path, rows: list[tuple]) -> None:

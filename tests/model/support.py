@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeAlias
 
 import torch
@@ -24,6 +25,16 @@ from train_config.schema import AutoencoderSection, BackboneSection, ModelSectio
 LETTERS = "LAGVSERTIDPKQNFYMHWC"
 TINY = BackboneSection(source="esm2_t6_8M", layers=2, hidden_size=32, heads=4)
 TINY_AUTOENCODER = AutoencoderSection(hidden_sizes=[24, 8])
+
+
+@contextmanager
+def no_waiting() -> Iterator[None]:
+    """A block in which whatever waits for the device raises."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def tiny_section(

@@ -7,7 +7,15 @@ import pytest
 import torch
 
 from dataset.packed_batch import PackedBatch
-from tests.model.support import WAITING, Operators, build_model, masked_batch, random_sequences, tiny_section
+from tests.model.support import (
+    WAITING,
+    Operators,
+    build_model,
+    masked_batch,
+    no_waiting,
+    random_sequences,
+    tiny_section,
+)
 
 
 @pytest.fixture
@@ -64,8 +72,5 @@ def test_a_step_never_waits_for_the_device(task):
     host = masked_batch(random_sequences([40, 7, 90]), [0.2] * 3)
     batch = replace(host, target_positions=host.places_of_targets()).to("cuda")
     model(batch).loss_sum.backward()  # what is set up once
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting():
         model(batch).loss_sum.backward()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")

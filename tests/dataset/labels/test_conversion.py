@@ -164,7 +164,6 @@ def test_a_labelled_store_may_be_given_as_the_source(tmp_path, table):
 @pytest.mark.parametrize(
     ("labels", "settings", "message"),
     [
-        ("xxxx", {}, "in.csv: the label is 'x' in every one of "),
         ("abcdefgh", {}, "stands among held-out records alone; add training records of it, or give --data.labels.uns"),
         ("abcdefgh", {"split": "stratified"}, "no class holds two distinct sequences (8 records)"),
         ("00", {"weight_column": "label", "share": 0.0, "kind": "regression"}, "weight of every training record is 0"),

@@ -7,7 +7,7 @@ from sklearn import metrics
 
 from dataset.targets import IGNORED_TARGET
 from inference.classify import plots
-from inference.classify.plots import draw_confusion, draw_predictions, draw_reliability, draw_roc_pr, ranking_curves
+from inference.classify.plots import draw_confusion, draw_reliability, draw_roc_pr, ranking_curves
 
 
 def case(rows=300, classes=5, seed=0):
@@ -57,20 +57,6 @@ def test_of_very_many_classes_the_most_confused_are_shown_with_room_for_their_na
     draw_confusion(tmp_path / "confusion.png", counts, tuple(f"request_refund_not_showing_up_{c}" for c in range(300)))
     height, width, _ = drawn(tmp_path / "confusion.png").shape
     assert 12 < min(height, width) / 100 < 50  # pixels a class; at 7 points a letter is 12 high
-
-
-def test_labels_and_numbers_have_pictures(tmp_path):
-    generator = np.random.default_rng(0)
-    targets = (generator.random((80, 12)) < 0.3).astype(float)
-    targets[:5, 0] = np.nan
-    scores = generator.random((80, 12))
-    names = tuple(f"GO:{c}" for c in range(12))
-    draw_roc_pr(tmp_path / "ranking.png", scores, targets, names)
-    draw_reliability(tmp_path / "reliability.png", scores, targets)
-    draw_predictions(tmp_path / "predictions.png", scores[:, :2], targets[:, :2], names[:2])
-    draw_predictions(tmp_path / "many.png", generator.random((4000, 1)), generator.random((4000, 1)), ("stability",))
-    for name in ("ranking", "reliability", "predictions", "many"):
-        drawn(tmp_path / f"{name}.png")
 
 
 def test_curves_are_of_the_rows_with_a_target_and_rise_to_all_of_them():

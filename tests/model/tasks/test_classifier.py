@@ -15,7 +15,7 @@ from dataset.tokens.esm import pack_sequences
 from model.backbones.loading import build_backbone
 from model.tasks.classifier import Classifier
 from model.tasks.classifier_settings import check_pooling
-from tests.model.support import TINY, Operators, assert_near, batch_of_lengths, random_sequences, segments
+from tests.model.support import TINY, Operators, assert_near, batch_of_lengths, no_waiting, random_sequences, segments
 from train_config.classifier_schema import ClassifierSection
 
 NAMES = {"binary": ("no", "yes"), "per_residue": ("C", "E", "H")}
@@ -247,8 +247,5 @@ def test_a_step_never_waits_for_the_device(kind):
     model, batch = build(kind, pooling=pooling).cuda().bfloat16(), labelled(kind)
     batch = batch.adding(by_sequence={WEIGHTS: torch.ones(len(LENGTHS))}).to("cuda")
     model(batch).loss_sum.backward()  # what is set up once
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting():
         model(batch).loss_sum.backward()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")

@@ -49,10 +49,8 @@ def test_hits_are_written_by_query_and_the_file_is_replaced_when_asked(command, 
     ]
     assert not list(tmp_path.glob("*.partial")) and not list(tmp_path.glob(".*.lock"))
     assert command("align", *files, "--align.output", output).code == 2
-    assert (
-        command("align", "--align.queries", files[3], *files[2:], "--align.output", output, "--overwrite", *CLEAR).code
-        == 0
-    )
+    whole = ["--align.queries", files[3], *files[2:], "--align.output", output, "--overwrite", *CLEAR]
+    assert command("align", *whole).code == 0
     assert len(rows(output)) == 30
 
 

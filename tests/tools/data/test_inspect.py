@@ -9,10 +9,8 @@ from train_config.schema import DataSection, SampleSection
 @pytest.fixture
 def store(command, tmp_path):
     (tmp_path / "in.fasta").write_text(">a\nMKV*\n>b\n" + "L" * 120 + "\n>c\nMKX\n")
-    assert (
-        command("data", "convert", "--data.source", tmp_path / "in.fasta", "--convert.store", tmp_path / "store").code
-        == 0
-    )
+    conversion = f"data convert --data.source {tmp_path / 'in.fasta'} --convert.store {tmp_path / 'store'}"
+    assert command(conversion).code == 0
     return tmp_path / "store"
 
 

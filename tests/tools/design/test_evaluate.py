@@ -31,11 +31,7 @@ def test_what_is_given_is_evaluated_and_what_is_left_out_is_counted(tmp_path: Pa
 def test_records_without_a_structure_are_left_out_aloud(tmp_path: Path, command):
     export(trained(), tmp_path / "export")
     (tmp_path / "a.fasta").write_text(">a\nMKTAYIAKQR\n>b\nGAVLIPFW\n")
-    assert (
-        command(
-            "data", "structures", "--data.source", tmp_path / "a.fasta", "--structures.store", tmp_path / "none"
-        ).code
-        == 0
-    )
+    structures = f"data structures --data.source {tmp_path / 'a.fasta'} --structures.store {tmp_path / 'none'}"
+    assert command(structures).code == 0
     outcome = command("design", "evaluate", tmp_path / "export", "--store", tmp_path / "none")
     assert outcome.code == 3 and "none of 2 records has a structure" in outcome.err

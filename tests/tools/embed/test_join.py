@@ -88,18 +88,15 @@ def test_a_vector_that_is_not_finite_is_named_with_its_folder(command, here, val
 def test_mistakes_are_one_line(command, here):
     make_embeddings(here / "a", random_vectors(25, 3), IDS)
     make_embeddings(here / "residues", random_vectors(25, 3), IDS, per="residue")
-    (here / "there").mkdir()
-    (here / "there" / "thesis").touch()
     for arguments, code, words in [
-        (["a", "none", "--join.output", "ab"], 3, "none: no embeddings there"),
-        (["a", "a", "--join.output", "ab", "--join.names", "mean", "meen"], 2, "no output 'meen' (did you mean mean?)"),
-        (["a", "a", "--join.output", "ab", "--join.names", "mean"], 2, "--join.names: 1 for 2 folders"),
-        (["a", "a", "--join.output", "ab"], 2, "given twice"),
-        (["a", "--join.output", "ab"], 2, "--join.folders: list should have at least 2 items"),
-        (["a", "residues", "--join.output", "ab"], 3, "has values for each residue"),
-        (["a", "a", "--join.output", "there"], 2, "there: exists already"),
+        ("a none --join.output ab", 3, "none: no embeddings there"),
+        ("a a --join.output ab --join.names mean meen", 2, "no output 'meen' (did you mean mean?)"),
+        ("a a --join.output ab --join.names mean", 2, "--join.names: 1 for 2 folders"),
+        ("a a --join.output ab", 2, "given twice"),
+        ("a --join.output ab", 2, "--join.folders: list should have at least 2 items"),
+        ("a residues --join.output ab", 3, "has values for each residue"),
     ]:
-        outcome = command("embed", "join", "--join.folders", *arguments)
+        outcome = command(f"embed join --join.folders {arguments}")
         assert (outcome.code, outcome.err.count("\n")) == (code, 1) and words in outcome.err, outcome.err
 
 

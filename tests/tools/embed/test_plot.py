@@ -114,26 +114,19 @@ def test_mistakes_are_one_line(command, here, monkeypatch):
     pd.DataFrame({"id": ["x"], "label": ["in"]}).to_csv("others.csv", index=False)
     pd.DataFrame({"id": [IDS[0]] * 2, "label": ["in", "out"]}).to_csv("twice.csv", index=False)
     Path("broken.parquet").write_text("no table")
-    (here / "there").mkdir()
-    (here / "there" / "thesis").touch()
     monkeypatch.setattr("tools.embed.plot.find_spec", lambda name: None)
     for arguments, code, words in [
-        (["none", "--plot.output", "plot"], 3, "none: no embeddings there"),
-        (["vectors", "--plot.output", "plot", "--plot.name", "cls"], 2, "no output 'cls'"),
-        (["residues", "--plot.output", "plot"], 3, "has values for each residue"),
-        (["single", "--plot.output", "plot"], 3, "at least two proteins"),
-        (["vectors", "--plot.output", "there"], 2, "there: exists already"),
-        (["vectors", "--plot.output", "plot", "--plot.method", "umap"], 2, "pip install umap-learn"),
-        (["vectors", "--plot.output", "plot", "--plot.labels", "none.csv"], 3, "none.csv: can't be read"),
-        (["vectors", "--plot.output", "plot", "--plot.labels", "broken.parquet"], 3, "broken.parquet: not Parquet"),
-        (["vectors", "--plot.output", "plot", "--plot.labels", "others.csv"], 3, "has none of the ids of vectors"),
-        (["vectors", "--plot.output", "plot", "--plot.labels", "twice.csv"], 3, "id 'sp|P000' repeats"),
-        (
-            ["vectors", "--plot.output", "plot", "--plot.labels", "others.csv", "--plot.label_column", "place"],
-            3,
-            "'place'",
-        ),
+        ("none --plot.output plot", 3, "none: no embeddings there"),
+        ("vectors --plot.output plot --plot.name cls", 2, "no output 'cls'"),
+        ("residues --plot.output plot", 3, "has values for each residue"),
+        ("single --plot.output plot", 3, "at least two proteins"),
+        ("vectors --plot.output plot --plot.method umap", 2, "pip install umap-learn"),
+        ("vectors --plot.output plot --plot.labels none.csv", 3, "none.csv: can't be read"),
+        ("vectors --plot.output plot --plot.labels broken.parquet", 3, "broken.parquet: not Parquet"),
+        ("vectors --plot.output plot --plot.labels others.csv", 3, "has none of the ids of vectors"),
+        ("vectors --plot.output plot --plot.labels twice.csv", 3, "id 'sp|P000' repeats"),
+        ("vectors --plot.output plot --plot.labels others.csv --plot.label_column place", 3, "'place'"),
     ]:
-        outcome = command("embed", "plot", *arguments)
+        outcome = command(f"embed plot {arguments}")
         assert (outcome.code, outcome.err.count("\n")) == (code, 1) and words in outcome.err, outcome.err
     assert not (here / "plot").exists()

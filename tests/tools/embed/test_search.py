@@ -89,27 +89,21 @@ def test_mistakes_are_one_line(command, here):
     make_embeddings(here / "residues", random_vectors(9, 4), per="residue")
     vectors[150, 2] = np.nan
     make_embeddings(here / "nan", vectors, IDS)
-    (here / "there.tsv").touch()
     for arguments, code, words in [
-        (["none", "--search.output", "h.tsv"], 3, "none: no embeddings there"),
-        (["database", "--search.output", "h.tsv", "--search.name", "cls"], 2, "no output 'cls'"),
+        ("none --search.output h.tsv", 3, "none: no embeddings there"),
+        ("database --search.output h.tsv --search.name cls", 2, "no output 'cls'"),
+        ("database --search.output h.tsv --search.queries narrow", 3, "narrow has 4 channels, database 8"),
+        ("residues --search.output h.tsv", 3, "has values for each residue"),
+        ("zero --search.output h.tsv", 3, "zero: 'p150' is a vector of zeros, which has no cosine, in mean"),
+        ("nan --search.output h.tsv --search.metric l2", 3, "nan: 'p150' has NaN or infinity"),
         (
-            ["database", "--search.output", "h.tsv", "--search.queries", "narrow"],
-            3,
-            "narrow has 4 channels, database 8",
-        ),
-        (["residues", "--search.output", "h.tsv"], 3, "has values for each residue"),
-        (["zero", "--search.output", "h.tsv"], 3, "zero: 'p150' is a vector of zeros, which has no cosine, in mean"),
-        (["nan", "--search.output", "h.tsv", "--search.metric", "l2"], 3, "nan: 'p150' has NaN or infinity"),
-        (
-            ["database", "--search.output", "h.tsv", "--search.index", "ivf", "--search.ivf_lists", 201],
+            "database --search.output h.tsv --search.index ivf --search.ivf_lists 201",
             2,
-            "--search.ivf_lists 201: more than",
+            "--search.ivf_lists 201: more",
         ),
-        (["database", "--search.output", "there.tsv"], 2, "there.tsv: exists already"),
-        (["database", "--search.output", "no/h.tsv"], 2, "there is no folder no"),
+        ("database --search.output no/h.tsv", 2, "there is no folder no"),
     ]:
-        outcome = command("embed", "search", *arguments)
+        outcome = command(f"embed search {arguments}")
         assert (outcome.code, outcome.err.count("\n")) == (code, 1) and words in outcome.err, outcome.err
     assert not (here / "h.tsv").exists()
     assert command("embed", "search", "zero", "--search.output", "h.tsv", "--search.metric", "l2").code == 0

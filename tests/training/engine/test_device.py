@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from model.device import HostCopy
-from tests.model.support import masked_batch, random_sequences
+from tests.model.support import masked_batch, no_waiting, random_sequences
 from training.engine.device import BatchCopies
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
@@ -27,8 +27,5 @@ def test_batches_and_results_are_copied_as_they_are(device):
 def test_neither_copy_waits_for_the_device():
     batch = masked_batch(random_sequences([12, 5]), [0.3, 0.3]).pin_memory()
     copies = BatchCopies(torch.device("cuda"))
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting():
         HostCopy({"tokens": copies.copy(batch).tokens}).read()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
