@@ -1,7 +1,5 @@
 """Ray clusters on this machine, started by the program ``ray start``, as users have them."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

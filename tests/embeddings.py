@@ -1,7 +1,5 @@
 """Folders of embeddings for tests, made without a model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Small structures, and PDB files of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

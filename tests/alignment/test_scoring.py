@@ -1,7 +1,5 @@
 """Matrices, and BLAST's own values for its scores."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

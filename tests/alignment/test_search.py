@@ -1,7 +1,5 @@
 """Hits of a search: exact scores, alignments that add up, and prefilters that name the right records."""
 
-from __future__ import annotations
-
 import gzip
 import os
 from pathlib import Path

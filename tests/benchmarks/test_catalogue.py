@@ -1,7 +1,5 @@
 """The stages: complete, documented, and with the floors that were set."""
 
-from __future__ import annotations
-
 import importlib
 
 import pytest

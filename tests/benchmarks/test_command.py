@@ -1,7 +1,5 @@
 """``python -m benchmarks`` as a user calls it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Stores for the tests of this folder."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

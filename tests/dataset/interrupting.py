@@ -1,7 +1,5 @@
 """Ctrl-C at a line of one's choice."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from types import ModuleType

@@ -1,7 +1,5 @@
 """Small labelled tables, and stores made of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from safetensors.numpy import load_file, save_file

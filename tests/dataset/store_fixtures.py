@@ -1,7 +1,5 @@
 """A small store made anew for a test that damages it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from dataset.store.conversion import convert

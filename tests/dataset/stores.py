@@ -1,7 +1,5 @@
 """Small real stores for tests of what reads them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

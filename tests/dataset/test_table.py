@@ -1,7 +1,5 @@
 """Tables come back value by value, whatever stands in them; what is wrong with one is named with its row."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

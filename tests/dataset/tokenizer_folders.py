@@ -1,7 +1,5 @@
 """Small tokenizers of each kind as Hugging Face folders, made as their publishers' are."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

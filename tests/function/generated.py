@@ -4,8 +4,6 @@ cafaeval is GPL: it is run as a program, by its own interpreter, and nothing her
 ESMERAY_CAFAEVAL, or ``cafaeval`` on the PATH.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

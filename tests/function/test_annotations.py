@@ -1,7 +1,5 @@
 """Annotations, scores and weights from files."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

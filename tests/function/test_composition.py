@@ -1,7 +1,5 @@
 """Vectors of proteins without a model."""
 
-from __future__ import annotations
-
 import pytest
 
 from function.composition import CHANNELS, composition

@@ -1,7 +1,5 @@
 """Evaluation of functions: equal to cafaeval 1.3 number for number, and what it lacks."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """OBO files as arrays, and those that are refused."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 

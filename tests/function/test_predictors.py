@@ -1,7 +1,5 @@
 """Scores from annotated proteins: laws of every predictor, and what each computes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

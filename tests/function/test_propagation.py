@@ -1,7 +1,5 @@
 """Propagation beside its definition, term by term."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.sparse import csr_array

@@ -1,7 +1,5 @@
 """The embedded ontology and its proteins."""
 
-from __future__ import annotations
-
 from function.annotations import read_annotations
 from function.ontology import read_ontology
 from function.sample import NAMESPACES, write_sample

@@ -1,7 +1,5 @@
 """The client keeps order, sends again what was refused for overload, and names what went wrong."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

@@ -1,7 +1,5 @@
 """One small model of each architecture that the classifier takes, with weights at which nothing is neutral."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Small networks and batches that the tests of the model share."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from collections import Counter

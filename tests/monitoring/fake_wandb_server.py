@@ -3,8 +3,6 @@
 ``behaviour`` can be changed at any time: "answer", or "unauthorised", which answers 401.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator

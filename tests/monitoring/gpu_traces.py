@@ -8,8 +8,6 @@ docs/img/gpu_analysis.png is made of the one with several troubles:
   esmeray profile log made_up_gpus.csv --profile.output docs/img/gpu_analysis.png
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path

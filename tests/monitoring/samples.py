@@ -1,7 +1,5 @@
 """Samples as two workers' samplers write them, for tests of those who follow them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

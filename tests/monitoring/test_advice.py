@@ -1,7 +1,5 @@
 """Advice names what limits with its number, offers settings that exist, and none that were tried."""
 
-from __future__ import annotations
-
 from monitoring.advice import RULES, Facts, advise, what_limits
 from train_config.schema import Config
 

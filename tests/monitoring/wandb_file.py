@@ -4,8 +4,6 @@ wandb 0.31 reads them in its Go program only, so the framing is read here
 (https://github.com/google/leveldb/blob/main/doc/log_format.md, with W&B's seven-byte header in front).
 """
 
-from __future__ import annotations
-
 import json
 import struct
 import zlib

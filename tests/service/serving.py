@@ -1,7 +1,5 @@
 """The service in this process: small models, and real uvicorn servers on 127.0.0.1 that share one event loop."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import threading

@@ -1,7 +1,5 @@
 """``serve_ray.py`` in a process of its own: HTTPS, keys, a start-up hook, two ingresses, new settings, SIGTERM."""
 
-from __future__ import annotations
-
 import datetime
 import ipaddress
 import os

@@ -1,7 +1,5 @@
 """On Ray Serve: answers over HTTP, while a replica is killed and while the model is replaced."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

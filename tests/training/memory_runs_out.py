@@ -3,8 +3,6 @@
 As a program: ``python -m tests.training.memory_runs_out --config FILE``, with the options of train_ray.py.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

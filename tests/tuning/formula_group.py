@@ -1,7 +1,5 @@
 """Workers that answer from a formula, without torch: a trial's process starts in a second."""
 
-from __future__ import annotations
-
 import time
 
 from cluster.placement import Workers

@@ -1,7 +1,5 @@
 """Failures on purpose, inside real workers, as they would come by themselves."""
 
-from __future__ import annotations
-
 import functools
 import os
 import signal

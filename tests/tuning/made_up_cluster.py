@@ -1,7 +1,5 @@
 """A search on a made-up cluster of four devices whose trials only sleep: ``-m tests.tuning.made_up_cluster FOLDER``."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a search leaves behind: what limits, best.yaml and one page that needs nothing else."""
 
-from __future__ import annotations
-
 import base64
 import re
 from dataclasses import replace

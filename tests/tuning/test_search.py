@@ -1,7 +1,5 @@
 """The search against machines that are made up: how good, how economical, and what it does with what fails."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable

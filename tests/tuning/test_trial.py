@@ -1,7 +1,5 @@
 """A trial takes training's own steps, ends when two windows agree, and says what went wrong where something did."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 

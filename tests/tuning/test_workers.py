@@ -1,7 +1,5 @@
 """Workers that measure stay for the next trial, and what goes wrong in one of them is a result."""
 
-from __future__ import annotations
-
 import pytest
 from ray.exceptions import GetTimeoutError
 

@@ -1,7 +1,5 @@
 """Names of machines."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.harness.machine import slugify

@@ -1,7 +1,5 @@
 """The model of the embedding stages: the peers' embeddings are those of each sequence alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Which proteins the benchmarks work on."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import dnaio

@@ -1,7 +1,5 @@
 """A case is checked, warmed up and measured; no claim here depends on time."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.harness.protocol import measure_case, sampler

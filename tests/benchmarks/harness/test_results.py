@@ -1,7 +1,5 @@
 """Verdicts on ratios, and results of earlier runs."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.__main__ import RESULTS_ROOT

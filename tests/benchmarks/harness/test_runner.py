@@ -1,7 +1,5 @@
 """What a run leaves behind: files that can be read, of everything that was finished."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Stages that measure nothing, for tests of what is done with measurements."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 from benchmarks.harness.machine import Machine

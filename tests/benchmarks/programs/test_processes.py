@@ -1,7 +1,5 @@
 """Programs in processes of their own: their peak memory, and how they fail."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

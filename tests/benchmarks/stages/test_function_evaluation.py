@@ -1,7 +1,5 @@
 """The stage of evaluating functions holds both programs to the same curves."""
 
-from __future__ import annotations
-
 import importlib.util
 
 import pytest

@@ -1,7 +1,5 @@
 """Whole runs of the stage: both ways train the steps that are measured, and other losses are no comparison."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.harness.stage import Setting, WrongWorkError

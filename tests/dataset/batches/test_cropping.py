@@ -1,7 +1,5 @@
 """Cropping keeps max_length residues, from a place that depends on seed, epoch and record alone."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st

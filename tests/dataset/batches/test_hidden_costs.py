@@ -1,7 +1,5 @@
 """Openings and checks do not grow with readers, batches and epochs; calls and tensors not with a batch's sequences."""
 
-from __future__ import annotations
-
 import gc
 import shutil
 import sys

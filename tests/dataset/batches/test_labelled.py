@@ -1,7 +1,5 @@
 """Batches of labelled records hold each record's tokens between its special ones, and what is learnt of it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Steps hold each record once an epoch, the same for any number of workers and loader processes, from any position."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

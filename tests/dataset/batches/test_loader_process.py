@@ -1,7 +1,5 @@
 """A loader process answers in order, ends with its worker, survives Ctrl-C, and tells what went wrong."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

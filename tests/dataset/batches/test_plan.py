@@ -1,7 +1,5 @@
 """Packing plans each record exactly once within the budget, nearly fills it, still shuffles, and knows no workers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import dnaio

@@ -1,7 +1,5 @@
 """A batch holds the cropped and masked sequences of its records, whatever else is in it; masks follow their shares."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

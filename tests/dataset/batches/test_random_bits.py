@@ -1,7 +1,5 @@
 """Random bits are a pure function of seed, epoch, record and position."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import strategies as st
 

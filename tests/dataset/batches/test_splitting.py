@@ -3,8 +3,6 @@
 Stratified, each class is on both sides where it has two sequences.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Rows of a sequence are found again by its hash, whoever wrote them and whenever."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Files of embeddings are what the tools that people use for them open."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

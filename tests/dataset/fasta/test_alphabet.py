@@ -1,7 +1,5 @@
 """What is done to letters is counted, and done nowhere else."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

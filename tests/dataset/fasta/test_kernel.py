@@ -1,7 +1,5 @@
 """The compiled reader gives what dnaio gives, and what is read by lines, or leaves text that is not plain."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 from unittest.mock import patch

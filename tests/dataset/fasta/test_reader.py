@@ -1,7 +1,5 @@
 """FASTA files are read as they stand, from any compression, and every refusal says where."""
 
-from __future__ import annotations
-
 import gzip
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Columns of records give back what they were made of, whole, in parts and joined."""
 
-from __future__ import annotations
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

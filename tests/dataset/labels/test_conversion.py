@@ -1,7 +1,5 @@
 """A labelled store gives back what its files hold, splits as it was told, and is made once, whole, or not at all."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

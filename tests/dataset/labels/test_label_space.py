@@ -1,7 +1,5 @@
 """Labels become numbers and come back; what no training record has is noticed."""
 
-from __future__ import annotations
-
 import json
 import pickle
 

@@ -1,7 +1,5 @@
 """Weights of labels are read by name, and a line that names or weights none is refused with its place."""
 
-from __future__ import annotations
-
 import pytest
 
 from common.errors import DataError

@@ -1,7 +1,5 @@
 """Labelled files come back record by record; a bad record is refused with its place, or counted where a policy says."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 from pathlib import Path

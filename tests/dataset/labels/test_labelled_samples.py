@@ -1,7 +1,5 @@
 """The embedded labelled samples are the same for a seed, and can be learnt, but not by heart."""
 
-from __future__ import annotations
-
 import hashlib
 from functools import partial
 

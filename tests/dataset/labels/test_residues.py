@@ -1,7 +1,5 @@
 """Labels of residues in a FASTA file of their own, and a mask beside it, are read as biotrainer and FLIP write them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A labelled store gives back what it was made of, and refuses what is damaged or belongs to another."""
 
-from __future__ import annotations
-
 import shutil
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Conversion round-trips every record, publishes all or nothing, and a run finds the store that fits its settings."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

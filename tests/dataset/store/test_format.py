@@ -1,7 +1,5 @@
 """A value or manifest that is not exactly what was written is refused."""
 
-from __future__ import annotations
-
 import json
 import random
 import zlib

@@ -1,7 +1,5 @@
 """Policies apply to the records that they are about, and each application is counted."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import xxhash

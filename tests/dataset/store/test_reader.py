@@ -1,7 +1,5 @@
 """A store gives back every record without copying, and a damaged one is refused without a signal."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

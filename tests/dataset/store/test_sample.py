@@ -1,7 +1,5 @@
 """The embedded sample is the same for a seed, and looks like proteins."""
 
-from __future__ import annotations
-
 import hashlib
 
 import pytest

@@ -1,7 +1,5 @@
 """A store is read from a verified copy on the node's own disk."""
 
-from __future__ import annotations
-
 from collections import namedtuple
 
 import pytest

@@ -1,7 +1,5 @@
 """Transactions are bounded, the map grows by itself, and a full disk is one clear refusal."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

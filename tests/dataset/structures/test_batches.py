@@ -1,7 +1,5 @@
 """Batches of structures: what is hidden, dropped and noisy is a function of seed, epoch and record."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

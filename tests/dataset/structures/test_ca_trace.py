@@ -1,7 +1,5 @@
 """Backbones from CA alone are near the real ones, also at breaks and ends; reading with ``complete`` gives them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

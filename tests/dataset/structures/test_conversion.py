@@ -1,7 +1,5 @@
 """A structure store is complete or not there, is known by its content, and notices damage."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from threading import Timer
 

@@ -1,7 +1,5 @@
 """Structure files become chains; what they lack is mended and counted, or refused in one line."""
 
-from __future__ import annotations
-
 import gzip
 from dataclasses import replace
 from pathlib import Path

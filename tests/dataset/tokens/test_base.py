@@ -1,7 +1,5 @@
 """Tokens are those of AutoTokenizer on the same folder, and a trained tokenizer loses nothing."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

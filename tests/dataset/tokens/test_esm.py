@@ -1,7 +1,5 @@
 """The table tokenizer gives the ids of transformers' EsmTokenizer on any text."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

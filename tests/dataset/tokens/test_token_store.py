@@ -1,7 +1,5 @@
 """Tokens on disk are those of the tokenizer, made once, and never read damaged."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from pathlib import Path

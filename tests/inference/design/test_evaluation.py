@@ -1,7 +1,5 @@
 """Metrics of designs are those of their definitions, beside baselines that know no structure."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

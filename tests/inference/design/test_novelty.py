@@ -1,7 +1,5 @@
 """Novelty is what the best local alignment with a known sequence leaves different."""
 
-from __future__ import annotations
-
 import biotite.sequence as seq
 import pytest
 from biotite.sequence.align import SubstitutionMatrix, align_optimal

@@ -1,7 +1,5 @@
 """Designs: fixed positions stay, omitted residues don't appear, tied ones are equal, and a seed is a seed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Small embedding jobs, and what is read back of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

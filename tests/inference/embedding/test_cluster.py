@@ -1,7 +1,5 @@
 """Actors of a Ray cluster compute the same bytes as one process, also where they are lost."""
 
-from __future__ import annotations
-
 import signal
 import threading
 import time

@@ -1,7 +1,5 @@
 """A job gives every protein's vector once, resumes to the same bytes, and refuses what is not its own."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

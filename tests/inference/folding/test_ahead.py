@@ -1,7 +1,5 @@
 """Structures that are predicted while training runs give the training that they give when they are there before."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """Predicted structures are kept by sequence and predictor: found again, never predicted twice, equal however often a
 job was ended."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

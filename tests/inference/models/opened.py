@@ -1,7 +1,5 @@
 """Models opened on the CPU, and the rows of their outputs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

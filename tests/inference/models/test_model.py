@@ -1,7 +1,5 @@
 """Embeddings equal transformers' own, one sequence at a time, for each architecture, output and layer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

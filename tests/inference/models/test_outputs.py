@@ -1,7 +1,5 @@
 """An output is one file, and nobody else has a list of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

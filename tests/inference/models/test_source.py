@@ -1,7 +1,5 @@
 """A model's task is what its manifest says, and nothing is tried."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

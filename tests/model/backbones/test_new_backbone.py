@@ -1,7 +1,5 @@
 """An architecture of transformers that no line names becomes a backbone by one line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

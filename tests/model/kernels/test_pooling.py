@@ -1,7 +1,5 @@
 """Pooling by the kernel and by its path in torch is that of each segment alone."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

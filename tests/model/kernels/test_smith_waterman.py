@@ -1,7 +1,5 @@
 """Scores of the kernel and of its path in torch are parasail's."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Moved structures give the same, packed ones what each gives alone; neighbours are the nearest."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Sequence diffusion: starts as its language model, weighs its loss, and is saved and opened alike."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

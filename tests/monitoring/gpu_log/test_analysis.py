@@ -1,7 +1,5 @@
 """Known trouble in a GPU log is found, and nothing else; in a healthy one nothing is."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A log is whole to its last sample, read as it was written, and refused with the name of a column that is absent."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

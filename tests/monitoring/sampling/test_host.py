@@ -1,7 +1,5 @@
 """Host figures are those of psutil and the cgroup; a worker's are summed over what it started."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections import namedtuple

@@ -1,7 +1,5 @@
 """Every metric has one name, one unit and one meaning, valid wherever it goes."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 

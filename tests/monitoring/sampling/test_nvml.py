@@ -1,7 +1,5 @@
 """All GPUs are read; what one can't say is left out, what is lost is one warning. NVML is faked."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Peaks are those of the GPU that the driver names, or none."""
 
-from __future__ import annotations
-
 import pytest
 
 from monitoring.sampling.peak_flops import flops_utilization, matrix_precision, peak_tflops

@@ -1,7 +1,5 @@
 """What workers sample is found on the port from which Prometheus takes Ray's metrics."""
 
-from __future__ import annotations
-
 import re
 import time
 import urllib.request

@@ -1,7 +1,5 @@
 """A worker's samples hold what can be read of it, and nothing that goes wrong reaches the run."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from pathlib import Path

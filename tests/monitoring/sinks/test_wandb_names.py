@@ -1,7 +1,5 @@
 """Rows of W&B's history: every metric of every worker and node, drawn against step or time."""
 
-from __future__ import annotations
-
 from fnmatch import fnmatch
 
 from monitoring.sampling.metric_names import METRICS

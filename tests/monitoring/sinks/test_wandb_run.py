@@ -1,7 +1,5 @@
 """W&B can neither stop nor slow a run. Real wandb, against a fake server, closed ports and files on disk."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

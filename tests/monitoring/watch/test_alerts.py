@@ -1,7 +1,5 @@
 """Each problem is reported once, in words that say why, again only after it was over, and never for history."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A run's state is told from its files: while they are written, after the end, and when its process was killed."""
 
-from __future__ import annotations
-
 import socket
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Who may call: keys, their scopes and rates, and settings that would leave the service open."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Endpoints: what comes back for JSON, FASTA and arrays, in every kind of answer, and what is refused."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import csv

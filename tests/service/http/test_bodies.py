@@ -1,7 +1,5 @@
 """No body makes the service fail, echo what was sent, or answer at length."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

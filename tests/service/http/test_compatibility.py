@@ -1,7 +1,5 @@
 """Clients of OpenAI, text-embeddings-inference and BioNeMo's NIM work unchanged."""
 
-from __future__ import annotations
-
 import io
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """The page in a browser: every task draws its answer, by keyboard too, and nothing leaves this machine."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterator
 from pathlib import Path

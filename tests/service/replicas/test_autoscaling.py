@@ -1,7 +1,5 @@
 """A replica more where tokens wait, one fewer where nothing is asked."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """Every item gets its own result, batches keep to their budget and age, and nothing is computed in vain."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Sequence

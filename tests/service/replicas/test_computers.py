@@ -1,7 +1,5 @@
 """Answers equal those of the offline model and classifier, whatever shared their batch."""
 
-from __future__ import annotations
-
 import functools
 import math
 import os

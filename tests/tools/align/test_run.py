@@ -1,7 +1,5 @@
 """Alignment with a store from the command line."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

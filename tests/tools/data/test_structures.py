@@ -1,7 +1,5 @@
 """``esmeray data structures``: a file is read by what is in it, or refused in one line, and nothing stays."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import zipfile

@@ -1,7 +1,5 @@
 """``esmeray design evaluate``: all of a store is evaluated, or the part that is asked for."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

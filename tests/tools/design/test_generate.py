@@ -1,7 +1,5 @@
 """``esmeray design generate`` and ``design score``: files to designs, and what is refused."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The command embed: what it prints, and what it refuses before anything is computed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The evaluation of predicted terms from the command line."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Training and predicting functions from the command line."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal

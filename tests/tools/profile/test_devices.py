@@ -1,7 +1,5 @@
 """``esmeray profile devices``, on a machine without a GPU."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

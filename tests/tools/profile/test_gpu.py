@@ -1,7 +1,5 @@
 """``esmeray profile gpu``: a line a part with what to do, two real steps that train, and whole samples in a log."""
 
-from __future__ import annotations
-
 import csv
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """``esmeray profile log``: a picture and a diagnosis, or one line that names what the log lacks."""
 
-from __future__ import annotations
-
 import json
 
 import matplotlib.image

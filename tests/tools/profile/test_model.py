@@ -1,7 +1,5 @@
 """``esmeray profile model``: stages, operators, batch sizes, advice and the files of a trace, of any kind of model."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Callable

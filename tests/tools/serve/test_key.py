@@ -1,7 +1,5 @@
 """``esmeray serve key`` adds the hash of a key to a file that its owner alone reads, and prints the key once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

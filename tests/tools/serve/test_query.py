@@ -1,7 +1,5 @@
 """query writes what the service answers, and refuses to replace what it did not make."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

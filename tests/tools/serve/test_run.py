@@ -1,7 +1,5 @@
 """serve checks its settings before anything starts, and prints them."""
 
-from __future__ import annotations
-
 import pytest
 import yaml
 from ray.serve.schema import ApplicationStatusOverview

@@ -1,7 +1,5 @@
 """``watch``: the state of a run, once or until it ends, and nothing that disturbs it."""
 
-from __future__ import annotations
-
 import threading
 import time
 

@@ -1,7 +1,5 @@
 """Sequence diffusion is trained by the project's own loop: it learns from the fold, whatever the number of workers."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

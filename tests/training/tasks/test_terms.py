@@ -1,7 +1,5 @@
 """Function prediction as a task: who is held out, what is refused, what the network learns."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 
