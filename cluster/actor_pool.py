@@ -54,9 +54,7 @@ class ActorPool:
     ) -> None:
         settings = {**options, "max_concurrency": at_once, "runtime_env": worker_environment()}
         remote: Any = ray.remote(kind)
-        self._new: Callable[[], Any] = lambda: remote.options(**settings, runtime_env=worker_environment()).remote(
-            argument
-        )
+        self._new: Callable[[], Any] = lambda: remote.options(**settings).remote(argument)
         self._at_once, self._max_failures, self._not_loaded, self._same = at_once, max_failures, 0, same
         self._log, self._ended = log, ended or threading.Event()
         self._waiting: dict[Any, tuple[Any, int | None]] = {}
