@@ -209,8 +209,8 @@ def _arrays(column: pa.ChunkedArray) -> Sequence[NDArray]:
     """(D,) of each, or (L, D)."""
     values = column.combine_chunks()
     if pa.types.is_fixed_size_list(values.type):
-        found: NDArray = values.flatten().to_numpy().reshape(len(values), -1)
-        return list(found)
+        vectors_ND: NDArray = values.flatten().to_numpy().reshape(len(values), -1)
+        return list(vectors_ND)
     rows = values.flatten()
     return np.split(rows.flatten().to_numpy().reshape(len(rows), -1), values.offsets.to_numpy()[1:-1])
 

@@ -64,7 +64,7 @@ def read_texts(
     texts = LabelledTexts(records.ids, records.texts, targets, records.weights, _left_out(records.counts), per_residue)
     chosen = np.ones(len(texts.ids), dtype=bool)
     if part != "all":
-        chosen &= np.array([one == part for one in records.parts or []], dtype=bool)
+        chosen &= np.array([name == part for name in records.parts or []], dtype=bool)
         texts.counts["records_of_other_parts"] = int((~chosen).sum())
     if labels.unseen_labels == "skip" and not per_residue:
         known = has_target(targets)

@@ -80,7 +80,7 @@ def evaluation_of(
             "intervals": {name: list(interval) for name, interval in intervals.items()},
         }
 
-    each = metrics_of_each(kind, scored.probabilities, targets)
+    of_classes = metrics_of_each(kind, scored.probabilities, targets)
     return {
         "kind": kind,
         "records": len(scored.ids),
@@ -89,7 +89,9 @@ def evaluation_of(
         **metrics_of(scored.probabilities),
         "baselines": {name: metrics_of(predictions) for name, predictions in baselines.items()},
         "bootstrap": {"samples": samples, "seed": seed, "share": SHARE},
-        "classes": [{"name": name, **metrics} for name, metrics in zip(scored.label_space.names, each, strict=True)],
+        "classes": [
+            {"name": name, **metrics} for name, metrics in zip(scored.label_space.names, of_classes, strict=True)
+        ],
         **({} if kind in ("multilabel", "regression") else {"confused": _confused(scored)}),
     }
 
@@ -128,10 +130,10 @@ def metrics_lines(evaluation: Mapping[str, Any], best_of: str | None = None) -> 
     if "residues" in evaluation:
         number, unit = evaluation["residues"], f"residues of {evaluation['records']:,} records"
     columns = {"model": evaluation, **evaluation["baselines"]}
-    present = {name for one in columns.values() for name in one["metrics"]}
+    present = {name for column in columns.values() for name in column["metrics"]}
     first = [best_of] if best_of in present else []
     order = dict.fromkeys(first + list(evaluation["metrics"]) + sorted(present))
-    rows = [[name, *(_value(one, name) for one in columns.values())] for name in order]
+    rows = [[name, *(_value(column, name) for column in columns.values())] for name in order]
     chosen = f" The model was chosen by {best_of}, the first row." if first else ""
     bootstrap = evaluation["bootstrap"]
     note = (
@@ -208,7 +210,7 @@ def _classes_section(kind: str, classes: Sequence[Mapping[str, Any]]) -> list[st
     if kind == "regression":
         title, columns = "Columns", ["records", "mse", "mae", "r2", "pearson", "spearman"]
     shown = sorted(classes, key=lambda entry: -entry["records"])[:_CLASSES_SHOWN]
-    rows = [[one["name"], *(_cell(name, one.get(name, "–")) for name in columns)] for one in shown]
+    rows = [[entry["name"], *(_cell(name, entry.get(name, "–")) for name in columns)] for entry in shown]
     header = ["name", *(name.replace("_", " ") for name in columns)]
     more = f"The {len(shown)} most frequent of {len(classes):,}.\n" if len(shown) < len(classes) else ""
     return [f"## {title}", "", *_table(header, rows), "", more]

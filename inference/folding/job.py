@@ -58,13 +58,13 @@ class FoldingReport:
 
     folder: Path
     sequences: int
-    found: int
+    cached: int
     removed_shards: int
 
     @property
     def hit_rate(self) -> float:
         """Share of the distinct sequences that were predicted before."""
-        return self.found / max(1, self.sequences)
+        return self.cached / max(1, self.sequences)
 
 
 class Folder:
@@ -153,7 +153,7 @@ def predict_structures(
         # Planned over all, so that a job that goes on takes the batches that it would have taken.
         planned = [places[absent[places]] for places in plan(lengths, tokens)]
         batches = [[distinct[place] for place in places.tolist()] for places in planned if places.size]
-        found = done = int(len(distinct) - absent.sum())
+        cached = done = int(len(distinct) - absent.sum())
         progress(done, len(distinct))
         for number, size in enumerate(map(workers.run, batches) if pool is None else workers.run(batches), 1):
             done += size
@@ -165,4 +165,4 @@ def predict_structures(
         if pool is not None:
             workers.close()
     removed = 0 if cache_bytes is None else bound_cache(settings.cache, cache_bytes)
-    return FoldingReport(folder, len(distinct), found, removed)
+    return FoldingReport(folder, len(distinct), cached, removed)

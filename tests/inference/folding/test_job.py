@@ -37,7 +37,7 @@ def predict(source: Path, cache: Path, sequences=SEQUENCES, kind: str = "esmfold
 def test_structures_are_the_predictors_own_and_are_found_again(kind: str, tmp_path: Path, request):
     source = request.getfixturevalue(kind)
     first = predict(source, tmp_path, kind=kind)
-    assert (first.sequences, first.found) == (6, 0)
+    assert (first.sequences, first.cached) == (6, 0)
     model = predictor(kind, str(source), "cpu")
     folded = PredictedStructures(first.folder)
     kept = [found for each in hashes(SEQUENCES) if (found := folded.of(each)) is not None]
@@ -47,7 +47,7 @@ def test_structures_are_the_predictors_own_and_are_found_again(kind: str, tmp_pa
         np.testing.assert_allclose(found.coordinates, alone.coordinates - middle, atol=0.05)
         np.testing.assert_allclose(found.confidence, alone.confidence, atol=0.1)
     assert predict(source, tmp_path, [*SEQUENCES, SEQUENCES[0]], kind).hit_rate == 1
-    assert predict(source, tmp_path, [*SEQUENCES, "MKTAX"], kind).found == 6
+    assert predict(source, tmp_path, [*SEQUENCES, "MKTAX"], kind).cached == 6
 
 
 def test_esmfold2_gives_the_atoms_and_the_confidence_of_its_best_sample(esmfold2: Path):
