@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dataset.batches.cropping import FixedCrop, fixed_crop, head_length
 from dataset.labels.label_space import LabelSpace, predicted_positive
-from inference.exported import PipelineOptions, config_of
+from inference.exported import config_of
 from inference.models.model import Model
 from inference.models.opening import open_model
 from inference.models.packing import Packed, Tokenized, pack
@@ -117,17 +117,6 @@ class ClassifierPipeline:
         self.model, self.tokens, self.max_length, self.crop = model, tokens, max_length, crop
         self.classifier: Classifier = model.heads["classifier"]
         self.outputs = model.outputs(["classes"])
-
-    @classmethod
-    def of(cls, options: PipelineOptions, config: Config) -> ClassifierPipeline:
-        """The classifier that a tool's options name, with the settings of ``config``; raises as :meth:`load` does."""
-        return cls.load(
-            options.model,
-            config=config,
-            device=options.device,
-            precision=options.precision,
-            tokens=options.tokens,
-        )
 
     @classmethod
     def load(

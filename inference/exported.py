@@ -1,4 +1,4 @@
-"""An exported classifier as a tool's arguments name it: its folder, its settings, and how to run it.
+"""An exported classifier as a command names it: its folder and its settings.
 
 Nothing here needs torch until the classifier is loaded, so that mistakes are reported at once.
 """
@@ -6,20 +6,13 @@ Nothing here needs torch until the classifier is loaded, so that mistakes are re
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
 
-import tyro
-from pydantic import Field
-
-from common.arguments import ToolArguments
 from dataset.labels.label_space import LabelSpace
 from inference.models.source import exported_by
 from model.export.exported_folder import read_settings
 from train_config.loading import load_config, load_recorded
 from train_config.schema import Config
-from train_config.section import Overrides, Precision
-
-Part = Literal["all", "training", "validation", "test"]
+from train_config.section import Overrides
 
 
 def config_of(source: str | Path, overrides: Overrides | None = None) -> Config:
@@ -39,14 +32,3 @@ def run_folder(source: str | Path) -> Path | None:
     """The folder of the run that ``source`` is, or in which it was exported."""
     folder = Path(source).expanduser().absolute()
     return next((path for path in (folder, folder.parent) if (path / "metrics.jsonl").is_file()), None)
-
-
-class PipelineOptions(ToolArguments):
-    """Classifier, device, precision and token budget."""
-
-    model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")] = Field(
-        description="Exported classifier, or a run that has one."
-    )
-    device: str | None = Field(None, description="cpu, cuda, cuda:1 ... Default: CUDA where there is one.")
-    precision: Precision = Field("fp32", description="Precision of the computation.")
-    tokens: int = Field(8192, gt=0, description="Token budget of a batch; a longer text goes alone.")

@@ -26,7 +26,7 @@ def called(tmp_path, monkeypatch, capsys) -> Callable[..., subprocess.CompletedP
     def call(*arguments: str) -> subprocess.CompletedProcess:
         try:
             code = run(main, list(arguments))
-        except SystemExit as ended:  # how tyro ends on --help
+        except SystemExit as ended:  # how --help ends
             code = int(ended.code or 0)
         return subprocess.CompletedProcess(arguments, code, *capsys.readouterr())
 
@@ -126,11 +126,15 @@ def test_an_unknown_option_of_a_tool_is_named(called, tool):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("", "error: missing: MODEL, FILE, --output PATH; usage: python -m tools classify predict "),
-        ("model a.fasta b.fasta --output b.csv", "unexpected argument b.fasta; usage: "),
-        ("model a.fasta --output", "--output: a value is missing; usage: "),
-        ("model a.fasta --output b.csv --tokens x", "--tokens: invalid literal for int() with base 10"),
-        ("model a.fasta --output b.csv --precision bf", "--precision: expected one of fp32, bf16, fp16, got 'bf'; "),
+        ("", "error: missing: MODEL; for example: esmeray classify predict runs/locations "),
+        ("model", "error: missing: --predict.input, --predict.output; for example: esmeray classify predict "),
+        ("model b.fasta --predict.output b.csv", "unexpected argument b.fasta; for example: "),
+        ("model --predict.output", "--predict.output: expected one argument"),
+        ("model --predict.input a --predict.output b.csv --predict.tokens x", "--predict.tokens: input should be"),
+        (
+            "model --predict.input a --predict.output b.csv --predict.precision bf",
+            "--predict.precision: input should be 'fp32', 'bf16' or 'fp16'",
+        ),
     ],
 )
 def test_a_wrong_argument_of_a_tool_is_named(called, arguments, words):

@@ -88,11 +88,11 @@ MISTAKES = [
 
 TOOLS = [
     ("tune tokens --config esm2ae --data.source none.fasta", 3, "none.fasta"),
-    ("classify predict absent a.csv --output b.csv", 2, "absent"),
-    ("classify predict model a.csv --output there.csv", 2, "there.csv: exists"),
-    ("classify predict model a.csv --output b.csv", 3, "model"),
-    ("classify predict model a.csv --output b.csv --data.labels.kinds x", 2, "did you mean --data.labels.kind?"),
-    ("classify evaluate model a.csv", 3, "model"),
+    ("classify predict absent --predict.input a.csv --predict.output b.csv", 2, "absent"),
+    ("classify predict model --predict.input a.csv --predict.output there.csv", 2, "there.csv: exists"),
+    ("classify predict model --predict.input a.csv --predict.output b.csv", 3, "model"),
+    ("classify predict model --data.labels.kinds x", 2, "did you mean --data.labels.kind?"),
+    ("classify evaluate model --evaluate.input a.csv", 3, "model"),
     ("train export absent", 2, "absent"),
 ]
 

@@ -18,6 +18,7 @@ from common.command_line import program_of
 from common.errors import ConfigError
 from common.text import did_you_mean
 from train_config.loading import MissingError, load_settings, read_file
+from train_config.schema import Config
 from train_config.section import KeyPath, Overrides, Section, is_section, list_type, may_be_none, metavar
 
 _HELP_COLUMN = 38
@@ -63,8 +64,24 @@ def parse(
     Prints the help and ends the process where that is asked for. Raises ConfigError with one line a problem.
     """
     words = read_words(argv, command, text, plain, settings)
+    return words.plain, _loaded(settings, words.file, words.overrides, command, text)
+
+
+def parse_with_run(
+    argv: list[str], command: str, text: str | None, plain: type[PlainKind], settings: type[Settings]
+) -> tuple[PlainKind, Settings, Overrides]:
+    """As :func:`parse`, with the settings of an experiment, unchecked: they override what a run recorded."""
+    words = read_words(argv, command, text, plain, settings, Config)
+    own = {key: value for key, value in words.overrides.items() if key[0] in settings.model_fields}
+    of_run = {key: value for key, value in words.overrides.items() if key not in own}
+    return words.plain, _loaded(settings, words.file, own, command, text), of_run
+
+
+def _loaded(
+    settings: type[Settings], file: str | None, overrides: Overrides, command: str, text: str | None
+) -> Settings:
     try:
-        return words.plain, load_settings(settings, words.file, words.overrides)
+        return load_settings(settings, file, overrides)
     except MissingError as error:
         raise ConfigError(f"{error}; {example_of(text, command)}") from None
 

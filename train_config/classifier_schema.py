@@ -18,6 +18,7 @@ from train_config.section import (
     Tokens,
 )
 
+Part = Literal["all", "training", "validation", "test"]
 TargetKind = Literal["multiclass", "binary", "multilabel", "regression", "per_residue"]
 
 

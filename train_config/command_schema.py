@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from train_config.classifier_schema import Part
 from train_config.diffusion_schema import StructuresSection
 from train_config.embed_schema import EmbedSection
 from train_config.schema import IngestSection
@@ -343,6 +344,52 @@ class EvaluateTermsSettings(Section):
     evaluate: EvaluateTermsSection
 
 
+class ClassifierRunSection(Section):
+    """How a classifier runs."""
+
+    device: str | None = None
+    """cpu, cuda, cuda:1 ... Default: CUDA where there is one."""
+    precision: Precision = "fp32"
+    """Of the computation."""
+    tokens: PositiveInt = 8192
+    """Token budget of a batch; a longer text goes alone."""
+
+
+class ClassifyPredictSection(ClassifierRunSection):
+    """Texts, predictions, and how the classifier runs."""
+
+    input: str
+    """File, folder or quoted glob."""
+    output: Path
+    """File to write: .csv, .tsv or .parquet."""
+
+
+class ClassifyPredictSettings(Section):
+    """Predictions of a classifier."""
+
+    predict: ClassifyPredictSection
+
+
+class ClassifyEvaluateSection(ClassifierRunSection):
+    """Records, report, and how the classifier runs."""
+
+    input: str | None = None
+    """Labelled file, folder or quoted glob. Default: the run's own records."""
+    output: Path | None = None
+    """Folder of the report. Default: RUN/evaluations/INPUT-PART, or evaluation-INPUT-PART."""
+    part: Part | None = None
+    """Records of the input by the split column of the run's settings, all by default; or of the run's own by its split,
+    those held out for validation by default."""
+    baselines: bool = False
+    """Fit simple baselines on what the run was trained on and show their metrics beside."""
+
+
+class ClassifyEvaluateSettings(Section):
+    """An evaluation of a classifier."""
+
+    evaluate: ClassifyEvaluateSection = ClassifyEvaluateSection()
+
+
 COMMANDS: dict[str, type[Section]] = {
     "data convert": ConvertSettings,
     "data structures": StructuresSettings,
@@ -355,6 +402,8 @@ COMMANDS: dict[str, type[Section]] = {
     "embed join": JoinSettings,
     "embed search": SearchSettings,
     "embed plot": PlotSettings,
+    "classify predict": ClassifyPredictSettings,
+    "classify evaluate": ClassifyEvaluateSettings,
     "function predict": PredictTermsSettings,
     "function evaluate": EvaluateTermsSettings,
     "align": AlignSettings,

@@ -21,10 +21,9 @@ from dataset.labels.label_space import LabelSpace, UnseenLabelError
 from dataset.labels.labelled_file import LabelledCounts, LabelledRecords, read_labelled
 from dataset.labels.store import LabelledStore
 from dataset.targets import has_target
-from inference.exported import Part
 from run_folder.checkpoints import check_data
 from run_folder.paths import RunFolder
-from train_config.classifier_schema import LabelsSection, TokenizerSection
+from train_config.classifier_schema import LabelsSection, Part, TokenizerSection
 from train_config.schema import Config, DataSection
 from train_config.section import STORES, Overrides
 
@@ -112,7 +111,7 @@ def without_texts(texts: LabelledTexts, unwanted: set[str]) -> LabelledTexts:
     """The records whose text is not among these; raises DataError where none is left."""
     chosen = np.array([text not in unwanted for text in texts.texts], dtype=bool)
     if not chosen.any():
-        raise DataError("every record that the run was trained on is in the file as well: leave --baselines out")
+        raise DataError("every record that the run was trained on is in the file, too: leave --evaluate.baselines out")
     return _selected(texts, chosen)
 
 
@@ -124,8 +123,9 @@ def _settings(labels: LabelsSection, space: LabelSpace, part: Part, overrides: O
         update |= {"split": "hash", "split_column": None, "validation_source": []}
     elif labels.split_column is None:
         raise ConfigError(
-            f"--part {part} of a file needs a split column: give --data.labels.split column --data.labels.split_column "
-            "NAME; or leave FILE out for the records that the run itself held out"
+            f"--evaluate.part {part} of a file needs a split column: give --data.labels.split column "
+            "--data.labels.split_column NAME; or leave --evaluate.input out for the records that the run "
+            "itself held out"
         )
     return labels.model_copy(update=update)
 

@@ -98,7 +98,7 @@ def classifier_card(model: Classifier, opening: Opening, facts: Mapping[str, Any
     kind = model.label_space.kind
     tag = "token-classification" if kind == "per_residue" else "text-classification"
     text = (
-        "With Esmeray, `esmeray classify predict FOLDER FILE --output predictions.csv`, or\n\n"
+        "With Esmeray, `esmeray classify predict FOLDER --predict.input FILE --predict.output predictions.csv`, or\n\n"
         f"{python_block(_WITH_ESMERAY)}\n{_cropping(model, opening)}Without it:\n\n"
         f"{python_block(_lines(model, opening))}"
     )

@@ -23,7 +23,7 @@ def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
         words = [str(argument) for argument in arguments]
         try:
             code = run(main, words[0].split() if len(words) == 1 else words)
-        except SystemExit as end:  # how tyro ends on wrong usage and on --help
+        except SystemExit as end:  # how --help ends
             code = int(end.code or 0)
         captured = capsys.readouterr()
         return Outcome(code, captured.out, captured.err)

@@ -21,8 +21,8 @@ def inputs(tmp_path_factory) -> Path:
 
 PROTEINS = ("--data.source", "proteins.fasta")
 COMMANDS = {
-    "predict": ("classify", "predict", "model", "proteins.fasta", "--output", "target.csv"),
-    "evaluate": ("classify", "evaluate", "model", "proteins.fasta", "--output", "target"),
+    "predict": ("classify", "predict", "model", "--predict.input", "proteins.fasta", "--predict.output", "target.csv"),
+    "evaluate": ("classify", "evaluate", "model", "--evaluate.input", "proteins.fasta", "--evaluate.output", "target"),
     "analyze_gpu_logs": ("profile", "log", "log.csv", "--profile.output", "target.png"),
     "analyze_gpu_logs --json": ("profile", "log", "log.csv", "--profile.json_output", "target.json"),
     "embed": ("embed", "--embed.models", "model", "--embed.input", "proteins.fasta", "--embed.output", "target"),

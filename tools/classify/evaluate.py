@@ -2,30 +2,30 @@
 
 Reads the file with the settings of the run (where labels stand, what to do without one), predicts, and writes a
 folder: report.md to read, evaluation.json with all metrics and their bootstrap intervals, and pictures of confusion,
-ranking and calibration: evaluations/FILE in the folder of the run, or evaluation-FILE here for a model without a run.
+ranking and calibration: evaluations/INPUT in the folder of the run, or evaluation-INPUT here for a model without a run.
 Options such as --data.labels.label_columns class override the settings of the run. Whether the model was trained on
 records of a file is for you to know; without a file they are those that the run held out, whatever its split.
 
 Examples:
-  esmeray classify evaluate runs/locations --baselines
-  esmeray classify evaluate runs/locations held_out.fasta
-  esmeray classify evaluate my-classifier proteins.csv --output report --data.labels.label_columns location
-  esmeray classify evaluate runs/locations table.csv --part test --baselines
+  esmeray classify evaluate runs/locations --evaluate.baselines true
+  esmeray classify evaluate runs/locations --evaluate.input held_out.fasta
+  esmeray classify evaluate my-classifier --evaluate.input proteins.csv --evaluate.output report \
+--data.labels.label_columns location
+  esmeray classify evaluate runs/locations --evaluate.input table.csv --evaluate.part test --evaluate.baselines true
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import tyro
-from pydantic import Field
+from typing import TYPE_CHECKING, Any
 
 from common.progress import conversion_bar, record_bar
 from common.publishing import made_folder, refuse_existing
 from common.text import counted
-from inference.exported import Part, PipelineOptions, config_of, label_space_of, run_folder
-from train_config.overrides import parse_with_settings
+from inference.exported import config_of, label_space_of, run_folder
+from tools.grammar import Overwriting, parse_with_run
+from train_config.classifier_schema import Part
+from train_config.command_schema import ClassifyEvaluateSection, ClassifyEvaluateSettings
 
 if TYPE_CHECKING:
     from dataset.labels.label_space import LabelSpace
@@ -37,61 +37,46 @@ if TYPE_CHECKING:
 MADE_BY = "evaluate"
 
 
-class Arguments(PipelineOptions):
-    """Arguments of the command."""
+class Arguments(Overwriting):
+    """The classifier."""
 
-    file: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")] = Field(
-        None, description="Labelled file, folder or quoted glob. Default: the run's own records."
-    )
-    output: Path | None = Field(
-        None,
-        description="Folder of the report. Default: RUN/evaluations/FILE-PART, or evaluation-FILE-PART.",
-    )
-    overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
-        False, description="Replace the folder if it is an evaluation that nobody changed since."
-    )
-    part: Part | None = Field(
-        None,
-        description=(
-            "Which records: of a file by the split column of the run's settings, all by default; of the run's own by "
-            "its split, those held out for validation by default."
-        ),
-    )
-    baselines: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
-        False, description="Fit simple baselines on what the run was trained on and show their metrics beside."
-    )
+    model: Path
+    """Exported classifier, or a run that has one."""
 
 
 def main(argv: list[str]) -> int:
     """Read, predict, write the report, print its table."""
-    arguments, overrides = parse_with_settings(Arguments, argv, "classify evaluate", __doc__)
+    plain, settings, overrides = parse_with_run(argv, "classify evaluate", __doc__, Arguments, ClassifyEvaluateSettings)
+    evaluate = settings.evaluate
     # What is wrong with the model's folder, the settings or the data is reported before torch is loaded.
     from inference.classify.labelled import read_texts, without_texts
 
-    space = label_space_of(arguments.model)
-    config = config_of(arguments.model, overrides)
-    part = arguments.part or ("all" if arguments.file else "validation")
-    output = arguments.output or _output(arguments, part)
-    refuse_existing(output, MADE_BY, arguments.overwrite)
-    if arguments.file is None:
-        texts = _own_texts(arguments.model, space, part)
+    space = label_space_of(plain.model)
+    config = config_of(plain.model, overrides)
+    part = evaluate.part or ("all" if evaluate.input else "validation")
+    output = evaluate.output or _output(plain.model, evaluate, part)
+    refuse_existing(output, MADE_BY, plain.overwrite)
+    if evaluate.input is None:
+        texts = _own_texts(plain.model, space, part)
     else:
-        texts = read_texts([arguments.file], config.data, config.model.tokenizer, space, part, overrides)
+        texts = read_texts([evaluate.input], config.data, config.model.tokenizer, space, part, overrides)
     training = None
-    if arguments.baselines:
-        training = without_texts(_own_texts(arguments.model, space, "training"), set(texts.texts))
+    if evaluate.baselines:
+        training = without_texts(_own_texts(plain.model, space, "training"), set(texts.texts))
     from inference.classifier import ClassifierPipeline  # here: it loads torch
 
-    pipeline = ClassifierPipeline.of(arguments, config)
+    pipeline = ClassifierPipeline.load(
+        plain.model, config=config, device=evaluate.device, precision=evaluate.precision, tokens=evaluate.tokens
+    )
     from inference.classify.report import evaluation_of, metrics_lines, write_report
 
-    with made_folder(output.absolute(), MADE_BY, arguments.overwrite) as building:
+    with made_folder(output.absolute(), MADE_BY, plain.overwrite) as building:
         scored, baselines, counts = _predicted(pipeline, config.model.tokenizer, texts, training)
         classifier = config.model.classifier
         evaluation = evaluation_of(scored, baselines, samples=classifier.bootstrap, seed=config.run.seed)
         facts = {
-            "model": str(arguments.model),
-            "data": arguments.file or f"the run's own ({', '.join(config.data.source)})",
+            "model": str(plain.model),
+            "data": evaluate.input or f"the run's own ({', '.join(config.data.source)})",
             "part": part,
             "device": str(pipeline.model.device),
             "precision": pipeline.model.facts.precision,
@@ -105,13 +90,13 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _output(arguments: Arguments, part: Part) -> Path:
+def _output(model: Path, evaluate: ClassifyEvaluateSection, part: Part) -> Path:
     """A folder in that of the run, where the model is of one; else here."""
     name: str = part
-    if arguments.file is not None:
-        stem = Path(arguments.file).resolve().name.split(".")[0]
+    if evaluate.input is not None:
+        stem = Path(evaluate.input).resolve().name.split(".")[0]
         name = stem if part == "all" else f"{stem}-{part}"
-    run = run_folder(arguments.model)
+    run = run_folder(model)
     return Path(f"evaluation-{name}") if run is None else run / "evaluations" / name
 
 

@@ -7,10 +7,11 @@ knows it. The settings of the run say where a table has its texts and ids; optio
 override them.
 
 Examples:
-  esmeray classify predict runs/locations proteins.fasta.gz --output locations.csv
-  esmeray classify predict my-classifier proteins.csv --output out.parquet --data.labels.id_column name
-  esmeray classify predict my-classifier all.fasta --output out.csv --device cuda --precision bf16 \
---tokens 65536 --data.ingest.duplicate_ids first
+  esmeray classify predict runs/locations --predict.input proteins.fasta.gz --predict.output locations.csv
+  esmeray classify predict my-classifier --predict.input proteins.csv --predict.output out.parquet \
+--data.labels.id_column name
+  esmeray classify predict my-classifier --predict.input all.fasta --predict.output out.csv --predict.device cuda \
+--predict.precision bf16 --predict.tokens 65536 --data.ingest.duplicate_ids first
 """
 
 from __future__ import annotations
@@ -19,18 +20,16 @@ import time
 from collections.abc import Iterable
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import tyro
-from pydantic import Field
+from typing import TYPE_CHECKING
 
 from common.errors import ConfigError, DataError
 from common.progress import record_bar
 from common.publishing import made_file, refuse_file
 from common.text import counted
 from dataset.fasta.counts import count_lines
-from inference.exported import PipelineOptions, config_of, label_space_of
-from train_config.overrides import parse_with_settings
+from inference.exported import config_of, label_space_of
+from tools.grammar import Overwriting, parse_with_run
+from train_config.command_schema import ClassifyPredictSettings
 
 if TYPE_CHECKING:
     from inference.classifier import ClassifierPipeline
@@ -43,31 +42,27 @@ CHUNK_CHARACTERS = 4_000_000
 """Texts that are sorted and packed together: about 10,000 proteins."""
 
 
-class Arguments(PipelineOptions):
-    """Arguments of the command."""
+class Arguments(Overwriting):
+    """The classifier."""
 
-    file: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")] = Field(
-        description="File, folder or quoted glob."
-    )
-    output: Path = Field(description="File to write: .csv, .tsv or .parquet.")
-    overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
-        False, description="Replace the output if it is a prediction that nobody changed since."
-    )
+    model: Path
+    """Exported classifier, or a run that has one."""
 
 
 def main(argv: list[str]) -> int:
     """Load, predict, write, and print a summary."""
-    arguments, overrides = parse_with_settings(Arguments, argv, "classify predict", __doc__)
-    output, made = arguments.output, (MADE_BY, arguments.overwrite)
+    plain, settings, overrides = parse_with_run(argv, "classify predict", __doc__, Arguments, ClassifyPredictSettings)
+    predict = settings.predict
+    output, made = predict.output, (MADE_BY, plain.overwrite)
     if not output.name.endswith(SUFFIXES):
-        raise ConfigError(f"--output {output}: must end in {' or '.join(SUFFIXES)}")
+        raise ConfigError(f"--predict.output {output}: must end in {' or '.join(SUFFIXES)}")
     refuse_file(output, *made)
     # What is wrong with the model's folder, the settings or the first records is reported before torch is loaded.
     from inference.classify.text_stream import TextStream
 
-    config = config_of(arguments.model, overrides)
-    space = label_space_of(arguments.model)
-    stream = TextStream([arguments.file], config.data.labels, config.model.tokenizer, config.data.ingest)
+    config = config_of(plain.model, overrides)
+    space = label_space_of(plain.model)
+    stream = TextStream([predict.input], config.data.labels, config.model.tokenizer, config.data.ingest)
     chunks = stream.chunks(CHUNK_CHARACTERS)
     first = list(islice(chunks, 1))
     if not first:
@@ -75,7 +70,9 @@ def main(argv: list[str]) -> int:
     from inference.classifier import ClassifierPipeline  # here: it loads torch
     from inference.classify.prediction_table import writing_predictions
 
-    pipeline = ClassifierPipeline.of(arguments, config)
+    pipeline = ClassifierPipeline.load(
+        plain.model, config=config, device=predict.device, precision=predict.precision, tokens=predict.tokens
+    )
 
     start_s = time.perf_counter()
     with (

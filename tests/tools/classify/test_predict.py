@@ -1,4 +1,5 @@
 import csv
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from inference.classifier import ClassifierPipeline
 from tests.classifiers import classifier_config, export_tiny, labelled_fasta
 from tests.model.support import random_sequences
+from tests.tools.conftest import Outcome
 
 LENGTHS = [30, 1, 90, 12, 90, 5]
 
@@ -22,16 +24,26 @@ def proteins(tmp_path) -> Path:
     return labelled_fasta(tmp_path / "proteins.fasta", LENGTHS)
 
 
+@pytest.fixture
+def predict(command) -> Callable[..., Outcome]:
+    """Call the command on a model, a file and an output."""
+
+    def call(model: Path, file: Path, output: Path, *options: object) -> Outcome:
+        return command("classify", "predict", model, "--predict.input", file, "--predict.output", output, *options)
+
+    return call
+
+
 def rows(path: Path, delimiter=",") -> list[dict[str, str]]:
     with path.open(newline="") as file:
         return list(csv.DictReader(file, delimiter=delimiter))
 
 
-def test_the_rows_are_those_of_the_pipeline_whatever_the_batches(command, model, proteins, tmp_path):
+def test_the_rows_are_those_of_the_pipeline_whatever_the_batches(predict, model, proteins, tmp_path):
     expected = ClassifierPipeline.load(model, device="cpu").predict(random_sequences(LENGTHS))
     for budget in (64, 8192):
         output = tmp_path / f"{budget}.csv"
-        outcome = command("classify", "predict", model, proteins, "--output", output, "--tokens", budget)
+        outcome = predict(model, proteins, output, "--predict.tokens", budget)
         assert outcome.code == 0, outcome.err
         found = rows(output)
         assert list(found[0]) == ["id", "label", *(f"probability_{name}" for name in expected.label_space.names)]
@@ -42,15 +54,13 @@ def test_the_rows_are_those_of_the_pipeline_whatever_the_batches(command, model,
     assert "6 predictions" in outcome.out and "every record taken as it stands" in outcome.out
 
 
-def test_chunks_of_a_table_keep_the_order_in_each_format(command, model, proteins, tmp_path, monkeypatch):
-    assert command("classify", "predict", model, proteins, "--output", tmp_path / "a.parquet").code == 0
+def test_chunks_of_a_table_keep_the_order_in_each_format(predict, model, proteins, tmp_path, monkeypatch):
+    assert predict(model, proteins, tmp_path / "a.parquet").code == 0
     monkeypatch.setattr("tools.classify.predict.CHUNK_CHARACTERS", 1)
     monkeypatch.setattr("dataset.table.PART_ROWS", 2)
     lines = "".join(f"p{number},{text}\n" for number, text in enumerate(random_sequences(LENGTHS)))
     (tmp_path / "table.csv").write_text("name,sequence\n" + lines)
-    outcome = command(
-        f"classify predict {model} {tmp_path / 'table.csv'} --output {tmp_path / 'a.tsv'} --data.labels.id_column name"
-    )
+    outcome = predict(model, tmp_path / "table.csv", tmp_path / "a.tsv", "--data.labels.id_column", "name")
     assert outcome.code == 0, outcome.err
     table, text = pq.read_table(tmp_path / "a.parquet").to_pylist(), rows(tmp_path / "a.tsv", "\t")
     for exact, shown in zip(table, text, strict=True):
@@ -58,18 +68,18 @@ def test_chunks_of_a_table_keep_the_order_in_each_format(command, model, protein
         assert float(shown["probability_nucleus"]) == pytest.approx(exact["probability_nucleus"], rel=1e-5)
 
 
-def test_regression_has_numbers_alone(command, proteins, tmp_path):
+def test_regression_has_numbers_alone(predict, proteins, tmp_path):
     labels = {"label_columns": ["stability", "activity"]}
     model = export_tiny(tmp_path / "model", classifier_config("regression", labels=labels))
-    assert command("classify", "predict", model, proteins, "--output", tmp_path / "a.csv").code == 0
+    assert predict(model, proteins, tmp_path / "a.csv").code == 0
     assert list(rows(tmp_path / "a.csv")[0]) == ["id", "predicted_stability", "predicted_activity"]
 
 
-def test_each_residue_has_its_letter_and_its_numbers(command, tmp_path):
+def test_each_residue_has_its_letter_and_its_numbers(predict, tmp_path):
     model = export_tiny(tmp_path / "model", classifier_config("per_residue", max_length=20))
     proteins = labelled_fasta(tmp_path / "proteins.fasta", [30, 5], "per_residue")
     for name in ("a.csv", "a.parquet"):
-        outcome = command("classify", "predict", model, proteins, "--output", tmp_path / name)
+        outcome = predict(model, proteins, tmp_path / name)
         assert outcome.code == 0, outcome.err
     assert "1 longer than 20 tokens, cropped" in outcome.out
     found, exact = rows(tmp_path / "a.csv"), pq.read_table(tmp_path / "a.parquet").to_pylist()
@@ -79,50 +89,50 @@ def test_each_residue_has_its_letter_and_its_numbers(command, tmp_path):
     np.testing.assert_allclose(numbers, exact[0]["probability_H"], atol=1e-5)
 
 
-def test_a_repeated_id_is_refused_unless_it_may_be_dropped_or_renamed(command, model, tmp_path):
+def test_a_repeated_id_is_refused_unless_it_may_be_dropped_or_renamed(predict, model, tmp_path):
     path = tmp_path / "a.fasta"
     path.write_text(">p\nMKTA\n>q\nMK\n>p\nTTTT\n")
-    outcome = command("classify", "predict", model, path, "--output", tmp_path / "a.csv")
+    outcome = predict(model, path, tmp_path / "a.csv")
     assert outcome.code == 3 and outcome.err.count("\n") == 1
     assert "line 5" in outcome.err and "the id 'p' stands already in" in outcome.err
     assert "give --data.ingest.duplicate_ids first (or rename)" in outcome.err
     assert [item.name for item in tmp_path.iterdir()] == ["a.fasta"]
     renaming = ("--data.ingest.duplicate_ids", "rename")
-    renamed = ("classify", "predict", model, path, "--output", tmp_path / "a.csv", *renaming)
-    outcome = command(*renamed)
+    renamed = (model, path, tmp_path / "a.csv", *renaming)
+    outcome = predict(*renamed)
     assert outcome.code == 0 and "1 id renamed" in outcome.out
     assert [row["id"] for row in rows(tmp_path / "a.csv")] == ["p", "q", "p.2"]
 
 
-def test_what_fails_half_way_leaves_what_was_there(command, model, tmp_path, monkeypatch):
+def test_what_fails_half_way_leaves_what_was_there(predict, model, tmp_path, monkeypatch):
     monkeypatch.setattr("tools.classify.predict.CHUNK_CHARACTERS", 1)
     monkeypatch.setattr("dataset.table.PART_ROWS", 1)
     (tmp_path / "a.csv").write_text("sequence\nMKTA\nM1\n")
     (tmp_path / "good.csv").write_text("sequence\nMKTA\n")
-    assert command("classify", "predict", model, tmp_path / "good.csv", "--output", tmp_path / "out.csv").code == 0
+    assert predict(model, tmp_path / "good.csv", tmp_path / "out.csv").code == 0
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    overwriting = ("--output", tmp_path / "out.csv", "--overwrite")
-    outcome = command("classify", "predict", model, tmp_path / "a.csv", *overwriting)
+    overwriting = (tmp_path / "out.csv", "--overwrite")
+    outcome = predict(model, tmp_path / "a.csv", *overwriting)
     assert outcome.code == 3 and "row 2" in outcome.err
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
     (tmp_path / "a.csv").write_text("sequence\nMKTA\nMK\n")
-    assert command("classify", "predict", model, tmp_path / "a.csv", *overwriting).code == 0
+    assert predict(model, tmp_path / "a.csv", *overwriting).code == 0
     assert len(rows(tmp_path / "out.csv")) == 2
 
 
-def test_another_ending_of_the_output_is_refused(command, model, proteins, tmp_path):
-    outcome = command("classify", "predict", model, proteins, "--output", tmp_path / "a.txt")
+def test_another_ending_of_the_output_is_refused(predict, model, proteins, tmp_path):
+    outcome = predict(model, proteins, tmp_path / "a.txt")
     assert outcome.code == 2 and "must end in .csv or .tsv or .parquet" in outcome.err and outcome.err.count("\n") == 1
 
 
-def test_a_table_without_records_is_refused_and_a_missing_column_with_the_option_to_give(command, model, tmp_path):
+def test_a_table_without_records_is_refused_and_a_missing_column_with_the_option_to_give(predict, model, tmp_path):
     (tmp_path / "a.csv").write_text("sequence\n")
-    assert command("classify", "predict", model, tmp_path / "a.csv", "--output", tmp_path / "out.csv").code == 3
+    assert predict(model, tmp_path / "a.csv", tmp_path / "out.csv").code == 3
     (tmp_path / "a.csv").write_text("name,protein\nx,MKTA\n")
-    predict = ("classify", "predict", model, tmp_path / "a.csv", "--output", tmp_path / "out.csv")
-    outcome = command(*predict, "--data.labels.text_column", "protein", "--data.labels.id_column", "id")
+    arguments = (model, tmp_path / "a.csv", tmp_path / "out.csv")
+    outcome = predict(*arguments, "--data.labels.text_column", "protein", "--data.labels.id_column", "id")
     assert outcome.code == 3
     assert "no column 'id'; it has 'name', 'protein'" in outcome.err
     assert outcome.err.endswith("as --data.labels.id_column name\n")
-    outcome = command(*predict)
+    outcome = predict(*arguments)
     assert "no column 'sequence'" in outcome.err and "as --data.labels.text_column " in outcome.err
