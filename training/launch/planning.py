@@ -39,8 +39,8 @@ class Plan:
             f"training data    {about}{counted(self.data.sequences, 'sequence{s}')}, {self.data.tokens:,} tokens",
             f"held out         {about}{counted(self.data.held_out, 'sequence{s}')}",
             *(f"                 {line}" for line in changes),
-            f"cropped          {about}{counted(self.data.cropped_sequences, 'sequence{s}')}, "
-            f"{counted(self.data.cropped_residues, 'residue{s}')} left out each epoch",
+            f"cropped          {about}{counted(self.data.cropped.sequences, 'sequence{s}')}, "
+            f"{counted(self.data.cropped.residues, 'residue{s}')} left out each epoch",
             f"tokens per step  {self._tokens_per_step()}",
             f"steps per epoch  about {self.steps_per_epoch:,}",
             f"steps in all     {'' if self.total_is_exact else 'about '}{self.total_steps:,}",

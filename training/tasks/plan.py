@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from common.errors import ConfigError
 from common.progress import ProgressCallback
+from dataset.batches.cropping import CropCount
 from dataset.fasta.counts import IngestCounts
 from model.cost.memory import ParameterCount
 from run_folder.checkpoints import CheckpointFolder
@@ -23,15 +24,14 @@ from training.engine.deepspeed_settings import zero_stage
 
 @dataclass(frozen=True)
 class DataSize:
-    """Size of the data to train on: tokens after cropping, special tokens included; residues left out each epoch.
+    """Size of the data to train on: tokens after cropping, special tokens included, and what an epoch crops.
 
     ``held_out`` are sequences of the validation, ``counts`` what reading changed or left out, where that is known.
     """
 
     sequences: int
     tokens: int
-    cropped_sequences: int
-    cropped_residues: int
+    cropped: CropCount
     exact: bool
     held_out: int = 0
     counts: IngestCounts | None = None

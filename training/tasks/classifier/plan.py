@@ -101,12 +101,10 @@ class ClassifierPlan(TaskPlan):
         judged_N = np.concatenate([labelled.training, labelled.validation])
         facts = self.facts(tokenizer)
         self._check_network(facts, int(lengths_N[judged_N].max()), special)
-        cropped = count_cropped(tokens.lengths[labelled.training], config.data.max_length)
         size = DataSize(
             labelled.training.size,
             int(lengths_N[labelled.training].sum()),
-            cropped.sequences,
-            cropped.residues,
+            count_cropped(tokens.lengths[labelled.training], config.data.max_length),
             exact=True,
             held_out=labelled.validation.size,
             counts=labelled.counts,

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from common.progress import ProgressCallback
-from dataset.batches.cropping import count_cropped, cropped_lengths
 from dataset.structures.conversion import ensure_structure_store, structure_store_location
 from dataset.structures.predictions import predictions_of
 from dataset.structures.store import StructureStore
 from model.backbones.source import is_padded, source_type
 from model.cost.memory import ParameterCount, count_diffusion_parameters
-from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
-from training.tasks.plan import DataSize, TaskPlan, TaskSize
+from training.tasks.plan import TaskPlan, TaskSize
+from training.tasks.residues.plan import size_of_lengths
 
 
 class DiffusionPlan(TaskPlan):
@@ -35,23 +36,12 @@ class DiffusionPlan(TaskPlan):
 
     def measure(self, path: Path) -> TaskSize:
         structures = StructureStore(path)
-        lengths_N = structures.store.lengths[structures.training]
-        cropped = count_cropped(lengths_N, self.config.data.max_length)
-        kept_N = cropped_lengths(lengths_N, self.config.data.max_length)
-        size = DataSize(
-            lengths_N.size,
-            int((kept_N + SPECIAL_TOKENS_PER_SEQUENCE).sum()),
-            cropped.sequences,
-            cropped.residues,
-            exact=True,
-            held_out=structures.validation.size,
-        )
-        return TaskSize(size, self._parameters(len(structures.manifest.label_names)))
+        size = size_of_lengths(structures.store.lengths[structures.training], self.config.data)
+        parameters = self._parameters(len(structures.manifest.label_names))
+        return TaskSize(replace(size, held_out=structures.validation.size), parameters)
 
     def estimate(self) -> TaskSize:
         """Prepare the data in a folder that is thrown away: chains are known once files are read."""
-        from tempfile import TemporaryDirectory
-
         with TemporaryDirectory() as folder:
             return self.measure(self.prepare(Path(folder)))
 

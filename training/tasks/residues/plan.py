@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from common.progress import ProgressCallback
-from dataset.batches.cropping import count_cropped, cropped_lengths
+from dataset.batches.cropping import CropCount, count_cropped, cropped_lengths
 from dataset.batches.splitting import split_records
 from dataset.fasta.reader import FastaSource
 from dataset.store.conversion import SAMPLE, ensure_store, store_location
@@ -59,7 +59,7 @@ class ResiduePlan(TaskPlan):
 def size_of_store(store: Store, data: DataSection) -> DataSize:
     """Count the training part of a store."""
     training, held_out = split_records(store.sequence_hashes, data.validation_share)
-    return replace(_of_lengths(store.lengths[training], data), held_out=held_out.size, counts=store.manifest.counts)
+    return replace(size_of_lengths(store.lengths[training], data), held_out=held_out.size, counts=store.manifest.counts)
 
 
 def estimate_size(data: DataSection) -> DataSize:
@@ -67,13 +67,12 @@ def estimate_size(data: DataSection) -> DataSize:
     if len(data.source) == 1 and (Path(data.source[0]) / MANIFEST_FILE).is_file():
         return size_of_store(Store(data.source[0]), data)
     lengths, share_read = _head_lengths(data)
-    head = _of_lengths(np.array(lengths), data)
+    head = size_of_lengths(np.array(lengths), data)
     scale = (1 - data.validation_share) / share_read
     return DataSize(
         sequences=round(head.sequences * scale),
         tokens=round(head.tokens * scale),
-        cropped_sequences=round(head.cropped_sequences * scale),
-        cropped_residues=round(head.cropped_residues * scale),
+        cropped=CropCount(round(head.cropped.sequences * scale), round(head.cropped.residues * scale)),
         exact=False,
         held_out=round(head.sequences * data.validation_share / share_read),
     )
@@ -92,7 +91,7 @@ def _head_lengths(data: DataSection) -> tuple[list[int], float]:
     return lengths, 1.0
 
 
-def _of_lengths(lengths_N: np.ndarray, data: DataSection) -> DataSize:
+def size_of_lengths(lengths_N: np.ndarray, data: DataSection) -> DataSize:
+    """The size of training on records of these lengths (N,), in residues."""
     tokens = cropped_lengths(lengths_N, data.max_length) + SPECIAL_TOKENS_PER_SEQUENCE
-    cropped = count_cropped(lengths_N, data.max_length)
-    return DataSize(lengths_N.size, int(tokens.sum()), cropped.sequences, cropped.residues, exact=True)
+    return DataSize(lengths_N.size, int(tokens.sum()), count_cropped(lengths_N, data.max_length), exact=True)
