@@ -27,7 +27,7 @@ from inference.models.packing import Packed, Tokenized, pack
 from inference.models.running import TokenizedTexts, run
 from inference.models.source import exported_by
 from model.tasks.classifier import Classifier
-from train_config.schema import Config
+from train_config.schema import DataSection
 from train_config.section import Precision
 
 Progress: TypeAlias = Callable[[int, int], None]
@@ -123,19 +123,19 @@ class ClassifierPipeline:
         cls,
         source: str | Path,
         *,
-        config: Config | None = None,
+        data: DataSection | None = None,
         device: torch.device | str | None = None,
         precision: Precision = "fp32",
         tokens: int = DEFAULT_TOKENS,
     ) -> ClassifierPipeline:
         """The classifier that was exported to a folder, or that a run exported at its end.
 
-        The length limit and crop are those of ``config``, by default the folder's own. Raises ConfigError where there
+        The length limit and crop are those of ``data``, by default the folder's own. Raises ConfigError where there
         is no classifier or no such device, DataError where its files are damaged.
         """
         folder = exported_by("classifier", source)
         model = open_model(folder, precision, device)
-        data = (config or config_of(folder)).data
+        data = data or config_of(folder).data
         return cls(model, tokens=tokens, max_length=data.max_length, crop=fixed_crop(data.crop))
 
     @property

@@ -80,7 +80,7 @@ def run_config(workload: Workload, folder: Path) -> Config:
 def train(workload: Workload, lines: str, folder: Path) -> None:
     """Train the workload's steps."""
     config = run_config(workload, folder)
-    context, run = begin(config)
+    context, run = begin(config.run)
     meter = MemoryMeter()
     worker = build(config, context, run, workload.store, None)
     position = restore(worker)

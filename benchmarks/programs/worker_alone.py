@@ -13,16 +13,16 @@ import torch.distributed as dist
 from model.device import choose_device
 from run_folder.paths import RunFolder
 from train_config.loading import load_config
-from train_config.schema import Config
+from train_config.schema import RunSection
 from training.engine.context import WorkerContext
 from training.loop.worker import train_worker
 from training.tasks.registry import task_plan
 
 
-def begin(config: Config) -> tuple[WorkerContext, RunFolder]:
+def begin(section: RunSection) -> tuple[WorkerContext, RunFolder]:
     """A group of this process alone, and the run's folder."""
     context = WorkerContext(device=choose_device(0))
-    run = RunFolder(config.run.storage_path, config.run.name)
+    run = RunFolder(section.storage_path, section.name)
     run.path.mkdir(parents=True)
     backend = "nccl" if context.device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
@@ -32,7 +32,7 @@ def begin(config: Config) -> tuple[WorkerContext, RunFolder]:
 def main(path: str) -> int:
     """Prepare the data as the driver does, and train; return the exit code."""
     config = load_config(path)
-    context, run = begin(config)
+    context, run = begin(config.run)
     task = task_plan(config)
     store: Path = task.prepare(run.stores)
     task.write_names(run, store)

@@ -30,23 +30,23 @@ from function.vectors import Vectors, read_vectors
 from inference.function.parts import Parts, takes_vectors
 from inference.function.vectors import save_known
 from run_folder.paths import RunFolder
-from train_config.schema import Config
+from train_config.schema import DataSection, RunSection
 from train_config.terms_schema import EvaluationSection, TermsSection
 
 FOLDER, BLEND_FILE = "function", "blend.json"
 _METRICS = ("fmax", "fmax_w")
 
 
-def finish(config: Config) -> None:
+def finish(section: RunSection, data: DataSection, terms: TermsSection) -> None:
     """Fit the blend of a finished run where that is not done, and print the values of its parts."""
-    run = RunFolder(config.run.storage_path, config.run.name)
+    run = RunFolder(section.storage_path, section.name)
     target = run.path / FOLDER
     with exclusive(target):
         if not target.exists():
             with published(target) as building, status_line() as show:
                 show("fitting the blend")
-                shutil.copytree(prepare(config.data, run.stores), building, dirs_exist_ok=True)
-                blend = _fitted(building, run.export, config.model.terms)
+                shutil.copytree(prepare(data, run.stores), building, dirs_exist_ok=True)
+                blend = _fitted(building, run.export, terms)
                 (building / BLEND_FILE).write_text(json.dumps(blend, indent=2) + "\n", encoding="utf-8")
     _print(json.loads((target / BLEND_FILE).read_text(encoding="utf-8")))
 

@@ -16,20 +16,19 @@ from inference.embedding.job import run_job
 from inference.embedding.request import JobRequest
 from run_folder.paths import RunFolder
 from train_config.embed_schema import EmbedSection
-from train_config.schema import Config, IngestSection
-from train_config.terms_schema import COMPOSITION, EmbeddingsSection
+from train_config.schema import DataSection, IngestSection, RunSection
+from train_config.terms_schema import COMPOSITION, EmbeddingsSection, TermsSection
 
 
-def with_vectors(config: Config) -> Config:
-    """The config with embeddings of its proteins, computed beside its data where a model is named without them."""
-    settings = config.model.terms.embeddings
+def with_vectors(run: RunSection, data: DataSection, terms: TermsSection) -> TermsSection:
+    """The section with embeddings of the proteins, computed beside their data where a model is named without them."""
+    settings = terms.embeddings
     if settings.model == COMPOSITION or settings.store is not None:
-        return config
-    prepared = prepare(config.data, RunFolder(config.run.storage_path, config.run.name).stores)
+        return terms
+    prepared = prepare(data, RunFolder(run.storage_path, run.name).stores)
     folder = prepared.with_name(name_of_content(f"{prepared.name}-embeddings", [settings.model_dump()]))
     compute(Store(prepared / SEQUENCES), settings, folder)
-    terms = config.model.terms.model_copy(update={"embeddings": settings.model_copy(update={"store": str(folder)})})
-    return config.model_copy(update={"model": config.model.model_copy(update={"terms": terms})})
+    return terms.model_copy(update={"embeddings": settings.model_copy(update={"store": str(folder)})})
 
 
 def vectors_of(store: Store, settings: EmbeddingsSection, folder: Path) -> Vectors:

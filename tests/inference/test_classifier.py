@@ -174,7 +174,7 @@ def test_a_run_is_as_good_as_its_export(tmp_path):
     expected = pipeline(max_length=20, crop="ends").predict(PROTEINS).probabilities
     np.testing.assert_array_equal(made.predict(PROTEINS).probabilities, expected)
     config = config_of(folder, {("data", "max_length"): "10"})
-    assert ClassifierPipeline.load(folder, config=config, device="cpu").max_length == 10
+    assert ClassifierPipeline.load(folder, data=config.data, device="cpu").max_length == 10
 
 
 def test_a_folder_without_a_classifier_or_a_device_that_is_not_there_is_refused(tmp_path):

@@ -66,7 +66,7 @@ def main(argv: list[str]) -> int:
     from inference.classifier import ClassifierPipeline  # here: it loads torch
 
     pipeline = ClassifierPipeline.load(
-        plain.model, config=config, device=evaluate.device, precision=evaluate.precision, tokens=evaluate.tokens
+        plain.model, data=config.data, device=evaluate.device, precision=evaluate.precision, tokens=evaluate.tokens
     )
     from inference.classify.report import evaluation_of, metrics_lines, write_report
 

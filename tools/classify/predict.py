@@ -71,7 +71,7 @@ def main(argv: list[str]) -> int:
     from inference.classify.prediction_table import writing_predictions
 
     pipeline = ClassifierPipeline.load(
-        plain.model, config=config, device=predict.device, precision=predict.precision, tokens=predict.tokens
+        plain.model, data=config.data, device=predict.device, precision=predict.precision, tokens=predict.tokens
     )
 
     start_s = time.perf_counter()
