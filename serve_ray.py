@@ -1,4 +1,4 @@
-"""Serve models over HTTP on a Ray cluster: ``esmeray serve`` from the repository, see :mod:`tools.serve.run`."""
+"""Serve models over HTTP on a Ray cluster: ``esmeray serve run`` from the repository, see :mod:`tools.serve.run`."""
 
 from __future__ import annotations
 

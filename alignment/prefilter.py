@@ -1,7 +1,7 @@
 """Prefilters of a search: the records that are worth an exact alignment with a query.
 
 ``SharedWords`` ranks by 4-mers, of which related proteins share more and rarer ones;
-``EmbeddingNeighbours`` by the cosine of embeddings that ``esmeray embed`` made. Both lose hits, in numbers that
+``EmbeddingNeighbours`` by the cosine of embeddings that ``esmeray embed run`` made. Both lose hits, in numbers that
 docs/function.md gives; neither changes a score. Called with an id, a sequence and a number M, they give (M,) records,
 ascending, of few ones fewer.
 

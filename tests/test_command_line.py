@@ -8,7 +8,7 @@ import pytest
 
 from common.command_line import run
 from tests.conftest import REPOSITORY
-from tools.__main__ import COMMANDS, DEFAULT, entry_point, example, main, subcommands
+from tools.__main__ import ALONE, COMMANDS, entry_point, example, main, subcommands
 from train_config.command_schema import COMMANDS as SCHEMAS
 from train_config.loading import known_keys
 from train_config.tune_schema import TuneConfig
@@ -33,7 +33,7 @@ def called(tmp_path, monkeypatch, capsys) -> Callable[..., subprocess.CompletedP
     return call
 
 
-TOOLS = [[command, name] for command in COMMANDS for name in subcommands(command)]
+TOOLS = [[command, name] for command in COMMANDS for name in subcommands(command)] + [[command] for command in ALONE]
 
 
 def test_without_a_command_each_is_listed_with_an_example_on_one_screen(called):
@@ -45,6 +45,7 @@ def test_without_a_command_each_is_listed_with_an_example_on_one_screen(called):
 
 def test_an_unknown_name_gets_a_suggestion(called):
     refused(called("trian"), 2, "there is no command 'trian' (did you mean train?)")
+    refused(called("train", "run"), 2, "there is no subcommand 'run'")
     refused(called("data", "convrt"), 2, "there is no subcommand 'convrt' (did you mean convert?)")
 
 
@@ -52,7 +53,7 @@ def test_an_unknown_name_gets_a_suggestion(called):
 def test_a_command_without_what_it_needs_is_one_line(called, command):
     if command != "profile":
         refused(called(command), 2, "")
-    if "run" not in subcommands(command):
+    if command not in ALONE:
         refused(called(command), 2, f"; for example: {example(command)}")
 
 
@@ -111,7 +112,7 @@ def test_mistakes_of_training_are_one_line_and_an_exit_code(arguments, code, mes
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_settings_are_described_sections_with_underscores(called, name):
     command, *words = name.split()
-    assert (words or [DEFAULT])[0] in subcommands(command)
+    assert (command in ALONE and not words) or words[0] in subcommands(command)
     options = re.findall(r"^  (--[\w.-]+)", called(*name.split(), "--help").stdout, re.MULTILINE)
     assert set(options) >= {f"--{'.'.join(key)}" for key in known_keys(SCHEMAS[name])}
     assert [option for option in options if "-" in option.removeprefix("--")] == []

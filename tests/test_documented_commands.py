@@ -104,7 +104,7 @@ def made(tmp_path_factory, process_group) -> Path:
         shutil.copytree(folder / "runs" / "esm2ae" / "export", folder / name)
     model = f"--embed.models {folder / 'runs/esm2ae'} --embed.input {folder / 'proteins.fasta'} --embed.device cpu"
     for name, options in ("embeddings", "--embed.outputs mean residues"), ("embeddings_hdf5", "--embed.format hdf5"):
-        assert run(esmeray, f"embed {model} {options} --embed.output {folder / name}".split()) == 0
+        assert run(esmeray, f"embed run {model} {options} --embed.output {folder / name}".split()) == 0
     best = folder / "runs" / "tune_throughput" / "best.yaml"
     best.parent.mkdir()
     best.write_text(dump_config(proteins))
@@ -213,7 +213,8 @@ def words_of(command: str) -> list[str]:
     if words[:2] == ["-m", "tools"]:
         return words[2:]
     if words[:1] in (["train_ray.py"], ["serve_ray.py"]):
-        return [words[0].removesuffix("_ray.py"), *words[1:]]
+        starts = {"train_ray.py": ["train"], "serve_ray.py": ["serve", "run"]}
+        return [*starts[words[0]], *words[1:]]
     return words if program == "esmeray" else [program, *words]
 
 
@@ -225,7 +226,7 @@ def name_of(command: str) -> str:
     return name
 
 
-STARTING = ("train", "tune", "tune tokens", "serve")
+STARTING = ("train", "tune", "tune tokens", "serve run")
 PLANNED = [command for command in ALL_COMMANDS if name_of(command) in STARTING]
 RUN = [command for command in ALL_COMMANDS if name_of(command) not in (*STARTING, "make", "python")]
 
@@ -271,7 +272,7 @@ def run_tool(name: str, arguments: list[str], workspace: Path, monkeypatch: pyte
         shutil.rmtree(workspace / "folds_store")
     if name == "function predict":
         (workspace / "predicted.tsv").unlink()
-    if name == "embed":
+    if name == "embed run":
         shutil.rmtree(workspace / "embeddings")
     monkeypatch.setattr(trial, "precisions", lambda device: [])
     monkeypatch.setattr(query, "Client", instead)

@@ -1,8 +1,8 @@
 """The command line: ``esmeray``, or ``python -m tools``, lists its commands; ``esmeray COMMAND --help`` explains one.
 
 A command is a package of this one, whose docstring is its line in the list and an example. Its modules are its
-subcommands, each with ``main(argv) -> int``; the module ``run``, where there is one, needs no name. Only the module
-that is named is imported, since some take seconds.
+subcommands, each with ``main(argv) -> int``; commands of :data:`ALONE` run by themselves. Only the module that is
+needed is imported, since some take seconds.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from common.text import did_you_mean
 
 COMMANDS = ("data", "train", "tune", "embed", "classify", "design", "function", "align", "serve", "profile")
 """In the order in which a newcomer meets them."""
-DEFAULT = "run"
-"""Subcommand that needs no name."""
+ALONE = ("train", "tune", "align")
+"""Commands whose module ``run`` has no name on the command line."""
 
 
 def main(argv: list[str]) -> int:
@@ -33,30 +33,32 @@ def main(argv: list[str]) -> int:
     if command not in COMMANDS:
         raise ConfigError(f"there is no command {command!r}{did_you_mean(command, COMMANDS)}; {_listed(COMMANDS)}")
     names = subcommands(command)
-    if len(names) > 1 and arguments[:1] in (["-h"], ["--help"]):
+    if names and arguments[:1] in (["-h"], ["--help"]):
         print(_command_overview(command, names))
-        if DEFAULT not in names:
+        if command not in ALONE:
             return 0
-    subcommand = _subcommand(command, names, arguments)
-    named = arguments[:1] == [subcommand]
-    return importlib.import_module(f"tools.{command}.{subcommand}").main(arguments[named:])
+    module, arguments = _module(command, names, arguments)
+    return importlib.import_module(f"tools.{command}.{module}").main(arguments)
 
 
 def subcommands(command: str) -> list[str]:
     """Names of a command's subcommands, in order."""
     path = [str(Path(__file__).with_name(command))]
-    return sorted(module.name for module in pkgutil.iter_modules(path) if not module.name.startswith("_"))
+    names = sorted(module.name for module in pkgutil.iter_modules(path) if not module.name.startswith("_"))
+    if command in ALONE:
+        names.remove("run")
+    return names
 
 
-def _subcommand(command: str, names: list[str], arguments: list[str]) -> str:
-    """The subcommand that is named, or the default."""
+def _module(command: str, names: list[str], arguments: list[str]) -> tuple[str, list[str]]:
+    """The module that is named, or that runs without a name, and its arguments."""
     first = arguments[0] if arguments else ""
     if first in names:
-        return first
-    # An option, or nothing: the default says what it needs.
-    if DEFAULT in names and (first.startswith("-") or not first or names == [DEFAULT]):
-        return DEFAULT
-    problem = f"there is no subcommand {first!r}{did_you_mean(first, names)}" if first else "name a subcommand"
+        return first, arguments[1:]
+    is_option = first.startswith("-") or not first
+    if command in ALONE and (is_option or not names):
+        return "run", arguments  # which says what it needs
+    problem = "name a subcommand" if is_option else f"there is no subcommand {first!r}{did_you_mean(first, names)}"
     raise ConfigError(f"{program_of(command)}: {problem}; {_listed(names)}; for example: {example(command)}")
 
 
@@ -68,7 +70,7 @@ def example(command: str) -> str:
 def _overview() -> str:
     lines = [f"usage: {program_of('COMMAND')} [SUBCOMMAND] [--section.key VALUE ...]", ""]
     for command in COMMANDS:
-        others = ", ".join(name for name in subcommands(command) if name != DEFAULT)
+        others = ", ".join(subcommands(command))
         subject = _docstring(command, "__init__").splitlines()[0]
         lines += [f"{command:<9} {subject}{f' ({others})' if others else ''}", f"          {example(command)}"]
     return "\n".join([*lines, "", f"{program_of('COMMAND')} --help says more."])
@@ -77,9 +79,8 @@ def _overview() -> str:
 def _command_overview(command: str, names: list[str]) -> str:
     width = max(map(len, names))
     lines = [f"  {name:<{width}}  {_docstring(command, name).splitlines()[0]}" for name in names]
-    usage = f"usage: {program_of(command)} {'[SUBCOMMAND]' if DEFAULT in names else 'SUBCOMMAND'} ..."
-    default = f" {DEFAULT} is the default." if DEFAULT in names else ""
-    end = f"{program_of(command)} SUBCOMMAND --help explains one.{default}"
+    usage = f"usage: {program_of(command)} {'[SUBCOMMAND]' if command in ALONE else 'SUBCOMMAND'} ..."
+    end = f"{program_of(command)} SUBCOMMAND --help explains one.{' Without one:' if command in ALONE else ''}"
     return "\n".join([usage, "", *lines, "", f"Example: {example(command)}", end, ""])
 
 

@@ -398,7 +398,7 @@ COMMANDS: dict[str, type[Section]] = {
     "profile devices": DeviceProfileSettings,
     "profile gpu": GpuProfileSettings,
     "profile log": LogProfileSettings,
-    "embed": EmbedSettings,
+    "embed run": EmbedSettings,
     "embed join": JoinSettings,
     "embed search": SearchSettings,
     "embed plot": PlotSettings,
@@ -407,7 +407,7 @@ COMMANDS: dict[str, type[Section]] = {
     "function predict": PredictTermsSettings,
     "function evaluate": EvaluateTermsSettings,
     "align": AlignSettings,
-    "serve": ServiceSettings,
+    "serve run": ServiceSettings,
     "serve query": QuerySettings,
     "serve key": KeySettings,
 }

@@ -18,7 +18,7 @@ COMMANDS = {
     "train": ["train_ray.py", "--config", "{config}"],
     "find_batch_size": ["-m", "tools", "tune", "tokens", "--config", "{config}"],
     "serve": ["serve_ray.py", "--config", "train_config/serve.yaml", "--ray.address", "{address}"],
-    "embed": ["-m", "tools", "embed", *EMBED],
+    "embed": ["-m", "tools", "embed", "run", *EMBED],
     "predict_structures": ["-m", "tools", "design", "fold", "--workers=1", "--model={folder}", "{fasta}"],
 }
 

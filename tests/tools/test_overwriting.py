@@ -25,7 +25,7 @@ COMMANDS = {
     "evaluate": ("classify", "evaluate", "model", "--evaluate.input", "proteins.fasta", "--evaluate.output", "target"),
     "analyze_gpu_logs": ("profile", "log", "log.csv", "--profile.output", "target.png"),
     "analyze_gpu_logs --json": ("profile", "log", "log.csv", "--profile.json_output", "target.json"),
-    "embed": ("embed", "--embed.models", "model", "--embed.input", "proteins.fasta", "--embed.output", "target"),
+    "embed": ("embed", "run", "--embed.models", "model", "--embed.input", "proteins.fasta", "--embed.output", "target"),
     "profile model": ("profile", "model", "model", *PROTEINS, "--profile.output", "target"),
     "profile devices": ("profile", "devices", "--profile.models", "model", *PROTEINS, "--profile.output", "target"),
     "fasta2lmdb": ("data", "convert", "--data.source", "proteins.fasta", "--convert.store", "target"),

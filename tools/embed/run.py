@@ -9,12 +9,12 @@ Without a cluster this process computes; where there are several GPUs, or --ray.
 cluster, an actor on each device does. --dry_run reports sequences, duplicates, bytes and time, and writes nothing.
 
 Examples:
-  esmeray embed --embed.models facebook/esm2_t33_650M_UR50D --embed.input proteome.fasta.gz --embed.output embeddings
-  esmeray embed --embed.models runs/esm2ae --embed.input proteins.store --embed.output latents \
+  esmeray embed run --embed.models facebook/esm2_t33_650M_UR50D --embed.input proteins.fasta.gz --embed.output vectors
+  esmeray embed run --embed.models runs/esm2ae --embed.input proteins.store --embed.output latents \
 --embed.outputs latents --embed.dtype fp16
-  esmeray embed --embed.models facebook/esm2_t6_8M_UR50D Rostlab/prot_bert --embed.input 'faa/*.faa' \
+  esmeray embed run --embed.models facebook/esm2_t6_8M_UR50D Rostlab/prot_bert --embed.input 'faa/*.faa' \
 --embed.output both --dry_run
-  esmeray embed --embed.models my-esm2 --embed.input all.fasta --embed.output residues \
+  esmeray embed run --embed.models my-esm2 --embed.input all.fasta --embed.output residues \
 --embed.outputs residues mean --embed.long window --embed.max_length 1022
 """
 
@@ -47,7 +47,7 @@ class Arguments(Overwriting):
 
 def main(argv: list[str]) -> int:
     """Plan, compute, publish, and print the table of performance."""
-    flags, settings = parse(argv, "embed", __doc__, Arguments, EmbedSettings)
+    flags, settings = parse(argv, "embed run", __doc__, Arguments, EmbedSettings)
     request = _request(settings, flags.overwrite)
     # Here: they load torch.
     from inference.embedding.estimate import estimate

@@ -1,4 +1,4 @@
 """Serve models over HTTP; send a file to a service, make API keys.
 
-esmeray serve --serve.models runs/locations facebook/esm2_t6_8M_UR50D
+esmeray serve run --serve.models runs/locations facebook/esm2_t6_8M_UR50D
 """

@@ -9,9 +9,9 @@ what has changed while requests are answered; a model with one replica needs roo
 lets what is being answered end.
 
 Examples:
-  esmeray serve --serve.models runs/locations facebook/esm2_t6_8M_UR50D
-  esmeray serve --config train_config/serve.yaml --serve.host 0.0.0.0 --serve.access.keys keys.yaml
-  esmeray serve --serve.models esm2_t6_8M --serve.random_weights true --serve.port 8080
+  esmeray serve run --serve.models runs/locations facebook/esm2_t6_8M_UR50D
+  esmeray serve run --config train_config/serve.yaml --serve.host 0.0.0.0 --serve.access.keys keys.yaml
+  esmeray serve run --serve.models esm2_t6_8M --serve.random_weights true --serve.port 8080
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Arguments(Plain):
 
 def main(argv: list[str]) -> int:
     """Check the settings and serve."""
-    arguments, settings = parse(argv, "serve", __doc__, Arguments, ServiceSettings)
+    arguments, settings = parse(argv, "serve run", __doc__, Arguments, ServiceSettings)
     if arguments.dry_run:
         print(dump_config(settings), end="")
         return 0
-    words = read_words(argv, "serve", __doc__, Arguments, ServiceSettings)
+    words = read_words(argv, "serve run", __doc__, Arguments, ServiceSettings)
 
     def read() -> ServiceConfig:
         """The settings as they are now: the file may have changed."""

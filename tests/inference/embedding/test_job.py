@@ -259,7 +259,7 @@ def test_a_killed_process_resumes_to_the_same_bytes(tmp_path: Path):
     job = request(tmp_path, sequences=sequences)
     options = f"--embed.models {tmp_path / 'model'} --embed.input {tmp_path / 'proteins.fasta'} --embed.device cpu "
     options += "--embed.precision fp32 --embed.shard_tokens 500 --embed.output"
-    command = [sys.executable, "-m", "tools", "embed", *options.split()]
+    command = [sys.executable, "-m", "tools", "embed", "run", *options.split()]
     subprocess.run([*command, tmp_path / "whole"], cwd=REPOSITORY, check=True, capture_output=True)
     process = subprocess.Popen([*command, job.output], cwd=REPOSITORY, stderr=subprocess.DEVNULL)
     while process.poll() is None and len(list(job.partial.glob("model/rows/*"))) < 2:

@@ -15,7 +15,9 @@ def given(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch:
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path_factory.mktemp("no-cluster")))  # one that runs here would be used
     model = small_model_folder(tmp_path / "model")
     fasta = write_proteins(tmp_path / "proteins.fasta", random_sequences([9, 30, 9]))
-    options = f"embed --embed.models {model} --embed.input {fasta} --embed.device cpu --embed.output {tmp_path / 'out'}"
+    options = (
+        f"embed run --embed.models {model} --embed.input {fasta} --embed.device cpu --embed.output {tmp_path / 'out'}"
+    )
     return options.split()
 
 

@@ -13,7 +13,7 @@ from train_config.service_schema import ServiceSettings
 def test_a_dry_run_prints_the_resolved_settings(command):
     file = REPOSITORY / "train_config" / "serve.yaml"
     outcome = command(
-        f"serve --config {file} --serve.port 8080 --serve.access.keys keys.yaml --serve.host 0.0.0.0 --dry_run"
+        f"serve run --config {file} --serve.port 8080 --serve.access.keys keys.yaml --serve.host 0.0.0.0 --dry_run"
     )
     assert outcome.code == 0, outcome.err
     config = ServiceSettings.model_validate(yaml.safe_load(outcome.out)).serve
@@ -22,7 +22,9 @@ def test_a_dry_run_prints_the_resolved_settings(command):
 
 
 def test_models_may_be_named_alone(command):
-    outcome = command("serve", "--serve.models", "facebook/esm2_t6_8M_UR50D", "runs/locations/export", "--dry_run")
+    outcome = command(
+        "serve", "run", "--serve.models", "facebook/esm2_t6_8M_UR50D", "runs/locations/export", "--dry_run"
+    )
     models = yaml.safe_load(outcome.out)["serve"]["models"]
     assert [model["name"] for model in models] == ["esm2_t6_8M_UR50D", "locations"]
 
@@ -30,7 +32,7 @@ def test_models_may_be_named_alone(command):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ([], "missing: --serve.models; for example: esmeray serve --serve.models"),
+        ([], "missing: --serve.models; for example: esmeray serve run --serve.models"),
         (["--serve.models", "a", "b/a"], "two have the same name"),
         (["--serve.models", "a b"], "should match pattern"),
         (["--serve.models", "a", "--serve.port", "70000"], "port"),
@@ -39,7 +41,7 @@ def test_models_may_be_named_alone(command):
     ],
 )
 def test_settings_that_can_not_be_end_with_one_line(command, options: list[str], words: str):
-    outcome = command("serve", *options)
+    outcome = command("serve", "run", *options)
     assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1) and words in outcome.err, outcome.err
 
 
