@@ -154,8 +154,8 @@ def write_structures(folder: Path) -> None:
     structure_store(folder / "unseen_store", 3)
     texts = random_sequences([20, 30, 25, 28])
     (folder / "peptides.fasta").write_text("".join(f">p{number}\n{text}\n" for number, text in enumerate(texts)))
-    options = ["--model", str(save_esmfold(folder / "esmfold")), "--cache", str(folder / "predictions")]
-    assert run(esmeray, ["design", "fold", str(folder / "peptides.fasta"), *options, "--device", "cpu"]) == 0
+    options = f"--fold.model {save_esmfold(folder / 'esmfold')} --fold.cache {folder / 'predictions'} --fold.device cpu"
+    assert run(esmeray, f"design fold --fold.input {folder / 'peptides.fasta'} {options}".split()) == 0
 
 
 def write_terms(folder: Path) -> None:

@@ -11,10 +11,19 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from train_config.classifier_schema import Part
-from train_config.diffusion_schema import StructuresSection
+from train_config.diffusion_schema import CaOnly, StructuresSection
 from train_config.embed_schema import EmbedSection
 from train_config.schema import IngestSection
-from train_config.section import NonNegativeInt, PositiveFloat, PositiveInt, Precision, Section, Share, Tokens
+from train_config.section import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Precision,
+    Section,
+    Share,
+    Tokens,
+)
 from train_config.service_schema import KeySettings, QuerySettings, ServiceSettings
 from train_config.terms_schema import EvaluateTermsSection, PredictTermsSection
 
@@ -390,6 +399,137 @@ class ClassifyEvaluateSettings(Section):
     evaluate: ClassifyEvaluateSection = ClassifyEvaluateSection()
 
 
+class DesignModelSection(Section):
+    """How a model of sequence diffusion runs."""
+
+    label: str | None = None
+    """Class to condition on."""
+    device: str | None = None
+    """cpu or cuda. Default: CUDA where there is one."""
+    tokens: PositiveInt = 8192
+    """Token budget of a batch."""
+
+
+class DesignStructuresSection(DesignModelSection):
+    """Structures, and how the model runs."""
+
+    structures: list[str] = Field([])
+    """Structure files, folders or globs."""
+    chains: str = "each"
+    """each, first, complex, or names of chains, as A,B."""
+    ca_only: CaOnly = "error"
+    """Chains of CA atoms alone: refuse, leave out or complete them."""
+
+
+class GenerateSection(DesignStructuresSection):
+    """Structures, what to generate for them, and how the model runs."""
+
+    output: Path
+    """Folder to make."""
+    length: Annotated[int, Field(gt=0, le=5000)] | None = None
+    """Residues, without a structure."""
+    number: PositiveInt = 1
+    """Sequences for each structure."""
+    fix: str = ""
+    """Positions that keep the structure's residue, as 1-10,57."""
+    omit: str = ""
+    """Amino acids that are not used, as CM."""
+    tie: str = ""
+    """Chains of a complex that get the same residues, as A,B."""
+    temperature: NonNegativeFloat = 0.1
+    """0: the likeliest residue; 1: as the model's probabilities say."""
+    steps: Annotated[int, Field(gt=0, le=1000)] = 20
+    """Steps of denoising."""
+    guidance: NonNegativeFloat = 1.0
+    """Weight of the structure; above 1 it counts for more."""
+    order: Literal["confidence", "random"] = "confidence"
+    """Positions that are decided first."""
+    seed: NonNegativeInt = 0
+    """Seed."""
+    known: Path | None = None
+    """Store of sequences to compare with: adds novelty to each."""
+
+
+class GenerateSettings(Section):
+    """Designs."""
+
+    generate: GenerateSection
+
+
+class ScoreSection(DesignStructuresSection):
+    """Structures, sequences to score on them, and how the model runs."""
+
+    sequences: list[str] = Field(min_length=1)
+    """FASTA files, folders or globs."""
+    output: Path
+    """TSV file to write."""
+
+
+class ScoreSettings(Section):
+    """Scores of sequences."""
+
+    score: ScoreSection
+
+
+class DesignEvaluateSection(DesignModelSection):
+    """Structures to evaluate on, and how the model runs."""
+
+    store: Path
+    """Structure store."""
+    part: Literal["all", "training", "validation"] = "all"
+    """Part of the store: validation, where the model was trained on the rest."""
+    predictions: Path | None = None
+    """Predicted structures, of a store that has none of its own."""
+    steps: PositiveInt = 20
+    """Steps of denoising."""
+    output: Path | None = None
+    """JSON file to write."""
+
+
+class DesignEvaluateSettings(Section):
+    """An evaluation of designs."""
+
+    evaluate: DesignEvaluateSection
+
+
+class FoldSection(Section):
+    """Sequences, predictor, devices."""
+
+    input: list[str] = Field(min_length=1)
+    """FASTA files, folders or globs, or a store."""
+    model: str
+    """Folder or hub name of the predictor's weights."""
+    predictor: str = "esmfold"
+    """Kind of predictor: esmfold, esmfold2, or one of predictor_module."""
+    predictor_module: list[str] = Field([])
+    """Modules to import, which register further kinds."""
+    cache: Path
+    """Folder to keep predictions in."""
+    cache_gb: PositiveFloat = 50.0
+    """Size of the cache."""
+    max_length: PositiveInt = 1024
+    """Residues; longer sequences are left out."""
+    tokens: PositiveInt = 1024
+    """Residues of a batch."""
+    device: Literal["cpu", "cuda"] | None = None
+    """Default: CUDA where there is one."""
+    workers: PositiveInt | None = None
+    """Actors on Ray. Default: this process alone."""
+    cpus_per_worker: PositiveInt = 1
+    """CPU cores of an actor."""
+    gpus_per_worker: PositiveFloat = 1.0
+    """GPUs of an actor; 0.5 puts two on each."""
+    max_failures: NonNegativeInt = 3
+    """Times that a batch may lose its actor."""
+
+
+class FoldSettings(Section):
+    """Predictions of structures, and their cluster."""
+
+    fold: FoldSection
+    ray: ClusterSection = ClusterSection()
+
+
 COMMANDS: dict[str, type[Section]] = {
     "data convert": ConvertSettings,
     "data structures": StructuresSettings,
@@ -404,6 +544,10 @@ COMMANDS: dict[str, type[Section]] = {
     "embed plot": PlotSettings,
     "classify predict": ClassifyPredictSettings,
     "classify evaluate": ClassifyEvaluateSettings,
+    "design generate": GenerateSettings,
+    "design score": ScoreSettings,
+    "design evaluate": DesignEvaluateSettings,
+    "design fold": FoldSettings,
     "function predict": PredictTermsSettings,
     "function evaluate": EvaluateTermsSettings,
     "align": AlignSettings,

@@ -46,7 +46,7 @@ def register(name: str) -> Callable[[Kind], Kind]:
 def predictor(name: str, source: str, device: str) -> Predictor:
     """Load a predictor. Raises ConfigError where there is none of this name, or its source can't be loaded."""
     if name not in PREDICTORS:
-        raise ConfigError(f"--predictor {name}: there are {', '.join(sorted(PREDICTORS))}")
+        raise ConfigError(f"predictor {name}: there are {', '.join(sorted(PREDICTORS))}")
     try:
         return PREDICTORS[name](source, device)
     except (OSError, ValueError) as error:

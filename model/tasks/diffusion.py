@@ -42,7 +42,7 @@ from model.tasks.diffusion import open_diffusion
 model = open_diffusion("FOLDER")
 ```
 
-or `esmeray design generate FOLDER --structure FILE --output DESIGNS`.
+or `esmeray design generate FOLDER --generate.structures FILE --generate.output DESIGNS`.
 """
 
 

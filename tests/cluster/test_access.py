@@ -14,12 +14,13 @@ from train_config.loading import dump_config
 
 OTHER = "0" * 64
 EMBED = ["--embed.workers=1", "--embed.models=esm2_t6_8M", "--embed.random_weights=true", "--embed.input", "{fasta}"]
+FOLD = ["--fold.workers=1", "--fold.model={folder}", "--fold.cache={folder}/predictions", "--fold.input={fasta}"]
 COMMANDS = {
     "train": ["train_ray.py", "--config", "{config}"],
     "find_batch_size": ["-m", "tools", "tune", "tokens", "--config", "{config}"],
     "serve": ["serve_ray.py", "--config", "train_config/serve.yaml", "--ray.address", "{address}"],
     "embed": ["-m", "tools", "embed", "run", *EMBED],
-    "predict_structures": ["-m", "tools", "design", "fold", "--workers=1", "--model={folder}", "{fasta}"],
+    "predict_structures": ["-m", "tools", "design", "fold", *FOLD],
 }
 
 
@@ -29,7 +30,7 @@ def run(folder: Path, name: str, environment: dict[str, str]) -> subprocess.Comp
     places["address"] = environment["RAY_ADDRESS"]
     places["config"].write_text(dump_config(tiny_config(folder, ray={"num_workers": 1})))
     places["fasta"].write_text(">a\nMKTAYIAKQR\n")
-    written = {"embed": ["--embed.output={folder}/embeddings"], "predict_structures": ["--cache={folder}/predictions"]}
+    written = {"embed": ["--embed.output={folder}/embeddings"]}
     parts = [part.format(**places) for part in [*COMMANDS[name], *written.get(name, [])]]
     command = [sys.executable, *parts]
     return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)

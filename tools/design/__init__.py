@@ -1,4 +1,4 @@
 """Generate, score and evaluate sequences for structures; fold sequences.
 
-esmeray design generate runs/structdiff --structure fold.pdb --number 8 --output designs
+esmeray design generate runs/structdiff --generate.structures fold.pdb --generate.output designs
 """

@@ -4,50 +4,46 @@ Each sequence of the FASTA file is scored on each structure of its length: mean 
 nearer 0 is better, and the share of native residues. The table is sorted as the file is.
 
 Examples:
-  esmeray design score runs/structdiff --structure fold.pdb --sequences designs.fasta --output scores.tsv
+  esmeray design score runs/structdiff --score.structures fold.pdb --score.sequences designs.fasta \
+--score.output scores.tsv
 """
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
 
-import tyro
-from pydantic import Field
-
-from common.arguments import parse
 from common.errors import ConfigError, DataError
 from common.progress import record_bar
 from common.publishing import made_file, refuse_file
 from common.text import counted
 from dataset.structures.conversion import read_proteins
-from inference.design.request import DesignOptions, load_model, structures_of
+from inference.design.request import load_model, structures_of
 from inference.models.source import exported_by
+from tools.grammar import Overwriting, parse
+from train_config.command_schema import ScoreSettings
 
 MADE_BY = "score_design"
 
 
-class Arguments(DesignOptions):
-    """What to score."""
+class Arguments(Overwriting):
+    """The model."""
 
-    sequences: list[str] = Field(min_length=1, description="FASTA files, folders or globs.")
-    output: Path = Field(description="TSV file to write.")
-    overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
-        False, description="Replace the file if this tool made it and nobody changed it since."
-    )
+    model: Path
+    """Run that trained sequence diffusion, or its export."""
 
 
 def main(argv: list[str]) -> int:
     """Read, score, write."""
-    arguments = parse(Arguments, argv, "design score", __doc__)
-    made = (arguments.output, MADE_BY, arguments.overwrite)
+    plain, settings = parse(argv, "design score", __doc__, Arguments, ScoreSettings)
+    options = settings.score
+    made = (options.output, MADE_BY, plain.overwrite)
     refuse_file(*made)
-    exported_by("diffusion", arguments.model)
-    if not arguments.structure:
-        raise ConfigError("--structure: name files of the structures to score on")
-    structures = structures_of(arguments)
-    records = list(zip(*read_proteins(arguments.sequences), strict=True))
+    exported_by("diffusion", plain.model)
+    if not options.structures:
+        raise ConfigError("--score.structures: name files of the structures to score on")
+    structures = structures_of(options)
+    records = list(zip(*read_proteins(options.sequences), strict=True))
     pairs = [
         (structure, [(name, text) for name, text in records if len(text) == len(structure.residues)])
         for structure in structures
@@ -55,7 +51,7 @@ def main(argv: list[str]) -> int:
     if not any(some for _, some in pairs):
         lengths = ", ".join(f"{each.id} {len(each.residues)}" for each in structures[:3])
         raise DataError(f"no sequence has the length of a structure ({lengths} residues)")
-    model, label = load_model(arguments)
+    model, label = load_model(plain.model, options)
 
     from inference.design.scoring import log_likelihoods, recovery
 
@@ -64,7 +60,7 @@ def main(argv: list[str]) -> int:
         file.write("structure\tsequence\tlog_likelihood\trecovery\n")
         for number, (structure, some) in enumerate(pairs, 1):
             texts = [text for _, text in some]
-            scores = log_likelihoods(model, structure, texts, label=label, tokens=arguments.tokens)
+            scores = log_likelihoods(model, structure, texts, label=label, tokens=options.tokens)
             for (name, text), score in zip(some, scores, strict=True):
                 file.write(f"{structure.id}\t{name}\t{score:.4f}\t{recovery(text, structure.residues):.4f}\n")
             rows += len(some)
@@ -73,5 +69,5 @@ def main(argv: list[str]) -> int:
     left_out = sum(len(text) not in wanted for _, text in records)
     if left_out:
         print(f"{counted(left_out, 'sequence{s}')} of another length than every structure left out", file=sys.stderr)
-    print(f"{arguments.output}: {counted(rows, 'score{s}')} on {counted(len(structures), 'structure{s}')}")
+    print(f"{options.output}: {counted(rows, 'score{s}')} on {counted(len(structures), 'structure{s}')}")
     return 0
