@@ -46,6 +46,8 @@ class Classifier(TaskModel):
 
     task = "classifier"
 
+    saved_apart = ("backbone.", "target_scale.")
+
     def __init__(
         self,
         backbone: PackedBackbone,
