@@ -10,7 +10,7 @@ import socket
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-d
 from cluster.access import authentication_mode, own_token
 from cluster.placement import LOCAL, NodeResources, Workers, find, local_resources
 from common.errors import ResourceError
-from common.publishing import exclusive
+from common.publishing import take_lock
 from train_config.schema import RaySection
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -133,7 +133,8 @@ def _spare_processes() -> None:
 def _start_local(section: RaySection) -> BaseContext:
     ((cpus, gpus),) = local_resources()
     # One after the other: two that start at once would choose the same port.
-    with _loopback(), exclusive(Path(tempfile.gettempdir()) / f"esmeray-cluster-{os.getuid()}"):
+    lock = take_lock(Path(tempfile.gettempdir()) / f"esmeray-cluster-{os.getuid()}.lock")
+    with _loopback(), closing(os.fdopen(lock)):
         return ray.init(
             address=LOCAL,
             num_cpus=cpus,
