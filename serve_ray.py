@@ -1,7 +1,5 @@
 """Serve models over HTTP on a Ray cluster: ``esmeray serve run`` from the repository, see :mod:`tools.serve.run`."""
 
-from __future__ import annotations
-
 import sys
 
 from common.command_line import run

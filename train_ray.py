@@ -1,7 +1,5 @@
 """Train an experiment on a Ray cluster: ``esmeray train`` from the repository, see :mod:`tools.train.run`."""
 
-from __future__ import annotations
-
 import sys
 
 from common.command_line import run

@@ -8,8 +8,6 @@ ascending, of few ones fewer.
 Shape legend: N records, M candidates, W distinct words of a record, C channels.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

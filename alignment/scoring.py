@@ -6,8 +6,6 @@ Bit scores and E-values are those of blastp without composition-based statistics
 BLAST has constants for.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property

@@ -7,8 +7,6 @@ byte of memory for each pair of residues.
 Shape legend: N records of the store, M of them that a prefilter names, A columns of an alignment.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

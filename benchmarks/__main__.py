@@ -11,8 +11,6 @@ Examples:
   python -m benchmarks gpu --help
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import importlib.util

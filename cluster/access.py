@@ -4,8 +4,6 @@ In: an address. Out: what ``RAY_AUTH_MODE`` has to be. For an address that is gi
 shell alone; where the cluster has the other one, or another token, it tries for 20 s and logs before it fails.
 """
 
-from __future__ import annotations
-
 import os
 
 import grpc

@@ -4,8 +4,6 @@ In: a class with ``load()`` and ``run(task)``, and tasks. Out: what ``run`` retu
 their results themselves, so that nothing large passes through Ray.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections import Counter, deque

@@ -1,7 +1,5 @@
 """The Ray cluster: connect to the one at hand or start a local one, and report its resources."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

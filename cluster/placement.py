@@ -3,8 +3,6 @@
 Imports no Ray, and torch only to count GPUs where there is a driver, so that a plan and a refusal are there at once.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

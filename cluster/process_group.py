@@ -4,8 +4,6 @@ On one machine that is 127.0.0.1, on several each node's own address. Ray Train 
 on every address.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 from datetime import timedelta

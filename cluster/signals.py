@@ -1,7 +1,5 @@
 """Ctrl-C and SIGTERM: say so at once, ask once, wait a while, then end in any case."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
@@ -43,7 +41,7 @@ class StopSignals:
         self._asked_at = float("-inf")
         self._before: dict[int, object] = {}
 
-    def __enter__(self) -> StopSignals:
+    def __enter__(self) -> "StopSignals":
         if threading.current_thread() is threading.main_thread():
             for signum in (signal.SIGINT, signal.SIGTERM):
                 self._before[signum] = signal.signal(signum, self._handle)

@@ -6,8 +6,6 @@ start, then waits for that lock for ever, and the process for the thread (cpytho
 nothing but queues written in C.
 """
 
-from __future__ import annotations
-
 import _thread
 import queue
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Shape legend: N records, S resamplings.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -4,8 +4,6 @@ In: a ``main(argv) -> int``. Out: its exit code; that of the :class:`~common.err
 or 130 after Ctrl-C. Anything else that is raised is a fault of the program, keeps its traceback and leaves with code 1.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

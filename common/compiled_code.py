@@ -5,8 +5,6 @@ header of torch, so that it compiles in seconds; one that uses OpenMP runs in to
 finds the library that torch brought.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import hashlib

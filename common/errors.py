@@ -5,8 +5,6 @@ what to do, and is caught once, at the command line (:mod:`common.command_line`)
 a fault of the program and leaves with code 1.
 """
 
-from __future__ import annotations
-
 
 class EsmerayError(Exception):
     """Base of every refusal, meant for the person at the terminal, with a line for each problem."""
@@ -18,7 +16,7 @@ class EsmerayError(Exception):
         super().__init__("; ".join(problems))
         self.problems = problems
 
-    def __reduce__(self) -> tuple[type[EsmerayError], tuple[str, ...], dict[str, object]]:
+    def __reduce__(self) -> tuple[type["EsmerayError"], tuple[str, ...], dict[str, object]]:
         """Pickled with each problem: workers' errors travel to the driver."""
         return type(self), self.problems, self.__dict__
 

@@ -3,8 +3,6 @@
 In: a Matplotlib figure. Out: a PNG that is complete or not there.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from matplotlib.axes import Axes

@@ -6,8 +6,6 @@ records; F is their harmonic mean, and Fmax the highest F.
 Shape legend: N records, T thresholds.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

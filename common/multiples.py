@@ -4,8 +4,6 @@ In: how many. Out: the start of a read-only table. A table is kept for each powe
 few, and together they are at most twice as large as the largest.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The machine at hand, as far as a default of the settings depends on it. Imports nothing heavy."""
 
-from __future__ import annotations
-
 import ctypes
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Progress on stderr: of a conversion, by its bytes, of records that are computed, and a status line."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -6,8 +6,6 @@ by a process that was killed, and is swept. What a tool writes is listed in a ma
 and only when asked. OSErrors become ResourceErrors with the place and the remedy.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import hashlib

@@ -1,7 +1,5 @@
 """Numbers and names in words."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -4,8 +4,6 @@ All contenders are measured once a round, in an order that rotates, so that what
 and a ratio can be taken within each round.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence

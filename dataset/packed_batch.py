@@ -3,8 +3,6 @@
 Shape legend: T tokens in the batch (special tokens included), M tokens with a target, N sequences, C columns of labels.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -123,7 +121,7 @@ class PackedBatch:
 
     def adding(
         self, by_token: Mapping[str, Tensor] | None = None, by_sequence: Mapping[str, Tensor] | None = None
-    ) -> PackedBatch:
+    ) -> "PackedBatch":
         """The same batch with more named tensors, or with others of these names."""
         return replace(
             self,
@@ -131,7 +129,7 @@ class PackedBatch:
             by_sequence={**self.by_sequence, **(by_sequence or {})},
         )
 
-    def without_tokens(self) -> PackedBatch:
+    def without_tokens(self) -> "PackedBatch":
         """The same sequences with no tokens: T is 0, and what is known of each stands in ``by_sequence``."""
         return replace(
             self,
@@ -142,7 +140,7 @@ class PackedBatch:
             by_token={},
         )
 
-    def pieces(self, count: int) -> list[PackedBatch]:
+    def pieces(self, count: int) -> list["PackedBatch"]:
         """The batch in at most ``count`` parts of whole sequences and about equally many tokens, in order."""
         N, T = self.num_sequences, self.num_tokens
         count = min(count, N)
@@ -154,7 +152,7 @@ class PackedBatch:
         bounds = _even_bounds(sizes_N, count)
         return [self._slice(start, end, starts) for start, end in pairwise(bounds)]
 
-    def without_targets(self) -> PackedBatch:
+    def without_targets(self) -> "PackedBatch":
         """The first sequence alone, with nothing that counts: it adds nothing to loss, metrics or counts."""
         first = self._slice(0, 1, self.cu_seqlens.tolist())
         return replace(
@@ -164,7 +162,7 @@ class PackedBatch:
             by_sequence=_not_counting(first.by_sequence),
         )
 
-    def filled(self, shape: BatchShape) -> PackedBatch:
+    def filled(self, shape: BatchShape) -> "PackedBatch":
         """The same sequences, then fillers: where every batch has the same shape, one compiled graph takes all.
 
         Fillers are sequences of token 0, at most ``max_seqlen`` long, then empty ones. They have no target, no weight
@@ -189,7 +187,7 @@ class PackedBatch:
             by_sequence=_with_fillers(self.by_sequence, more_sequences),
         )
 
-    def _slice(self, start: int, end: int, starts: list[int]) -> PackedBatch:
+    def _slice(self, start: int, end: int, starts: list[int]) -> "PackedBatch":
         """Sequences ``start`` to ``end``; their target positions are not known."""
         sequences, tokens = slice(start, end), slice(starts[start], starts[end])
         lengths = [after - before for before, after in pairwise(starts[start : end + 1])]
@@ -203,7 +201,7 @@ class PackedBatch:
             by_sequence={name: tensor[sequences] for name, tensor in self.by_sequence.items()},
         )
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> PackedBatch:
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "PackedBatch":
         """The same batch with every tensor on ``device``."""
         return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
@@ -211,11 +209,11 @@ class PackedBatch:
         """Keep the memory of what another stream made from being used again before this one is through with it."""
         self.map(lambda tensor: tensor.record_stream(stream))
 
-    def pin_memory(self) -> PackedBatch:
+    def pin_memory(self) -> "PackedBatch":
         """The same batch in page-locked memory (what :class:`torch.utils.data.DataLoader` calls)."""
         return self.map(lambda tensor: tensor.pin_memory())
 
-    def map(self, function: Callable[[Any], Any]) -> PackedBatch:
+    def map(self, function: Callable[[Any], Any]) -> "PackedBatch":
         """The same batch with ``function`` of every tensor in its place."""
         return PackedBatch(
             tokens=function(self.tokens),

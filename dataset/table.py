@@ -6,8 +6,6 @@ where none may be is an error where it would swallow rows. Files of lines that a
 without header or quotes, come by :func:`numbered_lines`.
 """
 
-from __future__ import annotations
-
 import csv
 import difflib
 import io

@@ -1,7 +1,5 @@
 """Targets that are not known, in arrays and in tensors alike. Nothing here needs torch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 IGNORED_TARGET = -100

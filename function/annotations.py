@@ -7,8 +7,6 @@ predicted protein without annotation, is refused or ignored, as ``unknown`` says
 Shape legend: N proteins, V terms of an aspect.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from array import array
@@ -228,7 +226,7 @@ def _gaf(path: Path, evidence: frozenset[str], since: str, before: str) -> Itera
             yield number, [row[1], row[4]]
 
 
-def _largest(triples: tuple[array[int], array[int], array[float]], shape: tuple[int, int]) -> csr_array:
+def _largest(triples: "tuple[array[int], array[int], array[float]]", shape: tuple[int, int]) -> csr_array:
     """The matrix of the largest score of each place."""
     rows, columns, scores = map(np.asarray, triples)
     order = np.lexsort((scores, columns, rows))

@@ -6,8 +6,6 @@ groups of like amino acids; each kind has length 1, so that cosines compare dist
 Shape legend: N sequences, C channels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -13,8 +13,6 @@ Shape legend: N proteins, V terms, W weightings, T thresholds, B proteins of a b
 proteins once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice

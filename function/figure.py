@@ -3,8 +3,6 @@
 In: evaluations by aspect. Out: a PNG.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

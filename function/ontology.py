@@ -6,8 +6,6 @@ inside it. Relations to another namespace and obsolete terms are left out; an al
 Shape legend: V terms of an aspect.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property

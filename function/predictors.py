@@ -7,8 +7,6 @@ below 0.
 Shape legend: N queries, M annotated proteins, V terms of an aspect, C channels, P parts of a blend.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

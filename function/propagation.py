@@ -7,8 +7,6 @@ never scores above its parents (``max``), or with new scores only where there wa
 Shape legend: N proteins, V terms, B proteins of a block.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal, TypeAlias
 
 import numpy as np

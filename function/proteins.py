@@ -7,8 +7,6 @@ Shape legend: R records of the store, M annotated proteins of an aspect, V its t
 aspects.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from collections.abc import Iterator

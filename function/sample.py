@@ -8,8 +8,6 @@ every tenth family, and every tenth of the other proteins.
 Only uniform random numbers are drawn, as in :mod:`dataset.store.sample`, so that the sample of a seed stays the same.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -3,8 +3,6 @@
 Shape legend: R records, C channels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

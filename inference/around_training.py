@@ -1,7 +1,5 @@
 """What a run of a task has made by inference, before it is trained and after it, by the task's name."""
 
-from __future__ import annotations
-
 from pkgutil import resolve_name
 
 from train_config.schema import Config

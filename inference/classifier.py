@@ -6,8 +6,6 @@ budget, longest first, so that memory runs out at the start or not at all.
 Shape legend: N texts, C classes or numbers, R residues of all texts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,7 +125,7 @@ class ClassifierPipeline:
         device: torch.device | str | None = None,
         precision: Precision = "fp32",
         tokens: int = DEFAULT_TOKENS,
-    ) -> ClassifierPipeline:
+    ) -> "ClassifierPipeline":
         """The classifier that was exported to a folder, or that a run exported at its end.
 
         The length limit and crop are those of ``data``, by default the folder's own. Raises ConfigError where there

@@ -10,8 +10,6 @@ time that the service asks for. Needs neither torch nor Ray.
         ...
 """
 
-from __future__ import annotations
-
 import asyncio
 import io
 import random
@@ -104,7 +102,7 @@ class AsyncClient:
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def __aenter__(self) -> AsyncClient:
+    async def __aenter__(self) -> "AsyncClient":
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -184,7 +182,7 @@ class Client:
         self._loop.run_until_complete(self._client.close())
         self._loop.close()
 
-    def __enter__(self) -> Client:
+    def __enter__(self) -> "Client":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

@@ -3,8 +3,6 @@
 Nothing here needs torch until the classifier is loaded, so that mistakes are reported at once.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from dataset.labels.label_space import LabelSpace

@@ -1,7 +1,5 @@
 """Devices and precisions: which there are, how they are named, and what running out of one's memory looks like."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

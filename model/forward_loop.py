@@ -4,8 +4,6 @@ In: places of the inputs of each batch, and a function that launches a batch. Ou
 is made of, and what is computed, is the caller's.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 

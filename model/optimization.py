@@ -1,7 +1,5 @@
 """A backbone made fast for inference alone."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

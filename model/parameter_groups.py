@@ -1,7 +1,5 @@
 """Parameter groups of the optimizer: trained parameters, with or without weight decay, by learning rate."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

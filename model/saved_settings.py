@@ -1,7 +1,5 @@
 """Settings of a saved model: a JSON file with a format version. Nothing here needs torch, so refusals come at once."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -3,8 +3,6 @@
 Each caller fills in what it measured of :class:`Facts`. A new rule is a line in :data:`RULES`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -13,8 +13,6 @@ A run resumes from the newest folder whose manifest and files hold; neither Ray 
 :mod:`training.checkpoints.writer` for how one comes to be.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import platform
@@ -83,7 +81,7 @@ class Manifest(_Frozen):
     files: dict[int, list[FileEntry]]
     digest: str = ""
 
-    def sealed(self) -> Manifest:
+    def sealed(self) -> "Manifest":
         content = self.model_dump(mode="json", exclude={"digest"})
         digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
         return self.model_copy(update={"digest": digest})

@@ -7,8 +7,6 @@ everything that the result depends on, and ``accept`` refuses the work of anothe
 ``config.yaml`` and ``outcome.json`` for these (:mod:`run_folder.paths`).
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -4,8 +4,6 @@ A text file: the lines of each piece and an empty one. What stands behind the la
 and is computed again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path

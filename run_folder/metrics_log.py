@@ -6,8 +6,6 @@ and the record then carries ``"nonfinite": true``. The files of samples and aler
 kinds of their own ("sample", "alert"), of which one step may have many.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import math
@@ -111,7 +109,7 @@ class MetricsLog:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def __enter__(self) -> MetricsLog:
+    def __enter__(self) -> "MetricsLog":
         return self
 
     def __exit__(self, *_: object) -> None:

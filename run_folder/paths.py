@@ -18,8 +18,6 @@
     stop.requested       written by the driver on Ctrl-C or SIGTERM, seen by rank 0
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from dataclasses import asdict, dataclass

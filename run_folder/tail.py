@@ -4,8 +4,6 @@ They only read, and hold little of a file in memory: a file may appear late, end
 resumed run, or be out of reach for a while. A line that can't be read is counted and passed over.
 """
 
-from __future__ import annotations
-
 import heapq
 import logging
 import math

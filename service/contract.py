@@ -1,7 +1,5 @@
 """What ingress and replicas tell each other: plain records, which both import and neither side's room hides."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from numpy.typing import NDArray

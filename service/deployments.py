@@ -4,8 +4,6 @@ In: the settings, of which the weights' files give each model a version. Out: an
 version replaces the replicas one after the other. ``build`` is what ``serve run`` and a RayService import.
 """
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ the settings and the files of the weights are looked at again, and replicas of w
 requests are answered; so does the same command, started again on a cluster where the service runs.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import re

@@ -1,7 +1,5 @@
 """Set-up of a replica's process: its log, and a port that must not be open to others."""
 
-from __future__ import annotations
-
 import logging
 import os
 from pathlib import Path

@@ -5,8 +5,6 @@ subcommands, each with ``main(argv) -> int``; commands of :data:`ALONE` run by t
 needed is imported, since some take seconds.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import pkgutil

@@ -5,8 +5,6 @@ command line alone: flags and at most one thing that it acts upon. Out: both, ch
 the option, or file and line; where something is missing the line ends with the first example of the module's docstring.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar

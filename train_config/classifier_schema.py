@@ -1,7 +1,5 @@
 """Settings of the classifier: labels, tokenizer, adapter, pooling, head, loss and metrics."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -64,7 +62,7 @@ class LabelsSection(Section):
     """Records without a label (empty, NaN). error: refuse; skip: drop, counted."""
 
     @model_validator(mode="after")
-    def _fits_together(self) -> LabelsSection:
+    def _fits_together(self) -> "LabelsSection":
         if self.header_pattern is not None and self.header_field is not None:
             raise ValueError("header_pattern and header_field can't both be set: remove one")
         if self.labels_file is not None and self.kind != "per_residue":

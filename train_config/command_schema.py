@@ -3,8 +3,6 @@
 An experiment's sections keep their names and meaning here.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal
 

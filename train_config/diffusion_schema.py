@@ -1,7 +1,5 @@
 """Settings of sequence diffusion: structures, their encoder, and the diffusion itself."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -35,7 +33,7 @@ class PredictionsSection(Section):
     """Residues of a batch."""
 
     @model_validator(mode="after")
-    def _fits_together(self) -> PredictionsSection:
+    def _fits_together(self) -> "PredictionsSection":
         if self.folder is None and (self.on_miss != "error" or self.model is not None):
             raise ValueError("on_miss and model need a folder that keeps predictions: set folder, too")
         if self.on_miss == "error" and self.model is not None:

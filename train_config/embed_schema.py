@@ -1,7 +1,5 @@
 """Settings of an embedding job, which its result depends on."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field
@@ -41,7 +39,7 @@ class EmbedSection(Section):
     shard_tokens: PositiveInt = 262_144
     """Tokens of a shard, the unit that is written and computed again after a failure."""
 
-    def resolved(self, on_cuda: bool) -> EmbedSection:
+    def resolved(self, on_cuda: bool) -> "EmbedSection":
         """The same with the defaults of the device."""
         budget = self.tokens or (CUDA_TOKENS if on_cuda else CPU_TOKENS)
         precision = self.precision or ("bf16" if on_cuda or computes_bf16() else "fp32")

@@ -5,8 +5,6 @@ several keys sees what will really be used; every refusal is one line that names
 experiment's options are ``--section.key``, those of a search ``--tune.section.key``.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Settings of the samples that are taken while a run trains, of its alerts and of its memory guard."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import Field

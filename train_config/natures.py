@@ -4,8 +4,6 @@ A field of the schema carries them as metadata (``Annotated[int, UNSEEN]``); a s
 fields that have none. The launcher and the resume check read them here, so that a new setting needs no other place.
 """
 
-from __future__ import annotations
-
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar

@@ -4,8 +4,6 @@ A config is recorded in a run's folder, its checkpoints and its export. What a s
 what no version does any more is refused in a line. A user's own file gets the new name in its error instead.
 """
 
-from __future__ import annotations
-
 from copy import deepcopy
 from typing import Any, NamedTuple
 

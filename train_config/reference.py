@@ -1,7 +1,5 @@
 """docs/config.md: every setting with type, default and what it means, from the schemas; ``make docs`` writes it."""
 
-from __future__ import annotations
-
 import typing
 from pathlib import Path
 from typing import Any

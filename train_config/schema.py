@@ -4,8 +4,6 @@ A function takes the section that it needs, never the whole tree. The text below
 unit; the command line's help and docs/config.md are generated from it.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -124,7 +122,7 @@ class BatchSection(Section):
     """Sequences that packing looks at together. Larger fills better, smaller shuffles better."""
 
     @model_validator(mode="after")
-    def _whole_batches_per_step(self) -> BatchSection:
+    def _whole_batches_per_step(self) -> "BatchSection":
         if self.global_tokens % self.tokens:
             multiple = max(1, round(self.global_tokens / self.tokens)) * self.tokens
             raise ValueError(
@@ -180,7 +178,7 @@ class MaskedLMSection(Section):
     """Share of these that is replaced by a random residue; the rest stay."""
 
     @model_validator(mode="after")
-    def _shares_fit(self) -> MaskedLMSection:
+    def _shares_fit(self) -> "MaskedLMSection":
         if self.mask_token_share + self.random_token_share > 1 + 1e-9:
             raise ValueError("mask_token_share + random_token_share must not exceed 1")
         return self
@@ -201,7 +199,7 @@ class AutoencoderSection(Section):
     """Tokens from which the per-channel mean and scale of the features are measured before the first step."""
 
     @model_validator(mode="after")
-    def _some_loss(self) -> AutoencoderSection:
+    def _some_loss(self) -> "AutoencoderSection":
         if self.feature_loss_weight + self.cosine_loss_weight + self.residue_loss_weight == 0:
             raise ValueError("at least one of the loss weights must be above 0")
         return self
@@ -275,7 +273,7 @@ class TrainingSection(Section):
     memory_guard: Annotated[MemoryGuardSection, UNSEEN] = MemoryGuardSection()
 
     @model_validator(mode="after")
-    def _repeatable_kernels(self) -> TrainingSection:
+    def _repeatable_kernels(self) -> "TrainingSection":
         if self.deterministic and self.cudnn_benchmark:
             raise ValueError(
                 "cudnn_benchmark chooses kernels by timing them, which deterministic forbids: set one of them to false"
@@ -359,7 +357,7 @@ class Config(Section):
     monitoring: Annotated[MonitoringSection, UNSEEN] = MonitoringSection()
 
     @model_validator(mode="after")
-    def _longest_sequence_fits(self) -> Config:
+    def _longest_sequence_fits(self) -> "Config":
         needed = self.data.max_length + SPECIAL_TOKENS_PER_SEQUENCE
         if self.batch.tokens < needed:
             raise ValueError(

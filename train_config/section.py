@@ -1,7 +1,5 @@
 """Building blocks of the settings' sections."""
 
-from __future__ import annotations
-
 import re
 import types
 import typing

@@ -1,7 +1,5 @@
 """Settings of the service: models, addresses, limits, and who may call."""
 
-from __future__ import annotations
-
 import ipaddress
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -109,7 +107,7 @@ class ServeSection(Section):
         return {**values, "models": models}
 
     @model_validator(mode="after")
-    def _consistent(self) -> ServeSection:
+    def _consistent(self) -> "ServeSection":
         names = [model.name for model in self.models]
         if len(set(names)) < len(names):
             raise ValueError("models: two have the same name; rename one")

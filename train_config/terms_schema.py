@@ -1,7 +1,5 @@
 """Settings of function prediction: annotated proteins, and the predictors that are fitted to them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -44,7 +42,7 @@ class TermsDataSection(Section):
     their names."""
 
     @model_validator(mode="after")
-    def _fits_together(self) -> TermsDataSection:
+    def _fits_together(self) -> "TermsDataSection":
         if bool(self.annotations) != bool(self.ontology):
             raise ValueError("annotations and ontology go together: set both, or none for the sample")
         if sum(map(bool, (self.validation, self.since, self.clusters))) > 1:
@@ -66,7 +64,7 @@ class EmbeddingsSection(Section):
     """Residues; of longer sequences the start is taken. Default: what positions of the model reach."""
 
     @model_validator(mode="after")
-    def _names_the_model(self) -> EmbeddingsSection:
+    def _names_the_model(self) -> "EmbeddingsSection":
         if self.store is not None and self.model == COMPOSITION:
             raise ValueError("store has vectors of a model: set model to the one that computed them")
         return self

@@ -1,7 +1,5 @@
 """Settings of a search for the fastest configuration: what is varied, how each trial is measured, when to stop."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator

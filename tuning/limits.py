@@ -1,7 +1,5 @@
 """The limit of a configuration of a search, from its trials, through the one adviser (:mod:`monitoring.advice`)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """The picture of a search: speed and memory by token budget, and what decides the speed (Optuna's fANOVA)."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Callable
 from pathlib import Path

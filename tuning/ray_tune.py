@@ -1,7 +1,5 @@
 """Trials of a search run by Ray Tune: side by side where the cluster has devices for several, on a CPU one by one."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

@@ -4,8 +4,6 @@ Ray Tune (2.60) copies its own state into the folder some seconds later, so that
 what it has measured since.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

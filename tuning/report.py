@@ -1,7 +1,5 @@
 """The report of a search: tune_report.html, one page that needs nothing else, its picture, and the terminal's table."""
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Iterator, Sequence

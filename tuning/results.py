@@ -1,7 +1,5 @@
 """The results of a search: which of its trials are fastest, as far as the noise lets that be said, and best.yaml."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -11,8 +11,6 @@ Ray Tune runs the trials (:mod:`tuning.ray_tune`), Optuna chooses them (:mod:`tu
     tune_report.html, .png   see tuning.report
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -5,8 +5,6 @@ is nearest to what the sampler asks for, among those that were not measured. Not
 the memory of a configuration that was too large.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace

@@ -1,7 +1,5 @@
 """The settings that a search varies, and the result of measuring them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import reduce
@@ -60,7 +58,7 @@ class Settings:
     workers: int
 
     @classmethod
-    def of(cls, config: Config, workers: int, device: str = "cpu") -> Settings:
+    def of(cls, config: Config, workers: int, device: str = "cpu") -> "Settings":
         """Read the settings of a config on a kind of device. Raises ConfigError where DeepSpeed's can't be read."""
         values: dict[str, Any] = {name: attrgetter(path)(config) for name, path in KEYS.items()}
         stage = zero_stage(config.training, config.deepspeed)

@@ -1,7 +1,5 @@
 """The configurations that a throughput search may take, and which of them need at least the memory of others."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter

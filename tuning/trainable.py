@@ -3,8 +3,6 @@
 The trial's own process holds no device and imports no torch; its placement group has a bundle for each worker.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any

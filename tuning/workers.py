@@ -4,8 +4,6 @@ They are Ray actors with a process group, set up as those of training are, each 
 group. Starting them takes about ten seconds, so a trial leaves them to the next one.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections import Counter

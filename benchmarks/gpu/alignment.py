@@ -1,7 +1,5 @@
 """Smith-Waterman by the kernel in Triton, held to the path in torch on the CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 

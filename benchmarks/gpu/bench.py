@@ -1,7 +1,5 @@
 """What the parts of the GPU script share: arguments, batches, models, and how time is taken."""
 
-from __future__ import annotations
-
 import copy
 import tempfile
 from collections.abc import Callable

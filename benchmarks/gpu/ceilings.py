@@ -1,7 +1,5 @@
 """What the card can do at most."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

@@ -1,7 +1,5 @@
 """Whether the device computes what the CPU does, and nothing waits for it."""
 
-from __future__ import annotations
-
 import itertools
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Inference: the backbone alone, beside what people use."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any

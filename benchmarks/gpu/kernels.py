@@ -1,7 +1,5 @@
 """Pooling by its kernel in Triton, held to its path in torch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import get_args

@@ -1,7 +1,5 @@
 """A training step by kernel, and how near each kind comes to what bounds it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from typing import TypeAlias

@@ -9,8 +9,6 @@ Examples:
   python -m benchmarks gpu --device cpu --sizes tiny --tokens 2048 --backend eager
 """
 
-from __future__ import annotations
-
 import argparse
 import shlex
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Training steps: tokens a second, memory, and where the time goes."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Description of the machine, the versions and the revision that results belong to."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re

@@ -1,7 +1,5 @@
 """The same ESM-2 for every contender: random weights from a fixed seed, and our way to embed with them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias

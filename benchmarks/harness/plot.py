@@ -1,7 +1,5 @@
 """``results.png``: one bar for each comparison on a log axis, with its floor and the spread of its rounds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from matplotlib.axes import Axes

@@ -1,7 +1,5 @@
 """The proteins that every stage works on: the user's, or the UniRef90 sample of development, or the embedded sample."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Measurement of a case: checked, warmed up until it is steady, then in turns (:mod:`common.timing`)."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ A run adds the cases that it measured and replaces those of the same stage and n
 date, command, versions and revision. So a stage can be measured again without the rest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median

@@ -4,8 +4,6 @@ The files of the results are written anew after every case and every row, so tha
 nothing that was measured before. A stage that breaks doesn't stop those after it.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 import time

@@ -6,8 +6,6 @@ when it is larger; ``Stage.comparisons`` has the ratio that is enough on each de
 yields rows of values that it took itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

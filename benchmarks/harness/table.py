@@ -1,7 +1,5 @@
 """``results.md``: the comparisons of one machine as a Markdown table, and what each case was measured with."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from benchmarks.harness.results import CaseResult, ComparisonResult, Origin, Results, Table

@@ -7,8 +7,6 @@ writing one file for each protein is left out.
 Shape legend: N sequences, D channels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

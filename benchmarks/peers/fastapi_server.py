@@ -4,8 +4,6 @@ fp32, a tokenizer that pads, one forward pass for the sequences of a request, me
 has as many threads as torch takes by itself.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Written and read as tape/datasets.py and the scripts around it do: a decimal key
 the end, a Dataset that unpickles one record at a time, and a collate function that tokenizes and pads.
 """
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable, Iterable
 from pathlib import Path

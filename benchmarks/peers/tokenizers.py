@@ -1,7 +1,5 @@
 """transformers' EsmTokenizer without a download: made from the vocabulary that it would fetch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from transformers import EsmTokenizer

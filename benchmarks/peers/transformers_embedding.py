@@ -6,8 +6,6 @@ user gets to without another library: sorted by length, half precision, the batc
 Shape legend: N sequences, B of a batch, L their tokens with padding, D channels.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass

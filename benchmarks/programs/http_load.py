@@ -5,8 +5,6 @@ one after the other (closed loop); with a rate, requests begin at even or random
 ones were answered.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

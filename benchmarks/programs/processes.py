@@ -5,8 +5,6 @@ On the CPU it is the resident memory of the process, whose peak Linux keeps (``V
 torch is not imported here: a conversion is measured in a process without it.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import importlib

@@ -1,7 +1,5 @@
 """Servers in processes of their own, for the length of a block."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -7,8 +7,6 @@ EsmTokenizer and DataCollatorForLanguageModeling do the work; proteins are token
 Shape legend: B sequences of a micro-batch, L their length with padding.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -4,8 +4,6 @@ The loop is the one that every run goes through,
 with its agreement, metrics and learning rate; validation and checkpoints are left out, as they are for the peer.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys

@@ -4,8 +4,6 @@ A contender is a program of its own (``python -m MODULE WORKLOAD LINES FOLDER OP
 JSON. Out: a :class:`StepLine` after each optimizer step, as a line of the file LINES.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

@@ -3,8 +3,6 @@
 ``python -m benchmarks.programs.worker_alone CONFIG`` trains as a run does, to its end.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -7,8 +7,6 @@ words: queries a second at ten hits, traced and written as rows, and the share o
 without the query itself, that it keeps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 

@@ -17,8 +17,6 @@ On CUDA, ESM-2 650M is also measured in FLOP/s (:func:`benchmarks.harness.models
 which a large bf16 matrix product runs in the same rounds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path

@@ -7,8 +7,6 @@ proteins by terms. A program runs once; its curves are held to the other's, and 
 second case.
 """
 
-from __future__ import annotations
-
 import csv
 import sys
 from collections.abc import Iterator

@@ -7,8 +7,6 @@ are the composition, so no trained model is needed. The files are those of the d
 there is nothing to measure.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Iterator

@@ -15,8 +15,6 @@ The last case asks what a training loop waits for: ESM-2 8M trains on the batche
 the device is waited for, and then the time until the next batch is on it is counted as waiting.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import count

@@ -9,8 +9,6 @@ Before anything is timed, all vectors must have a cosine of 0.999 with the stock
 processes, without what the libraries take when they are imported.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator
 from functools import partial

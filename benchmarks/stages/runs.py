@@ -13,8 +13,6 @@ steps counts.
 Losses of two runs of a case are held to each other before anything counts.
 """
 
-from __future__ import annotations
-
 import csv
 import sys
 import time
@@ -115,7 +113,7 @@ def _monitored_case(setting: Setting, sequences: list[str], facts: Facts) -> Cas
     return Case(MONITORED, "tokens/s", (contender(ON), contender(OFF)), rounds=9, facts=facts)
 
 
-def _runs(setting: Setting, case: str, facts: Facts) -> tuple[TrainingRuns, int, Facts]:
+def _runs(setting: Setting, case: str, facts: Facts) -> tuple["TrainingRuns", int, Facts]:
     """The runs of a case, the steps that are not measured, and facts."""
     skipped, measured = _steps(setting, case)
     model = "toy" if setting.quick else SIZES[case][setting.device]

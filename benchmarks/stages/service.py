@@ -13,8 +13,6 @@ of what is accepted, memory. Then the model's replica is killed again and again 
 Counts are among the facts of each case.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

@@ -12,8 +12,6 @@ what torch had allocated. The loss at the end must agree within :data:`LOSS_TOLE
 the same. It can't be equal: order, crops and masks are drawn differently.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field

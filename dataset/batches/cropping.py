@@ -7,8 +7,6 @@ known from the lengths, before anything is read.
 Shape legend: N sequences.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

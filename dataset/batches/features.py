@@ -6,8 +6,6 @@ same order as the source's own, with features: training takes the same steps as 
 Shape legend: T tokens, N sequences, D channels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any, Protocol
 

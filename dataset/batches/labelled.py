@@ -6,8 +6,6 @@ what :mod:`dataset.batches.steps` hands out. A batch is a few slices of a memory
 Shape legend: T tokens, N sequences, C labels, R residues of the whole store.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

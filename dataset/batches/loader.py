@@ -6,8 +6,6 @@ in the order in which they are asked for.
 Shape legend: T tokens, N sequences, M tokens to predict.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial

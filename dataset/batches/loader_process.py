@@ -8,8 +8,6 @@ from stdin and writes pickled replies, in the same order, to stdout. It ends whe
 even when the worker is killed. Ctrl-C is the worker's to handle.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pickle

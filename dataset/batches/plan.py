@@ -13,8 +13,6 @@ for each batch, not for each record.
 Shape legend: N sequences, B batches.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass

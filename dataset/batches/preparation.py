@@ -7,8 +7,6 @@ loader process and in any order of batches. Nothing here needs torch, so that lo
 Shape legend: T tokens, N sequences, M tokens to predict.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

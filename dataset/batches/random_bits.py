@@ -7,8 +7,6 @@ and masked alike on one worker and on eight, and after resuming as before.
 The mixer is SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators"), vectorised.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import TypeAlias
 

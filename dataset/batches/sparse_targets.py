@@ -3,8 +3,6 @@
 Shape legend: N records, C labels, P pairs of a record and a label that it has.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

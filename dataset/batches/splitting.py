@@ -8,8 +8,6 @@ sides.
 Shape legend: N records, S distinct sequences, K distinct sequences of one class.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

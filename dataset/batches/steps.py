@@ -7,8 +7,6 @@ business (:class:`dataset.batches.loader.ResidueSource`, :class:`dataset.batches
 Shape legend: T tokens, N sequences, B batches.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager

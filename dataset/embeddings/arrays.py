@@ -4,8 +4,6 @@ In: named arrays. Out: a file that the safetensors library opens too. Written he
 array; bf16, which NumPy lacks, is held as uint16.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

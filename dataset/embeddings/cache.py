@@ -10,8 +10,6 @@ A shard is a safetensors file: ``hashes`` (S,) uint64, ``offsets`` (S+1,) of eac
 Shape legend: N sequences, S sequences of a shard, R rows of all of them, D channels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path

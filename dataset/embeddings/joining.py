@@ -6,8 +6,6 @@ blocks; those in another order are first written to a temporary file in the orde
 Shape legend: N records, n of a block, C channels.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence

@@ -8,8 +8,6 @@
 Nothing here needs torch or Ray.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path

@@ -6,8 +6,6 @@ safetensors are memory-mapped; of Parquet a row group is decoded at a time. Neit
 Shape legend: N records, C channels, L residues of a record.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +21,7 @@ from dataset.embeddings.formats.registry import FORMATS
 from dataset.embeddings.manifest import INDEX_FILE, EmbeddingsManifest, Index, OutputManifest, parts, read_manifest
 
 
-def open_embeddings(folder: Path | str, output: str | None = None) -> Embeddings:
+def open_embeddings(folder: Path | str, output: str | None = None) -> "Embeddings":
     """Open one output of a folder, by default its first.
 
     Raises DataError where there are no embeddings, or they are damaged; ConfigError where there is no such output.
@@ -31,7 +29,7 @@ def open_embeddings(folder: Path | str, output: str | None = None) -> Embeddings
     return Embeddings(Path(folder).expanduser(), output)
 
 
-def open_vectors(folder: Path | str, output: str | None = None) -> Embeddings:
+def open_vectors(folder: Path | str, output: str | None = None) -> "Embeddings":
     """:func:`open_embeddings` for an output with one vector a protein; raises DataError for any other."""
     embeddings = open_embeddings(folder, output)
     if embeddings.output.per != "protein":

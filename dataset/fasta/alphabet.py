@@ -5,8 +5,6 @@ ambiguity codes B and Z, selenocysteine U, pyrrolysine O and the unknown X are k
 X, since ESM-2's alphabet lacks it; lower case becomes upper case; one '*' at the end (a translated stop codon) goes.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

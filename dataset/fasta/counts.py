@@ -1,7 +1,5 @@
 """A manifest's record of reading: the files, and counts of what was changed, left out or noticed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -21,7 +19,7 @@ class SourceFile(BaseModel):
     xxh128: str
 
     @classmethod
-    def of(cls, path: Path) -> SourceFile:
+    def of(cls, path: Path) -> "SourceFile":
         """The file as it is now."""
         status = path.stat()
         checksum = file_xxh128(path)

@@ -5,8 +5,6 @@ has ended: how many faults of which kinds there are, then the first few with the
 up then, in one pass over each file.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

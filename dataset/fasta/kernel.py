@@ -7,8 +7,6 @@ a record of 350 residues in lines of 60, the kernel 0.17 us, hashes included (a 
 Shape legend: N records or hashes, B buckets, S places of a bucket.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Iterable, Iterator
 from pathlib import Path

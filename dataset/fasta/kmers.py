@@ -1,7 +1,5 @@
 """k-mers of sequences as numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ Nobody counts lines while a file is converted. Once something is known to be wro
 start, a line at a time, up to the place.
 """
 
-from __future__ import annotations
-
 import io
 import lzma
 import sys

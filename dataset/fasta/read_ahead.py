@@ -5,8 +5,6 @@ Reading, hashing and decompressing let go of Python's global lock: beside a pars
 nothing.
 """
 
-from __future__ import annotations
-
 import io
 import os
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ as they stand in the files. :mod:`dataset.fasta.kernel` parses what is laid out 
 not, the rest of the file is parsed by lines. Left to :mod:`dataset.store.ingest`: what a sequence and an id may be.
 """
 
-from __future__ import annotations
-
 import glob
 import io
 from collections.abc import Callable, Iterator, Sequence
@@ -66,7 +64,7 @@ class RecordBatch:
     origins: list[Origin] = field(default_factory=list)
 
     @classmethod
-    def of(cls, headers: list[bytes], sequences: list[bytes]) -> RecordBatch:
+    def of(cls, headers: list[bytes], sequences: list[bytes]) -> "RecordBatch":
         return cls(Records.of(headers, sequences))
 
     def __len__(self) -> int:

@@ -6,8 +6,6 @@ it, of which conversion has several; a record of 350 residues otherwise takes 30
 Shape legend: N records.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -28,7 +26,7 @@ class Lines:
     lengths: np.ndarray
 
     @classmethod
-    def of(cls, texts: list[bytes]) -> Lines:
+    def of(cls, texts: list[bytes]) -> "Lines":
         """From texts without line feeds."""
         return cls(b"\n".join([*texts, b""]), lengths_of(texts))
 
@@ -43,7 +41,7 @@ class Lines:
         """The texts end to end, without the line feeds."""
         return self.text.replace(b"\n", b"")
 
-    def part(self, start: int, end: int) -> Lines:
+    def part(self, start: int, end: int) -> "Lines":
         """Records from ``start`` up to ``end``."""
         first, behind = _span(self.lengths, start, end)
         return Lines(self.text[first + start : behind + end], self.lengths[start:end])
@@ -71,7 +69,7 @@ class Records:
     all_stored: bool = False
 
     @classmethod
-    def of(cls, headers: list[bytes], sequences: list[bytes]) -> Records:
+    def of(cls, headers: list[bytes], sequences: list[bytes]) -> "Records":
         """From header lines and sequences, with their ids and hashes."""
         ids = list(map(_first_word, headers)) if _has_blank(headers) else headers
         return cls(
@@ -84,7 +82,7 @@ class Records:
         )
 
     @classmethod
-    def joined(cls, parts: list[Records]) -> Records:
+    def joined(cls, parts: list["Records"]) -> "Records":
         """The records of all parts in order."""
         if len(parts) == 1:
             return parts[0]
@@ -107,7 +105,7 @@ class Records:
         ends = accumulate(self.lengths.tolist(), initial=0)
         return [self.residues[start:end] for start, end in pairwise(ends)]
 
-    def part(self, start: int, end: int) -> Records:
+    def part(self, start: int, end: int) -> "Records":
         """The records from ``start`` to before ``end``."""
         if start == 0 and end == len(self):
             return self

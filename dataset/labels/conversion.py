@@ -6,8 +6,6 @@ others wait for it and find it.
 Shape legend: N records of the store, R residues of all records end to end, C outputs, L residues of one record.
 """
 
-from __future__ import annotations
-
 from contextlib import closing
 from datetime import UTC, datetime
 from itertools import compress

@@ -6,8 +6,6 @@ In: labels as they stand in a file (:mod:`dataset.labels.labelled_file`). Out: t
 Shape legend: N records, R residues of all records end to end, C outputs.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -56,7 +54,7 @@ class UnseenLabelError(DataError):
         self.index = index
 
     @classmethod
-    def of(cls, label: str, index: int, names: Sequence[str]) -> UnseenLabelError:
+    def of(cls, label: str, index: int, names: Sequence[str]) -> "UnseenLabelError":
         return cls(f"record {index}: the label {label!r} is not among {_shortened(names)}", label, index)
 
 
@@ -79,7 +77,7 @@ class LabelSpace:
         return len(self.names)
 
     @classmethod
-    def of(cls, labels: Labels, kind: TargetKind, columns: Sequence[str]) -> LabelSpace:
+    def of(cls, labels: Labels, kind: TargetKind, columns: Sequence[str]) -> "LabelSpace":
         """The label space of training records; ``columns`` are those that (N, C) numbers were read from.
 
         Raises DataError where there are fewer than two classes, more than two of a binary kind, or a column without a
@@ -143,7 +141,7 @@ class LabelSpace:
         (folder / MAPPINGS_FILE).write_text(text, encoding="utf-8")
 
     @classmethod
-    def load(cls, folder: Path) -> LabelSpace:
+    def load(cls, folder: Path) -> "LabelSpace":
         """The label space that :meth:`save` wrote; raises DataError where the file is missing or damaged."""
         path = folder / MAPPINGS_FILE
         try:

@@ -1,7 +1,5 @@
 """Weights of the C labels of a label space in the loss, from a file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

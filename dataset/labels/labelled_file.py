@@ -7,8 +7,6 @@ made labels by :mod:`dataset.labels.values`. Records of a table without an id co
 Shape legend: N records, C label columns.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ In: FASTA files and tables, and the settings that say where labels stand. Out: :
 stand in the file. What they mean is left to :mod:`dataset.labels.labelled_file`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ sequence, and ``mask_file``, a 1 or a 0 for each. Out: the letters of each seque
 part of the split that its header names.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 

@@ -10,8 +10,6 @@ intent (some quote another request), a greeting and a slip of the keyboard. Some
 Only uniform random numbers are drawn, as in :mod:`dataset.store.sample`.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence

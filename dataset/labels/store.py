@@ -16,8 +16,6 @@ Records that were left out because no training record has their label stay in th
 Shape legend: N records of the store, R residues of all records end to end, C outputs, L residues of one record.
 """
 
-from __future__ import annotations
-
 import hashlib
 from functools import cached_property
 from pathlib import Path

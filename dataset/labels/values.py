@@ -4,8 +4,6 @@ In: what stands in a header, or in the label columns of a row. Out: a label as
 :class:`~dataset.labels.label_space.LabelSpace` takes it, or None where there is none. A refusal is a ValueError.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from decimal import Decimal

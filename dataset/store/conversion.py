@@ -6,8 +6,6 @@ parts are elsewhere: files to batches in :mod:`dataset.fasta.reader`, batches to
 :mod:`common.publishing`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -22,8 +22,6 @@ STARTS      (blocks,) uint64, index of the first record of each block
 A store of texts (alphabet :data:`TEXT_ALPHABET`) holds UTF-8 where others hold residues; every length is in bytes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import struct

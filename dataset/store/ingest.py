@@ -8,8 +8,6 @@ residues, is taken as it is.
 Shape legend: N records of the block.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress

@@ -12,8 +12,6 @@ of a value is valid for as long as the environment is open. Neither a pickle nor
 Shape legend: N records of the store or of a batch, B blocks of the store, L residues of one record.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from bisect import bisect_right
@@ -124,7 +122,7 @@ class Store:
         return {"path": self.path, "manifest": self.manifest, "_opened": None}
 
     @property
-    def _file(self) -> _OpenFile:
+    def _file(self) -> "_OpenFile":
         if self._opened is None or self._opened.pid != os.getpid():
             self._opened = _open(self.path, self.manifest)
         return self._opened

@@ -11,8 +11,6 @@ distributions, and the sample of a seed is to stay the same.
 Shape legend: L residues of a sequence; residues are indices into :data:`~dataset.fasta.alphabet.AMINO_ACIDS`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from statistics import NormalDist

@@ -3,8 +3,6 @@
 In: a store anywhere. Out: the path of a verified copy in a folder of this node, which all workers of the node share.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import shutil

@@ -7,8 +7,6 @@ A thread of its own checksums and writes one transaction while the next is gathe
 Python's global lock. What fails there is raised by the next call that has something to write.
 """
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 from collections.abc import Callable, Iterator

@@ -6,8 +6,6 @@ coordinates are functions of (seed, epoch, record) alone, so that a resumed run 
 Shape legend: T tokens, N sequences, L residues of one.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

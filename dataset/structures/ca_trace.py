@@ -9,8 +9,6 @@ bonds, which come out as trans, 0.25, 0.29 and 0.84. Most of it is of planes tur
 Shape legend: R residues of a chain, S of a part without a break, P = S + 1 planes with one before and one after.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

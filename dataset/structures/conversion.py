@@ -5,8 +5,6 @@ In: names of files, folders and globs, and the settings. Out: the folder that
 named together, the first ten with what is wrong.
 """
 
-from __future__ import annotations
-
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path

@@ -8,8 +8,6 @@ are not in the file at all are a break of the chain.
 Shape legend: R residues of a chain.
 """
 
-from __future__ import annotations
-
 import codecs
 import gzip
 import io

@@ -6,8 +6,6 @@ a residue, with a checksum, written by any number of processes, bounded.
 Shape legend: N sequences, L residues of one.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from pathlib import Path

@@ -8,8 +8,6 @@ known: the most frequent residue of each state.
 Shape legend: L residues, B draws of the loops.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache
 

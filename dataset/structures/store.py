@@ -15,8 +15,6 @@ That is 26 bytes a residue. fp16 rounds coordinates by 0.004 Å within 16 Å of 
 Shape legend: N records of the store, R residues of all records end to end, L residues of one record.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -106,7 +104,7 @@ class Structure:
     chain_names: tuple[str, ...]
 
     @classmethod
-    def unknown(cls, record: str, residues: str) -> Structure:
+    def unknown(cls, record: str, residues: str) -> "Structure":
         """A chain of which residues alone are known."""
         nothing = np.broadcast_to(np.float32(np.nan), (len(residues), 4, 3))
         zeros = np.zeros(len(residues), np.int8)

@@ -7,8 +7,6 @@ keeps the ids on disk.
 Shape legend: N texts, T tokens of all of them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence

@@ -4,8 +4,6 @@ In: what a setting names, and which files are wanted. Out: a local folder. Nothi
 name what is fetched, and config.json is read as JSON before any class hears of it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -11,8 +11,6 @@ folder's name is made of the checksum of the store and the fingerprint of the to
 Shape legend: N records, L tokens of one record, T tokens of all of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path

@@ -13,8 +13,6 @@ Regression has ridge regression in place of logistic regression. Several labels 
 Shape legend: N records, R residues of all records end to end, C classes, labels or columns.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any, Literal

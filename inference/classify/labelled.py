@@ -5,8 +5,6 @@ A label that the model does not know is refused or left out, as ``data.labels.un
 Shape legend: N records, R residues of all records end to end, C outputs.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from itertools import compress
 from pathlib import Path

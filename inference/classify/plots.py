@@ -5,8 +5,6 @@ In: probabilities, targets and names. Out: one PNG each, legible with a hundred 
 Shape legend: N rows (records, or residues), C classes, labels or columns.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

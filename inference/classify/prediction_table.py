@@ -8,8 +8,6 @@ residue: a list in Parquet, numbers with blanks between them in text, NaN where 
 Shape legend: N texts, C classes or numbers.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

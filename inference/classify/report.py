@@ -7,8 +7,6 @@ predicted as each class, and pictures.
 Shape legend: N records, R residues of all records end to end, C classes, labels or columns.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Iterable, Mapping, Sequence

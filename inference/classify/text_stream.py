@@ -4,8 +4,6 @@ Residues and ids are checked by the policies of the config as for training (:mod
 one part, and 8 bytes for each id, to detect one that repeats.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

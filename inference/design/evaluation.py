@@ -9,8 +9,6 @@ Recovery is not designability: many sequences fold alike, and a high recovery ma
 Shape legend: L residues of a protein, S states, A = 20 amino acids.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias

@@ -1,7 +1,5 @@
 """How far generated sequences are from known ones, by Smith-Waterman against all of a store."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from alignment.search import Search

@@ -3,8 +3,6 @@
 Shape legend: L residues, A = 20 amino acids.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -6,8 +6,6 @@ A design depends on its own seed alone, not on what it shares a batch with.
 Shape legend: L residues of the structure, T tokens of a batch, A = 20 amino acids, G groups of tied positions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -137,7 +135,7 @@ class _Drafts:
     draws: list[torch.Generator]
 
     @classmethod
-    def begun(cls, model: SequenceDiffusion, request: Request, seed: int, seeds: list[int]) -> _Drafts:
+    def begun(cls, model: SequenceDiffusion, request: Request, seed: int, seeds: list[int]) -> "_Drafts":
         copies, device = len(seeds), next(model.parameters()).device
         groups_L, num_groups = _groups(request, len(request.structure.residues))
         letters = np.array(list(request.structure.residues))

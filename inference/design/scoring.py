@@ -7,8 +7,6 @@ cross entropy of hidden residues, over a share of them that is uniform in (0, 1]
 Shape legend: L residues, T tokens of a batch, A = 20 amino acids.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -6,8 +6,6 @@ the shards themselves, by hard link, for outputs of residues; or HDF5 of either;
 Shape legend: N records, n of a part of them, C channels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path

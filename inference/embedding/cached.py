@@ -4,8 +4,6 @@ In: a folder of caches (:mod:`dataset.embeddings.cache`), one for each model, se
 of a job, which need no model.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -3,8 +3,6 @@
 In: descriptions of shards. Out: their rows, in the order in which they are done; the actors write the files.
 """
 
-from __future__ import annotations
-
 import logging
 import tempfile
 import threading

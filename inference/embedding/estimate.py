@@ -3,8 +3,6 @@
 In: a request. Out: its plan, bytes and seconds, from a measurement of some batches. Nothing is written that stays.
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 from pathlib import Path

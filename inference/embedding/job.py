@@ -5,8 +5,6 @@ everything lies in ``OUTPUT.partial``: the store, ``job.json`` of each model wit
 that are done, the log. The same command resumes there; one with another input, model or settings is refused.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

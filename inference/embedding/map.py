@@ -5,8 +5,6 @@ In: points, a title, the names of both axes and of the label.
 Shape legend: P points.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path

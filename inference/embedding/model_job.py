@@ -4,8 +4,6 @@ In: a request, a model, the store. Out: complete shards and ``job.json``, what t
 unfinished folder; then the files to publish. Another job's folder is refused, naming what differs.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import time

@@ -7,8 +7,6 @@ The same store and limits give the same plan, and the same plan gives the same b
 Shape legend: N records of the store, U distinct sequences, S shards, n sequences of a shard, B batches of a shard.
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -41,7 +39,7 @@ class Shard(NamedTuple):
     budget: int
     window: int | None
 
-    def part(self, places: Indices) -> Shard:
+    def part(self, places: Indices) -> "Shard":
         return self._replace(records=self.records[places], lengths=self.lengths[places])
 
     def batches(self) -> list[Indices]:

@@ -3,8 +3,6 @@
 In: rows, facts of the model, seconds of the job. Out: plain values. Rows of earlier starts of a resumed job count.
 """
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Sequence
 from statistics import fmean, pstdev

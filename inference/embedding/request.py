@@ -1,7 +1,5 @@
 """An embedding job as it is asked for. Nothing here needs torch."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

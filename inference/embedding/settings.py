@@ -3,8 +3,6 @@
 Nothing here needs torch, so that mistakes are reported at once.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from common.errors import ConfigError

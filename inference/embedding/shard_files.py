@@ -4,8 +4,6 @@ In: arrays of a shard by output. Out: ``OUTPUT/00012.safetensors`` for each outp
 the shard counts as done.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

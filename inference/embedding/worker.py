@@ -7,8 +7,6 @@ what is done beside the model, for :mod:`tools.profile`.
 Shape legend: n sequences of a shard, R rows, C channels.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial

@@ -4,8 +4,6 @@ In: a config whose data has a predictor, and its store. Out: shards in the cache
 (:class:`dataset.structures.predictions.PredictedStructures`).
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 A predictor is a class with ``fingerprint`` and ``predict`` under :func:`register`; tests and users add their own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Protocol, TypeVar
 

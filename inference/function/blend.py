@@ -7,8 +7,6 @@ the blend reach on the held-out proteins. With the export they are all that pred
 The blend is fitted on parts that have seen the training proteins alone; predictions then transfer from all.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

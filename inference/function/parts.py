@@ -7,8 +7,6 @@ Shape legend: N proteins to predict, R records of the run, M annotated proteins 
 are learnt, of all aspects, C channels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path

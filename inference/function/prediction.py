@@ -5,8 +5,6 @@ the highest score down, parents before children. Until it is complete everything
 the embeddings, and the lines of the blocks of proteins that are done; the same command computes the others.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Vectors of proteins by a model: an embedding job into a folder, before a run is trained and for what is predicted."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

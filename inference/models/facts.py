@@ -1,7 +1,5 @@
 """Properties of an opened model and of its outputs, which travel without it. Nothing here needs torch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

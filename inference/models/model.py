@@ -3,8 +3,6 @@
 Shape legend: T tokens of a batch, N sequences, R residues of all of them, L residues of one, C channels.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence

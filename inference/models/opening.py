@@ -1,7 +1,5 @@
 """From the name of a model to a model on a device: the one way in."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from pathlib import Path
 

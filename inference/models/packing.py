@@ -3,8 +3,6 @@
 Shape legend: N texts, T tokens of a batch, R residues of all its texts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -29,7 +27,7 @@ class Packed(NamedTuple):
     residues: Tensor
 
     @record_function("copy to device")
-    def to(self, device: torch.device) -> Packed:
+    def to(self, device: torch.device) -> "Packed":
         """The same on a device, from pinned memory where that is CUDA, so that the host need not wait."""
         batch, residues_R = self.batch, self.residues
         if device.type == "cuda":

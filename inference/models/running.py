@@ -5,8 +5,6 @@ In: a model, texts, outputs, a token budget. Out: the rows of each batch as arra
 Shape legend: n texts of a batch, C channels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 

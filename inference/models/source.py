@@ -3,8 +3,6 @@
 Nothing here needs torch, so that a wrong name is reported at once.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 

@@ -7,8 +7,6 @@ sequences and heads of a batch. The kernel is ``cpu.cpp``, compiled for each hea
 Shape legend: T tokens in the batch, N sequences, H heads, d channels of a head.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Sequence
 from pathlib import Path

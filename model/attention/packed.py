@@ -11,8 +11,6 @@ which on CUDA waits for the device.
 Shape legend: T tokens in the batch, N sequences, H heads, d channels of a head.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

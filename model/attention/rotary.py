@@ -5,8 +5,6 @@ ESM-2 rotates channels i and i + d/2 of each head of queries and keys by the ang
 Shape legend: T tokens in the batch, P positions, H heads, d channels of a head.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -4,8 +4,6 @@ In: the backbone section of the config. Out: a Hugging Face config and the class
 data: its ``model_type`` is looked up among transformers' own classes, and no code that it names is run.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError

@@ -3,8 +3,6 @@
 Shape legend: T tokens in the batch, D channels.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence, Set
 from dataclasses import replace
@@ -80,7 +78,7 @@ class PackedBackbone(nn.Module, ABC):
         """Tokens of the longest sequence that can be taken, special ones included; None if any can."""
         return None
 
-    def train(self, mode: bool = True) -> PackedBackbone:
+    def train(self, mode: bool = True) -> "PackedBackbone":
         """Set training mode; a frozen backbone stays in evaluation mode."""
         return super().train(mode and not self.frozen)
 

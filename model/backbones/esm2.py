@@ -9,8 +9,6 @@ joined to one they gain 3 % of their own time on the CPU.
 Shape legend: T tokens in the batch, N sequences, H heads, d channels of a head, D = H d channels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Set
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias

@@ -4,8 +4,6 @@ In: a backbone and what its features depend on beside its weights. Out: a hexade
 features are computed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from typing import Any

@@ -4,8 +4,6 @@
 0.4 %, which at position 1000 is a turn of four radians; feature scales lose the same share.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from typing import Any

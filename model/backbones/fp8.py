@@ -4,8 +4,6 @@ FP8 products run twice as fast as bf16's on Hopper and later; rounding each row 
 takes some of that back, so that it pays from about 1,280 channels on.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from torch import nn

@@ -8,8 +8,6 @@ which are made and unmade at this edge.
 Shape legend: T tokens in the batch, D channels, G sequences and L tokens of a padded group.
 """
 
-from __future__ import annotations
-
 import copy
 import inspect
 from collections.abc import Iterator, Set

@@ -4,8 +4,6 @@ In: the backbone section of the config. Out: a packed backbone, with the head of
 wanted. Only safetensors are read, and no code that a folder names is run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path

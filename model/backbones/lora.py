@@ -5,8 +5,6 @@ but the adapters'; later its weights with the update in them, or the adapter as 
 ``W x + alpha / rank * B A x`` with B zero at the start, so that adapting changes nothing until something is learnt.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from pathlib import Path

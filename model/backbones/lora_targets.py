@@ -5,8 +5,6 @@ torch, so that a plan can count the adapter's parameters before a model is built
 (:mod:`model.backbones.facts`).
 """
 
-from __future__ import annotations
-
 import re
 
 from common.errors import ConfigError

@@ -4,8 +4,6 @@ ESM-2, ESM C and random weights have the alphabet's ids. Any other backbone (Pro
 own ids, which it looks tokens up in.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -5,8 +5,6 @@ config.json and safetensors. A folder or repository that has nothing but pickles
 downloaded. Imports neither torch nor transformers, so that a wrong source is refused at once.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, NamedTuple
 

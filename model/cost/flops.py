@@ -8,8 +8,6 @@ has no gradient of its own (two less), and through a backbone without any traina
 again).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import nn

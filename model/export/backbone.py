@@ -13,8 +13,6 @@ The folder is built under a temporary name beside its own, flushed to the disk a
 nothing under the final name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

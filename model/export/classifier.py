@@ -12,8 +12,6 @@ esmeray_model.json                the task, by which Esmeray opens it
 esmeray.json                      list of these files, by which an export is known (common.publishing)
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import re

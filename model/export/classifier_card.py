@@ -4,8 +4,6 @@ The lines use transformers, torch, safetensors and, for an adapter that was not 
 a reader of the folder, and tests run them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from textwrap import indent

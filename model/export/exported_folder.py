@@ -4,8 +4,6 @@
 Nothing here needs torch, so that damage to a folder is reported at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

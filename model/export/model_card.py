@@ -1,7 +1,5 @@
 """Model card of an export: its purpose, its training data and metrics, and the lines that open it."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping
 from typing import Any

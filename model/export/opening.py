@@ -4,8 +4,6 @@ In: a folder, a hub name or a size. Out: backbone, tokenizer and heads, in fp32 
 ``OPENERS``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple

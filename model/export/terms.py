@@ -1,7 +1,5 @@
 """A trained network on vectors as a folder: weights, settings, names of the terms, model card; nothing is pickled."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -6,8 +6,6 @@ reads features in their own type, unless gradients are wanted; else by torch, fr
 Shape legend: T rows, N segments in ascending order, which don't overlap but may leave rows between them, D channels.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from importlib.util import find_spec
 from typing import Literal, TypeAlias

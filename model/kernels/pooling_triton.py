@@ -5,8 +5,6 @@ attention each rescales its sums where its largest score grows (online softmax, 
 sm_90 and sm_100 it takes 38 to 96 registers and spills none; it has run under Triton's interpreter only, on no GPU.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -7,8 +7,6 @@ CPU is faster with parasail (:mod:`alignment.search`).
 Shape legend: N sequences, P sequences of a group, W places of its longest, L residues of the query, S letters.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import NamedTuple
 

@@ -8,8 +8,6 @@ sm_90 it takes 68 registers and spills none; it has run under Triton's interpret
 
 # mypy: disable-error-code="assignment"
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -15,8 +15,6 @@ Shape legend: N rows (records, or residues of all records end to end), C classes
 G records of which the rows are made.
 """
 
-from __future__ import annotations
-
 from typing import TypeAlias
 
 import numpy as np

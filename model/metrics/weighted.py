@@ -9,8 +9,6 @@ In: predictions and targets, then weights (N,). Out: metrics by name, NaN where 
 Shape legend: N rows (records, or residues), C classes, labels or columns, U distinct values, T thresholds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

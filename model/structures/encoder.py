@@ -6,8 +6,6 @@ but invariant features enters, so that no rotation or translation of the input c
 Shape legend: T tokens in the batch, k neighbours of each, H channels.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional

@@ -8,8 +8,6 @@ Ingraham et al. 2019, direction and orientation of the neighbour in the residue'
 Shape legend: T tokens in the batch (special tokens have no coordinates), k neighbours of each, A = 4 atoms.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -9,8 +9,6 @@ Shape legend: T tokens in the batch, L residues of one sequence, D channels of t
 K tokens of the vocabulary.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -77,7 +75,7 @@ class ESM2Autoencoder(ResidueModel):
             self.residue_head.requires_grad_(False)
 
     @classmethod
-    def build(cls, section: ModelSection, seed: int, *, empty: bool = False) -> ESM2Autoencoder:
+    def build(cls, section: ModelSection, seed: int, *, empty: bool = False) -> "ESM2Autoencoder":
         """The model to train; see :meth:`model.tasks.masked_lm.MaskedLM.build`."""
         backbone = residue_backbone(section.backbone, seed, empty=empty)
         with seeded(seed + 1):  # not the backbone's stream again
@@ -209,7 +207,7 @@ class ESM2Autoencoder(ResidueModel):
         write_settings(folder / CONFIG_FILE, settings)
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path) -> ESM2Autoencoder:
+    def from_pretrained(cls, folder: str | Path) -> "ESM2Autoencoder":
         """An exported autoencoder, in fp32 on the CPU, in evaluation mode.
 
         Raises DataError (the folder holds no autoencoder, one of another format version, or damaged files) or

@@ -8,8 +8,6 @@ across batches in fp64. Metrics agree to about 1e-6 relative.
 Shape legend: T tokens in the batch, M targets (tokens, or for the classifier sequences).
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ Shape legend: T tokens in the batch, N sequences, M targets' rows (N, or T for `
 backbone, K outputs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -3,8 +3,6 @@
 Imports no torch, so that what does not go together is refused at once.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from common.errors import ConfigError

@@ -9,8 +9,6 @@ Shape legend: T tokens in the batch, M tokens with a target, N sequences, D chan
 encoder, K tokens of the vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -73,7 +71,7 @@ class SequenceDiffusion(ResidueModel):
     @classmethod
     def build(
         cls, section: ModelSection, seed: int, labels: tuple[str, ...] = (), *, empty: bool = False
-    ) -> SequenceDiffusion:
+    ) -> "SequenceDiffusion":
         """The model to train; see :meth:`model.tasks.masked_lm.MaskedLM.build`."""
         backbone, head = residue_masked_lm(section.backbone, seed, empty=empty)
         with seeded(seed + 1), torch.device("meta" if empty else "cpu"):

@@ -7,8 +7,6 @@ Shape legend: T tokens in the batch, N sequences, S rows with gaps between the s
 or tokens), D channels, K outputs.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 
 import torch

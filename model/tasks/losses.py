@@ -7,8 +7,6 @@ the loss of a target; the divisor stays the *number* of targets, not torch's sum
 Shape legend: M sequences or tokens, K classes or columns of labels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

@@ -7,8 +7,6 @@ saves 85 % of the head and of the logits.
 Shape legend: T tokens in the batch, M tokens with a target, D channels, K tokens of the backbone's vocabulary.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 
@@ -40,7 +38,7 @@ class MaskedLM(ResidueModel):
         self.lm_head = lm_head
 
     @classmethod
-    def build(cls, section: ModelSection, seed: int, *, empty: bool = False) -> MaskedLM:
+    def build(cls, section: ModelSection, seed: int, *, empty: bool = False) -> "MaskedLM":
         """The model to train, in fp32 on the CPU, in training mode.
 
         Random weights depend on ``seed`` alone; the global random state is left as it was. ``empty``: on the

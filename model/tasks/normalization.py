@@ -8,8 +8,6 @@ workers they give the same values for any number of workers.
 Shape legend: T tokens, D channels.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -7,8 +7,6 @@ default; 0 and 0 take all tokens).
 Shape legend: T tokens in the batch, N sequences, D channels.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

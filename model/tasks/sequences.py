@@ -1,7 +1,5 @@
 """Strings of residues to packed batches, for those who call a model by hand and not through the loader."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 from common.errors import DataError

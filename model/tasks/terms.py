@@ -6,8 +6,6 @@ standardised by mean and standard deviation of the training proteins, which are 
 Shape legend: N sequences, C channels, K terms.
 """
 
-from __future__ import annotations
-
 from collections.abc import Set
 from typing import Any
 

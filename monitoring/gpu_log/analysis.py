@@ -1,7 +1,5 @@
 """Analysis of a GPU log: utilisation, idle share, memory and throttling of each GPU, and advice about them."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict, dataclass
 from typing import Any

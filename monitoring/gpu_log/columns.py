@@ -1,7 +1,5 @@
 """Columns of a GPU log, which is CSV as ``nvidia-smi --query-gpu=... --format=csv`` writes it."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

@@ -3,8 +3,6 @@
 Idle and throttled stretches are shaded in the panels that show them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple

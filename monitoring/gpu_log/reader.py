@@ -4,8 +4,6 @@ A column is never guessed: where one is missing that an analysis needs, the erro
 and the columns of the log.
 """
 
-from __future__ import annotations
-
 import difflib
 import io
 import re

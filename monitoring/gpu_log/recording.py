@@ -1,7 +1,5 @@
 """Recording of this machine's GPUs, whatever uses them, to a log as nvidia-smi writes it."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ A sample is one write, so that a killed writer leaves at most one partial line, 
 reader passes over.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Sequence
@@ -46,7 +44,7 @@ class GpuLogWriter:
     def close(self) -> None:
         self._file.close()
 
-    def __enter__(self) -> GpuLogWriter:
+    def __enter__(self) -> "GpuLogWriter":
         return self
 
     def __exit__(self, *_: object) -> None:

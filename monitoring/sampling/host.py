@@ -5,8 +5,6 @@ container, memory is that of its cgroup where this is tighter than the machine's
 over it and the processes that it started (its loaders); pages that they share are counted in each, as ``top`` does.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable

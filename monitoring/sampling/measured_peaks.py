@@ -1,7 +1,5 @@
 """Peaks measured on the device at hand: FLOP/s of a large matrix product, bytes/s of a large copy."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -6,8 +6,6 @@ exact but for the few pages that each thread counts for itself. Where a sandbox 
 memory in use at the time of reading stands in.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 ``{gpu}`` is NVML's index on its machine, ``{worker}`` the rank.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Literal

@@ -8,8 +8,6 @@ does not support (a MIG slice has no load) is left out without one. No call wait
 a GPU, in which the driver counts: it is read of one GPU at a time, in turns, every :data:`PCIE_EVERY_S`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable
@@ -145,7 +143,7 @@ class NvmlDevices:
             with contextlib.suppress(pynvml.NVMLError):  # it went with the driver: nothing is left to undo
                 pynvml.nvmlShutdown()
 
-    def _pcie_turn(self) -> _Gpu | None:
+    def _pcie_turn(self) -> "_Gpu | None":
         """The GPU whose PCIe traffic is measured now, if it is time."""
         now_s = self._clock()
         if not self._gpus or now_s < self._pcie_next_s - 0.1 * PCIE_EVERY_S:  # samples may come slightly early

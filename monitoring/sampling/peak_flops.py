@@ -5,8 +5,6 @@ is what training computes; a data sheet's "with sparsity" value is twice that. A
 of one that is, has no known peak: ``monitoring.peak_tflops`` gives it.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Literal

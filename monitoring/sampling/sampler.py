@@ -6,8 +6,6 @@ noted, a ``time`` (Unix seconds), the ``host``, the ``worker``, and ``metrics``:
 one warning, and the rest is sampled.
 """
 
-from __future__ import annotations
-
 import socket
 import threading
 import time
@@ -57,7 +55,7 @@ class Utilization:
     tf32: bool = True
     world_size: int = 1
 
-    def on(self, device: torch.device) -> Utilization:
+    def on(self, device: torch.device) -> "Utilization":
         """Fill in the peak of this GPU where it is known."""
         if self.peak_tflops is not None or device.type != "cuda":
             return self
@@ -128,7 +126,7 @@ class Sampler:
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._work, name="sampler", daemon=True)
 
-    def start(self) -> Sampler:
+    def start(self) -> "Sampler":
         """Begin: the first sample at once."""
         try:
             self._thread.start()

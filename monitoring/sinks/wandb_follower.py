@@ -13,8 +13,6 @@ a resumed run repeats steps but no moment. W&B's own clock is set to the moment 
 uploaded later would else be shown as if it happened then.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io

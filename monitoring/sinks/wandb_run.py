@@ -5,8 +5,6 @@ for it no longer than ``wandb.finish_timeout_s`` and :data:`MARGIN_S`. Whatever 
 values; one warning says so, with the command that uploads them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import math

@@ -4,8 +4,6 @@
 once, and again only after its cause was over.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from pathlib import Path

@@ -3,8 +3,6 @@
 Dotted lines mark where the run was resumed, crosses the steps that were skipped for a NaN or an infinity.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from itertools import cycle
 from pathlib import Path

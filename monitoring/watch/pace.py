@@ -1,7 +1,5 @@
 """Speed of a run's last logged steps and what their time is spent on."""
 
-from __future__ import annotations
-
 from collections import deque
 from typing import Any
 

@@ -4,8 +4,6 @@ On a terminal it shows step, loss, tokens/s, learning rate, time left and last v
 by; elsewhere a plain line now and then, and one for each validation, event and alert.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 import time

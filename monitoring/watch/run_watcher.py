@@ -3,8 +3,6 @@
 A sink that raises is reported once and dropped, and neither the run nor the other sinks notice.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable, Sequence

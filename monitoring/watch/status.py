@@ -1,7 +1,5 @@
 """State of a run in a few lines, from its files alone: also while it is written to, or on another machine."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from dataclasses import replace

@@ -4,8 +4,6 @@ In: a YAML file with a list of keys: name, sha256 (hex), models and endpoints (l
 and residues_per_minute. Out: the key of a request, or a refusal. Without a file everything is allowed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import secrets

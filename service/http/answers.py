@@ -5,8 +5,6 @@ In: ids, and an array for each. Out: a response. As JSON a vector of 1,024 chann
 Shape legend: N sequences, L residues of one, D channels.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Callable, Sequence

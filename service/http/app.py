@@ -3,8 +3,6 @@
 In: the settings and the models. Out: an ASGI application, which runs under Ray Serve, or without it in tests.
 """
 
-from __future__ import annotations
-
 import importlib
 import logging
 from typing import Any

@@ -4,8 +4,6 @@ In: a request. Out: an instance of the endpoint's schema, and its sequences with
 record, and echoes nothing else.
 """
 
-from __future__ import annotations
-
 import io
 import re
 from typing import Annotated, Any, Literal, TypeVar

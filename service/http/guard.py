@@ -4,8 +4,6 @@ In: HTTP requests (ASGI). Out: the application's answer, or a refusal; a log lin
 request. Bodies are counted while they arrive. Sequences and keys are never logged.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
@@ -85,7 +83,7 @@ class Guard:
             self._ongoing -= 1
             self._note(scope, answer, time.perf_counter() - start_s)
 
-    def _note(self, scope: Scope, answer: _Answer, seconds: float) -> None:
+    def _note(self, scope: Scope, answer: "_Answer", seconds: float) -> None:
         route = scope.get("route")
         endpoint = getattr(route, "name", "other")
         self._metrics.ongoing.set(self._ongoing)

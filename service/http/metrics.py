@@ -3,8 +3,6 @@
 In: requests as they end, statistics of replicas as they come with their replies. Out: the page ``/metrics``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest

@@ -4,8 +4,6 @@ In: names and sequences of a request, checked. Out: arrays, or a RefusalError. A
 replica was lost is tried once more, with another.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence

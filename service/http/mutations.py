@@ -5,8 +5,6 @@ the position: the wild-type marginal where the sequence was whole, the masked ma
 (Meier et al. 2021, NeurIPS, equations 1 and 2).
 """
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 

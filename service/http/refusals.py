@@ -5,8 +5,6 @@ text-embeddings-inference on its routes. No body echoes what was sent but the id
 :data:`MOST_BYTES`.
 """
 
-from __future__ import annotations
-
 import json
 from http import HTTPStatus
 from typing import Any

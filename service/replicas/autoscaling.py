@@ -1,8 +1,6 @@
 """Number of a model's replicas, by the tokens that wait for them: requests say nothing about work (one residue each, or
 200,000)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 SCALE_UP_TOKENS = 50_000

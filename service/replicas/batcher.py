@@ -8,8 +8,6 @@ items that wait or are computed at the same time are computed once, and results 
 Ray Serve's own batching (2.60) puts an item that has no room behind all others.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import OrderedDict, deque

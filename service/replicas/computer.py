@@ -6,8 +6,6 @@ layer that they share a pass with.
 Shape legend: L residues of a sequence, D channels, K classes or tokens of the vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ In: calls with many sequences, from the ingress. Out: a :class:`~service.contrac
 wraps errors.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import time

@@ -11,8 +11,6 @@ Examples:
 --data.ingest.duplicate_ids first --data.ingest.bad_characters to_x
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -9,8 +9,6 @@ Examples:
   esmeray data inspect uniref50_store --json | jq .lengths.median
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, Literal

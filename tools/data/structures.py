@@ -12,8 +12,6 @@ Examples:
 --data.structures.validation_source valid/
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

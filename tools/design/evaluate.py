@@ -10,8 +10,6 @@ Examples:
 --evaluate.output metrics.json
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -13,8 +13,6 @@ Examples:
 --fold.gpus_per_worker 0.5
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from cluster.placement import find

@@ -20,8 +20,6 @@ Examples:
 --generate.output free
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -8,8 +8,6 @@ Examples:
 --score.output scores.tsv
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -8,8 +8,6 @@ Examples:
   esmeray embed join --join.folders esm2 esm2 --join.names mean cls --join.output mean_cls --join.format npy
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import get_args
 

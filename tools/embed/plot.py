@@ -9,8 +9,6 @@ Examples:
   esmeray embed plot embeddings --plot.output plot --plot.name cls --plot.method umap --plot.max_points 50000
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path

@@ -10,8 +10,6 @@ Examples:
 --search.ivf_probes 32 --search.name mean
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path

@@ -10,8 +10,6 @@ Examples:
 --evaluate.output evaluation
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from functools import partial

@@ -10,8 +10,6 @@ Examples:
 --predict.part homology --predict.terms 100
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from common.publishing import refuse_file

@@ -4,8 +4,6 @@ They pass if the first loss is that of the same weights in fp32 on the CPU, if l
 the update lowers the loss.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -8,8 +8,6 @@ device has no part in: these are the host's time, beside which the device comput
 Shape legend: N texts.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

@@ -4,8 +4,6 @@ In: profiles as plain values. Out: lines of text, and PNGs. Batch sizes that wer
 pictures.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any

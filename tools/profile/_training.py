@@ -1,7 +1,5 @@
 """A step of training by its parts, measured by training with the config for some seconds in this process."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from pathlib import Path

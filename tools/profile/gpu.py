@@ -15,8 +15,6 @@ Examples:
   esmeray profile gpu --profile.log gpus.csv --profile.interval_s 0.5 --profile.duration_s 600
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

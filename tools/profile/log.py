@@ -10,8 +10,6 @@ Examples:
   nvidia-smi -l 1 --format=csv --query-gpu=$FIELDS > gpus.csv
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

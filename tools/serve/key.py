@@ -9,8 +9,6 @@ Examples:
 --key.residues_per_minute 1000000
 """
 
-from __future__ import annotations
-
 import yaml
 
 from common.errors import ConfigError

@@ -11,8 +11,6 @@ Examples:
 --query.model locations
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from itertools import islice

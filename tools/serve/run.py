@@ -14,8 +14,6 @@ Examples:
   esmeray serve run --serve.models esm2_t6_8M --serve.random_weights true --serve.port 8080
 """
 
-from __future__ import annotations
-
 from common.command_line import result_console
 from tools.grammar import Plain, parse, read_words
 from train_config.loading import dump_config, load_service_config

@@ -6,8 +6,6 @@ Example:
   esmeray train export runs/esm2ae --export.checkpoint best --export.output my-autoencoder
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -12,8 +12,6 @@ Examples:
   esmeray train --config train_config/esm2ae.yaml --tune train_config/tune_throughput.yaml
 """
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 

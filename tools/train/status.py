@@ -8,8 +8,6 @@ Examples:
   esmeray train status runs/esm2ae --follow
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

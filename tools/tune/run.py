@@ -7,8 +7,6 @@ Example:
   esmeray tune --config train_config/masked_lm.yaml --tune.search.max_trials 20
 """
 
-from __future__ import annotations
-
 from tools.train.run import SEARCH, start
 
 

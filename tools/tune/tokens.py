@@ -7,8 +7,6 @@ Example:
   esmeray tune tokens --config train_config/masked_lm.yaml
 """
 
-from __future__ import annotations
-
 from tools.train.run import start
 
 SEARCH = "train_config/tune_tokens.yaml"

@@ -5,8 +5,6 @@ DeepSpeed 0.19.8: stages 1 and 2 keep, for each parameter group, one flat fp32 v
 ranks; stage 3 cuts each parameter on its own; stage 0 keeps whole weights.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

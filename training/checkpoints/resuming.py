@@ -1,7 +1,5 @@
 """Checks before anything of a run is written: refuse, resume, or finished already."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -28,7 +26,7 @@ class Resumption:
     def checkpoints(self) -> CheckpointStore:
         return CheckpointStore(self.run.checkpoints)
 
-    def as_begun(self) -> Resumption:
+    def as_begun(self) -> "Resumption":
         """The same with the warm-up that the run began with, where none is given."""
         training = self.config.training
         if training.warmup_steps is not None or not (self.run.exists and self.checkpoints.complete()):

@@ -6,8 +6,6 @@ the copies; rank 0 gives the folder its final name once every rank's files are t
 collectives, so that writing never blocks those of the training step.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import threading

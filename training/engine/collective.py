@@ -3,8 +3,6 @@
 They travel through a gloo group of their own, in host memory, so that no GPU is synchronised for them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

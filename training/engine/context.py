@@ -1,7 +1,5 @@
 """Place of a worker among all, its device, and how it reports: all that the training loop knows of its launcher."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

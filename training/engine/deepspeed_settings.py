@@ -3,8 +3,6 @@
 Imports neither DeepSpeed nor torch, so that a plan and a refusal are there at once.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -6,8 +6,6 @@ process: a mark that is found under the lock has no owner any more. The tools of
 it were activated: a build of ninja 1.13 is out of date to the system's ninja 1.11, and the other way round.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os

@@ -1,7 +1,5 @@
 """The device of a worker, and torch's switches for it."""
 
-from __future__ import annotations
-
 import os
 
 import torch

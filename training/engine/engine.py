@@ -5,8 +5,6 @@ The engine runs with ``managed_gradient_accumulation: false``: :meth:`TrainingEn
 means over the global batch; DeepSpeed then averages gradients over the workers.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ a resumed run does not run out again. Detecting it, reporting it to the other wo
 but where a model draws random numbers (dropout) it draws others.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

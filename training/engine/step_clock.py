@@ -7,8 +7,6 @@ DeepSpeed's own timing of collectives (``comms_logger``) would synchronise after
 shadowed by timed ones; a collective on a stream of its own (``overlap_comm``) holds up nothing and is not counted.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ DeepSpeed reads the gradients' norm and whether they are finite on the host, thr
 clips and leaves an update out by itself, and one worker's gradients go through no bucket.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ Prepares the data, finds the workers, runs Ray Train and reports. The training i
 Ray's workers; its metrics come back through metrics.jsonl in the run's folder.
 """
 
-from __future__ import annotations
-
 import math
 import shutil
 import sys

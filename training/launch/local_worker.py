@@ -1,7 +1,5 @@
 """One worker in this process, without a launcher: the training loop on the CPU, for tasks that need no more."""
 
-from __future__ import annotations
-
 import logging
 import os
 import socket

@@ -1,7 +1,5 @@
 """The plan of a run that --dry_run shows, from the config and the data's lengths alone."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from cluster.placement import Workers

@@ -1,7 +1,5 @@
 """The function that Ray Train runs in each worker: the loop of :mod:`training.loop.worker`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import ray.train

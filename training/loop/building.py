@@ -3,8 +3,6 @@
 In: the config, rank and device, the run's folder, a store on disk. Out: a :class:`Worker`, before any step.
 """
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass
 from functools import partial

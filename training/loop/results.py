@@ -3,8 +3,6 @@
 On a GPU they are read a step later, when the device is long through with them, so that it never waits for the host.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The learning rate as a pure function of the step, so that resuming needs no scheduler state; early stopping."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 

@@ -10,8 +10,6 @@ runs out later in that backward pass, or under ZeRO-3, whose forward passes are 
 launcher starts again from the last checkpoint.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from dataset.batches.steps import StepBatches

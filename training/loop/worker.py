@@ -5,8 +5,6 @@ the run's outcome, in the run's folder. An event on one worker (a signal, a dama
 step, so that all end after the same step.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime

@@ -3,8 +3,6 @@
 The driver's side of a task is :mod:`training.tasks.plan`; :mod:`training.tasks.registry` knows both by name.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping

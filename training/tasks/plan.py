@@ -4,8 +4,6 @@ The worker's side of a task is :mod:`training.tasks.experiment`. Imports neither
 and a refusal are there at once; modules of the tasks keep to it.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path

@@ -3,8 +3,6 @@
 A part is imported when it is first used: the driver must not wait for torch, nor a reader of settings for either.
 """
 
-from __future__ import annotations
-
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
 

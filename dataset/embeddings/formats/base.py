@@ -5,8 +5,6 @@ A new format is a module beside this one with a :class:`Format`, and a line in `
 Shape legend: N records, n of a block, C channels, L residues of a record, U distinct sequences.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager

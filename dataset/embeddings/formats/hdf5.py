@@ -4,8 +4,6 @@ A dataset is named by the record's id, or by the hash by which biotrainer finds 
 counts.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

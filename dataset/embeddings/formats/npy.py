@@ -1,7 +1,5 @@
 """Vectors of proteins as one .npy, memory-mapped; ids stand in the index."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property

@@ -3,8 +3,6 @@
 Row groups are of about 96 MB, without dictionary or compression, so that a group is decoded by taking its bytes.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 ``values`` (R, C), ``offsets`` (U + 1,) of the sequences' rows, and ``scales`` (C,) of int8.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from contextlib import AbstractContextManager

@@ -3,8 +3,6 @@
 In: a request and its checked body. Out: what is known of the model, ids and texts, and arrays.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any, NamedTuple
 

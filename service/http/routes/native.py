@@ -3,8 +3,6 @@
 Shape legend: N sequences, L residues of one, D channels, K classes or tokens.
 """
 
-from __future__ import annotations
-
 from itertools import chain
 from typing import Annotated, Any, Literal
 

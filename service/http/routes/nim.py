@@ -1,7 +1,5 @@
 """The route of BioNeMo's ESM-2 NIM: ``POST /v1/biology/meta/esm2-...`` with an npz answer for each sequence."""
 
-from __future__ import annotations
-
 import io
 import zipfile
 from typing import Annotated, Any, Literal

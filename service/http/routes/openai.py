@@ -1,7 +1,5 @@
 """``POST /v1/embeddings`` and ``GET /v1/models``, as OpenAI's clients speak them."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from fastapi import FastAPI, Request

@@ -1,7 +1,5 @@
 """Routes for whoever runs the service, and the page: /health, /ready, /metrics, /."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

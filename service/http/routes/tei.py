@@ -3,8 +3,6 @@
 They use the first model. Vectors are of length 1 unless ``normalize`` is false, as there.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The autoencoder as the training loop sees it: its normalisation is measured before the first step."""
 
-from __future__ import annotations
-
 from model.tasks.autoencoder import ESM2Autoencoder
 from model.tasks.base import TaskModel
 from model.tasks.normalization import FeatureStatistics

@@ -4,8 +4,6 @@ Metrics of an evaluation are computed from the predictions of all workers togeth
 Shape legend: N sequences, C labels.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -4,8 +4,6 @@ Each worker computes a share of what is missing and writes it shard by shard; wh
 Shape legend: N sequences, T tokens of a batch, D channels.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from pathlib import Path

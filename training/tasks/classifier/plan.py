@@ -3,8 +3,6 @@
 Imports neither torch nor transformers, so that a plan and a refusal are there at once.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory

@@ -1,7 +1,5 @@
 """Sequence diffusion as the training loop sees it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Sequence diffusion before training: a structure store, and the size of the model."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory

@@ -1,7 +1,5 @@
 """Tasks that learn from the residues of a store alone, as the training loop sees them."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tasks that learn from residues alone, before training: a store, and the size of a backbone with its head."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from dataclasses import replace
 from pathlib import Path

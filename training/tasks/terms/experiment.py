@@ -4,8 +4,6 @@ The network takes vectors in place of tokens, or trains a backbone. Its evaluati
 held-out proteins, which stops it, and F1: metrics of each of thousands of terms belong to `function evaluate`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

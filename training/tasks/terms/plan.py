@@ -1,7 +1,5 @@
 """Function prediction as the driver sees it: the annotated proteins, and the network that learns their terms."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
