@@ -5,6 +5,10 @@ what to do, and is caught once, at the command line (:mod:`common.command_line`)
 a fault of the program and leaves with code 1.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 
 class EsmerayError(Exception):
     """Base of every refusal, meant for the person at the terminal, with a line for each problem."""
@@ -31,6 +35,16 @@ class DataError(EsmerayError):
     """Input or store that can't be read as it is (exit code 3)."""
 
     exit_code = 3
+
+
+@contextmanager
+def reading(path: Path, remedy: str | None = None) -> Iterator[None]:
+    """The system's refusals to read a file, as DataErrors."""
+    try:
+        yield
+    except OSError as error:
+        advice = "" if remedy is None else f"; {remedy}"
+        raise DataError(f"{path}: can't be read: {error.strerror or error}{advice}") from error
 
 
 class ResourceError(EsmerayError):

@@ -27,24 +27,21 @@ from pydantic import BaseModel, ConfigDict
 from safetensors.numpy import load_file
 
 from common.errors import DataError
-from common.publishing import file_xxh128
 from dataset.batches.sparse_targets import SparseTargets
 from dataset.fasta.counts import SourceFile
 from dataset.labels.label_space import MAPPINGS_FILE, LabelSpace
 from dataset.labels.labelled_file import LabelledCounts
-from dataset.store.format import SampleSource, read_signed
-from dataset.store.reader import Store
-from dataset.store.staging import stage_once
+from dataset.store.format import MADE_AGAIN, SEQUENCES_FOLDER, SampleSource, check_file, read_signed
+from dataset.store.reader import Store, stage_once
 
 FORMAT_VERSION = 1
-SEQUENCES_FOLDER = "sequences"
 LABELS_FILE = "labels.safetensors"
 MANIFEST_FILE = "labels.json"
 
 PARTS = ("training", "validation", "test")
 LEFT_OUT = len(PARTS)
 """The part of records that are in none."""
-_REMEDY = "remove it, so that it is made again from its source"
+_ADVICE = "give the folder of a labelled store, or labelled files"
 
 
 class LabelledManifest(BaseModel):
@@ -99,16 +96,16 @@ class LabelledStore:
         no labelled store, one of another format version, or damaged.
         """
         self.path = Path(path).absolute()
-        if not (self.path / MANIFEST_FILE).is_file():
-            problem = f"not a labelled store, it has no {MANIFEST_FILE}" if self.path.exists() else "no such folder"
-            raise DataError(f"{self.path}: {problem}; give the folder of a labelled store, or labelled files")
-        self.manifest: LabelledManifest = read_signed(self.path / MANIFEST_FILE, LabelledManifest, _REMEDY)
-        sequences = self.path / SEQUENCES_FOLDER if stage_dir is None else stage_sequences(self.path, stage_dir)
-        self.store = Store(sequences, verify)
+        manifest_file = self.path / MANIFEST_FILE
+        self.manifest = read_signed(manifest_file, LabelledManifest, MADE_AGAIN, "labelled store", _ADVICE)
+        sequences = self.path / SEQUENCES_FOLDER
+        self.store = Store(sequences if stage_dir is None else stage_once(sequences, stage_dir), verify)
         if self.store.checksum != self.manifest.sequences_checksum:
-            raise DataError(f"{self.store.path}: not the sequences that {MANIFEST_FILE} was made for; {_REMEDY}")
-        self.label_space = LabelSpace.load(self._checked(MAPPINGS_FILE).parent)
-        tensors = load_file(self._checked(LABELS_FILE))
+            raise DataError(f"{self.store.path}: not the sequences that {MANIFEST_FILE} was made for; {MADE_AGAIN}")
+        for name in (MAPPINGS_FILE, LABELS_FILE):
+            check_file(self.path / name, MADE_AGAIN, xxh128=self.manifest.files.get(name, ""))
+        self.label_space = LabelSpace.load(self.path)
+        tensors = load_file(self.path / LABELS_FILE)
         self.targets: NDArray | SparseTargets
         if "targets" in tensors:
             is_residues = self.label_space.kind == "per_residue"
@@ -146,24 +143,6 @@ class LabelledStore:
     def _residue_offsets(self) -> list[int]:
         """The start of each record's residues, and the end."""
         return [0, *np.cumsum(self.store.lengths, dtype=np.int64).tolist()]
-
-    def _checked(self, name: str) -> Path:
-        """A file whose checksum holds."""
-        path = self.path / name
-        try:
-            if file_xxh128(path) != self.manifest.files.get(name):
-                raise DataError(f"{path}: damaged: its checksum is not the manifest's; {_REMEDY}")
-        except OSError as error:
-            raise DataError(f"{path}: can't be read: {error.strerror}; {_REMEDY}") from error
-        return path
-
-
-def stage_sequences(path: Path, stage_dir: Path) -> Path:
-    """Copy the sequences of the labelled store at ``path`` to this node, and verify them there, once in a process.
-
-    Raises DataError where they are damaged, ResourceError where the node's disk is full or can't be written.
-    """
-    return stage_once(path.absolute() / SEQUENCES_FOLDER, stage_dir)
 
 
 def labels_checksum(store_checksum: str, space: LabelSpace, tensors: dict[str, NDArray]) -> str:

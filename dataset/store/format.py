@@ -1,10 +1,8 @@
 """The layout of a store on disk: the manifest, and the framing of every value in LMDB.
 
-A store is a folder of two files.
-
-``manifest.json`` is written last. It says what the store holds and carries a SHA-256 of itself, the size and XXH3-128
-of ``data.mdb``, and a CRC-32 of those pages of ``data.mdb`` that LMDB follows to find values (its two meta pages and
-its B-tree), so that a damaged pointer is noticed before LMDB maps the file and follows it out of the map.
+``manifest.json`` is written last. It carries a SHA-256 of itself, the size and XXH3-128 of ``data.mdb``, and a CRC-32
+of those pages of ``data.mdb`` that LMDB follows to find values (its two meta pages and its B-tree), so that a damaged
+pointer is noticed before LMDB maps the file and follows it out of the map.
 
 ``data.mdb`` is LMDB in the 0.9 format. Keys are 8-byte big-endian integers: blocks of sequences from 0 on, then, at
 :data:`FIRST_ARRAY_KEY` and up, three arrays over all records or blocks. Every value is a :class:`Frame`: a header of
@@ -31,7 +29,8 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from common.errors import DataError
+from common.errors import DataError, reading
+from common.publishing import file_xxh128
 from dataset.fasta.counts import IngestCounts, SourceFile
 from train_config.schema import IngestSection
 
@@ -51,6 +50,10 @@ TEXT_ALPHABET = "utf-8"
 
 DATA_FILE = "data.mdb"
 MANIFEST_FILE = "manifest.json"
+SEQUENCES_FOLDER = "sequences"
+"""The store within a folder of labelled sequences or of structures."""
+STORE_REMEDY = "convert the FASTA again, or copy the store again"
+MADE_AGAIN = "remove it, so that it is made again from its source"
 
 FIRST_ARRAY_KEY = 1 << 63
 MAX_VALUE_BYTES = 0xFFFFFFFF
@@ -174,31 +177,23 @@ def signed_json(manifest: BaseModel) -> str:
     return json.dumps({"manifest_sha256": _digest(content), **content}, indent=1) + "\n"
 
 
-def read_manifest(store: Path) -> StoreManifest:
-    """Read and check a store's manifest. Raises DataError where there is none, of this format version, undamaged."""
-    path = store / MANIFEST_FILE
-    if not path.is_file():
-        problem = f"not a store, it has no {MANIFEST_FILE}" if store.exists() else "no such store"
-        raise DataError(
-            f"{store}: {problem}; make one with: esmeray data convert --data.source FASTA --convert.store STORE"
-        )
-    return read_signed(path, StoreManifest, "convert the FASTA again, or copy the store again")
-
-
-def read_signed(path: Path, model: type[Manifest], remedy: str) -> Manifest:
+def read_signed(path: Path, model: type[Manifest], remedy: str, kind: str = "store", advice: str = "") -> Manifest:
     """Read and check what :func:`signed_json` wrote, against the model's format and versions.
 
-    Raises DataError, with the remedy, where it can't be read, is damaged, or of another format or version.
+    Raises DataError, with the remedy, where it is damaged, or of another format or version; where there is none, with
+    the advice, and ``kind`` for its folder.
     """
+    if not path.is_file():
+        problem = f"not a {kind}, it has no {path.name}" if path.parent.exists() else "no such folder"
+        raise DataError(f"{path.parent}: {problem}; {advice}")
     wanted, versions = model.model_fields["format"].default, get_args(model.model_fields["format_version"].annotation)
 
     def damaged(problem: str) -> DataError:
         return DataError(f"{path}: damaged: {problem}; {remedy}")
 
     try:
-        content: Any = json.loads(path.read_bytes())
-    except OSError as error:
-        raise DataError(f"{path}: can't be read: {error.strerror}") from error
+        with reading(path):
+            content: Any = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise damaged("not JSON") from error
     if not isinstance(content, dict) or content.get("format") != wanted:
@@ -215,6 +210,18 @@ def read_signed(path: Path, model: type[Manifest], remedy: str) -> Manifest:
         return model.model_validate(content)
     except ValidationError as error:
         raise damaged(f"{error.error_count()} fields are wrong, first {error.errors()[0]['loc']}") from error
+
+
+def check_file(path: Path, remedy: str, *, num_bytes: int | None = None, xxh128: str | None = None) -> None:
+    """Raise DataError, with the remedy, for a file of another size or checksum, or that can't be read."""
+    with reading(path, remedy):
+        size = path.stat().st_size
+        if num_bytes is not None and num_bytes != size:
+            raise DataError(
+                f"{path}: {size:,} bytes where the manifest says {num_bytes:,}: truncated or replaced; {remedy}"
+            )
+        if xxh128 is not None and xxh128 != file_xxh128(path):
+            raise DataError(f"{path}: damaged: its checksum is not the manifest's; {remedy}")
 
 
 def find_index_pages(data_file: Path, page_bytes: int) -> list[int]:

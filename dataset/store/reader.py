@@ -1,10 +1,8 @@
-"""A store opened for reading: residues, ids, lengths and hashes of its records, without copying them.
+"""A store opened for reading: read-only views of residues, ids, lengths and hashes in the file that LMDB maps.
 
-In: a folder that :mod:`dataset.store.conversion` made. Out: read-only views of the file that LMDB maps. What the files
-hold is described in :mod:`dataset.store.format`.
-
-LMDB opens nothing before the file's size, its meta pages and its B-tree have been checked: a truncated file would end
-the process by a signal. Each block's CRC-32 is checked when a process first reads it.
+LMDB must not read over a network file system: :func:`stage_store` copies a store to the node's own disk. It opens
+nothing before the file's size, its meta pages and its B-tree have been checked: a truncated file would end the process
+by a signal. Each block's CRC-32 is checked when a process first reads it.
 
 A process opens a file when it first needs it, once for all stores of that file, and for the rest of its life: a view
 of a value is valid for as long as the environment is open. Neither a pickle nor a fork carries an environment over.
@@ -12,11 +10,12 @@ of a value is valid for as long as the environment is open. Neither a pickle nor
 Shape legend: N records of the store or of a batch, B blocks of the store, L residues of one record.
 """
 
+import functools
 import os
+import shutil
 import threading
 from bisect import bisect_right
 from collections.abc import Iterator
-from functools import cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -24,22 +23,25 @@ import lmdb
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import DataError
-from common.publishing import file_xxh128
+from common.errors import DataError, reading
+from common.publishing import disk_full, exclusive, published
 from dataset.store.format import (
     DATA_FILE,
     LMDB_MAJOR,
+    MANIFEST_FILE,
+    STORE_REMEDY,
     TEXT_ALPHABET,
     Frame,
     Kind,
     StoreManifest,
+    check_file,
     index_crc32,
     key_bytes,
-    read_manifest,
+    read_signed,
     unframe,
 )
 
-_REMEDY = "convert the FASTA again, or copy the store again"
+_ADVICE = "make one with: esmeray data convert --data.source FASTA --convert.store STORE"
 
 
 class Store:
@@ -57,7 +59,7 @@ class Store:
         all of it, which reads it once.
         """
         self.path = Path(path).absolute()
-        self.manifest: StoreManifest = read_manifest(self.path)
+        self.manifest = read_signed(self.path / MANIFEST_FILE, StoreManifest, STORE_REMEDY, advice=_ADVICE)
         self._check_file(full=verify == "full")
         self._opened: _OpenFile | None = None
 
@@ -129,19 +131,12 @@ class Store:
 
     def _check_file(self, full: bool) -> None:
         data_file, manifest = self.path / DATA_FILE, self.manifest
-        try:
-            size = data_file.stat().st_size
-            if size != manifest.data_bytes:
-                raise DataError(
-                    f"{data_file}: {size:,} bytes where the manifest says {manifest.data_bytes:,}: truncated or "
-                    f"replaced; {_REMEDY}"
-                )
+        check_file(data_file, STORE_REMEDY, num_bytes=manifest.data_bytes)
+        with reading(data_file, STORE_REMEDY):
             if index_crc32(data_file, manifest.page_bytes, manifest.index_pages) != manifest.index_crc32:
-                raise DataError(f"{data_file}: damaged: the checksum of its index does not hold; {_REMEDY}")
-            if full and file_xxh128(data_file) != manifest.data_xxh128:
-                raise DataError(f"{data_file}: damaged: its checksum is not the manifest's; {_REMEDY}")
-        except OSError as error:
-            raise DataError(f"{data_file}: can't be read: {error.strerror}; {_REMEDY}") from error
+                raise DataError(f"{data_file}: damaged: the checksum of its index does not hold; {STORE_REMEDY}")
+        if full:
+            check_file(data_file, STORE_REMEDY, xxh128=manifest.data_xxh128)
 
 
 class _Block(NamedTuple):
@@ -159,9 +154,7 @@ class _OpenFile:
     def __init__(self, path: Path, manifest: StoreManifest) -> None:
         self.pid = os.getpid()
         self._path, self._manifest = path, manifest
-        size = (path / DATA_FILE).stat().st_size
-        if size != manifest.data_bytes:
-            raise DataError(f"{path / DATA_FILE}: {size:,} bytes: it changed since it was checked; {_REMEDY}")
+        check_file(path / DATA_FILE, STORE_REMEDY, num_bytes=manifest.data_bytes)  # it may have changed since
         try:
             # Read-ahead stays on: a block is read as a whole for its checksum, which takes five times as long by pages.
             environment = lmdb.open(str(path), readonly=True, lock=False, lib_version=LMDB_MAJOR)
@@ -176,7 +169,7 @@ class _OpenFile:
         # (N,) where in its block each record's residues begin, once the block was read.
         self._begins = np.zeros(manifest.num_records, dtype=np.uint32)
 
-    @cached_property
+    @functools.cached_property
     def hashes(self) -> np.ndarray:
         """(N,) uint64; read when first asked for, which loader processes never do."""
         return self._array(Kind.HASHES, "<u8", self._manifest.num_records)
@@ -252,7 +245,7 @@ class _OpenFile:
             raise self._damaged(f"{name}: {error}") from error
 
     def _damaged(self, problem: str) -> DataError:
-        return DataError(f"{self._path / DATA_FILE}: damaged: {problem}; {_REMEDY}")
+        return DataError(f"{self._path / DATA_FILE}: damaged: {problem}; {STORE_REMEDY}")
 
 
 # By device and inode: a store that was replaced is another file. LMDB opens a file once a process.
@@ -261,17 +254,55 @@ _OPENING = threading.Lock()
 
 
 def _open(path: Path, manifest: StoreManifest) -> _OpenFile:
-    try:
+    with reading(path / DATA_FILE, STORE_REMEDY), _OPENING:
         status = (path / DATA_FILE).stat()
         key = (status.st_dev, status.st_ino)
-        with _OPENING:
-            if key not in _OPEN_FILES:
-                _OPEN_FILES[key] = _OpenFile(path, manifest)
-            opened = _OPEN_FILES[key]
-    except OSError as error:
-        raise DataError(f"{path / DATA_FILE}: can't be read: {error.strerror}; {_REMEDY}") from error
+        if key not in _OPEN_FILES:
+            _OPEN_FILES[key] = _OpenFile(path, manifest)
+        opened = _OPEN_FILES[key]
     if opened.pid != os.getpid():
         raise RuntimeError(
             f"{path}: opened before this process was forked: open it after the fork, or spawn the process"
         )
     return opened
+
+
+def stage_store(store_path: Path, stage_dir: Path) -> Path:
+    """Copy a store to ``stage_dir``, which the node's workers share, unless a good copy is there; verified in full.
+
+    The first process of a node copies, the others wait for it. A damaged copy is made again. Raises DataError where the
+    store is damaged, ResourceError where the node's disk is full or can't be written.
+    """
+    store = Store(store_path)
+    name = f"{store.path.name}-{store.manifest.data_xxh128[:16]}"
+    target = Path(os.path.abspath(stage_dir)) / name  # noqa: PTH100
+    with exclusive(target):
+        if not _is_good(target):
+            _copy(store, target)
+    return target
+
+
+@functools.cache
+def stage_once(store_path: Path, stage_dir: Path) -> Path:
+    """Call :func:`stage_store`, which reads the whole copy, once in a process: one that measures opens it often."""
+    return stage_store(store_path, stage_dir)
+
+
+def _is_good(target: Path) -> bool:
+    if not target.exists():
+        return False
+    try:
+        Store(target, verify="full")
+    except DataError:
+        return False  # made again from the original, which is verified in turn
+    return True
+
+
+def _copy(store: Store, target: Path) -> None:
+    free = shutil.disk_usage(target.parent).free
+    if free < store.manifest.data_bytes:
+        raise disk_full(target, f"staging takes {store.manifest.data_bytes / 1e9:.1f} GB")
+    with published(target) as folder:
+        for name in (DATA_FILE, MANIFEST_FILE):
+            shutil.copyfile(store.path / name, folder / name)
+        Store(folder, verify="full")

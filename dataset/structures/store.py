@@ -28,16 +28,15 @@ from pydantic import BaseModel, ConfigDict, Field
 from common.errors import DataError
 from dataset.embeddings.arrays import open_arrays, write_arrays
 from dataset.fasta.counts import Counts, SourceFile
-from dataset.store.format import read_signed
+from dataset.store.format import MADE_AGAIN, SEQUENCES_FOLDER, read_signed
 from dataset.store.reader import Store
 from dataset.structures.predictions import PredictedStructures, centred
 
 FORMAT_VERSION = 2
-SEQUENCES_FOLDER = "sequences"
 ARRAYS_FILE = "structures.safetensors"
 MANIFEST_FILE = "structures.json"
 TRAINING, HELD_OUT = 0, 1
-_REMEDY = "remove it, so that it is made again from its source"
+_ADVICE = "make one with: esmeray data structures --data.source FOLDER --structures.store STORE"
 
 
 class StructureCounts(Counts):
@@ -140,18 +139,15 @@ class StructureStore:
         Raises DataError where the folder is no store, or damaged.
         """
         self.path = Path(path).absolute()
-        if not (self.path / MANIFEST_FILE).is_file():
-            problem = f"not a structure store, it has no {MANIFEST_FILE}" if self.path.exists() else "no such folder"
-            remedy = "esmeray data structures --data.source FOLDER --structures.store STORE"
-            raise DataError(f"{self.path}: {problem}; make one with: {remedy}")
-        self.manifest: StructureManifest = read_signed(self.path / MANIFEST_FILE, StructureManifest, _REMEDY)
+        manifest_file = self.path / MANIFEST_FILE
+        self.manifest = read_signed(manifest_file, StructureManifest, MADE_AGAIN, "structure store", _ADVICE)
         self.store = Store(sequences or self.path / SEQUENCES_FOLDER, verify)
         if self.store.checksum != self.manifest.sequences_checksum:
-            raise DataError(f"{self.store.path}: not the sequences that {MANIFEST_FILE} was made for; {_REMEDY}")
+            raise DataError(f"{self.store.path}: not the sequences that {MANIFEST_FILE} was made for; {MADE_AGAIN}")
         arrays = open_arrays(self.path / ARRAYS_FILE)
         # LMDB checks each block that is read; these are checked here, once, since they are small.
         if arrays_checksum(self.manifest.sequences_checksum, arrays) != self.manifest.checksum:
-            raise DataError(f"{self.path / ARRAYS_FILE}: damaged: its checksum is not the manifest's; {_REMEDY}")
+            raise DataError(f"{self.path / ARRAYS_FILE}: damaged: its checksum is not the manifest's; {MADE_AGAIN}")
         self._coordinates, self._confidence, self._chains = (
             arrays[name] for name in ("coordinates", "confidence", "chains")
         )

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict
 from common.errors import DataError
 from common.progress import ConversionProgress, ProgressCallback
 from common.publishing import exclusive, file_xxh128, published
-from dataset.store.format import read_signed, signed_json
+from dataset.store.format import check_file, read_signed, signed_json
 from dataset.store.reader import Store
 from dataset.tokens.base import SequenceTokenizer
 
@@ -196,17 +196,9 @@ def _blocks(store: Store, ends: NDArray[np.int64]) -> Iterator[tuple[int, list[s
 
 def _check_files(folder: Path, manifest: TokenManifest, full: bool) -> None:
     """Sizes before anything is mapped: reading past the end of a truncated file would end the process by a signal."""
-    expected = {
-        TOKENS_FILE: (manifest.num_tokens * np.dtype(manifest.dtype).itemsize, manifest.tokens_xxh128),
-        LENGTHS_FILE: (manifest.num_records * 4, manifest.lengths_xxh128),
-    }
-    for name, (num_bytes, checksum) in expected.items():
-        path = folder / name
-        try:
-            size = path.stat().st_size
-            if size != num_bytes:
-                raise DataError(f"{path}: {size:,} bytes where the manifest says {num_bytes:,}; {_REMEDY}")
-            if full and file_xxh128(path) != checksum:
-                raise DataError(f"{path}: damaged: its checksum is not the manifest's; {_REMEDY}")
-        except OSError as error:
-            raise DataError(f"{path}: can't be read: {error.strerror}; {_REMEDY}") from error
+    tokens_bytes = manifest.num_tokens * np.dtype(manifest.dtype).itemsize
+    for name, num_bytes, checksum in (
+        (TOKENS_FILE, tokens_bytes, manifest.tokens_xxh128),
+        (LENGTHS_FILE, 4 * manifest.num_records, manifest.lengths_xxh128),
+    ):
+        check_file(folder / name, _REMEDY, num_bytes=num_bytes, xxh128=checksum if full else None)

@@ -49,7 +49,7 @@ class _EmbeddingActor:
         """Load the model and copy the store. A method, since what a constructor raises reaches nobody as it is."""
         import torch
 
-        from dataset.store.staging import stage_store
+        from dataset.store.reader import stage_store
         from inference.embedding.worker import open_worker
 
         request, source, path, stage_dir, _ = self._settings

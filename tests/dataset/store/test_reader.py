@@ -6,6 +6,7 @@ import pickle
 import random
 import subprocess
 import sys
+from collections import namedtuple
 from pathlib import Path
 
 import lmdb
@@ -15,9 +16,10 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import DataError
-from dataset.store.format import DATA_FILE, MANIFEST_FILE, read_manifest
-from dataset.store.reader import Store
+from common.errors import DataError, ResourceError
+from dataset.store import reader
+from dataset.store.format import DATA_FILE, MANIFEST_FILE
+from dataset.store.reader import Store, stage_once, stage_store
 from tests.conftest import REPOSITORY
 from tests.dataset.store_fixtures import make_store
 
@@ -170,7 +172,7 @@ def test_a_flipped_bit_anywhere_is_refused_in_full_without_a_signal(store_path):
 
 
 def test_a_flipped_bit_where_lmdb_follows_is_refused_in_quick_without_a_signal(store_path):
-    manifest = read_manifest(store_path)
+    manifest = Store(store_path).manifest
     page_bits = 8 * manifest.page_bytes
     generator = random.Random(0)
     bits = [page * page_bits + generator.randrange(page_bits) for page in manifest.index_pages for _ in range(3)]
@@ -179,7 +181,7 @@ def test_a_flipped_bit_where_lmdb_follows_is_refused_in_quick_without_a_signal(s
 
 
 def test_a_flipped_bit_in_a_value_is_refused_in_quick_when_read(store_path):
-    manifest = read_manifest(store_path)
+    manifest = Store(store_path).manifest
     data = (store_path / DATA_FILE).read_bytes()
     starts = [at for at in range(len(data)) if data.startswith(b"ESMR", at)]
     assert len(starts) >= manifest.num_blocks
@@ -200,7 +202,7 @@ def test_a_truncated_store_is_refused_before_lmdb_opens_it(store_path, left, mon
 def test_a_store_truncated_after_the_check_is_refused(store_path):
     store = Store(store_path)
     os.truncate(store_path / DATA_FILE, 8192)
-    with pytest.raises(DataError, match="changed since it was checked"):
+    with pytest.raises(DataError, match="truncated or replaced"):
         store.sequence(0)
 
 
@@ -211,7 +213,7 @@ def test_a_store_without_its_parts_is_refused(store_path):
     (store_path / MANIFEST_FILE).unlink()
     with pytest.raises(DataError, match=r"not a store, it has no manifest\.json"):
         Store(store_path)
-    with pytest.raises(DataError, match="no such store"):
+    with pytest.raises(DataError, match="no such folder; make one with: esmeray data convert"):
         Store(store_path / "absent")
 
 
@@ -231,3 +233,44 @@ def test_the_manifest_names_the_engine(pristine_store):
     assert json.loads((pristine_store / MANIFEST_FILE).read_text())["engine"] == "lmdb-0.9"
     meta_version = (pristine_store / DATA_FILE).read_bytes()[20:24]
     assert int.from_bytes(meta_version, "little") == 1  # MDB_DATA_VERSION of LMDB 0.9
+
+
+def test_a_staged_store_is_the_same_and_is_copied_once(store_path, tmp_path):
+    staged = stage_store(store_path, tmp_path / "local")
+    assert Store(staged, verify="full").checksum == Store(store_path).checksum
+    written = (staged / DATA_FILE).stat().st_mtime_ns
+    assert stage_store(store_path, tmp_path / "local") == staged
+    assert (staged / DATA_FILE).stat().st_mtime_ns == written
+    assert [path.name for path in (tmp_path / "local").iterdir()] == [staged.name]
+
+
+def test_a_process_that_opens_a_store_often_verifies_its_copy_once(store_path, tmp_path, monkeypatch):
+    copy = stage_once(store_path, tmp_path / "local")
+    monkeypatch.setattr(reader, "stage_store", lambda *_: pytest.fail("staged again"))
+    assert stage_once(store_path, tmp_path / "local") == copy
+    assert Store(copy).checksum == Store(store_path).checksum
+
+
+def test_a_damaged_copy_is_made_again(store_path, tmp_path):
+    staged = stage_store(store_path, tmp_path / "local")
+    data = bytearray((staged / DATA_FILE).read_bytes())
+    data[len(data) // 2] ^= 1
+    (staged / DATA_FILE).write_bytes(data)
+    again = Store(stage_store(store_path, tmp_path / "local"), verify="full")
+    assert again.path == staged and again.checksum == Store(store_path).checksum
+
+
+def test_a_damaged_original_is_refused_and_not_staged(store_path, tmp_path):
+    data = bytearray((store_path / DATA_FILE).read_bytes())
+    data[len(data) // 2] ^= 1
+    (store_path / DATA_FILE).write_bytes(data)
+    with pytest.raises(DataError, match="checksum"):
+        stage_store(store_path, tmp_path / "local")
+    assert list((tmp_path / "local").iterdir()) == []
+
+
+def test_a_node_without_room_is_refused_before_copying(store_path, tmp_path, monkeypatch):
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(reader.shutil, "disk_usage", lambda _: usage(10, 9, 1))
+    with pytest.raises(ResourceError, match="no room left"):
+        stage_store(store_path, tmp_path / "local")

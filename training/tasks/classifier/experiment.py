@@ -21,8 +21,10 @@ from dataset.batches.loader import Loader
 from dataset.batches.steps import BatchSource, TrainingSteps, ValidationSteps
 from dataset.labels.label_space import MAPPINGS_FILE, LabelSpace
 from dataset.labels.label_weights import read_label_weights
-from dataset.labels.store import LabelledStore, stage_sequences
+from dataset.labels.store import LabelledStore
 from dataset.packed_batch import WEIGHTS, PackedBatch
+from dataset.store.format import SEQUENCES_FOLDER
+from dataset.store.reader import stage_once
 from dataset.targets import has_target
 from dataset.tokens.base import open_tokenizer
 from dataset.tokens.token_store import ensure_tokens
@@ -75,7 +77,7 @@ class ClassifierExperiment(Experiment):
     @classmethod
     def stage(cls, path: Path, stage_dir: Path) -> Path:
         """Copy the sequences, which the store then reads there; tokens and features beside it all workers share."""
-        stage_sequences(path, stage_dir)
+        stage_once(path.absolute() / SEQUENCES_FOLDER, stage_dir)
         return path
 
     @classmethod

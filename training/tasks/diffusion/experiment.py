@@ -5,10 +5,11 @@ from pathlib import Path
 
 from dataset.batches.loader import Loader
 from dataset.batches.steps import TrainingSteps, ValidationSteps
-from dataset.store.staging import stage_once
+from dataset.store.format import SEQUENCES_FOLDER
+from dataset.store.reader import stage_once
 from dataset.structures.batches import StructureSource
 from dataset.structures.predictions import predictions_of
-from dataset.structures.store import SEQUENCES_FOLDER, StructureStore
+from dataset.structures.store import StructureStore
 from model.tasks.diffusion import SequenceDiffusion
 from run_folder.paths import RunFolder
 from training.engine.context import WorkerContext

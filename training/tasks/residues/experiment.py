@@ -7,8 +7,7 @@ from dataset.batches.loader import Loader, ResidueSource
 from dataset.batches.preparation import PreparationSettings
 from dataset.batches.splitting import split_records
 from dataset.batches.steps import TrainingSteps, ValidationSteps
-from dataset.store.reader import Store
-from dataset.store.staging import stage_once
+from dataset.store.reader import Store, stage_once
 from model.backbones.residues import residue_tokenizer
 from model.export.backbone import export
 from model.tasks.base import ResidueModel
