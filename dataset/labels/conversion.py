@@ -6,7 +6,6 @@ others wait for it and find it.
 Shape legend: N records of the store, R residues of all records end to end, C outputs, L residues of one record.
 """
 
-from contextlib import closing
 from datetime import UTC, datetime
 from itertools import compress
 from pathlib import Path
@@ -39,16 +38,15 @@ from dataset.labels.store import (
     LEFT_OUT,
     MANIFEST_FILE,
     PARTS,
-    SEQUENCES_FOLDER,
     LabelledManifest,
     LabelledStore,
     labels_checksum,
 )
 from dataset.store.conversion import (
     SAMPLE,
-    absolute,
     check_source,
     file_identities,
+    location,
     name_of_content,
     other_store,
     same_files,
@@ -56,8 +54,7 @@ from dataset.store.conversion import (
     source_store,
 )
 from dataset.store.format import TEXT_ALPHABET, SampleSource, signed_json
-from dataset.store.ingest import blocks
-from dataset.store.writer import StoreWriter
+from dataset.store.writer import write_sequences
 from dataset.targets import IGNORED_TARGET
 from train_config.classifier_schema import LabelsSection, TokenizerSection
 from train_config.schema import DataSection
@@ -90,17 +87,15 @@ def labelled_store_location(data: DataSection, tokenizer: TokenizerSection, defa
 
     Raises ConfigError for settings that do not fit together, DataError where a file of the source is missing.
     """
-    ready = _source_store(data)
-    if ready is not None:
-        return absolute(ready)
     labels = data.labels
-    check_label_settings(labels, tokenizer)
-    if labels.split == "stratified" and labels.kind not in ("multiclass", "binary"):
-        raise ConfigError(
-            f"data.labels.split stratified needs one class for each record, which {labels.kind} targets do not have: "
-            "set it to hash"
-        )
-    return absolute(Path(data.store)) if data.store else absolute(default_root) / _store_name(data, tokenizer)
+    if _source_store(data) is None:
+        check_label_settings(labels, tokenizer)
+        if labels.split == "stratified" and labels.kind not in ("multiclass", "binary"):
+            raise ConfigError(
+                f"data.labels.split stratified needs one class for each record, which {labels.kind} targets do not "
+                "have: set it to hash"
+            )
+    return location(data, _source_store(data), lambda: default_root / _store_name(data, tokenizer))
 
 
 def _make(data: DataSection, tokenizer: TokenizerSection, target: Path, progress: ProgressCallback | None) -> None:
@@ -121,8 +116,13 @@ def _make(data: DataSection, tokenizer: TokenizerSection, target: Path, progress
     counts = _counted(records, parts_N, hashes_N, targets, space)
     if records.weights is not None and not records.weights[parts_N == 0].any():
         raise DataError(f"{records.place(0)}: the weight of every training record is 0, so nothing would be learnt")
+    alphabet = TEXT_ALPHABET if tokenizer.content == "text" else STORE_ALPHABET
+    source = records.source if isinstance(records.source, SampleSource) else records.source + records.held_out_source
+    ingested = IngestCounts(**{name: getattr(records.counts, name) for name in IngestCounts.model_fields})
     with published(target) as folder:
-        store_checksum = _write_sequences(folder, target, records, texts, hashes_N, data, tokenizer)
+        store_checksum = write_sequences(
+            folder, target, records.ids, texts, hashes_N, source, data.ingest, ingested, alphabet
+        )
         space.save(folder)
         tensors: dict[str, NDArray] = {"parts": parts_N}
         if sparse := isinstance(targets, SparseTargets):
@@ -223,27 +223,6 @@ def _counted(
         ignored = sum(sum(map(letters.count, ".?-")) for letters in records.labels or [])  # type: ignore[arg-type]
         counts.residues_unseen_label = int(np.count_nonzero(targets == IGNORED_TARGET)) - ignored
     return counts
-
-
-def _write_sequences(
-    folder: Path,
-    target: Path,
-    records: LabelledRecords,
-    texts: list[bytes],
-    hashes_N: NDArray[np.uint64],
-    data: DataSection,
-    tokenizer: TokenizerSection,
-) -> str:
-    """Write the store; its checksum."""
-    sequences = folder / SEQUENCES_FOLDER
-    sequences.mkdir()
-    alphabet = TEXT_ALPHABET if tokenizer.content == "text" else STORE_ALPHABET
-    source = records.source if isinstance(records.source, SampleSource) else records.source + records.held_out_source
-    counts = IngestCounts(**{name: getattr(records.counts, name) for name in IngestCounts.model_fields})
-    with closing(StoreWriter(sequences, target / SEQUENCES_FOLDER, alphabet=alphabet)) as writer:
-        for block in blocks(records.ids, texts, hashes_N):
-            writer.add(block)
-        return writer.finish(source, data.ingest, counts).checksum
 
 
 def _settings(data: DataSection, tokenizer: TokenizerSection) -> dict[str, Any]:

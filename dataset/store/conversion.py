@@ -1,9 +1,6 @@
 """FASTA, or the embedded sample, to a store: complete under its name, or not there at all.
 
-In: names of files, the ingest policies, a target. Out: the folder that :class:`~dataset.store.reader.Store` reads. The
-parts are elsewhere: files to batches in :mod:`dataset.fasta.reader`, batches to clean blocks in
-:mod:`dataset.store.ingest`, blocks to LMDB in :mod:`dataset.store.writer`, temporary names and locks in
-:mod:`common.publishing`.
+In: names of files, the ingest policies, a target. Out: the folder that :class:`~dataset.store.reader.Store` reads.
 """
 
 import hashlib
@@ -58,12 +55,10 @@ def convert(
     full or can't be written.
     """
     target = absolute(target)
-    refuse_existing(target, "fasta2lmdb", overwrite, _not_a_store)
-    source = FastaSource(sources)
+    refuse_existing(target, "store", overwrite, not_a_store)
     with exclusive(target):
-        # Another process may have made it while this one waited for the lock.
-        refuse_existing(target, "fasta2lmdb", overwrite, _not_a_store)
-        return _convert_locked(source, target, ingest, progress)
+        refuse_existing(target, "store", overwrite, not_a_store)  # another process may have made it meanwhile
+        return _convert_locked(FastaSource(sources), target, ingest, progress)
 
 
 def check(sources: list[str], policies: IngestSection, *, progress: ProgressCallback | None = None) -> CheckedData:
@@ -87,14 +82,16 @@ def ensure_store(data: DataSection, default_root: Path, progress: ProgressCallba
     exists is verified in full before it is used. Raises DataError where the source can't be read or ``data.store`` is
     damaged or was made of something else, ResourceError where the disk is full or can't be written.
     """
-    if _source_store(data) is not None:
-        return _of_residues(Store(data.source[0], verify="full")).path
     target = store_location(data, default_root)
+    if _source_store(data) is not None:
+        if Store(target, verify="full").is_text:
+            raise DataError(f"{target}: a store of texts, which classifiers alone can read; give proteins")
+        return target
     with exclusive(target):
         if target.exists():
             _check_made_of(Store(target, verify="full"), data)
         elif data.source == [SAMPLE]:
-            _make_sample(data, target, progress)
+            _make_sample(data, target)
         else:
             _convert_locked(FastaSource(data.source), target, data.ingest, progress)
     return target
@@ -111,17 +108,16 @@ def open_store(sources: list[str], ingest: IngestSection, folder: Path) -> Store
 
 def store_location(data: DataSection, default_root: Path) -> Path:
     """Path of the store of a run's data, made or not; see :func:`ensure_store`."""
-    ready = _source_store(data)
-    if ready is not None:
-        return absolute(ready)
-    return absolute(Path(data.store)) if data.store else absolute(default_root) / _store_name(data)
+    return location(data, _source_store(data), lambda: default_root / _store_name(data))
+
+
+def location(data: DataSection, source: Path | None, default: Callable[[], Path]) -> Path:
+    """Path of the source where it is a store itself, of ``data.store``, or the default one, which its content names."""
+    return absolute(source or (Path(data.store) if data.store else default()))
 
 
 def _convert_locked(
-    source: FastaSource,
-    target: Path,
-    policies: IngestSection,
-    progress: ProgressCallback | None,
+    source: FastaSource, target: Path, policies: IngestSection, progress: ProgressCallback | None
 ) -> StoreManifest:
     ingest = Ingest(policies, partial(places_of_ids, source.paths), source.kernel)
     with published(target) as folder, closing(StoreWriter(folder, target)) as writer:
@@ -141,15 +137,13 @@ def _blocks(source: FastaSource, ingest: Ingest, progress: ProgressCallback | No
                 progress(ConversionProgress(source.bytes_read, source.bytes_total, ingest.counts.records_read))
 
 
-def _make_sample(data: DataSection, target: Path, progress: ProgressCallback | None) -> StoreManifest:
+def _make_sample(data: DataSection, target: Path) -> StoreManifest:
     ingest = Ingest(data.ingest)
+    records = sample_records(data.sample.records, data.sample.families, data.sample.seed)
     with published(target) as folder, closing(StoreWriter(folder, target)) as writer:
-        for batch in sample_batches(sample_records(data.sample.records, data.sample.families, data.sample.seed)):
-            block = ingest.clean(batch)
+        for block in map(ingest.clean, sample_batches(records)):
             assert block is not None  # the sample is clean: no policy drops any of it
             writer.add(block)
-            if progress is not None:
-                progress(ConversionProgress(0, 0, ingest.counts.records_read))
         return writer.finish(sample_source(data.sample), data.ingest, ingest.counts)
 
 
@@ -170,16 +164,21 @@ def absolute(path: Path) -> Path:
     return Path(os.path.abspath(path))  # noqa: PTH100 - resolves '..' and '.', follows no link
 
 
-def _not_a_store(target: Path, _: str) -> str | None:
-    """The part of an existing target that is no store's, for :func:`~common.publishing.refuse_existing`."""
+def not_a_store(
+    target: Path, kind: str, files: tuple[str, ...] = (MANIFEST_FILE, DATA_FILE), file_format: str = "esmeray-store"
+) -> str | None:
+    """The part of an existing target that is no store's, for :func:`~common.publishing.refuse_existing`.
+
+    ``files`` are those that a store of this kind may hold, its manifest first.
+    """
     try:
-        content = json.loads((target / MANIFEST_FILE).read_bytes())
-        if content["format"] != StoreManifest.model_fields["format"].default:
-            return "is not a store"
+        is_store = json.loads((target / files[0]).read_bytes())["format"] == file_format
     except (OSError, ValueError, KeyError, TypeError):
-        return "is not a store"
-    others = sorted({path.name for path in target.iterdir()} - {MANIFEST_FILE, DATA_FILE})
-    return f"holds {others[0]}, which no store does" if others else None
+        is_store = False
+    if not is_store:
+        return f"is not a {kind}"
+    others = sorted({path.name for path in target.iterdir()} - set(files))
+    return f"holds {others[0]}, which no {kind} does" if others else None
 
 
 def _source_store(data: DataSection) -> Path | None:
@@ -199,12 +198,6 @@ def source_store(data: DataSection, manifest_file: str, kind: str) -> Path | Non
     if data.store is not None and absolute(Path(data.store)) != absolute(Path(stores[0])):
         raise DataError(f"{stores[0]}: the source is a {kind} already; leave data.store out")
     return Path(stores[0])
-
-
-def _of_residues(store: Store) -> Store:
-    if store.is_text:
-        raise DataError(f"{store.path}: a store of texts, which classifiers alone can read; give proteins")
-    return store
 
 
 def _store_name(data: DataSection) -> str:

@@ -8,19 +8,18 @@ residues, is taken as it is.
 Shape legend: N records of the block.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dataset.fasta.alphabet import GAPS, STORE_ALPHABET, CleanSequence, all_stored, bad_to_x, clean, first_bad
 from dataset.fasta.counts import IngestCounts
 from dataset.fasta.faults import Fault, Faults, PlacesOfIds
 from dataset.fasta.kernel import HashSet64, Kernel
-from dataset.fasta.reader import BATCH_RECORDS, BATCH_RESIDUES, RecordBatch
+from dataset.fasta.reader import RecordBatch
 from dataset.fasta.records import Lines, hashes_of, lengths_of
 from train_config.schema import IngestSection
 
@@ -234,15 +233,3 @@ def _bad_character(character: str, remedy: str) -> str:
         return f"the gap {character!r} of an alignment; remove the gaps (models read unaligned sequences), or {remedy}"
     where = " inside a sequence (it is dropped at the end alone)" if character == "*" else ""
     return f"the character {character!r}{where} is not in the alphabet {STORE_ALPHABET}; mend the record, or {remedy}"
-
-
-def blocks(ids: list[str], texts: list[bytes], hashes_N: NDArray[np.uint64]) -> Iterator[CleanBlock]:
-    """Records as blocks of a store."""
-    start = num_bytes = 0
-    for end, text in enumerate(texts, start=1):
-        num_bytes += len(text)
-        if num_bytes >= BATCH_RESIDUES or end - start == BATCH_RECORDS or end == len(texts):
-            block_texts = texts[start:end]
-            lines = Lines.of([record_id.encode("utf-8") for record_id in ids[start:end]])
-            yield CleanBlock(lines, b"".join(block_texts), lengths_of(block_texts), hashes_N[start:end])
-            start, num_bytes = end, 0

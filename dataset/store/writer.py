@@ -10,7 +10,7 @@ Python's global lock. What fails there is raised by the next call that has somet
 import ctypes
 import hashlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from functools import cache, partial
 from pathlib import Path
@@ -18,18 +18,22 @@ from typing import NamedTuple
 
 import lmdb
 import numpy as np
+from numpy.typing import NDArray
 
 from common.background_thread import BackgroundThread
 from common.errors import DataError
 from common.publishing import disk_full, file_xxh128
 from dataset.fasta.alphabet import STORE_ALPHABET
 from dataset.fasta.counts import IngestCounts, SourceFile
+from dataset.fasta.reader import BATCH_RECORDS, BATCH_RESIDUES
+from dataset.fasta.records import Lines, lengths_of
 from dataset.store.format import (
     DATA_FILE,
     HEADER_BYTES,
     LMDB_MAJOR,
     MANIFEST_FILE,
     MAX_VALUE_BYTES,
+    SEQUENCES_FOLDER,
     Kind,
     SampleSource,
     StoreManifest,
@@ -216,6 +220,31 @@ class StoreWriter:
             raise
         except lmdb.Error as error:
             raise disk_full(self._target, str(error)) from error
+
+
+def write_sequences(
+    folder: Path,
+    target: Path,
+    ids: list[str],
+    texts: list[bytes],
+    hashes_N: NDArray[np.uint64],
+    source: list[SourceFile] | SampleSource,
+    ingest: IngestSection,
+    counts: IngestCounts,
+    alphabet: str = STORE_ALPHABET,
+) -> str:
+    """Write clean records, in memory, as the store within ``folder``, which will be called ``target``; its checksum."""
+    (folder / SEQUENCES_FOLDER).mkdir()
+    start = num_bytes = 0
+    with closing(StoreWriter(folder / SEQUENCES_FOLDER, target / SEQUENCES_FOLDER, alphabet)) as writer:
+        for end, text in enumerate(texts, start=1):
+            num_bytes += len(text)
+            if num_bytes >= BATCH_RESIDUES or end - start == BATCH_RECORDS or end == len(texts):
+                block_texts = texts[start:end]
+                lines = Lines.of([record_id.encode("utf-8") for record_id in ids[start:end]])
+                writer.add(CleanBlock(lines, b"".join(block_texts), lengths_of(block_texts), hashes_N[start:end]))
+                start, num_bytes = end, 0
+        return writer.finish(source, ingest, counts).checksum
 
 
 def _start_writing_back(path: Path) -> None:

@@ -5,8 +5,8 @@ In: names of files, folders and globs, and the settings. Out: the folder that
 named together, the first ten with what is wrong.
 """
 
-from contextlib import closing
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -28,16 +28,17 @@ from dataset.store.conversion import (
     absolute,
     ensure_store,
     file_identities,
+    location,
     name_of_content,
+    not_a_store,
     other_store,
     same_files,
     source_store,
 )
 from dataset.store.format import MANIFEST_FILE as STORE_MANIFEST
-from dataset.store.format import signed_json
-from dataset.store.ingest import blocks
+from dataset.store.format import SEQUENCES_FOLDER, signed_json
 from dataset.store.reader import Store
-from dataset.store.writer import StoreWriter
+from dataset.store.writer import write_sequences
 from dataset.structures.files import SUFFIXES, is_structure_name, read_structures
 from dataset.structures.sample import GENERATOR_VERSION, sample_structures
 from dataset.structures.store import (
@@ -45,7 +46,6 @@ from dataset.structures.store import (
     FORMAT_VERSION,
     HELD_OUT,
     MANIFEST_FILE,
-    SEQUENCES_FOLDER,
     Structure,
     StructureCounts,
     StructureManifest,
@@ -76,7 +76,9 @@ def convert_structures(
     target = absolute(target)
     data = data.model_copy(update={"source": sources})
     with exclusive(target):
-        refuse_existing(target, "structures2lmdb", overwrite, _not_a_store)
+        files = MANIFEST_FILE, ARRAYS_FILE, SEQUENCES_FOLDER
+        is_other = partial(not_a_store, files=files, file_format="esmeray-structures")
+        refuse_existing(target, "structure store", overwrite, is_other)
         return _make(data, target, progress)
 
 
@@ -84,7 +86,7 @@ def ensure_structure_store(data: DataSection, default_root: Path, progress: Prog
     """The structure store of a run's data: a fitting one that exists, else one made now; see
     :func:`dataset.store.conversion.ensure_store`."""
     target = structure_store_location(data, default_root)
-    if source_store(data, MANIFEST_FILE, "structure store") is not None:
+    if _source_store(data) is not None:
         return StructureStore(target, verify="full").path
     with exclusive(target):
         if target.exists():
@@ -96,15 +98,18 @@ def ensure_structure_store(data: DataSection, default_root: Path, progress: Prog
 
 def structure_store_location(data: DataSection, default_root: Path) -> Path:
     """Path of the structure store of a run's data, made or not: named after its files and settings."""
-    ready = source_store(data, MANIFEST_FILE, "structure store")
-    if ready is not None:
-        return absolute(ready)
-    if data.store:
-        return absolute(Path(data.store))
+    return location(data, _source_store(data), lambda: default_root / _store_name(data))
+
+
+def _source_store(data: DataSection) -> Path | None:
+    return source_store(data, MANIFEST_FILE, "structure store")
+
+
+def _store_name(data: DataSection) -> str:
     files = _files(data)
-    first = "sample" if data.source == [SAMPLE] else files[_SOURCE][0].name.split(".")[0]
+    first = SAMPLE if data.source == [SAMPLE] else files[_SOURCE][0].name.split(".")[0]
     described = [FORMAT_VERSION, _settings(data), {key: file_identities(paths) for key, paths in files.items()}]
-    return absolute(default_root) / name_of_content(f"{first}-structures", described)
+    return name_of_content(f"{first}-structures", described)
 
 
 def find_structure_files(sources: list[str]) -> list[Path]:
@@ -167,13 +172,10 @@ def _make(data: DataSection, target: Path, progress: ProgressCallback | None) ->
     names, labels_N = _labels(structures, data.structures)
     described = {key: [SourceFile.of(path) for path in paths] for key, paths in files.items()}
     with published(target) as folder:
-        sequences = folder / SEQUENCES_FOLDER
-        sequences.mkdir()
-        with closing(StoreWriter(sequences, target / SEQUENCES_FOLDER)) as writer:
-            for block in blocks([structure.id for structure in structures], texts, hashes_N):
-                writer.add(block)
-            counted_records = IngestCounts(records_read=len(texts))
-            checksum = writer.finish(described[_SOURCE], data.ingest, counted_records).checksum
+        ids = [structure.id for structure in structures]
+        counted_records = IngestCounts(records_read=len(texts))
+        source = described[_SOURCE]
+        checksum = write_sequences(folder, target, ids, texts, hashes_N, source, data.ingest, counted_records)
         write_structures(folder, structures, labels_N, parts_N)
         manifest = StructureManifest(
             settings=_settings(data),
@@ -256,12 +258,3 @@ def _check_made_of(store: StructureStore, data: DataSection) -> None:
             raise DataError(f"{store.path}: made of other files than {key} names; {other_store(store.path)}")
     if store.manifest.settings != _settings(data):
         raise DataError(f"{store.path}: made with other settings of data; {other_store(store.path)}")
-
-
-def _not_a_store(target: Path, _: str) -> str | None:
-    try:
-        StructureStore(target)
-    except DataError:
-        return "is not a structure store"
-    others = sorted({path.name for path in target.iterdir()} - {MANIFEST_FILE, ARRAYS_FILE, SEQUENCES_FOLDER})
-    return f"holds {others[0]}, which no structure store does" if others else None
