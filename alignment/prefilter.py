@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from common.errors import DataError
 from dataset.embeddings.reader import open_vectors
-from dataset.fasta.alphabet import AMINO_ACIDS
-from dataset.fasta.kmers import kmers
+from dataset.fasta.alphabet import AMINO_ACIDS, kmers
 from dataset.store.reader import Store
 
 _WORD = 4

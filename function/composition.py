@@ -11,8 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset.fasta.alphabet import AMINO_ACIDS
-from dataset.fasta.kmers import kmers
+from dataset.fasta.alphabet import AMINO_ACIDS, kmers
 
 _GROUPS = ("AST", "C", "DE", "FWY", "GP", "HKR", "ILMV", "NQ")
 _KINDS = ((tuple(AMINO_ACIDS), 1), (tuple(AMINO_ACIDS), 2), (_GROUPS, 3))

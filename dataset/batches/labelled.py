@@ -1,22 +1,22 @@
-"""Packed batches of labelled records: slices of a token store, with the label of each sequence or token.
+"""Packed batches of labelled records: slices of a token store, or cached features, with the label of each.
 
 In: the tokens of every record (:mod:`dataset.tokens.token_store`), the targets and weights of a labelled store. Out:
 what :mod:`dataset.batches.steps` hands out. A batch is a few slices of a memory map, a microsecond each.
 
-Shape legend: T tokens, N sequences, C labels, R residues of the whole store.
+Shape legend: T tokens, N sequences, C labels, D channels, R residues of the whole store.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from dataset.batches.cropping import Crop, CropCount, count_cropped, crop_starts, cropped_lengths, head_length
-from dataset.batches.sparse_targets import SparseTargets
 from dataset.batches.steps import BatchSource, Indices, SourceBatch
-from dataset.packed_batch import TARGETS, WEIGHTS, PackedBatch, filler_value
-from dataset.targets import IGNORED_TARGET, has_target
+from dataset.packed_batch import FEATURES, TARGETS, WEIGHTS, PackedBatch, filler_value
+from dataset.targets import IGNORED_TARGET, SparseTargets, has_target
 from dataset.tokens.esm import cumulative_lengths, token_positions
 from dataset.tokens.token_store import TokenStore
 
@@ -166,3 +166,39 @@ def _both_ends(whole: int, kept: int) -> list[tuple[int, int]]:
         return [(0, whole)]
     head = head_length(kept, "ends")
     return [(0, head), (whole - (kept - head), kept - head)]
+
+
+class FeatureSource(BatchSource):
+    """The same batches as a source of labelled records has, with a frozen network's features in place of running it.
+
+    Args:
+        source: of the records; its cropping is that which the features were computed with.
+        features: of every record's sequence: their number of ``channels``, and ``rows`` (rows, D) of each key.
+        keys: (records,) of each record's features.
+        pooled: each sequence has one row, and a batch no tokens; else a row for each token.
+    """
+
+    def __init__(self, source: LabelledSource, features: Any, keys: NDArray[np.integer], *, pooled: bool) -> None:
+        self._source, self._features, self._keys, self._pooled = source, features, keys, pooled
+
+    def token_lengths(self, records_N: Indices) -> NDArray[np.int64]:
+        """(N,) tokens of each record, whether or not they are in the batch: what steps are planned by."""
+        return self._source.token_lengths(records_N)
+
+    def batch(self, epoch: int, records_N: Indices) -> SourceBatch:
+        made = self._source.without_tokens(records_N) if self._pooled else self._source.batch(epoch, records_N)
+        rows = list(self._features.rows(self._keys[records_N]))
+        return made._replace(batch=self._with_features(made.batch, torch.from_numpy(np.concatenate(rows))))
+
+    def filler(self) -> PackedBatch:
+        """Rows of zeros, one for each sequence or token of a filler."""
+        filler = self._source.filler()
+        if self._pooled:
+            filler = filler.without_tokens()
+        rows = filler.num_sequences if self._pooled else filler.num_tokens
+        return self._with_features(filler, torch.zeros(rows, self._features.channels))
+
+    def _with_features(self, batch: PackedBatch, features: torch.Tensor) -> PackedBatch:
+        if self._pooled:
+            return batch.adding(by_sequence={FEATURES: features})
+        return batch.adding(by_token={FEATURES: features})

@@ -1,13 +1,15 @@
 """The letters that a store may hold, and what is done to the letters of a sequence that are others.
 
-Residues are stored as residues, not as tokens, so that one store serves every tokenizer. The 20 amino acids, the
+The 20 amino acids, the
 ambiguity codes B and Z, selenocysteine U, pyrrolysine O and the unknown X are kept. J (leucine or isoleucine) becomes
 X, since ESM-2's alphabet lacks it; lower case becomes upper case; one '*' at the end (a translated stop codon) goes.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
 STORE_ALPHABET = AMINO_ACIDS + "BUZOX"
@@ -75,3 +77,15 @@ def bad_to_x(residues: bytes) -> bytes:
 def first_bad(residues: bytes) -> int:
     """Index of the first byte outside the alphabet, of which there is one."""
     return residues.index(residues.translate(None, STORE_BYTES)[:1])
+
+
+def kmers(residues: NDArray[np.uint8], groups: Sequence[str], k: int) -> NDArray[np.int64]:
+    """Number of each k-mer of a sequence in ASCII whose letters are all of a group; groups are the digits."""
+    codes = np.full(256, -(len(groups) ** k), np.int64)
+    for digit, group in enumerate(groups):
+        codes[np.frombuffer(group.encode(), np.uint8)] = digit
+    coded, count = codes[residues], max(0, len(residues) - k + 1)
+    numbers = np.zeros(count, np.int64)
+    for place in range(k):
+        numbers = numbers * len(groups) + coded[place : place + count]
+    return numbers[numbers >= 0]

@@ -18,7 +18,6 @@ from safetensors.numpy import save_file
 from common.errors import ConfigError, DataError
 from common.progress import ProgressCallback
 from common.publishing import exclusive, file_xxh128, published
-from dataset.batches.sparse_targets import SparseTargets
 from dataset.batches.splitting import split_records, split_stratified
 from dataset.fasta.alphabet import STORE_ALPHABET
 from dataset.fasta.counts import IngestCounts
@@ -55,7 +54,7 @@ from dataset.store.conversion import (
 )
 from dataset.store.format import TEXT_ALPHABET, SampleSource, signed_json
 from dataset.store.writer import write_sequences
-from dataset.targets import IGNORED_TARGET
+from dataset.targets import IGNORED_TARGET, SparseTargets
 from train_config.classifier_schema import LabelsSection, TokenizerSection
 from train_config.schema import DataSection
 

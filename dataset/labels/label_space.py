@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from common.errors import DataError
 from common.text import counted
-from dataset.batches.sparse_targets import SparseTargets
-from dataset.targets import IGNORED_TARGET
+from dataset.targets import IGNORED_TARGET, SparseTargets
 from train_config.classifier_schema import TargetKind
 
 MAPPINGS_FILE = "label_mappings.json"

@@ -27,12 +27,12 @@ from pydantic import BaseModel, ConfigDict
 from safetensors.numpy import load_file
 
 from common.errors import DataError
-from dataset.batches.sparse_targets import SparseTargets
 from dataset.fasta.counts import SourceFile
 from dataset.labels.label_space import MAPPINGS_FILE, LabelSpace
 from dataset.labels.labelled_file import LabelledCounts
 from dataset.store.format import MADE_AGAIN, SEQUENCES_FOLDER, SampleSource, check_file, read_signed
 from dataset.store.reader import Store, stage_once
+from dataset.targets import SparseTargets
 
 FORMAT_VERSION = 1
 LABELS_FILE = "labels.safetensors"

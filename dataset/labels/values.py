@@ -1,14 +1,21 @@
-"""One value of a file to one label: names, numbers or letters, refused where it is none of them.
+"""One value of a file to one label, part or weight, refused by a ValueError where it is none.
 
-In: what stands in a header, or in the label columns of a row. Out: a label as
-:class:`~dataset.labels.label_space.LabelSpace` takes it, or None where there is none. A refusal is a ValueError.
+In: what stands in a header, or in a column of a row. Out: a label as :class:`~dataset.labels.label_space.LabelSpace`
+takes it, or None where there is none.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import DataError
+from dataset.labels.label_space import LabelSpace
+from dataset.table import numbered_lines
 from train_config.classifier_schema import LabelsSection
 
 Label = str | list[str] | tuple[float, ...]
@@ -121,3 +128,23 @@ def _truth(value: Any) -> float:
         return _TRUTHS[text]
     except KeyError:
         raise ValueError(f"{value!r} is neither 0 nor 1, which multilabel columns hold") from None
+
+
+def read_label_weights(path: Path, space: LabelSpace) -> NDArray[np.float32]:
+    """(C,) float32 weights from a TSV of label and weight, 1 for labels that it lacks.
+
+    Raises DataError where the file can't be read, names a label twice or one that the label space does not hold, or has
+    a weight that is no finite number of 0 or more.
+    """
+    codes = {name: code for code, name in enumerate(space.names)}
+    weights_C = np.ones(len(codes), dtype=np.float32)
+    for number, line in numbered_lines(path.expanduser()):
+        name, _, value = line.partition("\t")
+        try:
+            weights_C[codes.pop(name.strip())] = weight(value)
+        except KeyError:
+            problem = "stands there twice" if name.strip() in space.names else "is not among the training records'"
+            raise DataError(f"{path}, line {number}: the label {name!r} {problem}; remove the line") from None
+        except ValueError as error:
+            raise DataError(f"{path}, line {number}: {error}") from None
+    return weights_C

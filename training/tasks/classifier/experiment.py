@@ -15,13 +15,12 @@ from torch import Tensor
 
 from common.errors import ConfigError
 from dataset.batches.cropping import fixed_crop
-from dataset.batches.features import FeatureSource
-from dataset.batches.labelled import LabelledSource, Labels
+from dataset.batches.labelled import FeatureSource, LabelledSource, Labels
 from dataset.batches.loader import Loader
 from dataset.batches.steps import BatchSource, TrainingSteps, ValidationSteps
 from dataset.labels.label_space import MAPPINGS_FILE, LabelSpace
-from dataset.labels.label_weights import read_label_weights
 from dataset.labels.store import LabelledStore
+from dataset.labels.values import read_label_weights
 from dataset.packed_batch import WEIGHTS, PackedBatch
 from dataset.store.format import SEQUENCES_FOLDER
 from dataset.store.reader import stage_once

@@ -14,8 +14,8 @@ from common.errors import CheckpointError, ConfigError
 from common.progress import ProgressCallback
 from dataset.batches.cropping import count_cropped, cropped_lengths
 from dataset.labels.conversion import ensure_labelled_store, labelled_store_location
-from dataset.labels.label_weights import read_label_weights
 from dataset.labels.store import LabelledStore
+from dataset.labels.values import read_label_weights
 from dataset.tokens.base import SequenceTokenizer, load_tokenizer, open_tokenizer
 from dataset.tokens.token_store import ensure_tokens
 from model.backbones.facts import BackboneFacts, backbone_facts

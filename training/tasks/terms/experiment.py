@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dataset.batches.features import FeatureSource
+from dataset.batches.labelled import FeatureSource
 from dataset.labels.label_space import LabelSpace
 from function.proteins import LabelledTerms
 from function.vectors import VectorRows, read_vectors

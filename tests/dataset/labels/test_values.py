@@ -4,7 +4,7 @@ import pytest
 
 from common.errors import DataError
 from dataset.labels.label_space import LabelSpace
-from dataset.labels.label_weights import read_label_weights
+from dataset.labels.values import read_label_weights
 
 SPACE = LabelSpace("multilabel", ("GO:1", "GO:2", "GO:3"))
 
