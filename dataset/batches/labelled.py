@@ -17,7 +17,7 @@ from dataset.batches.cropping import Crop, CropCount, count_cropped, crop_starts
 from dataset.batches.steps import BatchSource, Indices, SourceBatch
 from dataset.packed_batch import FEATURES, TARGETS, WEIGHTS, PackedBatch, filler_value
 from dataset.targets import IGNORED_TARGET, SparseTargets, has_target
-from dataset.tokens.esm import cumulative_lengths, token_positions
+from dataset.tokens.esm import packed_from_tokens
 from dataset.tokens.token_store import TokenStore
 
 
@@ -77,29 +77,14 @@ class LabelledSource(BatchSource):
             (by_token if self._labels.per_residue else by_sequence)[TARGETS] = targets
             if self._labels.weights is not None:
                 by_sequence[WEIGHTS] = torch.zeros(1)
-        return PackedBatch(
-            tokens=torch.tensor([self._tokens.pad] * 2),
-            cu_seqlens=torch.tensor([0, 2], dtype=torch.int32),
-            max_seqlen=2,
-            positions=torch.arange(2),
-            records=torch.empty(0, dtype=torch.int64),
-            by_token=by_token,
-            by_sequence=by_sequence,
-        )
+        tokens_T, no_records = np.array([self._tokens.pad] * 2), np.empty(0, dtype=np.int64)
+        return packed_from_tokens(tokens_T, np.array([2]), no_records, by_token=by_token, by_sequence=by_sequence)
 
     def without_tokens(self, records_N: Indices) -> SourceBatch:
         """Targets and weights of records, whose sequences have no tokens here; not for targets of residues."""
-        return self._labelled(
-            PackedBatch(
-                tokens=torch.empty(0, dtype=torch.int64),
-                cu_seqlens=torch.zeros(records_N.size + 1, dtype=torch.int32),
-                max_seqlen=0,
-                positions=torch.empty(0, dtype=torch.int64),
-                records=torch.from_numpy(records_N.copy()),
-            ),
-            self.token_lengths(records_N),
-            [],
-        )
+        nothing, no_lengths_N = np.empty(0, dtype=np.int64), np.zeros_like(records_N)
+        batch = packed_from_tokens(nothing, no_lengths_N, records_N)
+        return self._labelled(batch, self.token_lengths(records_N), [])
 
     def batch(self, epoch: int, records_N: Indices) -> SourceBatch:
         kept_N = self._kept(records_N)
@@ -111,15 +96,7 @@ class LabelledSource(BatchSource):
             if self._residue_starts is not None:
                 targets += self._residue_targets(int(self._residue_starts[record]), spans)
         lengths_N = kept_N + self._num_special
-        cu_seqlens = cumulative_lengths(lengths_N)
-        batch = PackedBatch(
-            tokens=torch.from_numpy(np.concatenate(pieces).astype(np.int64)),
-            cu_seqlens=torch.from_numpy(cu_seqlens),
-            max_seqlen=int(lengths_N.max()),
-            positions=torch.from_numpy(token_positions(cu_seqlens)),
-            records=torch.from_numpy(records_N.copy()),
-        )
-        return self._labelled(batch, lengths_N, targets)
+        return self._labelled(packed_from_tokens(np.concatenate(pieces), lengths_N, records_N), lengths_N, targets)
 
     def _labelled(
         self, batch: PackedBatch, lengths_N: NDArray[np.int64], residue_targets: list[NDArray[np.generic]]

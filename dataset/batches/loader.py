@@ -23,7 +23,7 @@ from dataset.batches.steps import BatchSource, Indices, Request, SourceBatch
 from dataset.packed_batch import TARGETS, PackedBatch
 from dataset.store.reader import Store
 from dataset.targets import IGNORED_TARGET
-from dataset.tokens.esm import CLS, EOS, RESIDUE_TABLE, token_positions
+from dataset.tokens.esm import CLS, EOS, RESIDUE_TABLE, packed_from_tokens
 from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
 
 _Prepared: TypeAlias = tuple[Any, Indices] | None
@@ -35,12 +35,10 @@ def filler_batch() -> PackedBatch:
 
     It keeps collective operations equally many on every rank and adds nothing to loss, metrics or counts.
     """
-    return PackedBatch(
-        tokens=torch.tensor([CLS, int(RESIDUE_TABLE[ord("X")]), EOS]),
-        cu_seqlens=torch.tensor([0, 3], dtype=torch.int32),
-        max_seqlen=3,
-        positions=torch.arange(3),
-        records=torch.empty(0, dtype=torch.int64),
+    return packed_from_tokens(
+        np.array([CLS, RESIDUE_TABLE[ord("X")], EOS]),
+        np.array([3]),
+        np.empty(0, dtype=np.int64),
         by_token={TARGETS: torch.full((3,), IGNORED_TARGET)},
         target_positions=torch.empty(0, dtype=torch.int64),
     )
@@ -69,13 +67,11 @@ class ResidueSource(BatchSource):
         return partial(prepare_batch, self._store, self._settings)
 
     def finished(self, prepared: PreparedBatch, records_N: Indices) -> SourceBatch:
-        cu_seqlens, positions_M = prepared.cu_seqlens, prepared.target_positions
-        batch = PackedBatch(
-            tokens=torch.from_numpy(prepared.tokens.astype(np.int64)),
-            cu_seqlens=torch.from_numpy(cu_seqlens.astype(np.int32)),
-            max_seqlen=int((cu_seqlens[1:] - cu_seqlens[:-1]).max()),
-            positions=torch.from_numpy(token_positions(cu_seqlens)),
-            records=torch.from_numpy(records_N.copy()),
+        positions_M = prepared.target_positions
+        batch = packed_from_tokens(
+            prepared.tokens,
+            np.diff(prepared.cu_seqlens),
+            records_N,
             by_token={TARGETS: torch.from_numpy(prepared.targets.view(np.int8).astype(np.int64))},
             target_positions=None if positions_M is None else torch.from_numpy(positions_M),
         )

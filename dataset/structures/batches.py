@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from dataset.batches.cropping import CropCount, count_cropped, crop_starts, cropped_lengths
 from dataset.batches.loader import filler_batch
-from dataset.batches.preparation import NO_TARGET, chosen_places
+from dataset.batches.preparation import chosen_places
 from dataset.batches.random_bits import Bits, keyed_bits, positional_bits, threshold
 from dataset.batches.steps import BatchSource, Indices, SourceBatch
 from dataset.packed_batch import CHAINS, COORDINATES, LABELS, NO_LABEL, TARGETS, WEIGHTS, PackedBatch
 from dataset.structures.store import StructureStore
-from dataset.tokens.esm import MASK, cumulative_lengths, token_positions, tokenize_pieces
+from dataset.targets import IGNORED_TARGET
+from dataset.tokens.esm import MASK, cumulative_lengths, packed_from_tokens, tokenize_pieces
 from train_config.diffusion_schema import DiffusionSection
 from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
 
@@ -61,17 +62,14 @@ class StructureSource(BatchSource):
         bits_T = positional_bits(self._bits(_HIDDEN, epoch, records_N), cu_seqlens)
         below_T = np.array([threshold(share) for share in shares_N.tolist()]).repeat(np.diff(cu_seqlens))
         hidden_M = chosen_places(bits_T, tokens_T, cu_seqlens, below_T)
-        targets_T = np.full(tokens_T.size, NO_TARGET, dtype=np.uint8).view(np.int8).astype(np.int64)
+        targets_T = np.full(tokens_T.size, IGNORED_TARGET)
         targets_T[hidden_M] = tokens_T[hidden_M]
-        inputs_T = tokens_T.astype(np.int64)
-        inputs_T[hidden_M] = MASK
+        tokens_T[hidden_M] = MASK
         coordinates, chains = self._structures(epoch, records_N, starts_N, lengths_N, cu_seqlens)
-        batch = PackedBatch(
-            tokens=torch.from_numpy(inputs_T),
-            cu_seqlens=torch.from_numpy(cu_seqlens),
-            max_seqlen=int(np.diff(cu_seqlens).max()),
-            positions=torch.from_numpy(token_positions(cu_seqlens)),
-            records=torch.from_numpy(records_N.copy()),
+        batch = packed_from_tokens(
+            tokens_T,
+            lengths_N + SPECIAL_TOKENS_PER_SEQUENCE,
+            records_N,
             by_token={
                 TARGETS: torch.from_numpy(targets_T),
                 COORDINATES: torch.from_numpy(coordinates),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence, Sized
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,8 +117,16 @@ def sequence_lengths(sequences: Sequence[Sized]) -> NDArray[np.int64]:
     return np.fromiter(map(len, sequences), dtype=np.int64, count=len(sequences))
 
 
-def packed_from_tokens(tokens_T: NDArray[np.integer], lengths_N: NDArray[np.int64]) -> PackedBatch:
-    """The batch of (T,) ids, special tokens included, of N sequences of these lengths; ``records`` count from 0."""
+def packed_from_tokens(
+    tokens_T: NDArray[np.integer],
+    lengths_N: NDArray[np.integer],
+    records_N: NDArray[np.int64] | None = None,
+    **named: Any,
+) -> PackedBatch:
+    """The batch of (T,) ids, special tokens included, of N sequences of these lengths, and other attributes by name.
+
+    Records count from 0 by default; those of a filler are none.
+    """
     import torch  # here, so that loader processes, which need the tables alone, start without it
 
     from dataset.packed_batch import PackedBatch
@@ -129,7 +137,8 @@ def packed_from_tokens(tokens_T: NDArray[np.integer], lengths_N: NDArray[np.int6
         cu_seqlens=torch.from_numpy(cu_seqlens),
         max_seqlen=int(lengths_N.max()),
         positions=torch.from_numpy(token_positions(cu_seqlens)),
-        records=torch.arange(lengths_N.size),
+        records=torch.arange(lengths_N.size) if records_N is None else torch.from_numpy(records_N.copy()),
+        **named,
     )
 
 
