@@ -5,7 +5,7 @@ stand in the file. What they mean is left to :mod:`dataset.labels.labelled_file`
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -24,8 +24,6 @@ from dataset.store.ingest import CleanBlock
 from dataset.table import Table, is_table_name
 from train_config.classifier_schema import LabelsSection
 from train_config.schema import SampleSection
-
-Content = Literal["protein", "text"]
 
 _SAMPLE_PATTERN = r"^(?P<label>\w+)_\d+$"
 """The label in an id of the embedded labelled samples, where settings name no other."""
@@ -76,31 +74,30 @@ class LabelledSource:
 
     Attributes:
         finished: files as they were read, so far.
-        bytes_read: of the files on disk, so far.
     """
 
     def __init__(
         self,
         paths: Sequence[Path],
         settings: LabelsSection,
-        content: Content,
+        content: Literal["protein", "text"],
         *,
         with_labels: bool,
         sample: SampleSection | None = None,
         residue_labels: ResidueLabels | None = None,
     ) -> None:
         self.paths = paths
+        self.bytes_total = sum(path.stat().st_size for path in paths)
         self.finished: list[SourceFile] = []
-        self.bytes_read = 0
-        self._settings = settings
-        self._content = content
-        self._with_labels = with_labels
-        self._sample = sample
-        self._residue_labels = residue_labels
+        self._opened: Table | FastaSource | None = None
+        self._rows_before = 0  # rows without an id are numbered on from file to file
+        self._settings, self._content, self._with_labels = settings, content, with_labels
+        self._sample, self._residue_labels = sample, residue_labels
 
     @property
-    def bytes_total(self) -> int:
-        return sum(path.stat().st_size for path in self.paths)
+    def bytes_read(self) -> int:
+        """Bytes of the files on disk, so far."""
+        return sum(file.bytes for file in self.finished) + (self._opened.bytes_read if self._opened else 0)
 
     def __iter__(self) -> Iterator[tuple[int, LabelledPart]]:
         """Yield the parts in order, each with the number of its file from 0, or -1 for the sample.
@@ -108,33 +105,24 @@ class LabelledSource:
         Raises DataError where a file can't be read or a row has no text or no id, ConfigError where settings do not say
         where labels stand or are for another kind of file.
         """
-        self.finished, self.bytes_read = [], 0
+        self.finished, self._rows_before = [], 0
         if self._sample is not None:
-            yield from ((-1, labelled_part) for labelled_part in self._sample_parts(self._sample))
-        rows_before = 0  # rows without an id are numbered on from file to file
-        for number, path in enumerate(self.paths):
-            bytes_before = self.bytes_read
-            if is_table_name(path):
-                if self._residue_labels is not None:
-                    problem = f"data.labels.labels_file is for FASTA, and {path} is read as a table: leave it out"
-                    raise ConfigError(problem)
-                table = Table(path, self._wanted_columns())
-                source: Table | FastaSource = table
-                parts = self._table_parts(path, table, rows_before)
+            if self._content == "protein":
+                records = located_records(self._sample.records, self._sample.families, self._sample.seed)
             else:
-                source = fasta = FastaSource([str(path)])
-                parts = self._fasta_parts(path, fasta)
-            for labelled_part in parts:
-                rows_before += is_table_name(path) * (len(labelled_part.numbers) + labelled_part.num_empty)
-                self.bytes_read = bytes_before + source.bytes_read
-                yield number, labelled_part
-            (finished,) = source.finished
-            self.finished.append(finished)
-            self.bytes_read = bytes_before + finished.bytes
-
-    def place(self, number: int, record: int) -> str:
-        """Place of a record, by its number in a file, for a message."""
-        return place_in_file(self.paths[number], record) if number >= 0 else "the sample"
+                records = message_records(self._sample.records, self._sample.seed)
+            yield from ((-1, part) for part in self._numbered(sample_batches(records), _SAMPLE_PATTERN))
+        for number, path in enumerate(self.paths):
+            if is_table_name(path):
+                self._opened = table = Table(path, self._wanted_columns(path))
+                parts = self._table_parts(path, table)
+            else:
+                self._refuse_columns(path)
+                self._opened = fasta = FastaSource([str(path)])
+                parts = self._numbered(fasta.batches())
+            yield from ((number, part) for part in parts)
+            self.finished += self._opened.finished
+            self._opened = None
 
     def places(self, ids: set[str]) -> dict[str, str]:
         """Place of the first record with each of these ids; all is read again, for a refusal alone."""
@@ -144,35 +132,51 @@ class LabelledSource:
             for encoded, number in zip(labelled_part.batch.records.ids.split(), labelled_part.numbers, strict=True):
                 record_id = encoded.decode("utf-8")
                 if record_id in ids and record_id not in places:
-                    places[record_id] = self.place(file, number)
-            if len(places) == len(ids):
-                break
+                    places[record_id] = "the sample" if file < 0 else place_in_file(self.paths[file], number)
         return places
 
-    def _sample_parts(self, sample: SampleSection) -> Iterator[LabelledPart]:
+    def _numbered(self, batches: Iterable[RecordBatch], default_pattern: str | None = None) -> Iterator[LabelledPart]:
+        """Records of FASTA, their labels in the headers, or those of ``residue_labels``."""
         number = 1
-        if self._content == "text":
-            records = message_records(sample.records, sample.seed)
-        else:
-            records = located_records(sample.records, sample.families, sample.seed)
-        for batch in sample_batches(records):
-            yield _headers_read(batch, number, self._settings, self._with_labels, _SAMPLE_PATTERN)
+        for batch in batches:
+            numbers = range(number, number + len(batch))
+            if not self._with_labels:
+                yield LabelledPart(batch, numbers)
+            elif self._residue_labels is not None:
+                yield self._with_residue_labels(batch, numbers, self._residue_labels)
+            else:
+                yield self._headers_read(batch, numbers, default_pattern)
             number += len(batch)
 
-    def _fasta_parts(self, path: Path, source: FastaSource) -> Iterator[LabelledPart]:
-        """A FASTA file, its labels in its headers, or those of ``residue_labels``."""
-        if self._with_labels:
-            self._refuse_columns(path)
-        number = 1
-        for batch in source.batches():
-            if self._residue_labels is None:
-                yield _headers_read(batch, number, self._settings, self._with_labels)
-            else:
-                yield _with_residue_labels(batch, number, self._residue_labels, self._settings)
-            number += len(batch)
+    def _headers_read(self, batch: RecordBatch, numbers: range, default_pattern: str | None) -> LabelledPart:
+        pattern = header_pattern(self._settings, default_pattern)
+        group = "label" if "label" in pattern.groupindex else 1
+        headers = [header.decode("ascii") for header in batch.headers]
+        matches = map(pattern.search, headers)
+        field = self._settings.header_field
+        place = f"pattern {pattern.pattern!r}" if field is None else f"field {field}"
+        return LabelledPart(
+            batch,
+            numbers,
+            labels=[(None if match is None else match[group],) for match in matches],
+            missing=lambda index: f"data.labels.header_{place} finds no label in the header {headers[index]!r}",
+        )
+
+    def _with_residue_labels(self, batch: RecordBatch, numbers: range, residue_labels: ResidueLabels) -> LabelledPart:
+        ids = [record_id.decode("ascii") for record_id in batch.records.ids.split()]
+        has_parts = self._settings.split_column is not None
+        return LabelledPart(
+            batch,
+            numbers,
+            labels=[(residue_labels.letters(record_id),) for record_id in ids],
+            splits=[residue_labels.part(record_id) for record_id in ids] if has_parts else None,
+            missing=lambda _: f"no labels of this id in {self._settings.labels_file}",
+        )
 
     def _refuse_columns(self, path: Path) -> None:
         settings = self._settings
+        if not self._with_labels:
+            return
         for name, is_set in (
             ("weight_column", settings.weight_column is not None),
             ("split_column", settings.split_column is not None and not self._residue_labels),
@@ -181,8 +185,10 @@ class LabelledSource:
             if is_set:
                 raise ConfigError(f"data.labels.{name} is for tables, and {path} is read as FASTA: leave it out")
 
-    def _wanted_columns(self) -> dict[str, str]:
+    def _wanted_columns(self, path: Path) -> dict[str, str]:
         settings = self._settings
+        if self._residue_labels is not None:
+            raise ConfigError(f"data.labels.labels_file is for FASTA, and {path} is read as a table: leave it out")
         columns = [("text_column", settings.text_column), ("id_column", settings.id_column)]
         if self._with_labels:
             columns += [("label_columns", column) for column in settings.label_columns]
@@ -193,7 +199,7 @@ class LabelledSource:
                 wanted.setdefault(column, f"data.labels.{setting}")
         return wanted
 
-    def _table_parts(self, path: Path, table: Table, rows_before: int) -> Iterator[LabelledPart]:
+    def _table_parts(self, path: Path, table: Table) -> Iterator[LabelledPart]:
         """A table, its labels in columns."""
         settings = self._settings
         for first_row, columns in table.parts():
@@ -207,7 +213,7 @@ class LabelledSource:
                 )
             numbers = [first_row + index for index in indices]
             if settings.id_column is None:
-                ids = [b"row%d" % (rows_before + number) for number in numbers]
+                ids = [b"row%d" % (self._rows_before + number) for number in numbers]
             else:
                 values = columns[settings.id_column]
                 ids = [_id(path, first_row + index, values[index], settings.id_column) for index in indices]
@@ -228,6 +234,7 @@ class LabelledSource:
                 missing=lambda _: f"no label in column {', '.join(map(repr, settings.label_columns))}",
                 num_empty=len(texts) - len(indices),
             )
+        self._rows_before += first_row + len(texts) - 1
 
     def _encoded(self, text: str) -> bytes:
         if self._content == "text":
@@ -286,35 +293,3 @@ def header_pattern(settings: LabelsSection, default: str | None = None) -> re.Pa
     if not compiled.groups:
         raise ConfigError(f"data.labels.header_pattern {pattern!r} has no group: put (?P<label>...) around the label")
     return compiled
-
-
-def _headers_read(
-    batch: RecordBatch, number: int, settings: LabelsSection, with_labels: bool, default_pattern: str | None = None
-) -> LabelledPart:
-    numbers = range(number, number + len(batch))
-    if not with_labels:
-        return LabelledPart(batch, numbers)
-    pattern = header_pattern(settings, default_pattern)
-    group = "label" if "label" in pattern.groupindex else 1
-    headers = [header.decode("ascii") for header in batch.headers]
-    labels = [(match[group] if (match := pattern.search(header)) else None,) for header in headers]
-    place = f"pattern {pattern.pattern!r}" if settings.header_field is None else f"field {settings.header_field}"
-    return LabelledPart(
-        batch,
-        numbers,
-        labels,
-        missing=lambda index: f"data.labels.header_{place} finds no label in the header {headers[index]!r}",
-    )
-
-
-def _with_residue_labels(
-    batch: RecordBatch, number: int, residue_labels: ResidueLabels, settings: LabelsSection
-) -> LabelledPart:
-    ids = [record_id.decode("ascii") for record_id in batch.records.ids.split()]
-    return LabelledPart(
-        batch,
-        range(number, number + len(batch)),
-        labels=[(residue_labels.letters(record_id),) for record_id in ids],
-        splits=None if settings.split_column is None else [residue_labels.part(record_id) for record_id in ids],
-        missing=lambda _: f"no labels of this id in {settings.labels_file}",
-    )
