@@ -32,25 +32,18 @@ LABELS = "labels"
 """By sequence, (N,) int64: the class that each is conditioned on, or :data:`NO_LABEL`."""
 
 
-class _Filler(NamedTuple):
-    """The value of a row that counts for nothing, as an integer and as a float."""
-
-    integer: int = 0
-    number: float = 0.0
-
-
-_FILLERS = {
-    TARGETS: _Filler(IGNORED_TARGET, torch.nan),
-    COORDINATES: _Filler(number=torch.nan),
-    LABELS: _Filler(NO_LABEL),
+_FILLERS: dict[str, tuple[int, float]] = {
+    TARGETS: (IGNORED_TARGET, torch.nan),
+    COORDINATES: (0, torch.nan),
+    LABELS: (NO_LABEL, 0.0),
 }
-"""Fillers of names for which 0 would mean something."""
+"""The value of a row that counts for nothing, as an integer and as a float, of names for which 0 means something."""
 
 
 def filler_value(name: str, dtype: torch.dtype) -> float:
     """The value of a named tensor in rows that count for nothing."""
-    filler = _FILLERS.get(name, _Filler())
-    return filler.number if dtype.is_floating_point else filler.integer
+    integer, number = _FILLERS.get(name, (0, 0.0))
+    return number if dtype.is_floating_point else integer
 
 
 class BatchShape(NamedTuple):
@@ -202,7 +195,6 @@ class PackedBatch:
         )
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "PackedBatch":
-        """The same batch with every tensor on ``device``."""
         return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def keep_for(self, stream: torch.cuda.Stream) -> None:
@@ -210,7 +202,7 @@ class PackedBatch:
         self.map(lambda tensor: tensor.record_stream(stream))
 
     def pin_memory(self) -> "PackedBatch":
-        """The same batch in page-locked memory (what :class:`torch.utils.data.DataLoader` calls)."""
+        """The same batch in page-locked memory."""
         return self.map(lambda tensor: tensor.pin_memory())
 
     def map(self, function: Callable[[Any], Any]) -> "PackedBatch":

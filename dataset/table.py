@@ -1,9 +1,8 @@
 """Tables of text, by pyarrow: CSV and TSV, plain or compressed, and Parquet, a few thousand rows at a time.
 
-In: a path and the wanted columns. Out: :class:`TablePart`, values as they stand in the file: strings of CSV and TSV,
-Python's own types of Parquet. Rows count from 1, without the header and blank lines. A quote
-where none may be is an error where it would swallow rows. Files of lines that are split at blanks or tabs,
-without header or quotes, come by :func:`numbered_lines`.
+Values are strings of CSV and TSV, Python's own types of Parquet. Rows count from 1, without the header and blank lines.
+A quote where none may be is an error where it would swallow rows. Files of lines without header or quotes come by
+:func:`numbered_lines`.
 """
 
 import csv
@@ -20,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
-from common.errors import DataError
+from common.errors import DataError, reading
 from common.text import first_line
 from dataset.fasta.counts import SourceFile
 from dataset.fasta.read_ahead import ReadAhead, TextStream
@@ -80,13 +79,11 @@ class Table:
         """
         is_parquet = self._path.name.lower().endswith(_PARQUET)
         num_rows = 0
-        try:
+        with reading(self._path):
             for batch in self._parquet() if is_parquet else self._text():
                 for start in range(0, batch.num_rows, PART_ROWS):
                     yield TablePart(num_rows + start + 1, batch.slice(start, PART_ROWS).to_pydict())
                 num_rows += batch.num_rows
-        except OSError as error:
-            raise DataError(f"{self._path}: can't be read: {error.strerror or error}") from error
         if not num_rows:
             raise DataError(f"{self._path}: holds no rows; give a table with a header and records")
 
@@ -100,11 +97,10 @@ class Table:
 
     def _text(self) -> Iterator[pa.RecordBatch]:
         suffixes = [suffix.lower() for suffix in self._path.suffixes]
+        delimiter = "\t" if ".tsv" in suffixes else ","
         with ReadAhead(self._path) as raw:
             self._opened = raw
-            for batch in text_batches(
-                io.BufferedReader(_EndedText(raw)), self._path, "\t" if ".tsv" in suffixes else ","
-            ):
+            for batch in text_batches(io.BufferedReader(_EndedText(raw)), self._path, delimiter):
                 self._check_columns(batch.schema.names)
                 yield batch.select(list(self._wanted))
             self.finished = [raw.source_file()]
@@ -153,15 +149,12 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     """
     parse = pacsv.ParseOptions(delimiter=_NOWHERE, quote_char=False, ignore_empty_lines=False)
     number = 0
-    try:
-        with ReadAhead(path) as raw:
-            for batch in _read(io.BufferedReader(TextStream(raw)), path, parse, has_header=False):
-                for start in range(0, batch.num_rows, PART_ROWS):
-                    lines = batch.column(0).slice(start, PART_ROWS).to_pylist()
-                    yield from enumerate(lines, number + start + 1)
-                number += batch.num_rows
-    except OSError as error:
-        raise DataError(f"{path}: can't be read: {error.strerror or error}") from error
+    with reading(path), ReadAhead(path) as raw:
+        for batch in _read(io.BufferedReader(TextStream(raw)), path, parse, has_header=False):
+            for start in range(0, batch.num_rows, PART_ROWS):
+                lines = batch.column(0).slice(start, PART_ROWS).to_pylist()
+                yield from enumerate(lines, number + start + 1)
+            number += batch.num_rows
 
 
 class _EndedText(TextStream):

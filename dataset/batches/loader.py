@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import cycle, islice
-from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -25,9 +24,6 @@ from dataset.store.reader import Store
 from dataset.targets import IGNORED_TARGET
 from dataset.tokens.esm import CLS, EOS, RESIDUE_TABLE, packed_from_tokens
 from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
-
-_Prepared: TypeAlias = tuple[Any, Indices] | None
-"""A prepared batch and its records; None stands for a filler."""
 
 
 def filler_batch() -> PackedBatch:
@@ -109,20 +105,7 @@ class Loader(BatchSource):
         if not self._num_workers:
             yield from self._source.batches(requests)
             return
-        for made in self._from_processes(iter(requests)):
-            yield SourceBatch(self._source.filler(), 0, 0) if made is None else self._source.finished(*made)
-
-    @property
-    def queue_depth(self) -> int | None:
-        return sum(process.replies_waiting for process in self._processes) if self._num_workers else None
-
-    def close(self) -> None:
-        processes, self._processes = self._processes, []
-        self._in_flight.clear()
-        for process in processes:
-            process.close()
-
-    def _from_processes(self, requests: Iterator[Request]) -> Iterator[_Prepared]:
+        requests = iter(requests)
         self._turn += 1
         turn = self._turn
         try:
@@ -133,14 +116,14 @@ class Loader(BatchSource):
                 self._send(turns, request)
             while self._in_flight:
                 requested = self._in_flight.popleft()
-                prepared = None
-                if requested is not None:
-                    process, records_N = requested
-                    prepared = process.reply(), records_N
+                prepared = None if requested is None else requested[0].reply()
                 # Asked before the batch is handed out: the process works while the step computes.
                 for request in islice(requests, 1):
                     self._send(turns, request)
-                yield prepared
+                if requested is None:
+                    yield SourceBatch(self._source.filler(), 0, 0)
+                else:
+                    yield self._source.finished(prepared, requested[1])
                 if turn != self._turn:
                     raise RuntimeError("another iteration over the same batches was started, which ended this one")
         except GeneratorExit:
@@ -149,6 +132,16 @@ class Loader(BatchSource):
             if turn == self._turn:
                 self.close()  # a request may be half written, so nothing further can be asked of these processes
             raise
+
+    @property
+    def queue_depth(self) -> int | None:
+        return sum(process.replies_waiting for process in self._processes) if self._num_workers else None
+
+    def close(self) -> None:
+        processes, self._processes = self._processes, []
+        self._in_flight.clear()
+        for process in processes:
+            process.close()
 
     def _start(self) -> None:
         """Drop what an abandoned iteration left on its way, or start the processes."""

@@ -1,8 +1,8 @@
 """From the records of one planned batch to its tokens and targets: reading, cropping, tokenizing, masking.
 
-In: a store and record indices. Out: NumPy arrays, of bytes where they can be, since they may come from a loader
-process. Every decision is a function of (settings, epoch, record, position), so it is the same on any rank, in any
-loader process and in any order of batches. Nothing here needs torch, so that loader processes start fast.
+Out come NumPy arrays, of bytes where they can be, since they may come from a loader process. Every decision is a
+function of (settings, epoch, record, position), so it is the same on any rank, in any loader process and in any order
+of batches. Nothing here needs torch, so that loader processes start fast.
 
 Shape legend: T tokens, N sequences, M tokens to predict.
 """
@@ -56,12 +56,11 @@ class PreparationSettings:
     masking: MaskedLMSection | None
 
 
-@dataclass(frozen=True)
-class PreparedBatch:
+class PreparedBatch(NamedTuple):
     """A packed batch in its smallest form.
 
     Attributes:
-        tokens: (T,) uint8.
+        tokens: (T,) uint8, some residues replaced where they are masked.
         targets: (T,) uint8, :data:`NO_TARGET` where no loss is taken.
         cu_seqlens: (N+1,) int32, where each sequence starts.
         target_positions: (M,) int64, the tokens with a target, ascending; None without masking.
@@ -87,22 +86,7 @@ def prepare_batch(
     cu_seqlens = cumulative_lengths(lengths_N + SPECIAL_TOKENS_PER_SEQUENCE)
     if settings.masking is None:
         return PreparedBatch(tokens_T, residue_targets(tokens_T), cu_seqlens, None)
-    masked = mask_tokens(tokens_T, cu_seqlens, records_N, settings.masking, settings.seed, epoch)
-    return PreparedBatch(masked.inputs, masked.targets, cu_seqlens, masked.positions)
-
-
-class Masked(NamedTuple):
-    """A packed batch with some residues replaced.
-
-    Attributes:
-        inputs: (T,) uint8.
-        targets: (T,) uint8 tokens that were replaced, :data:`NO_TARGET` where nothing is to be predicted.
-        positions: (M,) int64, the tokens to predict, ascending.
-    """
-
-    inputs: Tokens
-    targets: Tokens
-    positions: Places
+    return mask_tokens(tokens_T, cu_seqlens, records_N, settings.masking, settings.seed, epoch)
 
 
 def residue_targets(tokens_T: Tokens) -> Tokens:
@@ -115,12 +99,12 @@ def residue_targets(tokens_T: Tokens) -> Tokens:
 
 def mask_tokens(
     tokens_T: Tokens,
-    cu_seqlens: NDArray[np.integer],
+    cu_seqlens: NDArray[np.int32],
     records_N: NDArray[np.integer],
     shares: MaskedLMSection,
     seed: int,
     epoch: int,
-) -> Masked:
+) -> PreparedBatch:
     """Replace some of the (T,) uint8 tokens of the N records of a packed batch, special tokens left out.
 
     Each residue (non-standard ones too, as in ESM-2) is chosen on its own with probability ``shares.mask_share``. The
@@ -135,7 +119,7 @@ def mask_tokens(
     targets_T[chosen_M] = tokens_M
     inputs_T = tokens_T.copy()
     inputs_T[chosen_M] = _replacements(tokens_M, splitmix64(bits_T[chosen_M]), shares)
-    return Masked(inputs_T, targets_T, chosen_M)
+    return PreparedBatch(inputs_T, targets_T, cu_seqlens, chosen_M)
 
 
 def _is_residue(tokens: Tokens) -> NDArray[np.bool_]:

@@ -74,11 +74,6 @@ def bad_to_x(residues: bytes) -> bytes:
     return residues.translate(_TO_X)
 
 
-def first_bad(residues: bytes) -> int:
-    """Index of the first byte outside the alphabet, of which there is one."""
-    return residues.index(residues.translate(None, STORE_BYTES)[:1])
-
-
 def kmers(residues: NDArray[np.uint8], groups: Sequence[str], k: int) -> NDArray[np.int64]:
     """Number of each k-mer of a sequence in ASCII whose letters are all of a group; groups are the digits."""
     codes = np.full(256, -(len(groups) ** k), np.int64)

@@ -102,17 +102,13 @@ def places_of_ids(paths: list[Path], ids: set[str]) -> dict[str, str]:
     return places
 
 
-def _last_place(path: Path) -> str:
-    last = next(iter(deque(_scan(path), maxlen=1)), None)
-    return "before the first line" if last is None else f"after line {last.number}{_in_record(last)}"
-
-
 def damage(path: Path, error: Exception) -> str:
     """Describe a decompressor's error, and how far the file can be read."""
-    place = _last_place(path)
+    last = next(iter(deque(_scan(path), maxlen=1)), None)
+    place = "before the first line" if last is None else f"after line {last.number}{_in_record(last)}"
     if isinstance(error, EOFError):
         return f"{path}: the compressed file is truncated {place}; copy or download it again"
-    if place.startswith("before"):
+    if last is None:
         kind = path.suffix.lstrip(".") or "compressed"
         return f"{path}: not a {kind} file in spite of its name, or damaged ({error}); rename it or download it again"
     return f"{path}: the compressed data is damaged {place} ({error}); copy or download it again"

@@ -8,7 +8,6 @@ not, the rest of the file is parsed by lines. Left to :mod:`dataset.store.ingest
 import glob
 import io
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from common.errors import DataError
+from common.errors import DataError, reading
 from dataset.fasta.counts import SourceFile
 from dataset.fasta.kernel import PlainFasta, load_kernel
 from dataset.fasta.locate import BYTE_ORDER_MARK, place_of_line, place_of_record
@@ -153,7 +152,7 @@ class FastaSource:
     def _records(self, path: Path) -> Iterator[Records]:
         """The records of a file up to its end, or to what can't be read, which is kept until these are given out."""
         try:
-            with _reading(path), ReadAhead(path) as text:
+            with reading(path), ReadAhead(path) as text:
                 self._opened = text
                 yield from self._parsed(path, text)
                 self.finished.append(text.source_file())
@@ -232,7 +231,7 @@ def find_files(
     """
     files: dict[Path, Path] = {}
     for source in sources:
-        with _reading(Path(source)):
+        with reading(Path(source)):
             for path in _expand(source, is_wanted, kind):
                 files.setdefault(path.resolve(), path)
     return list(files.values())
@@ -256,12 +255,3 @@ def _expand(source: str, is_wanted: Callable[[Path], bool], kind: str) -> list[P
             raise DataError(f"{source}: no file matches")
         return files
     raise DataError(f"{source}: no such file or folder")
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Errors of the system, worded for the person who gave the file."""
-    try:
-        yield
-    except OSError as error:
-        raise DataError(f"{path}: can't be read: {error.strerror or error}") from error

@@ -129,8 +129,6 @@ def read_labelled(
         raise DataError(f"no records are left after applying the policies of data.ingest and data.labels{first}")
     if residue_labels is not None:
         reader.counts.labels_without_sequence = _count_without_sequence(residue_labels, labels)
-    for name, value in reader.ingest.counts:
-        setattr(reader.counts, name, getattr(reader.counts, name) + value)
     has_parts = with_labels and (bool(held_out) or labels.split_column is not None)
     values: Any = reader.labels if with_labels else None
     if reader.labels and isinstance(reader.labels[0], tuple):
@@ -194,7 +192,7 @@ class _Reader:
         self.parts: list[str] = []
         self.origins: list[tuple[Path | None, int]] = []
         self.ingest = ingest
-        self.counts = LabelledCounts()
+        self.counts = ingest.counts = LabelledCounts()
         self.first_without_label: Callable[[], str] | None = None
         self._source = source
         self._num_training = num_training

@@ -141,7 +141,7 @@ class StoreManifest(BaseModel):
     Attributes:
         alphabet: the letters that residues may be, or :data:`TEXT_ALPHABET`.
         page_bytes: LMDB's page size.
-        checksum: SHA-256 of the content (ids, residues, lengths), the same for the same records however laid out.
+        checksum: SHA-256 of the content (lengths, sequence hashes, SHA-256 of the ids), however laid out.
         index_pages: the pages of data.mdb that LMDB follows; the rest hold values.
         index_crc32: CRC-32 of those pages, end to end.
         source: the FASTA files, or the settings of the sample.

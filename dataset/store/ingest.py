@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from dataset.fasta.alphabet import GAPS, STORE_ALPHABET, CleanSequence, all_stored, bad_to_x, clean, first_bad
+from dataset.fasta.alphabet import GAPS, STORE_ALPHABET, STORE_BYTES, CleanSequence, all_stored, bad_to_x, clean
 from dataset.fasta.counts import IngestCounts
 from dataset.fasta.faults import Fault, Faults, PlacesOfIds
 from dataset.fasta.kernel import HashSet64, Kernel
@@ -178,7 +178,7 @@ class Ingest:
             case "skip":
                 self.counts.records_skipped_bad_characters += 1
                 return None
-        at = first_bad(cleaned.residues)
+        at = cleaned.residues.index(cleaned.residues.translate(None, STORE_BYTES)[:1])
         problem = _bad_character(chr(cleaned.residues[at]), "give --data.ingest.bad_characters to_x (or skip)")
         self.faults.add("record{s} with characters outside the alphabet", Fault(batch, index, problem, at))
         return bad_to_x(cleaned.residues)

@@ -120,35 +120,17 @@ class StoreWriter:
         self._put_array(Kind.STARTS, np.array(self._starts, dtype=np.uint64))
         page_bytes = self._environment.stat()["psize"]
         self._thread.begin(self._sync)  # meanwhile what was written is read back out of the page cache
-        checksum = content_checksum(lengths, hashes, self._ids_sha256.digest())
-        manifest = self._describe(lengths, checksum, page_bytes, source, ingest, counts)
-        self._thread.wait()
-        self.close()
-        (self._folder / MANIFEST_FILE).write_text(signed_json(manifest), encoding="utf-8")
-        return manifest
-
-    def close(self) -> None:
-        """Let go of data.mdb, finished or not."""
-        self._thread.close()
-        self._environment.close()
-
-    def _describe(
-        self,
-        lengths: np.ndarray,
-        checksum: str,
-        page_bytes: int,
-        source: list[SourceFile] | SampleSource,
-        ingest: IngestSection,
-        counts: IngestCounts,
-    ) -> StoreManifest:
+        content = hashlib.sha256(_bytes(lengths))
+        content.update(_bytes(hashes))
+        content.update(self._ids_sha256.digest())
         data_file = self._folder / DATA_FILE
         pages = find_index_pages(data_file, page_bytes)
-        return StoreManifest(
+        manifest = StoreManifest(
             num_records=self._num_records,
             num_residues=int(lengths.sum(dtype=np.int64)),
             num_blocks=len(self._starts),
             alphabet=self._alphabet,
-            checksum=checksum,
+            checksum=content.hexdigest(),
             data_bytes=data_file.stat().st_size,
             data_xxh128=file_xxh128(data_file),
             page_bytes=page_bytes,
@@ -159,6 +141,15 @@ class StoreWriter:
             counts=counts,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
         )
+        self._thread.wait()
+        self.close()
+        (self._folder / MANIFEST_FILE).write_text(signed_json(manifest), encoding="utf-8")
+        return manifest
+
+    def close(self) -> None:
+        """Let go of data.mdb, finished or not."""
+        self._thread.close()
+        self._environment.close()
 
     def _put_array(self, kind: Kind, array: np.ndarray) -> None:
         _check_value_size(array.nbytes + 64, f"the {kind.name.lower()} of {self._num_records:,} records")
@@ -261,14 +252,6 @@ def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
     if function is not None:
         function.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
     return function
-
-
-def content_checksum(lengths: np.ndarray, hashes: np.ndarray, ids_sha256: bytes) -> str:
-    """Identity of a store's content, hex: SHA-256 of (N,) lengths, (N,) sequence hashes and the SHA-256 of the ids."""
-    digest = hashlib.sha256(_bytes(lengths))
-    digest.update(_bytes(hashes))
-    digest.update(ids_sha256)
-    return digest.hexdigest()
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:

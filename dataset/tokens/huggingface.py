@@ -81,7 +81,7 @@ class HuggingFaceTokenizer:
         self.vocabulary_size = max(vocabulary.values()) + 1
         settings = [self._backend.to_str(), self.prefix, self.suffix, spaced, self._backend.encode_special_tokens]
         self.fingerprint = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
-        self._table = self._table_of(STORE_ALPHABET) if _has_single_letters(self._tokenizer) else None
+        self._table = self.table_of(STORE_ALPHABET) if _has_single_letters(self._tokenizer) else None
         self.one_token_per_residue = self._table is not None
 
     def encode(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
@@ -110,11 +110,7 @@ class HuggingFaceTokenizer:
     def _prepared(self, text: str) -> str:
         return " ".join(text.upper().translate(_RARE_TO_X)) if self.spaced else text
 
-    def reads_by_residue(self, letters: str) -> bool:
-        """Return whether each of these residues is the same known token wherever it stands."""
-        return self._table_of(letters) is not None
-
-    def _table_of(self, letters: str) -> NDArray[np.int32] | None:
+    def table_of(self, letters: str) -> NDArray[np.int32] | None:
         """(256,) the id of each of these residues, -1 for any other byte; None if it takes more than a table.
 
         Tried out on every pair of residues and on a long protein: with a vocabulary of single letters there is nothing
@@ -180,7 +176,7 @@ def _of_single_letters(folder: Path, automatic: Any, key: str) -> HuggingFaceTok
             readings.append(PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True))
     for reading, spaced in itertools.product(readings, (False, True)):
         tokenizer = HuggingFaceTokenizer(reading, spaced)
-        if tokenizer.reads_by_residue(AMINO_ACIDS):
+        if tokenizer.table_of(AMINO_ACIDS) is not None:
             return tokenizer
     return HuggingFaceTokenizer(automatic, False)
 
@@ -243,8 +239,7 @@ def _unknown_id(tokenizer: Any) -> int | None:
     model = tokenizer.backend_tokenizer.model
     if type(model).__name__ == "BPE" and model.unk_token is None:
         return None
-    index: int | None = tokenizer.unk_token_id
-    return index
+    return tokenizer.unk_token_id
 
 
 def _padding_id(tokenizer: Any) -> int:

@@ -30,7 +30,7 @@ def packed(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
 def test_every_sequence_has_a_target_and_targets_are_what_was_there(texts, shares, seed, epoch):
     tokens_T, cu_seqlens = packed(texts)
     before_T = tokens_T.copy()
-    inputs_T, targets_T, chosen_M = mask_tokens(tokens_T, cu_seqlens, np.arange(len(texts)), shares, seed, epoch)
+    inputs_T, targets_T, _, chosen_M = mask_tokens(tokens_T, cu_seqlens, np.arange(len(texts)), shares, seed, epoch)
     chosen_T = targets_T != NO_TARGET
     assert chosen_M.tolist() == chosen_T.nonzero()[0].tolist()
     assert np.add.reduceat(chosen_T, cu_seqlens[:-1]).min() >= 1
@@ -42,7 +42,7 @@ def test_every_sequence_has_a_target_and_targets_are_what_was_there(texts, share
 
 def test_shares_are_met():
     tokens_T, cu_seqlens = packed(["ACDEFGHIKLMNPQRSTVWY" * 25] * 400)
-    inputs_T, targets_T, _ = mask_tokens(tokens_T, cu_seqlens, np.arange(400), SHARES, 0, 0)
+    inputs_T, targets_T, _, _ = mask_tokens(tokens_T, cu_seqlens, np.arange(400), SHARES, 0, 0)
     chosen_T = targets_T != NO_TARGET
     assert chosen_T.sum() / (400 * 500) == pytest.approx(0.15, abs=0.005)
     assert (inputs_T[chosen_T] == MASK).mean() == pytest.approx(0.8, abs=0.01)
@@ -70,7 +70,7 @@ def test_masks_change_with_the_epoch_and_the_seed():
 
 def test_sequence_without_residues_has_no_target():
     tokens_T, cu_seqlens = packed(["", "M"])
-    inputs_T, targets_T, _ = mask_tokens(tokens_T, cu_seqlens, np.array([0, 1]), SHARES, 0, 0)
+    inputs_T, targets_T, _, _ = mask_tokens(tokens_T, cu_seqlens, np.array([0, 1]), SHARES, 0, 0)
     assert targets_T.tolist() == [NO_TARGET, NO_TARGET, NO_TARGET, tokens_T[3], NO_TARGET]
     assert inputs_T[[0, 1, 2, 4]].tolist() == [CLS, EOS, CLS, EOS]
 
