@@ -220,7 +220,6 @@ class PackedBatch:
 
 
 def _not_counting(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same with fillers for targets and weights."""
     emptied = dict(tensors)
     for name in (TARGETS, WEIGHTS):
         if name in tensors:
@@ -229,7 +228,6 @@ def _not_counting(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _with_fillers(tensors: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]:
-    """Each tensor with more rows, which count for nothing."""
     return {
         name: torch.cat([tensor, tensor.new_full((rows, *tensor.shape[1:]), filler_value(name, tensor.dtype))])
         for name, tensor in tensors.items()

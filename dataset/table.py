@@ -46,7 +46,6 @@ class TablePart(NamedTuple):
 
 
 def is_table_name(path: Path) -> bool:
-    """Return whether the name ends like a table's."""
     return path.name.lower().endswith(_SUFFIXES)
 
 
@@ -69,7 +68,6 @@ class Table:
 
     @property
     def bytes_read(self) -> int:
-        """Bytes of the file on disk that were read so far."""
         return self._opened.bytes_read if self._opened else 0
 
     def parts(self) -> Iterator[TablePart]:

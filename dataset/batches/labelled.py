@@ -101,7 +101,6 @@ class LabelledSource(BatchSource):
     def _labelled(
         self, batch: PackedBatch, lengths_N: NDArray[np.int64], residue_targets: list[NDArray[np.generic]]
     ) -> SourceBatch:
-        """The batch with targets and weights, and what is counted of it."""
         num_tokens = int(lengths_N.sum())
         if self._labels is None:
             return SourceBatch(batch, 0, num_tokens)
@@ -117,7 +116,6 @@ class LabelledSource(BatchSource):
         return SourceBatch(batch, int(has_target(targets).sum()), num_tokens)
 
     def _kept(self, records_N: Indices) -> NDArray[np.int64]:
-        """(N,) tokens that cropping leaves of each record, without special ones."""
         return cropped_lengths(self._tokens.lengths[records_N], self._max_length)
 
     def _spans(self, epoch: int, records_N: Indices, kept_N: NDArray[np.int64]) -> list[list[tuple[int, int]]]:

@@ -144,7 +144,6 @@ class Loader(BatchSource):
             process.close()
 
     def _start(self) -> None:
-        """Drop what an abandoned iteration left on its way, or start the processes."""
         while self._in_flight:
             requested = self._in_flight.popleft()
             if requested is not None:

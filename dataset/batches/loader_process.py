@@ -68,7 +68,6 @@ class LoaderProcess:
 
     @property
     def replies_waiting(self) -> int:
-        """Replies that are here and not taken yet."""
         return self._replies.qsize()
 
     def request(self, epoch: int, records_N: NDArray[np.int64]) -> None:
@@ -93,7 +92,6 @@ class LoaderProcess:
         self._next_reply()
 
     def close(self) -> None:
-        """End the process and wait for its end."""
         self._end()
 
     def _next_reply(self) -> _Reply | None:
@@ -157,7 +155,6 @@ def _receive(stream: IO[bytes]):
 
 
 def main() -> None:
-    """The process: one reply for each request, until stdin ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what anything prints must not get between the replies

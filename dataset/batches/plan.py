@@ -57,16 +57,13 @@ class EpochPlan:
 
     @property
     def num_steps(self) -> int:
-        """Optimizer steps of the epoch."""
         return -(-self.num_batches // self.batches_per_step)
 
     @cached_property
     def most_sequences(self) -> int:
-        """Sequences of the batch that has most."""
         return int(np.diff(self.offsets).max(initial=0))
 
     def batch_records(self, batch: int) -> Indices:
-        """The records of one batch."""
         return self.records[self.offsets[batch] : self.offsets[batch + 1]]
 
     def rank_batches(self, step: int, rank: int, world_size: int) -> list[int | None]:

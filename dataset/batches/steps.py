@@ -169,7 +169,6 @@ class TrainingSteps(AbstractContextManager):
 
     @property
     def queue_depth(self) -> int | None:
-        """See :class:`BatchSource`."""
         return self._source.queue_depth
 
     @property
@@ -179,7 +178,6 @@ class TrainingSteps(AbstractContextManager):
         return float((lengths_N**2).sum() / max(1.0, lengths_N.sum()))
 
     def close(self) -> None:
-        """End the loader processes; the next iteration would start new ones."""
         self._source.close()
 
     def __exit__(self, *_: object) -> None:
@@ -220,7 +218,6 @@ class ValidationSteps:
 
     @property
     def records(self) -> list[Indices]:
-        """Records of each batch."""
         return [request[1] for request in self._requests if request is not None]
 
     def steps(self) -> Iterator[StepBatches]:

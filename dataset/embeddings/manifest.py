@@ -129,5 +129,4 @@ def write_index(folder: Path, rows: Iterable[dict[str, Any]]) -> None:
 
 
 def parts(number: int, size: int) -> Iterator[tuple[int, int]]:
-    """Start and end of each part of so many rows."""
     return ((start, min(start + size, number)) for start in range(0, number, size))

@@ -70,7 +70,6 @@ def residues_of(text: str) -> int:
 
 
 def bad_to_x(residues: bytes) -> bytes:
-    """Every byte outside the alphabet replaced by X."""
     return residues.translate(_TO_X)
 
 

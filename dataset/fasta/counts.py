@@ -20,7 +20,6 @@ class SourceFile(BaseModel):
 
     @classmethod
     def of(cls, path: Path) -> "SourceFile":
-        """The file as it is now."""
         status = path.stat()
         checksum = file_xxh128(path)
         return cls(path=str(path.resolve()), bytes=status.st_size, mtime_ns=status.st_mtime_ns, xxh128=checksum)

@@ -81,7 +81,6 @@ class Faults:
         return [f"{number:,} faults: {', '.join(kinds)}{shown}", *lines]
 
     def _placed(self) -> list[str]:
-        """The lines of the first faults, their places found in one pass over each file."""
         numbers = {id(fault.batch): number for number, fault in reversed(list(enumerate(self._first)))}
         first = sorted(self._first, key=lambda fault: (numbers[id(fault.batch)], fault.index))
         origins = [fault.batch.origin(fault.index) for fault in first]

@@ -41,7 +41,6 @@ class _Columns:
         self.addresses = [array.ctypes.data for array in (*arrays, self.id_hashes, self.hashes, self.totals)]
 
     def records(self, count: int) -> Records:
-        """A copy of the first ``count`` records."""
         header_bytes, id_bytes, num_residues, all_stored = self.totals.tolist()
         return Records(
             headers=Lines(self.headers[:header_bytes].tobytes(), self.header_lengths[:count].copy()),

@@ -89,7 +89,6 @@ class ReadAhead:
         self._thread.begin(partial(self._fill, self._buffers[0]))
 
     def _fill(self, buffer: memoryview) -> tuple[memoryview, int]:
-        """Text, and how much of the file on disk was read by then."""
         size = 0
         while size < len(buffer) and (count := self._decompressed.readinto(buffer[size:])):  # type: ignore[attr-defined]
             size += count
@@ -117,8 +116,6 @@ class TextStream(io.RawIOBase):
 
 
 class _HashedFile(io.RawIOBase):
-    """The file as it lies on disk, counted and hashed while it is read."""
-
     def __init__(self, file: io.FileIO) -> None:
         self._file = file
         self.name = str(file.name)

@@ -71,12 +71,10 @@ class RecordBatch:
 
     @property
     def headers(self) -> list[bytes]:
-        """Header lines without '>'."""
         return self.records.headers.split()
 
     @property
     def sequences(self) -> list[bytes]:
-        """Sequences without line breaks."""
         return self.records.sequences
 
     def origin(self, index: int) -> tuple[Path, int] | None:

@@ -34,11 +34,9 @@ class Lines:
         return len(self.lengths)
 
     def split(self) -> list[bytes]:
-        """The texts, one by one."""
         return self.text.split(b"\n")[:-1]
 
     def joined(self) -> bytes:
-        """The texts end to end, without the line feeds."""
         return self.text.replace(b"\n", b"")
 
     def part(self, start: int, end: int) -> "Lines":
@@ -83,7 +81,6 @@ class Records:
 
     @classmethod
     def joined(cls, parts: list["Records"]) -> "Records":
-        """The records of all parts in order."""
         if len(parts) == 1:
             return parts[0]
         return cls(
@@ -101,7 +98,6 @@ class Records:
 
     @property
     def sequences(self) -> list[bytes]:
-        """The sequences one by one."""
         ends = accumulate(self.lengths.tolist(), initial=0)
         return [self.residues[start:end] for start, end in pairwise(ends)]
 

@@ -237,7 +237,6 @@ def _settings(data: DataSection, tokenizer: TokenizerSection) -> dict[str, Any]:
 
 
 def _store_name(data: DataSection, tokenizer: TokenizerSection) -> str:
-    """Readable, and another one for other files or settings."""
     described = [FORMAT_VERSION, _settings(data, tokenizer)]
     if data.labels.validation_source:
         described.append(file_identities(find_labelled_files(data.labels.validation_source)))
@@ -250,12 +249,10 @@ def _store_name(data: DataSection, tokenizer: TokenizerSection) -> str:
 
 
 def _labels_files(labels: LabelsSection) -> list[Path]:
-    """The files that hold labels and masks alone."""
     return [path for name in (labels.labels_file, labels.mask_file) if name for path in find_files([name])]
 
 
 def _source_store(data: DataSection) -> Path | None:
-    """The labelled store that the source names, when it names one in place of files."""
     return source_store(data, MANIFEST_FILE, "labelled store")
 
 
@@ -271,7 +268,6 @@ def _check_fits(labelled: LabelledStore, data: DataSection, tokenizer: Tokenizer
 
 
 def _check_made_of(labelled: LabelledStore, data: DataSection, tokenizer: TokenizerSection) -> None:
-    """Refuse a labelled store that was made of something else than the settings say."""
     manifest = labelled.manifest
     remedy = other_store(labelled.path)
     check_source(labelled.path, manifest.source, data, find_labelled_files)

@@ -135,7 +135,6 @@ class LabelSpace:
         return targets_N
 
     def save(self, folder: Path) -> None:
-        """Write ``label_mappings.json`` into a folder."""
         text = json.dumps(self._mappings(), indent=1, ensure_ascii=False) + "\n"
         (folder / MAPPINGS_FILE).write_text(text, encoding="utf-8")
 

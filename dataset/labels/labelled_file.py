@@ -201,7 +201,6 @@ class _Reader:
         self._label = label_reader(settings)
 
     def read(self, progress: ProgressCallback | None) -> None:
-        """Take all records; raises DataError where some are refused."""
         bytes_total = self._source.bytes_total
         with self._faults.raised_at_end():
             for file, records in self._source:
@@ -214,7 +213,6 @@ class _Reader:
                 progress(ConversionProgress(bytes_total, bytes_total, self.ingest.counts.records_read))
 
     def _take(self, taken: LabelledPart, path: Path | None, part_of_file: str) -> None:
-        """Clean a part, and append what stays of it."""
         batch = taken.batch
         self.counts.records_read += taken.num_empty
         self.counts.records_skipped_empty += taken.num_empty

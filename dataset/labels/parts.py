@@ -56,7 +56,6 @@ def place_in_file(path: Path, number: int) -> str:
 
 
 def texts_of(block: CleanBlock) -> list[str]:
-    """The texts of a block one by one."""
     ends = accumulate(block.lengths.tolist(), initial=0)
     return [block.residues[start:end].decode("utf-8") for start, end in pairwise(ends)]
 
@@ -200,7 +199,6 @@ class LabelledSource:
         return wanted
 
     def _table_parts(self, path: Path, table: Table) -> Iterator[LabelledPart]:
-        """A table, its labels in columns."""
         settings = self._settings
         for first_row, columns in table.parts():
             texts = [_text(path, first_row + index, value) for index, value in enumerate(columns[settings.text_column])]
@@ -262,8 +260,6 @@ def _text(path: Path, row: int, value: Any) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _Rows(RecordBatch):
-    """Records of a table."""
-
     path: Path
     numbers: list[int]
     has_ids: bool

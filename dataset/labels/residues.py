@@ -19,8 +19,6 @@ from train_config.classifier_schema import LabelsSection
 
 @dataclass(frozen=True)
 class _Entry:
-    """A record of a file of labels or masks."""
-
     path: Path
     number: int
     header: str
@@ -84,7 +82,6 @@ class ResidueLabels:
 
 
 def _masked(entry: _Entry, mask: _Entry | None, settings: LabelsSection) -> _Entry:
-    """Labels with those residues not known whose mask is 0."""
     if mask is None:
         raise DataError(f"{entry.place}: no mask of this id in {settings.mask_file}; add it, of 1 for all residues")
     if len(mask.letters) != len(entry.letters) or set(mask.letters) - {"0", "1"}:
@@ -97,7 +94,6 @@ def _masked(entry: _Entry, mask: _Entry | None, settings: LabelsSection) -> _Ent
 
 
 def _part_of(entry: _Entry, attribute: str) -> str:
-    """The part that the attributes of a header name."""
     attributes = dict(word.split("=", 1) for word in entry.header.split()[1:] if "=" in word)
     if attribute not in attributes:
         raise DataError(f"{entry.place}: no {attribute}= in the header; write for example {attribute}=train")

@@ -145,7 +145,6 @@ def _filled(text: str, random: np.random.Generator) -> str:
 
 
 def _mistyped(text: str, random: np.random.Generator) -> str:
-    """The text without one of its letters."""
     at = int(len(text) * random.random())
     return text[:at] + text[at + 1 :]
 

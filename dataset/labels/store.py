@@ -141,7 +141,6 @@ class LabelledStore:
 
     @cached_property
     def _residue_offsets(self) -> list[int]:
-        """The start of each record's residues, and the end."""
         return [0, *np.cumsum(self.store.lengths, dtype=np.int64).tolist()]
 
 

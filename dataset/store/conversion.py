@@ -201,7 +201,6 @@ def source_store(data: DataSection, manifest_file: str, kind: str) -> Path | Non
 
 
 def _store_name(data: DataSection) -> str:
-    """Name of the default store: readable, and another one for other files, policies or sample settings."""
     described = [FORMAT_VERSION, data.ingest.model_dump()]
     if data.source == [SAMPLE]:
         return name_of_content(SAMPLE, [*described, sample_source(data.sample).model_dump()])
@@ -222,7 +221,6 @@ def name_of_content(first_name: str, described: list) -> str:
 
 
 def _check_made_of(store: Store, data: DataSection) -> None:
-    """Refuse a store that was made of something else than the settings say."""
     check_source(store.path, store.manifest.source, data, find_files)
     if store.manifest.ingest != data.ingest:
         raise DataError(
@@ -256,7 +254,6 @@ def other_store(path: Path) -> str:
 
 
 def same_files(recorded: list[SourceFile], paths: list[Path]) -> bool:
-    """Return whether the recorded files are these."""
     return len(recorded) == len(paths) and all(map(_same_file, recorded, paths))
 
 
@@ -271,7 +268,6 @@ def _same_file(recorded: SourceFile, path: Path) -> bool:
 
 
 def _described(source: list[SourceFile] | SampleSource) -> str:
-    """A source in words, for a message."""
     if isinstance(source, SampleSource):
         families = counted(source.families, "famil{ies}")
         return f"the sample ({counted(source.records, 'record{s}')}, {families}, seed {source.seed})"

@@ -140,7 +140,6 @@ class Ingest:
         return CleanBlock(Lines.of(ids), b"".join(sequences), lengths_of(sequences), hashes_of(sequences), kept_N)
 
     def _clean_each(self, batch: RecordBatch) -> tuple[list[int], list[bytes]]:
-        """Indices and residues of the records that stay, as to their residues."""
         kept: list[int] = []
         sequences: list[bytes] = []
         repaired: list[CleanSequence] = []

@@ -175,7 +175,6 @@ class _OpenFile:
         return self._array(Kind.HASHES, "<u8", self._manifest.num_records)
 
     def find(self, index: int) -> tuple[_Block, int]:
-        """The block of a record and the record's place in it."""
         if not 0 <= index < self._manifest.num_records:
             raise IndexError(f"record {index} of a store of {self._manifest.num_records}")
         number = bisect_right(self._starts, index) - 1

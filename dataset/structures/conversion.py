@@ -126,7 +126,6 @@ def read_proteins(sources: list[str], policies: IngestSection | None = None) -> 
 
 
 def _files(data: DataSection) -> dict[str, list[Path]]:
-    """The files that a store is made of, by setting."""
     source = []
     if _is_store(data.source):
         source = [Path(data.source[0]) / STORE_MANIFEST]
@@ -214,7 +213,6 @@ def _read(
 
 
 def check_ids(structures: list[Structure]) -> None:
-    """Raise DataError where two records have one id."""
     seen: set[str] = set()
     for structure in structures:
         if structure.id in seen:
@@ -252,7 +250,6 @@ def _settings(data: DataSection) -> dict[str, Any]:
 
 
 def _check_made_of(store: StructureStore, data: DataSection) -> None:
-    """Refuse a store that was made of something else than the settings say."""
     for key, paths in _files(data).items():
         if not same_files(store.manifest.files[key], paths):
             raise DataError(f"{store.path}: made of other files than {key} names; {other_store(store.path)}")

@@ -114,7 +114,6 @@ class PredictedStructures:
 
 
 def predictions_of(data: DataSection) -> PredictedStructures | None:
-    """Predicted structures as the settings of a run name them."""
     section = data.predictions
     if section.folder is None:
         return None

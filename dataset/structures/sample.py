@@ -46,7 +46,6 @@ _FAVOURED_SHARES = (0.5, 0.17, 0.1, 0.06, 0.05, 0.04)
 
 
 def sample_structures(records: int, seed: int) -> Iterator[Structure]:
-    """Structures ``fold0000`` and so on."""
     for number in range(records):
         structure, _ = _fold(number, seed)
         yield structure

@@ -127,7 +127,6 @@ def open_tokenizer(folder_or_hub: str | Path, spaced: Spaced = "auto", key: str 
 
 
 def _automatic(section: TokenizerSection, backbone_source: str) -> str:
-    """The source that 'auto' means."""
     is_name = local_folder(backbone_source, "model.backbone.source") is None and "/" not in backbone_source
     if not is_name:
         return backbone_source
@@ -156,7 +155,6 @@ def _check_content(tokenizer: SequenceTokenizer, section: TokenizerSection, sour
 def _trained(
     vocabulary_size: int, training_texts: Callable[[], Iterable[str]], folder: Path | None
 ) -> HuggingFaceTokenizer:
-    """The one that was trained before for the same size, or a new one."""
     if folder is None:
         return train_bpe(training_texts(), vocabulary_size)
     folder = folder.absolute()

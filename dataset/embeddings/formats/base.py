@@ -139,7 +139,6 @@ class TableRows(Rows):
 
 
 def num_rows(per: Per, lengths: NDArray) -> int:
-    """Rows of sequences of these lengths."""
     return {"protein": lengths.size, "residue": int(lengths.sum()), "pair": int((lengths**2).sum())}[per]
 
 
@@ -149,6 +148,5 @@ def scales_array(output: OutputManifest) -> Values | None:
 
 
 def narrowed(vectors: Values, output: OutputManifest) -> NDArray:
-    """Vectors in the dtype in which they are stored."""
     scales_C = scales_array(output)
     return vectors.astype(NUMPY_DTYPES[output.dtype], copy=False) if scales_C is None else quantized(vectors, scales_C)
