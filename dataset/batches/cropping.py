@@ -1,8 +1,7 @@
 """Crops of sequences that are longer than the model takes.
 
-In training a random window, another one in each epoch, a function of (seed, epoch, record) alone; in validation and
-prediction the start, so that metrics of different steps compare; or both ends, in all of them. How much is lost is
-known from the lengths, before anything is read.
+In training a random window, a function of (seed, epoch, record) alone; in validation and prediction the start, so that
+metrics of different steps compare; or both ends, in all of them. How much is lost is known from the lengths.
 
 Shape legend: N sequences.
 """

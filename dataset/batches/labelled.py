@@ -1,7 +1,6 @@
 """Packed batches of labelled records: slices of a token store, or cached features, with the label of each.
 
-In: the tokens of every record (:mod:`dataset.tokens.token_store`), the targets and weights of a labelled store. Out:
-what :mod:`dataset.batches.steps` hands out. A batch is a few slices of a memory map, a microsecond each.
+A batch is a few slices of a memory map (:mod:`dataset.tokens.token_store`), a microsecond each.
 
 Shape legend: T tokens, N sequences, C labels, D channels, R residues of the whole store.
 """

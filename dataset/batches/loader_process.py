@@ -1,11 +1,10 @@
 """A process that prepares batches for a training worker, and the worker's end of the line to it.
 
 The process is a program of its own: a fork of a worker that runs threads or has a store open is unsafe, and a
-multiprocessing child would first import the worker's main module, which is Ray's. It imports what the preparation that
-it unpickles needs: for residues neither torch nor Ray, so that it is ready within a fraction of a second in a few tens
-of megabytes; for labelled records and structures torch, which takes two seconds and 200 MB. It reads pickled requests
-from stdin and writes pickled replies, in the same order, to stdout. It ends when stdin does, which the kernel sees to
-even when the worker is killed. Ctrl-C is the worker's to handle.
+multiprocessing child would first import the worker's main module, which is Ray's. For residues it imports neither torch
+nor Ray and is ready in a fraction of a second and a few tens of megabytes; otherwise torch, 2 s and 200 MB. Requests
+come pickled by stdin, replies go in the same order by stdout. It ends when stdin does, which the kernel sees to even
+when the worker is killed. Ctrl-C is the worker's to handle.
 """
 
 import contextlib

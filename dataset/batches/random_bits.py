@@ -1,10 +1,9 @@
 """Random bits as a pure function of what they are for.
 
-A bit drawn from a stream depends on everything drawn before it: on the rank, the loader process and the order of the
-batches. A bit computed from (seed, epoch, record, position) depends on nothing else, so that the same record is cropped
-and masked alike on one worker and on eight, and after resuming as before.
-
-The mixer is SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators"), vectorised.
+A bit from a stream depends on the rank, the loader process and the order of the batches. One computed from (seed,
+epoch, record, position) does not, so that a record is cropped and masked alike on one worker and on eight, and after
+resuming as before. The mixer is SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number
+generators"), vectorised.
 """
 
 from functools import lru_cache

@@ -1,9 +1,8 @@
 """The split into training and held-out records, by a hash of the sequence: duplicates are always on the same side.
 
-In: the sequence hashes of a store. Out: the record indices for training and for validation. The split depends on
-the sequences alone, not on their order, on the run's seed or on what else is in the store: a sequence that was held out
-stays held out when the store grows. :func:`split_stratified` gives up a little of that, so that every class is on both
-sides.
+It depends on the sequences alone, not on their order, the run's seed or what else is in the store: a sequence that was
+held out stays so when the store grows. :func:`split_stratified` gives up a little of that, so that every class is on
+both sides.
 
 Shape legend: N records, S distinct sequences, K distinct sequences of one class.
 """

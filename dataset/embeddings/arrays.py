@@ -1,7 +1,6 @@
-"""Arrays in a safetensors file, written once and memory-mapped from then on.
+"""Arrays in a safetensors file, written once without the library's copy of each and memory-mapped from then on.
 
-In: named arrays. Out: a file that the safetensors library opens too. Written here without the library's copy of every
-array; bf16, which NumPy lacks, is held as uint16.
+bf16, which NumPy lacks, is held as uint16.
 """
 
 import json

@@ -1,10 +1,7 @@
 """Rows of sequences by a frozen network, computed once for each distinct one and read from then on.
 
-In: rows of sequences, by the hash of the sequence and the fingerprint of whatever made them. Out: views of
-memory-mapped files. A folder holds the rows of one fingerprint in shards, each written by one process at one time; a
-sequence that stands in some shard is never computed again, whatever file it comes from next.
-
-A shard is a safetensors file: ``hashes`` (S,) uint64, ``offsets`` (S+1,) of each sequence's first row, ``values``
+A folder holds the rows of one fingerprint, by the hash of the sequence, in shards, each written by one process at one
+time. A shard is a safetensors file: ``hashes`` (S,) uint64, ``offsets`` (S+1,) of each sequence's first row, ``values``
 (R, D), and ``checksum`` (2,) uint64, the XXH3-128 of the values.
 
 Shape legend: N sequences, S sequences of a shard, R rows of all of them, D channels.

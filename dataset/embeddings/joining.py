@@ -1,7 +1,7 @@
 """Embeddings of the same proteins side by side: one vector a protein of the sum of channels, by id.
 
-In: outputs of several folders, their records in any order. Out: a folder in the order of the first. Vectors pass in
-blocks; those in another order are first written to a temporary file in the order of the first.
+Records are in the order of the first folder. Vectors pass in blocks; those in another order are first written to a
+temporary file in the order of the first.
 
 Shape legend: N records, n of a block, C channels.
 """

@@ -1,7 +1,6 @@
 """Embeddings opened for reading: ids, and vectors by id, number or slice, of any output and format.
 
-In: a folder that 'esmeray embed run' or 'embed join' made. Out: NumPy arrays, fp32 whatever is stored. .npy and
-safetensors are memory-mapped; of Parquet a row group is decoded at a time. Neither torch nor Ray is needed.
+Arrays are fp32 whatever is stored. .npy and safetensors are memory-mapped; of Parquet a row group is decoded at a time.
 
 Shape legend: N records, C channels, L residues of a record.
 """

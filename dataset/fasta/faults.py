@@ -1,8 +1,7 @@
 """Records that are refused, gathered in one pass, so that a file can be mended in one go.
 
-In: refused records, each with its kind and what to do. Out: one :class:`~common.errors.DataError` when reading
-has ended: how many faults of which kinds there are, then the first few with their places. Where they stand is looked
-up then, in one pass over each file.
+When reading has ended, one :class:`~common.errors.DataError` names how many faults of which kinds there are, and the
+first few with their places, which are looked up then, in one pass over each file.
 """
 
 from collections import Counter, defaultdict

@@ -1,7 +1,6 @@
 """Places in a FASTA file in words for a message: file, line, column, record.
 
-Nobody counts lines while a file is converted. Once something is known to be wrong, the file is read again from its
-start, a line at a time, up to the place.
+Nobody counts lines while a file is converted: where something is wrong, it is read again up to the place.
 """
 
 import io

@@ -1,6 +1,5 @@
 """A file's text, read and decompressed by a thread of its own, a chunk ahead of whoever parses it.
 
-In: a path, plain or compressed. Out: chunks of text, then size, time and checksum of the file as it lies on disk.
 Reading, hashing and decompressing let go of Python's global lock: beside a parser, on two cores, they cost next to
 nothing.
 """

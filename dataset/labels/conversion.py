@@ -1,8 +1,5 @@
 """Labelled files to a labelled store (:mod:`dataset.labels.store`): labels encoded, records divided, all written.
 
-In: the settings of the data. Out: a folder, complete under its name or not there at all. The first process makes it,
-others wait for it and find it.
-
 Shape legend: N records of the store, R residues of all records end to end, C outputs, L residues of one record.
 """
 

@@ -1,7 +1,6 @@
 """The names that labels have, and the numbers that a model knows them by.
 
-In: labels as they stand in a file (:mod:`dataset.labels.labelled_file`). Out: target arrays, and
-``label_mappings.json``, which travels with every model so that its outputs can be named again.
+``label_mappings.json`` travels with every model so that its outputs can be named again.
 
 Shape legend: N records, R residues of all records end to end, C outputs.
 """

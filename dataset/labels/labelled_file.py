@@ -1,8 +1,6 @@
-"""Labelled files to records in memory: ids, texts, labels, weights and who is held out.
+"""Labelled files (FASTA, CSV, TSV, Parquet) to records in memory: ids, texts, labels, weights and who is held out.
 
-In: FASTA, CSV, TSV or Parquet, and where in them labels stand. Out: :class:`LabelledRecords`, in the order of the
-files. Files are read by :mod:`dataset.labels.parts`, residues and ids checked by :mod:`dataset.store.ingest`, values
-made labels by :mod:`dataset.labels.values`. Records of a table without an id column are called row1, row2 ...
+Records of a table without an id column are called row1, row2 ...
 
 Shape legend: N records, C label columns.
 """

@@ -1,8 +1,4 @@
-"""Labelled files to parts: ids and texts as a batch, and beside each record what stands for its label.
-
-In: FASTA files and tables, and the settings that say where labels stand. Out: :class:`LabelledPart`, values as they
-stand in the file. What they mean is left to :mod:`dataset.labels.labelled_file`.
-"""
+"""Labelled files to parts: ids and texts as a batch, and beside each record what stands for its label in the file."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence

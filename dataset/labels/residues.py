@@ -1,8 +1,7 @@
 """Labels of residues that stand in FASTA files of their own, as biotrainer and FLIP write them.
 
-In: ``labels_file``, under each header (``>id SET=train VALIDATION=False``) a letter for each residue in place of a
-sequence, and ``mask_file``, a 1 or a 0 for each. Out: the letters of each sequence, '.' where the mask has 0, and the
-part of the split that its header names.
+``labels_file`` has under each header (``>id SET=train VALIDATION=False``) a letter for each residue in place of a
+sequence, ``mask_file`` a 1 or a 0 for each, where 0 makes the letter '.'.
 """
 
 from dataclasses import dataclass, replace

@@ -1,11 +1,11 @@
 """The embedded labelled samples: proteins by their location in the cell, messages to a shop by their intent.
 
 Proteins are those of :mod:`dataset.store.sample` with the signals written in by which cells sort them, whatever their
-family: so a family says nothing, and a model has to find the signals. Signals wear off by substitutions, some beyond
-recognition, and KDEL, which counts at the end alone, also stands inside proteins of every location.
+family: so a family says nothing. Signals wear off by substitutions, some beyond recognition, and KDEL, which counts at
+the end alone, also stands inside proteins of every location.
 
 A message is one of its intent's requests with words for its blanks, maybe with a remark that says nothing of the
-intent (some quote another request), a greeting and a slip of the keyboard. Some requests belong to two intents.
+intent, a greeting and a slip of the keyboard. Some requests belong to two intents.
 
 Only uniform random numbers are drawn, as in :mod:`dataset.store.sample`.
 """

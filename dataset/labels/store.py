@@ -1,7 +1,5 @@
 """A folder of labelled sequences that training reads: sequences or texts, targets, and who is held out.
 
-In: such a folder, made by :mod:`dataset.labels.conversion`. Out: a :class:`LabelledStore` to read it. It holds:
-
 ======================= ==========================================================================================
 sequences/              a store (:mod:`dataset.store.format`), of residues or of UTF-8
 labels.safetensors      targets as ``LabelSpace.encode`` gives them (per-residue letters as

@@ -1,8 +1,4 @@
-"""One value of a file to one label, part or weight, refused by a ValueError where it is none.
-
-In: what stands in a header, or in a column of a row. Out: a label as :class:`~dataset.labels.label_space.LabelSpace`
-takes it, or None where there is none.
-"""
+"""One value of a file to one label, part or weight, refused by a ValueError where it is none."""
 
 import math
 from collections.abc import Callable, Sequence

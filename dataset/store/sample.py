@@ -1,9 +1,9 @@
 """The embedded sample: protein-like families that a model can learn from, made in a second from a seed.
 
-Each family descends from one ancestor. The ancestor has UniProt's residue frequencies, a length from the log-normal
-of UniRef90 (median 278), and local structure: helices and strands whose hydrophobic side returns every 3.6 or every 2
-residues, between loops. Its members differ from it by substitutions, mostly within groups of like residues and at
-positions that evolve at their own rates, and by short insertions and deletions.
+Each family's ancestor has UniProt's residue frequencies, a length from the log-normal of UniRef90, and local structure:
+helices and strands whose hydrophobic side returns every 3.6 or every 2 residues, between loops. Members differ from it
+by substitutions, mostly within groups of like residues and at positions that evolve at their own rates, and by short
+insertions and deletions.
 
 Only uniform random numbers are drawn, and shaped here: NumPy promises the stream of a bit generator, not that of its
 distributions, and the sample of a seed is to stay the same.

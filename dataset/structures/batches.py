@@ -1,7 +1,7 @@
 """Batches of sequences with structures, some of whose residues are hidden: what sequence diffusion learns from.
 
-In: a structure store. Out: packed batches. Which residues are hidden, which structures are dropped and the noise on
-coordinates are functions of (seed, epoch, record) alone, so that a resumed run sees what one that never stopped does.
+Which residues are hidden, which structures are dropped and the noise on coordinates are functions of (seed, epoch,
+record) alone, so that a resumed run sees what one that never stopped does.
 
 Shape legend: T tokens, N sequences, L residues of one.
 """

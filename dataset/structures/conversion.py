@@ -1,8 +1,6 @@
 """Structure files, sequences without them, or the embedded sample, to a structure store: complete, or not there at all.
 
-In: names of files, folders and globs, and the settings. Out: the folder that
-:class:`~dataset.structures.store.StructureStore` reads. Files are read one after the other; all that are refused are
-named together, the first ten with what is wrong.
+All files that are refused are named together, the first ten with what is wrong.
 """
 
 from datetime import UTC, datetime

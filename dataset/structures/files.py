@@ -1,9 +1,8 @@
 """Structure files to chains: PDB, mmCIF and BinaryCIF, plain or gzip, known by what is in them and not by their names.
 
-In: a file and which of its chains are wanted. Out: these of the first model, with everything that was changed or left
-out counted. Atoms of highest occupancy are taken; a modified residue (MSE) is read as what it derives from, an unknown
-one as X; a residue that lacks N, CA or C keeps its letter and has no coordinates; a missing O is placed. Residues that
-are not in the file at all are a break of the chain.
+Of the first model, atoms of highest occupancy are taken; a modified residue (MSE) is read as what it derives from, an
+unknown one as X; a residue that lacks N, CA or C keeps its letter and has no coordinates; a missing O is placed.
+Residues that are not in the file at all are a break of the chain.
 
 Shape legend: R residues of a chain.
 """

@@ -1,7 +1,6 @@
-"""Predicted structures, kept by sequence under the fingerprint of their predictor.
+"""Predicted structures, by sequence, under the fingerprint of their predictor.
 
-In: backbone atoms and confidences of sequences. Out: the same, from shards of :mod:`dataset.embeddings.cache`: 26 bytes
-a residue, with a checksum, written by any number of processes, bounded.
+They are shards of :mod:`dataset.embeddings.cache`: 26 bytes a residue, written by any number of processes, bounded.
 
 Shape legend: N sequences, L residues of one.
 """

@@ -1,8 +1,8 @@
 """The embedded sample of structures: idealised folds, with sequences drawn from statistics that depend on the fold.
 
 A chain is a row of helices and strands with loops between them, built atom by atom from ideal bonds, angles and torsion
-angles (Parsons et al. 2005, NeRF); of several draws of the loops the most compact one without a clash is kept. Each
-residue is then drawn by its state alone: helix, strand or loop, buried or not. So the best that any model can reach is
+angles (Parsons et al. 2005, NeRF); of several draws of the loops the most compact one without a clash is taken. Each
+residue is drawn by its state alone (helix, strand or loop, buried or not), so the best that any model can reach is
 known: the most frequent residue of each state.
 
 Shape legend: L residues, B draws of the loops.

@@ -1,7 +1,5 @@
 """A folder of protein structures that training reads: sequences, backbone atoms, confidences, labels, who is held out.
 
-In: such a folder, made by :mod:`dataset.structures.conversion`. Out: a :class:`StructureStore` to read it. It holds:
-
 ======================= ==========================================================================================
 sequences/              a store (:mod:`dataset.store.format`) of the residues
 structures.safetensors  coordinates (R, 4, 3) fp16: N, CA, C, O in Å from the mean CA of their record, NaN where not

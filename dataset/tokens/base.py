@@ -1,8 +1,6 @@
 """From texts to token ids, for any backbone: the ESM alphabet, Hugging Face's fast tokenizers, or one trained here.
 
-In: protein sequences or texts. Out: ids end to end, and how many each text has; what stands before and after each
-sequence (<cls>, </s> ...) is kept apart, so that a cropped sequence gets it too. :mod:`dataset.tokens.token_store`
-keeps the ids on disk.
+What stands before and after each sequence (<cls>, </s> ...) is kept apart, so that a cropped sequence gets it too.
 
 Shape legend: N texts, T tokens of all of them.
 """

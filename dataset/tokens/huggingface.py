@@ -1,9 +1,7 @@
 """Hugging Face's fast tokenizers as makers of token ids: of a local folder or the hub, with none of their code run.
 
-In: texts. Out: the ids that transformers' ``AutoTokenizer`` gives, without the special tokens around them, which are
-kept apart. Protein models of ProtTrans (ProtBERT, ProtT5; Elnaggar et al. 2021) have one word a residue: they get
-upper case, blanks between residues, and X for U, Z, O and B, as their model cards want.
-
+Ids are those of transformers' ``AutoTokenizer``. Protein models of ProtTrans (ProtBERT, ProtT5; Elnaggar et al. 2021)
+have one word a residue: they get upper case, blanks between residues, and X for U, Z, O and B, as their cards want.
 transformers and tokenizers are imported where they are needed: loader processes get by without.
 
 Shape legend: N texts, T tokens of all of them.

@@ -1,7 +1,6 @@
 """Hugging Face models as files: a local folder or a name on the hub, fetched and read as data.
 
-In: what a setting names, and which files are wanted. Out: a local folder. Nothing is imported or unpickled: patterns
-name what is fetched, and config.json is read as JSON before any class hears of it.
+Nothing is imported or unpickled: patterns name what is fetched, and config.json is read as JSON before any class.
 """
 
 import json

@@ -1,12 +1,10 @@
 """The tokens of every record of a store, on disk: made once for each store and tokenizer, then sliced from a map.
 
-In: a store and a tokenizer. Out: read-only views of a memory-mapped file. Tokenizing text takes longer than reading its
-tokens, and how long a text is in tokens must be known before batches are planned.
-
-A token store is a folder of three files. ``manifest.json`` says what they hold and carries a SHA-256 of itself;
-``tokens.bin`` is the ids of all records end to end in the smallest unsigned type that holds the vocabulary, and
-``lengths.bin`` uint32 how many each record has; both little-endian and without special tokens around a record. The
-folder's name is made of the checksum of the store and the fingerprint of the tokenizer; it appears when it is complete.
+Tokenizing text takes longer than reading its tokens, and how long a text is in tokens must be known before batches are
+planned. ``manifest.json`` says what the folder holds and carries a SHA-256 of itself; ``tokens.bin`` is the ids of all
+records end to end in the smallest unsigned type that holds the vocabulary, and ``lengths.bin`` uint32 how many each
+has; both little-endian and without special tokens around a record. The folder's name is made of the checksum of the
+store and the fingerprint of the tokenizer.
 
 Shape legend: N records, L tokens of one record, T tokens of all of them.
 """

@@ -1,7 +1,5 @@
 """Interface of a format of embeddings: write a file block by block, read it, tell its size, merge values into it.
 
-A new format is a module beside this one with a :class:`Format`, and a line in ``registry.py``.
-
 Shape legend: N records, n of a block, C channels, L residues of a record, U distinct sequences.
 """
 
