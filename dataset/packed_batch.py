@@ -66,8 +66,8 @@ class PackedBatch:
         records: (N,) int64, index of each sequence in its store.
         by_token: what a task adds for each token, (T, ...), by a name of this module.
         by_sequence: what a task adds for each sequence, (N, ...), by a name of this module.
-        target_positions: (M,) int64, the tokens with a target, ascending; None where they are to be looked for. Found
-            while the batch is on the CPU, since looking for them on CUDA waits for the device.
+        target_positions: (M,) int64, the tokens with a target, ascending; None where they are to be looked for, which
+            on CUDA waits for the device.
     """
 
     tokens: Tensor
@@ -158,9 +158,8 @@ class PackedBatch:
     def filled(self, shape: BatchShape) -> "PackedBatch":
         """The same sequences, then fillers: where every batch has the same shape, one compiled graph takes all.
 
-        Fillers are sequences of token 0, at most ``max_seqlen`` long, then empty ones. They have no target, no weight
-        and no record. ``target_positions`` and ``records`` stay as they are. Raises ValueError where the batch is
-        larger than the shape.
+        Fillers are sequences of token 0, at most ``max_seqlen`` long, then empty ones, without target, weight or
+        record. Raises ValueError where the batch is larger than the shape.
         """
         T, N = self.num_tokens, self.num_sequences
         fillers = [*range(T + shape.max_seqlen, shape.num_tokens, shape.max_seqlen)]

@@ -52,12 +52,8 @@ def is_table_name(path: Path) -> bool:
 class Table:
     """One table, read once from first to last row.
 
-    Args:
-        path: the file.
-        wanted: for each column to read, the setting that names it, for messages; empty where none does.
-
-    Attributes:
-        finished: the file as it was read, alone, once it was.
+    ``wanted`` has for each column to read the setting that names it, for messages; empty where none does. ``finished``
+    has the file as it was read, alone, once it was.
     """
 
     def __init__(self, path: Path, wanted: Mapping[str, str]) -> None:

@@ -6,8 +6,7 @@ metrics of different steps compare; or both ends, in all of them. How much is lo
 Shape legend: N sequences.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,17 +14,14 @@ from numpy.typing import NDArray
 from dataset.batches.random_bits import keyed_bits
 
 Crop = Literal["random", "start", "ends"]
-"""The crop of a sequence that is too long: a random window, its start, or half from its start and half from its
-end."""
-
+"""The crop of a sequence that is too long: a random window, its start, or half from either end."""
 FixedCrop = Literal["start", "ends"]
 """The same of what is judged or predicted, where nothing is random."""
 
 _PURPOSE = 1
 
 
-@dataclass(frozen=True)
-class CropCount:
+class CropCount(NamedTuple):
     """Sequences that an epoch crops, and residues that it leaves out by that."""
 
     sequences: int
@@ -50,7 +46,7 @@ def cropped_lengths(lengths_N: NDArray[np.integer], max_length: int) -> NDArray[
 def count_cropped(lengths_N: NDArray[np.integer], max_length: int) -> CropCount:
     """Count what cropping to ``max_length`` residues leaves out; the same in each epoch."""
     excess_N = lengths_N.astype(np.int64) - cropped_lengths(lengths_N, max_length)
-    return CropCount(sequences=int(np.count_nonzero(excess_N)), residues=int(excess_N.sum()))
+    return CropCount(int(np.count_nonzero(excess_N)), int(excess_N.sum()))
 
 
 def crop_starts(

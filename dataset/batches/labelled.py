@@ -22,12 +22,9 @@ from dataset.tokens.token_store import TokenStore
 
 @dataclass(frozen=True)
 class Labels:
-    """Targets and weights of every record.
+    """Targets of every sequence, (records,) int64 or (records, C) float32, maybe sparse, or of residues, (R,) int64.
 
-    Attributes:
-        targets: (records,) int64 or (records, C) float32, maybe sparse, of each sequence; or (R,) int64, of residues.
-        per_residue: which of the two.
-        weights: (records,) float32 or None, of each sequence in the loss.
+    ``weights``: (records,) float32 or None, of each sequence in the loss.
     """
 
     targets: NDArray[np.generic] | SparseTargets
@@ -36,15 +33,9 @@ class Labels:
 
 
 class LabelledSource(BatchSource):
-    """Batches of labelled records.
+    """Batches of labelled records, or, without labels, of those to predict.
 
-    Args:
-        tokens: of every record.
-        labels: of every record; None where they are to be predicted.
-        max_length: tokens without special ones; a longer record is cropped.
-        crop: random, a window as for training; start; or ends, half of it from the start and half from the end, for
-            what the ends of a protein say.
-        seed: of random windows.
+    ``max_length``: tokens without special ones; a longer record is cropped. ``seed``: of random windows.
     """
 
     def __init__(

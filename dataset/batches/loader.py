@@ -79,10 +79,7 @@ class Loader(BatchSource):
     """Batches of another source, prepared in loader processes that live until closed."""
 
     def __init__(self, source: BatchSource, num_workers: int = 0, prefetch: int = 1) -> None:
-        """Start nothing yet; each of ``num_workers`` processes will prepare ``prefetch`` batches ahead.
-
-        Without processes the source makes them here.
-        """
+        """Start nothing yet; each of ``num_workers`` processes will prepare ``prefetch`` batches ahead."""
         self._source, self._num_workers, self._prefetch = source, num_workers, prefetch
         self._processes: list[LoaderProcess] = []
         self._in_flight: deque[tuple[LoaderProcess, Indices] | None] = deque()  # None for a filler

@@ -69,8 +69,7 @@ class EpochPlan:
     def rank_batches(self, step: int, rank: int, world_size: int) -> list[int | None]:
         """The batches that one rank takes in an optimizer step: every ``world_size``-th, from its own rank on.
 
-        Every rank gets equally many in every step, as collective operations need; where there is no batch, None
-        stands for a filler.
+        Every rank gets equally many, as collective operations need; None stands for a filler.
         """
         first = step * self.batches_per_step
         last = min(first + self.batches_per_step, self.num_batches)

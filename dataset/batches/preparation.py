@@ -108,9 +108,8 @@ def mask_tokens(
     """Replace some of the (T,) uint8 tokens of the N records of a packed batch, special tokens left out.
 
     Each residue (non-standard ones too, as in ESM-2) is chosen on its own with probability ``shares.mask_share``. The
-    one with the lowest bits of its sequence is chosen in any case, so that no sequence is read for nothing; that
-    adds (1 - mask_share)^length targets to a sequence on average, which matters for peptides of under 30 residues
-    alone. Validation gives the same ``epoch`` every time.
+    one with the lowest bits of its sequence is chosen in any case, so that no sequence is read for nothing: that adds
+    (1 - mask_share)^length targets on average. Validation gives the same ``epoch`` every time.
     """
     bits_T = positional_bits(keyed_bits(_PURPOSE, seed, epoch, records_N), cu_seqlens)
     chosen_M = chosen_places(bits_T, tokens_T, cu_seqlens, threshold(shares.mask_share))
@@ -129,10 +128,7 @@ def _is_residue(tokens: Tokens) -> NDArray[np.bool_]:
 def chosen_places(bits_T: Bits, tokens_T: Tokens, cu_seqlens: NDArray[np.integer], below: np.uint64 | Bits) -> Places:
     """(M,) ascending places in the batch of the residues whose bits are below the threshold, or lowest in a sequence.
 
-    ``below``: one for all, or one for each token.
-
-    Where a sequence has some below it, its lowest is among them: only in a batch with a sequence that has none are the
-    lowest looked for.
+    ``below``: one for all, or one for each token. The lowest are looked for only where a sequence has none below it.
     """
     is_residue_T = _is_residue(tokens_T)
     is_chosen_T = bits_T < below

@@ -121,10 +121,9 @@ class TrainingSteps(AbstractContextManager):
         world_size: int = 1,
         fixed_shapes: bool = False,
     ) -> None:
-        """Take over the source; plan and start nothing yet.
+        """Plan and start nothing yet. ``indices`` are the records to train on.
 
-        ``indices`` are the records to train on. ``fixed_shapes`` fills every batch to the same numbers of tokens and
-        sequences, as compiled code wants it.
+        ``fixed_shapes`` fills every batch to the same numbers of tokens and sequences, as compiled code wants it.
         """
         self._source = source
         self._indices = indices.astype(np.int64)
@@ -136,10 +135,7 @@ class TrainingSteps(AbstractContextManager):
         self._steps: dict[int, int] = {}
 
     def plan(self, epoch: int) -> EpochPlan:
-        """The batches of an epoch, over all workers; computed from the lengths alone and kept until another is asked.
-
-        Raises DataError where a record does not fit the token budget.
-        """
+        """The batches of an epoch, over all workers; raises DataError where a record does not fit the token budget."""
         # One epoch's plan is kept: of hundreds of millions of records it takes gigabytes.
         if self._plan is None or self._plan[0] != epoch:
             plan = _plan(self._source, self._indices, self._batch, self._seed, epoch)
@@ -152,10 +148,7 @@ class TrainingSteps(AbstractContextManager):
         return sum(self._steps.get(epoch) or self.plan(epoch).num_steps for epoch in range(epochs))
 
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[StepBatches]:
-        """The steps of an epoch from ``start_step`` on. Starting another iteration ends this one.
-
-        Raises what :meth:`plan` and the source raise.
-        """
+        """The steps of an epoch from ``start_step`` on. Starting another iteration ends this one."""
         plan = self.plan(epoch)
         shape = _shape(self._source, self._indices, plan) if self._fixed_shapes else None
         steps = range(start_step, plan.num_steps)
@@ -200,8 +193,7 @@ class ValidationSteps:
     ) -> None:
         """Plan at most ``max_batches`` packed batches over all workers; which ones is random but fixed.
 
-        A source of held-out batches has no loader processes: an evaluation takes few batches, and processes that wait
-        for it through hundreds of steps would cost more than they save.
+        The source has no loader processes: waiting through hundreds of steps, they would cost more than they save.
         """
         self._source = source
         # Of no run's seed: metrics of different runs are of the same batches.

@@ -22,10 +22,7 @@ _ALIGNMENT = 64
 
 
 def write_arrays(path: Path, arrays: Arrays) -> None:
-    """Write the arrays; the file appears under its name when it is complete and synced.
-
-    fp32, fp16, int8, int64, uint64, and bf16 as uint16. Raises ResourceError where the disk refuses.
-    """
+    """Write fp32, fp16, int8, int64, uint64, and bf16 as uint16, atomically. ResourceError where the disk refuses."""
     header, end = {}, 0
     for name, array in arrays.items():
         kind = {"dtype": _NAMES[array.dtype.name], "shape": list(array.shape)}

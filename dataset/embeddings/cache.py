@@ -27,10 +27,7 @@ class FeatureStore:
     """Rows under one fingerprint."""
 
     def __init__(self, path: Path | str) -> None:
-        """Open the folder of the shards, which need not exist yet.
-
-        Raises DataError where a shard is damaged or has another number of channels than the first.
-        """
+        """Open the folder, which need not exist yet; DataError where shards are damaged or differ in channels."""
         self.path = Path(path).absolute()
         self._files = sorted(self.path.glob(_SHARDS))
         self._shards = [open_arrays(file) for file in self._files]
@@ -44,7 +41,7 @@ class FeatureStore:
         places = np.arange(hashes.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         order = np.argsort(hashes, kind="stable")
         self._hashes, self._owner = hashes[order], np.stack([owners, places], axis=1)[order]
-        self._values = cache(self._checked_values)
+        self._values = cache(lambda number: _checked(self._files[number], self._shards[number]))
 
     def __len__(self) -> int:
         return self._hashes.size
@@ -68,18 +65,11 @@ class FeatureStore:
             start, stop = self._shards[number]["offsets"][place : place + 2].tolist()
             yield self._values(number)[start:stop]
 
-    def _checked_values(self, number: int) -> NDArray:
-        shard = self._shards[number]
-        if (_checksum(shard["values"]) != shard["checksum"]).any():
-            raise DataError(f"{self._files[number]}: damaged, its checksum does not hold; remove the file")
-        return shard["values"]
-
 
 def write_shard(path: Path, name: str, hashes_S: NDArray[np.uint64], rows: list[NDArray]) -> None:
     """Add a shard to the folder ``path``: of distinct sequences, the (rows, D) of each.
 
-    ``name`` is its own where several processes write at once. Raises ResourceError where the disk is full or can't be
-    written.
+    ``name`` is its own where several processes write at once. Raises ResourceError where the disk refuses.
     """
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
@@ -96,9 +86,7 @@ def merge_shards(path: Path) -> None:
     rows: dict[int, NDArray] = {}
     for file in small:
         shard = open_arrays(file)
-        if (_checksum(shard["values"]) != shard["checksum"]).any():
-            raise DataError(f"{file}: damaged, its checksum does not hold; remove the file")
-        parts = np.split(shard["values"], shard["offsets"][1:-1])
+        parts = np.split(_checked(file, shard), shard["offsets"][1:-1])
         rows |= dict(zip(shard["hashes"].tolist(), parts, strict=True))
     hashes_S = np.array(sorted(rows), dtype=np.uint64)
     name = xxhash.xxh3_64_hexdigest(hashes_S.tobytes())
@@ -121,6 +109,12 @@ def bound_cache(root: Path, most_bytes: int) -> int:
         shard.unlink(missing_ok=True)
         total, removed = total - size, removed + 1
     return removed
+
+
+def _checked(file: Path, shard: dict[str, NDArray]) -> NDArray:
+    if (_checksum(shard["values"]) != shard["checksum"]).any():
+        raise DataError(f"{file}: damaged, its checksum does not hold; remove the file")
+    return shard["values"]
 
 
 def _checksum(values: NDArray) -> NDArray[np.uint64]:

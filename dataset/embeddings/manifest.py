@@ -94,8 +94,7 @@ class Index:
     @cached_property
     def ids(self) -> list[str]:
         """(N,) the ids."""
-        ids: list[str] = self.column("id").to_pylist()
-        return ids
+        return self.column("id").to_pylist()
 
     @cached_property
     def lengths(self) -> NDArray[np.uint32]:
@@ -113,10 +112,7 @@ class Index:
 
 
 def write_index(folder: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Write the index from parts of it, each with equally long columns ``id``, ``length``, ``sequence``, or ``key``.
-
-    ``key``: the name of a record's dataset in an HDF5 file.
-    """
+    """Write the index from parts of it, each with columns ``id``, ``length``, ``sequence``, maybe HDF5's ``key``."""
     types = {"id": pa.string(), "length": pa.uint32(), "sequence": pa.int64(), "key": pa.string()}
     writer = None
     with writing(folder / INDEX_FILE):

@@ -21,10 +21,7 @@ from dataset.embeddings.manifest import INDEX_FILE, EmbeddingsManifest, Index, O
 
 
 def open_embeddings(folder: Path | str, output: str | None = None) -> "Embeddings":
-    """Open one output of a folder, by default its first.
-
-    Raises DataError where there are no embeddings, or they are damaged; ConfigError where there is no such output.
-    """
+    """Open an output of a folder, by default its first; DataError for damage, ConfigError for an unknown output."""
     return Embeddings(Path(folder).expanduser(), output)
 
 

@@ -27,15 +27,7 @@ _TO_X = bytes.maketrans(_NOT_STORED, b"X" * len(_NOT_STORED))
 
 
 class CleanSequence(NamedTuple):
-    """A sequence after the repairs that are always made.
-
-    Attributes:
-        residues: upper case, without the final stop, J as X; may still hold characters outside the alphabet.
-        upper_cased: whether a lower-case letter was met.
-        stop_dropped: whether a final '*' was dropped.
-        j_to_x: how many J became X.
-        num_bad: how many characters are outside the alphabet.
-    """
+    """A sequence after the repairs that are always made, and the characters that are still outside the alphabet."""
 
     residues: bytes
     upper_cased: bool

@@ -19,7 +19,7 @@ SHOWN = 10
 """Faults that are shown with their places; all are counted."""
 
 PlacesOfIds = Callable[[set[str]], dict[str, str]]
-"""Places of the first records with some ids."""
+"""Gives the places of the first records with these ids."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,6 @@ class Fault:
     """One refused record.
 
     Attributes:
-        batch, index: the record.
         problem: what is wrong, and what to do; of a repeated id what to do.
         residue: which of its letters is meant, if any.
         repeats: the id, where another record had it before.
@@ -94,8 +93,8 @@ class Faults:
         for origin, fault in zip(origins, first, strict=True):
             place = next(places[origin[0]]) if origin else fault.batch.place(fault.index, fault.residue)
             if fault.repeats is not None:
-                place += (
-                    f": the id {fault.repeats!r} stands already in {before.get(fault.repeats, 'an earlier record')}"
-                )
-            lines.append(f"{place}{': ' if fault.repeats is None else '; '}{fault.problem}")
+                first_place = before.get(fault.repeats, "an earlier record")
+                lines.append(f"{place}: the id {fault.repeats!r} stands already in {first_place}; {fault.problem}")
+            else:
+                lines.append(f"{place}: {fault.problem}")
         return lines

@@ -60,7 +60,6 @@ class Kernel:
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        """Find the functions. Raises AttributeError where the xxhash package exports no C names."""
         self._hash = ctypes.cast(ctypes.CDLL(_xxhash.__file__).XXH3_64bits, ctypes.c_void_p)
         self._parse = library.parse_plain_fasta
         self._parse.restype = ctypes.c_int64
@@ -95,11 +94,10 @@ def load_kernel() -> Kernel | None:
 
 
 class PlainFasta:
-    """Parser of FASTA that is laid out plainly, as nearly all is: takes a file's text in chunks, gives its records.
+    """Parser of FASTA that is laid out plainly, as nearly all is.
 
     Plain is ASCII without control characters but for line feeds, without blank lines and comments, without blanks in
-    sequences. From the first text that is not (CRLF, a byte order mark, what isn't FASTA) nothing more is given, and
-    :attr:`unparsed` holds what was taken and not given out.
+    sequences. From the first text that is not, nothing more is given.
     """
 
     def __init__(self, kernel: Kernel) -> None:
@@ -149,10 +147,7 @@ class PlainFasta:
         self._size = end
 
     def _take(self, end: int) -> Records | None:
-        """The records of the text before ``end``, which are complete; the text after it moves to the front.
-
-        None, with the text as it was, where there are none or they are not plain.
-        """
+        """The complete records before ``end``; the text after it moves to the front. None, unmoved, if not plain."""
         records = self._kernel.parse(self._text[:end], self._columns) if end and self._text[0] == _HEADER else None
         if records is not None:
             rest = self._size - end

@@ -32,10 +32,7 @@ class _Line(NamedTuple):
 
 
 def _scan(path: Path) -> Iterator[_Line]:
-    """Every line with its number and the record that it belongs to, as far as the file can be read.
-
-    Splits lines at \\n, \\r and \\r\\n; Latin-1 decodes any byte to itself.
-    """
+    """Every line with its number and record, as far as the file can be read; Latin-1 decodes any byte to itself."""
     record, record_id = 0, ""
     try:
         with xopen(path, "rb", threads=0) as file:

@@ -31,8 +31,7 @@ class ReadAhead:
     """One file from start to end, once. Use as a context manager."""
 
     def __init__(self, path: Path) -> None:
-        self.bytes_read = 0
-        """Bytes of the file on disk that went into the chunks taken so far."""
+        self.bytes_read = 0  # of the file on disk, that went into the chunks taken so far
         self._path = path
         self._held = ExitStack()
         # Two: one that is being parsed while the other is filled.

@@ -15,12 +15,7 @@ import xxhash
 
 @dataclass(frozen=True)
 class Lines:
-    """N texts without line feeds.
-
-    Attributes:
-        text: the texts, a line feed behind each.
-        lengths: (N,) uint32, characters of each, without the line feed.
-    """
+    """N texts, a line feed behind each, and their (N,) uint32 lengths without it."""
 
     text: bytes
     lengths: np.ndarray

@@ -59,12 +59,10 @@ from train_config.schema import DataSection
 def ensure_labelled_store(
     data: DataSection, tokenizer: TokenizerSection, default_root: Path, progress: ProgressCallback | None = None
 ) -> Path:
-    """The labelled store of a run's data: a fitting one that exists, else one made now. Safe from several processes.
+    """The labelled store of a run's data, found or made as :func:`dataset.store.conversion.ensure_store` does.
 
-    A source that is itself a labelled store is taken as it is. Otherwise it is ``data.store``, or a folder in
-    ``default_root`` named after the files and settings, so that changed ones make another. One that exists is verified
-    in full before it is used. Raises DataError where the source can't be read or learnt from, or ``data.store`` is
-    damaged or made of something else; ConfigError for settings that do not fit; ResourceError where the disk is full.
+    Raises DataError where the source can't be read or learnt from, or ``data.store`` is damaged or made of something
+    else; ConfigError for settings that do not fit; ResourceError where the disk is full.
     """
     target = labelled_store_location(data, tokenizer, default_root)
     if _source_store(data) is not None:
@@ -79,10 +77,7 @@ def ensure_labelled_store(
 
 
 def labelled_store_location(data: DataSection, tokenizer: TokenizerSection, default_root: Path) -> Path:
-    """Path of the labelled store of a run's data, made or not; see :func:`ensure_labelled_store`.
-
-    Raises ConfigError for settings that do not fit together, DataError where a file of the source is missing.
-    """
+    """Path of the labelled store of a run's data, made or not. Raises as :func:`ensure_labelled_store`."""
     labels = data.labels
     if _source_store(data) is None:
         check_label_settings(labels, tokenizer)

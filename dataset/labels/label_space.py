@@ -39,17 +39,11 @@ def predicted_positive(probabilities: Any) -> Any:
 
 
 class UnseenLabelError(DataError):
-    """A label that the label space does not hold.
-
-    Attributes:
-        label: the label.
-        index: of its record among those that were given.
-    """
+    """A label that the label space does not hold, and the index of its record among those that were given."""
 
     def __init__(self, message: str, label: str = "", index: int = -1) -> None:
         super().__init__(message)
-        self.label = label
-        self.index = index
+        self.label, self.index = label, index
 
     @classmethod
     def of(cls, label: str, index: int, names: Sequence[str]) -> "UnseenLabelError":
@@ -78,8 +72,7 @@ class LabelSpace:
     def of(cls, labels: Labels, kind: TargetKind, columns: Sequence[str]) -> "LabelSpace":
         """The label space of training records; ``columns`` are those that (N, C) numbers were read from.
 
-        Raises DataError where there are fewer than two classes, more than two of a binary kind, or a column without a
-        number.
+        Raises DataError for fewer than two classes, more than two of a binary kind, or a column without a number.
         """
         if isinstance(labels, np.ndarray):
             for column, values_N in zip(columns, labels.T, strict=True):
@@ -183,9 +176,8 @@ class LabelSpace:
         if unseen_R.any() and not ignore_unseen:
             at = int(np.argmax(unseen_R))
             ends_N = np.cumsum([len(letters) for letters in labels])
-            raise UnseenLabelError.of(
-                chr(int(points_R[at])), int(np.searchsorted(ends_N, at, side="right")), self.names
-            )
+            record = int(np.searchsorted(ends_N, at, side="right"))
+            raise UnseenLabelError.of(chr(points_R[at]), record, self.names)
         return np.where(known_R, nearest_R, IGNORED_TARGET).astype(np.int64)
 
 

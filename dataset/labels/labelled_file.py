@@ -55,14 +55,11 @@ class LabelledRecords:
     """N records in the order of their files.
 
     Attributes:
-        ids: unique.
         texts: sequences in the letters of the store's alphabet, or texts as they stand in the file.
         labels: names; lists of names; strings of letters, as long as their sequence; (N, C) float32 with NaN where a
             number is missing; or None.
         weights: (N,) float32 or None.
         parts: training, validation or test of each record, or None.
-        counts: what was changed or left out.
-        source: the files, or the embedded sample.
         held_out_source: the files whose records are validation for that.
         labels_source: the files that hold labels and masks alone.
         origins: file of each record and its number in it, from 1; None in place of the file for the sample.

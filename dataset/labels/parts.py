@@ -57,18 +57,9 @@ def texts_of(block: CleanBlock) -> list[str]:
 
 
 class LabelledSource:
-    """Files, or the embedded sample, read from start to end each time it is iterated over.
+    """Files, or in their place the embedded sample, read from start to end each time it is iterated over.
 
-    Args:
-        paths: the files; tables by their suffix.
-        settings: where labels stand.
-        content: how texts of tables are encoded.
-        with_labels: False reads ids and texts alone.
-        sample: of the embedded sample, in place of files.
-        residue_labels: of FASTA, in place of the headers.
-
-    Attributes:
-        finished: files as they were read, so far.
+    ``residue_labels`` are those of FASTA, in place of the headers. ``finished`` are files as they were read, so far.
     """
 
     def __init__(

@@ -29,11 +29,7 @@ class _Entry:
 
 
 class ResidueLabels:
-    """Labels of sequences from ``labels_file`` and ``mask_file``.
-
-    Attributes:
-        files: as they were read.
-    """
+    """Labels of sequences from ``labels_file`` and ``mask_file``; ``files`` as they were read."""
 
     def __init__(self, settings: LabelsSection) -> None:
         """Read the files; raises DataError for repeated ids, masks that don't fit, and headers without a part."""

@@ -43,16 +43,10 @@ _ADVICE = "give the folder of a labelled store, or labelled files"
 
 
 class LabelledManifest(BaseModel):
-    """``labels.json``.
+    """``labels.json``: what the folder was made of and with; ``format_version`` is 2 where targets are sparse.
 
-    Attributes:
-        format_version: 2 where targets are sparse, else 1.
-        settings: what the folder was made with.
-        source, held_out_source, labels_source: the files that it was made of, or the settings of the sample.
-        sequences_checksum: of the store's content.
-        files: XXH3-128 of the other files.
-        checksum: identity of sequences and labels.
-        created: UTC, ISO 8601.
+    ``sequences_checksum`` is of the store's content, ``files`` has the XXH3-128 of the others, ``checksum`` is the
+    identity of sequences and labels.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -75,10 +69,7 @@ class LabelledStore:
     """Read access to a labelled store.
 
     Attributes:
-        path: its folder.
-        manifest: what it was made of.
         store: ids and residues, or texts in UTF-8.
-        label_space: what targets stand for.
         targets: (N,) int64 (multiclass, binary), (N, C) float32 (multilabel, regression), or (R,) int64 (per_residue).
             Those of lists of names are sparse, but in stores of version 1.
         weights: (N,) float32, or None.
@@ -90,8 +81,8 @@ class LabelledStore:
     ) -> None:
         """Check a labelled store and read its labels, which are verified in full; ``verify`` is of the sequences.
 
-        They are read from ``stage_dir``, a node-local folder, where one is given. Raises DataError where the folder is
-        no labelled store, one of another format version, or damaged.
+        They are read from ``stage_dir``, a node-local folder, where one is set. Raises DataError for a folder that is
+        no labelled store, of another format version, or damaged.
         """
         self.path = Path(path).absolute()
         manifest_file = self.path / MANIFEST_FILE

@@ -26,9 +26,8 @@ _MEND_LABEL = f"mend it, or write {_NOT_A_NUMBER} in its place and give --data.l
 def label_reader(labels: LabelsSection) -> Callable[[Sequence[Any]], Label | None]:
     """A function that makes a label of the values of one record, one for each of ``labels.label_columns``.
 
-    What it gives: a name (multiclass, binary), a list of names (multilabel in one column), a string of letters
-    (per_residue), or a tuple of numbers with NaN where one is missing (regression, multilabel with a column for each
-    class). None where the label is missing.
+    A name (multiclass, binary), a list of names (multilabel in one column), letters (per_residue), or numbers with NaN
+    where one is missing (regression, multilabel with a column for each class). None where the label is missing.
     """
     separator, columns = labels.separator, labels.label_columns
     if labels.kind == "regression":
@@ -129,8 +128,7 @@ def _truth(value: Any) -> float:
 def read_label_weights(path: Path, space: LabelSpace) -> NDArray[np.float32]:
     """(C,) float32 weights from a TSV of label and weight, 1 for labels that it lacks.
 
-    Raises DataError where the file can't be read, names a label twice or one that the label space does not hold, or has
-    a weight that is no finite number of 0 or more.
+    Raises DataError where the file can't be read, or a line names no label, one twice, or has no weight.
     """
     codes = {name: code for code, name in enumerate(space.names)}
     weights_C = np.ones(len(codes), dtype=np.float32)

@@ -78,9 +78,9 @@ def ensure_store(data: DataSection, default_root: Path, progress: ProgressCallba
     """The store of a run's data: a fitting one that exists, else one made now. Safe to call from several processes.
 
     A source that is itself a store is taken as it is. Otherwise the store is ``data.store``, or a folder in
-    ``default_root`` named after the source's files and policies, so that changed files make another store. A store that
-    exists is verified in full before it is used. Raises DataError where the source can't be read or ``data.store`` is
-    damaged or was made of something else, ResourceError where the disk is full or can't be written.
+    ``default_root`` named after the source's files and policies. A store that exists is verified in full. Raises
+    DataError where the source can't be read or ``data.store`` is damaged or was made of something else, ResourceError
+    where the disk is full or can't be written.
     """
     target = store_location(data, default_root)
     if _source_store(data) is not None:
@@ -234,10 +234,7 @@ def check_source(
     data: DataSection,
     find: Callable[[list[str]], list[Path]],
 ) -> None:
-    """Refuse, with a DataError, a store that was made of other files, or of another sample, than ``data.source`` names.
-
-    ``made_of`` is what its manifest says; ``find`` gives the files of a source.
-    """
+    """Raise DataError for a store that was made of other files, or of another sample, than ``data.source`` names."""
     if data.source == [SAMPLE]:
         same = made_of == sample_source(data.sample)
     else:

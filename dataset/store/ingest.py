@@ -41,8 +41,8 @@ class CleanBlock:
 
     Attributes:
         ids: N unique ids.
-        residues: all sequences end to end, letters of the alphabet.
-        lengths: (N,) uint32, residues of each sequence, none 0.
+        residues: all sequences end to end.
+        lengths: (N,) uint32, none 0.
         hashes: (N,) uint64, XXH3-64 of each sequence.
         kept: (N,) int64, the place in its batch of each record; None when all of the batch are here.
     """
@@ -59,11 +59,7 @@ class Ingest:
 
     Ids are compared by XXH3-64. Two different ids of one source meet in it with a probability of n**2 / 2**65 (one in
     37,000 for 30 million records); the policy ``error`` looks them up before it refuses, the others would count one
-    record as a duplicate.
-
-    Attributes:
-        counts: what was changed, left out or noticed.
-        faults: the records that were refused; whoever reads raises them at the end, and makes nothing of the blocks.
+    record as a duplicate. ``faults`` are raised at the end by whoever reads, who makes nothing of the blocks then.
     """
 
     def __init__(
@@ -74,11 +70,7 @@ class Ingest:
         *,
         content: Literal["protein", "text"] = "protein",
     ) -> None:
-        """Start with no ids seen.
-
-        ``places_of_ids`` gives the places of the first records with some ids, to name the first of two with one id;
-        text is neither checked nor mended.
-        """
+        """Start with no ids seen. ``places_of_ids`` is for messages; text is neither checked nor mended."""
         self.counts = IngestCounts()
         self.faults = Faults(places_of_ids)
         self._policies = policies

@@ -47,9 +47,8 @@ _ADVICE = "make one with: esmeray data convert --data.source FASTA --convert.sto
 class Store:
     """Read access to a store.
 
-    A Store may be pickled: only its path and manifest are, and each process opens the file itself. It may cross a fork
-    as long as the file was not opened before. What reads a record raises IndexError where there is no such record, and
-    DataError where its block is damaged.
+    A pickle carries its path and manifest. It may cross a fork as long as the file was not opened before. What reads a
+    record raises IndexError where there is no such record, and DataError where its block is damaged.
     """
 
     def __init__(self, path: Path | str, verify: Literal["full", "quick"] = "quick") -> None:
@@ -99,10 +98,7 @@ class Store:
     def windows(
         self, records_N: NDArray[np.int64], starts_N: NDArray[np.int64], lengths_N: NDArray[np.int64]
     ) -> list[memoryview]:
-        """A part of each of N records, as read-only views of the mapped file.
-
-        ``starts_N`` residues are left out at the start of each, and ``lengths_N`` taken, no more than it has left.
-        """
+        """``lengths_N`` residues from ``starts_N`` on of each of N records, as read-only views of the mapped file."""
         return self._file.windows(records_N, starts_N, lengths_N)
 
     def id(self, index: int) -> str:
@@ -267,10 +263,9 @@ def _open(path: Path, manifest: StoreManifest) -> _OpenFile:
 
 
 def stage_store(store_path: Path, stage_dir: Path) -> Path:
-    """Copy a store to ``stage_dir``, which the node's workers share, unless a good copy is there; verified in full.
+    """Copy a store to ``stage_dir``, unless a good copy is there; verified in full. Other processes wait for the first.
 
-    The first process of a node copies, the others wait for it. A damaged copy is made again. Raises DataError where the
-    store is damaged, ResourceError where the node's disk is full or can't be written.
+    Raises DataError where the store is damaged, ResourceError where the node's disk is full or can't be written.
     """
     store = Store(store_path)
     name = f"{store.path.name}-{store.manifest.data_xxh128[:16]}"

@@ -71,10 +71,7 @@ class StoreWriter:
     """Writes one store into an empty folder."""
 
     def __init__(self, folder: Path, target: Path, alphabet: str = STORE_ALPHABET) -> None:
-        """Create data.mdb in ``folder``; ``target`` is what the store will be called, for messages.
-
-        ``alphabet`` is :data:`~dataset.store.format.TEXT_ALPHABET` for texts.
-        """
+        """Create data.mdb in ``folder``; ``target`` is what the store will be called, for messages."""
         self._folder = folder
         self._alphabet = alphabet
         self._target = target
@@ -108,7 +105,7 @@ class StoreWriter:
     def finish(
         self, source: list[SourceFile] | SampleSource, ingest: IngestSection, counts: IngestCounts
     ) -> StoreManifest:
-        """Write the arrays, sync, describe what was written, and write the manifest.
+        """Write the arrays, sync, and write the manifest.
 
         Raises DataError where no record was added, or more than a store can hold; ResourceError where the disk is full.
         """

@@ -30,12 +30,9 @@ _LEAST_SHARE = 1e-3
 
 
 class StructureSource(BatchSource):
-    """Batches of a structure store.
+    """Batches of a structure store, in training with noise, dropped conditions and random crops.
 
-    Args:
-        max_length: residues; longer records are cropped, in training at random.
-        seed: of all that is random; in validation not the run's, so that metrics of runs compare.
-        training: with noise, dropped conditions and random crops.
+    ``seed``: of all that is random; in validation not the run's, so that metrics of runs compare.
     """
 
     def __init__(

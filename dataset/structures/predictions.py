@@ -34,16 +34,13 @@ class Predicted(NamedTuple):
 
 
 class PredictedStructures:
-    """Kept structures by hash of the sequence, for training.
+    """Cached structures by hash of the sequence, for training.
 
     Args:
         cache: folder of one predictor's shards, or of such folders where there is one.
         on_miss: for a sequence that has none. error: refuse; null: it has none, until somebody writes it; wait: until
             somebody writes it.
         longest: residues of a sequence that is waited for.
-
-    Attributes:
-        hit_rate: share of the structures asked for that were there at once.
     """
 
     def __init__(
@@ -55,6 +52,7 @@ class PredictedStructures:
 
     @property
     def hit_rate(self) -> float:
+        """Share of the structures asked for that were there at once."""
         return self._found / max(1, self._asked)
 
     def has(self, hashes_N: NDArray[np.uint64]) -> NDArray[np.bool_]:

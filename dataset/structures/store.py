@@ -56,15 +56,10 @@ class StructureCounts(Counts):
 
 
 class StructureManifest(BaseModel):
-    """``structures.json``.
+    """``structures.json``: what the folder was made of, by setting, and with.
 
-    Attributes:
-        settings: what the folder was made with.
-        files: what it was made of, by setting.
-        label_names: classes, by their number in ``labels``.
-        sequences_checksum: of the store's content.
-        checksum: identity of sequences, structures and labels.
-        created: UTC, ISO 8601.
+    ``label_names`` are the classes, by their number in ``labels``; ``sequences_checksum`` is of the store's content,
+    ``checksum`` the identity of all.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -85,12 +80,9 @@ class Structure:
     """One chain, or all chains of a complex end to end.
 
     Attributes:
-        id: of the record.
-        residues: one letter each.
         coordinates: (L, 4, 3) float32, N, CA, C, O in Å; NaN where not known.
         confidence: (L,) int8, 0 to 100.
         chains: (L,) int8, number of each residue's chain, from 0.
-        chain_names: by number.
     """
 
     id: str
@@ -112,9 +104,6 @@ class StructureStore:
     """Read access to a structure store.
 
     Attributes:
-        path: its folder.
-        manifest: what it was made of.
-        store: ids and residues.
         labels: (N,) int64, -1 for none.
         training, validation: int64 indices of records, each ascending.
     """
@@ -127,12 +116,7 @@ class StructureStore:
         sequences: Path | None = None,
         predictions: PredictedStructures | None = None,
     ) -> None:
-        """Open the folder.
-
-        Args:
-            verify: of the sequences.
-            sequences: copy of them.
-            predictions: structures of records that have none of their own.
+        """Open the folder and a copy of its sequences; ``predictions`` are of records without a structure of their own.
 
         Raises DataError where the folder is no store, or damaged.
         """

@@ -88,7 +88,6 @@ def load_tokenizer(
     """The tokenizer that the settings mean.
 
     Args:
-        section: of the config.
         backbone_source: ``model.backbone.source``, whose tokenizer 'auto' takes.
         training_texts: gives the texts that 'train' learns from; called only if need be.
         folder: where a trained tokenizer is kept and found again, one for each set of training texts; None keeps it

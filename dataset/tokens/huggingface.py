@@ -111,8 +111,7 @@ class HuggingFaceTokenizer:
     def table_of(self, letters: str) -> NDArray[np.int32] | None:
         """(256,) the id of each of these residues, -1 for any other byte; None if it takes more than a table.
 
-        Tried out on every pair of residues and on a long protein: with a vocabulary of single letters there is nothing
-        else that an id could depend on.
+        Tried out on every pair of residues and on a long protein: there is nothing else that an id could depend on.
         """
         ids, lengths = self._encode(list(letters))
         if not self.knows(letters) or (lengths != 1).any():
@@ -135,10 +134,7 @@ class HuggingFaceTokenizer:
 
 
 def tokenizer_folder(source: str, key: str) -> Path:
-    """The local folder itself, or what a repository on the hub holds of a tokenizer's files.
-
-    Raises ConfigError where there is none, ResourceError where the hub can't be reached.
-    """
+    """The local folder itself, or what a repository on the hub holds of a tokenizer's files; raises as fetch."""
     folder = local_folder(source, key, wanted=_TOKENIZER_FILE)
     if folder is None and "/" not in source:
         raise ConfigError(

@@ -31,8 +31,7 @@ def local_folder(source: str, key: str, wanted: str = CONFIG_FILE) -> Path | Non
 def fetch(name: str, patterns: Sequence[str], key: str, advice: str) -> Path:
     """Local folder of those files of a repository (owner/name) on the hub that match the globs; fetches no others.
 
-    ``key`` and ``advice`` are for messages. Raises ConfigError where there is no such public model, ResourceError where
-    the hub can't be reached.
+    Raises ConfigError where there is no such public model, ResourceError where the hub can't be reached.
     """
     from huggingface_hub import snapshot_download  # here, since few need it and importing it takes a while
     from huggingface_hub.errors import (

@@ -36,10 +36,7 @@ _REMEDY = "remove the folder, so that the tokens are made again"
 
 
 class TokenManifest(BaseModel):
-    """``manifest.json``: store, tokenizer, ``dtype`` of the ids as NumPy writes it, checksums.
-
-    Fields that earlier versions wrote besides are ignored.
-    """
+    """``manifest.json``; ``dtype`` as NumPy writes it. Fields that earlier versions wrote besides are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -60,17 +57,12 @@ class TokenManifest(BaseModel):
 class TokenStore:
     """Read access to the tokens; a pickle carries the path and the manifest, each process maps the files itself.
 
-    Attributes:
-        path: the folder.
-        manifest: its description.
-        prefix, suffix: ids that belong before and after each record, which :meth:`piece` leaves out.
-        pad: id that fills padded batches.
+    ``prefix`` and ``suffix`` belong before and after each record; :meth:`piece` leaves them out.
     """
 
     def __init__(self, path: Path | str, verify: Literal["full", "quick"] = "full") -> None:
-        """Check the folder; map nothing yet.
+        """Check the manifest and the files' sizes, in full their checksums as well; map nothing yet.
 
-        ``verify`` quick checks the manifest and the files' sizes; full their checksums as well, which reads them once.
         Raises DataError where it is no token store, one of another format version, or damaged.
         """
         self.path = Path(path).absolute()
@@ -97,10 +89,7 @@ class TokenStore:
         return np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])
 
     def piece(self, record: int, start: int, length: int) -> NDArray[np.unsignedinteger]:
-        """(L,) tokens of one record from ``start`` on: a read-only view of the file, in the smallest unsigned type.
-
-        Raises IndexError where there is no such record, or it has fewer tokens.
-        """
+        """(L,) tokens of one record from ``start`` on, a view of the file; IndexError where there are none."""
         if not 0 <= record < self.manifest.num_records:
             raise IndexError(f"record {record} of a store of {self.manifest.num_records}")
         first, end = self._offsets[record : record + 2].tolist()
@@ -180,10 +169,7 @@ def _write(folder: Path, store: Store, tokenizer: SequenceTokenizer, progress: P
 
 
 def _blocks(store: Store, ends: NDArray[np.int64]) -> Iterator[tuple[int, list[str]]]:
-    """Texts of consecutive records, of about :data:`_BLOCK_BYTES`, and the index of the first.
-
-    ``ends`` (N,) are the bytes of all records up to and with each.
-    """
+    """Texts of consecutive records and the index of the first; ``ends`` (N,) are the bytes of all up to each."""
     first = 0
     while first < len(store):
         start = int(ends[first - 1]) if first else 0

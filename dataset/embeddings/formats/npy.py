@@ -41,10 +41,9 @@ class _NpyRows(TableRows):
     @cached_property
     def _mapped(self) -> NDArray:
         try:
-            mapped: NDArray = np.load(self.path, mmap_mode="r")
+            return np.load(self.path, mmap_mode="r")
         except (OSError, ValueError) as error:
             raise DataError(f"{self.path}: damaged ({error}); compute the embeddings again") from error
-        return mapped
 
     def stored(self, start: int, stop: int) -> NDArray:
         return np.asarray(self._mapped[start:stop])

@@ -73,5 +73,4 @@ class _ParquetRows(TableRows):
 
     def _read_group(self, number: int) -> NDArray:
         column = self._file.read_row_group(number, columns=["embedding"]).column(0).combine_chunks()
-        values: NDArray = column.flatten().to_numpy(zero_copy_only=True)
-        return values.reshape(-1, self.channels)
+        return column.flatten().to_numpy(zero_copy_only=True).reshape(-1, self.channels)
