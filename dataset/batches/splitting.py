@@ -17,9 +17,7 @@ from dataset.batches.random_bits import splitmix64, threshold
 Indices = NDArray[np.int64]
 
 
-def split_records(
-    sequence_hashes: NDArray[np.uint64], validation_share: float, seed: int = 0
-) -> tuple[Indices, Indices]:
+def split_records(sequence_hashes: NDArray[np.uint64], validation_share: float) -> tuple[Indices, Indices]:
     """Record indices for training and for validation, each ascending.
 
     A distinct sequence is held out with probability ``validation_share``. Where that leaves a side empty, the distinct
@@ -29,7 +27,7 @@ def split_records(
     """
     if sequence_hashes.size == 0:
         raise DataError("the store holds no sequences, so there is nothing to train on: give a source that holds some")
-    bits_N = _mixed(sequence_hashes, seed)
+    bits_N = _mixed(sequence_hashes)
     held_out_N = bits_N < threshold(validation_share)
     if validation_share > 0:
         held_out_N = _with_both_sides(held_out_N, bits_N, validation_share)
@@ -37,7 +35,7 @@ def split_records(
 
 
 def split_stratified(
-    sequence_hashes: NDArray[np.uint64], classes: NDArray[np.int64], validation_share: float, seed: int = 0
+    sequence_hashes: NDArray[np.uint64], classes: NDArray[np.int64], validation_share: float
 ) -> tuple[Indices, Indices]:
     """Record indices for training and for validation, each ascending, with the same share of every class.
 
@@ -52,7 +50,7 @@ def split_stratified(
         raise DataError("the store holds no sequences, so there is nothing to train on: give a source that holds some")
     if validation_share == 0:
         return np.arange(sequence_hashes.size), np.empty(0, dtype=np.int64)
-    distinct_S, sequence_N = np.unique(_mixed(sequence_hashes, seed), return_inverse=True)  # in the order of hashes
+    distinct_S, sequence_N = np.unique(_mixed(sequence_hashes), return_inverse=True)  # in the order of hashes
     pairs = np.unique(np.stack([classes, sequence_N]), axis=1)
     sequences_of = np.split(pairs[1], np.flatnonzero(np.diff(pairs[0])) + 1)
     held_out_S = np.full(distinct_S.size, -1, dtype=np.int8)  # -1: not settled
@@ -83,9 +81,9 @@ def _settle(held_out_S: NDArray[np.int8], sequences_K: NDArray[np.int64], valida
     held_out_S[free[:missing]] = 1
 
 
-def _mixed(sequence_hashes: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
+def _mixed(sequence_hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The hashes mixed once more, so that the split is fair however the store computes them."""
-    return splitmix64(sequence_hashes.astype(np.uint64) ^ splitmix64(np.array([seed], dtype=np.uint64)))
+    return splitmix64(sequence_hashes.astype(np.uint64) ^ splitmix64(np.zeros(1, dtype=np.uint64)))
 
 
 def _with_both_sides(

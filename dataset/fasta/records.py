@@ -93,8 +93,7 @@ class Records:
 
     @property
     def sequences(self) -> list[bytes]:
-        ends = accumulate(self.lengths.tolist(), initial=0)
-        return [self.residues[start:end] for start, end in pairwise(ends)]
+        return pieces(self.residues, self.lengths)
 
     def part(self, start: int, end: int) -> "Records":
         """The records from ``start`` to before ``end``."""
@@ -110,6 +109,12 @@ class Records:
             hashes=self.hashes[start:end],
             all_stored=self.all_stored,
         )
+
+
+def pieces(text: bytes, lengths: np.ndarray) -> list[bytes]:
+    """What lies end to end in a text, by its lengths."""
+    ends = accumulate(lengths.tolist(), initial=0)
+    return [text[start:end] for start, end in pairwise(ends)]
 
 
 def lengths_of(texts: list[bytes]) -> np.ndarray:

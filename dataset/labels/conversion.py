@@ -38,17 +38,8 @@ from dataset.labels.store import (
     LabelledStore,
     labels_checksum,
 )
-from dataset.store.conversion import (
-    SAMPLE,
-    check_source,
-    file_identities,
-    location,
-    name_of_content,
-    other_store,
-    same_files,
-    sample_source,
-    source_store,
-)
+from dataset.store import conversion as stores
+from dataset.store.conversion import SAMPLE
 from dataset.store.format import TEXT_ALPHABET, SampleSource, signed_json
 from dataset.store.writer import write_sequences
 from dataset.targets import IGNORED_TARGET, SparseTargets
@@ -86,7 +77,7 @@ def labelled_store_location(data: DataSection, tokenizer: TokenizerSection, defa
                 f"data.labels.split stratified needs one class for each record, which {labels.kind} targets do not "
                 "have: set it to hash"
             )
-    return location(data, _source_store(data), lambda: default_root / _store_name(data, tokenizer))
+    return stores.location(data, _source_store(data), lambda: default_root / _store_name(data, tokenizer))
 
 
 def _make(data: DataSection, tokenizer: TokenizerSection, target: Path, progress: ProgressCallback | None) -> None:
@@ -231,13 +222,14 @@ def _settings(data: DataSection, tokenizer: TokenizerSection) -> dict[str, Any]:
 def _store_name(data: DataSection, tokenizer: TokenizerSection) -> str:
     described = [FORMAT_VERSION, _settings(data, tokenizer)]
     if data.labels.validation_source:
-        described.append(file_identities(find_labelled_files(data.labels.validation_source)))
+        described.append(stores.file_identities(find_labelled_files(data.labels.validation_source)))
     if data.labels.labels_file:
-        described.append(file_identities(_labels_files(data.labels)))
+        described.append(stores.file_identities(_labels_files(data.labels)))
     if data.source == [SAMPLE]:
-        return name_of_content("sample-labelled", [*described, sample_source(data.sample).model_dump()])
+        return stores.name_of_content("sample-labelled", [*described, stores.sample_source(data.sample).model_dump()])
     paths = find_labelled_files(data.source)
-    return name_of_content(f"{paths[0].name.split('.')[0]}-labelled", [*described, file_identities(paths)])
+    first = paths[0].name.split(".")[0]
+    return stores.name_of_content(f"{first}-labelled", [*described, stores.file_identities(paths)])
 
 
 def _labels_files(labels: LabelsSection) -> list[Path]:
@@ -245,7 +237,7 @@ def _labels_files(labels: LabelsSection) -> list[Path]:
 
 
 def _source_store(data: DataSection) -> Path | None:
-    return source_store(data, MANIFEST_FILE, "labelled store")
+    return stores.source_store(data, MANIFEST_FILE, "labelled store")
 
 
 def _check_fits(labelled: LabelledStore, data: DataSection, tokenizer: TokenizerSection) -> None:
@@ -261,12 +253,12 @@ def _check_fits(labelled: LabelledStore, data: DataSection, tokenizer: Tokenizer
 
 def _check_made_of(labelled: LabelledStore, data: DataSection, tokenizer: TokenizerSection) -> None:
     manifest = labelled.manifest
-    remedy = other_store(labelled.path)
-    check_source(labelled.path, manifest.source, data, find_labelled_files)
+    remedy = stores.other_store(labelled.path)
+    stores.check_source(labelled.path, manifest.source, data, find_labelled_files)
     held_out = data.labels.validation_source
-    if not same_files(manifest.held_out_source, find_labelled_files(held_out)):
+    if not stores.same_files(manifest.held_out_source, find_labelled_files(held_out)):
         raise DataError(f"{labelled.path}: made with other files of data.labels.validation_source; {remedy}")
-    if not same_files(manifest.labels_source, _labels_files(data.labels)):
+    if not stores.same_files(manifest.labels_source, _labels_files(data.labels)):
         raise DataError(f"{labelled.path}: made with other data.labels.labels_file or mask_file; {remedy}")
     settings, default = _settings(data, tokenizer), _settings(DataSection(), tokenizer)
     for key in sorted(settings.keys() | manifest.settings.keys()):

@@ -26,7 +26,7 @@ from dataset.labels.residues import ResidueLabels
 from dataset.labels.values import Label, label_reader, part, weight
 from dataset.store.conversion import SAMPLE, sample_source
 from dataset.store.format import SampleSource
-from dataset.store.ingest import Ingest
+from dataset.store.ingest import CleanBlock, Ingest
 from dataset.table import is_table_name
 from train_config.classifier_schema import LabelsSection, TokenizerSection
 from train_config.schema import IngestSection, SampleSection
@@ -186,7 +186,7 @@ class _Reader:
         self.weights: list[float] = []
         self.parts: list[str] = []
         self.origins: list[tuple[Path | None, int]] = []
-        self.ingest = ingest
+        self._ingest = ingest
         self.counts = ingest.counts = LabelledCounts()
         self.first_without_label: Callable[[], str] | None = None
         self._source = source
@@ -197,24 +197,18 @@ class _Reader:
 
     def read(self, progress: ProgressCallback | None) -> None:
         bytes_total = self._source.bytes_total
-        with self._faults.raised_at_end():
-            for file, records in self._source:
-                path = self._source.paths[file] if file >= 0 else None
-                self._take(records, path, "training" if file < self._num_training else "validation")
-                if progress is not None:
-                    bytes_read = min(self._source.bytes_read, bytes_total)
-                    progress(ConversionProgress(bytes_read, bytes_total, self.ingest.counts.records_read))
+        for file, taken, block in self._source.cleaned(self._ingest):
+            path = self._source.paths[file] if file >= 0 else None
+            if block is not None:
+                self._take(taken, block, path, "training" if file < self._num_training else "validation")
             if progress is not None:
-                progress(ConversionProgress(bytes_total, bytes_total, self.ingest.counts.records_read))
+                bytes_read = min(self._source.bytes_read, bytes_total)
+                progress(ConversionProgress(bytes_read, bytes_total, self.counts.records_read))
+        if progress is not None:
+            progress(ConversionProgress(bytes_total, bytes_total, self.counts.records_read))
 
-    def _take(self, taken: LabelledPart, path: Path | None, part_of_file: str) -> None:
-        batch = taken.batch
-        self.counts.records_read += taken.num_empty
-        self.counts.records_skipped_empty += taken.num_empty
-        block = self.ingest.clean(batch) if len(batch) else None
-        if block is None:
-            return
-        kept = range(len(batch)) if block.kept is None else block.kept.tolist()
+    def _take(self, taken: LabelledPart, block: CleanBlock, path: Path | None, part_of_file: str) -> None:
+        kept = range(len(taken.batch)) if block.kept is None else block.kept.tolist()
         for index, record_id, text in zip(kept, block.ids.split(), texts_of(block), strict=True):
             if taken.labels is not None:
                 label = self._label_of(taken, index, len(text))

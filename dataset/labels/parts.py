@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -11,12 +10,12 @@ from common.errors import ConfigError, DataError
 from dataset.fasta.counts import SourceFile
 from dataset.fasta.locate import place_of_record
 from dataset.fasta.reader import FastaSource, RecordBatch
-from dataset.fasta.records import Lines, Records, hashes_of, lengths_of
+from dataset.fasta.records import Lines, Records, hashes_of, lengths_of, pieces
 from dataset.labels.residues import ResidueLabels
 from dataset.labels.samples import located_records, message_records
 from dataset.labels.values import text_of
 from dataset.store.conversion import sample_batches
-from dataset.store.ingest import CleanBlock
+from dataset.store.ingest import CleanBlock, Ingest
 from dataset.table import Table, is_table_name
 from train_config.classifier_schema import LabelsSection
 from train_config.schema import SampleSection
@@ -52,8 +51,7 @@ def place_in_file(path: Path, number: int) -> str:
 
 
 def texts_of(block: CleanBlock) -> list[str]:
-    ends = accumulate(block.lengths.tolist(), initial=0)
-    return [block.residues[start:end].decode("utf-8") for start, end in pairwise(ends)]
+    return [text.decode("utf-8") for text in pieces(block.residues, block.lengths)]
 
 
 class LabelledSource:
@@ -109,6 +107,14 @@ class LabelledSource:
             yield from ((number, part) for part in parts)
             self.finished += self._opened.finished
             self._opened = None
+
+    def cleaned(self, ingest: Ingest) -> Iterator[tuple[int, LabelledPart, CleanBlock | None]]:
+        """The parts with what the policies leave of each; once all are read, a DataError of every refused record."""
+        with ingest.faults.raised_at_end():
+            for number, labelled_part in self:
+                ingest.counts.records_read += labelled_part.num_empty
+                ingest.counts.records_skipped_empty += labelled_part.num_empty
+                yield number, labelled_part, ingest.clean(labelled_part.batch) if len(labelled_part.batch) else None
 
     def places(self, ids: set[str]) -> dict[str, str]:
         """Place of the first record with each of these ids; all is read again, for a refusal alone."""

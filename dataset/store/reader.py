@@ -25,21 +25,8 @@ from numpy.typing import NDArray
 
 from common.errors import DataError, reading
 from common.publishing import disk_full, exclusive, published
-from dataset.store.format import (
-    DATA_FILE,
-    LMDB_MAJOR,
-    MANIFEST_FILE,
-    STORE_REMEDY,
-    TEXT_ALPHABET,
-    Frame,
-    Kind,
-    StoreManifest,
-    check_file,
-    index_crc32,
-    key_bytes,
-    read_signed,
-    unframe,
-)
+from dataset.store import format as layout
+from dataset.store.format import DATA_FILE, MANIFEST_FILE, STORE_REMEDY, Frame, Kind, StoreManifest
 
 _ADVICE = "make one with: esmeray data convert --data.source FASTA --convert.store STORE"
 
@@ -58,7 +45,7 @@ class Store:
         all of it, which reads it once.
         """
         self.path = Path(path).absolute()
-        self.manifest = read_signed(self.path / MANIFEST_FILE, StoreManifest, STORE_REMEDY, advice=_ADVICE)
+        self.manifest = layout.read_signed(self.path / MANIFEST_FILE, StoreManifest, STORE_REMEDY, advice=_ADVICE)
         self._check_file(full=verify == "full")
         self._opened: _OpenFile | None = None
 
@@ -78,7 +65,7 @@ class Store:
     @property
     def is_text(self) -> bool:
         """True where the records are texts and not residues."""
-        return self.manifest.alphabet == TEXT_ALPHABET
+        return self.manifest.alphabet == layout.TEXT_ALPHABET
 
     @property
     def sequence_hashes(self) -> np.ndarray:
@@ -127,12 +114,12 @@ class Store:
 
     def _check_file(self, full: bool) -> None:
         data_file, manifest = self.path / DATA_FILE, self.manifest
-        check_file(data_file, STORE_REMEDY, num_bytes=manifest.data_bytes)
+        layout.check_file(data_file, STORE_REMEDY, num_bytes=manifest.data_bytes)
         with reading(data_file, STORE_REMEDY):
-            if index_crc32(data_file, manifest.page_bytes, manifest.index_pages) != manifest.index_crc32:
+            if layout.index_crc32(data_file, manifest.page_bytes, manifest.index_pages) != manifest.index_crc32:
                 raise DataError(f"{data_file}: damaged: the checksum of its index does not hold; {STORE_REMEDY}")
         if full:
-            check_file(data_file, STORE_REMEDY, xxh128=manifest.data_xxh128)
+            layout.check_file(data_file, STORE_REMEDY, xxh128=manifest.data_xxh128)
 
 
 class _Block(NamedTuple):
@@ -150,10 +137,10 @@ class _OpenFile:
     def __init__(self, path: Path, manifest: StoreManifest) -> None:
         self.pid = os.getpid()
         self._path, self._manifest = path, manifest
-        check_file(path / DATA_FILE, STORE_REMEDY, num_bytes=manifest.data_bytes)  # it may have changed since
+        layout.check_file(path / DATA_FILE, STORE_REMEDY, num_bytes=manifest.data_bytes)  # it may have changed since
         try:
             # Read-ahead stays on: a block is read as a whole for its checksum, which takes five times as long by pages.
-            environment = lmdb.open(str(path), readonly=True, lock=False, lib_version=LMDB_MAJOR)
+            environment = lmdb.open(str(path), readonly=True, lock=False, lib_version=layout.LMDB_MAJOR)
             self._transaction = environment.begin(buffers=True)
         except lmdb.Error as error:
             raise self._damaged(str(error)) from error
@@ -202,7 +189,7 @@ class _OpenFile:
         return block
 
     def read_block(self, number: int) -> _Block:
-        item = self._value(key_bytes(number), Kind.BLOCK, f"block {number}")
+        item = self._value(layout.key_bytes(number), Kind.BLOCK, f"block {number}")
         ends = [*self._starts[number + 1 : number + 2], self._manifest.num_records]
         if item.first != self._starts[number] or item.num_items != ends[0] - item.first:
             raise self._damaged(f"block {number} holds other records than its place says")
@@ -235,7 +222,7 @@ class _OpenFile:
         if value is None:
             raise self._damaged(f"{name} is missing")
         try:
-            return unframe(value, kind)
+            return layout.unframe(value, kind)
         except ValueError as error:
             raise self._damaged(f"{name}: {error}") from error
 

@@ -27,22 +27,8 @@ from dataset.fasta.alphabet import STORE_ALPHABET
 from dataset.fasta.counts import IngestCounts, SourceFile
 from dataset.fasta.reader import BATCH_RECORDS, BATCH_RESIDUES
 from dataset.fasta.records import Lines, lengths_of
-from dataset.store.format import (
-    DATA_FILE,
-    HEADER_BYTES,
-    LMDB_MAJOR,
-    MANIFEST_FILE,
-    MAX_VALUE_BYTES,
-    SEQUENCES_FOLDER,
-    Kind,
-    SampleSource,
-    StoreManifest,
-    find_index_pages,
-    frame,
-    index_crc32,
-    key_bytes,
-    signed_json,
-)
+from dataset.store import format as layout
+from dataset.store.format import DATA_FILE, SEQUENCES_FOLDER, Kind, SampleSource, StoreManifest
 from dataset.store.ingest import CleanBlock
 from train_config.schema import IngestSection
 
@@ -90,11 +76,11 @@ class StoreWriter:
         """Append a block. Raises ResourceError where the disk is full."""
         offsets, id_offsets = _offsets(block.lengths), _offsets(block.ids.lengths)
         parts: list[bytes | memoryview] = [offsets, id_offsets, block.residues, block.ids.joined()]
-        num_bytes = sum(map(len, parts)) + HEADER_BYTES
-        if num_bytes > MAX_VALUE_BYTES:
+        num_bytes = sum(map(len, parts)) + layout.HEADER_BYTES
+        if num_bytes > layout.MAX_VALUE_BYTES:
             ids = [record_id.decode("utf-8") for record_id in block.ids.split()]
             _check_value_size(num_bytes, f"the records from {ids[0]!r} to {ids[-1]!r}")
-        key = key_bytes(len(self._starts))
+        key = layout.key_bytes(len(self._starts))
         self._put(_Value(key, Kind.BLOCK, self._num_records, len(block.lengths), parts), num_bytes)
         self._starts.append(self._num_records)
         self._lengths.append(block.lengths)
@@ -121,7 +107,7 @@ class StoreWriter:
         content.update(_bytes(hashes))
         content.update(self._ids_sha256.digest())
         data_file = self._folder / DATA_FILE
-        pages = find_index_pages(data_file, page_bytes)
+        pages = layout.find_index_pages(data_file, page_bytes)
         manifest = StoreManifest(
             num_records=self._num_records,
             num_residues=int(lengths.sum(dtype=np.int64)),
@@ -132,7 +118,7 @@ class StoreWriter:
             data_xxh128=file_xxh128(data_file),
             page_bytes=page_bytes,
             index_pages=pages,
-            index_crc32=index_crc32(data_file, page_bytes, pages),
+            index_crc32=layout.index_crc32(data_file, page_bytes, pages),
             source=source,
             ingest=ingest,
             counts=counts,
@@ -140,7 +126,7 @@ class StoreWriter:
         )
         self._thread.wait()
         self.close()
-        (self._folder / MANIFEST_FILE).write_text(signed_json(manifest), encoding="utf-8")
+        (self._folder / layout.MANIFEST_FILE).write_text(layout.signed_json(manifest), encoding="utf-8")
         return manifest
 
     def close(self) -> None:
@@ -171,7 +157,7 @@ class StoreWriter:
             try:
                 with self._disk(), self._environment.begin(write=True) as transaction:
                     for key, kind, first, num_items, parts in values:
-                        transaction.put(key, frame(kind, first, num_items, parts), append=True)
+                        transaction.put(key, layout.frame(kind, first, num_items, parts), append=True)
                 break
             except lmdb.MapFullError:
                 # The transaction was rolled back as a whole.
@@ -182,10 +168,9 @@ class StoreWriter:
 
     def _open(self, map_size: int) -> lmdb.Environment:
         # No lock file: the folder is this process's own. No sync at each commit: one comes before the renaming.
+        settings = {"lock": False, "sync": False, "metasync": False, "lib_version": layout.LMDB_MAJOR}
         with self._disk():
-            return lmdb.open(
-                str(self._folder), map_size=map_size, lock=False, sync=False, metasync=False, lib_version=LMDB_MAJOR
-            )
+            return lmdb.open(str(self._folder), map_size=map_size, **settings)
 
     def _unmap(self) -> None:
         """Open the file anew: of what was mapped, the pages around each leaf that was touched count as our memory."""
@@ -271,5 +256,5 @@ def _bytes(array: np.ndarray) -> memoryview:
 
 
 def _check_value_size(num_bytes: int, what: str) -> None:
-    if num_bytes > MAX_VALUE_BYTES:
+    if num_bytes > layout.MAX_VALUE_BYTES:
         raise DataError(f"{what} take {num_bytes:,} bytes, more than the 4 GiB that a value holds; split the source")

@@ -21,21 +21,10 @@ from dataset.embeddings.arrays import open_arrays
 from dataset.fasta.counts import IngestCounts, SourceFile
 from dataset.fasta.reader import find_files, is_fasta_name
 from dataset.fasta.records import hashes_of
-from dataset.store.conversion import (
-    SAMPLE,
-    absolute,
-    ensure_store,
-    file_identities,
-    location,
-    name_of_content,
-    not_a_store,
-    other_store,
-    same_files,
-    source_store,
-)
+from dataset.store import conversion as stores
+from dataset.store.conversion import SAMPLE
 from dataset.store.format import MANIFEST_FILE as STORE_MANIFEST
 from dataset.store.format import SEQUENCES_FOLDER, signed_json
-from dataset.store.reader import Store
 from dataset.store.writer import write_sequences
 from dataset.structures.files import SUFFIXES, is_structure_name, read_structures
 from dataset.structures.sample import GENERATOR_VERSION, sample_structures
@@ -71,11 +60,11 @@ def convert_structures(
 
     Raises ConfigError where the target exists, DataError where files are refused, ResourceError where the disk is full.
     """
-    target = absolute(target)
+    target = stores.absolute(target)
     data = data.model_copy(update={"source": sources})
     with exclusive(target):
         files = MANIFEST_FILE, ARRAYS_FILE, SEQUENCES_FOLDER
-        is_other = partial(not_a_store, files=files, file_format="esmeray-structures")
+        is_other = partial(stores.not_a_store, files=files, file_format="esmeray-structures")
         refuse_existing(target, "structure store", overwrite, is_other)
         return _make(data, target, progress)
 
@@ -96,18 +85,18 @@ def ensure_structure_store(data: DataSection, default_root: Path, progress: Prog
 
 def structure_store_location(data: DataSection, default_root: Path) -> Path:
     """Path of the structure store of a run's data, made or not: named after its files and settings."""
-    return location(data, _source_store(data), lambda: default_root / _store_name(data))
+    return stores.location(data, _source_store(data), lambda: default_root / _store_name(data))
 
 
 def _source_store(data: DataSection) -> Path | None:
-    return source_store(data, MANIFEST_FILE, "structure store")
+    return stores.source_store(data, MANIFEST_FILE, "structure store")
 
 
 def _store_name(data: DataSection) -> str:
     files = _files(data)
     first = SAMPLE if data.source == [SAMPLE] else files[_SOURCE][0].name.split(".")[0]
-    described = [FORMAT_VERSION, _settings(data), {key: file_identities(paths) for key, paths in files.items()}]
-    return name_of_content(f"{first}-structures", described)
+    described = [FORMAT_VERSION, _settings(data), {key: stores.file_identities(paths) for key, paths in files.items()}]
+    return stores.name_of_content(f"{first}-structures", described)
 
 
 def find_structure_files(sources: list[str]) -> list[Path]:
@@ -117,9 +106,8 @@ def find_structure_files(sources: list[str]) -> list[Path]:
 
 def read_proteins(sources: list[str], policies: IngestSection | None = None) -> tuple[list[str], list[str]]:
     """Ids and residues of FASTA files, checked as the policies say, or of a store."""
-    data = DataSection(source=sources, ingest=policies or IngestSection())
     with TemporaryDirectory() as folder:
-        store = Store(ensure_store(data, Path(folder)))
+        store = stores.open_store(sources, policies or IngestSection(), Path(folder))
         return [store.id(index) for index in range(len(store))], [store.text(index) for index in range(len(store))]
 
 
@@ -249,7 +237,7 @@ def _settings(data: DataSection) -> dict[str, Any]:
 
 def _check_made_of(store: StructureStore, data: DataSection) -> None:
     for key, paths in _files(data).items():
-        if not same_files(store.manifest.files[key], paths):
-            raise DataError(f"{store.path}: made of other files than {key} names; {other_store(store.path)}")
+        if not stores.same_files(store.manifest.files[key], paths):
+            raise DataError(f"{store.path}: made of other files than {key} names; {stores.other_store(store.path)}")
     if store.manifest.settings != _settings(data):
-        raise DataError(f"{store.path}: made with other settings of data; {other_store(store.path)}")
+        raise DataError(f"{store.path}: made with other settings of data; {stores.other_store(store.path)}")

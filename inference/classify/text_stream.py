@@ -58,11 +58,7 @@ class TextStream:
         Raises DataError for a file that can't be read, or once all are read with every record that is refused.
         """
         bytes_total = max(1, self._source.bytes_total)
-        with self._ingest.faults.raised_at_end():
-            for _, part in self._source:
-                self.counts.records_read += part.num_empty
-                self.counts.records_skipped_empty += part.num_empty
-                block = self._ingest.clean(part.batch) if len(part.batch) else None
-                if block is not None and not self._ingest.faults:
-                    ids = [record_id.decode("utf-8") for record_id in block.ids.split()]
-                    yield TextPart(ids, texts_of(block), min(1.0, self._source.bytes_read / bytes_total))
+        for _, _, block in self._source.cleaned(self._ingest):
+            if block is not None and not self._ingest.faults:
+                ids = [record_id.decode("utf-8") for record_id in block.ids.split()]
+                yield TextPart(ids, texts_of(block), min(1.0, self._source.bytes_read / bytes_total))

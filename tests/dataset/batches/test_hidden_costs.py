@@ -11,7 +11,7 @@ import lmdb
 import numpy as np
 import pytest
 
-import dataset.store.reader
+import dataset.store.format
 from dataset.batches.loader import Loader, ResidueSource
 from dataset.batches.preparation import PreparationSettings
 from dataset.batches.steps import TrainingSteps, ValidationSteps
@@ -52,7 +52,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         return call
 
     monkeypatch.setattr(lmdb, "open", counted("opened", lmdb.open))
-    monkeypatch.setattr(dataset.store.reader, "unframe", counted("checked", dataset.store.reader.unframe))
+    monkeypatch.setattr(dataset.store.format, "unframe", counted("checked", dataset.store.format.unframe))
     return counts
 
 
