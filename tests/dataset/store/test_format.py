@@ -7,7 +7,8 @@ import zlib
 import pytest
 
 from common.errors import DataError
-from dataset.store.format import FORMAT_VERSION, HEADER_BYTES, Kind, frame, read_manifest, signed_json, unframe
+from dataset.store.format import FORMAT_VERSION, HEADER_BYTES, Kind, frame, signed_json, unframe
+from dataset.store.reader import Store
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 64, 5000, 100_001])
@@ -45,7 +46,7 @@ def test_any_flipped_bit_of_a_manifest_is_noticed(store_path):
         damaged[generator.randrange(len(clean))] ^= 1 << generator.randrange(8)
         path.write_bytes(damaged)
         try:
-            manifest = read_manifest(store_path)
+            manifest = Store(store_path).manifest
         except DataError:
             continue
         # A flip between two kinds of white space changes nothing that the manifest says.
@@ -57,11 +58,11 @@ def test_a_manifest_of_another_version_says_so(store_path):
     content = json.loads(path.read_text()) | {"format_version": FORMAT_VERSION + 1}
     path.write_text(json.dumps(content))
     with pytest.raises(DataError, match=rf"format version {FORMAT_VERSION + 1}, this Esmeray reads version"):
-        read_manifest(store_path)
+        Store(store_path)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"format": "other"}', "[" * 100_000, "\x80"])
 def test_a_manifest_that_is_none_is_refused(store_path, text):
     (store_path / "manifest.json").write_text(text, encoding="latin-1")
     with pytest.raises(DataError, match="damaged"):
-        read_manifest(store_path)
+        Store(store_path)
