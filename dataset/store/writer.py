@@ -168,9 +168,9 @@ class StoreWriter:
 
     def _open(self, map_size: int) -> lmdb.Environment:
         # No lock file: the folder is this process's own. No sync at each commit: one comes before the renaming.
-        settings = {"lock": False, "sync": False, "metasync": False, "lib_version": layout.LMDB_MAJOR}
+        path, version = str(self._folder), layout.LMDB_MAJOR
         with self._disk():
-            return lmdb.open(str(self._folder), map_size=map_size, **settings)
+            return lmdb.open(path, map_size=map_size, lock=False, sync=False, metasync=False, lib_version=version)
 
     def _unmap(self) -> None:
         """Open the file anew: of what was mapped, the pages around each leaf that was touched count as our memory."""
