@@ -32,7 +32,7 @@ from tools.profile import _gpu_trial as trial
 from tools.serve import query
 from train_config.loading import dump_config
 from train_config.schema import Config
-from training.engine.context import WorkerContext
+from training.engine.collective import WorkerContext
 from training.loop.worker import train_worker
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]

@@ -29,8 +29,7 @@ from monitoring.sampling.memory_meter import MemoryMeter
 from run_folder.paths import RunFolder
 from train_config.schema import Config, DeepSpeedSection, TrainingSection
 from train_config.tune_schema import MeasurementSection, SearchSection
-from training.engine.collective import ControlGroup
-from training.engine.context import WorkerContext
+from training.engine.collective import ControlGroup, WorkerContext
 from training.engine.deepspeed_settings import zero_stage
 from training.engine.device import apply_device_settings, prepare_layers
 from training.engine.engine import StepResult, TrainingEngine

@@ -29,7 +29,7 @@ from model.device import choose_device
 from monitoring.sampling.host import memory_of_this_machine
 from train_config.schema import Config, DataSection, TrainingSection
 from train_config.tune_schema import TuneConfig
-from training.engine.context import WorkerContext
+from training.engine.collective import WorkerContext
 from training.tasks.registry import stage
 from tuning.records import StoppedError
 from tuning.settings import Measurement

@@ -12,7 +12,7 @@ from model.device import choose_device
 from run_folder.paths import RunFolder
 from train_config.loading import load_config
 from train_config.schema import RunSection
-from training.engine.context import WorkerContext
+from training.engine.collective import WorkerContext
 from training.loop.worker import train_worker
 from training.tasks.registry import task_plan
 

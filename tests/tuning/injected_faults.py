@@ -13,7 +13,7 @@ from torch import nn
 
 from cluster.placement import Workers
 from train_config.schema import Config
-from training.engine.context import WorkerContext
+from training.engine.collective import WorkerContext
 from tuning.settings import Measurement, Settings
 from tuning.trial import TrainingWork, measure_on_worker
 from tuning.workers import WorkerGroup

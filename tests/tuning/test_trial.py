@@ -11,8 +11,7 @@ from dataset.batches.steps import StepBatches
 from monitoring.sampling.memory_meter import MemoryMeter
 from tests.runs import tiny_config
 from train_config.tune_schema import MeasurementSection
-from training.engine.collective import ControlGroup
-from training.engine.context import WorkerContext
+from training.engine.collective import ControlGroup, WorkerContext
 from training.engine.step_clock import StepClock
 from tuning import trial as module
 from tuning.settings import Measurement, Settings

@@ -15,7 +15,7 @@ from tools.profile._gpu_trial import single_process_group
 from tools.profile._measure import operators, profiler_of, write_trace
 from train_config.schema import Config
 from train_config.tune_schema import MeasurementSection
-from training.engine.context import WorkerContext
+from training.engine.collective import WorkerContext
 from training.tasks.registry import task_plan
 from tuning.trial import measure_on_worker
 

@@ -1,14 +1,39 @@
-"""Exchange between the workers beside gradients: four integers a step, sums of metrics now and then.
+"""A worker among all: its place and device, and what workers exchange beside gradients.
 
-They travel through a gloo group of their own, in host memory, so that no GPU is synchronised for them.
+That is four integers a step, and sums of metrics now and then. They travel through a gloo group of their own, in host
+memory, so that no GPU is synchronised for them.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class WorkerContext:
+    """All that the training loop knows of its launcher; by default a single process on the CPU, started by none.
+
+    ``local_rank`` is among the workers on this machine. ``report`` passes metrics to the launcher; every rank calls it
+    equally often, as it may be a barrier.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    device: torch.device = CPU
+    report: Callable[[dict[str, float]], None] = lambda metrics: None
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """Arguments of :class:`~dataset.batches.steps.TrainingSteps`: whose batches, and on CUDA all of one shape."""
+        on_cuda = self.device.type == "cuda"
+        return {"rank": self.rank, "world_size": self.world_size, "fixed_shapes": on_cuda}
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from cluster.placement import Workers
 from run_folder.paths import RunFolder
 from train_config.schema import Config
-from training.engine.context import WorkerContext
+from training.engine.collective import WorkerContext
 from training.loop.worker import train_worker
 
 logger = logging.getLogger(__name__)

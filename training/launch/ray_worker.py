@@ -8,7 +8,7 @@ import torch
 
 from run_folder.paths import RunFolder
 from train_config.schema import Config
-from training.engine.context import WorkerContext
+from training.engine.collective import WorkerContext
 
 
 def ray_context() -> WorkerContext:

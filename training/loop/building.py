@@ -19,8 +19,7 @@ from run_folder.metrics_log import RunLog
 from run_folder.paths import RunFolder, sample_file
 from train_config.schema import Config
 from training.checkpoints.writer import CheckpointWriter
-from training.engine.collective import ControlGroup
-from training.engine.context import WorkerContext
+from training.engine.collective import ControlGroup, WorkerContext
 from training.engine.deepspeed_settings import zero_stage
 from training.engine.device import apply_device_settings, prepare_layers
 from training.engine.engine import TrainingEngine

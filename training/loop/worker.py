@@ -17,8 +17,7 @@ from run_folder.metrics_log import read_metrics
 from run_folder.paths import Outcome, RunFolder
 from train_config.schema import Config
 from training.checkpoints.writer import CheckpointWriter
-from training.engine.collective import StepAgreement
-from training.engine.context import WorkerContext
+from training.engine.collective import StepAgreement, WorkerContext
 from training.engine.step_clock import StepClock
 from training.loop.building import Worker, build
 from training.loop.finishing import described, diverged, failed, finish, repeatable

@@ -21,8 +21,7 @@ from model.tasks.base import TaskModel, TaskOutput
 from run_folder.checkpoints import CheckpointFolder
 from run_folder.paths import RunFolder
 from train_config.schema import Config
-from training.engine.collective import ControlGroup, MetricSums
-from training.engine.context import WorkerContext
+from training.engine.collective import ControlGroup, MetricSums, WorkerContext
 from training.engine.engine import TrainingEngine
 
 Model = TypeVar("Model", bound=TaskModel)

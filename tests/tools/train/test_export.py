@@ -7,7 +7,7 @@ from dataset.store.conversion import ensure_store
 from tests.runs import run_folder, tiny_config
 from tools.train.export import main
 from train_config.loading import dump_config
-from training.engine.context import WorkerContext
+from training.engine.collective import WorkerContext
 from training.loop.worker import train_worker
 
 

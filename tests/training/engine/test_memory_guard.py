@@ -3,7 +3,7 @@ import torch
 
 from common.errors import ResourceError
 from tests.runs import events, exported_weights, run_folder, tiny_config, train_losses
-from training.engine.context import WorkerContext
+from training.engine.collective import WorkerContext
 from training.engine.engine import TrainingEngine
 from training.loop.worker import train_worker
 

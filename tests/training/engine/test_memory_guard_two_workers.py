@@ -10,7 +10,7 @@ from tests.training.engine.test_memory_guard import (
 )
 from tests.worker_pair import WorkerPair
 from train_config.schema import Config
-from training.engine.context import WorkerContext
+from training.engine.collective import WorkerContext
 from training.loop.worker import train_worker
 
 ENGINES = [(1, "fp32", False), (2, "bf16", True)]

@@ -17,7 +17,7 @@ from tests.runs import run_folder, tiny_config
 from train_config.loading import dump_config
 from train_config.natures import with_absolute_paths
 from train_config.schema import Config
-from training.engine.context import WorkerContext
+from training.engine.collective import WorkerContext
 from training.launch.driver import dry_run, train
 from training.loop.worker import train_worker
 

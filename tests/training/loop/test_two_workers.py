@@ -9,7 +9,7 @@ from tests.worker_pair import WorkerPair
 from tools.train.export import main as export
 from train_config.loading import dump_config
 from train_config.schema import Config
-from training.engine.context import WorkerContext
+from training.engine.collective import WorkerContext
 from training.loop.worker import train_worker
 
 

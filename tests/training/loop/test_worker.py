@@ -18,7 +18,7 @@ from run_folder.checkpoints import CheckpointFolder, CheckpointStore, FileEntry
 from run_folder.metrics_log import read_metrics
 from run_folder.paths import Outcome
 from tests.runs import events, exported_weights, run_folder, tiny_config, train_losses, validations
-from training.engine.context import WorkerContext
+from training.engine.collective import WorkerContext
 from training.engine.engine import TrainingEngine
 from training.loop import worker
 from training.loop.finishing import repeatable

@@ -22,7 +22,7 @@ from tools.train.export import main as export_command
 from train_config.loading import dump_config
 from train_config.natures import with_absolute_paths
 from train_config.schema import Config
-from training.engine.context import WorkerContext
+from training.engine.collective import WorkerContext
 from training.loop.worker import train_worker
 from training.tasks.classifier import features
 from training.tasks.classifier.experiment import ClassifierExperiment

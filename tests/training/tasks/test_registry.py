@@ -24,7 +24,7 @@ from model.export.opening import open_exported
 from run_folder.paths import RunFolder
 from train_config.natures import with_absolute_paths
 from train_config.schema import Config
-from training.engine.context import WorkerContext
+from training.engine.collective import WorkerContext
 from training.loop.worker import train_worker
 from training.tasks.registry import task_plan
 

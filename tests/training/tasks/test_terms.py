@@ -13,7 +13,7 @@ from function.sample import write_sample
 from tests.runs import exported_weights, run_folder, tiny_config, train_losses
 from train_config.loading import load_config
 from train_config.schema import DataSection, IngestSection, SampleSection
-from training.engine.context import WorkerContext
+from training.engine.collective import WorkerContext
 from training.loop.worker import train_worker
 from training.tasks.registry import task_plan
 

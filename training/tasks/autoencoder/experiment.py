@@ -3,8 +3,7 @@
 from model.tasks.autoencoder import ESM2Autoencoder
 from model.tasks.base import TaskModel
 from model.tasks.normalization import FeatureStatistics
-from training.engine.collective import ControlGroup
-from training.engine.context import WorkerContext
+from training.engine.collective import ControlGroup, WorkerContext
 from training.tasks.residues.experiment import ResidueExperiment
 
 

@@ -36,8 +36,7 @@ from model.tasks.classifier_settings import LOWER_IS_BETTER, best_metric
 from model.tasks.losses import balanced_class_weights, probabilities
 from run_folder.paths import TOKENIZER, RunFolder
 from train_config.loading import dump_config
-from training.engine.collective import ControlGroup
-from training.engine.context import WorkerContext
+from training.engine.collective import ControlGroup, WorkerContext
 from training.engine.engine import TrainingEngine
 from training.tasks.classifier.features import ensure_features, fingerprint, is_pooled
 from training.tasks.experiment import Experiment, TrainedState, evaluate

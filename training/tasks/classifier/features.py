@@ -23,8 +23,7 @@ from model.device import DTYPES
 from model.forward_loop import ForwardLoop, Places
 from model.tasks.classifier import Classifier
 from train_config.schema import DataSection
-from training.engine.collective import ControlGroup
-from training.engine.context import WorkerContext
+from training.engine.collective import ControlGroup, WorkerContext
 
 SHARD_BYTES = 128 << 20
 """Features of a shard, which are held in memory until it is written: what is lost at most when a worker is."""

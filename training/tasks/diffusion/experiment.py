@@ -12,7 +12,7 @@ from dataset.structures.predictions import predictions_of
 from dataset.structures.store import StructureStore
 from model.tasks.diffusion import SequenceDiffusion
 from run_folder.paths import RunFolder
-from training.engine.context import WorkerContext
+from training.engine.collective import WorkerContext
 from training.tasks.experiment import Experiment, TrainedState
 from training.tasks.residues.experiment import exported
 

@@ -14,7 +14,7 @@ from model.tasks.base import ResidueModel
 from run_folder.paths import RunFolder
 from train_config.loading import dump_config
 from train_config.schema import MaskedLMSection, ModelSection
-from training.engine.context import WorkerContext
+from training.engine.collective import WorkerContext
 from training.tasks.experiment import Experiment, TrainedState
 
 

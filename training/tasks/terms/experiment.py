@@ -20,8 +20,7 @@ from model.tasks.classifier import build_classifier
 from model.tasks.terms import VectorClassifier, new_vector_classifier
 from run_folder.paths import RunFolder
 from train_config.loading import dump_config
-from training.engine.collective import ControlGroup
-from training.engine.context import WorkerContext
+from training.engine.collective import ControlGroup, WorkerContext
 from training.engine.engine import TrainingEngine
 from training.tasks.classifier.experiment import ClassifierExperiment
 from training.tasks.experiment import Experiment, TrainedState
