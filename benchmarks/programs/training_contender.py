@@ -19,7 +19,7 @@ from benchmarks.programs.processes import MemoryMeter
 from benchmarks.programs.training_workload import NEVER, StepLine, Workload, write_step
 from benchmarks.programs.worker_alone import begin
 from train_config.schema import Config
-from training.loop.building import build
+from training.loop.building import Worker
 from training.loop.restoring import restore
 from training.loop.worker import loop
 
@@ -80,7 +80,7 @@ def train(workload: Workload, lines: str, folder: Path) -> None:
     config = run_config(workload, folder)
     context, run = begin(config.run)
     meter = MemoryMeter()
-    worker = build(config, context, run, workload.store, None)
+    worker = Worker(config, context, run, workload.store, None)
     position = restore(worker)
     worker.log = _StepReporter(lines, meter, workload.total_steps)  # type: ignore[assignment]
     meter.model_built()

@@ -29,7 +29,7 @@ from tests.model.support import (
 )
 from tests.model.tasks.test_classifier import KINDS, POOLINGS, build, labelled, with_targets
 from train_config.schema import BatchSection, LoraSection, MaskedLMSection, TrainingSection
-from training.engine.device import prepare_layers
+from training.engine.engine import prepare_layers
 
 LENGTHS = [12, 1, 40, 3, 7]
 INTEL = "GenuineIntel" in Path("/proc/cpuinfo").read_text()

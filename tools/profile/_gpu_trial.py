@@ -17,11 +17,9 @@ from common.errors import ResourceError
 from dataset.packed_batch import TARGETS, PackedBatch
 from dataset.targets import IGNORED_TARGET
 from dataset.tokens.esm import CLS, EOS, MASK, pack_sequences
-from model.parameter_groups import parameter_groups
 from model.tasks.masked_lm import MaskedLM
 from train_config.schema import BackboneSection, DeepSpeedSection, ModelSection, TrainingSection
-from training.engine.device import apply_device_settings
-from training.engine.engine import TrainingEngine
+from training.engine.engine import TrainingEngine, apply_device_settings
 
 Precision = Literal["bf16", "fp16", "fp32"]
 
@@ -55,8 +53,7 @@ def train_two_steps(precision: Precision, device: torch.device) -> str:
         output = model(batch)
     targets = int(output.num_targets)
     reference = float(output.loss_sum) / targets
-    groups = parameter_groups(model, training.weight_decay)
-    engine = TrainingEngine(model, groups, training, DeepSpeedSection(stage=2), device)
+    engine = TrainingEngine(model, training, DeepSpeedSection(stage=2), device)
     try:
         losses, norms = _steps(engine, batch.to(device), targets, skips=precision == "fp16")
     finally:

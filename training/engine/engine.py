@@ -1,4 +1,4 @@
-"""DeepSpeed around a task model: precision, ZeRO, clipping, skipping, and what a checkpoint needs of it.
+"""DeepSpeed around a task model: precision, ZeRO, clipping, skipping, what a checkpoint needs of it; torch's switches.
 
 The engine runs with ``managed_gradient_accumulation: false``: :meth:`TrainingEngine.backward` accumulates and
 :meth:`TrainingEngine.step` is the boundary, so that a step may take any number of batches. Losses are scaled here to
@@ -6,7 +6,8 @@ means over the global batch; DeepSpeed then averages gradients over the workers.
 """
 
 import math
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from common.errors import CheckpointError
+from common.compiled_code import cache_folder
+from common.errors import CheckpointError, ConfigError, ResourceError
 from dataset.packed_batch import PackedBatch
-from model.parameter_groups import RATE_SHARE
+from model.backbones.base import PackedBackbone
+from model.backbones.fp8 import use_fp8
+from model.parameter_groups import RATE_SHARE, parameter_groups
 from train_config.schema import DeepSpeedSection, TrainingSection
 from training.engine.deepspeed_settings import LOWEST_LOSS_SCALE, check_precision, deepspeed_settings
 from training.engine.deepspeed_setup import prepare_deepspeed
@@ -25,6 +29,41 @@ from training.engine.zero import ClippingAdamW, add_up_in_place, clear_partition
 
 SHARDS_FOLDER = "deepspeed"
 ADAMW_SETTINGS = ("betas", "eps", "weight_decay")
+_FP8_CAPABILITY = (9, 0)
+CUBLAS_WORKSPACE = ":4096:8"
+"""Workspaces with which cuBLAS gives the same result each time (NVIDIA's cuBLAS documentation, 'Reproducibility')."""
+
+
+def apply_device_settings(training: TrainingSection) -> None:
+    """Set torch's switches for this process: TF32, cuDNN's choice of kernels, determinism.
+
+    To be called before anything is computed: cuBLAS reads its part of determinism once, when it is first used.
+    """
+    if training.deterministic:  # or torch refuses every matrix product on CUDA
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE)
+    torch.use_deterministic_algorithms(training.deterministic)
+    torch.set_float32_matmul_precision("high" if training.tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = training.tf32
+    torch.backends.cudnn.benchmark = training.cudnn_benchmark
+
+
+def prepare_layers(backbone: PackedBackbone, training: TrainingSection, device: torch.device, stage: int = 0) -> None:
+    """FP8 products and compiled layers where asked for; layers are compiled by default on CUDA, under ZeRO-0 to 2.
+
+    Compiled code is kept in the user's cache folder. Raises ResourceError where the device has no FP8, ConfigError
+    where torchao is not installed or settings don't go together.
+    """
+    if training.compile and stage == 3:
+        raise ConfigError("training.compile: ZeRO-3 gathers weights in hooks that torch can't compile; set it to false")
+    if training.fp8:
+        if training.precision != "bf16":
+            raise ConfigError("training.fp8 needs training.precision bf16")
+        if device.type != "cuda" or torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
+            raise ResourceError("training.fp8 needs an NVIDIA GPU with FP8, Hopper or later: set it to false")
+        use_fp8(backbone)
+    if training.compile or (training.compile is None and device.type == "cuda" and stage < 3):
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder("inductor")))
+        backbone.compile_layers()
 
 
 @dataclass(frozen=True)
@@ -42,18 +81,19 @@ class StepResult:
 
 
 class TrainingEngine:
-    """A task model in fp32, moved to ``device``, its AdamW (``groups`` of trainable parameters only) and DeepSpeed.
+    """A task model in fp32, moved to ``device``, AdamW of its trainable parameters and DeepSpeed.
 
-    Raises ConfigError where DeepSpeed's settings can't be used, ResourceError for fp16 on a device that has none.
+    ``rate_shares``: see :func:`~model.parameter_groups.parameter_groups`. Raises ConfigError where DeepSpeed's settings
+    can't be used, ResourceError for fp16 on a device that has none.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        groups: list[dict[str, Any]],
         training: TrainingSection,
         deepspeed_section: DeepSpeedSection,
         device: torch.device,
+        rate_shares: Mapping[nn.Parameter, float] | None = None,
     ):
         settings = deepspeed_settings(training, deepspeed_section)
         check_precision(training, device.type)
@@ -68,6 +108,7 @@ class TrainingEngine:
         self.stage: int = settings["zero_optimization"]["stage"]
         if self.stage == 1 and training.precision == "bf16":  # its checkpoints would hold no fp32 weights
             self.stage = settings["zero_optimization"]["stage"] = 2
+        groups = parameter_groups(model, training.weight_decay, rate_shares)
         optimizer = ClippingAdamW(groups, lr=training.learning_rate, betas=training.betas, eps=training.eps, fused=True)
         if self.stage == 0 and training.precision == "fp32":  # else DeepSpeed would clip before the norm is taken
             optimizer.max_norm, settings["gradient_clipping"] = training.gradient_clipping, 0.0

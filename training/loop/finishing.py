@@ -1,29 +1,21 @@
 """The end of a run: the last checkpoint, the exported model, the outcome, and failures that would repeat."""
 
-from __future__ import annotations
-
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from common.errors import DivergenceError, EsmerayError, ResourceError
-from common.publishing import is_disk_full, write_atomically
-from dataset.packed_batch import PackedBatch
+from common.publishing import is_disk_full
 from model.device import is_out_of_memory
 from run_folder.checkpoints import CheckpointFolder, Position
 from run_folder.metrics_log import read_metrics
 from run_folder.paths import Outcome, RunFolder, no_space
 from training.engine.memory_guard import REMEDY
+from training.loop.building import Worker
 from training.tasks.experiment import TrainedState
 from training.tasks.registry import experiment_class
-
-if TYPE_CHECKING:
-    from training.loop.building import Worker
 
 _LOST_PEER = re.compile(r"gloo|nccl|connection (closed|reset|refused)|timed? ?out|broken pipe|store", re.IGNORECASE)
 
@@ -68,15 +60,6 @@ def export_state(
         state, checkpoint, run, {"run": config.run.name, "data": data, "steps": step, "metrics": metrics}
     )
     return experiment_class(config.model.task).export(trained, folder, overwrite=overwrite)
-
-
-def save_nonfinite_records(worker: Worker, step: int, batches: list[PackedBatch]) -> None:
-    """Write the records of this worker's part of a step that was not finite."""
-    folder, rank, name_of = worker.run.nonfinite, worker.context.rank, worker.experiment.record_name
-    records = torch.cat([batch.records for batch in batches]).tolist() if batches else []
-    content = {"step": step, "rank": rank, "records": [{"index": i, "id": name_of(i)} for i in records]}
-    folder.mkdir(exist_ok=True)
-    write_atomically(folder / f"step-{step:08d}-rank-{rank:05d}.json", json.dumps(content, indent=1) + "\n")
 
 
 def _load_best(worker: Worker) -> int:

@@ -1,10 +1,8 @@
 """Restoring the newest intact checkpoint of a run; a run that saved one never starts from step 0 silently."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,9 +12,7 @@ from run_folder.checkpoints import CheckpointFolder, CheckpointStore, Position
 from run_folder.metrics_log import read_metrics
 from training.checkpoints.writer import load_tensors
 from training.engine.collective import ControlGroup
-
-if TYPE_CHECKING:
-    from training.loop.building import Worker
+from training.loop.building import Worker
 
 
 def restore(worker: Worker) -> Position:

@@ -3,12 +3,15 @@
 On a GPU they are read a step later, when the device is long through with them, so that it never waits for the host.
 """
 
+import json
 import math
 from collections import deque
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from common.publishing import write_atomically
 from dataset.packed_batch import PackedBatch
 from model.device import HostCopy
 from run_folder.checkpoints import Position
@@ -16,7 +19,6 @@ from training.engine.collective import MetricSums
 from training.engine.engine import StepResult
 from training.engine.step_clock import StepClock
 from training.loop.building import Worker
-from training.loop.finishing import save_nonfinite_records
 from training.tasks.experiment import Experiment
 
 _NORM = "gradient norm"
@@ -71,7 +73,7 @@ class StepResults:
             "nonfinite_in_a_row": position.nonfinite_in_a_row + 1 if nonfinite else 0,
         }
         if nonfinite:
-            save_nonfinite_records(worker, taken.position.step - 1, taken.batches)
+            _save_nonfinite_records(worker, taken.position.step - 1, taken.batches)
         if totals:
             after = taken.position.model_copy(update=counts)
             self._log(after, totals, norm, skipped, taken.rate, taken.times or self._clock.read())
@@ -119,3 +121,12 @@ def _loader_metrics(experiment: Experiment) -> dict[str, float]:
         "feature_cache_hit_rate": experiment.cache_hit_rate,
     }
     return {name: float(value) for name, value in values.items() if value is not None}
+
+
+def _save_nonfinite_records(worker: Worker, step: int, batches: list[PackedBatch]) -> None:
+    """Write the records of this worker's part of a step that was not finite."""
+    folder, rank, name_of = worker.run.nonfinite, worker.context.rank, worker.experiment.record_name
+    records = torch.cat([batch.records for batch in batches]).tolist() if batches else []
+    content = {"step": step, "rank": rank, "records": [{"index": i, "id": name_of(i)} for i in records]}
+    folder.mkdir(exist_ok=True)
+    write_atomically(folder / f"step-{step:08d}-rank-{rank:05d}.json", json.dumps(content, indent=1) + "\n")

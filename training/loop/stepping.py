@@ -1,4 +1,4 @@
-"""Forward and backward of one optimizer step over its micro-batches, in the training loop and in tuning's trials.
+"""One optimizer step: its learning rate, and forward and backward over its micro-batches, in training and in trials.
 
 In: the batches of a step, the engine, the clock that times them. Out: gradients in the engine, and sums of metrics.
 
@@ -10,16 +10,33 @@ runs out later in that backward pass, or under ZeRO-3, whose forward passes are 
 launcher starts again from the last checkpoint.
 """
 
+import math
+
+import torch
 from torch import Tensor
 
 from dataset.batches.steps import StepBatches
 from dataset.packed_batch import PackedBatch
 from model.device import is_out_of_memory
+from train_config.schema import TrainingSection
 from training.engine.collective import ControlGroup, MetricSums
-from training.engine.device import BatchCopies
 from training.engine.engine import TrainingEngine
 from training.engine.memory_guard import MemoryGuard, parts_of
 from training.engine.step_clock import StepClock
+
+
+def learning_rate(step: int, total_steps: int, training: TrainingSection) -> float:
+    """The rate of the update of this step (from 0): linear warm-up, then cosine decay to a floor.
+
+    Loshchilov & Hutter 2017, eq. 5, without restarts.
+    """
+    warmup_steps = total_steps // 10 if training.warmup_steps is None else training.warmup_steps
+    if step < warmup_steps:
+        return training.learning_rate * (step + 1) / warmup_steps
+    decay_steps = max(1, total_steps - warmup_steps)
+    progress = min(1.0, (step - warmup_steps) / decay_steps)
+    floor = training.min_learning_rate_share
+    return training.learning_rate * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
 class Stepper:
@@ -126,3 +143,22 @@ class Stepper:
 
 class _BrokenOffError(Exception):
     """Memory ran out on another worker."""
+
+
+class BatchCopies:
+    """Copies of batches to a device, on CUDA on a stream of their own, beside what is still done for those before."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def copy(self, batch: PackedBatch) -> PackedBatch:
+        """The batch on the device; where its memory is pinned, the host does not wait."""
+        if self._stream is None:
+            return batch.to(self._device)
+        with torch.cuda.stream(self._stream):
+            copied = batch.to(self._device, non_blocking=True)
+        reader = torch.cuda.current_stream(self._device)
+        reader.wait_stream(self._stream)
+        copied.keep_for(reader)
+        return copied

@@ -6,7 +6,8 @@ step, so that all end after the same step.
 """
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 
 from common.errors import EsmerayError
@@ -19,12 +20,11 @@ from train_config.schema import Config
 from training.checkpoints.writer import CheckpointWriter
 from training.engine.collective import StepAgreement, WorkerContext
 from training.engine.step_clock import StepClock
-from training.loop.building import Worker, build
+from training.loop.building import Worker
 from training.loop.finishing import described, diverged, failed, finish, repeatable
 from training.loop.restoring import random_states, restore, rng_file
 from training.loop.results import StepResults
-from training.loop.schedule import EarlyStopping, learning_rate
-from training.loop.stepping import Stepper
+from training.loop.stepping import Stepper, learning_rate
 
 
 def train_worker(config: Config, context: WorkerContext, store_path: str, wandb_run_id: str | None = None) -> Outcome:
@@ -40,7 +40,7 @@ def train_worker(config: Config, context: WorkerContext, store_path: str, wandb_
             CheckpointStore(run.checkpoints).sweep()
         return earlier  # a failure that would repeat: the launcher tried again all the same
     try:
-        worker = build(config, context, run, store_path, wandb_run_id)
+        worker = Worker(config, context, run, store_path, wandb_run_id)
         try:
             position = restore(worker)
             outcome = loop(worker, position)
@@ -121,6 +121,30 @@ def loop(worker: Worker, position: Position) -> Outcome:
             return Outcome("finished", position.step, f"trained {position.step} steps, then {waited}", 0)
         clock.start()
     return Outcome("finished", position.step, f"trained {position.step} steps", 0)
+
+
+class EarlyStopping:
+    """The cost of evaluations, lower being better (Prechelt 1998); over after ``patience`` of them without a lower one.
+
+    ``costs`` are those of the evaluations so far, in order. ``is_best``: the last evaluation was the best one.
+    """
+
+    def __init__(self, patience: int | None, costs: Iterable[float] = ()) -> None:
+        self._patience = patience
+        self._best = math.inf
+        self._since_best = 0
+        self.is_best = False
+        for cost in costs:
+            self.note(cost)
+
+    def note(self, cost: float) -> None:
+        self.is_best = cost < self._best
+        self._best = min(self._best, cost)
+        self._since_best = 0 if self.is_best else self._since_best + 1
+
+    @property
+    def is_over(self) -> bool:
+        return self._patience is not None and self._since_best >= self._patience
 
 
 def _earlier_costs(worker: Worker, position: Position) -> list[float]:

@@ -12,7 +12,7 @@ from model.backbones.fp8 import use_fp8
 from model.tasks.masked_lm import MaskedLM
 from tests.model.support import build_model, masked_batch, random_sequences, tiny_section
 from train_config.schema import TrainingSection
-from training.engine.device import prepare_layers
+from training.engine.engine import prepare_layers
 
 needs_torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed")
 

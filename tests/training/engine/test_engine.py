@@ -11,7 +11,6 @@ from dataset.batches.preparation import PreparationSettings
 from dataset.batches.steps import TrainingSteps
 from dataset.store.reader import Store
 from dataset.tokens.esm import CLS, EOS, pack_sequences
-from model.parameter_groups import parameter_groups
 from run_folder.checkpoints import CheckpointFolder, CheckpointStore
 from tests.dataset.store_fixtures import make_store
 from tests.model.support import WAITING, Operators, build_model
@@ -35,8 +34,7 @@ def batch_with_targets():
 def make_engine(stage: int, precision: str = "fp32", task: str = "masked_lm") -> TrainingEngine:
     config = tiny_config(Path("unused"), model={"task": task}, training={"precision": precision})
     model = build_model(config.model, seed=0)
-    groups = parameter_groups(model, 0.01)
-    return TrainingEngine(model, groups, config.training, DeepSpeedSection(stage=stage), CPU)
+    return TrainingEngine(model, config.training, DeepSpeedSection(stage=stage), CPU)
 
 
 def train_step(engine: TrainingEngine, spoil: bool = False):
@@ -122,10 +120,11 @@ def test_stages_take_the_same_step_and_report_the_norm_before_clipping(process_g
 
 def test_optimizer_settings_of_the_config_count_after_resuming(process_group, tmp_path):
     folder = save(make_engine(2), tmp_path)
-    config = tiny_config(tmp_path, model={"task": "masked_lm"}, training={"eps": 1e-3, "betas": [0.5, 0.6]})
+    config = tiny_config(
+        tmp_path, model={"task": "masked_lm"}, training={"eps": 1e-3, "betas": [0.5, 0.6], "weight_decay": 0.25}
+    )
     model = build_model(config.model, seed=0)
-    groups = parameter_groups(model, 0.25)
-    engine = TrainingEngine(model, groups, config.training, DeepSpeedSection(stage=2), CPU)
+    engine = TrainingEngine(model, config.training, DeepSpeedSection(stage=2), CPU)
     engine.load_shards(folder.path)
     decaying, plain = engine._engine.optimizer.param_groups
     assert (decaying["weight_decay"], plain["weight_decay"]) == (0.25, 0.0)

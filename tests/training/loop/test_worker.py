@@ -24,7 +24,7 @@ from training.loop import worker
 from training.loop.finishing import repeatable
 from training.loop.results import StepResults
 from training.loop.stepping import Stepper
-from training.loop.worker import train_worker
+from training.loop.worker import EarlyStopping, train_worker
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
@@ -327,3 +327,10 @@ def test_masked_lm_opens_in_transformers_its_steps_are_timed_and_its_worker_is_s
     assert (last["kind"], last["step"]) == ("sample", 4)
     assert last["metrics"]["worker/0/step_s"] == record["step_s"]
     assert record["checkpoint_s"] == 0  # the one after the last step is in no record
+
+
+def test_it_is_over_after_as_many_evaluations_without_a_better_one():
+    costs = [3.0, 2.0, 2.5, 1.0, 1.0, 1.5]
+    resumed = [EarlyStopping(2, costs[:number]) for number in range(1, 7)]
+    assert [stopping.is_over for stopping in resumed] == [False, False, False, False, False, True]
+    assert [stopping.is_best for stopping in resumed] == [True, True, False, True, False, False]

@@ -5,7 +5,7 @@ import torch
 
 from model.device import HostCopy
 from tests.model.support import masked_batch, no_waiting, random_sequences
-from training.engine.device import BatchCopies
+from training.loop.stepping import BatchCopies
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 
