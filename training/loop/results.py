@@ -125,7 +125,7 @@ def _loader_metrics(experiment: Experiment) -> dict[str, float]:
 
 def _save_nonfinite_records(worker: Worker, step: int, batches: list[PackedBatch]) -> None:
     """Write the records of this worker's part of a step that was not finite."""
-    folder, rank, name_of = worker.run.nonfinite, worker.context.rank, worker.experiment.record_name
+    folder, rank, name_of = worker.run.nonfinite, worker.context.rank, worker.experiment.store.id
     records = torch.cat([batch.records for batch in batches]).tolist() if batches else []
     content = {"step": step, "rank": rank, "records": [{"index": i, "id": name_of(i)} for i in records]}
     folder.mkdir(exist_ok=True)

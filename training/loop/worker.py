@@ -173,7 +173,7 @@ def save(worker: Worker, position: Position, validation_cost: float | None) -> N
     # Copied now, written in the background: the next step changes the weights in place.
     shards = [*worker.engine.copy_shards(), (rng_file(rank), random_states())]
     if rank == 0:
-        shards += worker.experiment.names().items()
+        shards += worker.experiment.names.items()
     manifest = Manifest(
         position=position,
         world_size=worker.context.world_size,

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from common.errors import CheckpointError
 from dataset.batches.cropping import CropCount
-from dataset.batches.steps import TrainingSteps, ValidationSteps
+from dataset.batches.steps import BatchSource, Indices, TrainingSteps, ValidationSteps
 from dataset.packed_batch import PackedBatch
+from dataset.store.reader import Store, stage_once
 from model.tasks.base import TaskModel, TaskOutput
 from run_folder.checkpoints import CheckpointFolder
 from run_folder.paths import RunFolder
@@ -55,44 +56,66 @@ class TrainedState:
 class Experiment(ABC):
     """One task on its data, as one worker sees it.
 
-    ``path`` is of the prepared data, on this node where it is staged. ``cropped`` is what an epoch crops, ``checksum``
-    the identity of the data, which a checkpoint can't be resumed without. ``runs_backbone``: false where its features
-    are kept.
+    Attributes:
+        store: the sequences, whose ids name the records.
+        batches, validation: see :meth:`take`.
+        cropped: what an epoch crops.
+        checksum: identity of the data, which a checkpoint can't be resumed without.
+        runs_backbone: false where its features are cached.
+        patience: evaluations without a lower cost after which training ends; None for any number.
+        exports_best: a run exports its best checkpoint in place of its last step.
+        names: files that say what the model's inputs and outputs mean, by name; they go into each checkpoint.
     """
 
+    store: Store
     batches: TrainingSteps
     validation: ValidationSteps
     cropped: CropCount
     checksum: str
     runs_backbone = True
+    patience: int | None = None
+    exports_best = False
 
     def __init__(self, config: Config, context: WorkerContext, run: RunFolder, path: Path) -> None:
         """Stage the data of :meth:`TaskPlan.prepare` where it is to be, and open it; DataError where it can't be read.
 
         The run has what the plan's ``write_names`` wrote.
         """
-        self.model_section, self.data, self.batch, self.training = (
-            config.model,
-            config.data,
-            config.batch,
-            config.training,
-        )
-        self.seed = config.run.seed
+        self.model_section, self.data = config.model, config.data
+        self.batch, self.training, self.seed = config.batch, config.training, config.run.seed
+        self.names: dict[str, bytes] = {}
+        self._place = context.place
         if config.data.stage_dir is not None:
             path = self.stage(path, Path(config.data.stage_dir))
         self.open_data(path, context, run)
 
     @abstractmethod
     def open_data(self, path: Path, context: WorkerContext, run: RunFolder) -> None:
-        """Open the prepared data and plan its batches; DataError where it can't be read."""
+        """Open the prepared data, on this node where it is staged, and :meth:`take` its batches.
+
+        Raises DataError where it can't be read.
+        """
+
+    def take(
+        self,
+        training: BatchSource,
+        records: Indices,
+        held_out: BatchSource,
+        held_out_records: Indices,
+        max_batches: int | None = None,
+    ) -> None:
+        """Train on these records of one source, and evaluate on at most ``max_batches`` of those of the other."""
+        place: dict[str, Any] = {"batch": self.batch, **self._place}
+        self.batches = TrainingSteps(training, records, seed=self.seed, **place)
+        self.validation = ValidationSteps(held_out, held_out_records, max_batches=max_batches, **place)
 
     @classmethod
-    @abstractmethod
     def stage(cls, path: Path, stage_dir: Path) -> Path:
         """Copy prepared data to this node, once in a process, and return the path to open.
 
         Raises DataError where the data is damaged, ResourceError where the node's disk can't be written.
         """
+        return stage_once(path, stage_dir)
 
     @classmethod
     @abstractmethod
@@ -106,10 +129,6 @@ class Experiment(ABC):
     def build_model(self) -> TaskModel:
         """The model to train, in fp32 on the CPU."""
 
-    @abstractmethod
-    def record_name(self, record: int) -> str:
-        """The id of a record."""
-
     def open(self, model: TaskModel, context: WorkerContext, control: ControlGroup) -> None:  # noqa: B027
         """Make what batches depend on the model for. Every worker calls it, whenever it starts."""
 
@@ -120,10 +139,6 @@ class Experiment(ABC):
 
         ``brief``: as fast as can be, for timings, which do not depend on the values.
         """
-
-    def names(self) -> dict[str, bytes]:
-        """Files that say what the model's inputs and outputs mean, by name; they go into each checkpoint."""
-        return {}
 
     def rate_shares(self, model: TaskModel) -> dict[Any, float]:
         """Share of the learning rate of each parameter; 1 for those that are not named."""
@@ -142,19 +157,8 @@ class Experiment(ABC):
         return loss if loss is not None and math.isfinite(loss) else None
 
     @property
-    def patience(self) -> int | None:
-        """Evaluations without a lower cost after which training ends; None for any number."""
-        return None
-
-    @property
-    def exports_best(self) -> bool:
-        """True where a run exports its best checkpoint in place of its last step."""
-        return False
-
-    @property
     def cache_hit_rate(self) -> float | None:
-        """Share of the kept features, or predicted structures, that were there when they were asked for; None where
-        none are kept."""
+        """Share of the cached features, or predicted structures, that were there when they were needed."""
         return None
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ and a refusal are there at once; modules of the tasks keep to it.
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from common.errors import ConfigError
@@ -78,9 +79,10 @@ class TaskPlan(ABC):
     def measure(self, path: Path) -> TaskSize:
         """Count prepared data and the model's parameters; ConfigError where the model can't be, or take this data."""
 
-    @abstractmethod
     def estimate(self) -> TaskSize:
-        """Return the sizes of :meth:`measure`, or about so, with nothing prepared or left behind; refuses alike."""
+        """Return the sizes of :meth:`measure`, or about so, with nothing left behind; refuses alike."""
+        with TemporaryDirectory() as folder:
+            return self.measure(self.prepare(Path(folder)))
 
     def check_resumed(self, checkpoint: CheckpointFolder, path: Path) -> None:  # noqa: B027
         """Raise CheckpointError for data that its model would read otherwise than before, as with another tokenizer."""

@@ -1,22 +1,42 @@
-"""The tasks by name: the one place that knows them. A new task is a package beside this file and its name here."""
+"""The tasks by name: the one place that knows them. A new task is a package beside this file and its name here.
 
-from __future__ import annotations
+A part of a task is imported when it is first used: the driver must not wait for torch, nor a reader of settings for
+either.
+"""
 
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING
+from typing import Any, NamedTuple
 
-from run_folder.metrics_log import MetricLabels
+from run_folder.metrics_log import MetricLabel, MetricLabels
 from train_config.schema import Config, DataSection
 from training.tasks.plan import TaskPlan
-from training.tasks.task import Task
-
-if TYPE_CHECKING:
-    from training.tasks.experiment import Experiment
-
 
 TASKS = ("autoencoder", "masked_lm", "diffusion", "classifier", "terms")
 """Names of ``model.task`` and of the packages, each of which has a ``TASK``."""
+
+RESIDUE_RECOVERY = MetricLabel(
+    "recovery, share of residues right", "recovery", "share of the residues that are predicted right"
+)
+"""The label of ``residue_recovery``, which every task on residues has."""
+
+
+class Task(NamedTuple):
+    """The parts of a task, each as ``module:name``.
+
+    How its exports are opened stands in :mod:`model.export.opening`, which needs no training.
+
+    Attributes:
+        section: its settings, which stand in the schema as ``model.NAME``.
+        plan: the :class:`~training.tasks.plan.TaskPlan`, for the driver.
+        experiment: the :class:`~training.tasks.experiment.Experiment`, for the workers.
+        metrics: words for those of its metrics that are shown while it trains.
+    """
+
+    section: str
+    plan: str
+    experiment: str
+    metrics: MetricLabels
 
 
 def task_named(name: str) -> Task:
@@ -25,12 +45,12 @@ def task_named(name: str) -> Task:
 
 def task_plan(config: Config) -> TaskPlan:
     """Return the driver's side of the config's task."""
-    return task_named(config.model.task).load("plan")(config)
+    return resolve_name(task_named(config.model.task).plan)(config)
 
 
-def experiment_class(task: str) -> type[Experiment]:
-    """Return the workers' side of a task."""
-    return task_named(task).load("experiment")
+def experiment_class(task: str) -> Any:
+    """Return the workers' side of a task, a subclass of :class:`~training.tasks.experiment.Experiment`."""
+    return resolve_name(task_named(task).experiment)
 
 
 def metric_labels() -> MetricLabels:

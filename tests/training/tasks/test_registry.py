@@ -3,6 +3,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import get_args
 
 import pytest
@@ -50,7 +51,7 @@ def test_every_task_of_the_schema_is_one_name_in_the_registry():
 @pytest.mark.parametrize("name", TASKS)
 def test_package_of_a_task_is_complete(name: str, tmp_path: Path):
     task = task_named(name)
-    assert ModelSection.model_fields[name].annotation is task.load("section")
+    assert ModelSection.model_fields[name].annotation is resolve_name(task.section)
     assert isinstance(task_plan(tiny_config(tmp_path, model={"task": name})), TaskPlan)
     assert issubclass(experiment_class(name), Experiment) and not experiment_class(name).__abstractmethods__
     assert name in OPENERS

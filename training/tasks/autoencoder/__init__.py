@@ -1,7 +1,7 @@
 """The ESM-2 autoencoder: features of each residue of a store to a latent and back."""
 
 from run_folder.metrics_log import MetricLabel
-from training.tasks.task import RESIDUE_RECOVERY, Task
+from training.tasks.registry import RESIDUE_RECOVERY, Task
 
 TASK = Task(
     section="train_config.schema:AutoencoderSection",

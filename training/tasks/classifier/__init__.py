@@ -1,7 +1,7 @@
 """The classifier: classes, labels or numbers of each labelled record, or a class of each residue."""
 
 from run_folder.metrics_log import MetricLabel
-from training.tasks.task import Task
+from training.tasks.registry import Task
 
 TASK = Task(
     section="train_config.classifier_schema:ClassifierSection",

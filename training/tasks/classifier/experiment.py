@@ -17,7 +17,7 @@ from common.errors import ConfigError
 from dataset.batches.cropping import fixed_crop
 from dataset.batches.labelled import FeatureSource, LabelledSource, Labels
 from dataset.batches.loader import Loader
-from dataset.batches.steps import BatchSource, TrainingSteps, ValidationSteps
+from dataset.batches.steps import BatchSource
 from dataset.labels.label_space import MAPPINGS_FILE, LabelSpace
 from dataset.labels.store import LabelledStore
 from dataset.labels.values import read_label_weights
@@ -51,20 +51,20 @@ class ClassifierExperiment(Experiment):
         self._labelled = self.opened(path)
         self._best_metric = best_metric(self._section, self._labelled.label_space.kind)
         self._tokenizer = open_tokenizer(run.tokenizer)
-        self._names = {MAPPINGS_FILE: (run.path / MAPPINGS_FILE).read_bytes()} | {
+        self.names = {MAPPINGS_FILE: (run.path / MAPPINGS_FILE).read_bytes()} | {
             f"{TOKENIZER}/{file.name}": file.read_bytes() for file in sorted(run.tokenizer.iterdir())
         }
-        self.checksum = self._labelled.checksum
-        tokens = ensure_tokens(self._labelled.store, self._tokenizer, path.parent)
+        self.store, self.checksum = self._labelled.store, self._labelled.checksum
+        tokens = ensure_tokens(self.store, self._tokenizer, path.parent)
         space = self._labelled.label_space
         labels = Labels(self._labelled.targets, space.kind == "per_residue", self._labelled.weights)
         training = LabelledSource(tokens, labels, max_length=data.max_length, crop=data.crop, seed=seed)
         held_out = LabelledSource(tokens, labels, max_length=data.max_length, crop=fixed_crop(data.crop))
-        self._place: dict[str, Any] = {"batch": self.batch, **context.place}
         self._held_out = held_out
         self._features = path.parent / "features"
         self._hit_rate: float | None = None
         self.cropped = training.count_cropped(self._labelled.training)
+        self.patience, self.exports_best = self._section.patience, self._labelled.validation.size > 0
         self._take(Loader(training, data.num_workers, data.prefetch), held_out)
 
     def opened(self, path: Path) -> Any:
@@ -105,7 +105,7 @@ class ClassifierExperiment(Experiment):
                 "of a random window can't be kept: set data.crop to start or ends, or model.backbone.cache_features "
                 "to false"
             )
-        precision, hashes = self.training.precision, self._labelled.store.sequence_hashes
+        precision, hashes = self.training.precision, self.store.sequence_hashes
         self.runs_backbone = False
         features, self._hit_rate = ensure_features(
             model,
@@ -133,15 +133,9 @@ class ClassifierExperiment(Experiment):
             torch.from_numpy(read_label_weights(Path(weights), labelled.label_space)) if weights is not None else None,
         )
 
-    def record_name(self, record: int) -> str:
-        return self._labelled.store.id(record)
-
     @property
     def cache_hit_rate(self) -> float | None:
         return self._hit_rate
-
-    def names(self) -> dict[str, bytes]:
-        return self._names
 
     def rate_shares(self, model: TaskModel) -> dict[Any, float]:
         """Layer-wise decay of the backbone's learning rate."""
@@ -192,17 +186,8 @@ class ClassifierExperiment(Experiment):
             return None
         return metrics[name] if name in LOWER_IS_BETTER else -metrics[name]
 
-    @property
-    def patience(self) -> int | None:
-        return self._section.patience
-
-    @property
-    def exports_best(self) -> bool:
-        return len(self.validation) > 0
-
     def _take(self, training: BatchSource, held_out: BatchSource) -> None:
-        self.batches = TrainingSteps(training, self._labelled.training, seed=self.seed, **self._place)
-        self.validation = ValidationSteps(held_out, self._labelled.validation, **self._place)
+        self.take(training, self._labelled.training, held_out, self._labelled.validation)
 
 
 def _class_weights(labelled: LabelledStore) -> Tensor:

@@ -98,7 +98,12 @@ class ClassifierPlan(TaskPlan):
         lengths_N = cropped_lengths(tokens.lengths, config.data.max_length) + special
         judged_N = np.concatenate([labelled.training, labelled.validation])
         facts = self.facts(tokenizer)
-        self._check_network(facts, int(lengths_N[judged_N].max()), special)
+        if facts.longest is not None and (longest := int(lengths_N[judged_N].max())) > facts.longest:
+            raise ConfigError(
+                f"data.max_length: the longest sequence has {longest} tokens, and this backbone takes {facts.longest}: "
+                f"set it to at most {facts.longest - special}"
+            )
+        self.check_stage(padded=facts.padded)
         size = DataSize(
             labelled.training.size,
             int(lengths_N[labelled.training].sum()),
@@ -115,22 +120,11 @@ class ClassifierPlan(TaskPlan):
         """What is known of the backbone before it is built."""
         return backbone_facts(self.config.model.backbone, tokenizer.vocabulary_size, tokenizer.pad)
 
-    def _check_network(self, facts: BackboneFacts, longest: int, special: int) -> None:
-        """Raise ConfigError for sequences of more tokens than the backbone takes, or ZeRO-3 that it can't have."""
-        if facts.longest is not None and longest > facts.longest:
-            raise ConfigError(
-                f"data.max_length: the longest sequence has {longest} tokens, and this backbone takes {facts.longest}: "
-                f"set it to at most {facts.longest - special}"
-            )
-        self.check_stage(padded=facts.padded)
-
 
 def tokenizer_of(model: ModelSection, labelled: Any, *, keep: bool = True) -> SequenceTokenizer:
     """The config's tokenizer; one that is trained on the labelled store is kept beside it if ``keep``."""
     path, section = labelled.path, model.tokenizer
     trained = path.with_name(f"{path.name}-tokenizer-{section.vocabulary_size}") if keep else None
-    return load_tokenizer(section, model.backbone.source, lambda: _training_texts(labelled), trained)
-
-
-def _training_texts(labelled: Any) -> list[str]:
-    return [labelled.text(index) for index in labelled.training.tolist()]
+    return load_tokenizer(
+        section, model.backbone.source, lambda: [labelled.text(index) for index in labelled.training.tolist()], trained
+    )

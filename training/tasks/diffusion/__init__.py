@@ -1,7 +1,7 @@
 """Sequence diffusion: hidden residues of a structure store, predicted from the structure and from the others."""
 
 from run_folder.metrics_log import MetricLabel
-from training.tasks.task import RESIDUE_RECOVERY, Task
+from training.tasks.registry import RESIDUE_RECOVERY, Task
 
 TASK = Task(
     section="train_config.diffusion_schema:DiffusionSection",

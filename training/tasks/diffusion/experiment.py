@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 from dataset.batches.loader import Loader
-from dataset.batches.steps import TrainingSteps, ValidationSteps
 from dataset.store.format import SEQUENCES_FOLDER
 from dataset.store.reader import stage_once
 from dataset.structures.batches import StructureSource
@@ -17,6 +16,7 @@ from training.tasks.experiment import Experiment, TrainedState
 from training.tasks.residues.experiment import exported
 
 LABELS_FILE = "diffusion_labels.json"
+"""The classes that sequences are conditioned on."""
 
 
 class DiffusionExperiment(Experiment):
@@ -27,22 +27,17 @@ class DiffusionExperiment(Experiment):
         staged = None if data.stage_dir is None else stage_once(path / SEQUENCES_FOLDER, Path(data.stage_dir))
         self._predictions = predictions_of(data)
         self._structures = structures = StructureStore(path, sequences=staged, predictions=self._predictions)
-        self.checksum = structures.manifest.checksum
+        self.store, self.checksum = structures.store, structures.manifest.checksum
+        self.names = {LABELS_FILE: json.dumps(structures.manifest.label_names).encode()}
         length = data.max_length
         training = StructureSource(structures, section, max_length=length, seed=self.seed, training=True)
         held_out = StructureSource(structures, section, max_length=length, seed=0, training=False)
         # Predicted structures are waited for, and counted, where they are asked for.
         num_workers = 0 if self._predictions is not None else data.num_workers
         loader = Loader(training, num_workers, data.prefetch)
-        self.batches = TrainingSteps(loader, structures.training, batch=self.batch, seed=self.seed, **context.place)
         self.cropped = training.count_cropped(structures.training)
-        self.validation = ValidationSteps(
-            held_out,
-            structures.validation,
-            batch=self.batch,
-            max_batches=self.training.evaluation_batches,
-            **context.place,
-        )
+        max_batches = self.training.evaluation_batches
+        self.take(loader, structures.training, held_out, structures.validation, max_batches)
 
     @classmethod
     def stage(cls, path: Path, stage_dir: Path) -> Path:
@@ -61,13 +56,6 @@ class DiffusionExperiment(Experiment):
     def build_model(self) -> SequenceDiffusion:
         return SequenceDiffusion.build(self.model_section, self.seed, tuple(self._structures.manifest.label_names))
 
-    def record_name(self, record: int) -> str:
-        return self._structures.store.id(record)
-
     @property
     def cache_hit_rate(self) -> float | None:
         return None if self._predictions is None else self._predictions.hit_rate
-
-    def names(self) -> dict[str, bytes]:
-        """The classes that sequences are conditioned on."""
-        return {LABELS_FILE: json.dumps(self._structures.manifest.label_names).encode()}

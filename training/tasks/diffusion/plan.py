@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from common.progress import ProgressCallback
 from dataset.structures.conversion import ensure_structure_store, structure_store_location
@@ -37,11 +36,6 @@ class DiffusionPlan(TaskPlan):
         size = size_of_lengths(structures.store.lengths[structures.training], self.config.data)
         parameters = self._parameters(len(structures.manifest.label_names))
         return TaskSize(replace(size, held_out=structures.validation.size), parameters)
-
-    def estimate(self) -> TaskSize:
-        """Prepare the data in a folder that is thrown away: chains are known once files are read."""
-        with TemporaryDirectory() as folder:
-            return self.measure(self.prepare(Path(folder)))
 
     def _parameters(self, num_labels: int) -> ParameterCount:
         section = self.config.model.backbone

@@ -1,6 +1,6 @@
 """Masked language modelling: the residues of a store, some of which are hidden and predicted."""
 
-from training.tasks.task import RESIDUE_RECOVERY, Task
+from training.tasks.registry import RESIDUE_RECOVERY, Task
 
 TASK = Task(
     section="train_config.schema:MaskedLMSection",

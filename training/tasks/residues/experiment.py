@@ -6,8 +6,7 @@ from pathlib import Path
 from dataset.batches.loader import Loader, ResidueSource
 from dataset.batches.preparation import PreparationSettings
 from dataset.batches.splitting import split_records
-from dataset.batches.steps import TrainingSteps, ValidationSteps
-from dataset.store.reader import Store, stage_once
+from dataset.store.reader import Store
 from model.backbones.residues import residue_tokenizer
 from model.export.backbone import export
 from model.tasks.base import ResidueModel
@@ -22,19 +21,16 @@ class ResidueExperiment(Experiment):
     """A task on a store of residues."""
 
     def open_data(self, path: Path, context: WorkerContext, run: RunFolder) -> None:
-        self._store = Store(path)
-        self.checksum = self._store.checksum
-        training, held_out = split_records(self._store.sequence_hashes, self.data.validation_share)
+        self.store = store = Store(path)
+        self.checksum = store.checksum
+        training, held_out = split_records(store.sequence_hashes, self.data.validation_share)
         length, masking = self.data.max_length, self.masking(self.model_section)
-        source = ResidueSource(self._store, PreparationSettings(length, self.seed, random_crops=True, masking=masking))
+        source = ResidueSource(store, PreparationSettings(length, self.seed, random_crops=True, masking=masking))
         # Held-out batches depend on no run's seed, so that metrics of runs compare.
-        fixed = ResidueSource(self._store, PreparationSettings(length, 0, random_crops=False, masking=masking))
-        loader = Loader(source, self.data.num_workers, self.data.prefetch)
-        self.batches = TrainingSteps(loader, training, batch=self.batch, seed=self.seed, **context.place)
+        fixed = ResidueSource(store, PreparationSettings(length, 0, random_crops=False, masking=masking))
         self.cropped = source.count_cropped(training)
-        self.validation = ValidationSteps(
-            fixed, held_out, batch=self.batch, max_batches=self.training.evaluation_batches, **context.place
-        )
+        loader = Loader(source, self.data.num_workers, self.data.prefetch)
+        self.take(loader, training, fixed, held_out, self.training.evaluation_batches)
 
     @staticmethod
     @abstractmethod
@@ -47,19 +43,12 @@ class ResidueExperiment(Experiment):
         return None
 
     @classmethod
-    def stage(cls, path: Path, stage_dir: Path) -> Path:
-        return stage_once(path, stage_dir)
-
-    @classmethod
     def export(cls, trained: TrainedState, folder: Path, *, overwrite: bool) -> Path:
         config = trained.checkpoint.config()
         return exported(cls.new_model(config.model, config.run.seed), trained, folder, overwrite=overwrite)
 
     def build_model(self) -> ResidueModel:
         return self.new_model(self.model_section, self.seed)
-
-    def record_name(self, record: int) -> str:
-        return self._store.id(record)
 
 
 def exported(model: ResidueModel, trained: TrainedState, folder: Path, *, overwrite: bool) -> Path:

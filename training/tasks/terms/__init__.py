@@ -1,6 +1,6 @@
 """Function prediction: terms of an ontology for each protein, by a head on vectors, or by a backbone."""
 
-from training.tasks.task import Task
+from training.tasks.registry import Task
 
 TASK = Task(
     section="train_config.terms_schema:TermsSection",

@@ -35,8 +35,8 @@ class TermsExperiment(ClassifierExperiment):
         self._on_vectors = terms.network == "vectors"
         if self._on_vectors:
             self.runs_backbone = False
-            self._vectors = VectorRows(read_vectors(self._labelled.store, terms.embeddings))
-            records = np.arange(len(self._labelled.store))
+            self._vectors = VectorRows(read_vectors(self.store, terms.embeddings))
+            records = np.arange(len(self.store))
             source = FeatureSource(self._held_out, self._vectors, records, pooled=True)
             self._take(source, source)
 

@@ -1,7 +1,6 @@
 """Function prediction as the driver sees it: the annotated proteins, and the network that learns their terms."""
 
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from common.errors import ConfigError
 from common.progress import ProgressCallback
@@ -15,13 +14,14 @@ from train_config.classifier_schema import TargetKind
 from train_config.schema import BackboneSection
 from train_config.terms_schema import COMPOSITION
 from training.tasks.classifier.plan import ClassifierPlan, tokenizer_of
-from training.tasks.plan import TaskSize
+from training.tasks.plan import TaskPlan
 
 
 class TermsPlan(ClassifierPlan):
     """A classifier whose labels are the terms of an ontology."""
 
     in_process = True
+    estimate = TaskPlan.estimate
 
     def prepare(self, root: Path, progress: ProgressCallback | None = None) -> Path:
         self.check_settings("multilabel")
@@ -35,11 +35,6 @@ class TermsPlan(ClassifierPlan):
 
     def opened(self, path: Path) -> LabelledTerms:
         return LabelledTerms(path, self.config.data.terms.min_count)
-
-    def estimate(self) -> TaskSize:
-        """Prepare the data in a folder that is thrown away: terms decide the model's size."""
-        with TemporaryDirectory() as folder:
-            return self.measure(self.prepare(Path(folder)))
 
     def check_settings(self, kind: TargetKind) -> None:
         super().check_settings(kind)
