@@ -96,7 +96,7 @@ def _run_trials(job: Job, space: SearchSpace, nodes: list[NodeResources], signal
     restores = state.exists()
     tuner = tune.Tuner.restore(str(state.parent), trainable) if restores else _new_tuner(job, space, nodes, trainable)
     signals.hand_over(job.folder.request_stop, "stopping after the trials measured so far")
-    error = fit(tuner, signals)
+    error = fit(tuner.fit, signals)
     if signals.received:
         return error
     # Ray Tune resumes no experiment that ended, and none whose state was half written when the search was killed: the

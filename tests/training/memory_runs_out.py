@@ -9,12 +9,12 @@ from typing import Any
 import ray.train
 import torch
 
-import training.launch.ray_worker
+import training.launch.trainers
 from run_folder.paths import RunFolder
 from train_config.schema import Config
 from train_ray import main
 from training.engine.engine import TrainingEngine
-from training.launch.ray_worker import ray_train_loop
+from training.launch.trainers import ray_train_loop
 
 FAILING_PASS = 15
 """Of worker 1, from 1."""
@@ -41,5 +41,5 @@ def _run_out() -> None:
 
 
 if __name__ == "__main__":
-    training.launch.ray_worker.ray_train_loop = loop_without_memory
+    training.launch.trainers.ray_train_loop = loop_without_memory
     sys.exit(main(sys.argv[1:]))

@@ -1,7 +1,7 @@
 """The driver: from a config to a finished run, in the process that the user started.
 
 Prepares the data, finds the workers, runs Ray Train and reports. The training itself is :mod:`training.loop.worker`, in
-Ray's workers; its metrics come back through metrics.jsonl in the run's folder.
+the workers; its metrics come back through metrics.jsonl in the run's folder.
 """
 
 import math
@@ -29,11 +29,10 @@ from monitoring.watch.run_watcher import RunWatcher, Sink
 from run_folder.checkpoints import CheckpointStore, check_data
 from run_folder.job import held
 from run_folder.metrics_log import read_metrics
-from run_folder.paths import RESERVE_BYTES, Outcome, RunFolder, no_space
+from run_folder.paths import RESERVE_BYTES, RunFolder, no_space
 from train_config.loading import dump_config
-from train_config.monitoring_schema import AlertsSection
 from train_config.natures import with_absolute_paths
-from train_config.schema import Config, RaySection, RunSection, TrainingSection
+from train_config.schema import Config, RaySection, TrainingSection
 from training.checkpoints.resuming import Resumption, check_worker_count
 from training.engine.deepspeed_settings import check_precision
 from training.launch.planning import Plan, check_warm_up, make_plan
@@ -45,8 +44,6 @@ WATCHER_TIMEOUT_S = 30.0
 
 Beside = Callable[[Config, Path], AbstractContextManager[Config]]
 """What works on the cluster while the workers train, given the config and the prepared data; gives their config."""
-MakeTrainer = Callable[[dict[str, Any], Workers], Any]
-"""From the arguments of each worker and the workers to what :func:`fit` runs."""
 
 
 def train(config: Config, beside: Beside = lambda config, _: nullcontext(config)) -> int:
@@ -94,15 +91,20 @@ def _train_locked(resumption: Resumption, signals: StopSignals, beside: Beside) 
         return 0
     size = task.measure(store_path)
     if local is not None:
-        _check_plan(_plan(resumption, local, size), resumption)
+        _plan(resumption, local, size)
     for remark in remarks:
         warn(remark)
-    launch = partial(_launch, resumption, store_path, size, signals, beside)
     if local is not None and task.in_process and local.count == 1 and not local.use_gpu:
-        from training.launch.local_worker import LocalTrainer  # here: it loads torch and DeepSpeed
+        return _launch(resumption, store_path, size, signals, beside, local)
+    from cluster import connection  # here: it imports Ray, and the work that needs it begins
 
-        return launch(local, LocalTrainer)
-    return _on_cluster(resumption, signals, launch)
+    with connection.connected(config.ray) as dashboard:
+        signals.reinstall()
+        workers = place_workers(config.ray, connection.cluster_resources())
+        _check_start(config.training, run, workers)
+        if remark := connection.missing_now(workers):
+            warn(remark)
+        return _launch(resumption, store_path, size, signals, beside, workers, dashboard)
 
 
 def dry_run(config: Config) -> int:
@@ -119,8 +121,6 @@ def dry_run(config: Config) -> int:
     if resumption.checkpoints.newest_intact() is not None:
         _check_source(task, run)
     plan = _plan(resumption, workers, task.estimate())
-    if not finished:
-        _check_plan(plan, resumption)
     for remark in remarks:
         warn(remark)
     print(dump_config(config))
@@ -155,15 +155,13 @@ def _check_source(task: TaskPlan, run: RunFolder) -> None:
 
 
 def _plan(resumption: Resumption, workers: Workers, size: TaskSize) -> Plan:
+    """The plan; refuses an end of training that is behind the run, and for a new run a warm-up that is as long."""
     config = resumption.config
-    return make_plan(config.batch, config.training, config.deepspeed, workers, size)
-
-
-def _check_plan(plan: Plan, resumption: Resumption) -> None:
-    """Refuse an end of training that is behind the run, and for a new run a warm-up that is as long."""
+    plan = make_plan(config.batch, config.training, config.deepspeed, workers, size)
     resumption.check_steps(plan.total_steps)
     if not resumption.checkpoints.complete():
-        check_warm_up(resumption.config.training, plan.total_steps)
+        check_warm_up(config.training, plan.total_steps)
+    return plan
 
 
 def _check_start(training: TrainingSection, run: RunFolder, workers: Workers | None) -> None:
@@ -185,23 +183,6 @@ def resources_to_plan_with(ray: RaySection) -> list[NodeResources]:
     return [NodeResources(max(local.cpus, cpus_each), min(1, local.gpus))] * count
 
 
-def _on_cluster(
-    resumption: Resumption, signals: StopSignals, launch: Callable[[Workers, MakeTrainer, str], int]
-) -> int:
-    """Launch the workers that the cluster has room for."""
-    from cluster import connection  # here: it imports Ray, and the work that needs it begins
-
-    config = resumption.config
-    with connection.connected(config.ray) as dashboard:
-        signals.reinstall()
-        workers = place_workers(config.ray, connection.cluster_resources())
-        _check_start(config.training, resumption.run, workers)
-        if remark := connection.missing_now(workers):
-            warn(remark)
-        make_trainer = partial(_make_trainer, run=config.run, max_failures=config.ray.max_failures)
-        return launch(workers, make_trainer, f", dashboard http://{dashboard}" if dashboard else "")
-
-
 def _launch(
     resumption: Resumption,
     store_path: Path,
@@ -209,25 +190,31 @@ def _launch(
     signals: StopSignals,
     beside: Beside,
     workers: Workers,
-    make_trainer: MakeTrainer,
-    place: str = "",
+    dashboard: str | None = None,
 ) -> int:
-    """Train with these workers to the end; ``place`` says where they are, for the user. Returns the exit code."""
+    """Train with these workers to the end: those of a cluster with this dashboard, which may be '', or this process.
+
+    Returns the exit code.
+    """
     config, run = resumption.config, resumption.run
     plan = _plan(resumption, workers, size)
-    _check_plan(plan, resumption)
     say(f"run {config.run.name}: {run.path}")
-    say(f"{counted(workers.count, 'worker{s}')} on {workers.device}{place}")
+    at = f", dashboard http://{dashboard}" if dashboard else ""
+    say(f"{counted(workers.count, 'worker{s}')} on {workers.device}{at}")
     say("\n".join(plan.lines()[1:]))
     with writing(run.path):
         run.ray_snapshot.unlink(missing_ok=True)  # Ray Train fails on a damaged one, or on one of another version
         run.clear_requests()
         write_atomically(run.config, dump_config(config))
         task_plan(config).write_names(run, store_path)
-        run_id = _wandb_run_id(run)
+        if not run.wandb_run_id.exists():
+            write_atomically(run.wandb_run_id, new_run_id())
     say("starting the workers ...")
     signals.hand_over(run.request_stop, "stopping, saving a checkpoint (Ctrl-C again ends at once)")
-    watcher = _watch(config.monitoring.alerts, run, plan.total_steps)
+    sinks: list[Sink] = [ProgressSink(plan.total_steps, metric_labels())]
+    if config.monitoring.alerts.enabled:
+        sinks.append(AlertSink(run.alerts, config.monitoring.alerts))
+    watcher = RunWatcher(run, sinks, warn=warn)
     wandb = WandbFollowers(config.wandb, run, workers.count, warn=warn)
     try:
         with beside(config, store_path) as workers_config:
@@ -235,9 +222,14 @@ def _launch(
                 "config": workers_config.model_dump(mode="json"),
                 "store_path": str(store_path),
                 "cpus": workers.cpus_each,
-                "wandb_run_id": run_id,
+                "wandb_run_id": run.wandb_run_id.read_text().strip(),
             }
-            error = fit(make_trainer(arguments, workers), signals)
+            from training.launch import trainers  # here: it loads torch
+
+            if dashboard is None:
+                error = fit(partial(trainers.train_here, arguments), signals)
+            else:
+                error = fit(trainers.ray_trainer(arguments, workers, config.run, config.ray.max_failures).fit, signals)
     finally:
         watcher.close(signals.remaining_s(WATCHER_TIMEOUT_S))
         wandb.close(signals.remaining_s(math.inf))
@@ -245,18 +237,17 @@ def _launch(
     return _conclude(run, error, signals, config.ray.max_failures)
 
 
-def fit(trainer: Any, signals: StopSignals) -> Exception | None:
-    """Run ``fit()`` of a trainer or tuner of Ray to its end or that of the grace period after a signal.
+def fit(train: Callable[[], Any], signals: StopSignals) -> Exception | None:
+    """Run ``fit`` of a trainer or tuner of Ray to its end or that of the grace period after a signal.
 
-    Returns its error.
-
-    It runs in a thread: in the main thread Ray would install a signal handler of its own that aborts without saving.
+    Returns its error. It runs in a thread: in the main thread Ray would install a signal handler of its own that aborts
+    without saving.
     """
     errors: list[Exception] = []
 
     def run() -> None:
         try:
-            trainer.fit()
+            train()
         except Exception as error:  # noqa: BLE001 - reported by the main thread
             errors.append(error)
 
@@ -267,46 +258,20 @@ def fit(trainer: Any, signals: StopSignals) -> Exception | None:
     return errors[0] if errors else None
 
 
-def _make_trainer(arguments: dict[str, Any], workers: Workers, run: RunSection, max_failures: int) -> Any:
-    """The trainer of Ray Train, whose workers get ``arguments``."""
-    from ray.train import FailureConfig, RunConfig, ScalingConfig
-    from ray.train.torch import TorchTrainer
-
-    from cluster.connection import worker_environment
-    from cluster.process_group import ProcessGroupConfig
-    from training.launch.ray_worker import ray_train_loop
-
-    # Ray waits for workers on a busy cluster for ever without the limit. Its types know neither name.
-    failures: dict[str, Any] = {"max_failures": max_failures, "controller_failure_limit": 1}
-    environment: dict[str, Any] = {"worker_runtime_env": worker_environment()}
-    return TorchTrainer(
-        ray_train_loop,
-        train_loop_config=arguments,
-        scaling_config=ScalingConfig(
-            num_workers=workers.count,
-            use_gpu=workers.use_gpu,
-            resources_per_worker={"CPU": workers.cpus_each} | ({"GPU": 1} if workers.use_gpu else {}),
-        ),
-        run_config=RunConfig(
-            name=run.name,
-            storage_path=run.storage_path,
-            failure_config=FailureConfig(**failures),
-            **environment,
-        ),
-        torch_config=ProcessGroupConfig(backend="nccl" if workers.use_gpu else "gloo"),
-    )
-
-
-def _watch(alerts: AlertsSection, run: RunFolder, total_steps: int) -> RunWatcher:
-    sinks: list[Sink] = [ProgressSink(total_steps, metric_labels())]
-    if alerts.enabled:
-        sinks.append(AlertSink(run.alerts, alerts))
-    return RunWatcher(run, sinks, warn=warn)
-
-
 def _conclude(run: RunFolder, error: Exception | None, signals: StopSignals, max_failures: int) -> int:
-    if (outcome := run.read_outcome()) is not None:
-        return _report(outcome, run, signals)
+    outcome = run.read_outcome()
+    if outcome is not None and outcome.status == "finished":
+        say(
+            f"{outcome.message}\n  model        {run.export}\n  checkpoints  {run.checkpoints}\n"
+            f"  metrics      {run.metrics}\n  curves       {run.curves}"
+        )
+        return 0
+    if outcome is not None and outcome.status == "stopped":
+        say(outcome.message)
+        return signals.exit_code
+    if outcome is not None:
+        print(f"error: {outcome.message}", file=sys.stderr)
+        return outcome.exit_code
     if error is None and signals.expired:
         say(
             "stopped without saving the last steps: the workers did not answer; "
@@ -315,8 +280,10 @@ def _conclude(run: RunFolder, error: Exception | None, signals: StopSignals, max
         return signals.exit_code
     if shutil.disk_usage(run.path).free < RESERVE_BYTES:
         raise ResourceError(no_space(run.path)) from error
-    tried = f", also after {max_failures} more tries" if getattr(error, "worker_failures", None) else ""
-    raise ResourceError(f"training failed{tried}: {_reason(error)} (the workers' logs are in {run.logs})") from error
+    failures = getattr(error, "worker_failures", None)
+    tried = f", also after {max_failures} more tries" if failures else ""
+    cause: Any = next(iter(failures.values())) if failures else error
+    raise ResourceError(f"training failed{tried}: {last_line(cause)} (the workers' logs are in {run.logs})") from error
 
 
 def _draw(run: RunFolder) -> None:
@@ -328,33 +295,6 @@ def _draw(run: RunFolder) -> None:
             draw_curves(read_metrics(run.metrics), run.curves, run.path.name, metric_labels())
     except (OSError, DataError) as error:
         warn(f"{run.curves}: not drawn ({error})")
-
-
-def _report(outcome: Outcome, run: RunFolder, signals: StopSignals) -> int:
-    if outcome.status == "finished":
-        say(
-            f"{outcome.message}\n  model        {run.export}\n  checkpoints  {run.checkpoints}\n"
-            f"  metrics      {run.metrics}\n  curves       {run.curves}"
-        )
-        return 0
-    if outcome.status == "stopped":
-        say(outcome.message)
-        return signals.exit_code
-    print(f"error: {outcome.message}", file=sys.stderr)
-    return outcome.exit_code
-
-
-def _reason(error: Exception | None) -> str:
-    """The first failed worker's error, in a line."""
-    failures = getattr(error, "worker_failures", None)
-    cause: Any = next(iter(failures.values())) if failures else error
-    return last_line(cause)
-
-
-def _wandb_run_id(run: RunFolder) -> str:
-    if not run.wandb_run_id.exists():
-        write_atomically(run.wandb_run_id, new_run_id())
-    return run.wandb_run_id.read_text().strip()
 
 
 def say(text: str) -> None:

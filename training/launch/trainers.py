@@ -1,0 +1,101 @@
+"""What runs the training loop in workers: Ray Train, or this process for tasks that need no more than one on the CPU.
+
+``arguments`` are the config (plain values), store_path, cpus and wandb_run_id.
+"""
+
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from cluster.placement import Workers
+from run_folder.paths import RunFolder
+from train_config.schema import Config, RunSection
+from training.engine.collective import WorkerContext
+
+logger = logging.getLogger(__name__)
+
+
+def train_here(arguments: dict[str, Any]) -> None:
+    """Train in a process group of this process alone."""
+    if not dist.is_initialized():  # DeepSpeed keeps the groups of the first: it lasts as long as the process
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    _train(arguments, WorkerContext())
+
+
+def ray_trainer(arguments: dict[str, Any], workers: Workers, run: RunSection, max_failures: int) -> Any:
+    """The trainer of Ray Train, whose workers get ``arguments``."""
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    from cluster.connection import worker_environment
+    from cluster.process_group import ProcessGroupConfig
+
+    # Ray waits for workers on a busy cluster for ever without the limit. Its types know neither name.
+    failures: dict[str, Any] = {"max_failures": max_failures, "controller_failure_limit": 1}
+    environment: dict[str, Any] = {"worker_runtime_env": worker_environment()}
+    return TorchTrainer(
+        ray_train_loop,
+        train_loop_config=arguments,
+        scaling_config=ScalingConfig(
+            num_workers=workers.count,
+            use_gpu=workers.use_gpu,
+            resources_per_worker={"CPU": workers.cpus_each} | ({"GPU": 1} if workers.use_gpu else {}),
+        ),
+        run_config=RunConfig(
+            name=run.name,
+            storage_path=run.storage_path,
+            failure_config=FailureConfig(**failures),
+            **environment,
+        ),
+        torch_config=ProcessGroupConfig(backend="nccl" if workers.use_gpu else "gloo"),
+    )
+
+
+def ray_train_loop(arguments: dict[str, Any]) -> None:
+    """The function that Ray Train runs in each worker."""
+    import ray.train.torch
+
+    place = ray.train.get_context()
+    device = ray.train.torch.get_device()
+    if device.type == "cuda":  # Ray Train lets every worker of a node see all of its GPUs
+        torch.cuda.set_device(device)
+    rank, world_size, local_rank = place.get_world_rank(), place.get_world_size(), place.get_local_rank()
+    _train(arguments, WorkerContext(rank, world_size, local_rank, device, ray.train.report))
+
+
+def _train(arguments: dict[str, Any], context: WorkerContext) -> None:
+    """Train, and log what this worker logs, warnings and its failure among it, to a file of the run."""
+    from training.loop.worker import train_worker  # here: it loads DeepSpeed, which Ray Train's driver does not need
+
+    config = Config.model_validate(arguments["config"])
+    torch.set_num_threads(arguments["cpus"])
+    with _logged_to_file(RunFolder(config.run.storage_path, config.run.name), context.rank, context.world_size):
+        train_worker(config, context, arguments["store_path"], arguments["wandb_run_id"])
+
+
+@contextmanager
+def _logged_to_file(run: RunFolder, rank: int, world_size: int) -> Iterator[None]:
+    run.logs.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(run.logs / f"worker-{rank}.log")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root = logging.getLogger()
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    logging.captureWarnings(True)
+    logger.info("rank %d of %d on %s, process %d", rank, world_size, socket.gethostname(), os.getpid())
+    try:
+        yield
+    except Exception:
+        logger.exception("worker %d failed", rank)
+        raise
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(level)
+        handler.close()
