@@ -5,8 +5,6 @@ is a stretch of steps from the agreement before one step to that before another,
 as computations. Worker 0 says when a window is over, in the agreement that every step begins with anyway.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
@@ -15,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -24,29 +22,24 @@ from common.text import first_line
 from common.timing import agree
 from dataset.batches.steps import StepBatches, TrainingSteps
 from model.device import DTYPES, HostCopy, is_out_of_memory
-from model.parameter_groups import parameter_groups
+from model.tasks.base import TaskModel
 from monitoring.sampling.memory_meter import MemoryMeter
 from run_folder.paths import RunFolder
 from train_config.schema import Config, DeepSpeedSection, TrainingSection
 from train_config.tune_schema import MeasurementSection, SearchSection
 from training.engine.collective import ControlGroup, WorkerContext
 from training.engine.deepspeed_settings import zero_stage
-from training.engine.device import apply_device_settings, prepare_layers
-from training.engine.engine import StepResult, TrainingEngine
+from training.engine.engine import TrainingEngine, apply_device_settings, prepare_layers
 from training.engine.step_clock import StepClock
-from training.loop.schedule import learning_rate
-from training.loop.stepping import Stepper
+from training.loop.stepping import Stepper, learning_rate
+from training.tasks.experiment import Experiment
+from training.tasks.registry import experiment_class
 from tuning.settings import Measurement, Status
-
-if TYPE_CHECKING:
-    from model.tasks.base import TaskModel
-    from training.tasks.experiment import Experiment
 
 FAILURES: tuple[Status, ...] = ("crash", "nan", "refused", "out_of_memory")
 """Failures of workers, the one that counts last: a crash may be no more than what another worker's failure left."""
 
 _SHARES = ("data_wait", "forward", "backward", "optimizer", "communication")
-PRUNE_MARGIN = SearchSection().prune_margin
 _NORM = "gradient norm"
 _LONG_RUN_STEPS = 1_000_000
 
@@ -58,7 +51,7 @@ def measure_on_worker(
     measurement: MeasurementSection,
     best_tokens_per_s: float | None,
     *,
-    prune_margin: float = PRUNE_MARGIN,
+    prune_margin: float = SearchSection().prune_margin,
     inference: bool = False,
     on_step: Callable[[], object] = lambda: None,
 ) -> Measurement:
@@ -75,8 +68,6 @@ def measure_on_worker(
         Alike on every worker where it is ``reusable``; a worker that met a failure has the ``reason``. Raises
         EsmerayError where the settings or the data are refused.
     """
-    from training.tasks.registry import experiment_class
-
     limit_mib = config.training.cpu_memory_limit_mib
     meter = MemoryMeter(context.device, None if limit_mib is None else int(limit_mib * 2**20))
     meter.free()
@@ -99,7 +90,7 @@ def measure_on_worker(
 
 
 def _on_work(
-    experiment: Experiment, training: TrainingSection, deepspeed: DeepSpeedSection, inference: bool, trial: _Trial
+    experiment: Experiment, training: TrainingSection, deepspeed: DeepSpeedSection, inference: bool, trial: "_Trial"
 ) -> Measurement:
     """Build what training builds, run the trial on it, and let go of it."""
     context = trial.context
@@ -107,15 +98,14 @@ def _on_work(
         model = experiment.build_model()
         experiment.open(model, context, trial.control)
         experiment.prepare(model, context, trial.control, brief=True)
-        stage = 0 if inference else zero_stage(training, deepspeed)
-        prepare_layers(model.backbone, training, context.device, stage)
+        prepare_layers(model.backbone, training, context.device, 0 if inference else zero_stage(training, deepspeed))
         if inference:
             return trial.run(_Inference(training.precision, model, context), experiment.batches)
-        work = TrainingWork(training, deepspeed, experiment, model, context, trial.control)
+        engine = TrainingEngine(model, training, deepspeed, context.device, experiment.rate_shares(model))
         try:
-            return trial.run(work, experiment.batches)
+            return trial.run(TrainingWork(engine, training, trial.control), experiment.batches)
         finally:
-            work.close()
+            engine.close()
     finally:
         experiment.close()
 
@@ -123,24 +113,14 @@ def _on_work(
 class TrainingWork:
     """Steps of training, as the training loop takes them."""
 
-    def __init__(
-        self,
-        training: TrainingSection,
-        deepspeed: DeepSpeedSection,
-        experiment: Experiment,
-        model: TaskModel,
-        context: WorkerContext,
-        control: ControlGroup,
-    ) -> None:
-        self._settings, self._control = training, control
-        groups = parameter_groups(model, training.weight_decay, experiment.rate_shares(model))
-        self._engine = TrainingEngine(model, groups, training, deepspeed, context.device)
-        self.model: Any = self._engine.module
-        self.clock = StepClock(training.log_every_steps, context.device)
-        self._stepper = Stepper(self._engine, control, self.clock)
+    def __init__(self, engine: TrainingEngine, training: TrainingSection, control: ControlGroup) -> None:
+        self._engine, self._settings, self._control = engine, training, control
+        self.model: Any = engine.module
+        self.clock = StepClock(training.log_every_steps, engine.device)
+        self._stepper = Stepper(engine, control, self.clock)
         self._total_steps = training.max_steps or _LONG_RUN_STEPS
         self._steps = 0
-        self._late = context.device.type == "cuda"
+        self._late = engine.device.type == "cuda"
         self._unread: HostCopy | None = None
 
     def step(self, step: StepBatches, global_targets: int) -> bool:
@@ -154,15 +134,11 @@ class TrainingWork:
         skipped = not math.isfinite(float(own.pop(_NORM)))
         totals = self._control.sum(own) if skipped or self.clock.log_due(self._steps) else {}
         self._steps += 1
-        return not skipped or self._scale_is_falling(result, totals)
-
-    def _scale_is_falling(self, result: StepResult, totals: dict[str, torch.Tensor]) -> bool:
-        """With fp16 the first steps are left out until the loss scale fits, which is no failure."""
-        searching = self._settings.precision == "fp16" and not result.lowest_scale
-        return searching and math.isfinite(float(totals["loss"]))
-
-    def close(self) -> None:
-        self._engine.close()
+        if not skipped:
+            return True
+        # With fp16 the first steps are left out until the loss scale fits, which is no failure.
+        scale_is_falling = self._settings.precision == "fp16" and not result.lowest_scale
+        return scale_is_falling and math.isfinite(float(totals["loss"]))
 
 
 class _Inference:
@@ -213,12 +189,8 @@ class _Trial:
             clock.loaded()
             over = self.context.rank == 0 and time.perf_counter() - began >= self.settings.window_s
             with clock.phase("communication"):
-                agreement = self.control.agree(
-                    0 if step is None else step.num_targets,
-                    0 if step is None else step.num_tokens,
-                    stop=over,
-                    failed=failure is not None,
-                )
+                targets, own_tokens = (step.num_targets, step.num_tokens) if step else (0, 0)
+                agreement = self.control.agree(targets, own_tokens, stop=over, failed=failure is not None)
             if agreement.failed or step is None:
                 return self._failed(failure)
             if number == self.settings.warmup_steps:
@@ -230,14 +202,14 @@ class _Trial:
                     return self._finished(status, clock)
                 tokens, began = 0, now
             tokens += agreement.tokens
-            failure = self._take(work, step, number, agreement.targets)
+            failure = self._step(work, step, number, agreement.targets)
             clock.stepped(agreement.tokens, step.num_tokens)
             clock.start()
             number += 1
             self.on_step()
 
-    def _take(self, work: Work, step: StepBatches, number: int, global_targets: int) -> Measurement | None:
-        """Compute a step; return what failed, for the agreement of the workers."""
+    def _step(self, work: Work, step: StepBatches, number: int, global_targets: int) -> Measurement | None:
+        """Compute a step; return its failure, for the agreement of the workers."""
         finite = work.step(step, global_targets)
         try:
             self.meter.check()
@@ -249,16 +221,13 @@ class _Trial:
         """Add a window, as worker 0 timed it; return the result of the trial, or None if it continues."""
         rate = float(self.control.from_rank_0(json.dumps(rate)))
         self.windows.append(rate)
+        count = len(self.windows)
         if self._agree():
             return "ok"
-        if self._can_not_win():
+        # With more windows a smaller difference to the fastest is enough.
+        if statistics.mean(self.windows) < self.to_beat * (1 - self.prune_margin / count):
             return "pruned"
-        return "ok" if len(self.windows) >= self.settings.max_windows else None
-
-    def _can_not_win(self) -> bool:
-        """Return whether it is slower than the fastest; with more windows a smaller difference is enough."""
-        count = len(self.windows)
-        return statistics.mean(self.windows) < self.to_beat * (1 - self.prune_margin / count)
+        return "ok" if count >= self.settings.max_windows else None
 
     def _agree(self) -> bool:
         return len(self.windows) > 1 and agree(self.windows[-2], self.windows[-1], self.settings.agreement)

@@ -10,10 +10,9 @@ import pytest
 
 from train_config.schema import Config
 from train_config.tune_schema import TuneConfig
-from tuning.limits import Limit, find_limit, shares_text
 from tuning.plots import importances
 from tuning.records import Job, Trial
-from tuning.report import HTML_FILE, PNG_FILE, write_tune_report
+from tuning.report import HTML_FILE, PNG_FILE, Limit, find_limit, shares_text, write_tune_report
 from tuning.results import Results, describe, noise_lines, nothing_fits, to_set, write_best
 from tuning.settings import Measurement, Settings
 from tuning.space import SearchSpace
