@@ -118,8 +118,7 @@ def dry_run(config: Config) -> int:
     if not finished:
         _check_start(config.training, run, workers if config.ray.address in (None, LOCAL) else None)
     task = task_plan(config)
-    if resumption.checkpoints.newest_intact() is not None:
-        _check_source(task, run)
+    _check_source(task, run)
     plan = _plan(resumption, workers, task.estimate())
     for remark in remarks:
         warn(remark)
@@ -137,13 +136,15 @@ def _finished(run: RunFolder) -> str:
 
 def _check_prepared(task: TaskPlan, run: RunFolder, path: Path) -> None:
     """Refuse data that the newest checkpoint was not trained with, or that its model would read otherwise."""
-    check_data(run, task.config.data, task.checksum(path))
     if (checkpoint := CheckpointStore(run.checkpoints).newest_intact()) is not None:
+        check_data(run, task.config.data, task.checksum(path))
         task.check_resumed(checkpoint, path)
 
 
 def _check_source(task: TaskPlan, run: RunFolder) -> None:
-    """Call :func:`_check_prepared`; data that is not prepared yet is prepared in a temporary folder."""
+    """Call :func:`_check_prepared` for a run with a checkpoint; what is not prepared yet is in a temporary folder."""
+    if CheckpointStore(run.checkpoints).newest_intact() is None:
+        return
     if (path := task.location(run.stores)).exists():
         _check_prepared(task, run, path)
         return

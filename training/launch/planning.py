@@ -17,43 +17,42 @@ class Plan:
 
     workers: Workers
     data: DataSize
-    steps_per_epoch: int
-    total_steps: int
-    total_is_exact: bool
     batch: BatchSection
+    training: TrainingSection
     stage: int
-    precision: str
     memory: MemoryEstimate
+    steps_per_epoch: int
+
+    @property
+    def total_steps(self) -> int:
+        return self.training.max_steps or self.training.epochs * self.steps_per_epoch
 
     def lines(self) -> list[str]:
         """The plan for a person to read."""
         about = "" if self.data.exact else "about "
         changes = [] if self.data.counts is None else self.data.counts.lines()
-        memory = self.memory
+        memory, batch = self.memory, self.batch
+        tokens_per_step = f"{batch.global_tokens:,} in {counted(batch.batches_per_step, 'packed batch{es}')}"
+        if batch.batch_size is not None:
+            sequences = counted(batch.batch_size, "sequence{s}")
+            tokens_per_step = f"at most {tokens_per_step} of {sequences} at most"
         host_bytes = memory.host_optimizer_bytes
         return [
             f"workers          {self.workers.count} x {self.workers.device}, {self.workers.cpus_each} CPU cores each",
-            f"precision        {self.precision}",
+            f"precision        {self.training.precision}",
             f"training data    {about}{counted(self.data.sequences, 'sequence{s}')}, {self.data.tokens:,} tokens",
             f"held out         {about}{counted(self.data.held_out, 'sequence{s}')}",
             *(f"                 {line}" for line in changes),
             f"cropped          {about}{counted(self.data.cropped.sequences, 'sequence{s}')}, "
             f"{counted(self.data.cropped.residues, 'residue{s}')} left out each epoch",
-            f"tokens per step  {self._tokens_per_step()}",
+            f"tokens per step  {tokens_per_step}",
             f"steps per epoch  about {self.steps_per_epoch:,}",
-            f"steps in all     {'' if self.total_is_exact else 'about '}{self.total_steps:,}",
+            f"steps in all     {'' if self.training.max_steps else 'about '}{self.total_steps:,}",
             f"parameters       {memory.parameters:,}, of which {memory.trainable_parameters:,} are trained",
             f"memory a device  {_mib(memory.parameter_bytes)} weights, {_mib(memory.gradient_bytes)} gradients, "
             f"{_mib(memory.optimizer_bytes)} optimizer (ZeRO-{self.stage}), activations come on top",
             *([f"memory a host    {_mib(host_bytes)} optimizer of each worker"] if host_bytes else []),
         ]
-
-    def _tokens_per_step(self) -> str:
-        batch = self.batch
-        in_batches = f"{batch.global_tokens:,} in {counted(batch.batches_per_step, 'packed batch{es}')}"
-        if batch.batch_size is None:
-            return in_batches
-        return f"at most {in_batches} of {counted(batch.batch_size, 'sequence{s}')} at most"
 
 
 def make_plan(
@@ -66,23 +65,14 @@ def make_plan(
     steps_per_epoch = max(1, -(-data.tokens // batch.global_tokens))
     if batch.batch_size is not None:
         steps_per_epoch = max(steps_per_epoch, -(-data.sequences // (batch.batch_size * batch.batches_per_step)))
-    return Plan(
-        workers=workers,
-        data=data,
-        steps_per_epoch=steps_per_epoch,
-        total_is_exact=training.max_steps is not None,
-        total_steps=training.max_steps or training.epochs * steps_per_epoch,
-        batch=batch,
+    memory = estimate_memory(
+        size.parameters,
         stage=stage,
+        world_size=workers.count,
         precision=training.precision,
-        memory=estimate_memory(
-            size.parameters,
-            stage=stage,
-            world_size=workers.count,
-            precision=training.precision,
-            offload_optimizer=deepspeed.offload_optimizer,
-        ),
+        offload_optimizer=deepspeed.offload_optimizer,
     )
+    return Plan(workers, data, batch, training, stage, memory, steps_per_epoch)
 
 
 def check_warm_up(training: TrainingSection, total_steps: int) -> None:

@@ -19,7 +19,6 @@ from training.engine.collective import MetricSums
 from training.engine.engine import StepResult
 from training.engine.step_clock import StepClock
 from training.loop.building import Worker
-from training.tasks.experiment import Experiment
 
 _NORM = "gradient norm"
 
@@ -75,8 +74,7 @@ class StepResults:
         if nonfinite:
             _save_nonfinite_records(worker, taken.position.step - 1, taken.batches)
         if totals:
-            after = taken.position.model_copy(update=counts)
-            self._log(after, totals, norm, skipped, taken.rate, taken.times or self._clock.read())
+            self._log(taken, taken.position.model_copy(update=counts), totals, norm)
         return position.model_copy(update=counts)
 
     def _is_fault(self, taken: _Taken, totals: dict[str, Tensor]) -> bool:
@@ -85,26 +83,23 @@ class StepResults:
             return True
         return not math.isfinite(float(totals["loss"]))
 
-    def _log(
-        self,
-        position: Position,
-        totals: dict[str, Tensor],
-        norm: float,
-        skipped: bool,
-        rate: float,
-        times: dict[str, float],
-    ) -> None:
-        worker = self._worker
+    def _log(self, taken: _Taken, position: Position, totals: dict[str, Tensor], norm: float) -> None:
+        worker, skipped = self._worker, not math.isfinite(norm)
+        times = taken.times or self._clock.read()
         metrics: dict[str, float] = worker.engine.module.metrics(totals)  # type: ignore[operator]
         if worker.sampler is not None:
-            loader = _loader_metrics(worker.experiment)
-            worker.sampler.note(position.step, position.epoch, {**metrics, **times, **loader})
+            loader = {
+                "loader_queue_depth": worker.experiment.batches.queue_depth,
+                "feature_cache_hit_rate": worker.experiment.cache_hit_rate,
+            }
+            known = {name: float(value) for name, value in loader.items() if value is not None}
+            worker.sampler.note(position.step, position.epoch, {**metrics, **times, **known})
         worker.log.write(
             "train",
             position.step,
             epoch=position.epoch,
             **metrics,
-            learning_rate=rate,
+            learning_rate=taken.rate,
             gradient_norm=norm,
             skipped=skipped,
             skipped_steps=position.skipped_steps,
@@ -113,14 +108,6 @@ class StepResults:
         )
         if skipped:
             worker.log.event("nonfinite" if position.nonfinite_in_a_row else "loss_scale_lowered", position.step)
-
-
-def _loader_metrics(experiment: Experiment) -> dict[str, float]:
-    values = {
-        "loader_queue_depth": experiment.batches.queue_depth,
-        "feature_cache_hit_rate": experiment.cache_hit_rate,
-    }
-    return {name: float(value) for name, value in values.items() if value is not None}
 
 
 def _save_nonfinite_records(worker: Worker, step: int, batches: list[PackedBatch]) -> None:
