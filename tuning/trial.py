@@ -189,7 +189,7 @@ class _Trial:
             clock.loaded()
             over = self.context.rank == 0 and time.perf_counter() - began >= self.settings.window_s
             with clock.phase("communication"):
-                targets, own_tokens = (step.num_targets, step.num_tokens) if step else (0, 0)
+                targets, own_tokens = (0, 0) if step is None else (step.num_targets, step.num_tokens)
                 agreement = self.control.agree(targets, own_tokens, stop=over, failed=failure is not None)
             if agreement.failed or step is None:
                 return self._failed(failure)
