@@ -102,8 +102,8 @@ def _train_locked(resumption: Resumption, signals: StopSignals, beside: Beside) 
         signals.reinstall()
         workers = place_workers(config.ray, connection.cluster_resources())
         _check_start(config.training, run, workers)
-        if remark := connection.missing_now(workers):
-            warn(remark)
+        if missing := connection.missing_now(workers):
+            warn(missing)
         return _launch(resumption, store_path, size, signals, beside, workers, dashboard)
 
 

@@ -25,7 +25,8 @@ def train_here(arguments: dict[str, Any]) -> None:
     """Train in a process group of this process alone."""
     if not dist.is_initialized():  # DeepSpeed keeps the groups of the first: it lasts as long as the process
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    _train(arguments, WorkerContext())
+    # At most OMP_NUM_THREADS: in steps of a small network threads take most of their time to wait for one another.
+    _train(arguments | {"cpus": min(arguments["cpus"], torch.get_num_threads())}, WorkerContext())
 
 
 def ray_trainer(arguments: dict[str, Any], workers: Workers, run: RunSection, max_failures: int) -> Any:
