@@ -12,8 +12,6 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from common.multiples import multiples
-
 Bits: TypeAlias = NDArray[np.uint64]
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
@@ -65,7 +63,7 @@ def positional_bits(keys_N: Bits, cu_seqlens: NDArray[np.integer]) -> Bits:
     before_N -= np.uint64(1)
     before_N *= _GAMMA
     bits_T = (keys_N - before_N).repeat(cu_seqlens[1:] - cu_seqlens[:-1])
-    bits_T += multiples(int(_GAMMA), bits_T.size)
+    bits_T += np.arange(bits_T.size, dtype=np.uint64) * _GAMMA
     return _mix(bits_T)
 
 

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import DataError
-from common.multiples import multiples
 from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
 
 if TYPE_CHECKING:
@@ -153,4 +152,4 @@ def token_positions(cu_seqlens: NDArray[np.integer]) -> NDArray[np.int64]:
     """(T,) int64: the position of each token in its own sequence, from 0; ``cu_seqlens`` says where each starts."""
     starts_N = cu_seqlens[:-1].astype(np.int64)
     positions_T = starts_N.repeat(cu_seqlens[1:] - cu_seqlens[:-1])
-    return np.subtract(multiples(1, positions_T.size).view(np.int64), positions_T, out=positions_T)
+    return np.subtract(np.arange(positions_T.size), positions_T, out=positions_T)
