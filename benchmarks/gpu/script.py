@@ -22,7 +22,6 @@ from benchmarks.gpu.bench import Arguments, Bench
 from benchmarks.gpu.ceilings import ceilings
 from benchmarks.gpu.correctness import correctness
 from benchmarks.gpu.forward import forward
-from benchmarks.gpu.kernels import kernels
 from benchmarks.gpu.profile import profile
 from benchmarks.gpu.training import budgets, training
 from benchmarks.harness.machine import describe_machine
@@ -31,7 +30,7 @@ from benchmarks.harness.stage import Row, Setting, Stage
 from common.errors import ConfigError
 from common.text import did_you_mean
 
-_IN_ORDER = (correctness, ceilings, training, forward, alignment, kernels, profile, budgets)
+_IN_ORDER = (correctness, ceilings, training, forward, alignment, profile, budgets)
 PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {part.__name__: part for part in _IN_ORDER}
 
 

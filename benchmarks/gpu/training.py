@@ -16,8 +16,8 @@ from common.timing import median_seconds, timed
 from dataset.batches.steps import StepBatches
 from dataset.packed_batch import PackedBatch
 from model.backbones.base import Checkpointing
-from model.backbones.fp8 import use_fp8
 from model.cost.flops import training_flops_per_token
+from model.optimization import use_fp8
 from model.tasks.masked_lm import MaskedLM
 
 
