@@ -26,7 +26,7 @@ from function.propagation import propagate
 from function.proteins import AspectData, FunctionData
 from function.vectors import Vectors
 from inference.classifier import ClassifierPipeline
-from model.export.terms import load_vector_classifier
+from model.export.classifier import load_vector_classifier
 from train_config.terms_schema import TermsSection
 
 Network = tuple[LabelSpace, Callable[[Sequence[str], Vectors | None], NDArray]]

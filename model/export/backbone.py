@@ -50,7 +50,7 @@ def export(
     Returns the absolute path of the folder. Raises ConfigError (the folder exists and ``overwrite`` is not set, or it
     is no export or was changed since) or ResourceError (the disk is full or not writable; nothing is left behind).
     ``model``: with whole (not partitioned) weights. Left as it is.
-    ``tokenizer``: of the backbone (:func:`model.backbones.residues.residue_tokenizer`); the ESM alphabet if None.
+    ``tokenizer``: of the backbone (:func:`model.backbones.loading.residue_tokenizer`); the ESM alphabet if None.
     ``resolved_config``: the run's config as YAML, stored as config.yaml. ``model_card_facts``: sections of the card on
     data, steps, metrics and versions.
     """

@@ -1,5 +1,7 @@
 """A trained classifier as a Hugging Face folder that others can open, and nothing of it pickled.
 
+A network on vectors (the task ``terms``) has no backbone, and so no first two rows and no tokenizer.
+
 config.json, model.safetensors    the backbone, as AutoModel opens it, with the names of the classes
 or adapter_config.json, adapter_model.safetensors  an adapter, as peft opens it, of the base that it names
 base/                             that base, where its weights were random and so can't be had elsewhere
@@ -31,7 +33,6 @@ from dataset.tokens.base import SequenceTokenizer, open_tokenizer
 from model.backbones.huggingface import PaddedBackbone
 from model.backbones.loading import build_backbone, quiet_transformers, seeded
 from model.backbones.lora import ADAPTER_CONFIG_FILE, base_state, load_adapter, merged_state, save_adapter
-from model.export.classifier_card import Opening, classifier_card
 from model.export.exported_folder import (
     CONFIG_FILE,
     WEIGHTS_FILE,
@@ -39,9 +40,10 @@ from model.export.exported_folder import (
     exported_folder,
     read_settings,
 )
-from model.export.model_card import example_text
-from model.saved_settings import write_settings
+from model.export.model_card import Opening, classifier_card, example_text, model_card
+from model.saved_settings import damaged, write_settings
 from model.tasks.classifier import Classifier
+from model.tasks.terms import VectorClassifier
 from train_config.schema import BackboneSection, DataSection
 
 BASE_FOLDER = "base"
@@ -82,8 +84,7 @@ def export_classifier(
             base = _write_adapter(model, building)
         else:
             _write_network(model, building, merged_state(model.backbone.model))
-        _write_head(model, building)
-        model.label_space.save(building)
+        _write_head(model, building, type(model.backbone.model).__name__)
         tokenizer.save(building)
         opening = Opening(example_text(tokenizer), base, *_cropping(resolved_config))
         (building / "README.md").write_text(classifier_card(model, opening, facts or {}), encoding="utf-8")
@@ -119,11 +120,32 @@ def load_classifier(folder: str | Path) -> tuple[Classifier, SequenceTokenizer]:
     return model.eval(), tokenizer
 
 
-def _write_head(model: Classifier, folder: Path) -> None:
-    """Weights and settings of pooling and head."""
+def export_vector_classifier(
+    model: VectorClassifier, folder: Path, resolved_config: str, facts: Mapping[str, Any], overwrite: bool
+) -> Path:
+    """Write the folder of a network on vectors; raises as :func:`export_classifier`."""
+    with exported_folder(folder, "terms", overwrite, resolved_config) as (building, target):
+        _write_head(model, building, "vectors")
+        description = f"Logits of {model.label_space.num_outputs} terms from a vector of {model.backbone.hidden_size}."
+        opening = "`esmeray function predict` takes the folder of its run."
+        card = model_card("text-classification", ["protein"], description, facts, opening)
+        (building / "README.md").write_text(card, encoding="utf-8")
+    return target
+
+
+def load_vector_classifier(folder: Path) -> VectorClassifier:
+    """The model of :func:`export_vector_classifier`, in fp32 on the CPU, in evaluation mode. Raises DataError."""
+    settings = read_settings(folder)
+    model = VectorClassifier(settings.hidden_size, settings.classifier, LabelSpace.load(folder))
+    model.load_own_weights(folder / WEIGHTS_FILE)
+    return model.eval()
+
+
+def _write_head(model: Classifier, folder: Path, architecture: str) -> None:
+    """Weights and settings of pooling and head, and the names of the classes."""
     model.save_own_weights(folder / WEIGHTS_FILE)
     settings = ClassifierSettings(
-        architecture=type(model.backbone.model).__name__,
+        architecture=architecture,
         hidden_size=model.backbone.hidden_size,
         padded=isinstance(model.backbone, PaddedBackbone),
         num_prefix=model.num_prefix,
@@ -131,6 +153,7 @@ def _write_head(model: Classifier, folder: Path) -> None:
         classifier=model.section,
     )
     write_settings(folder / CONFIG_FILE, settings.model_dump(mode="json"))
+    model.label_space.save(folder)
 
 
 def _write_network(model: Classifier, folder: Path, state: dict[str, Tensor]) -> None:
@@ -173,7 +196,7 @@ def _base_folder(folder: Path) -> Path:
         settings = json.loads(path.read_text(encoding="utf-8"))
         source, revision = str(settings["base_model_name_or_path"]), settings["revision"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is damaged ({type(error).__name__}); export the model again") from error
+        raise damaged(path, error) from error
     for candidate in (folder / source, Path(source)):
         if candidate.is_dir():
             return candidate

@@ -12,11 +12,9 @@ from common.errors import DataError
 from dataset.tokens.base import EsmSequenceTokenizer, SequenceTokenizer
 from model.backbones.architectures import MASKED_LM_HEADS, PACKED
 from model.backbones.base import PackedBackbone
-from model.backbones.loading import build_backbone, build_masked_lm
-from model.backbones.residues import residue_tokenizer
+from model.backbones.loading import build_backbone, build_masked_lm, residue_tokenizer
 from model.backbones.source import source_type
 from model.export.classifier import load_classifier
-from model.export.terms import refuse_sequences
 from model.tasks.autoencoder import ESM2Autoencoder
 from model.tasks.base import TaskModel
 from model.tasks.diffusion import open_diffusion
@@ -31,12 +29,16 @@ class Opened(NamedTuple):
     heads: Mapping[str, Any]
 
 
+def _refuse_sequences(folder: Path) -> tuple[TaskModel, SequenceTokenizer]:
+    raise DataError(f"{folder}: a network on vectors gives no outputs of sequences; see 'esmeray function predict'")
+
+
 OPENERS: dict[str, Callable[[Path], tuple[TaskModel, SequenceTokenizer]] | None] = {
     "autoencoder": lambda folder: (ESM2Autoencoder.from_pretrained(folder), EsmSequenceTokenizer()),
     "classifier": load_classifier,
     "diffusion": lambda folder: (open_diffusion(folder), EsmSequenceTokenizer()),
     "masked_lm": None,
-    "terms": refuse_sequences,
+    "terms": _refuse_sequences,
 }
 """How an export of each task is opened, in fp32 on the CPU; None where transformers alone opens it."""
 

@@ -14,7 +14,7 @@ from dataset.batches.labelled import FeatureSource
 from dataset.labels.label_space import LabelSpace
 from function.proteins import LabelledTerms
 from function.vectors import VectorRows, read_vectors
-from model.export.terms import export_vector_classifier
+from model.export.classifier import export_vector_classifier
 from model.tasks.base import TaskModel
 from model.tasks.classifier import build_classifier
 from model.tasks.terms import VectorClassifier, new_vector_classifier
