@@ -1,13 +1,18 @@
-"""A backbone made fast for inference alone."""
+"""Backbones made fast: for inference alone, and in training by products in FP8 (torchao)."""
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
+from common.errors import ConfigError
 from model.backbones.base import PackedBackbone
 from model.backbones.huggingface import PaddedBackbone
 
 _ROWS_HINT = 2048
 """Tokens of a call, roughly; the layout is good for any number."""
+_FP8_MULTIPLE = 16
+"""What FP8's kernels want both sides of a weight to be divisible by."""
 
 
 class PrepackedLinear(nn.Module):
@@ -52,3 +57,26 @@ def _prepack(module: nn.Module) -> None:
             setattr(module, child_name, PrepackedLinear(child))
         else:
             _prepack(child)
+
+
+def use_fp8(backbone: PackedBackbone, *, emulate: bool = False) -> None:
+    """Have the Linears of every layer multiply in FP8, in both passes. To be called before the layers are compiled.
+
+    FP8 products run twice as fast as bf16's on Hopper and later; rounding each row of activations, weights and
+    gradients takes some of that back, so that it pays from about 1,280 channels on.
+
+    ``emulate``: round as FP8 does and multiply in the weights' precision, which any device can. Parameters keep their
+    names, so that checkpoints and exports are those of bf16. Raises ConfigError where torchao is not installed.
+    """
+    try:
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    except ImportError as error:
+        raise ConfigError("training.fp8 needs torchao: pip install torchao") from error
+
+    def takes(module: nn.Module, name: str) -> bool:
+        return isinstance(module, nn.Linear) and not (module.in_features | module.out_features) % _FP8_MULTIPLE
+
+    # Padded: weights' gradients are products over tokens, of which a part of a batch has any number.
+    config = replace(Float8LinearConfig.from_recipe_name("rowwise"), emulate=emulate, pad_inner_dim=True)
+    for layer in backbone.layers:
+        convert_to_float8_training(layer, module_filter_fn=takes, config=config)

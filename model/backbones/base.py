@@ -4,8 +4,9 @@ Shape legend: T tokens in the batch, D channels.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
+from functools import cache
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -16,6 +17,23 @@ from dataset.packed_batch import PackedBatch
 from model.backbones.architectures import is_causal
 
 Checkpointing: TypeAlias = bool | Literal["selective"]
+
+
+class Float32Buffers(nn.Module):
+    """A base that keeps the dtype of a module's own buffers through casts; they still move between devices.
+
+    ``module.bfloat16()``, which training engines call, casts buffers too. Rotary frequencies in bf16 are off by up to
+    0.4 %, which at position 1000 is a turn of four radians; feature scales lose the same share.
+    """
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        before = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
+        super()._apply(fn, recurse)
+        for name, buffer in before.items():
+            applied = self._buffers[name]
+            if applied is not None and applied.dtype != buffer.dtype:
+                self._buffers[name] = buffer.to(applied.device)
+        return self
 
 
 class PackedBackbone(nn.Module, ABC):
@@ -40,6 +58,7 @@ class PackedBackbone(nn.Module, ABC):
         self, model: nn.Module, *, frozen: bool = False, gradient_checkpointing: Checkpointing = False
     ) -> None:
         super().__init__()
+        _keep_rotary_float32(model)
         self.model = model
         self.frozen = frozen
         self.gradient_checkpointing = gradient_checkpointing
@@ -142,6 +161,19 @@ def decayed_rates(backbone: PackedBackbone, decay: float) -> dict[nn.Parameter, 
             height = len(modules) - int(name.removeprefix(f"{layers}.").partition(".")[0])
         rates[parameter] = decay**height
     return rates
+
+
+def _keep_rotary_float32(model: nn.Module) -> None:
+    """Give every rotary module of a Hugging Face model :class:`Float32Buffers` as a base, in place."""
+    for module in model.modules():
+        if not isinstance(module, Float32Buffers) and any("inv_freq" in name for name in module._buffers):
+            kind: Any = type(module)
+            module.__class__ = _with_float32_buffers(kind)
+
+
+@cache
+def _with_float32_buffers(kind: Any) -> Any:
+    return type(kind.__name__, (Float32Buffers, kind), {})
 
 
 def _layer_list(model: nn.Module, num_layers: int) -> tuple[str, nn.ModuleList]:

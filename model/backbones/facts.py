@@ -1,4 +1,4 @@
-"""Facts of a backbone before any of it is built: how many parameters, which linear layers, what it can take.
+"""Facts of a backbone before any of it is built: how many parameters, which linear layers, those that are adapted.
 
 In: the backbone section of the config. Out: :class:`BackboneFacts`, by formula for ESM-2 and the decoders that can be
 drawn, so that a plan of the shipped experiments waits for neither torch nor transformers; any other architecture is
@@ -7,9 +7,12 @@ built on the meta device, which imports both.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from common.errors import ConfigError
+from common.text import did_you_mean
 from model.backbones.source import esm_settings, gated_inner_size, random_size, source_type
 from train_config.schema import BackboneSection
 
@@ -19,6 +22,19 @@ if TYPE_CHECKING:
 
 _PROJECTIONS_WITH_BIAS = {"qwen2": 3, "llama": 0}
 """In each layer of the decoders with random weights."""
+
+_ATTENTION = (
+    ("query", "key", "value", "attention.output.dense"),  # ESM-2, BERT, RoBERTa, ELECTRA
+    ("q_proj", "k_proj", "v_proj", "o_proj"),  # Llama, Mistral, Qwen
+    ("q", "k", "v", "o"),  # T5
+    ("attn.c_attn", "attn.c_proj"),  # GPT-2
+    ("q_lin", "k_lin", "v_lin", "out_lin"),  # DistilBERT
+    ("attn.Wqkv", "attn.Wo"),  # ModernBERT
+)
+"""Names of the projections of attention; an architecture has the first set of which it has every name."""
+
+WITHOUT_LOSS = ("contact_head", "pooler", "lm_head")
+"""Heads of Hugging Face's modules that no feature of a token passes through."""
 
 
 @dataclass(frozen=True)
@@ -116,3 +132,39 @@ def facts_of(backbone: PackedBackbone) -> BackboneFacts:
         padded=isinstance(backbone, PaddedBackbone),
         longest=backbone.longest,
     )
+
+
+def check_not_frozen(frozen: bool) -> None:
+    """Refuse an adapter around a frozen backbone. Raises ConfigError (``frozen``)."""
+    if frozen:
+        raise ConfigError(
+            "model.backbone.frozen and model.backbone.lora.rank can't both be set: an adapter freezes the other weights"
+        )
+
+
+def chosen_layers(layers: list[str], targets: list[str]) -> list[str]:
+    """Names of the layers to adapt, of the linear layers that the features of tokens pass through.
+
+    ``targets``: ``attention``, ``all-linear``, or the ends of layers' names. Raises ConfigError (a target names no
+    linear layer; it lists those there are).
+    """
+    chosen: dict[str, None] = {}  # in order, once each
+    for target in targets:
+        ends: tuple[str, ...] = (target,)
+        if target == "attention":
+            ends = next((names for names in _ATTENTION if all(_ending_in(layers, name) for name in names)), ())
+        matching = layers if target == "all-linear" else [layer for name in ends for layer in _ending_in(layers, name)]
+        if not matching:
+            # Parts of the names after the number of the layer, once each, as a target could name them.
+            there = list(dict.fromkeys(re.split(r"\.\d+\.", layer)[-1] for layer in layers))
+            raise ConfigError(
+                f"model.backbone.lora.targets: no linear layer is called {target!r}{did_you_mean(target, there)}; "
+                f"there are {', '.join(there)}, and all-linear"
+            )
+        chosen |= dict.fromkeys(matching)
+    return list(chosen)
+
+
+def _ending_in(layers: list[str], name: str) -> list[str]:
+    """Match as peft does: the whole name, or its last parts."""
+    return [layer for layer in layers if layer == name or layer.endswith(f".{name}")]

@@ -23,7 +23,6 @@ from common.errors import ConfigError
 from dataset.packed_batch import PackedBatch
 from model.attention.packed import PACKED_ATTENTION
 from model.backbones.base import Checkpointing, PackedBackbone
-from model.backbones.float32_buffers import keep_rotary_float32
 from model.backbones.source import SOURCE_KEY
 
 _POSITION_TABLES = ("position_embeddings", "wpe", "embed_positions")
@@ -44,7 +43,6 @@ class HuggingFaceBackbone(PackedBackbone):
         self, model: PreTrainedModel, *, frozen: bool = False, gradient_checkpointing: Checkpointing = False
     ) -> None:
         _set_packed_attention(model)
-        keep_rotary_float32(model)
         super().__init__(model, frozen=frozen, gradient_checkpointing=gradient_checkpointing)
         self._first_position, self._longest = _positions(model)
         _set_checkpointing(model, not frozen and gradient_checkpointing)
@@ -97,7 +95,6 @@ class PaddedBackbone(PackedBackbone):
                 f"{SOURCE_KEY}: a model of type {model.config.model_type!r} takes no input_ids with an attention_mask, "
                 "so it can't be given padded texts; choose another"
             )
-        keep_rotary_float32(model)
         super().__init__(model, frozen=frozen, gradient_checkpointing=gradient_checkpointing)
         self._pad = pad
         self._settings = {"use_cache": False} if "use_cache" in parameters else {}

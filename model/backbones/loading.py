@@ -1,7 +1,8 @@
-"""Backbones from the config: weights drawn from the seed, or loaded from a local folder or the hub.
+"""Backbones from the config: weights that are random by the seed, or loaded from a local folder or the hub.
 
 In: the backbone section of the config. Out: a packed backbone, with the head of its masked language model where that is
-wanted. Only safetensors are read, and no code that a folder names is run.
+wanted. Only safetensors are read, and no code that a folder names is run. For tasks on residues, batches come in the
+ESM alphabet: ESM-2, ESM C and random weights have its ids, any other backbone (ProtBERT ...) a table of its own.
 """
 
 from collections.abc import Iterator
@@ -11,23 +12,20 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 from transformers import EsmForMaskedLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from common.errors import ConfigError, DataError
 from common.text import first_line
-from dataset.tokens.esm import VOCABULARY
-from model.backbones.architectures import (
-    MASKED_LM_HEADS,
-    masked_lm_class,
-    model_class,
-    read_config,
-)
+from dataset.tokens.base import EsmSequenceTokenizer, HuggingFaceTokenizer, SequenceTokenizer, open_tokenizer
+from dataset.tokens.esm import CLS, EOS, FIRST_RESIDUE, LAST_RESIDUE, MASK, PAD, VOCABULARY
+from dataset.tokens.model_folder import CONFIG_FILE, read_settings
+from model.backbones.architectures import MASKED_LM_HEADS, masked_lm_class, model_class, read_config
 from model.backbones.base import PackedBackbone
 from model.backbones.esm2 import EsmBackbone
 from model.backbones.huggingface import HuggingFaceBackbone, PaddedBackbone
-from model.backbones.source import has_random_weights, is_padded, weights_folder
+from model.backbones.source import SOURCE_KEY, config_folder, has_random_weights, is_padded, weights_folder
 from train_config.schema import BackboneSection
 
 _MAY_BE_MISSING = {"contact_head", "pooler", *(name for names in MASKED_LM_HEADS.values() for name in names)}
@@ -85,6 +83,36 @@ def masked_lm_network(backbone: PackedBackbone, head: nn.Module) -> PreTrainedMo
     return network
 
 
+def residue_backbone(section: BackboneSection, seed: int, *, empty: bool = False) -> PackedBackbone:
+    """The backbone of :func:`build_backbone` for batches in the ESM alphabet.
+
+    Raises ConfigError (as there, or its tokenizer does not give one token for each residue between two others) or
+    DataError, ResourceError (as there).
+    """
+    tokenizer = residue_tokenizer(section)
+    backbone = build_backbone(section, seed, tokenizer.vocabulary_size, tokenizer.pad, empty=empty)
+    backbone.residue_ids = _residue_ids(tokenizer)
+    return backbone
+
+
+def residue_masked_lm(section: BackboneSection, seed: int, *, empty: bool = False) -> tuple[PackedBackbone, nn.Module]:
+    """The same with the head of :func:`build_masked_lm`, which raises besides."""
+    tokenizer = residue_tokenizer(section)
+    backbone, head = build_masked_lm(section, seed, tokenizer.vocabulary_size, tokenizer.pad, empty=empty)
+    backbone.residue_ids = _residue_ids(tokenizer)
+    return backbone, head
+
+
+def residue_tokenizer(section: BackboneSection) -> SequenceTokenizer:
+    """Tokenizer of a backbone for residues: that of its folder, or the ESM alphabet.
+
+    Raises ConfigError (the source has no tokenizer that can be read) or ResourceError (the hub can't be reached).
+    """
+    if has_random_weights(section) or _has_esm_ids(read_settings(config_folder(section) / CONFIG_FILE, SOURCE_KEY)):
+        return EsmSequenceTokenizer()
+    return open_tokenizer(section.source, key=SOURCE_KEY)
+
+
 def load_network(section: BackboneSection, seed: int) -> EsmForMaskedLM:
     """Hugging Face's ESM-2 with its language-model head, in fp32 on the CPU, as backbones hold it.
 
@@ -115,6 +143,33 @@ def quiet_transformers() -> Iterator[None]:
         transformers_logging.set_verbosity(verbosity)
         if bars:
             transformers_logging.enable_progress_bar()
+
+
+def _has_esm_ids(settings: dict[str, Any]) -> bool:
+    """Test for the settings of an ESM-2 or an ESM C, whose first 33 ids are those of the alphabet."""
+    if settings.get("model_type") == "esm":
+        return True
+    ids = settings.get("mask_token_id", MASK), settings.get("pad_token_id", PAD)
+    return settings.get("model_type") == "esmc" and ids == (MASK, PAD)
+
+
+def _residue_ids(tokenizer: SequenceTokenizer) -> Tensor | None:
+    """(33,) int64: the tokenizer's id of each token of the ESM alphabet; None where they are the same."""
+    if not isinstance(tokenizer, HuggingFaceTokenizer):
+        return None
+    if not tokenizer.one_token_per_residue or (len(tokenizer.prefix), len(tokenizer.suffix)) != (1, 1):
+        raise ConfigError(
+            f"{SOURCE_KEY}: tasks on residues need a tokenizer that gives one token for each residue, one before and "
+            "one after all of them; use model.task classifier, or another backbone"
+        )
+    unknown = tokenizer.pad if tokenizer.unknown is None else tokenizer.unknown
+    ids = torch.full((len(VOCABULARY),), unknown)
+    ids[CLS], ids[EOS], ids[PAD] = tokenizer.prefix[0], tokenizer.suffix[0], tokenizer.pad
+    ids[MASK] = unknown if tokenizer.mask is None else tokenizer.mask
+    for index in range(FIRST_RESIDUE, LAST_RESIDUE + 1):
+        own, _ = tokenizer.encode([VOCABULARY[index]])
+        ids[index] = int(own[0]) if own.size == 1 else unknown
+    return ids
 
 
 def _network(section: BackboneSection, config: PreTrainedConfig, kind: type[Any], seed: int, empty: bool) -> Any:

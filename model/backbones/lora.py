@@ -20,7 +20,7 @@ from transformers.pytorch_utils import Conv1D
 from common.errors import DataError
 from common.text import first_line
 from model.backbones.base import PackedBackbone
-from model.backbones.lora_targets import WITHOUT_LOSS, check_not_frozen, chosen_layers
+from model.backbones.facts import WITHOUT_LOSS, check_not_frozen, chosen_layers
 from train_config.classifier_schema import LoraSection
 
 ADAPTER_WEIGHTS_FILE = "adapter_model.safetensors"

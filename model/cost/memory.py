@@ -12,8 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from dataset.labels.label_space import LabelSpace
-from model.backbones.facts import BackboneFacts, esm_facts
-from model.backbones.lora_targets import check_not_frozen, chosen_layers
+from model.backbones.facts import BackboneFacts, check_not_frozen, chosen_layers, esm_facts
 from model.backbones.source import esm_settings, source_type
 from model.tasks.classifier_settings import check_pooling, loss_name
 from train_config.classifier_schema import ClassifierSection

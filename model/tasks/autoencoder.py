@@ -23,8 +23,7 @@ from dataset.packed_batch import PackedBatch
 from dataset.targets import IGNORED_TARGET
 from dataset.tokens.esm import CLS, EOS, PAD, VOCABULARY
 from model.backbones.base import PackedBackbone
-from model.backbones.loading import seeded
-from model.backbones.residues import residue_backbone
+from model.backbones.loading import residue_backbone, seeded
 from model.saved_settings import read_settings_of, write_settings
 from model.tasks.base import Card, ResidueModel, TaskOutput, scalar_sums
 from model.tasks.normalization import FeatureNormalization, FeatureStatistics

@@ -22,8 +22,7 @@ from common.errors import DataError
 from dataset.packed_batch import LABELS, WEIGHTS, PackedBatch
 from model.attention.packed import attend
 from model.backbones.base import PackedBackbone
-from model.backbones.loading import masked_lm_network, seeded
-from model.backbones.residues import residue_masked_lm
+from model.backbones.loading import masked_lm_network, residue_masked_lm, seeded
 from model.saved_settings import read_settings_of, write_settings
 from model.structures.encoder import StructureEncoder
 from model.tasks.base import Card, ResidueModel, TaskOutput, scalar_sums

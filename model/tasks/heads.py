@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dataset.packed_batch import PackedBatch
-from model.backbones.float32_buffers import Float32Buffers
-from model.kernels.pooling import pool
-from model.tasks.pooling import residue_mask, residues_of
+from model.backbones.base import Float32Buffers
+from model.tasks.pooling import pool, residue_mask, residues_of
 from train_config.classifier_schema import ClassifierSection
 
 

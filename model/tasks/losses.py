@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from common.errors import ConfigError
 from dataset.targets import IGNORED_TARGET
-from model.backbones.float32_buffers import Float32Buffers
+from model.backbones.base import Float32Buffers
 from model.tasks.classifier_settings import loss_name
 from train_config.classifier_schema import ClassifierSection, TargetKind
 

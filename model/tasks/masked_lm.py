@@ -17,8 +17,7 @@ from transformers import PreTrainedModel
 
 from dataset.packed_batch import PackedBatch
 from model.backbones.base import PackedBackbone
-from model.backbones.loading import masked_lm_network
-from model.backbones.residues import residue_masked_lm
+from model.backbones.loading import masked_lm_network, residue_masked_lm
 from model.tasks.base import Card, ResidueModel, TaskOutput, scalar_sums
 from train_config.schema import ModelSection
 

@@ -19,7 +19,7 @@ from common.compiled_code import cache_folder
 from common.errors import CheckpointError, ConfigError, ResourceError
 from dataset.packed_batch import PackedBatch
 from model.backbones.base import PackedBackbone
-from model.backbones.fp8 import use_fp8
+from model.optimization import use_fp8
 from model.parameter_groups import RATE_SHARE, parameter_groups
 from train_config.schema import DeepSpeedSection, TrainingSection
 from training.engine.deepspeed_settings import LOWEST_LOSS_SCALE, check_precision, deepspeed_settings

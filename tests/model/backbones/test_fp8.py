@@ -8,7 +8,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from common.errors import ConfigError, ResourceError
-from model.backbones.fp8 import use_fp8
+from model.optimization import use_fp8
 from model.tasks.masked_lm import MaskedLM
 from tests.model.support import build_model, masked_batch, random_sequences, tiny_section
 from train_config.schema import TrainingSection

@@ -8,7 +8,7 @@ from common.errors import ConfigError
 from dataset.tokens.base import EsmSequenceTokenizer
 from dataset.tokens.esm import encode, pack_sequences
 from model.backbones.architectures import MASKED_LM_HEADS
-from model.backbones.residues import residue_tokenizer
+from model.backbones.loading import residue_tokenizer
 from model.cost.memory import count_autoencoder_parameters, count_masked_lm_parameters
 from model.export.backbone import export
 from model.tasks.autoencoder import ESM2Autoencoder

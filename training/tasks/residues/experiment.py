@@ -7,7 +7,7 @@ from dataset.batches.loader import Loader, ResidueSource
 from dataset.batches.preparation import PreparationSettings
 from dataset.batches.splitting import split_records
 from dataset.store.reader import Store
-from model.backbones.residues import residue_tokenizer
+from model.backbones.loading import residue_tokenizer
 from model.export.backbone import export
 from model.tasks.base import ResidueModel
 from run_folder.paths import RunFolder
