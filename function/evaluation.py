@@ -25,8 +25,7 @@ from scipy.sparse import csr_array
 from common.bootstrap import percentile_interval, resamplings
 from common.fmax import counts_reaching, f_measure, ratio
 from function.annotations import Annotations
-from function.ontology import Aspect
-from function.propagation import BLOCK, Method, dense, propagate_dense
+from function.ontology import BLOCK, Aspect, Method, dense, propagate_dense
 from train_config.terms_schema import EvaluationSection, Normalisation
 
 Array: TypeAlias = NDArray[np.float64]
@@ -87,21 +86,21 @@ def evaluate(
         excluded = known.of(truth.proteins)
         actual = (actual > excluded).tocsr()
     if known is not None or terms_V is not None:
-        left_N = actual @ weights_WV[0] > 0
-        actual, scores, excluded = actual[left_N], scores[left_N], excluded[left_N]
+        counts_N = actual @ weights_WV[0] > 0
+        actual, scores, excluded = actual[counts_N], scores[counts_N], excluded[counts_N]
     if not actual.shape[0]:
         return Evaluation(0, 0, np.empty(0), {}, {})
     thresholds_T = np.arange(settings.step, 1, settings.step)
-    hit_WTN, called_WTN = _count(aspect, actual, scores, excluded, weights_WV, thresholds_T, settings.propagation)
-    sums = _sums(hit_WTN, called_WTN, (actual @ weights_WV.T).T, settings)
+    hits_WTN, predicted_WTN = _count(aspect, actual, scores, excluded, weights_WV, thresholds_T, settings.propagation)
+    sums = _sums(hits_WTN, predicted_WTN, (actual @ weights_WV.T).T, settings)
     values = _normalised(sums, actual.shape[0], settings.norm)
-    some_T = values["cov"][0, :, 0] > 0
+    covered_T = values["cov"][0, :, 0] > 0
     return Evaluation(
         proteins=actual.shape[0],
         predicted=int(np.count_nonzero(np.diff(scores.indptr))),
-        thresholds=thresholds_T[some_T],
-        curves={name + end: values[name][w, some_T, 0] for w, end in enumerate(weights) for name in values},
-        metrics=dict(_metrics(values, list(weights), thresholds_T)) if some_T.any() else {},
+        thresholds=thresholds_T[covered_T],
+        curves={name + end: values[name][w, covered_T, 0] for w, end in enumerate(weights) for name in values},
+        metrics=dict(_metrics(values, list(weights), thresholds_T)) if covered_T.any() else {},
     )
 
 
@@ -119,8 +118,9 @@ def _count(
     # 0 is no score, 1 one below the first threshold, 2 one that reaches it, and so on
     reached = np.searchsorted(thresholds_T, scores.data, side="right") + (scores.data > 0)
     codes = csr_array((reached.astype(np.min_scalar_type(size + 1)), scores.indices, scores.indptr), shape=scores.shape)
-    hit_WTN, called_WTN = np.empty((2, len(weights_WV), size, total))
-    for rows in (slice(start, min(start + BLOCK, total)) for start in range(0, total, BLOCK)):
+    hits_WTN, predicted_WTN = np.empty((2, len(weights_WV), size, total))
+    for start in range(0, total, BLOCK):
+        rows = slice(start, min(start + BLOCK, total))
         codes_VB = dense(codes[rows])
         propagate_dense(codes_VB, aspect, propagation)
         codes_VB[dense(excluded[rows])] = 0
@@ -129,27 +129,27 @@ def _count(
         hit = dense(actual[rows])[term, protein]
         for w, weight_V in enumerate(weights_WV):
             weight = weight_V[term]
-            hit_WTN[w, :, rows] = counts_reaching(protein[hit], reached[hit], shape, weight[hit]).T
-            called_WTN[w, :, rows] = counts_reaching(protein, reached, shape, weight).T
-    return hit_WTN, called_WTN
+            hits_WTN[w, :, rows] = counts_reaching(protein[hit], reached[hit], shape, weight[hit]).T
+            predicted_WTN[w, :, rows] = counts_reaching(protein, reached, shape, weight).T
+    return hits_WTN, predicted_WTN
 
 
-def _sums(hit_WTN: Array, called_WTN: Array, truth_WN: Array, settings: EvaluationSection) -> dict[str, Array]:
+def _sums(hits_WTN: Array, predicted_WTN: Array, truth_WN: Array, settings: EvaluationSection) -> dict[str, Array]:
     """(W, T, R) sums over the proteins, and over those of each draw."""
-    truth_WTN = np.broadcast_to(truth_WN[:, None], hit_WTN.shape)
-    parts = {
-        "n": (called_WTN > 0).astype(float),
-        "tp": hit_WTN,
-        "fp": called_WTN - hit_WTN,
-        "fn": truth_WTN - hit_WTN,
-        "pr": ratio(hit_WTN, called_WTN),
-        "rc": ratio(hit_WTN, truth_WTN),
+    truth_WTN = np.broadcast_to(truth_WN[:, None], hits_WTN.shape)
+    by_protein = {
+        "n": (predicted_WTN > 0).astype(float),
+        "tp": hits_WTN,
+        "fp": predicted_WTN - hits_WTN,
+        "fn": truth_WTN - hits_WTN,
+        "pr": ratio(hits_WTN, predicted_WTN),
+        "rc": ratio(hits_WTN, truth_WTN),
     }
-    sums = {name: [values_WTN.sum(axis=2, keepdims=True)] for name, values_WTN in parts.items()}
+    sums = {name: [values_WTN.sum(axis=2, keepdims=True)] for name, values_WTN in by_protein.items()}
     draws = resamplings(truth_WN.shape[1], settings.draws, settings.seed)
     for _ in range(0, settings.draws, _DRAWS_AT_ONCE):
         draws_NR = np.stack(list(islice(draws, _DRAWS_AT_ONCE)), axis=1).astype(float)
-        for name, values_WTN in parts.items():
+        for name, values_WTN in by_protein.items():
             sums[name].append(values_WTN @ draws_NR)
     return {name: np.concatenate(blocks, axis=2) for name, blocks in sums.items()}
 
@@ -157,16 +157,14 @@ def _sums(hit_WTN: Array, called_WTN: Array, truth_WN: Array, settings: Evaluati
 def _normalised(sums: dict[str, Array], proteins: int, norm: Normalisation) -> dict[str, Array]:
     """(W, T, R) values by cafaeval's names."""
     n = sums.pop("n")
-    over = {"pred": n, "gt": np.full_like(n, proteins)}
-    of_precision, of_others = (over["pred"], over["gt"]) if norm == "cafa" else (over[norm], over[norm])
-    values = {name: ratio(summed, of_others) for name, summed in sums.items()}
-    values["pr"] = ratio(sums["pr"], of_precision)
+    divisor = n if norm == "pred" else proteins
+    values = {name: ratio(summed, divisor) for name, summed in sums.items()}
+    values["pr"] = ratio(sums["pr"], proteins if norm == "gt" else n)
     tp, fp, fn = values["tp"], values["fp"], values["fn"]
     values |= {"n": n, "cov": n / proteins, "mi": fp, "ru": fn, "s": np.sqrt(fn**2 + fp**2)}
     values |= {"pr_micro": ratio(tp, tp + fp), "rc_micro": ratio(tp, tp + fn)}
     for end in ("", "_micro"):
-        precision, recall = values[f"pr{end}"], values[f"rc{end}"]
-        values[f"f{end}"] = f_measure(precision, recall)
+        values[f"f{end}"] = f_measure(values[f"pr{end}"], values[f"rc{end}"])
     return values
 
 
@@ -175,8 +173,8 @@ def _metrics(values: dict[str, Array], endings: list[str], thresholds_T: Array) 
     covered_TR = values["cov"][0] > 0
     for w, end in enumerate(endings):
         for name, (key, sign) in BEST.items():
-            of_TR = np.where(covered_TR, sign * values[key][w], -np.inf)
-            yield name + end, _metric(sign * of_TR.max(axis=0), float(thresholds_T[of_TR[:, 0].argmax()]))
+            signed_TR = np.where(covered_TR, sign * values[key][w], -np.inf)
+            yield name + end, _metric(sign * signed_TR.max(axis=0), float(thresholds_T[signed_TR[:, 0].argmax()]))
         for kind in ("", "_micro"):
             area_R = _area(values[f"pr{kind}"][w], values[f"rc{kind}"][w], values["cov"][w] > 0)
             yield f"aupr{kind}{end}", _metric(area_R)
@@ -191,7 +189,6 @@ def _area(precision_TR: Array, recall_TR: Array, covered_TR: NDArray[np.bool_]) 
     """(R,) area under the curve; thresholds without predictions repeat the last that has some, which adds no area."""
     last_R = np.maximum(covered_TR.sum(axis=0) - 1, 0)
     place_TR = np.minimum(np.arange(len(covered_TR))[::-1, None], last_R)
-    curve_2TR = np.stack([precision_TR, recall_TR])
-    curve_2TR = np.take_along_axis(curve_2TR, place_TR[None], axis=1)
+    curve_2TR = np.take_along_axis(np.stack([precision_TR, recall_TR]), place_TR[None], axis=1)
     precision_TR, recall_TR = np.take_along_axis(curve_2TR, np.argsort(curve_2TR[1:], axis=1, kind="stable"), axis=1)
     return np.asarray(np.trapezoid(precision_TR, recall_TR, axis=0))

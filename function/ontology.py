@@ -1,25 +1,29 @@
-"""The Gene Ontology, or another one in OBO format, as arrays.
+"""The Gene Ontology, or another one in OBO format, as arrays, and scores propagated along it.
 
 In: an OBO file, plain or compressed. Out: an :class:`Aspect` for each namespace, with the relations is_a and part_of
 inside it. Relations to another namespace and obsolete terms are left out; an alternative id stands for its term.
 
-Shape legend: V terms of an aspect.
+Shape legend: V terms of an aspect, N proteins, B proteins of a block.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array, eye_array
+from scipy.sparse import csr_array, eye_array, vstack
 from xopen import xopen
 
 from common.errors import DataError
 from common.text import did_you_mean
 from dataset.fasta.locate import DECOMPRESSION_ERRORS
+
+Method: TypeAlias = Literal["max", "fill"]
+BLOCK = 256
+"""Proteins at a time: the scores of 25,000 terms then take 6 MB as bytes."""
 
 
 class Step(NamedTuple):
@@ -187,3 +191,33 @@ def _aspect(path: Path, name: str, ids: list[str], edges: list[tuple[str, str]])
         raise DataError(f"{path}: is_a and part_of of {name} run in a circle at or above {term}; remove one of them")
     order = np.argsort(levels_V, kind="stable")
     return Aspect(name, tuple(ids[place] for place in order), levels_V[order], parents[order][:, order].tocsr())
+
+
+def propagate(scores: csr_array, aspect: Aspect, method: Method = "max") -> csr_array:
+    """(N, V) scores, not below 0, of any type, with those of each term's ancestors; see :func:`propagate_dense`.
+
+    Terms are taken level by level, for some hundred proteins at a time, which keeps the dense part small.
+    """
+    blocks = []
+    for start in range(0, scores.shape[0], BLOCK):
+        block_VB = dense(scores[start : start + BLOCK])
+        propagate_dense(block_VB, aspect, method)
+        blocks.append(csr_array(block_VB.T))
+    return vstack(blocks, format="csr") if blocks else scores.copy()
+
+
+def dense(rows: csr_array) -> NDArray[Any]:
+    """(V, B) of (B, V): a term's scores lie beside each other."""
+    return rows.T.toarray(order="C")
+
+
+def propagate_dense(scores_VB: NDArray[Any], aspect: Aspect, method: Method) -> None:
+    """Propagate scores, 0 where there is none, to the ancestors, in place, as cafaeval 1.3 does.
+
+    ``max`` gives a term the largest score of itself and its descendants. ``fill`` gives it the largest of its children,
+    themselves filled, where its own is 0.
+    """
+    for terms, children, starts in aspect.steps:
+        below = np.maximum.reduceat(scores_VB[children], starts, axis=0)
+        own = scores_VB[terms]
+        scores_VB[terms] = np.maximum(own, below) if method == "max" else np.where(own == 0, below, own)

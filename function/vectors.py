@@ -1,9 +1,9 @@
-"""Vectors of the proteins of a run: their composition, or a folder of embeddings.
+"""Vectors of the proteins of a run: their composition, which needs no model, or a folder of embeddings.
 
-Shape legend: R records, C channels.
+Shape legend: R records, N sequences, C channels.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +11,31 @@ from numpy.typing import NDArray
 
 from common.errors import DataError
 from dataset.embeddings.reader import open_vectors
+from dataset.fasta.alphabet import AMINO_ACIDS, kmers
 from dataset.store.reader import Store
-from function.composition import composition
 from train_config.terms_schema import COMPOSITION, EmbeddingsSection
 
 Vectors = NDArray[np.float32]
+_GROUPS = ("AST", "C", "DE", "FWY", "GP", "HKR", "ILMV", "NQ")
+_KINDS = ((tuple(AMINO_ACIDS), 1), (tuple(AMINO_ACIDS), 2), (_GROUPS, 3))
+CHANNELS = sum(len(groups) ** length for groups, length in _KINDS)
+
+
+def composition(sequences: Sequence[str]) -> Vectors:
+    """(N, C) square roots of the frequencies of the 20 amino acids, of their 400 pairs, and of 512 triples of groups.
+
+    Each kind has length 1, so that cosines compare distributions (Bhattacharyya). Words with other letters than amino
+    acids do not count.
+    """
+    vectors_NC = np.zeros((len(sequences), CHANNELS), np.float32)
+    for row_C, text in zip(vectors_NC, sequences, strict=True):
+        residues, first = np.frombuffer(text.encode(), np.uint8), 0
+        for groups, length in _KINDS:
+            size = len(groups) ** length
+            counts = np.bincount(kmers(residues, groups, length), minlength=size)
+            row_C[first : first + size] = np.sqrt(counts / max(1, counts.sum()))
+            first += size
+    return vectors_NC
 
 
 def read_vectors(store: Store, settings: EmbeddingsSection) -> Vectors:

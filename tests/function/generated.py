@@ -18,8 +18,7 @@ import pytest
 
 from function.annotations import read_accretion, read_annotations, read_scores
 from function.evaluation import Evaluation, evaluate
-from function.ontology import read_ontology
-from function.propagation import Method
+from function.ontology import Method, read_ontology
 from train_config.terms_schema import EvaluationSection, Normalisation
 
 EXPECTED = Path(__file__).with_name("expected.json")

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array
 
-from function.ontology import read_ontology
-from function.propagation import BLOCK, propagate
+from function.ontology import BLOCK, propagate, read_ontology
 from tests.function.generated import generate
 
 

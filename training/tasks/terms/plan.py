@@ -7,8 +7,8 @@ from common.progress import ProgressCallback
 from dataset.embeddings.manifest import read_manifest
 from dataset.tokens.base import SequenceTokenizer
 from dataset.tokens.token_store import ensure_tokens
-from function.composition import CHANNELS
 from function.proteins import LabelledTerms, location, prepare
+from function.vectors import CHANNELS
 from model.backbones.facts import BackboneFacts, backbone_facts
 from train_config.classifier_schema import TargetKind
 from train_config.schema import BackboneSection
