@@ -18,17 +18,11 @@ CLOSING_S = 6.0
 """Seconds that sinks get beyond that. With what Ray needs to shut down, a run ends within 30."""
 
 
-class Interrupted(KeyboardInterrupt):
-    """A signal arrived while nothing was running yet that would have to be saved.
-
-    A KeyboardInterrupt, as Ray's waits (2.60) pass on nothing else that a handler raises; they make a plain one of it.
-    """
-
-
 class StopSignals:
     """Handles SIGINT and SIGTERM for the length of a ``with`` block in the main thread.
 
-    Before :meth:`hand_over`, a signal raises :class:`Interrupted`, the same request once. After it, the first one calls
+    Before :meth:`hand_over`, while nothing is running that would have to be saved, a signal raises KeyboardInterrupt,
+    the same request once; Ray's waits (2.60) pass on nothing else that a handler raises. After it, the first one calls
     ``on_request`` and starts the grace period; a second one ends that at once.
     """
 
@@ -65,8 +59,7 @@ class StopSignals:
     def behind(self, error: KeyboardInterrupt | SystemExit) -> int | None:
         """The signal that led to this error before the hand-over; None where a program asked to exit.
 
-        Until ray.init returns, SIGTERM is heard by a handler of Ray's, which raises SystemExit with its number; later
-        Ray's waits make a plain KeyboardInterrupt of what this one's handler raises.
+        Until ray.init returns, SIGTERM is heard by a handler of Ray's, which raises SystemExit with its number.
         """
         if self._raised is not None:
             return self._raised
@@ -96,7 +89,7 @@ class StopSignals:
                 return  # the first one's exception is on its way through what ends workers and removes files
             self._raised, self._asked_at = signum, now
             self._say()
-            raise Interrupted
+            raise KeyboardInterrupt
         if self.received is None:
             self.received, self._asked_at = signum, now
             self._deadline = now + GRACE_S

@@ -41,8 +41,6 @@ _NAME = re.compile(r"step-\d{8,}")
 
 
 class _Frozen(BaseModel):
-    """A part of the manifest."""
-
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
@@ -130,15 +128,12 @@ class CheckpointFolder:
         manifest = self.manifest()
         for rank in manifest.files if ranks is None else ranks:
             for entry in manifest.files.get(rank, []):
-                _verify_file(self.path / entry.name, entry)
+                path = self.path / entry.name
+                if not path.exists():
+                    raise CheckpointError(f"{path}: missing")
+                if path.stat().st_size != entry.size_bytes or sha256_of(path) != entry.sha256:
+                    raise CheckpointError(f"{path}: damaged (its size or SHA-256 is not the manifest's)")
         return manifest
-
-
-def _verify_file(path: Path, entry: FileEntry) -> None:
-    if not path.exists():
-        raise CheckpointError(f"{path}: missing")
-    if path.stat().st_size != entry.size_bytes or sha256_of(path) != entry.sha256:
-        raise CheckpointError(f"{path}: damaged (its size or SHA-256 is not the manifest's)")
 
 
 def sha256_of(path: Path) -> str:
@@ -161,10 +156,10 @@ class CheckpointStore:
         return [CheckpointFolder(p) for p in sorted(folders, key=lambda p: p.name, reverse=True)]
 
     def partial_path(self, step: int) -> Path:
-        return self.root / f"{_name(step)}{PARTIAL_SUFFIX}"
+        return self.root / f"step-{step:08d}{PARTIAL_SUFFIX}"
 
     def final_path(self, step: int) -> Path:
-        return self.root / _name(step)
+        return self.root / f"step-{step:08d}"
 
     def folder(self, step: int) -> CheckpointFolder:
         return CheckpointFolder(self.final_path(step))
@@ -211,7 +206,11 @@ class CheckpointStore:
 
     def _ranked(self) -> list[CheckpointFolder]:
         """Complete checkpoints by validation cost, the lowest first, then the earliest; only those validated."""
-        scored = [(cost, folder.step) for folder in self.complete() if (cost := _validation_cost(folder)) is not None]
+        scored = []
+        for folder in self.complete():
+            with suppress(CheckpointError):
+                if (cost := folder.manifest().validation_cost) is not None:
+                    scored.append((cost, folder.step))
         return [self.folder(step) for _, step in sorted(scored)]
 
 
@@ -224,17 +223,6 @@ def _first(error: ValidationError) -> str:
     """The first thing that is wrong, and where."""
     first = error.errors()[0]
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-
-
-def _validation_cost(folder: CheckpointFolder) -> float | None:
-    try:
-        return folder.manifest().validation_cost
-    except CheckpointError:
-        return None
-
-
-def _name(step: int) -> str:
-    return f"step-{step:08d}"
 
 
 def check_data(run: RunFolder, data: DataSection, checksum: str) -> None:

@@ -3,8 +3,8 @@ resumes.
 
 ``held`` is the lock on the folder, ``differences`` says in which settings two jobs differ, in words. An output that
 appears once it is complete is made in ``OUTPUT.partial`` (``unfinished``); ``job.json`` in it is the job's identity,
-everything that the result depends on, and ``accept`` refuses the work of another one. A run of training has its
-``config.yaml`` and ``outcome.json`` for these (:mod:`run_folder.paths`).
+everything that the result depends on, ``accept`` refuses the work of another one, and ``journal`` has the results of
+its pieces. A run of training has its ``config.yaml`` and ``outcome.json`` for these (:mod:`run_folder.paths`).
 """
 
 import fcntl
@@ -12,15 +12,15 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 from common.errors import ConfigError, ResourceError
 from common.publishing import take_lock, write_atomically, writing
 
-JOB_FILE, LOCK_FILE = "job.json", ".lock"
+JOB_FILE, LOCK_FILE, JOURNAL_FILE = "job.json", ".lock", "done.tsv"
 PATIENCE_S = 0.5
 """A live view of a run holds its lock for a moment now and then."""
 
@@ -123,3 +123,42 @@ def accept(folder: Path, job: dict[str, Any], name: str = JOB_FILE) -> None:
 def other_job(place: Path, difference: Difference | str, remedy: str) -> ConfigError:
     """The refusal of a folder that holds the work of another job."""
     return ConfigError(f"{place}: holds the work of another job ({difference}); {remedy}")
+
+
+class Journal:
+    """Results of the ``done`` pieces of a job, in its unfinished folder until all are.
+
+    A text file: the lines of each piece and an empty one. What stands behind the last empty line was cut short by a
+    kill, and is computed again.
+    """
+
+    def __init__(self, path: Path, file: TextIO, done: int) -> None:
+        self.path, self.done, self._file = path, done, file
+
+    def add(self, lines: Iterable[str]) -> None:
+        """Append the lines of the next piece, none of them empty."""
+        with writing(self.path):
+            self._file.write("".join(f"{line}\n" for line in lines) + "\n")
+            self._file.flush()
+        self.done += 1
+
+    def lines(self) -> Iterator[str]:
+        """All lines of all pieces, in order, with their line feeds."""
+        with self.path.open(encoding="utf-8") as file:
+            yield from (line for line in file if line != "\n")
+
+
+@contextmanager
+def journal(folder: Path) -> Iterator[Journal]:
+    """Open or begin the journal of the job that the folder was accepted for."""
+    path = folder / JOURNAL_FILE
+    with writing(path):
+        path.touch()
+        with path.open("r+", encoding="utf-8") as file:
+            done, end = 0, 0
+            while line := file.readline():
+                if line == "\n":
+                    done, end = done + 1, file.tell()
+            file.seek(end)
+            file.truncate()
+            yield Journal(path, file, done)

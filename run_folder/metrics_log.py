@@ -78,10 +78,8 @@ def read_metrics(path: Path | str) -> list[Record]:
 class MetricsLog:
     """Appends records to metrics.jsonl, each by a single write: a killed writer leaves one partial line at most.
 
-    Opening an existing file drops such a partial line. One writer at a time.
-
-    Args:
-        path: the file; made, with its folder, if absent.
+    Opening an existing file drops such a partial line. The file is made, with its folder, if absent. One writer at a
+    time.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -96,6 +94,12 @@ class MetricsLog:
         written = os.write(self._descriptor, line)
         if written != len(line):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+
+    def write(self, kind: str, step: int, **values: Any) -> None:
+        self.append({"kind": kind, "step": step, **values})
+
+    def event(self, name: str, step: int, **details: Any) -> None:
+        self.write("event", step, event=name, **details)
 
     def rewind(self, step: int) -> int:
         """Drop the records after ``step``, which the resumed run writes anew. Returns how many were dropped."""
@@ -133,29 +137,6 @@ class MetricsLog:
             file.writelines(lines)
         os.close(self._descriptor)
         self._descriptor = self._open()
-
-
-class RunLog:
-    """The run's metrics.jsonl on rank 0, nothing elsewhere."""
-
-    def __init__(self, path: Path, rank: int):
-        self._log = MetricsLog(path) if rank == 0 else None
-
-    def rewind(self, step: int) -> None:
-        """Drop what was written after this step: it will be written again."""
-        if self._log:
-            self._log.rewind(step)
-
-    def write(self, kind: str, step: int, **values: Any) -> None:
-        if self._log:
-            self._log.append({"kind": kind, "step": step, **values})
-
-    def event(self, name: str, step: int, **details: Any) -> None:
-        self.write("event", step, event=name, **details)
-
-    def close(self) -> None:
-        if self._log:
-            self._log.close()
 
 
 def _lines_with_records(path: Path) -> Iterator[tuple[bytes, Record]]:

@@ -20,15 +20,14 @@ from common.publishing import file_xxh128, made_file
 from dataset.embeddings.manifest import parts as ranges
 from dataset.store.conversion import open_store
 from dataset.store.reader import Store
+from function.ontology import propagate
 from function.predictors import blended
-from function.propagation import propagate
 from function.proteins import FunctionData, read
 from inference.function.blend import BLEND_FILE, FOLDER
 from inference.function.parts import Parts, takes_vectors
 from inference.function.vectors import load_known, vectors_of
 from inference.models.source import EXPORT_FOLDER
-from run_folder.job import accept, unfinished
-from run_folder.journal import Journal, journal
+from run_folder.job import Journal, accept, journal, unfinished
 from train_config.loading import load_recorded
 from train_config.schema import IngestSection
 from train_config.terms_schema import TermsSection

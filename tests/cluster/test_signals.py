@@ -5,7 +5,7 @@ import time
 import pytest
 
 from cluster import signals
-from cluster.signals import Interrupted, StopSignals
+from cluster.signals import StopSignals
 
 
 def send(signum: int) -> None:
@@ -16,14 +16,14 @@ def send(signum: int) -> None:
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_before_training_a_signal_raises(signum):
     stop = StopSignals()
-    with pytest.raises(Interrupted), stop:
+    with pytest.raises(KeyboardInterrupt), stop:
         send(signum)
     assert stop.behind(KeyboardInterrupt()) == signum, "Ray's waits make a plain interrupt of it"
 
 
 def test_same_request_does_not_break_off_the_cleaning_up_after_itself():
     cleaned = []
-    with pytest.raises(Interrupted), StopSignals():
+    with pytest.raises(KeyboardInterrupt), StopSignals():
         try:
             send(signal.SIGTERM)
         finally:
@@ -33,7 +33,7 @@ def test_same_request_does_not_break_off_the_cleaning_up_after_itself():
 
 
 def test_signal_is_answered_at_once(capfd):
-    with pytest.raises(Interrupted), StopSignals():
+    with pytest.raises(KeyboardInterrupt), StopSignals():
         send(signal.SIGINT)
     assert capfd.readouterr().err == "\nstopping\n"
     with StopSignals() as stop:

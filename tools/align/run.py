@@ -29,8 +29,7 @@ from common.text import counted
 from dataset.embeddings.manifest import read_manifest
 from dataset.store.conversion import open_store
 from dataset.store.reader import Store
-from run_folder.job import accept, unfinished
-from run_folder.journal import Journal, journal
+from run_folder.job import Journal, accept, journal, unfinished
 from tools.grammar import Overwriting, parse
 from train_config.command_schema import AlignSection, AlignSettings
 

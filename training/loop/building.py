@@ -4,6 +4,7 @@ In: the config, rank and device, the run's folder, a store on disk. Out: a :clas
 """
 
 import logging
+import os
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from model.cost.flops import training_flops_per_token
 from monitoring.sampling.memory_meter import MemoryMeter
 from monitoring.sampling.sampler import Sampler, Utilization
 from run_folder.checkpoints import CheckpointFolder, CheckpointStore
-from run_folder.metrics_log import RunLog
+from run_folder.metrics_log import MetricsLog
 from run_folder.paths import RunFolder, sample_file
 from train_config.schema import Config
 from training.checkpoints.writer import CheckpointWriter
@@ -53,7 +54,7 @@ class Worker:
         )
         rate_shares = experiment.rate_shares(model)
         self.engine = TrainingEngine(model, training, config.deepspeed, context.device, rate_shares)
-        self.log = RunLog(run.metrics, context.rank)
+        self.log = MetricsLog(run.metrics if context.rank == 0 else os.devnull)
         self.writer = CheckpointWriter(
             self.checkpoints, context.rank, context.world_size, config.checkpoint, self._log_checkpoint
         )
