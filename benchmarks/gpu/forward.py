@@ -7,16 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.bench import LONGEST, Bench, captured
+from benchmarks.gpu.bench import Bench, captured
 from benchmarks.harness.stage import Row
 from common.timing import median_seconds, timed
 from dataset.batches.steps import StepBatches
 from dataset.packed_batch import PackedBatch
 from dataset.store.sample import sample_records
+from dataset.tokens.esm import pack_sequences
 from model.backbones.loading import load_network, quiet_transformers
 from model.cost.flops import training_flops_per_token
 from model.tasks.masked_lm import MaskedLM
-from model.tasks.sequences import pack_in_order
 
 
 def forward(bench: Bench) -> Iterator[Row]:
@@ -98,6 +98,6 @@ def _transformers(bench: Bench, name: str, flops_per_token: float) -> Iterator[R
 
 def _padded(sequences: list[str], device: str) -> tuple[Tensor, Tensor]:
     """(B, L) ids of each sequence, padded, and their attention mask."""
-    parts = [batch.tokens for sequence in sequences for batch in pack_in_order([sequence], LONGEST)]
-    ids = torch.nn.utils.rnn.pad_sequence(parts, batch_first=True, padding_value=1).to(device)
+    rows = [pack_sequences([sequence]).tokens for sequence in sequences]
+    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=1).to(device)
     return ids, (ids != 1).long()

@@ -21,8 +21,8 @@ from alignment.scoring import scoring
 from alignment.search import Search
 from dataset.embeddings.manifest import parts as ranges
 from dataset.labels.label_space import LabelSpace
+from function.ontology import propagate
 from function.predictors import naive, nearest, pruned, transferred
-from function.propagation import propagate
 from function.proteins import AspectData, FunctionData
 from function.vectors import Vectors
 from inference.classifier import ClassifierPipeline
@@ -48,8 +48,7 @@ def open_network(export: Path, terms: TermsSection) -> Network:
 
     @torch.inference_mode()
     def probabilities(texts: Sequence[str], vectors_NC: Vectors | None) -> NDArray:
-        scale = model.input_scale
-        return model.head(scale.standard(torch.from_numpy(vectors_NC))).sigmoid().numpy()
+        return model.head(model.input_scale(torch.from_numpy(vectors_NC))).sigmoid().numpy()
 
     return model.label_space, probabilities
 

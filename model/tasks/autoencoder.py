@@ -11,7 +11,7 @@ K tokens of the vocabulary.
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -19,16 +19,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from common.errors import DataError
 from dataset.packed_batch import PackedBatch
 from dataset.targets import IGNORED_TARGET
-from dataset.tokens.esm import CLS, EOS, PAD, VOCABULARY
+from dataset.tokens.esm import CLS, EOS, PAD, VOCABULARY, pack_sequences, tokenize_residue_texts
 from model.backbones.base import PackedBackbone
 from model.backbones.loading import residue_backbone, seeded
 from model.saved_settings import read_settings_of, write_settings
 from model.tasks.base import Card, ResidueModel, TaskOutput, scalar_sums
-from model.tasks.normalization import FeatureNormalization, FeatureStatistics
-from model.tasks.sequences import pack_in_order
-from train_config.schema import AutoencoderSection, BackboneSection, ModelSection
+from model.tasks.normalization import FeatureStatistics, Normalization
+from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE, AutoencoderSection, BackboneSection, ModelSection
 
 WEIGHTS_FILE = "autoencoder.safetensors"
 CONFIG_FILE = "autoencoder_config.json"
@@ -63,7 +63,7 @@ class ESM2Autoencoder(ResidueModel):
         channels = backbone.hidden_size
         self.section = section
         self.backbone = backbone
-        self.normalization = FeatureNormalization(channels)
+        self.normalization = Normalization(channels)
         self.encoder = _bias_free_stack([channels, *section.hidden_sizes])
         self.decoder = _bias_free_stack([*reversed(section.hidden_sizes), channels])
         with torch.no_grad():
@@ -86,7 +86,6 @@ class ESM2Autoencoder(ResidueModel):
 
     @property
     def compression_ratio(self) -> float:
-        """D / Z."""
         return self.backbone.hidden_size / self.latent_size
 
     def forward(self, batch: PackedBatch) -> TaskOutput:
@@ -114,7 +113,11 @@ class ESM2Autoencoder(ResidueModel):
         with torch.no_grad():
             terms["correct"] = logits_TK.argmax(-1) == targets_T
             terms["feature_square"] = wanted_TD.square().mean(-1)
-            metrics = {name: _total(term_T.detach(), has_target_T) for name, term_T in terms.items()}
+            # A sum over the tokens with a target, whatever the others hold.
+            metrics = {
+                name: torch.where(has_target_T, term_T.detach(), 0).sum(dtype=torch.float64)
+                for name, term_T in terms.items()
+            }
             metrics["feature_sum"] = torch.where(has_target_T.unsqueeze(-1), wanted_TD, 0.0).sum(0).double()
             metrics["loss"] = loss_T.detach().sum(dtype=torch.float64)
             metrics["targets"] = has_target_T.sum().double()
@@ -157,7 +160,7 @@ class ESM2Autoencoder(ResidueModel):
         of at most so many tokens (a longer sequence goes alone). Returns (L, Z) fp32 for each sequence, special tokens
         left out.
         """
-        batches = [sequences] if isinstance(sequences, PackedBatch) else pack_in_order(sequences, max_tokens)
+        batches = [sequences] if isinstance(sequences, PackedBatch) else _packed_in_order(sequences, max_tokens)
         return [latent for batch in batches for latent in self._encode_batch(batch.to(self._device))]
 
     def latents(self, features_TD: Tensor) -> Tensor:
@@ -249,6 +252,30 @@ class ESM2Autoencoder(ResidueModel):
         return latent_TZ[residue_T].split(residues_N.tolist())
 
 
+def _packed_in_order(sequences: Sequence[str], max_tokens: int) -> Iterator[PackedBatch]:
+    """Batches of consecutive sequences within ``max_tokens``; a longer sequence gets a batch of its own.
+
+    Raises DataError (a character that is no residue of the ESM alphabet, which would make rows and residues disagree).
+    """
+    waiting: list[str] = []
+    tokens = 0
+    for index, sequence in enumerate(sequences):
+        if tokenize_residue_texts([sequence]) is None:
+            place = next(place for place, letter in enumerate(sequence) if tokenize_residue_texts([letter]) is None)
+            raise DataError(
+                f"sequence {index} (counted from 0) has {sequence[place]!r} at position {place + 1}, which is no "
+                "residue of the ESM alphabet; use upper-case letters, and X for an unknown residue"
+            )
+        added = len(sequence) + SPECIAL_TOKENS_PER_SEQUENCE
+        if waiting and tokens + added > max_tokens:
+            yield pack_sequences(waiting)
+            waiting, tokens = [], 0
+        waiting.append(sequence)
+        tokens += added
+    if waiting:
+        yield pack_sequences(waiting)
+
+
 def _bias_free_stack(sizes: Sequence[int]) -> nn.Sequential:
     """Linear layers without bias through ``sizes``, GELU between them and nothing after the last."""
     modules: list[nn.Module] = []
@@ -257,8 +284,3 @@ def _bias_free_stack(sizes: Sequence[int]) -> nn.Sequential:
         nn.init.normal_(linear.weight, std=(_GELU_GAIN if index else 1.0) / math.sqrt(fan_in))
         modules += [linear] if index == 0 else [nn.GELU(), linear]
     return nn.Sequential(*modules)
-
-
-def _total(term_T: Tensor, mask_T: Tensor) -> Tensor:
-    """() fp64 sum over the tokens at which the mask is true, whatever the others hold."""
-    return torch.where(mask_T, term_T, 0).sum(dtype=torch.float64)

@@ -23,8 +23,9 @@ from model.backbones.loading import build_backbone, seeded
 from model.backbones.lora import adapt
 from model.tasks.base import TaskModel, TaskOutput, scalar_sums
 from model.tasks.classifier_settings import check_pooling
-from model.tasks.heads import LightAttention, TargetScale, build_head
+from model.tasks.heads import LightAttention, build_head
 from model.tasks.losses import TargetLoss
+from model.tasks.normalization import Normalization
 from model.tasks.pooling import first_token, last_token, max_over_residues, mean_over_residues
 from train_config.classifier_schema import ClassifierSection
 from train_config.schema import ModelSection
@@ -75,9 +76,9 @@ class Classifier(TaskModel):
         self.head = build_head(
             section, channels, label_space.num_outputs, light_attention=self.light_attention is not None
         )
-        self.target_scale: TargetScale | None = None
-        if label_space.kind == "regression":
-            self.target_scale = TargetScale(label_space.num_outputs, *(target_scale or ()))
+        self.target_scale: Normalization | None = None
+        if label_space.kind == "regression":  # a head learns temperatures of 40 to 80 degrees as fast as shares
+            self.target_scale = Normalization(label_space.num_outputs, *(target_scale or ()))
 
     @property
     def per_residue(self) -> bool:
@@ -109,7 +110,7 @@ class Classifier(TaskModel):
         elif self.per_residue or self.light_attention is not None:
             raise ValueError("features of sequences were given, but this head takes those of tokens")
         outputs_MK = self.head(features_MD)
-        return outputs_MK if self.target_scale is None else self.target_scale(outputs_MK)
+        return outputs_MK if self.target_scale is None else self.target_scale.inverse(outputs_MK)
 
     def pool(self, features_TD: Tensor, batch: PackedBatch) -> Tensor:
         """(N, D) fp32, or (N, 2 D) for light attention: one vector for each sequence, from (T, D)."""
@@ -139,7 +140,7 @@ class Classifier(TaskModel):
         if scale is None:
             losses_M = self.loss(outputs_MK, targets)
         else:
-            losses_M = self.loss(scale.standard(outputs_MK), scale.standard(targets))
+            losses_M = self.loss(scale(outputs_MK), scale(targets))
         weights_N = batch.by_sequence.get(WEIGHTS)
         if weights_N is not None:
             losses_M = losses_M * (weights_N[batch.segment_ids()] if self.per_residue else weights_N)

@@ -26,7 +26,7 @@ from model.backbones.loading import masked_lm_network, residue_masked_lm, seeded
 from model.saved_settings import read_settings_of, write_settings
 from model.structures.encoder import StructureEncoder
 from model.tasks.base import Card, ResidueModel, TaskOutput, scalar_sums
-from model.tasks.masked_lm import residue_metrics
+from model.tasks.masked_lm import hidden_residues, residue_metrics, residue_sums
 from train_config.diffusion_schema import DiffusionSection
 from train_config.schema import BackboneSection, ModelSection
 
@@ -82,22 +82,14 @@ class SequenceDiffusion(ResidueModel):
         Metrics: ``targets``, ``loss`` (not weighted) and ``correct``; in evaluation also ``unconditional_loss``, of the
         same batch without structures and labels.
         """
-        positions_M = batch.places_of_targets()
-        targets_M = batch.targets.index_select(0, positions_M)
-        if self.backbone.residue_ids is not None:
-            targets_M = self.backbone.residue_ids[targets_M]
+        positions_M, targets_M = hidden_residues(self.backbone, batch)
         features_TD, conditions_TH = self.backbone(batch), self.conditions(batch)
         logits_MK = self._logits(features_TD, conditions_TH, batch, positions_M)
         losses_M = functional.cross_entropy(logits_MK, targets_M, reduction="none")
         weights_N, weighted_M = batch.by_sequence.get(WEIGHTS), losses_M
         if weights_N is not None:
             weighted_M = losses_M * weights_N[batch.segment_ids().index_select(0, positions_M)]
-        num_targets = torch.full((), positions_M.numel(), device=losses_M.device)
-        metrics = {
-            "targets": num_targets.double(),
-            "loss": losses_M.detach().sum(dtype=torch.float64),
-            "correct": (logits_MK.argmax(-1) == targets_M).sum().double(),
-        }
+        num_targets, metrics = residue_sums(losses_M, logits_MK, targets_M)
         if not self.training:
             logits_MK = self._logits(features_TD, self.no_conditions(batch), batch, positions_M)
             losses_M = functional.cross_entropy(logits_MK, targets_M, reduction="none")

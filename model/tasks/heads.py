@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dataset.packed_batch import PackedBatch
-from model.backbones.base import Float32Buffers
 from model.tasks.pooling import pool, residue_mask, residues_of
 from train_config.classifier_schema import ClassifierSection
 
@@ -73,34 +72,6 @@ class CastingLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """(M, K) in the dtype of the weights from (M, D)."""
         return super().forward(input.to(self.weight.dtype))
-
-
-class TargetScale(Float32Buffers):
-    """From outputs whose targets have mean 0 and scale 1 to numbers in the unit of the targets, column by column.
-
-    A head learns temperatures of 40 to 80 degrees as fast as it learns shares. Both buffers are part of the state.
-    ``mean_K``: (K,) of the training targets; 0 if left out. ``scale_K``: (K,) their standard deviations; 1 if left out.
-    """
-
-    mean: Tensor
-    scale: Tensor
-
-    def __init__(self, outputs: int, mean_K: Tensor | None = None, scale_K: Tensor | None = None) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(outputs) if mean_K is None else mean_K.detach().float().clone())
-        self.register_buffer("scale", torch.ones(outputs) if scale_K is None else scale_K.detach().float().clone())
-
-    def forward(self, outputs_MK: Tensor) -> Tensor:
-        """(M, K) fp32 in the unit of the targets, from (M, K)."""
-        return outputs_MK * self.scale + self.mean
-
-    def standard(self, numbers_MK: Tensor) -> Tensor:
-        """(M, K), from numbers in the unit of the targets."""
-        return (numbers_MK - self.mean) / self.scale
-
-    def folded(self, weight_KD: Tensor, bias_K: Tensor) -> tuple[Tensor, Tensor]:
-        """Weight and bias of a linear layer that gives what it and this give one after the other."""
-        return weight_KD * self.scale[:, None], bias_K * self.scale + self.mean
 
 
 def build_head(

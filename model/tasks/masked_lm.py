@@ -50,24 +50,10 @@ class MaskedLM(ResidueModel):
     def forward(self, batch: PackedBatch) -> TaskOutput:
         """Cross entropy summed over the targets. Metrics: ``targets``, ``loss`` and ``correct``."""
         features_TD = self.backbone(batch)
-        positions_M = batch.places_of_targets()
+        positions_M, targets_M = hidden_residues(self.backbone, batch)
         logits_MK = self.lm_head(features_TD.index_select(0, positions_M)).float()
-        targets_M = batch.targets.index_select(0, positions_M)
-        if self.backbone.residue_ids is not None:
-            targets_M = self.backbone.residue_ids[targets_M]
         losses_M = functional.cross_entropy(logits_MK, targets_M, reduction="none")
-        num_targets = torch.full((), positions_M.numel(), device=losses_M.device)  # torch.tensor would wait for CUDA
-        metrics = {
-            "targets": num_targets.double(),
-            "loss": losses_M.detach().sum(dtype=torch.float64),
-            "correct": (logits_MK.argmax(-1) == targets_M).sum().double(),
-        }
-        return TaskOutput(losses_M.sum(), num_targets, metrics)
-
-    def logits(self, batch: PackedBatch) -> Tensor:
-        """(T, K) logits of every token."""
-        logits_TK: Tensor = self.lm_head(self.backbone(batch))
-        return logits_TK
+        return TaskOutput(losses_M.sum(), *residue_sums(losses_M, logits_MK, targets_M))
 
     def network(self) -> PreTrainedModel:
         return masked_lm_network(self.backbone, self.lm_head)
@@ -83,15 +69,28 @@ class MaskedLM(ResidueModel):
         return residue_metrics(scalar_sums(sums))
 
 
+def hidden_residues(backbone: PackedBackbone, batch: PackedBatch) -> tuple[Tensor, Tensor]:
+    """(M,) places of the targets in the batch, and their ids in the backbone's own vocabulary."""
+    positions_M = batch.places_of_targets()
+    targets_M = batch.targets.index_select(0, positions_M)
+    return positions_M, targets_M if backbone.residue_ids is None else backbone.residue_ids[targets_M]
+
+
+def residue_sums(losses_M: Tensor, logits_MK: Tensor, targets_M: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Number of targets, and the sums ``targets``, ``loss`` and ``correct``."""
+    num_targets = torch.full((), targets_M.numel(), device=losses_M.device)  # torch.tensor would wait for CUDA
+    return num_targets, {
+        "targets": num_targets.double(),
+        "loss": losses_M.detach().sum(dtype=torch.float64),
+        "correct": (logits_MK.argmax(-1) == targets_M).sum().double(),
+    }
+
+
 def residue_metrics(values: Mapping[str, float]) -> dict[str, float]:
     """The metrics of predicted residues from the sums ``targets``, ``loss`` and ``correct``; none without a target."""
     count = values["targets"]
     if count == 0:
         return {}
     loss = values["loss"] / count
-    return {"loss": loss, "perplexity": perplexity(loss), "residue_recovery": values["correct"] / count}
-
-
-def perplexity(loss: float) -> float:
-    """exp, infinite where it overflows (a diverging run)."""
-    return math.exp(loss) if loss < 700 else math.inf
+    perplexity = math.exp(loss) if loss < 700 else math.inf  # where exp overflows, in a diverging run
+    return {"loss": loss, "perplexity": perplexity, "residue_recovery": values["correct"] / count}

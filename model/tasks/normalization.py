@@ -1,4 +1,4 @@
-"""Per-channel normalisation of residue features, measured once before training.
+"""Per-channel normalisation: of residue features, measured once before training, of vectors, and of learnt numbers.
 
 Protein language models have a few channels of enormous activation, which would own a squared error taken over raw
 features; CHEAP (Lu et al. 2024, bioRxiv 2024.08.06.606920, amyxlu/cheap-proteins) therefore rescales each channel
@@ -62,16 +62,19 @@ class FeatureStatistics:
         return mean.float(), torch.maximum(scale, floor).float()
 
 
-class FeatureNormalization(Float32Buffers):
-    """(features - mean) / scale for each channel, in fp32 whatever the precision of the model. Identity until set."""
+class Normalization(Float32Buffers):
+    """(x - mean) / scale for each channel or column, in fp32 whatever the precision of the model. Both are saved.
+
+    ``mean``, ``scale``: (D,); 0 and 1 if left out.
+    """
 
     mean: Tensor
     scale: Tensor
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, mean: Tensor | None = None, scale: Tensor | None = None) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.zeros(channels, dtype=torch.float32))
-        self.register_buffer("scale", torch.ones(channels, dtype=torch.float32))
+        self.register_buffer("mean", torch.zeros(channels) if mean is None else mean.detach().float().clone())
+        self.register_buffer("scale", torch.ones(channels) if scale is None else scale.detach().float().clone())
 
     @torch.no_grad()
     def set(self, statistics: FeatureStatistics) -> None:
@@ -80,10 +83,14 @@ class FeatureNormalization(Float32Buffers):
         self.mean.copy_(mean)
         self.scale.copy_(scale)
 
-    def forward(self, features_TD: Tensor) -> Tensor:
-        """(T, D) fp32, zero mean and unit variance over the tokens measured."""
-        return (features_TD.float() - self.mean) / self.scale
+    def forward(self, x_TD: Tensor) -> Tensor:
+        """(T, D) fp32, zero mean and unit variance over what was measured."""
+        return (x_TD.float() - self.mean) / self.scale
 
     def inverse(self, normal_TD: Tensor) -> Tensor:
-        """(T, D) fp32 in the backbone's own scale."""
+        """(T, D) fp32 in the unit of what was measured."""
         return normal_TD.float() * self.scale + self.mean
+
+    def folded(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        """Weight and bias of a linear layer that gives what it and :meth:`inverse` give one after the other."""
+        return weight * self.scale[:, None], bias * self.scale + self.mean

@@ -17,7 +17,7 @@ from dataset.packed_batch import FEATURES, PackedBatch
 from model.backbones.base import PackedBackbone
 from model.backbones.loading import seeded
 from model.tasks.classifier import Classifier
-from model.tasks.heads import TargetScale
+from model.tasks.normalization import Normalization
 from train_config.classifier_schema import ClassifierSection
 
 _LEAST_DEVIATION = 1e-6
@@ -60,13 +60,13 @@ class VectorClassifier(Classifier):
         super().__init__(
             NoBackbone(channels), section, label_space, label_weights=label_weights, num_prefix=0, num_suffix=0
         )
-        self.input_scale = TargetScale(channels, *(scale or ()))
+        self.input_scale = Normalization(channels, *(scale or ()))
         dropout: Any = self.head.dropout
         dropout.p = 0.0  # of the vectors themselves none is dropped
 
     def logits(self, batch: PackedBatch) -> Tensor:
         """(N, K) fp32."""
-        return self.head(self.input_scale.standard(batch.by_sequence[FEATURES]))
+        return self.head(self.input_scale(batch.by_sequence[FEATURES]))
 
 
 def new_vector_classifier(

@@ -18,7 +18,6 @@ from dataset.batches.steps import TrainingSteps, ValidationSteps
 from dataset.packed_batch import PackedBatch
 from dataset.store.reader import Store
 from dataset.tokens.esm import pack_sequences
-from model.tasks.sequences import pack_in_order
 from tests.dataset.store_fixtures import make_store
 from train_config.schema import BatchSection, MaskedLMSection
 
@@ -132,11 +131,6 @@ def test_calls_of_a_batch_do_not_grow_with_its_sequences(store_path, masking, ma
 def test_calls_of_packing_text_do_not_grow_with_the_sequences(proteins):
     few, many = count_calls(lambda: pack_sequences(proteins[:10])), count_calls(lambda: pack_sequences(proteins[:1000]))
     assert few == many < 50
-
-
-def test_packing_in_order_calls_little_for_each_sequence(proteins):
-    calls = count_calls(lambda: list(pack_in_order(proteins, 100 * (LENGTH + 2))))
-    assert calls < 3 * NUM_RECORDS + 50 * NUM_RECORDS / 100
 
 
 def test_a_batch_is_six_tensors_that_hold_no_memory_beside_their_own(store_path):

@@ -51,7 +51,7 @@ def assert_same_output(packed, batch, alone):
 def test_a_masked_language_model_opens_with_transformers_and_gives_the_same(tmp_path, masked_lm, batch):
     folder = export(masked_lm.eval(), tmp_path / "model")
     with torch.no_grad():
-        logits, features = masked_lm.logits(batch), masked_lm.backbone(batch)
+        logits, features = masked_lm.lm_head(masked_lm.backbone(batch)), masked_lm.backbone(batch)
     for opener in (EsmForMaskedLM, AutoModelForMaskedLM):
         network = opener.from_pretrained(folder).eval()
         assert_same_output(logits, batch, lambda tokens, network=network: network(tokens).logits)

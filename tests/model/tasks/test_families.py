@@ -57,7 +57,7 @@ def test_a_masked_lm_of_every_family_is_that_of_transformers_before_and_after_it
     batch = masked_batch(SEQUENCES, [0.15, 0.0, 0.4])
     rows = segments(batch.tokens, batch)
     with torch.no_grad():
-        assert_near(segments(model.logits(batch), batch), logits_alone(network, rows))
+        assert_near(segments(model.lm_head(model.backbone(batch)), batch), logits_alone(network, rows))
     model.train()(batch).loss_sum.backward()
     assert [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
 
@@ -65,7 +65,7 @@ def test_a_masked_lm_of_every_family_is_that_of_transformers_before_and_after_it
     assert "esmeray" not in (exported / "config.json").read_text()
     opened = AutoModelForMaskedLM.from_pretrained(exported).eval()
     with torch.no_grad():
-        assert_near(segments(model.logits(batch), batch), logits_alone(opened, rows))
+        assert_near(segments(model.lm_head(model.backbone(batch)), batch), logits_alone(opened, rows))
     assert AutoTokenizer.from_pretrained(exported)(SEQUENCES[0])["input_ids"] == encode(SEQUENCES[0]).tolist()
 
 
@@ -94,7 +94,7 @@ def test_another_vocabulary_is_read_through_a_table(prot_bert, tmp_path):
     masks = pack_sequences([text.replace("_", "X") for text in hidden]).tokens != batch.tokens
     batch.tokens[masks] = 32
     with torch.no_grad():
-        assert_near(segments(model.logits(batch), batch), alone)
+        assert_near(segments(model.lm_head(model.backbone(batch)), batch), alone)
 
     losses = [
         torch.nn.functional.cross_entropy(
@@ -107,7 +107,7 @@ def test_another_vocabulary_is_read_through_a_table(prot_bert, tmp_path):
     exported = export(model, tmp_path / "export", residue_tokenizer(settings.backbone))
     again = build_model(section("masked_lm", exported), seed=1).eval()
     with torch.no_grad():
-        assert torch.equal(again.logits(batch), model.logits(batch))
+        assert torch.equal(again.lm_head(again.backbone(batch)), model.lm_head(model.backbone(batch)))
 
 
 @pytest.mark.parametrize("kind", ["esmc", "bert", "qwen2", "t5", "prot_bert"])

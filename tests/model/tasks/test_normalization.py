@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from common.errors import DataError
-from model.tasks.normalization import FeatureNormalization, FeatureStatistics
+from model.tasks.normalization import FeatureStatistics, Normalization
 from tests.model.support import assert_near
 
 
@@ -41,7 +41,7 @@ def test_masked_tokens_are_not_counted_whatever_they_hold(features):
 
 
 def test_normalising_and_back_is_identity(features):
-    normalization = FeatureNormalization(4)
+    normalization = Normalization(4)
     normalization.set(measured(features))
     normal = normalization(features)
     torch.testing.assert_close(normal[:, :3].mean(0), torch.zeros(3), atol=2e-3, rtol=0)
