@@ -1,7 +1,4 @@
-"""The bootstrap: records drawn anew with replacement, and the interval of what they give.
-
-Shape legend: N records, S resamplings.
-"""
+"""The bootstrap: N records drawn anew with replacement, S times, and the interval of what they give."""
 
 from collections.abc import Iterator
 
@@ -19,8 +16,8 @@ def resamplings(records: int, samples: int, seed: int) -> Iterator[NDArray[np.in
         yield np.bincount(random.integers(records, size=records), minlength=records)
 
 
-def percentile_interval(values_S: ArrayLike, share: float = SHARE) -> tuple[float, float] | None:
-    """Percentile interval (Efron and Tibshirani 1993, section 13.3) that holds this share of the resampled values.
+def percentile_interval(values_S: ArrayLike) -> tuple[float, float] | None:
+    """Percentile interval (Efron and Tibshirani 1993, section 13.3) that holds :data:`SHARE` of the resampled values.
 
     None where a value is undefined (NaN or infinite) in more than half of the resamplings, or there are none.
     """
@@ -28,5 +25,5 @@ def percentile_interval(values_S: ArrayLike, share: float = SHARE) -> tuple[floa
     defined_S = values_S[np.isfinite(values_S)]
     if len(defined_S) < max(1, _MOST_UNDEFINED * len(values_S)):
         return None
-    low, high = np.quantile(defined_S, [(1 - share) / 2, (1 + share) / 2])
+    low, high = np.quantile(defined_S, [(1 - SHARE) / 2, (1 + SHARE) / 2])
     return float(low), float(high)

@@ -80,10 +80,7 @@ def read_config(section: BackboneSection, vocabulary_size: int, pad: int) -> Pre
 
 
 def model_class(config: PreTrainedConfig) -> type[Any]:
-    """Class of the model that gives features; of an encoder with a decoder, the encoder alone.
-
-    Raises ConfigError (transformers has none).
-    """
+    """Class of the model that gives features; of an encoder with a decoder, the encoder alone. Raises ConfigError."""
     kind: Any
     if type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING:  # T5's encoder, also where it was saved alone
         kind = MODEL_FOR_TEXT_ENCODING_MAPPING[type(config)]
@@ -98,10 +95,7 @@ def model_class(config: PreTrainedConfig) -> type[Any]:
 
 
 def masked_lm_class(config: PreTrainedConfig) -> type[Any]:
-    """Class of the masked language model around :func:`model_class`.
-
-    Raises ConfigError (its head is not known, or it is a decoder).
-    """
+    """Class of the masked language model around :func:`model_class`. Raises ConfigError where its head is not known."""
     if config.model_type not in MASKED_LM_HEADS or is_causal(config):
         raise ConfigError(
             f"{SOURCE_KEY}: model.task masked_lm needs an encoder with a language-model head, of type "
@@ -157,7 +151,6 @@ def _random_config(section: BackboneSection, vocabulary_size: int, pad: int) -> 
 
 
 def _folder_config(section: BackboneSection) -> PreTrainedConfig:
-    """The config of loaded weights."""
     folder = config_folder(section)
     path, kind = folder / CONFIG_FILE, model_type(folder)
     settings = read_settings(path, SOURCE_KEY)

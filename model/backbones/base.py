@@ -37,9 +37,9 @@ class Float32Buffers(nn.Module):
 
 
 class PackedBackbone(nn.Module, ABC):
-    """Base of the backbones: a Hugging Face module whose every parameter is the backbone's, on packed batches.
+    """Base of the backbones: a Hugging Face module, which it takes over, on packed batches.
 
-    Takes over ``model``. Heads of it that no feature passes through get no gradient and are kept for the export.
+    Heads of it that no feature passes through get no gradient and are kept for the export.
 
     Attributes:
         model: the Hugging Face module, without a language-model head.
@@ -98,14 +98,12 @@ class PackedBackbone(nn.Module, ABC):
         return None
 
     def train(self, mode: bool = True) -> "PackedBackbone":
-        """Set training mode; a frozen backbone stays in evaluation mode."""
         return super().train(mode and not self.frozen)
 
     def forward(self, batch: PackedBatch) -> Tensor:
-        """Features of every token.
+        """(T, D) features of every token in the dtype of the weights: the last hidden state, after the final norm.
 
-        Returns (T, D) in the dtype of the weights: the last hidden state, after the final norm. Raises ConfigError (a
-        sequence is longer than :attr:`longest`).
+        Raises ConfigError (a sequence is longer than :attr:`longest`).
         """
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
             return self._features(self._accepted(batch))
@@ -121,7 +119,6 @@ class PackedBackbone(nn.Module, ABC):
         return self._hidden_states(self._accepted(batch), frozenset(layers))
 
     def _accepted(self, batch: PackedBatch) -> PackedBatch:
-        """The batch in the backbone's own vocabulary; raises ConfigError where a sequence is too long."""
         longest = self.longest
         if longest is not None and batch.max_seqlen > longest:
             raise ConfigError(
@@ -177,7 +174,6 @@ def _with_float32_buffers(kind: Any) -> Any:
 
 
 def _layer_list(model: nn.Module, num_layers: int) -> tuple[str, nn.ModuleList]:
-    """Name and layers of a transformer."""
     lists = {name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
     name = next(
         (name for name, modules in lists.items() if len(modules) == num_layers),

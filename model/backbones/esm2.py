@@ -43,7 +43,6 @@ class EsmBackbone(PackedBackbone):
 
     @property
     def longest(self) -> int | None:
-        """Tokens of the longest sequence that absolute positions reach; None with rotary ones."""
         embeddings = self.model.embeddings
         if embeddings.position_embedding_type != "absolute":
             return None

@@ -1,8 +1,7 @@
 """Facts of a backbone before any of it is built: how many parameters, which linear layers, those that are adapted.
 
-In: the backbone section of the config. Out: :class:`BackboneFacts`, by formula for ESM-2 and the decoders that can be
-drawn, so that a plan of the shipped experiments waits for neither torch nor transformers; any other architecture is
-built on the meta device, which imports both.
+By formula for ESM-2 and the decoders with random weights, so that a plan of the shipped experiments waits for neither
+torch nor transformers; any other architecture is built on the meta device, which imports both.
 """
 
 from __future__ import annotations
@@ -42,12 +41,9 @@ class BackboneFacts:
     """Facts of a backbone before it is built.
 
     Attributes:
-        hidden_size: channels of the features.
-        parameters: of all of it.
-        unused: of these, those that no feature of a token passes through, which are never trained.
+        unused: parameters that no feature of a token passes through, which are never trained.
         linear: inputs and outputs of each linear layer that features pass through, by name.
         causal: whether a token's features know of earlier tokens alone.
-        padded: whether it gets padded batches.
         longest: tokens of the longest sequence, special ones included; None if any can be taken.
     """
 
@@ -63,9 +59,8 @@ class BackboneFacts:
 def backbone_facts(section: BackboneSection, vocabulary_size: int, pad: int = 0) -> BackboneFacts:
     """Facts of the backbone that :func:`model.backbones.loading.build_backbone` builds.
 
-    ``vocabulary_size``: of the tokenizer, for random weights. Raises ConfigError (unknown source, impossible
-    size, or an architecture that is not known packed) or ResourceError (its config is on the hub, which can't be
-    reached).
+    Raises ConfigError (unknown source, impossible size, or an architecture that is not known packed) or ResourceError
+    (its config is on the hub, which can't be reached).
     """
     if source_type(section) == "esm" and not section.padded:
         return esm_facts(esm_settings(section))
@@ -135,7 +130,6 @@ def facts_of(backbone: PackedBackbone) -> BackboneFacts:
 
 
 def check_not_frozen(frozen: bool) -> None:
-    """Refuse an adapter around a frozen backbone. Raises ConfigError (``frozen``)."""
     if frozen:
         raise ConfigError(
             "model.backbone.frozen and model.backbone.lora.rank can't both be set: an adapter freezes the other weights"

@@ -1,8 +1,4 @@
-"""Identity of the features that a frozen backbone gives, by which they are found again.
-
-In: a backbone and what its features depend on beside its weights. Out: a hexadecimal string, the same wherever the same
-features are computed.
-"""
+"""Identity of the features that a frozen backbone gives: the same wherever the same features are computed."""
 
 import hashlib
 import json

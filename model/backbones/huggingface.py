@@ -1,7 +1,6 @@
 """Any architecture of transformers as a function of a packed batch.
 
-In: a Hugging Face model. Out: a module that gives one feature vector for each token of a packed batch. Architectures
-that :data:`model.backbones.architectures.PACKED` names never see padding: their attention is
+Architectures that :data:`model.backbones.architectures.PACKED` names never see padding: their attention is
 :mod:`model.attention.packed`'s and each token is given its position. The others, T5 among them, get padded batches,
 which are made and unmade at this edge.
 
@@ -33,11 +32,7 @@ _GROUP_PADDING = 512
 
 
 class HuggingFaceBackbone(PackedBackbone):
-    """An architecture of transformers whose attention goes through its AttentionInterface, on packed batches.
-
-    Its attention is replaced, for which its config is copied first, since other models may share it. ``model``: of one
-    of the architectures in :data:`model.backbones.architectures.PACKED`.
-    """
+    """An architecture of transformers whose attention goes through its AttentionInterface, on packed batches."""
 
     def __init__(
         self, model: PreTrainedModel, *, frozen: bool = False, gradient_checkpointing: Checkpointing = False
@@ -49,7 +44,6 @@ class HuggingFaceBackbone(PackedBackbone):
 
     @property
     def longest(self) -> int | None:
-        """Tokens of the longest sequence that positions and windows of attention reach; None if any can be taken."""
         limits = [limit for limit in (self._longest, _window(self.config)) if limit is not None]
         return min(limits, default=None)
 
@@ -103,7 +97,6 @@ class PaddedBackbone(PackedBackbone):
 
     @property
     def longest(self) -> int | None:
-        """Tokens of the longest sequence that absolute positions reach; None if any can be taken."""
         return self._longest
 
     def _features(self, batch: PackedBatch) -> Tensor:

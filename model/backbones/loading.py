@@ -37,11 +37,11 @@ def build_backbone(
 ) -> PackedBackbone:
     """The backbone that the section means, in fp32 on the CPU, in training mode unless it is frozen.
 
-    Random weights depend on ``seed`` alone; the global random state is left as it was. ``seed``: of weights
-    that are not loaded. ``vocabulary_size``: of the tokenizer; that of the ESM alphabet if None. ``empty``: on the meta
-    device, without weights: to count them before any is read. Raises ConfigError (unknown source, impossible size, no
-    safetensors, an architecture that is not known packed, or a vocabulary larger than the embedding), DataError
-    (safetensors that are damaged, incomplete or of another shape) or ResourceError (the hub can't be reached).
+    Random weights depend on ``seed`` alone; the global random state is left as it was. ``vocabulary_size``: of the
+    tokenizer; that of the ESM alphabet if None. ``empty``: on the meta device, without weights: to count them before
+    any is read. Raises ConfigError (unknown source, impossible size, no safetensors, an architecture that is not known
+    packed, or a vocabulary larger than the embedding), DataError (safetensors that are damaged, incomplete or of
+    another shape) or ResourceError (the hub can't be reached).
     """
     config = read_config(section, len(VOCABULARY) if vocabulary_size is None else vocabulary_size, pad)
     is_esm = config.model_type == "esm"  # with its head, so that the same seed draws the same for every task
@@ -59,11 +59,9 @@ def build_backbone(
 def build_masked_lm(
     section: BackboneSection, seed: int, vocabulary_size: int, pad: int, *, empty: bool = False
 ) -> tuple[PackedBackbone, nn.Module]:
-    """The backbone of :func:`build_backbone` and the head of its masked language model, loaded or drawn.
+    """The backbone of :func:`build_backbone`, and the head that makes (..., K) logits of its (..., D) features.
 
-    Returns the backbone, and a module that makes (..., K) logits over its vocabulary of (..., D) features. Raises
-    ConfigError (as :func:`build_backbone`, or its head is not known) or DataError, ResourceError (as
-    :func:`build_backbone`).
+    Raises as :func:`build_backbone`; ConfigError also where the head is not known.
     """
     config = read_config(section, vocabulary_size, pad)
     network = _network(section, config, masked_lm_class(config), seed, empty)
@@ -86,8 +84,7 @@ def masked_lm_network(backbone: PackedBackbone, head: nn.Module) -> PreTrainedMo
 def residue_backbone(section: BackboneSection, seed: int, *, empty: bool = False) -> PackedBackbone:
     """The backbone of :func:`build_backbone` for batches in the ESM alphabet.
 
-    Raises ConfigError (as there, or its tokenizer does not give one token for each residue between two others) or
-    DataError, ResourceError (as there).
+    Raises as there; ConfigError also where its tokenizer does not give one token for each residue between two others.
     """
     tokenizer = residue_tokenizer(section)
     backbone = build_backbone(section, seed, tokenizer.vocabulary_size, tokenizer.pad, empty=empty)
@@ -114,10 +111,7 @@ def residue_tokenizer(section: BackboneSection) -> SequenceTokenizer:
 
 
 def load_network(section: BackboneSection, seed: int) -> EsmForMaskedLM:
-    """Hugging Face's ESM-2 with its language-model head, in fp32 on the CPU, as backbones hold it.
-
-    Raises ConfigError, DataError, ResourceError (as :func:`build_backbone`).
-    """
+    """Hugging Face's ESM-2 with its language-model head, in fp32 on the CPU; raises as :func:`build_backbone`."""
     network: EsmForMaskedLM = _network(section, read_config(section, 0, 0), EsmForMaskedLM, seed, empty=False)
     return network
 
@@ -173,7 +167,6 @@ def _residue_ids(tokenizer: SequenceTokenizer) -> Tensor | None:
 
 
 def _network(section: BackboneSection, config: PreTrainedConfig, kind: type[Any], seed: int, empty: bool) -> Any:
-    """A Hugging Face model, with weights that are random or loaded, or none."""
     with seeded(seed), quiet_transformers(), torch.device("meta") if empty else nullcontext():
         if empty or has_random_weights(section):
             return kind(config)
@@ -190,10 +183,7 @@ def _wrap(model: PreTrainedModel, section: BackboneSection, pad: int) -> PackedB
 
 
 def _load_weights(kind: type[Any], folder: Path, config: PreTrainedConfig) -> Any:
-    """A Hugging Face model with the safetensors of a local folder, in fp32 on the CPU; heads may be missing.
-
-    Raises DataError (safetensors that are damaged, incomplete or of another shape).
-    """
+    """A Hugging Face model with the safetensors of a local folder, in fp32 on the CPU; heads may be missing."""
     try:
         loaded: Any = kind.from_pretrained(
             folder,
@@ -209,12 +199,8 @@ def _load_weights(kind: type[Any], folder: Path, config: PreTrainedConfig) -> An
         reason = first_line(error)
         raise DataError(f"the weights in {folder} can't be read ({reason}); fetch or export them again") from error
     network, info = loaded
-    missing = sorted(key for key in info["missing_keys"] if not _MAY_BE_MISSING & set(key.split(".")))
-    if missing or info["mismatched_keys"]:
-        wrong = (
-            f"lack {missing[0]}"
-            if missing
-            else f"have another shape than config.json says at {sorted(map(str, info['mismatched_keys']))[0]}"
-        )
-        raise DataError(f"the weights in {folder} {wrong}; fetch or export them again")
+    missing = [f"lack {key}" for key in sorted(info["missing_keys"]) if not _MAY_BE_MISSING & set(key.split("."))]
+    other = [f"have another shape than config.json says at {key}" for key in sorted(map(str, info["mismatched_keys"]))]
+    if problems := missing + other:
+        raise DataError(f"the weights in {folder} {problems[0]}; fetch or export them again")
     return network

@@ -36,8 +36,8 @@ _PEFT_PREFIX = "base_model.model."
 def adapt(backbone: PackedBackbone, section: LoraSection) -> None:
     """Put an adapter around each target layer and freeze everything else; nothing if ``section.rank`` is 0.
 
-    Adapters' first weights are drawn from the global random state. Raises ConfigError (a target names no layer, or
-    the backbone is frozen).
+    Adapters' first weights come from the global random state. Raises ConfigError (a target names no layer, or the
+    backbone is frozen).
     """
     if not section.rank:
         return
@@ -57,10 +57,7 @@ def adapt(backbone: PackedBackbone, section: LoraSection) -> None:
 
 
 def merge(backbone: PackedBackbone) -> None:
-    """Add each update to the weights that it adapts and remove the adapter, in place; nothing if there is none.
-
-    Weights stay frozen. The sum is taken in the dtype of the weights.
-    """
+    """Add each update to the weights that it adapts, in their dtype, and remove the adapter; nothing without one."""
     model = backbone.model
     for name, layer in list(_adapted_layers(model)):
         layer.merge(safe_merge=True)
@@ -72,10 +69,7 @@ def merge(backbone: PackedBackbone) -> None:
 
 
 def merged_state(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Weights of the module as if its adapter had been merged, by the names that they have without one.
-
-    The module stays as it is; what no adapter touches is not copied.
-    """
+    """Weights of the module as if its adapter had been merged; what no adapter touches is not copied."""
     state = base_state(model)
     for name, layer in _adapted_layers(model):
         with torch.no_grad():
@@ -141,12 +135,10 @@ def linear_layers(model: nn.Module) -> dict[str, nn.Linear | Conv1D]:
 
 
 def layer_shape(layer: nn.Linear | Conv1D) -> tuple[int, int]:
-    """Inputs and outputs of a linear layer."""
     return (layer.in_features, layer.out_features) if isinstance(layer, nn.Linear) else (int(layer.nx), int(layer.nf))
 
 
 def _adapted_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Names and modules of the layers that an adapter stands around."""
     if not hasattr(model, "peft_config"):
         return
     from peft.tuners.tuners_utils import BaseTunerLayer

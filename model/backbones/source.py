@@ -50,9 +50,6 @@ _DEFAULT_SIZE = BackboneSize(6, 256, 4)
 _ROTARY = (*SIZES, "qwen2", "llama")
 
 _ESM_DEFAULTS = {
-    "vocab_size": None,
-    "mask_token_id": None,
-    "pad_token_id": None,
     "hidden_size": 768,
     "num_hidden_layers": 12,
     "num_attention_heads": 12,
@@ -72,7 +69,6 @@ _PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
 def has_random_weights(section: BackboneSection) -> bool:
-    """True where weights are random and not loaded."""
     return section.source in SIZES or section.source in RANDOM_ARCHITECTURES
 
 
@@ -99,7 +95,6 @@ def random_size(section: BackboneSection) -> BackboneSize:
 
 
 def gated_inner_size(hidden_size: int) -> int:
-    """Inner channels of a gated feed-forward layer of a backbone whose weights are random."""
     return -(-int(_GATED_SHARE * hidden_size) // _INNER_MULTIPLE) * _INNER_MULTIPLE
 
 
@@ -157,20 +152,15 @@ def source_type(section: BackboneSection) -> str:
 
 
 def is_padded(section: BackboneSection, kind: str) -> bool:
-    """True where the network gets padded batches."""
     return section.padded or kind in ALWAYS_PADDED
 
 
 def esm_settings(section: BackboneSection) -> dict[str, Any]:
-    """Settings of the EsmConfig of an ESM-2; those of :data:`_ESM_DEFAULTS` at least.
+    """Settings of the EsmConfig of an ESM-2.
 
     Raises ConfigError (impossible size, or a folder of another alphabet or kind of model) or ResourceError (the hub
     can't be reached).
     """
-    if has_random_weights(section):
-        return _ESM_DEFAULTS | _settings_of_size(random_size(section))
-    path = config_folder(section) / CONFIG_FILE
-    settings = _ESM_DEFAULTS | read_settings(path, SOURCE_KEY)
     expected = {
         "vocab_size": len(VOCABULARY),
         "mask_token_id": MASK,
@@ -178,31 +168,29 @@ def esm_settings(section: BackboneSection) -> dict[str, Any]:
         "is_folding_model": False,
         "is_decoder": False,
     }
+    if has_random_weights(section):
+        size = random_size(section)
+        return {
+            **_ESM_DEFAULTS,
+            **expected,
+            "eos_token_id": EOS,
+            "hidden_size": size.hidden_size,
+            "num_hidden_layers": size.layers,
+            "num_attention_heads": size.heads,
+            "intermediate_size": 4 * size.hidden_size,
+            "hidden_dropout_prob": 0.0,
+            "attention_probs_dropout_prob": 0.0,
+            "layer_norm_eps": 1e-5,
+            "position_embedding_type": "rotary",
+            "emb_layer_norm_before": False,
+            "token_dropout": True,
+        }
+    path = config_folder(section) / CONFIG_FILE
+    settings = _ESM_DEFAULTS | read_settings(path, SOURCE_KEY)
     for key, value in expected.items():
-        if settings[key] != value:
-            raise ConfigError(f"{SOURCE_KEY}: {path} has {key} {settings[key]!r}; an ESM-2 has {value!r}")
+        if settings.get(key) != value:
+            raise ConfigError(f"{SOURCE_KEY}: {path} has {key} {settings.get(key)!r}; an ESM-2 has {value!r}")
     return settings
-
-
-def _settings_of_size(size: BackboneSize) -> dict[str, Any]:
-    """Settings of the EsmConfig of a published size, or of one between."""
-    return {
-        "vocab_size": len(VOCABULARY),
-        "mask_token_id": MASK,
-        "pad_token_id": PAD,
-        "eos_token_id": EOS,
-        "hidden_size": size.hidden_size,
-        "num_hidden_layers": size.layers,
-        "num_attention_heads": size.heads,
-        "intermediate_size": 4 * size.hidden_size,
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
-        "max_position_embeddings": 1026,
-        "layer_norm_eps": 1e-5,
-        "position_embedding_type": "rotary",
-        "emb_layer_norm_before": False,
-        "token_dropout": True,
-    }
 
 
 def _folder(section: BackboneSection, patterns: list[str]) -> Path:

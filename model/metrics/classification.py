@@ -22,7 +22,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from common.bootstrap import SHARE, percentile_interval, resamplings
+from common.bootstrap import percentile_interval, resamplings
 from common.errors import DivergenceError
 from dataset.labels.label_space import predicted_positive
 from dataset.targets import has_target
@@ -57,20 +57,18 @@ def bootstrap_intervals(
     targets: Values,
     samples: int,
     seed: int,
-    share: float = SHARE,
     *,
     weights: Values | None = None,
     groups: Values | None = None,
 ) -> dict[str, tuple[float, float]]:
-    """Percentile intervals of the metrics, by resampling records (:mod:`common.bootstrap`).
+    """Percentile intervals of the metrics, by resampling records S times (:mod:`common.bootstrap`).
 
     In a resampling a mean over classes is that over the classes which occur in it. The calibration error of resampled
     records is on average above that of the records, so its interval leans upwards. A metric that is undefined in more
     than half of the resamplings has no interval. The same seed draws the same records, whatever the predictions.
 
-    ``samples``: S, how often to draw all records anew, with replacement. ``share``: of the resampled values that lie
-    within the interval. ``groups``: (N,) record that each row belongs to: residues are drawn by whole records. Each its
-    own, if None. Raises as :func:`classification_metrics`.
+    ``groups``: (N,) record that each row belongs to: residues are drawn by whole records. Each its own, if None. Raises
+    as :func:`classification_metrics`.
     """
     rows = _Rows(kind, probabilities_NC, targets, weights, groups)
     if not len(rows.targets):
@@ -80,7 +78,7 @@ def bootstrap_intervals(
     resampled = [metrics_of(drawn_G[rows.groups] * rows.weights) for drawn_G in draws]
     intervals = {}
     for name in resampled[0] if resampled else ():
-        interval = percentile_interval([metrics[name] for metrics in resampled], share)
+        interval = percentile_interval([metrics[name] for metrics in resampled])
         if interval is not None:
             intervals[name] = interval
     return intervals
@@ -94,7 +92,7 @@ def metrics_of_each(kind: TargetKind, probabilities_NC: Values, targets: Values)
     of :func:`classification_metrics`).
     """
     rows = _Rows(kind, probabilities_NC, targets)
-    return [_defined(_metrics_of_one(kind, rows, c)) for c in range(rows.probabilities.shape[1])]
+    return [_defined(_metrics_of_column(kind, rows, c)) for c in range(rows.probabilities.shape[1])]
 
 
 def confusion_matrix(probabilities_NC: Values, targets_N: Values) -> NDArray[np.int64]:
@@ -109,15 +107,7 @@ def confusion_matrix(probabilities_NC: Values, targets_N: Values) -> NDArray[np.
 
 
 class _Rows:
-    """Rows that have a target, in double precision, with what belongs to them.
-
-    Attributes:
-        probabilities: (N, C) float64.
-        targets: (N,) int64, or (N, C) float64 with NaN where unknown.
-        weights: (N,) float64.
-        groups: (N,) int64 in 0..num_groups-1.
-        num_groups: records that the rows are made of.
-    """
+    """Rows that have a target: float64 probabilities (N, C), targets, weights (N,) and groups (N,) from 0."""
 
     def __init__(
         self,
@@ -150,7 +140,7 @@ class _Rows:
             self.probabilities = clipped
 
 
-def _metrics_of_one(kind: TargetKind, rows: _Rows, column: int) -> Metrics:
+def _metrics_of_column(kind: TargetKind, rows: _Rows, column: int) -> Metrics:
     scores_N = rows.probabilities[:, column]
     if kind == "regression":
         measured_N = rows.targets[:, column]

@@ -49,7 +49,7 @@ def weighted_metrics(kind: TargetKind, probabilities_NC: Floats, targets: NDArra
 class Ranking:
     """AUROC and average precision of one class's scores; ties count half in AUROC and are one step of the precision.
 
-    ``scores_N``: the higher, the likelier. ``known_N``: rows that count; all of them, if None.
+    ``scores_N``: the higher, the likelier. ``known_N``: rows that count.
     """
 
     def __init__(self, scores_N: Floats, positive_N: NDArray[np.bool_], known_N: NDArray[np.bool_]) -> None:
@@ -57,9 +57,8 @@ class Ranking:
         order = np.argsort(-scores_N[known], kind="stable")
         self._rows, self._positives = known[order].astype(np.int32), positives.astype(np.int32)
         distinct_U, self._ties = np.unique(-scores_N[positives], return_inverse=True)
-        self._starts_U, self._ends_U = (
-            np.searchsorted(-scores_N[self._rows], distinct_U, s) for s in ("left", "right")
-        )
+        ranked_N = -scores_N[self._rows]
+        self._starts_U, self._ends_U = (np.searchsorted(ranked_N, distinct_U, side) for side in ("left", "right"))
 
     def __call__(self, weights_N: Floats) -> Metrics:
         """Return ``auroc`` and ``average_precision``; NaN without a positive, AUROC also without a negative."""
@@ -102,16 +101,13 @@ class Correlation:
             return dict.fromkeys(("mse", "mae", "r2", "pearson", "spearman"), np.nan)
         squared = np.average(self._errors**2, weights=weights)
         measured = _standing(self._measured, weights)
+        ranks = [_standing(_mid_ranks(ties, weights), weights) for ties in (self._predicted_ties, self._measured_ties)]
         return {
             "mse": squared,
             "mae": np.average(np.abs(self._errors), weights=weights),
             "r2": 1 - _ratio(squared, np.average(measured**2, weights=weights)),
             "pearson": _correlation(_standing(self._predicted, weights), measured, weights),
-            "spearman": _correlation(
-                _standing(_mid_ranks(self._predicted_ties, weights), weights),
-                _standing(_mid_ranks(self._measured_ties, weights), weights),
-                weights,
-            ),
+            "spearman": _correlation(*ranks, weights),
         }
 
 
@@ -175,11 +171,7 @@ class _Labels:
 
 
 class _Calibration:
-    """Expected calibration error: the gap between confidence and outcome in each bin, by its share of the outcomes.
-
-    ``confidences_NC``: each in 0..1. ``outcomes_NC``: whether what was predicted with that confidence is so.
-    ``known_NC``: which of them count.
-    """
+    """Expected calibration error: the gap between confidence and outcome in each bin, by its share of the outcomes."""
 
     def __init__(self, confidences_NC: Floats, outcomes_NC: NDArray[np.bool_], known_NC: NDArray[np.bool_]) -> None:
         edges = np.linspace(0.0, 1.0, CALIBRATION_BINS + 1)
@@ -196,8 +188,7 @@ class _Calibration:
 class _Fmax:
     """Fmax (:mod:`common.fmax`) in full evaluation: records without a true label are no part of it.
 
-    ``probabilities_NC``: compared with the thresholds in single precision, so that 0.29 is not below 0.29.
-    ``truth_NC``: whether each record has each label; False where unknown. ``known_NC``: labels that count.
+    Probabilities are compared with the thresholds in single precision, so that 0.29 is not below 0.29.
     """
 
     def __init__(self, probabilities_NC: Floats, truth_NC: NDArray[np.bool_], known_NC: NDArray[np.bool_]) -> None:
@@ -260,10 +251,10 @@ def _ratio(numerator: Floats | float, denominator: Floats | float) -> Any:
 
 
 def _mean(values_C: Floats) -> float:
-    """The mean of what is not NaN."""
     defined = values_C[np.isfinite(values_C)]
     return float(defined.mean()) if len(defined) else np.nan
 
 
-def _means(parts: list[Metrics]) -> Metrics:
-    return {name: _mean(np.array([metrics[name] for metrics in parts])) for name in (parts[0] if parts else ())}
+def _means(columns: list[Metrics]) -> Metrics:
+    names = columns[0] if columns else ()
+    return {name: _mean(np.array([metrics[name] for metrics in columns])) for name in names}

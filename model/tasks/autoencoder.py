@@ -149,16 +149,13 @@ class ESM2Autoencoder(ResidueModel):
 
     @torch.no_grad()
     def measure(self, batch: PackedBatch, statistics: FeatureStatistics) -> None:
-        """Add the residues of one batch to the statistics of :attr:`normalization`."""
         statistics.update(self.backbone(batch), batch.targets != IGNORED_TARGET)
 
     @torch.no_grad()
     def encode(self, sequences: Sequence[str] | PackedBatch, max_tokens: int = 16384) -> list[Tensor]:
-        """Latents of each sequence's residues, in the order given.
+        """(L, Z) fp32 latents of each sequence's residues, in the order given; special tokens are left out.
 
-        ``sequences``: residue letters, or a batch of tokens on any device. ``max_tokens``: strings are taken in batches
-        of at most so many tokens (a longer sequence goes alone). Returns (L, Z) fp32 for each sequence, special tokens
-        left out.
+        ``sequences``: residue letters, taken in batches of at most ``max_tokens``, or a batch of tokens on any device.
         """
         batches = [sequences] if isinstance(sequences, PackedBatch) else _packed_in_order(sequences, max_tokens)
         return [latent for batch in batches for latent in self._encode_batch(batch.to(self._device))]
@@ -171,10 +168,9 @@ class ESM2Autoencoder(ResidueModel):
 
     @torch.no_grad()
     def decode(self, latents: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Features and residue logits from latents.
+        """Features (L, D) in the backbone's own scale, and residue logits (L, K), of each sequence's latents (L, Z).
 
-        ``latents``: (L, Z) for each sequence. Returns features, (L, D) fp32 in the backbone's own scale, and logits,
-        (L, K) fp32 over the ESM vocabulary, for each sequence.
+        Both in fp32; logits are over the ESM vocabulary.
         """
         wrong = [latent.shape for latent in latents if latent.ndim != 2 or latent.shape[1] != self.latent_size]
         if wrong:
@@ -202,7 +198,6 @@ class ESM2Autoencoder(ResidueModel):
         return Card("feature-extraction", ("autoencoder",), description, opening)
 
     def save(self, folder: Path) -> None:
-        """Write all but the backbone to ``folder``: weights, normalisation and settings."""
         self.save_own_weights(folder / WEIGHTS_FILE)
         section = self.section.model_dump(mode="json")
         settings = {"backbone_hidden_size": self.backbone.hidden_size, "autoencoder": section}
@@ -212,8 +207,7 @@ class ESM2Autoencoder(ResidueModel):
     def from_pretrained(cls, folder: str | Path) -> "ESM2Autoencoder":
         """An exported autoencoder, in fp32 on the CPU, in evaluation mode.
 
-        Raises DataError (the folder holds no autoencoder, one of another format version, or damaged files) or
-        ConfigError (its backbone is not known, or not in safetensors).
+        Raises DataError (no autoencoder, another format version, damaged files) or ConfigError (its backbone).
         """
         folder = Path(folder).expanduser().absolute()
         section = read_settings_of(

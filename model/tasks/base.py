@@ -31,7 +31,7 @@ class TaskOutput:
 
     Attributes:
         loss_sum: () fp32, the weighted loss summed over the M targets; 0 with zero gradients if there are none.
-        num_targets: () int64, M.
+        num_targets: () int64.
         metrics: detached fp64 sums, each () or one-dimensional, additive over batches and workers.
     """
 
@@ -57,7 +57,7 @@ class TaskModel(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, batch: PackedBatch) -> TaskOutput:
-        """Loss and metric sums of one batch; its targets are those of the task (:class:`PackedBatch`)."""
+        """Loss and metric sums of one batch."""
 
     @abstractmethod
     def metrics(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
@@ -68,7 +68,6 @@ class TaskModel(nn.Module, ABC):
         return {name: tensor for name, tensor in self.state_dict().items() if not name.startswith(self.saved_apart)}
 
     def save_own_weights(self, path: Path) -> None:
-        """Write :meth:`own_state` as safetensors."""
         state = {name: tensor.contiguous() for name, tensor in self.own_state().items()}
         save_file(state, path, metadata={"format": "pt"})
 

@@ -37,10 +37,9 @@ _LEAST_VARIATION = 1e-12
 class Classifier(TaskModel):
     """A backbone, a pooling and a head.
 
-    ``class_weights``: (K,) weights of the classes, or of multilabel's positives
-    (:func:`model.tasks.losses.balanced_class_weights`), ``label_weights``: (K,) of multilabel's labels; None counts all
-    alike. ``target_scale``: (K,) means and (K,) standard deviations of a regression's training targets; None for 0 and
-    1. Raises ConfigError (pooling or loss do not go with the kind of targets, the tokenizer or the backbone).
+    ``class_weights``: (K,) of the classes, or of multilabel's positives, ``label_weights``: (K,) of multilabel's
+    labels; None counts all alike. ``target_scale``: (K,) means and standard deviations of a regression's training
+    targets; None for 0 and 1. Raises ConfigError (pooling or loss do not go with targets, tokenizer or backbone).
     """
 
     task = "classifier"
@@ -86,7 +85,6 @@ class Classifier(TaskModel):
         return self.label_space.kind == "per_residue"
 
     def forward(self, batch: PackedBatch) -> TaskOutput:
-        """Loss summed over the targets; see :meth:`output_of`."""
         return self.output_of(self.logits(batch), batch)
 
     def predict(self, batch: PackedBatch) -> tuple[Tensor, TaskOutput]:
@@ -244,9 +242,8 @@ def build_classifier(
 ) -> Classifier:
     """The classifier to train, in fp32 on the CPU, in training mode.
 
-    Random weights depend on ``seed`` alone; the global random state is left as it was. Raises ConfigError (the
-    backbone, the adapter or the head is impossible), DataError (the weights can't be read) or ResourceError (the hub
-    can't be reached).
+    Random weights depend on ``seed`` alone; the global random state is left as it was. Raises as :class:`Classifier`,
+    :func:`~model.backbones.lora.adapt` and :func:`~model.backbones.loading.build_backbone`.
     """
     backbone = build_backbone(section.backbone, seed, tokenizer.vocabulary_size, tokenizer.pad)
     with seeded(seed + 1):  # not the backbone's stream again

@@ -19,16 +19,7 @@ LOSSES: dict[TargetKind, tuple[LossName, ...]] = {
 }
 """Losses of each kind of target; the first is 'auto'."""
 
-_OF_CLASSES = (
-    "accuracy",
-    "balanced_accuracy",
-    "f1_macro",
-    "f1_micro",
-    "mcc",
-    "auroc",
-    "average_precision",
-    "ece",
-)
+_OF_CLASSES = ("accuracy", "balanced_accuracy", "f1_macro", "f1_micro", "mcc", "auroc", "average_precision", "ece")
 METRICS: dict[TargetKind, tuple[str, ...]] = {
     "multiclass": _OF_CLASSES,
     "binary": _OF_CLASSES,
@@ -45,10 +36,7 @@ BEST_METRIC = {"multilabel": "f1_micro", "regression": "spearman"}
 
 
 def loss_name(section: ClassifierSection, kind: TargetKind) -> LossName:
-    """The loss that the section means for this kind of target.
-
-    Raises ConfigError (the loss, its label smoothing or its weights do not go with the kind).
-    """
+    """The loss that the section means for this kind of target; ConfigError where its settings don't go with it."""
     choices = LOSSES[kind]
     name = choices[0] if section.loss == "auto" else section.loss
     if name not in choices:
@@ -67,10 +55,7 @@ def loss_name(section: ClassifierSection, kind: TargetKind) -> LossName:
 
 
 def best_metric(section: ClassifierSection, kind: TargetKind) -> str:
-    """The metric that says which checkpoint is best.
-
-    Raises ConfigError (an evaluation of this kind of targets has no such metric).
-    """
+    """The metric that says which checkpoint is best; ConfigError where an evaluation of this kind has none such."""
     name = section.best_metric
     if name == "auto":
         return BEST_METRIC.get(kind, "mcc")
@@ -83,10 +68,7 @@ def best_metric(section: ClassifierSection, kind: TargetKind) -> str:
 
 
 def check_pooling(section: ClassifierSection, kind: TargetKind, *, num_prefix: int = 1, causal: bool = False) -> None:
-    """Refuse pooling that the targets, the tokenizer or the backbone can't have.
-
-    Raises ConfigError (it does not go with one of them).
-    """
+    """Raise ConfigError for pooling that the targets, the tokenizer or the backbone can't have."""
     pooling = section.pooling
     if kind == "per_residue" and pooling != "mean":
         raise ConfigError(

@@ -44,12 +44,9 @@ or `esmeray design generate FOLDER --generate.structures FILE --generate.output 
 
 
 class SequenceDiffusion(ResidueModel):
-    """Predicts hidden residues on packed batches.
+    """Predicts hidden residues on packed batches, with backbone and head of a masked language model.
 
-    Args:
-        backbone, lm_head: of a masked language model.
-        section: settings.
-        labels: names of the classes that sequences may be conditioned on.
+    ``labels``: names of the classes that sequences may be conditioned on.
     """
 
     task = "diffusion"
@@ -139,7 +136,6 @@ class SequenceDiffusion(ResidueModel):
         return Card("text-generation", ("inverse-folding",), description, _OPENING)
 
     def save(self, folder: Path) -> None:
-        """Write all but the language model to ``folder``: weights, settings and labels."""
         self.save_own_weights(folder / WEIGHTS_FILE)
         settings = {"diffusion": self.section.model_dump(mode="json"), "labels": self.labels}
         write_settings(folder / CONFIG_FILE, settings)
@@ -157,8 +153,7 @@ class SequenceDiffusion(ResidueModel):
 def open_diffusion(folder: str | Path) -> SequenceDiffusion:
     """An exported model, in fp32 on the CPU, in evaluation mode.
 
-    Raises DataError (the folder holds none, one of another format version, or damaged files) or ConfigError (its
-    backbone is not known, or not in safetensors).
+    Raises DataError (no such model, another format version, damaged files) or ConfigError (its backbone).
     """
     folder = Path(folder).expanduser().absolute()
     section, labels = _read_settings(folder / CONFIG_FILE)
@@ -170,8 +165,6 @@ def open_diffusion(folder: str | Path) -> SequenceDiffusion:
 
 
 def _read_settings(path: Path) -> tuple[DiffusionSection, tuple[str, ...]]:
-    """Settings and labels of an exported model; raises DataError as :func:`~model.saved_settings.read_settings_of`."""
-
     def parse(settings: dict[str, Any]) -> tuple[DiffusionSection, tuple[str, ...]]:
         section = dict(settings["diffusion"])
         if section.pop("space", "tokens") != "tokens" or section.pop("self_condition", False):

@@ -35,10 +35,7 @@ class LightAttention(nn.Module):
         self.num_prefix, self.num_suffix = num_prefix, num_suffix
 
     def forward(self, features_TD: Tensor, batch: PackedBatch) -> Tensor:
-        """Pooled features; nothing waits for the device.
-
-        Returns (N, 2 D) fp32; zeros for a sequence without residues.
-        """
+        """(N, 2 D) fp32, zeros for a sequence without residues; nothing waits for the device."""
         segments_T = batch.segment_ids()
         residue_T1 = residue_mask(batch, self.num_prefix, self.num_suffix).unsqueeze(1)
         # Sequences stand apart by as many zeros as a convolution can look over a border, with enough at both ends.
@@ -61,7 +58,6 @@ class Float32Linear(nn.Linear):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """(M, K) fp32 from (M, D)."""
         bias = None if self.bias is None else self.bias.float()
         return functional.linear(input.float(), self.weight.float(), bias)
 
@@ -70,7 +66,6 @@ class CastingLinear(nn.Linear):
     """A linear layer that takes its input in the dtype of its weights: pooled features are fp32 in any model."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """(M, K) in the dtype of the weights from (M, D)."""
         return super().forward(input.to(self.weight.dtype))
 
 
@@ -97,5 +92,4 @@ def build_head(
 
 
 def _convolve(convolution: nn.Conv1d, inputs_SD: Tensor, places_T: Tensor) -> Tensor:
-    """(T, D) fp32: what the convolution gives at the places of the tokens."""
     return convolution(inputs_SD.t().unsqueeze(0)).squeeze(0).t().index_select(0, places_T).float()

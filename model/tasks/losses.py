@@ -45,11 +45,10 @@ def balanced_class_weights(kind: TargetKind, blocks: Iterable[Tensor], num_class
 
 
 class TargetLoss(Float32Buffers):
-    """The loss that a section means, with its weights of classes and labels.
+    """The loss that a section means, with its weights of classes and labels (K,); None for all alike.
 
-    The weights are no part of the saved state: they follow from the training records and a file. ``class_weights``:
-    (K,), or None for all alike. ``label_weights``: (K,), of positives and negatives of multilabel targets, or None for
-    all alike. Raises ConfigError (the settings do not go with the kind).
+    The weights are no part of the saved state: they follow from the training records and a file. Raises ConfigError
+    (the settings do not go with the kind).
     """
 
     class_weights: Tensor | None
@@ -63,9 +62,7 @@ class TargetLoss(Float32Buffers):
         label_weights: Tensor | None = None,
     ) -> None:
         super().__init__()
-        self.section = section
-        self.kind = kind
-        self.name = loss_name(section, kind)
+        self.section, self.kind, self.name = section, kind, loss_name(section, kind)
         for name, weights in (("class_weights", class_weights), ("label_weights", label_weights)):
             self.register_buffer(name, None if weights is None else weights.detach().float().clone(), persistent=False)
 
@@ -83,10 +80,9 @@ class TargetLoss(Float32Buffers):
 def _class_losses(
     logits_MK: Tensor, targets_M: Tensor, class_weights: Tensor | None, gamma: float | None, label_smoothing: float
 ) -> Tensor:
-    """(M,) cross entropy, or focal loss -w (1 - p)^gamma log p with p of the true class (Lin et al. 2017, equation 5).
+    """(M,) focal loss -w (1 - p)^gamma log p with p of the true class (Lin et al. 2017, equation 5).
 
-    ``class_weights``: (K,) fp32, the equation's alpha. ``gamma``: of the focal loss; None is cross entropy.
-    ``label_smoothing``: share of the target spread evenly over all classes (Szegedy et al. 2016); for cross entropy.
+    Without ``gamma`` cross entropy, with ``label_smoothing`` (Szegedy et al. 2016).
     """
     if gamma is None:
         return functional.cross_entropy(
@@ -105,11 +101,7 @@ def _class_losses(
 def _label_losses(
     logits_MK: Tensor, targets_MK: Tensor, positive_weights: Tensor | None, gamma: float | None
 ) -> Tensor:
-    """(M, K) cross entropy or focal loss of each label alone; of no meaning where it is not known.
-
-    ``targets_MK``: (M, K) float of 0 and 1, or NaN. ``positive_weights``: (K,) fp32, how much the targets of 1 count.
-    ``gamma``: of the focal loss (Lin et al. 2017, equation 5); None is cross entropy.
-    """
+    """(M, K) cross entropy or focal loss of each label alone; of no meaning where it is not known."""
     filled_MK = _filled(targets_MK)
     if gamma is None:
         return functional.binary_cross_entropy_with_logits(

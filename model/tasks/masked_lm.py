@@ -25,8 +25,7 @@ from train_config.schema import ModelSection
 class MaskedLM(ResidueModel):
     """A masked language model on packed batches.
 
-    ``backbone``: gives the features. Frozen, the head is trained alone; output weights that are tied to the embeddings
-    stay as they are.
+    On a frozen backbone the head is trained alone; output weights that are tied to the embeddings stay as they are.
     """
 
     task = "masked_lm"
@@ -38,12 +37,10 @@ class MaskedLM(ResidueModel):
 
     @classmethod
     def build(cls, section: ModelSection, seed: int, *, empty: bool = False) -> "MaskedLM":
-        """The model to train, in fp32 on the CPU, in training mode.
+        """The model to train, in fp32 on the CPU; raises as :func:`model.backbones.loading.build_masked_lm`.
 
-        Random weights depend on ``seed`` alone; the global random state is left as it was. ``empty``: on the
-        meta device, without weights: to count them before any is read. Raises ConfigError (the backbone's source or
-        size is wrong, or it does not go with the task), DataError (the weights can't be read) or ResourceError (the hub
-        can't be reached).
+        Random weights depend on ``seed`` alone; the global random state is left as it was. ``empty``: on the meta
+        device, without weights: to count them before any is read.
         """
         return cls(*residue_masked_lm(section.backbone, seed, empty=empty)).train()
 

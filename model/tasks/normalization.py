@@ -21,13 +21,7 @@ _SMALLEST_SCALE = 1e-6
 
 
 class FeatureStatistics:
-    """Running sums of features, from which mean and scale of each channel follow.
-
-    Attributes:
-        count: () fp64, tokens seen.
-        sum: (D,) fp64.
-        sum_of_squares: (D,) fp64.
-    """
+    """Running fp64 sums of features, from which mean and scale of each channel follow."""
 
     def __init__(self, channels: int, device: torch.device | str = "cpu") -> None:
         self.count = torch.zeros((), dtype=torch.float64, device=device)

@@ -65,7 +65,6 @@ class VectorClassifier(Classifier):
         dropout.p = 0.0  # of the vectors themselves none is dropped
 
     def logits(self, batch: PackedBatch) -> Tensor:
-        """(N, K) fp32."""
         return self.head(self.input_scale(batch.by_sequence[FEATURES]))
 
 
@@ -77,10 +76,7 @@ def new_vector_classifier(
     share_K: Tensor,
     label_weights: Tensor,
 ) -> VectorClassifier:
-    """The network to train, which at first predicts the shares (K,) of the training proteins (N, C) with each term.
-
-    Random weights depend on ``seed`` alone; the global random state is left as it was.
-    """
+    """The network to train, which at first predicts the shares (K,) of the training proteins (N, C) with each term."""
     scale = vectors_NC.mean(0), vectors_NC.std(0, correction=0).clamp(min=_LEAST_DEVIATION)
     with seeded(seed + 1):
         model = VectorClassifier(vectors_NC.shape[1], section, label_space, scale, label_weights)
