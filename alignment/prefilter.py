@@ -23,8 +23,7 @@ _WORDS = len(AMINO_ACIDS) ** _WORD
 
 
 class SharedWords:
-    """An index of the words of a store, or of some of its records, ascending; 4 bytes a residue, and 16 while it is
-    made."""
+    """An index of the words of all or some records of a store; 4 bytes a residue, and 16 while it is made."""
 
     def __init__(self, store: Store, records: NDArray[np.int64] | None = None) -> None:
         self._chosen_N = np.arange(len(store)) if records is None else records
@@ -41,8 +40,8 @@ class SharedWords:
         """Records by the words that they share with the query, weighted as in the cosine of tf-idf vectors."""
         words_W = _distinct_words(np.frombuffer(query.upper(), np.uint8))
         starts_W, ends_W = self._starts[words_W], self._starts[words_W + 1]
-        parts = map(slice, starts_W.tolist(), ends_W.tolist())
-        records = np.concatenate([np.empty(0, np.int32), *(self._records[rows] for rows in parts)])
+        places = map(slice, starts_W.tolist(), ends_W.tolist())
+        records = np.concatenate([np.empty(0, np.int32), *(self._records[rows] for rows in places)])
         weights = np.repeat(self._weights[words_W], ends_W - starts_W)
         shared_N = np.bincount(records, weights, minlength=len(self._chosen_N))
         return self._chosen_N[_largest(shared_N / self._norms_N, count)]

@@ -71,11 +71,10 @@ class Statistics(NamedTuple):
         return (self.lambda_ * scores - math.log(self.k)) / math.log(2)
 
     def evalues(self, scores: NDArray, query: int, targets: NDArray, residues: int, gap: int) -> NDArray[np.float64]:
-        """Expected chance hits of at least these scores in a database, shaped as the scores.
+        """Expected chance hits of at least these scores in a database of so many residues, shaped as the scores.
 
         Park, Sheetlin, Ma, Madden and Spouge 2012 (doi 10.1186/1756-0500-5-286), equations as BLAST_SpougeStoE has
-        them. ``query``, ``targets``: lengths in residues. ``residues``: of the whole database. ``gap``: penalty of a
-        gap of one residue.
+        them. ``query``, ``targets``: lengths in residues. ``gap``: penalty of a gap of one residue.
         """
         y = np.asarray(scores, np.float64)
         offset = 2 * gap * (self.a_ungapped - self.a)
@@ -96,14 +95,9 @@ class Statistics(NamedTuple):
 
 @dataclass(frozen=True)
 class Scoring:
-    """A substitution matrix with gap penalties.
+    """A substitution matrix of S letters with scores (S, S), and gap penalties: of each gap, and of each residue of it.
 
-    Attributes:
-        letters: S letters of the matrix.
-        scores: (S, S) int32.
-        gap_open: penalty of each gap, whatever its length.
-        gap_extend: penalty of each residue of a gap.
-        statistics: constants of bit scores and E-values; None where BLAST has none.
+    ``statistics`` are None where BLAST has no constants of bit scores and E-values.
     """
 
     name: str

@@ -27,7 +27,7 @@ from dataset.store.reader import Store
 
 HEADER = "qseqid sseqid pident length mismatch gapopen qstart qend sstart send evalue bitscore".replace(" ", "\t")
 """Columns of BLAST's output format 6; positions count from 1, and both ends belong to the alignment."""
-_PART = 256
+_AT_ONCE = 256
 """Records that a thread scores at a time, at most."""
 _PARASAIL = parasail.bindings_v2._lib
 """Its C library: parasail 1.3.4 has no public name for it."""
@@ -46,11 +46,9 @@ class Hit(NamedTuple):
 
 
 class Search:
-    """All records of a store, ready to be scored.
+    """All records of a store, ready to be scored, by default on all cores that this process may use.
 
-    Attributes:
-        threads: default: the cores that this process may use.
-        scores: computes exhaustive scores in place of parasail, on another device say.
+    ``scores`` computes exhaustive scores in place of parasail, on another device say.
     """
 
     def __init__(
@@ -94,7 +92,7 @@ class Search:
             return np.zeros(len(self.store) if records is None else len(records), np.int32)
         records = np.arange(len(self.store)) if records is None else records
         score = partial(self._scores, parasail.profile_create_sat(known, self.scoring.matrix))
-        count = max(1, min(4 * self.threads, len(records)), -(-len(records) // _PART))
+        count = max(1, min(4 * self.threads, len(records)), -(-len(records) // _AT_ONCE))
         return np.concatenate(list(self._pool.map(score, np.array_split(records, count))))
 
     def alignment(self, query: bytes, hit: Hit) -> NDArray[np.int64]:
@@ -125,7 +123,6 @@ class Search:
         return "\t".join(map(str, [*values, opened, *ends, f"{hit.evalue:.3g}", f"{hit.bits:.1f}"]))
 
     def _scores(self, profile: parasail.Profile, records: NDArray[np.int64]) -> NDArray[np.int32]:
-        """(n,) scores of some records."""
         lengths = self.store.lengths[records].astype(np.int64)
         letters = self.scoring.known(b"".join(self.store.windows(records, np.zeros_like(records), lengths)))
         gaps, ends = (self.scoring.first, self.scoring.gap_extend), lengths.cumsum()

@@ -23,18 +23,14 @@ class ActorPool:
 
     Args:
         kind: class of the actors; raises what it raises in ``load``, since what a constructor raises reaches nobody.
-        argument: of its constructor.
         options: of each actor, as ``num_cpus``.
         at_once: tasks of an actor.
         max_failures: times that a task may lose its actor.
-        log: where it is noted that an actor was lost.
         ended: when it is set, no task is begun and nothing is waited for any more.
         same: given what two actors' ``load`` returned, raises where they can't work together.
 
-    Attributes:
-        loaded: what the first actor's ``load`` returned.
-
-    Raises ResourceError where actors end before they are loaded, or what an actor refused.
+    ``loaded`` is what the first actor's ``load`` returned. Raises ResourceError where actors end before they are
+    loaded, or what an actor refused.
     """
 
     def __init__(
@@ -80,7 +76,7 @@ class ActorPool:
                         if tries[number] > self._max_failures:
                             raise ResourceError(
                                 f"task {number} of {len(tasks)} lost its worker {tries[number]} times ({result}); "
-                                "lower --batch-tokens, or look into Ray's logs"
+                                "lower the token budget, or look into Ray's logs"
                             )
                     self._replace(actor, number is not None, result)
                 elif number is None:

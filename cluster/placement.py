@@ -20,7 +20,7 @@ CONNECT_TIMEOUT_S = 10.0
 
 
 class NodeResources(NamedTuple):
-    """CPU cores and GPUs that one machine offers to training."""
+    """Of one machine."""
 
     cpus: int
     gpus: int
@@ -36,7 +36,6 @@ class Workers:
 
     @property
     def device(self) -> str:
-        """``cuda`` or ``cpu``."""
         return "cuda" if self.use_gpu else "cpu"
 
 

@@ -21,7 +21,6 @@ _stores: list[dist.TCPStore] = []
 
 
 def addresses(nodes: list[str]) -> list[str]:
-    """The address on which each worker listens, given those of their nodes."""
     return nodes if len(set(nodes)) > 1 else [LOOPBACK] * len(nodes)
 
 
@@ -37,7 +36,6 @@ def listen(address: str, workers: int) -> int:
 
 
 def join(meeting: tuple[str, int], rank: int, workers: int, address: str, backend: str, timeout: timedelta) -> None:
-    """Become part of the group that meets at an address and port."""
     interface = _interface(address)
     if interface is not None:
         # gloo would take the address that the host's name stands for: on some machines every node's is 127.0.1.1.
@@ -49,7 +47,6 @@ def join(meeting: tuple[str, int], rank: int, workers: int, address: str, backen
 
 
 def _interface(address: str) -> str | None:
-    """Name of the network interface that has an address."""
     for name, entries in psutil.net_if_addrs().items():
         if any(entry.address == address for entry in entries):
             return name

@@ -27,7 +27,6 @@ def new_figure(width: float, height: float, title: str) -> Figure:
 
 
 def heading(axes: Axes, text: str) -> None:
-    """The title of one panel."""
     axes.set_title(text, loc="left", fontsize=11, color=INK)
 
 

@@ -56,7 +56,6 @@ def status_line() -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def _bar(title: str, column: ProgressColumn) -> Iterator[Callable[[float, float | None, int], None]]:
-    """A bar that is called with what is done, with all there is and with the records so far."""
     console = Console(file=sys.stderr)
     columns = (
         TextColumn("{task.description}"),

@@ -46,7 +46,10 @@ def refuse_existing(
     if target.is_symlink():
         raise ConfigError(f"{target}: is a symbolic link, which is never replaced; choose another name")
     if not target.exists():
-        _refuse_unwritable(target)
+        parent = _existing_parent(target)
+        if not (parent.is_dir() and os.access(parent, os.W_OK)):
+            problem = "read-only" if parent.is_dir() else "no folder"
+            raise ResourceError(f"{target}: can't be written: {parent} is {problem}; choose another place")
     elif not (target.is_dir() and not any(target.iterdir())):
         if not overwrite:
             raise ConfigError(f"{target}: exists already; choose another name or pass --overwrite")
@@ -86,11 +89,8 @@ def refuse_file(target: Path, made_by: str, overwrite: bool) -> None:
     refuse_existing(target, made_by, overwrite)
 
 
-def _refuse_unwritable(target: Path) -> None:
-    parent = next(folder for folder in target.absolute().parents if folder.exists())
-    if not (parent.is_dir() and os.access(parent, os.W_OK)):
-        problem = "read-only" if parent.is_dir() else "no folder"
-        raise ResourceError(f"{target}: can't be written: {parent} is {problem}; choose another place")
+def _existing_parent(target: Path) -> Path:
+    return next(folder for folder in target.absolute().parents if folder.exists())
 
 
 def _not_made(target: Path, made_by: str) -> str | None:
@@ -149,7 +149,11 @@ def exclusive(target: Path) -> Iterator[None]:
     """Hold the lock on a target, waiting for another process that builds it; sweep what a killed one left."""
     lock_path = target.with_name(f".{target.name}.lock")
     with writing(target):
-        descriptor = _locked(lock_path, target)
+        try:
+            descriptor = take_lock(lock_path, 0)
+        except BlockingIOError:
+            log.warning("waiting for another process that is preparing %s", target)
+            descriptor = take_lock(lock_path)
     try:
         _sweep(target)
         yield
@@ -174,7 +178,12 @@ def published(target: Path) -> Iterator[Path]:
                     path.chmod(building.stat().st_mode & 0o666)
                 sync(path)
             sync(building)
-            _rename(building, target)
+            replaced = target.with_name(f".{target.name}.replaced-{os.getpid()}")
+            if target.exists():
+                target.rename(replaced)
+            building.rename(target)
+            sync(target.parent)
+            shutil.rmtree(replaced, ignore_errors=True)
     except BaseException:
         shutil.rmtree(building, ignore_errors=True)
         raise
@@ -197,8 +206,7 @@ def is_disk_full(error: BaseException) -> bool:
 
 
 def disk_full(target: Path, reason: str) -> ResourceError:
-    """The refusal for a disk with no room left."""
-    existing = next(folder for folder in target.absolute().parents if folder.exists())
+    existing = _existing_parent(target)
     free_gb = shutil.disk_usage(existing).free / 1e9
     return ResourceError(
         f"{target}: no room left to write it ({reason}; {free_gb:.1f} GB free in {existing}); "
@@ -207,29 +215,11 @@ def disk_full(target: Path, reason: str) -> ResourceError:
 
 
 def sync(path: Path) -> None:
-    """fsync of a file or folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _rename(building: Path, target: Path) -> None:
-    replaced = target.with_name(f".{target.name}.replaced-{os.getpid()}")
-    if target.exists():
-        target.rename(replaced)
-    building.rename(target)
-    sync(target.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
-
-
-def _locked(lock_path: Path, target: Path) -> int:
-    try:
-        return take_lock(lock_path, 0)
-    except BlockingIOError:
-        log.warning("waiting for another process that is preparing %s", target)
-        return take_lock(lock_path)
 
 
 def take_lock(path: Path, patience_s: float = math.inf) -> int:
@@ -254,7 +244,6 @@ def take_lock(path: Path, patience_s: float = math.inf) -> int:
 
 
 def _is_same_file(descriptor: int, path: Path) -> bool:
-    """Test that the path still names the open file; the last holder removes it."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:

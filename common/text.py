@@ -43,12 +43,12 @@ def refusal(error: Mapping[str, Any]) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return what an error says first, or its type where it says nothing."""
+    """What an error says first, or its type where it says nothing."""
     return _lines(error)[0]
 
 
 def last_line(error: BaseException) -> str:
-    """Return what an error says at last, where Ray passes on a traceback before it."""
+    """What an error says at last, where Ray passes on a traceback before it."""
     return _lines(error)[-1]
 
 

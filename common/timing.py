@@ -25,13 +25,6 @@ MAX_WARM_UP_S = 30.0
 _TAIL = 0.025
 
 
-class WarmUp(NamedTuple):
-    """Medians of three samples each, and whether the last two agree."""
-
-    medians: list[float]
-    settled: bool
-
-
 class Ratio(NamedTuple):
     """Median of the ratios of all rounds, and its 95 % interval."""
 
@@ -44,30 +37,27 @@ class Ratio(NamedTuple):
 
 
 def agree(first: float, second: float, tolerance: float = AGREEMENT) -> bool:
-    """Return whether two values differ by at most this share of the larger."""
     return abs(first - second) <= tolerance * max(abs(first), abs(second))
 
 
-def warm_up(sample: Callable[[], float], max_s: float = MAX_WARM_UP_S) -> WarmUp:
-    """Repeat until the medians of two successive threes agree, at most six medians or so many seconds."""
+def warm_up(sample: Callable[[], float], max_s: float = MAX_WARM_UP_S) -> bool:
+    """Repeat until the medians of two successive threes agree, at most six medians or so many seconds.
+
+    Returns whether the last two agree.
+    """
     medians: list[float] = []
     start_s = time.perf_counter()
-    while len(medians) < MAX_MEDIANS:
+    while len(medians) < 2 or (len(medians) < MAX_MEDIANS and time.perf_counter() - start_s <= max_s):
         medians.append(median(sample() for _ in range(REPEATS_PER_MEDIAN)))
-        if len(medians) >= 2 and agree(*medians[-2:]):
-            return WarmUp(medians, settled=True)
-        if len(medians) >= 2 and time.perf_counter() - start_s > max_s:
-            break
-    return WarmUp(medians, settled=False)
+        if len(medians) > 1 and agree(*medians[-2:]):
+            return True
+    return False
 
 
 def measure(
     contenders: Mapping[str, Callable[[], T]], rounds: int, show: Callable[[str], None] = lambda _: None
 ) -> dict[str, list[T]]:
-    """Take one sample of each contender a round, in rotating order; ``show`` receives what is being measured.
-
-    Returns the samples by contender in order of the rounds.
-    """
+    """Samples of each contender, one a round, in rotating order; ``show`` receives what is being measured."""
     names = list(contenders)
     samples: dict[str, list[T]] = {name: [] for name in names}
     for number in range(rounds):
@@ -87,11 +77,11 @@ def timed(work: Callable[[], T]) -> tuple[T, float]:
     return result, time.perf_counter() - start_s
 
 
-def median_seconds(work: Callable[[], object], repeats: int = 5) -> float:
-    """Median of a few times, the GPU's work included, after some to warm up."""
+def median_seconds(work: Callable[[], object]) -> float:
+    """Median of five times, the GPU's work included, after some to warm up."""
     for _ in range(REPEATS_PER_MEDIAN):
         work()
-    return median(timed(work)[1] for _ in range(repeats))
+    return median(timed(work)[1] for _ in range(5))
 
 
 def wait_for_device() -> None:
@@ -110,7 +100,6 @@ def round_ratios(
 
 
 def ratio(ratios: Sequence[float]) -> Ratio:
-    """Median of the ratios of at least one round, with its interval."""
     return Ratio(median(ratios), *median_interval(ratios))
 
 

@@ -37,12 +37,7 @@ _HEADERS = {"AUTHOR", "MODEL", "KEYWORDS", "ACCURACY", "END", "EntryID"}
 
 @dataclass(frozen=True)
 class Annotations:
-    """Annotated proteins of one aspect.
-
-    Attributes:
-        proteins: N ids, as they first appear.
-        terms: (N, V) bool, with all ancestors.
-    """
+    """Annotated proteins of one aspect: N ids, as they first appear, and (N, V) bool terms, with all ancestors."""
 
     proteins: tuple[str, ...]
     terms: csr_array
@@ -191,7 +186,6 @@ class _Lines:
         self._ignored += 1
 
     def number(self, line: int, text: str, name: str, highest: float) -> float:
-        """A number from 0 to ``highest``."""
         try:
             value = float(text)
         except ValueError:
@@ -227,7 +221,6 @@ def _gaf(path: Path, evidence: frozenset[str], since: str, before: str) -> Itera
 
 
 def _largest(triples: "tuple[array[int], array[int], array[float]]", shape: tuple[int, int]) -> csr_array:
-    """The matrix of the largest score of each place."""
     rows, columns, scores = map(np.asarray, triples)
     order = np.lexsort((scores, columns, rows))
     rows, columns = rows[order], columns[order]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,16 +22,10 @@ from common.text import did_you_mean
 from dataset.fasta.locate import DECOMPRESSION_ERRORS
 
 Method: TypeAlias = Literal["max", "fill"]
+Step: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+"""(P,) terms of one level that have children, (E,) these parent by parent, and (P,) where those of each start."""
 BLOCK = 256
 """Proteins at a time: the scores of 25,000 terms then take 6 MB as bytes."""
-
-
-class Step(NamedTuple):
-    """(P,) terms of one level that have children, (E,) these parent by parent, and (P,) where those of each start."""
-
-    terms: NDArray[np.int64]
-    children: NDArray[np.int64]
-    starts: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -66,7 +60,7 @@ class Aspect:
             low, high = np.searchsorted(self.levels, [level, level + 1])
             terms = low + np.flatnonzero(np.diff(children.indptr[low : high + 1]))
             first, last = children.indptr[[low, high]]
-            steps.append(Step(terms, children.indices[first:last], children.indptr[terms] - first))
+            steps.append((terms, children.indices[first:last], children.indptr[terms] - first))
         return steps
 
 

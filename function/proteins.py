@@ -47,13 +47,9 @@ _FILES = ("terms.obo", "annotations.tsv", "accretion.tsv", "validation.txt")
 
 @dataclass(frozen=True)
 class AspectData:
-    """Annotated proteins of one aspect.
+    """Annotated proteins of one aspect: their records (M,), propagated terms (M, V), and those that are not held out.
 
-    Attributes:
-        records: (M,) int64 their records.
-        terms: (M, V) bool, propagated.
-        accretion: (V,) bits.
-        training: (M,) bool; the others are held out.
+    ``accretion``: (V,) bits.
     """
 
     aspect: Aspect
@@ -156,11 +152,7 @@ def read(folder: Path) -> FunctionData:
 
 
 class TermTargets:
-    """(R, K) targets; indexed, rows as they would stand in an array of float32, NaN in aspects without annotation.
-
-    Attributes:
-        shape: (R, K).
-    """
+    """(R, K) targets; indexed, rows as they would stand in an array of float32, NaN in aspects without annotation."""
 
     def __init__(self, terms: csr_array, annotated_RA: NDArray[np.bool_], aspect_K: NDArray[np.int64]) -> None:
         self.shape, self._terms, self._annotated_RA, self._aspect_K = terms.shape, terms, annotated_RA, aspect_K
@@ -185,8 +177,6 @@ class LabelledTerms:
     ``min_count``: fewest training proteins of a term that is learnt. Raises DataError where there is no such term.
 
     Attributes:
-        data: sequences and aspects.
-        store: its sequences.
         label_space: the K terms, aspect by aspect.
         label_weights: (K,) float32, 1 plus the information accretion in bits.
         targets: (R, K).
@@ -224,7 +214,6 @@ class LabelledTerms:
 
     @property
     def counts(self) -> Any:
-        """What reading the sequences changed or left out."""
         return self.store.manifest.counts
 
     @cached_property

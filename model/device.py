@@ -21,7 +21,6 @@ OUT_OF_MEMORY_TEXTS = (
 
 
 def choose_device(local_rank: int) -> torch.device:
-    """The GPU of this rank on its node, or the CPU."""
     return torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
 
 
@@ -53,7 +52,6 @@ class HostCopy:
             self._copied.record()
 
     def read(self) -> dict[str, Tensor]:
-        """The tensors in host memory."""
         if self._copied is not None:
             self._copied.synchronize()
         return dict(self._tensors)

@@ -14,9 +14,8 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Groups for AdamW: trainable matrices decay; biases and norms (one-dimensional parameters) do not.
 
-    Shared parameters are listed once. To be called before an engine partitions the parameters (ZeRO-3 changes their
-    shapes). Empty groups are left out. ``rate_shares``: share of the learning rate of each parameter; 1 for those that
-    are not named. Returns dictionaries with ``params``, ``weight_decay``, ``name`` and ``rate_share``.
+    To be called before an engine partitions the parameters (ZeRO-3 changes their shapes). ``rate_shares``: share of the
+    learning rate of each parameter; 1 for those that are not named.
     """
     shares = rate_shares or {}
     groups: dict[tuple[float, bool], dict[str, Any]] = {}

@@ -13,7 +13,6 @@ Settings = TypeVar("Settings")
 
 
 def write_settings(path: Path, settings: dict[str, Any]) -> None:
-    """Write the settings and the format version."""
     text = json.dumps({"format_version": FORMAT_VERSION, **settings}, indent=2)
     path.write_text(text + "\n", encoding="utf-8")
 
@@ -38,5 +37,4 @@ def read_settings_of(path: Path, holds: str, parse: Callable[[dict[str, Any]], S
 
 
 def damaged(path: Path, error: Exception) -> DataError:
-    """The refusal of a file that can't be read."""
     return DataError(f"{path} is damaged ({type(error).__name__}); export the model again")

@@ -45,7 +45,7 @@ class _Frozen(BaseModel):
 
 
 class FileEntry(_Frozen):
-    """One file of a checkpoint; ``name`` is relative to the checkpoint's folder."""
+    """One file of a checkpoint; ``name`` is relative to its folder."""
 
     name: str
     size_bytes: int
@@ -137,7 +137,6 @@ class CheckpointFolder:
 
 
 def sha256_of(path: Path) -> str:
-    """SHA-256 of a file, hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -220,7 +219,6 @@ def installed_versions() -> dict[str, str]:
 
 
 def _first(error: ValidationError) -> str:
-    """The first thing that is wrong, and where."""
     first = error.errors()[0]
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 

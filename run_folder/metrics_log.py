@@ -56,7 +56,7 @@ def encode_record(record: Mapping[str, Any]) -> bytes:
 
 
 def decode_record(line: bytes) -> Record:
-    """Return the record of a line. Raises ValueError where it is none."""
+    """The record of a line. Raises ValueError where it is none."""
     record = json.loads(line)
     if isinstance(record, dict) and "figures" in record:
         record["metrics"] = record.pop("figures")  # samples written by earlier versions
@@ -153,7 +153,6 @@ def _lines_with_records(path: Path) -> Iterator[tuple[bytes, Record]]:
 
 
 def _whole_lines(path: Path) -> Iterator[bytes]:
-    """Without what follows the last newline, which is empty or partial."""
     with path.open("rb") as file:
         yield from (line for line in file if line.endswith(b"\n"))
 

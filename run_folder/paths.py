@@ -82,7 +82,6 @@ class RunFolder:
         self._stop.touch()
 
     def stop_requested(self) -> bool:
-        """Test whether the driver asked for an end."""
         return self._stop.exists()
 
     def clear_requests(self) -> None:
@@ -109,12 +108,12 @@ class RunFolder:
 
 
 def sample_file(folder: Path, worker: int) -> Path:
-    """Return the file of a worker's samples in a run's folder ``monitoring``."""
+    """The file of a worker's samples in a run's folder ``monitoring``."""
     return folder / f"worker-{worker:05d}.jsonl"
 
 
 def sample_files(folder: Path) -> list[Path]:
-    """Return the files of all workers' samples, by worker; none while the folder can't be read."""
+    """The files of all workers' samples, by worker; none while the folder can't be read."""
     try:
         return sorted(folder.glob("worker-*.jsonl"))
     except OSError:  # a remote folder that is away for a while
@@ -122,7 +121,6 @@ def sample_files(folder: Path) -> list[Path]:
 
 
 def no_space(where: object) -> str:
-    """In a line: the disk that ``where`` lies on is full."""
     return (
         f"the disk is full, {where} could not be written: free some space, or lower checkpoint.keep_last; the same "
         "command then resumes from the last complete checkpoint"

@@ -25,16 +25,14 @@ _LINE_BYTES = 1 << 16
 
 
 class RecordTail:
-    """Follows one file of records.
+    """Follows one file of records, which may appear later.
 
-    Args:
-        path: of the file; may appear later.
-        skip_present: leave out what the file has already.
-        recent_bytes: of a longer file only its beginning and this much of its end are read; None reads all.
+    ``skip_present`` leaves out what the file has already. Of a file longer than ``recent_bytes`` only its beginning and
+    this much of its end are read.
 
     Attributes:
         damaged: lines that could not be read.
-        problem: the last damaged line in words; empty if there was none.
+        problem: the last damaged line in words.
         failure: why the file could not be read the last time; empty while it can, or is not there.
     """
 

@@ -31,8 +31,7 @@ def measure_case(case: Case, quick: bool = False, show: Callable[[str], None] = 
     for contender in case.contenders:
         if contender.kind == "rate" and not quick:
             show(f"{contender.name}: warming up")
-            warm_up = timing.warm_up(sampler(contender, contender.short or contender.run))
-            settled[contender.name] = warm_up.settled
+            settled[contender.name] = timing.warm_up(sampler(contender, contender.short or contender.run))
     samplers = {contender.name: sampler(contender, contender.run) for contender in case.contenders}
     samples = timing.measure(samplers, 1 if quick else case.rounds, show)
     return Measured(samples, settled, {**facts, **case.facts})

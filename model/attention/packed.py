@@ -45,9 +45,8 @@ def attend(
     int32, where each sequence starts. ``scaling``: factor of the scores. ``dropout``: probability of dropping a score.
     """
     if _flash_takes(query, dropout):
-        grouped: Any = (
-            {"enable_gqa": True} if query.shape[1] != key.shape[1] else {}
-        )  # torch 2.11 does not know the name
+        # Named only where it is needed: torch 2.11 does not know it.
+        grouped: Any = {"enable_gqa": True} if query.shape[1] != key.shape[1] else {}
         out_THd = varlen_attn(  # one kernel for all sequences, with no synchronisation
             query,
             key,

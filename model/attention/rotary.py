@@ -12,11 +12,7 @@ from torch import Tensor
 
 
 class RotaryTables(NamedTuple):
-    """Cosines and sines of the angles, for positions from 0.
-
-    Attributes:
-        cosines, sines: (P, d/2) fp32, contiguous.
-    """
+    """Cosines and sines of the angles, for positions from 0; (P, d/2) fp32, contiguous."""
 
     cosines: Tensor
     sines: Tensor
@@ -30,11 +26,7 @@ def rotary_tables(frequencies: Tensor, num_positions: int) -> RotaryTables:
 
 
 def rotate(x_THd: Tensor, cosines_T1d: Tensor, sines_T1d: Tensor) -> Tensor:
-    """Rotate every head in fp32, and give it back in its own dtype.
-
-    ``x_THd``: (T, H, d) queries or keys. ``cosines_T1d``, ``sines_T1d``: (T, 1, d/2), the rows of the tables at each
-    token's position.
-    """
+    """Rotate every head in fp32, by the rows (T, 1, d/2) of the tables at each token's position; in its own dtype."""
     first, second = x_THd.float().chunk(2, dim=-1)
     rotated = (first * cosines_T1d - second * sines_T1d, second * cosines_T1d + first * sines_T1d)
     return torch.cat(rotated, dim=-1).to(x_THd.dtype)

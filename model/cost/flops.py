@@ -21,8 +21,7 @@ def training_flops_per_token(model: TaskModel, context: float, *, runs_backbone:
 
     The weights of a head count for each token, also where it takes one vector a sequence: it is small. ``model``: in
     the state that it is trained in (``requires_grad``), not partitioned by ZeRO-3. ``context``: tokens that a token
-    attends to: the mean over tokens of the length of their sequence. ``runs_backbone``: False where kept features stand
-    in for it.
+    attends to: the mean over tokens of the length of their sequence. ``runs_backbone``: False where it is cached.
     """
     (backbone, trained_backbone), (total, trained) = _matrix_weights(model.backbone), _matrix_weights(model)
     flops = 4.0 * (total - backbone) + 2.0 * (trained - trained_backbone)

@@ -34,15 +34,9 @@ class ParameterCount(NamedTuple):
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Model state of a run.
+    """Parameters of a run, and bytes of its model's state on each device.
 
-    Attributes:
-        parameters: of the whole model.
-        trainable_parameters: of these, those that the optimizer moves.
-        parameter_bytes: weights on each device.
-        gradient_bytes: gradients on each device.
-        optimizer_bytes: optimizer state on each device; 0 if it is offloaded.
-        host_optimizer_bytes: offloaded optimizer state that each worker keeps in host memory.
+    ``optimizer_bytes`` are 0 if it is offloaded; each worker then keeps ``host_optimizer_bytes`` in host memory.
     """
 
     parameters: int
@@ -54,15 +48,13 @@ class MemoryEstimate:
 
     @property
     def device_bytes(self) -> int:
-        """All model state on each device."""
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
 
 
 def count_masked_lm_parameters(section: ModelSection) -> ParameterCount:
     """Parameters of a masked language model.
 
-    Raises ConfigError (the backbone's source or size is wrong, or it does not go with the task) or ResourceError (its
-    config is on the hub, which can't be reached).
+    Raises ConfigError (the backbone is wrong, or does not go with the task) or ResourceError (the hub is not reached).
     """
     if not _is_plain_esm2(section.backbone):
         from model.tasks.masked_lm import MaskedLM  # here: torch and transformers, which ESM-2 does not need
@@ -77,7 +69,7 @@ def count_masked_lm_parameters(section: ModelSection) -> ParameterCount:
 
 
 def count_autoencoder_parameters(section: ModelSection) -> ParameterCount:
-    """Parameters of an autoencoder. Raises ConfigError, ResourceError (as :func:`count_masked_lm_parameters`)."""
+    """Parameters of an autoencoder; raises as :func:`count_masked_lm_parameters`."""
     if not _is_plain_esm2(section.backbone):
         from model.tasks.autoencoder import ESM2Autoencoder
 
@@ -104,7 +96,6 @@ def _is_plain_esm2(section: BackboneSection) -> bool:
 
 
 def _trained(section: BackboneSection, facts: BackboneFacts) -> int:
-    """Parameters of the backbone that the optimizer moves."""
     return 0 if section.frozen else facts.parameters - facts.unused
 
 
@@ -116,10 +107,7 @@ def _counted(model: nn.Module) -> ParameterCount:
 def count_classifier_parameters(
     section: ModelSection, facts: BackboneFacts, label_space: LabelSpace, num_prefix: int
 ) -> ParameterCount:
-    """Parameters of a classifier.
-
-    Raises ConfigError (the head or the adapter does not go with the backbone, the targets or the tokenizer).
-    """
+    """Parameters of a classifier. Raises ConfigError where its head or adapter does not go with the rest."""
     classifier, lora = section.classifier, section.backbone.lora
     loss_name(classifier, label_space.kind)
     check_pooling(classifier, label_space.kind, num_prefix=num_prefix, causal=facts.causal)
@@ -133,7 +121,6 @@ def count_classifier_parameters(
 
 
 def _head_parameters(section: ClassifierSection, channels: int, outputs: int) -> int:
-    """Parameters of light attention and of the head."""
     count, attentive = 0, section.pooling == "light_attention"
     if attentive:  # two convolutions
         count += 2 * (channels * channels * section.light_attention_kernel + channels)
@@ -147,10 +134,7 @@ def _head_parameters(section: ClassifierSection, channels: int, outputs: int) ->
 def estimate_memory(
     count: ParameterCount, *, stage: int, world_size: int, precision: str, offload_optimizer: bool = False
 ) -> MemoryEstimate:
-    """Bytes of weights, gradients and optimizer state under ZeRO.
-
-    ``stage``: ZeRO stage, 0 to 3. ``precision``: ``bf16``, ``fp16`` or ``fp32``, as in the training section.
-    """
+    """Bytes of weights, gradients and optimizer state under ZeRO of a stage from 0 to 3."""
     total, trainable = count
     mixed = precision != "fp32"
     element_bytes = 2 if mixed else 4

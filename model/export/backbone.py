@@ -47,12 +47,10 @@ def export(
 ) -> Path:
     """Write ``model`` as a Hugging Face folder.
 
-    Returns the absolute path of the folder. Raises ConfigError (the folder exists and ``overwrite`` is not set, or it
-    is no export or was changed since) or ResourceError (the disk is full or not writable; nothing is left behind).
-    ``model``: with whole (not partitioned) weights. Left as it is.
-    ``tokenizer``: of the backbone (:func:`model.backbones.loading.residue_tokenizer`); the ESM alphabet if None.
-    ``resolved_config``: the run's config as YAML, stored as config.yaml. ``model_card_facts``: sections of the card on
-    data, steps, metrics and versions.
+    Returns the absolute path of the folder; raises as :func:`~model.export.exported_folder.exported_folder`. ``model``:
+    with whole (not partitioned) weights; left as it is. ``tokenizer``: of the backbone
+    (:func:`model.backbones.loading.residue_tokenizer`); the ESM alphabet if None. ``model_card_facts``: sections of the
+    card on data, steps, metrics and versions.
     """
     with exported_folder(folder, model.task, overwrite, resolved_config) as (building, target):
         tokenizer = tokenizer or EsmSequenceTokenizer()
@@ -60,17 +58,13 @@ def export(
         with quiet_transformers():
             network.save_pretrained(building)
         model.save(building)
-        _write_tokenizer(tokenizer, building)
+        if isinstance(tokenizer, EsmSequenceTokenizer):
+            tokenizer.save(building, model_max_length=_LONGEST_TOKENIZED)
+        else:
+            tokenizer.save(building)
         card = _card(model, network, example_text(tokenizer), model_card_facts or {})
         (building / "README.md").write_text(card, encoding="utf-8")
     return target
-
-
-def _write_tokenizer(tokenizer: SequenceTokenizer, folder: Path) -> None:
-    if isinstance(tokenizer, EsmSequenceTokenizer):
-        tokenizer.save(folder, model_max_length=_LONGEST_TOKENIZED)
-    else:
-        tokenizer.save(folder)
 
 
 def _card(model: ResidueModel, network: PreTrainedModel, text: str, facts: Mapping[str, Any]) -> str:

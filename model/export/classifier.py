@@ -72,11 +72,9 @@ def export_classifier(
 ) -> Path:
     """Write ``model`` as a Hugging Face folder; an adapter is merged or left as such, as its settings say.
 
-    Returns the absolute path of the folder. Raises ConfigError (the folder exists and ``overwrite`` is not set, or it
-    is no export or was changed since) or ResourceError (the disk is full or not writable; nothing is left behind).
-    ``model``: with whole (not partitioned) weights. Left as it is. ``resolved_config``: the run's config as YAML,
-    stored as config.yaml; the card's lines crop texts as it says. ``facts``: sections of the card on data, steps,
-    metrics and versions.
+    Returns the absolute path of the folder; raises as :func:`~model.export.exported_folder.exported_folder`. ``model``:
+    with whole (not partitioned) weights; left as it is. ``resolved_config``: the card's lines crop texts as it says.
+    ``facts``: sections of the card on data, steps, metrics and versions.
     """
     with exported_folder(folder, model.task, overwrite, resolved_config) as (building, target):
         base = None
@@ -92,11 +90,10 @@ def export_classifier(
 
 
 def load_classifier(folder: str | Path) -> tuple[Classifier, SequenceTokenizer]:
-    """Return the classifier of :func:`export_classifier`, in fp32 on the CPU, in evaluation mode, and its tokenizer.
+    """The classifier of :func:`export_classifier`, in fp32 on the CPU, in evaluation mode, and its tokenizer.
 
-    An adapter that was left as such is in place, not merged. Raises DataError (the folder holds no classifier, one of
-    another format version, or damaged files; or the base of its adapter is gone) or ResourceError (the hub, which has
-    the base of its adapter, can't be reached).
+    An adapter that was left as such is in place, not merged. Raises DataError (no classifier, another format version,
+    damaged files, or the base of its adapter is gone) or ResourceError (the hub, which has it, can't be reached).
     """
     folder = Path(folder).expanduser().absolute()
     settings = read_settings(folder)
@@ -109,13 +106,8 @@ def load_classifier(folder: str | Path) -> tuple[Classifier, SequenceTokenizer]:
         backbone = build_backbone(section, seed=0, vocabulary_size=tokenizer.vocabulary_size, pad=tokenizer.pad)
         if adapted:
             load_adapter(backbone, folder)
-        model = Classifier(
-            backbone,
-            settings.classifier,
-            label_space,
-            num_prefix=settings.num_prefix,
-            num_suffix=settings.num_suffix,
-        )
+        special = {"num_prefix": settings.num_prefix, "num_suffix": settings.num_suffix}
+        model = Classifier(backbone, settings.classifier, label_space, **special)
     model.load_own_weights(folder / WEIGHTS_FILE)
     return model.eval(), tokenizer
 
@@ -190,7 +182,6 @@ def _write_adapter(model: Classifier, folder: Path) -> str:
 
 
 def _base_folder(folder: Path) -> Path:
-    """Local folder of the weights that the folder's adapter adapts."""
     path = folder / ADAPTER_CONFIG_FILE
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))

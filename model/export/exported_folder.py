@@ -21,6 +21,7 @@ MODEL_FILE = "esmeray_model.json"
 CONFIG_FILE = "classifier_config.json"
 WEIGHTS_FILE = "classifier.safetensors"
 _RUN_CONFIG = "config.yaml"
+_TEXT = TypeAdapter(str)
 MADE_BY = "export"
 """Name in the manifest of an exported model, whether a run or the tool made it."""
 
@@ -42,12 +43,11 @@ class ClassifierSettings(BaseModel):
 def exported_folder(
     folder: str | Path, task: str, overwrite: bool, resolved_config: str | None
 ) -> Iterator[tuple[Path, Path]]:
-    """A folder to write to, which gets its name when the block ends and is removed when it raises.
+    """A folder to write to, and the absolute path that it gets when the block ends; it is removed when that raises.
 
-    ``task``: that the model is of, by which it is opened. ``resolved_config``: the run's config as YAML, stored as
-    config.yaml. Yields the folder to write to, and the absolute path that it gets. Raises ConfigError (the folder
-    exists and ``overwrite`` is not set, or it is no export or was changed since) or ResourceError (the disk is full or
-    not writable; nothing is left behind).
+    ``task``: by which the model is opened. ``resolved_config``: the run's config as YAML, stored as config.yaml. Raises
+    ConfigError (the folder exists and ``overwrite`` is not set, or it is no export or was changed since) or
+    ResourceError (the disk is full or not writable; nothing is left behind).
     """
     target = Path(folder).expanduser().absolute()
     with made_folder(target, MADE_BY, overwrite) as building:
@@ -70,8 +70,7 @@ def task_of(folder: Path) -> str | None:
     """
     manifest, config = folder / MODEL_FILE, folder / _RUN_CONFIG
     if manifest.is_file():
-        as_text = TypeAdapter(str).validate_python
-        return read_settings_of(manifest, "exported model", lambda settings: as_text(settings["task"]))
+        return read_settings_of(manifest, "exported model", lambda settings: _TEXT.validate_python(settings["task"]))
     if not config.is_file():
         return None
     try:
@@ -81,8 +80,5 @@ def task_of(folder: Path) -> str | None:
 
 
 def read_settings(folder: Path) -> ClassifierSettings:
-    """The settings of an exported classifier.
-
-    Raises DataError (the folder holds no classifier, one of another format version, or a damaged file).
-    """
+    """The settings of an exported classifier. Raises DataError (no classifier, another format version, or damage)."""
     return read_settings_of(folder / CONFIG_FILE, "classifier", ClassifierSettings.model_validate)

@@ -97,7 +97,6 @@ def model_card(pipeline_tag: str, tags: list[str], description: str, facts: Mapp
 
 
 def python_block(lines: str) -> str:
-    """Lines of Python as a block of Markdown."""
     return f"```python\n{lines}```\n"
 
 
@@ -121,7 +120,6 @@ def example_text(tokenizer: SequenceTokenizer) -> str:
 
 
 def _section(name: str, value: Any) -> str:
-    """A heading and a text, or a table of a mapping."""
     title = f"## {name.replace('_', ' ').capitalize()}\n\n"
     if not isinstance(value, Mapping):
         return f"{title}{value}\n"
@@ -140,9 +138,8 @@ class Opening:
 
     Attributes:
         text: an example, as the tokenizer takes it.
-        base: of an adapter: folder or hub name of its base as Python source, else None.
-        max_length: tokens of a text, without special ones, that are used; None: all of them.
-        crop: part that is used of a longer text.
+        base: of an adapter: folder or hub name of its base as Python source.
+        max_length: tokens of a text, without special ones, that are used; None for all.
     """
 
     text: str

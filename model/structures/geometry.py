@@ -30,11 +30,9 @@ _CA = 1
 
 
 class Neighbours(NamedTuple):
-    """The nearest residues of each, itself among them.
+    """The nearest residues of each, itself among them: (T, k) int64 places in the batch, and (T, k) bool.
 
-    Attributes:
-        places: (T, k) int64, in the batch.
-        known: (T, k) bool; fewer than k where a sequence has fewer residues with coordinates.
+    Fewer than k are known where a sequence has fewer residues with coordinates.
     """
 
     places: Tensor
@@ -53,7 +51,7 @@ def nearest(ca_T3: Tensor, known_T: Tensor, batch: PackedBatch, k: int) -> Neigh
     starts_T, ends_T = bounds[:-1][segments_T], bounds[1:][segments_T]
     window = torch.arange(batch.max_seqlen, device=ca_T3.device)
     k = min(k, batch.max_seqlen)
-    parts = []
+    blocks = []
     for rows in torch.arange(batch.num_tokens, device=ca_T3.device).split(max(1, _AT_ONCE // batch.max_seqlen)):
         others = starts_T[rows, None] + window
         inside = others < ends_T[rows, None]
@@ -61,8 +59,8 @@ def nearest(ca_T3: Tensor, known_T: Tensor, batch: PackedBatch, k: int) -> Neigh
         distances = (ca_T3[others] - ca_T3[rows, None]).square().sum(-1)
         distances = distances.masked_fill(~(inside & known_T[others] & known_T[rows, None]), torch.inf)
         nearest = distances.topk(k, largest=False)
-        parts.append((others.gather(1, nearest.indices), nearest.values.isfinite()))
-    places, known = (torch.cat(columns) for columns in zip(*parts, strict=True))
+        blocks.append((others.gather(1, nearest.indices), nearest.values.isfinite()))
+    places, known = (torch.cat(columns) for columns in zip(*blocks, strict=True))
     return Neighbours(places, known)
 
 

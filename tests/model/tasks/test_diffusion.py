@@ -47,7 +47,7 @@ def trained(labels: tuple[str, ...] = ()) -> SequenceDiffusion:
 def test_a_new_model_predicts_as_its_language_model_does(batch: PackedBatch):
     model, plain = SequenceDiffusion.build(SECTION, 0).eval(), MaskedLM.build(SECTION, 0).eval()
     with torch.no_grad():
-        torch.testing.assert_close(model.logits(batch, model.conditions(batch)), plain.logits(batch))
+        torch.testing.assert_close(model.logits(batch, model.conditions(batch)), plain.lm_head(plain.backbone(batch)))
 
 
 def test_the_loss_is_the_weighted_sum_over_hidden_residues(batch: PackedBatch):
