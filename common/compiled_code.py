@@ -22,6 +22,7 @@ from common.publishing import atomic_file
 _LOG = logging.getLogger(__name__)
 
 _FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=fast", "-fPIC", "-shared", "-w")
+_OPENMP_FLAGS = ("-fopenmp",)
 _MACHINE_FLAGS = (("-march=native",), ("-mcpu=native",), ())
 """From the fastest to what any compiler takes; the first that compiles is used."""
 
@@ -88,7 +89,7 @@ def processor() -> str:
 def _compile(compiler: str, source: Path, library: Path, openmp: bool, constants: Mapping[str, int]) -> None:
     """Compile with the first set of flags that the compiler takes; several processes may do so at once."""
     macros = [f"-D{name}={value}" for name, value in constants.items()]
-    tries = [(*flags, "-fopenmp") for flags in _MACHINE_FLAGS if openmp] + list(_MACHINE_FLAGS)
+    tries = [(*flags, *_OPENMP_FLAGS) for flags in _MACHINE_FLAGS if openmp] + list(_MACHINE_FLAGS)
     with atomic_file(library) as partial:
         for number, flags in enumerate(tries, start=1):
             command = [compiler, *_FLAGS, *flags, *macros, str(source), "-o", str(partial)]
