@@ -47,8 +47,8 @@ class ActorPool:
         same: Callable[[Any, Any], None] = lambda first, other: None,
     ) -> None:
         settings = {**options, "max_concurrency": at_once, "runtime_env": worker_environment()}
-        remote: Any = ray.remote(kind)
-        self._new: Callable[[], Any] = lambda: remote.options(**settings).remote(argument)
+        self._kind: Any = ray.remote(**settings)(kind)
+        self._argument = argument
         self._at_once, self._max_failures, self._not_loaded, self._same = at_once, max_failures, 0, same
         self._log, self._ended = log, ended or threading.Event()
         self._waiting: dict[Any, tuple[Any, int | None]] = {}
@@ -92,7 +92,7 @@ class ActorPool:
             ray.kill(actor)
 
     def _start(self) -> None:
-        actor = self._new()
+        actor = self._kind.remote(self._argument)
         self._waiting[actor.load.remote()] = actor, None
 
     def _first_loaded(self) -> Any:

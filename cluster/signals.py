@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from types import FrameType, TracebackType
+from types import FrameType
 
 GRACE_S = 20.0
 """Seconds that workers get to save and end."""
@@ -41,9 +41,7 @@ class StopSignals:
                 self._before[signum] = signal.signal(signum, self._handle)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for signum, handler in self._before.items():
             signal.signal(signum, handler)  # type: ignore[arg-type]
 

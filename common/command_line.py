@@ -24,7 +24,8 @@ def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
         return main(sys.argv[1:] if argv is None else argv)
     except EsmerayError as error:
         for problem in error.problems:
-            print(f"error: {one_line(problem)}", file=sys.stderr)
+            line = " ".join(problem.split("\n")).strip()  # whatever a file name or a library put into it
+            print(f"error: {line}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -41,11 +42,6 @@ def program_of(command: str) -> str:
     if name in ("train_ray.py", "serve_ray.py"):
         return f"python {name}"
     return f"esmeray {command}" if name == "esmeray" else f"python -m tools {command}"
-
-
-def one_line(error: BaseException | str) -> str:
-    """The message of an error on one line, whatever a file name or a library put into it."""
-    return " ".join(str(error).split("\n")).strip()
 
 
 def result_console() -> Console:

@@ -103,7 +103,7 @@ class RunFolder:
         except FileNotFoundError:
             return None
         except (ValueError, TypeError) as error:
-            logger.warning("%s is damaged (%s) and taken for absent", self.outcome, error)
+            logger.warning("%s is damaged (%s) and passed over", self.outcome, error)
             return None
 
 

@@ -88,8 +88,7 @@ def model_class(config: PreTrainedConfig) -> type[Any]:
         kind = MODEL_MAPPING[type(config)]
     else:
         raise ConfigError(
-            f"{SOURCE_KEY}: of a model of type {config.model_type!r} transformers has no encoder by itself; choose "
-            "another"
+            f"{SOURCE_KEY}: transformers has no encoder alone of a model of type {config.model_type!r}; choose another"
         )
     return kind[0] if isinstance(kind, tuple) else kind
 

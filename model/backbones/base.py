@@ -135,13 +135,12 @@ class PackedBackbone(nn.Module, ABC):
         for layer in self.layers:
             layer.compile(backend=backend)
 
-    @abstractmethod
     def _features(self, batch: PackedBatch) -> Tensor:
-        """(T, D) of a batch in the backbone's own vocabulary, whose lengths are within :attr:`longest`."""
+        return self._hidden_states(batch, {self.num_layers})[self.num_layers]
 
     @abstractmethod
     def _hidden_states(self, batch: PackedBatch, layers: Set[int]) -> dict[int, Tensor]:
-        """(T, D) by layer, of such a batch."""
+        """(T, D) by layer, of a batch in the backbone's own vocabulary, whose lengths are within :attr:`longest`."""
 
 
 def decayed_rates(backbone: PackedBackbone, decay: float) -> dict[nn.Parameter, float]:

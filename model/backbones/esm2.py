@@ -48,9 +48,6 @@ class EsmBackbone(PackedBackbone):
             return None
         return int(self.config.max_position_embeddings - _first_position(embeddings))
 
-    def _features(self, batch: PackedBatch) -> Tensor:
-        return self._hidden_states(batch, {self.num_layers})[self.num_layers]
-
     def _hidden_states(self, batch: PackedBatch, layers: Set[int]) -> dict[int, Tensor]:
         checkpointing = self.training and torch.is_grad_enabled() and self.gradient_checkpointing
         run = self._selective_layer if checkpointing == "selective" else self._layer

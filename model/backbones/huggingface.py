@@ -99,9 +99,6 @@ class PaddedBackbone(PackedBackbone):
     def longest(self) -> int | None:
         return self._longest
 
-    def _features(self, batch: PackedBatch) -> Tensor:
-        return self._hidden_states(batch, {self.num_layers})[self.num_layers]
-
     def _hidden_states(self, batch: PackedBatch, layers: Set[int]) -> dict[int, Tensor]:
         rows: dict[int, list[Tensor]] = {}
         places = []

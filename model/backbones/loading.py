@@ -29,7 +29,7 @@ from model.backbones.source import SOURCE_KEY, config_folder, has_random_weights
 from train_config.schema import BackboneSection
 
 _MAY_BE_MISSING = {"contact_head", "pooler", *(name for names in MASKED_LM_HEADS.values() for name in names)}
-"""Heads whose weights a folder may lack; these are drawn from the seed."""
+"""Heads whose weights a folder may lack; these are random by the seed."""
 
 
 def build_backbone(

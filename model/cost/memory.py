@@ -7,7 +7,6 @@ devices, ZeRO-2 the gradients too, ZeRO-3 the weights too. Activations, buckets 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -32,23 +31,17 @@ class ParameterCount(NamedTuple):
     trainable: int
 
 
-@dataclass(frozen=True)
-class MemoryEstimate:
+class MemoryEstimate(NamedTuple):
     """Parameters of a run, and bytes of its model's state on each device.
 
     ``optimizer_bytes`` are 0 if it is offloaded; each worker then keeps ``host_optimizer_bytes`` in host memory.
     """
 
-    parameters: int
-    trainable_parameters: int
+    parameters: ParameterCount
     parameter_bytes: int
     gradient_bytes: int
     optimizer_bytes: int
     host_optimizer_bytes: int
-
-    @property
-    def device_bytes(self) -> int:
-        return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
 
 
 def count_masked_lm_parameters(section: ModelSection) -> ParameterCount:
@@ -145,8 +138,7 @@ def estimate_memory(
 
     optimizer_bytes = share(optimizer_element_bytes * trainable, 1)
     return MemoryEstimate(
-        parameters=total,
-        trainable_parameters=trainable,
+        parameters=count,
         parameter_bytes=share(element_bytes * total, 3),
         gradient_bytes=share(element_bytes * trainable, 2),
         optimizer_bytes=0 if offload_optimizer else optimizer_bytes,

@@ -27,7 +27,7 @@ class NoBackbone(PackedBackbone):
     """The place of a backbone in a model that is given vectors."""
 
     causal = False
-    hidden_size = 0
+    hidden_size = num_layers = 0
 
     def __init__(self, channels: int) -> None:
         super().__init__(nn.Identity())
@@ -36,11 +36,8 @@ class NoBackbone(PackedBackbone):
     def compile_layers(self, backend: str = "inductor") -> None:
         """There are none."""
 
-    def _features(self, batch: PackedBatch) -> Tensor:
-        raise ValueError("a network on vectors needs batches with features")
-
     def _hidden_states(self, batch: PackedBatch, layers: Set[int]) -> dict[int, Tensor]:
-        return {0: self._features(batch)}
+        raise ValueError("a network on vectors needs batches with features")
 
 
 class VectorClassifier(Classifier):

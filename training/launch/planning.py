@@ -48,7 +48,7 @@ class Plan:
             f"tokens per step  {tokens_per_step}",
             f"steps per epoch  about {self.steps_per_epoch:,}",
             f"steps in all     {'' if self.training.max_steps else 'about '}{self.total_steps:,}",
-            f"parameters       {memory.parameters:,}, of which {memory.trainable_parameters:,} are trained",
+            f"parameters       {memory.parameters.total:,}, of which {memory.parameters.trainable:,} are trained",
             f"memory a device  {_mib(memory.parameter_bytes)} weights, {_mib(memory.gradient_bytes)} gradients, "
             f"{_mib(memory.optimizer_bytes)} optimizer (ZeRO-{self.stage}), activations come on top",
             *([f"memory a host    {_mib(host_bytes)} optimizer of each worker"] if host_bytes else []),
