@@ -48,8 +48,8 @@ def refuse_existing(
     if not target.exists():
         parent = _existing_parent(target)
         if not (parent.is_dir() and os.access(parent, os.W_OK)):
-            problem = "read-only" if parent.is_dir() else "no folder"
-            raise ResourceError(f"{target}: can't be written: {parent} is {problem}; choose another place")
+            reason = "read-only" if parent.is_dir() else "no folder"
+            raise ResourceError(f"{target}: can't be written: {parent} is {reason}; choose another place")
     elif not (target.is_dir() and not any(target.iterdir())):
         if not overwrite:
             raise ConfigError(f"{target}: exists already; choose another name or pass --overwrite")

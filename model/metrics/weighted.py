@@ -101,13 +101,15 @@ class Correlation:
             return dict.fromkeys(("mse", "mae", "r2", "pearson", "spearman"), np.nan)
         squared = np.average(self._errors**2, weights=weights)
         measured = _standing(self._measured, weights)
-        ranks = [_standing(_mid_ranks(ties, weights), weights) for ties in (self._predicted_ties, self._measured_ties)]
+        predicted_ranks, measured_ranks = (
+            _standing(_mid_ranks(ties, weights), weights) for ties in (self._predicted_ties, self._measured_ties)
+        )
         return {
             "mse": squared,
             "mae": np.average(np.abs(self._errors), weights=weights),
             "r2": 1 - _ratio(squared, np.average(measured**2, weights=weights)),
             "pearson": _correlation(_standing(self._predicted, weights), measured, weights),
-            "spearman": _correlation(*ranks, weights),
+            "spearman": _correlation(predicted_ranks, measured_ranks, weights),
         }
 
 
