@@ -6,12 +6,13 @@ import re
 import subprocess
 from collections.abc import Iterable
 from importlib.metadata import version
-from pathlib import Path
 
 import psutil
 from pydantic import BaseModel
 
-_REPOSITORY = Path(__file__).resolve().parents[2]
+from benchmarks.harness.stage import REPOSITORY
+from common.processor import CPU_INFO
+
 _NOISE = re.compile(r"\((r|tm)\)|processor|cpu|\d+-core|@.*", re.IGNORECASE)
 
 
@@ -36,9 +37,10 @@ def describe_machine() -> Machine:
     """This machine; of several GPUs the first, since one is measured."""
     import torch  # takes a second, which --help and --list need not wait for
 
+    cpu = re.search(r"^model name\s*: (.+)$", CPU_INFO.read_text(encoding="utf-8"), re.MULTILINE)
     gpu = torch.cuda.get_device_properties(0) if torch.cuda.is_available() else None
     return Machine(
-        cpu=_cpu_model(),
+        cpu=cpu[1] if cpu else platform.machine(),
         cores=len(os.sched_getaffinity(0)),
         memory_gib=round(psutil.virtual_memory().total / 2**30, 1),
         gpu=gpu.name if gpu else None,
@@ -60,19 +62,9 @@ def versions(distributions: Iterable[str]) -> dict[str, str]:
 
 def revision() -> str:
     """Commit of the working tree, with ``+`` where tracked files differ from it; empty outside a repository."""
-    commit = _git("rev-parse", "--short=12", "HEAD")
-    return commit + ("+" if commit and _git("status", "--porcelain", "--untracked-files=no") else "")
-
-
-def _git(*arguments: str) -> str:
+    command = ["git", "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"]
     try:
-        done = subprocess.run(["git", *arguments], cwd=_REPOSITORY, capture_output=True, text=True, check=True)
+        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return ""
     return done.stdout.strip()
-
-
-def _cpu_model() -> str:
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()

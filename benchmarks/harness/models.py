@@ -1,22 +1,23 @@
 """The same ESM-2 for every contender: random weights from a fixed seed, and our way to embed with them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cosine_similarity
 from transformers import EsmForMaskedLM
 
-from benchmarks.harness.stage import Device
+from benchmarks.harness.stage import Device, Facts, WrongWorkError
 from inference.models.opening import open_model
 from inference.models.running import run
 from model.backbones.esm2 import EsmBackbone
 from model.backbones.loading import load_network, quiet_transformers
 from model.cost import flops
-from model.device import DTYPES
 from monitoring.sampling.measured_peaks import product_flops_per_s
 from train_config.schema import BackboneSection
+from train_config.section import Precision
 
 Embedder: TypeAlias = Callable[[Sequence[str]], Tensor]
 """Takes N sequences; gives (N, D) float32, the mean over residues, in the order given."""
@@ -24,13 +25,12 @@ Embedder: TypeAlias = Callable[[Sequence[str]], Tensor]
 SEED = 0
 MAX_TOKENS = {"cpu": 2_048, "cuda": 65_536}
 """Budget of our batches; on the CPU a small one stays in the cache."""
+LEAST_COSINE = 0.999
 
-_PRODUCT_SIZE = 8192
 
-
-def random_network(size: str) -> EsmForMaskedLM:
-    """ESM-2 of this size in fp32 on the CPU; the same weights each time."""
-    return load_network(BackboneSection(source=size), SEED).eval()
+def random_network(size: str, **changes: int) -> EsmForMaskedLM:
+    """ESM-2 of this size, with these changes of its config, in fp32 on the CPU; the same weights each time."""
+    return load_network(BackboneSection.model_validate({"source": size, **changes}), SEED).eval()
 
 
 def save_weights(network: EsmForMaskedLM, folder: Path) -> Path:
@@ -40,10 +40,9 @@ def save_weights(network: EsmForMaskedLM, folder: Path) -> Path:
     return folder
 
 
-def our_embedder(folder: Path, device: str, dtype: torch.dtype, max_tokens: int | None = None) -> Embedder:
+def our_embedder(folder: Path, device: str, precision: Precision, max_tokens: int | None = None) -> Embedder:
     """What an embedding job does with its batches."""
-    (precision,) = (name for name, known in DTYPES.items() if known == dtype)
-    model = open_model(folder, precision, device, heads=[])  # type: ignore[arg-type]
+    model = open_model(folder, precision, device, heads=[])
     outputs, budget = model.outputs(["mean"]), max_tokens or MAX_TOKENS[device]
 
     def embed(sequences: Sequence[str]) -> Tensor:
@@ -55,6 +54,20 @@ def our_embedder(folder: Path, device: str, dtype: torch.dtype, max_tokens: int 
     return embed
 
 
+def least_cosines(reference: str, reference_ND: Tensor, others: Mapping[str, Tensor]) -> Facts:
+    """The least cosine of each contender's vectors to those of the reference.
+
+    Raises WrongWorkError where it is below :data:`LEAST_COSINE`.
+    """
+    facts: Facts = {}
+    for label, vectors_ND in others.items():
+        cosine = float(cosine_similarity(reference_ND.double(), vectors_ND.double()).min())
+        if not cosine >= LEAST_COSINE:
+            raise WrongWorkError(f"the embeddings of {label} have a cosine of {cosine:.5f} to {reference}")
+        facts[f"least cosine to {reference}, {label}"] = round(cosine, 6)
+    return facts
+
+
 def forward_flops(network: EsmForMaskedLM, sequences: Sequence[str]) -> float:
     """Floating-point operations of one forward pass over these sequences, <cls> and <eos> included, nothing padded."""
     of_weights, of_context = flops.forward_flops(EsmBackbone(network.esm))
@@ -64,4 +77,4 @@ def forward_flops(network: EsmForMaskedLM, sequences: Sequence[str]) -> float:
 
 def product_tflops(device: Device) -> float:
     """TFLOP/s of a large bf16 matrix product, the most that the device can do."""
-    return product_flops_per_s(device, torch.bfloat16, _PRODUCT_SIZE) / 1e12
+    return product_flops_per_s(device, torch.bfloat16, 8192) / 1e12

@@ -8,13 +8,13 @@ import dnaio
 import numpy as np
 from dnaio.exceptions import FileFormatError
 
-from benchmarks.harness.stage import Facts
+from benchmarks.harness.stage import REPOSITORY, Facts, Setting
 from common.errors import DataError
 
 MAX_RESIDUES = 1022
 """Residues that ESM-2 was trained on; every contender crops longer proteins at their start to this."""
 
-DEVELOPMENT_DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+DEVELOPMENT_DATA = REPOSITORY.parent / "shared" / "data"
 _UNIREF90 = DEVELOPMENT_DATA / "uniref90_10k.fasta.gz"
 _SAMPLE_RECORDS, _SAMPLE_FAMILIES = 10_000, 200
 
@@ -59,6 +59,16 @@ def spread_by_length(sequences: Sequence[str], number: int) -> list[str]:
     by_length = np.argsort([len(sequence) for sequence in sequences], kind="stable")
     places = np.linspace(0, len(sequences) - 1, number).round().astype(int)
     return [sequences[index][:MAX_RESIDUES] for index in sorted(by_length[places])]
+
+
+def few_short(setting: Setting, sequences: Sequence[str]) -> list[str]:
+    """The sequences, in a smoke run the beginnings of the first."""
+    return [sequence[:60] for sequence in sequences[:16]] if setting.quick else list(sequences)
+
+
+def every_nth(sequences: Sequence[str], number: int) -> Sequence[str]:
+    """About so many of the sequences, spread over the file."""
+    return sequences[:: max(1, len(sequences) // number)]
 
 
 def write_fasta(path: Path, sequences: Sequence[str], records: int) -> int:

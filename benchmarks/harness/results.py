@@ -4,16 +4,14 @@ A run adds the cases that it measured and replaces those of the same stage and n
 date, command, versions and revision. So a stage can be measured again without the rest.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, ValidationError
 
 from benchmarks.harness.machine import Machine
-from benchmarks.harness.protocol import Measured
-from benchmarks.harness.stage import Case, Comparison, Device, Facts, Reference, Row, Stage
+from benchmarks.harness.stage import Case, Comparison, Device, Facts, Reference, Row
 from common.errors import DataError
 from common.timing import AGREEMENT, MAX_MEDIANS, REPEATS_PER_MEDIAN, Ratio, ratio, round_ratios
 
@@ -51,19 +49,19 @@ class ComparisonResult(BaseModel):
 
 
 class Origin(BaseModel):
-    """When, how and with what a case was measured."""
+    """When, how and with what something of a stage was measured."""
 
     date: str
     command: str
     revision: str
     versions: dict[str, str]
     warm_up: str
+    stage: str
 
 
 class CaseResult(Origin):
     """A case and how it was measured."""
 
-    stage: str
     case: str
     device: Device
     unit: str
@@ -76,7 +74,6 @@ class CaseResult(Origin):
 class Table(Origin):
     """Rows of a stage that compares with no peer; ``seconds`` that they took so far."""
 
-    stage: str
     summary: str
     seconds: float
     rows: list[Row]
@@ -96,42 +93,13 @@ class Results(BaseModel):
         return any(case.warm_up == NO_WARM_UP for case in self.cases)
 
 
-def case_result(stage: Stage, case: Case, measured: Measured, device: Device, origin: Origin) -> CaseResult:
-    """Put a measured case in form, with those comparisons whose contenders took part."""
-    return CaseResult(
-        **origin.model_dump(),
-        stage=stage.name,
-        case=case.name,
-        device=device,
-        unit=case.unit,
-        better=case.better,
-        contenders=[
-            ContenderResult(
-                name=name, samples=samples, median=median(samples), warm_up_settled=measured.settled.get(name)
-            )
-            for name, samples in measured.samples.items()
-        ],
-        comparisons=[
-            _comparison_result(comparison, case, measured, device)
-            for comparison in stage.comparisons
-            if comparison.case == case.name
-            and comparison.ours in measured.samples
-            and (isinstance(comparison.peer, Reference) or comparison.peer in measured.samples)
-        ],
-        facts=measured.facts,
-    )
-
-
 def merged(results: Results, fresh: CaseResult | Table, order: Sequence[str]) -> Results:
     """The results with this case or table replaced or added, in the order of the stages' names."""
+    kind = "tables" if isinstance(fresh, Table) else "cases"
+    records = {(record.stage, getattr(record, "case", "")): record for record in [*getattr(results, kind), fresh]}
     place = {name: number for number, name in enumerate(order)}
-    if isinstance(fresh, Table):
-        tables = {table.stage: table for table in [*results.tables, fresh]}
-        ordered_tables = sorted(tables.values(), key=lambda table: place.get(table.stage, len(place)))
-        return results.model_copy(update={"tables": ordered_tables})
-    cases = {(case.stage, case.case): case for case in [*results.cases, fresh]}
-    ordered = sorted(cases.values(), key=lambda case: place.get(case.stage, len(place)))
-    return results.model_copy(update={"cases": ordered})
+    ordered = sorted(records.values(), key=lambda record: place.get(record.stage, len(place)))
+    return results.model_copy(update={kind: ordered})
 
 
 def read_results(folder: Path, machine: Machine) -> Results:
@@ -158,20 +126,30 @@ def verdict(measured_ratio: Ratio, floor: float | None) -> Verdict:
     return "missed" if measured_ratio.high < floor else "missed, within noise"
 
 
-def _comparison_result(comparison: Comparison, case: Case, measured: Measured, device: Device) -> ComparisonResult:
-    ours, peer = measured.samples[comparison.ours], comparison.peer
-    theirs = [peer.value] * len(ours) if isinstance(peer, Reference) else measured.samples[peer]
-    ratios = round_ratios(ours, theirs, case.better)
-    measured_ratio = ratio(ratios)
-    floor = comparison.floors.get(device)
-    return ComparisonResult(
-        title=comparison.title,
-        ours=comparison.ours,
-        peer=comparison.peer_name,
-        ratios=ratios,
-        ratio=measured_ratio.value,
-        low=measured_ratio.low,
-        high=measured_ratio.high,
-        floor=floor,
-        verdict=verdict(measured_ratio, floor),
-    )
+def compared(
+    comparisons: Sequence[Comparison], case: Case, samples: Mapping[str, list[float]], device: Device
+) -> list[ComparisonResult]:
+    """The comparisons of a case whose contenders took part."""
+    results = []
+    for comparison in comparisons:
+        ours, peer = samples.get(comparison.ours), comparison.peer
+        theirs = [peer.value] * case.rounds if isinstance(peer, Reference) else samples.get(peer)
+        if comparison.case != case.name or ours is None or theirs is None:
+            continue
+        ratios = round_ratios(ours, theirs, case.better)
+        of_all = ratio(ratios)
+        floor = comparison.floors.get(device)
+        results.append(
+            ComparisonResult(
+                title=comparison.title,
+                ours=comparison.ours,
+                peer=comparison.peer_name,
+                ratios=ratios,
+                ratio=of_all.value,
+                low=of_all.low,
+                high=of_all.high,
+                floor=floor,
+                verdict=verdict(of_all, floor),
+            )
+        )
+    return results

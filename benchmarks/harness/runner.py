@@ -4,6 +4,7 @@ The files of the results are written anew after every case and every row, so tha
 nothing that was measured before. A stage that breaks doesn't stop those after it.
 """
 
+import gc
 import sys
 import tempfile
 import time
@@ -12,23 +13,26 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from statistics import median
 
 from benchmarks.harness.machine import Machine, revision, versions
-from benchmarks.harness.protocol import measure_case
 from benchmarks.harness.results import (
     NO_WARM_UP,
     RESULTS_FILE,
     WARM_UP_PROTOCOL,
     CaseResult,
+    ContenderResult,
     Origin,
     Table,
-    case_result,
+    compared,
     merged,
     read_results,
 )
-from benchmarks.harness.stage import Case, Device, Setting, Stage, WrongWorkError
-from benchmarks.harness.table import interval_text, markdown, quantity, ratio_text, row_text
+from benchmarks.harness.stage import Case, Contender, Device, Facts, Setting, Stage, WrongWorkError
+from benchmarks.harness.table import case_text, markdown, row_text
+from common import timing
 from common.errors import EsmerayError
 from common.progress import status_line
 from common.publishing import write_atomically
@@ -66,16 +70,12 @@ def run_stages(stages: Sequence[Stage], run: Run) -> list[str]:
                 print(f"{stage.name}: left out, {run.minutes:g} minutes are over", file=sys.stderr)
                 continue
             try:
-                _run_stage(stage, run, deadline_s, _prefixed(show, f"{number}/{len(stages)} {stage.name}"))
+                _run_stage(stage, run, deadline_s, partial(_note, show, f"{number}/{len(stages)} {stage.name}"))
             except Exception as error:  # noqa: BLE001 - one stage that broke must not cost the others their turn
                 broken.append(stage.name)
                 expected = isinstance(error, (WrongWorkError, EsmerayError))
                 print(f"{stage.name}: {error if expected else traceback.format_exc()}", file=sys.stderr)
     return broken
-
-
-def _prefixed(show: Callable[[str], None], prefix: str) -> Callable[[str], None]:
-    return lambda text: show(f"{prefix} · {text}")
 
 
 def _run_stage(stage: Stage, run: Run, deadline_s: float, show: Callable[[str], None]) -> None:
@@ -88,17 +88,20 @@ def _run_stage(stage: Stage, run: Run, deadline_s: float, show: Callable[[str], 
         try:
             with closing(stage.cases(setting)) as cases:  # type: ignore[type-var]
                 for case in cases:
-                    origin = _origin(stage, run)
+                    origin = Origin(
+                        date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+                        command=run.command,
+                        revision=revision(),
+                        versions=versions(stage.distributions),
+                        warm_up=NO_WARM_UP if run.quick else WARM_UP_PROTOCOL,
+                        stage=stage.name,
+                    )
                     if isinstance(case, Case):
-                        measured = measure_case(case, run.quick, _prefixed(show, case.name))
-                        _save(case_result(stage, case, measured, device, origin), run)
+                        _save(measure_case(stage, case, setting, origin), run)
                     else:
                         rows.append(case)
                         seconds = time.perf_counter() - began_s
-                        table = Table(
-                            **dict(origin), stage=stage.name, summary=stage.summary, seconds=seconds, rows=rows
-                        )
-                        _save(table, run)
+                        _save(Table(**dict(origin), summary=stage.summary, seconds=seconds, rows=rows), run)
                     if time.perf_counter() > deadline_s:
                         print(f"{stage.name}: cut short, the minutes are over", file=sys.stderr)
                         break
@@ -109,6 +112,54 @@ def _run_stage(stage: Stage, run: Run, deadline_s: float, show: Callable[[str], 
         raise WrongWorkError("; ".join(map(row_text, wrong)))
 
 
+def measure_case(stage: Stage, case: Case, setting: Setting, origin: Origin) -> CaseResult:
+    """Check, warm up and measure all contenders of a case (:mod:`common.timing`); if quick, once without a warm-up.
+
+    Raises WrongWorkError where the contenders do not compute the same.
+    """
+    show, facts = partial(_note, setting.note, case.name), Facts()
+    if case.check is not None:
+        show("checking that all compute the same")
+        facts |= case.check()
+    settled = {}
+    for contender in case.contenders:
+        if contender.kind == "rate" and not setting.quick:
+            show(f"{contender.name}: warming up")
+            settled[contender.name] = timing.warm_up(sampler(contender, contender.short or contender.run))
+    samplers = {contender.name: sampler(contender, contender.run) for contender in case.contenders}
+    samples = timing.measure(samplers, 1 if setting.quick else case.rounds, show)
+    return CaseResult(
+        **dict(origin),
+        case=case.name,
+        device=setting.device,
+        unit=case.unit,
+        better=case.better,
+        contenders=[
+            ContenderResult(name=name, samples=values, median=median(values), warm_up_settled=settled.get(name))
+            for name, values in samples.items()
+        ],
+        comparisons=compared(stage.comparisons, case, samples, setting.device),
+        facts=facts | case.facts,
+    )
+
+
+def sampler(contender: Contender, run: Callable[[], float]) -> Callable[[], float]:
+    """Return a callable that takes one sample: the work done per second, or the value that ``run`` returns."""
+
+    def sample() -> float:
+        if contender.before is not None:
+            contender.before()
+        gc.collect()
+        result, elapsed_s = timing.timed(run)
+        return result / elapsed_s if contender.kind == "rate" else result
+
+    return sample
+
+
+def _note(show: Callable[[str], None], prefix: str, text: str) -> None:
+    show(f"{prefix} · {text}")
+
+
 def _draw(run: Run) -> None:
     results = read_results(run.output, run.machine)
     if results.cases:
@@ -117,30 +168,10 @@ def _draw(run: Run) -> None:
         draw_results(results, run.output / "results.png")
 
 
-def _origin(stage: Stage, run: Run) -> Origin:
-    return Origin(
-        date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        command=run.command,
-        revision=revision(),
-        versions=versions(stage.distributions),
-        warm_up=NO_WARM_UP if run.quick else WARM_UP_PROTOCOL,
-    )
-
-
 def _save(fresh: CaseResult | Table, run: Run) -> None:
     """Write the results with this case or table among them, and print it, of a table the last row."""
     results = merged(read_results(run.output, run.machine), fresh, run.order)
     write_atomically(run.output / RESULTS_FILE, results.model_dump_json(indent=1) + "\n")
     write_atomically(run.output / "results.md", markdown(results))
-    lines = [f"{fresh.stage}: {row_text(fresh.rows[-1])}"] if isinstance(fresh, Table) else _lines(fresh)
-    print("\n".join(lines), flush=True)
-
-
-def _lines(case: CaseResult) -> list[str]:
-    lines = [f"{case.stage}: {case.case}"]
-    lines += [f"  {contender.name:<44} {quantity(contender.median, case.unit)}" for contender in case.contenders]
-    for comparison in case.comparisons:
-        floor = "" if comparison.floor is None else f", floor {ratio_text(comparison.floor)}: {comparison.verdict}"
-        ratio = f"{ratio_text(comparison.ratio)}× ({interval_text(comparison)})"
-        lines.append(f"  {comparison.title}, beside {comparison.peer}: {ratio}{floor}")
-    return lines
+    text = row_text(fresh.rows[-1]) if isinstance(fresh, Table) else case_text(fresh)
+    print(f"{fresh.stage}: {text}", flush=True)

@@ -1,7 +1,7 @@
 """Parts of a benchmark: a stage has cases, a case has contenders that do the same work, and comparisons.
 
 ``Stage.cases`` is a generator: what stands before a ``yield`` sets a case up, what stands after it
-takes it down, and the protocol (:mod:`benchmarks.harness.protocol`) measures in between. Everything is a ratio, better
+takes it down, and the runner (:mod:`benchmarks.harness.runner`) measures in between. Everything is a ratio, better
 when it is larger; ``Stage.comparisons`` has the ratio that is enough on each device. A stage that compares with no peer
 yields rows of values that it took itself.
 """
@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
+
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 Device: TypeAlias = Literal["cpu", "cuda"]
 Facts: TypeAlias = dict[str, float | int | str | bool]

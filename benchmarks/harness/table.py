@@ -1,11 +1,10 @@
 """``results.md``: the comparisons of one machine as a Markdown table, and what each case was measured with."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from benchmarks.harness.results import CaseResult, ComparisonResult, Origin, Results, Table
 from benchmarks.harness.stage import Row
 
-_HEADER = ("stage", "what", "ours", "peer", "ratio", "interval", "floor", "reached")
 _VERDICTS = {
     "reached": "yes",
     "reached, within noise": "yes, not in every round",
@@ -21,7 +20,7 @@ def markdown(results: Results) -> str:
     gpu = f", {machine.gpu} ({machine.gpu_memory_gib:g} GiB)" if machine.gpu else ""
     rows = [_row(case, comparison) for case in results.cases for comparison in case.comparisons]
     compared = [
-        _lines([_HEADER, ["---"] * len(_HEADER), *rows]),
+        _grid(rows),
         "A ratio is the median over the rounds, its interval the smallest and the largest (of fewer than nine); larger "
         "is better for ours.",
     ]
@@ -50,23 +49,15 @@ def ratio_text(ratio: float) -> str:
     return f"{ratio:.3g}" if ratio >= 10 else f"{ratio:.2f}"
 
 
-def interval_text(comparison: ComparisonResult) -> str:
-    return f"{ratio_text(comparison.low)} to {ratio_text(comparison.high)}"
-
-
-def _row(case: CaseResult, comparison: ComparisonResult) -> list[str]:
-    medians = {contender.name: quantity(contender.median, case.unit) for contender in case.contenders}
-    peer = f"{comparison.peer}: {medians[comparison.peer]}" if comparison.peer in medians else comparison.peer
-    return [
-        case.stage,
-        comparison.title,
-        f"{comparison.ours}: {medians[comparison.ours]}",
-        peer,
-        f"**{ratio_text(comparison.ratio)}**",
-        interval_text(comparison),
-        "" if comparison.floor is None else ratio_text(comparison.floor),
-        _VERDICTS[comparison.verdict],
-    ]
+def case_text(case: CaseResult) -> str:
+    """A case for the terminal: its name, then a line for each contender and comparison."""
+    lines = [case.case]
+    lines += [f"  {contender.name:<44} {quantity(contender.median, case.unit)}" for contender in case.contenders]
+    for comparison in case.comparisons:
+        floor = "" if comparison.floor is None else f", floor {ratio_text(comparison.floor)}: {comparison.verdict}"
+        ratio = f"{ratio_text(comparison.ratio)}× ({_interval(comparison)})"
+        lines.append(f"  {comparison.title}, beside {comparison.peer}: {ratio}{floor}")
+    return "\n".join(lines)
 
 
 def row_text(row: Row) -> str:
@@ -74,15 +65,35 @@ def row_text(row: Row) -> str:
     return ", ".join(f"{column} {_fact(value)}" for column, value in row.items() if value is not None)
 
 
+def _row(case: CaseResult, comparison: ComparisonResult) -> Row:
+    medians = {contender.name: quantity(contender.median, case.unit) for contender in case.contenders}
+    peer = f"{comparison.peer}: {medians[comparison.peer]}" if comparison.peer in medians else comparison.peer
+    return {
+        "stage": case.stage,
+        "what": comparison.title,
+        "ours": f"{comparison.ours}: {medians[comparison.ours]}",
+        "peer": peer,
+        "ratio": f"**{ratio_text(comparison.ratio)}**",
+        "interval": _interval(comparison),
+        "floor": None if comparison.floor is None else ratio_text(comparison.floor),
+        "reached": _VERDICTS[comparison.verdict],
+    }
+
+
+def _interval(comparison: ComparisonResult) -> str:
+    return f"{ratio_text(comparison.low)} to {ratio_text(comparison.high)}"
+
+
 def _table(table: Table) -> str:
-    columns = list(dict.fromkeys(column for row in table.rows for column in row))
-    rows = [[_fact(row.get(column)) for column in columns] for row in table.rows]
     head = f"## {table.stage}\n\n{table.summary}\n\n{_origin(table)}, {table.seconds:.0f} s."
-    return f"{head}\n\n{_lines([columns, ['---'] * len(columns), *rows])}"
+    return f"{head}\n\n{_grid(table.rows)}"
 
 
-def _lines(rows: Iterable[Iterable[str]]) -> str:
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+def _grid(rows: Sequence[Row]) -> str:
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    lines = [columns, ["---"] * len(columns)]
+    lines += [[_fact(row.get(column)) for column in columns] for row in rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def _origin(measured: Origin, place: str = "") -> str:

@@ -6,18 +6,18 @@ ones were answered.
 """
 
 import asyncio
-import json
 import random
-import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
 import numpy as np
+
+from benchmarks.programs.processes import begun
 
 
 @dataclass
@@ -57,39 +57,30 @@ class Outcome:
         """Answers by status."""
         return Counter(self.statuses)
 
+    @property
+    def by_status(self) -> str:
+        return str(dict(sorted(self.counts.items())))
+
     def percentile_ms(self, percent: float) -> float:
         """Of the accepted requests."""
         accepted = [ms for ms, status in zip(self.latencies_ms, self.statuses, strict=True) if status == 200]
         return float(np.percentile(accepted, percent)) if accepted else float("nan")
 
 
-def run_load(load: Load) -> Outcome:
-    """Put the load on from another process, and wait for its end."""
-    command = [sys.executable, "-m", "benchmarks.programs.http_load"]
-    done = subprocess.run(command, input=json.dumps(asdict(load)), capture_output=True, text=True, check=True)
-    return Outcome(**json.loads(done.stdout))
+@contextmanager
+def begun_load(load: Load) -> Iterator[Callable[[], Outcome]]:
+    """A load from another process; yields a callable that waits for its end."""
+    with begun(f"{__name__}:put_on", load=load) as result:
+        yield lambda: Outcome(**result())
 
 
-def begin_load(load: Load) -> subprocess.Popen[str]:
-    """The process of a load, to be ended by :func:`end_load`."""
-    command = [sys.executable, "-m", "benchmarks.programs.http_load"]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdin is not None
-    process.stdin.write(json.dumps(asdict(load)))
-    process.stdin.close()
-    return process
-
-
-def end_load(process: subprocess.Popen[str]) -> Outcome:
-    """Wait for the end of a load that was begun."""
-    assert process.stdout is not None
-    outcome = Outcome(**json.loads(process.stdout.read()))
-    process.wait()
-    return outcome
+def put_on(load: dict[str, Any]) -> Outcome:
+    """Put the load on from this process, and wait for its end."""
+    return asyncio.run(_run(Load(**load)))
 
 
 async def _run(load: Load) -> Outcome:
-    outcome, left = Outcome(), load.requests
+    outcome = Outcome()
     headers = {"Content-Type": "application/json", "Accept": load.accept}
     start_s = time.perf_counter()
     end_s = start_s + load.seconds
@@ -116,11 +107,11 @@ async def _run(load: Load) -> Outcome:
                 await ask(number)
 
         if load.rate is None:
-            numbers = iter(range(left))
+            numbers = iter(range(load.requests))
             await asyncio.gather(*(connection(numbers) for _ in range(load.connections)))
         else:
             tasks, due_s = [], start_s
-            for number in range(left):
+            for number in range(load.requests):
                 due_s += 1 / load.rate if load.even else random.expovariate(load.rate)
                 if due_s >= end_s:
                     break
@@ -129,7 +120,3 @@ async def _run(load: Load) -> Outcome:
             await asyncio.gather(*tasks)
     outcome.seconds = time.perf_counter() - start_s
     return outcome
-
-
-if __name__ == "__main__":
-    print(json.dumps(asdict(asyncio.run(_run(Load(**json.load(sys.stdin)))))))

@@ -1,4 +1,4 @@
-"""Runs programs in processes of their own, and measures the peak memory of a piece of work there.
+"""Programs and functions in processes of their own, and the peak memory of a piece of work there.
 
 On the CPU it is the resident memory of the process, whose peak Linux keeps (``VmHWM``) and lets a process reset
 (proc(5), ``clear_refs``), and what its loader processes hold for themselves; on CUDA it is what torch has allocated.
@@ -10,60 +10,51 @@ import gc
 import importlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+from benchmarks.harness.stage import REPOSITORY
+
 _END_TIMEOUT_S = 60.0
 _LAST_CHARACTERS = 2000
-_MARK = "peak of the work: "
-_STATUS = Path("/proc/self/status")
-_RESET_PEAK = "5"
+_MARK = "result of the work: "
 
 
 class Peak(NamedTuple):
-    """Peak memory of the work: resident, less that at :meth:`MemoryMeter.libraries_loaded`; what torch had allocated on
-    the GPU, None without one; resident with the libraries."""
+    """Peak memory of the work: on the device that computes; resident, with the libraries."""
 
-    host_bytes: int
-    device_bytes: int | None
+    computing_bytes: int
     total_bytes: int
-
-    @property
-    def computing_bytes(self) -> int:
-        """Memory of the device that computes."""
-        return self.host_bytes if self.device_bytes is None else self.device_bytes
 
 
 class MemoryMeter:
-    """Measures from :meth:`work_begins` on."""
+    """Peak memory from now on; what the process holds by now, its libraries, does not belong to the work.
 
-    def __init__(self) -> None:
-        self._loaded_bytes = 0
+    ``trim``: give back first what building left behind.
+    """
 
-    def libraries_loaded(self) -> None:
-        """Start to count: memory that the process holds by now does not belong to the work."""
+    def __init__(self, trim: bool = False) -> None:
+        if trim:
+            gc.collect()
+            if cuda := _cuda():
+                cuda.empty_cache()
+            ctypes.CDLL(None).malloc_trim(0)
         self._loaded_bytes = _status_bytes("VmRSS")
+        self.work_begins()
 
     def work_begins(self) -> None:
         """Forget the peak so far, that of setting up."""
-        Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
+        Path("/proc/self/clear_refs").write_text("5")
         if cuda := _cuda():
             cuda.reset_peak_memory_stats()
-
-    def model_built(self) -> None:
-        """Give back what building left behind, leave the rest out, and begin."""
-        gc.collect()
-        if cuda := _cuda():
-            cuda.empty_cache()
-        ctypes.CDLL(None).malloc_trim(0)
-        self.libraries_loaded()
-        self.work_begins()
 
     def peak(self) -> Peak:
         """The peak since the work began."""
@@ -72,14 +63,14 @@ class MemoryMeter:
 
         total += sum(child.memory_full_info().uss for child in psutil.Process().children())
         cuda = _cuda()
-        return Peak(total - self._loaded_bytes, cuda.max_memory_allocated() if cuda else None, total)
+        return Peak(cuda.max_memory_allocated() if cuda else total - self._loaded_bytes, total)
 
 
 def _status_bytes(key: str) -> int:
-    for line in _STATUS.read_text(encoding="ascii").splitlines():
-        if line.startswith(f"{key}:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError(f"{_STATUS} has no {key}: memory can be measured on Linux only")
+    line = re.search(rf"^{key}:\s+(\d+) kB$", Path("/proc/self/status").read_text(encoding="ascii"), re.MULTILINE)
+    if line is None:
+        raise RuntimeError(f"/proc/self/status has no {key}: memory can be measured on Linux only")
+    return int(line[1]) * 1024
 
 
 def _cuda() -> Any:
@@ -88,59 +79,70 @@ def _cuda() -> Any:
     return torch.cuda if torch and torch.cuda.is_available() else None
 
 
-def run_program(command: list[str], environment: Mapping[str, str] | None = None) -> str:
-    """Run a command to its end in the repository's root; return its standard output.
-
-    Raises RuntimeError, with the end of its output, where it failed.
-    """
-    process = subprocess.Popen(
-        command,
-        cwd=REPOSITORY,
-        env=os.environ | dict(environment or {}),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    with _ended_with_us(process):
-        output, errors = process.communicate()
-    if process.returncode:
-        said = (output + errors)[-_LAST_CHARACTERS:]
-        raise RuntimeError(f"{' '.join(command)} ended with code {process.returncode}: {said}")
-    return output
-
-
-def peak_of(function: str, arguments: Mapping[str, Any]) -> Peak:
-    """Run ``module:function(meter, **arguments)`` in a fresh process, which calls the :class:`MemoryMeter`.
-
-    The arguments travel as JSON. Raises RuntimeError, with the end of its output, where it failed.
-    """
-    output = run_program([sys.executable, "-m", __name__, function, json.dumps(arguments)])
-    line = next(line for line in reversed(output.splitlines()) if line.startswith(_MARK))
-    return Peak(*json.loads(line.removeprefix(_MARK)))
-
-
 @contextmanager
-def _ended_with_us(process: subprocess.Popen[str]) -> Iterator[None]:
-    """Ask a launcher to end where this process is stopped: killed, it would leave its workers behind."""
+def started(
+    command: Sequence[str], environment: Mapping[str, str] | None = None, **pipes: Any
+) -> Iterator[subprocess.Popen[str]]:
+    """A program in the repository's root for the length of the block, after which it is asked to end.
+
+    It is killed only where it does not: a launcher that is killed would leave its workers behind.
+    """
+    variables = os.environ | dict(environment or {})
+    process = subprocess.Popen(command, cwd=REPOSITORY, env=variables, text=True, start_new_session=True, **pipes)
     try:
-        yield
-    except BaseException:
-        process.send_signal(signal.SIGTERM)
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)  # nothing where it has ended
         try:
             process.wait(_END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             process.kill()
-        raise
 
 
-def _measure(function: str, arguments: str) -> None:
+def run_program(command: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
+    """Run a command to its end; return its standard output.
+
+    Raises RuntimeError, with the end of its output, where it failed.
+    """
+    with started(command, environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        return _output(process)
+
+
+@contextmanager
+def begun(function: str, **arguments: Any) -> Iterator[Callable[[], Any]]:
+    """``module:function`` at work in a fresh process; yields a callable that waits for its end and gives its result.
+
+    Arguments and result travel as JSON, dataclasses as dictionaries. The callable raises RuntimeError, with the end of
+    the output, where the function failed.
+    """
+    with tempfile.TemporaryFile("w+") as stdin:
+        json.dump(arguments, stdin, default=asdict)
+        stdin.seek(0)
+        pipes: dict[str, Any] = {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with started([sys.executable, "-m", __name__, function], **pipes) as process:
+            yield lambda: json.loads(_output(process).rpartition(_MARK)[2])
+
+
+def call(function: str, **arguments: Any) -> Any:
+    """The result of a function in a fresh process; see :func:`begun`."""
+    with begun(function, **arguments) as result:
+        return result()
+
+
+def _output(process: subprocess.Popen[str]) -> str:
+    output, errors = process.communicate()
+    if process.returncode:
+        last_words = (output + errors)[-_LAST_CHARACTERS:]
+        raise RuntimeError(f"{process.args!r} ended with code {process.returncode}: {last_words}")
+    return output
+
+
+def _main(function: str) -> None:
     module, _, name = function.partition(":")
-    work: Callable[..., None] = getattr(importlib.import_module(module), name)
-    meter = MemoryMeter()
-    work(meter, **json.loads(arguments))
-    print(_MARK + json.dumps(meter.peak()), flush=True)
+    result = getattr(importlib.import_module(module), name)(**json.load(sys.stdin))
+    print(_MARK + json.dumps(result, default=asdict), flush=True)
+    os._exit(0)  # on the way out gloo's threads now and then abort ("terminate called")
 
 
 if __name__ == "__main__":
-    _measure(*sys.argv[1:3])
+    _main(sys.argv[1])

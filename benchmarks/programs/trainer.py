@@ -7,14 +7,10 @@ EsmTokenizer and DataCollatorForLanguageModeling do the work; proteins are token
 Shape legend: B sequences of a micro-batch, L their length with padding.
 """
 
-import json
 import math
 import os
-import socket
-import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import dnaio
@@ -31,27 +27,22 @@ from transformers import (
 )
 
 from benchmarks.harness.proteins import MAX_RESIDUES
+from benchmarks.harness.stage import REPOSITORY
 from benchmarks.programs import training_workload as recipe
 from benchmarks.programs.processes import MemoryMeter
-from benchmarks.programs.training_workload import StepLine, Workload, write_step
+from benchmarks.programs.training_workload import StepLine, Workload
+from benchmarks.programs.worker_alone import make_group
 from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
-from training.engine.deepspeed_setup import compiling_alone
-
-ZERO_SETTINGS = Path(__file__).resolve().parents[2] / "train_config" / "zero2.yaml"
+from training.engine.deepspeed_setup import prepare_deepspeed
 
 
-class _TokenizedProteins(torch.utils.data.Dataset):
-    def __init__(self, fasta: str, tokenizer: EsmTokenizer) -> None:
-        with dnaio.open(fasta) as records:
-            sequences = [record.sequence for record in records]
-        longest = MAX_RESIDUES + SPECIAL_TOKENS_PER_SEQUENCE
-        self._ids = tokenizer(sequences, truncation=True, max_length=longest)["input_ids"]
-
-    def __len__(self) -> int:
-        return len(self._ids)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"input_ids": self._ids[index], "attention_mask": [1] * len(self._ids[index])}
+def tokenized(fasta: str, tokenizer: EsmTokenizer) -> list[dict[str, Any]]:
+    """All proteins, ready for the collator."""
+    with dnaio.open(fasta) as records:
+        sequences = [record.sequence for record in records]
+    longest = MAX_RESIDUES + SPECIAL_TOKENS_PER_SEQUENCE
+    ids = tokenizer(sequences, truncation=True, max_length=longest)["input_ids"]
+    return [{"input_ids": own, "attention_mask": [1] * len(own)} for own in ids]
 
 
 class SpreadGroups(torch.utils.data.Sampler[int]):
@@ -101,35 +92,32 @@ class _CountingTrainer(Trainer):
 
 
 class _StepReporter(TrainerCallback):
-    """Writes a line when the Trainer has logged a step, which it does after each."""
+    """Keeps a line when the Trainer has logged a step, which it does after each."""
 
-    def __init__(self, trainer: _CountingTrainer, lines: str) -> None:
-        self._trainer, self._lines = trainer, lines
-        self._meter = MemoryMeter()
-        self._seconds = self._ended = 0.0
+    def __init__(self, trainer: _CountingTrainer) -> None:
+        self.lines: list[StepLine] = []
+        self._trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """DeepSpeed's engine is built by now."""
-        self._meter.model_built()
-        self._ended = time.perf_counter()
+        self._meter = MemoryMeter(trim=True)
+        self._ended_s = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if args.device.type == "cuda":
             torch.cuda.synchronize()
-        now = time.perf_counter()
-        self._seconds, self._ended = now - self._ended, now
+        now_s = time.perf_counter()
+        self._step_s, self._ended_s = now_s - self._ended_s, now_s
 
     def on_log(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
-        logs = keywords["logs"]
-        if "loss" not in logs:
-            return
-        memory_bytes = self._meter.peak().computing_bytes
-        write_step(self._lines, StepLine(self._seconds, *self._trainer.take_counts(), logs["loss"], memory_bytes))
+        if (loss := keywords["logs"].get("loss")) is not None:
+            memory_bytes = self._meter.peak().computing_bytes
+            self.lines.append(StepLine(self._step_s, *self._trainer.take_counts(), loss, memory_bytes))
 
 
 def deepspeed_settings() -> dict[str, Any]:
     """The project's own ZeRO-2 settings, with what the Trainer fills in."""
-    return yaml.safe_load(ZERO_SETTINGS.read_text()) | {
+    return yaml.safe_load((REPOSITORY / "train_config" / "zero2.yaml").read_text()) | {
         "train_batch_size": "auto",
         "train_micro_batch_size_per_gpu": "auto",
         "gradient_accumulation_steps": "auto",
@@ -169,46 +157,22 @@ def arguments(workload: Workload, folder: str, sampling: str) -> TrainingArgumen
     )
 
 
-def train(workload: Workload, lines: str, folder: str, sampling: str) -> None:
-    tokenizer = EsmTokenizer.from_pretrained(workload.weights)
+def train(workload: dict[str, Any], folder: str, sampling: str) -> list[StepLine]:
+    """The steps of a workload (:class:`~benchmarks.programs.training_workload.Workload`)."""
+    work = Workload(**workload)
+    # The Trainer finds this group. Its own would compile DeepSpeed's operator where any killed program may have left
+    # a lock.
+    os.environ.update(RANK="0", WORLD_SIZE="1")
+    prepare_deepspeed(make_group())
+    tokenizer = EsmTokenizer.from_pretrained(work.weights)
+    proteins: Any = tokenized(work.fasta, tokenizer)
     trainer = _CountingTrainer(
-        model=EsmForMaskedLM.from_pretrained(workload.weights),
-        args=arguments(workload, folder, sampling),
-        train_dataset=_TokenizedProteins(workload.fasta, tokenizer),
+        model=EsmForMaskedLM.from_pretrained(work.weights),
+        args=arguments(work, folder, sampling),
+        train_dataset=proteins,
         data_collator=DataCollatorForLanguageModeling(tokenizer, mlm_probability=recipe.MASK_SHARE),
     )
-    trainer.add_callback(_StepReporter(trainer, lines))
+    reporter = _StepReporter(trainer)
+    trainer.add_callback(reporter)
     trainer.train()
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
-
-
-def _make_single_process_group() -> None:
-    """A group of this process alone, which the Trainer finds.
-
-    By itself it would compile DeepSpeed's operator where any killed program may have left a lock.
-    """
-    cuda = torch.cuda.is_available()
-    if not cuda:
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    import deepspeed
-
-    with compiling_alone():
-        deepspeed.init_distributed(dist_backend="nccl" if cuda else "gloo", verbose=False)
-
-
-def main() -> None:
-    """WORKLOAD LINES FOLDER SAMPLING."""
-    _make_single_process_group()
-    workload, lines, folder, sampling = sys.argv[1:]
-    train(Workload(**json.loads(workload)), lines, folder, sampling)
-    sys.stdout.flush()
-    os._exit(0)  # all steps are written; on the way out gloo's threads now and then abort ("terminate called")
-
-
-if __name__ == "__main__":
-    main()
+    return reporter.lines

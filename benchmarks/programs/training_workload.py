@@ -1,17 +1,15 @@
 """The workload of the training contenders: the same initial weights, proteins, tokens a step, optimizer and schedule.
 
-A contender is a program of its own (``python -m MODULE WORKLOAD LINES FOLDER OPTION ...``). In: a :class:`Workload` as
-JSON. Out: a :class:`StepLine` after each optimizer step, as a line of the file LINES.
+A contender is a function ``(workload, folder, ...)`` that a process of its own calls: it takes a :class:`Workload` as a
+dictionary and a folder for its files, and returns a :class:`StepLine` for each optimizer step.
 """
 
-import json
-import sys
 import tempfile
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.programs.processes import run_program
+from benchmarks.programs.processes import call
 
 SEED = 0
 LEARNING_RATE = 4e-4
@@ -87,23 +85,13 @@ def tokens_per_s(steps: Iterable[tuple[int, float]]) -> float:
     return sum(tokens) / sum(seconds)
 
 
-def write_step(path: str, line: StepLine) -> None:
-    """Add a line for the parent process; stdout is left to whatever libraries print."""
-    with Path(path).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(asdict(line)) + "\n")
+def run_contender(function: str, workload: Workload, folder: Path, **options: str) -> list[StepLine]:
+    """All steps of a contender in a fresh process, whose files are in the folder until then.
 
-
-def run_contender(module: str, workload: Workload, folder: Path, *options: str) -> list[StepLine]:
-    """Run a contender's program in a fresh process; return the lines of all of its steps.
-
-    Its files are in the folder until then. Raises RuntimeError where it failed, or did fewer steps.
+    Raises RuntimeError where it failed, or did fewer steps.
     """
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        lines = Path(scratch) / "steps.jsonl"
-        output = run_program(
-            [sys.executable, "-m", module, json.dumps(asdict(workload)), str(lines), f"{scratch}/run", *options]
-        )
-        steps = [StepLine(**json.loads(line)) for line in lines.read_text(encoding="utf-8").splitlines()]
-    if len(steps) != workload.total_steps:
-        raise RuntimeError(f"{module} ended after {len(steps)} of {workload.total_steps} steps: {output[-2000:]}")
-    return steps
+        lines = call(function, workload=workload, folder=f"{scratch}/run", **options)
+    if len(lines) != workload.total_steps:
+        raise RuntimeError(f"{function} ended after {len(lines)} of {workload.total_steps} steps")
+    return [StepLine(**line) for line in lines]

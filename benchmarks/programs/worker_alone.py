@@ -1,30 +1,113 @@
 """The training loop of :mod:`training.loop.worker` in a process of its own, without Ray: one config, one worker.
 
-``python -m benchmarks.programs.worker_alone CONFIG`` trains as a run does, to its end.
+``python -m benchmarks.programs.worker_alone CONFIG`` trains as a run does, to its end; :func:`train` is Esmeray's side
+of the training benchmark. The loop is the one that every run goes through, with its agreement, metrics and learning
+rate; validation and checkpoints are left out there, as they are for the peer.
 """
 
 import sys
 from pathlib import Path
+from typing import Any
 
+import torch
 import torch.distributed as dist
 
+from benchmarks.harness.proteins import MAX_RESIDUES
+from benchmarks.programs import training_workload as recipe
+from benchmarks.programs.processes import MemoryMeter
+from benchmarks.programs.training_workload import NEVER, StepLine, Workload
 from model.device import choose_device
 from run_folder.paths import RunFolder
 from train_config.loading import load_config
-from train_config.schema import RunSection
+from train_config.schema import Config, RunSection
 from training.engine.collective import WorkerContext
-from training.loop.worker import train_worker
+from training.loop.building import Worker
+from training.loop.restoring import restore
+from training.loop.worker import loop, train_worker
 from training.tasks.registry import task_plan
+
+
+class _EnoughError(Exception):
+    """The last measured step is done; what a run does at its end is not part of the benchmark."""
+
+
+class _StepLog:
+    """Stands in for the run's log and keeps a line for each training step."""
+
+    def __init__(self, last_step: int) -> None:
+        self.lines: list[StepLine] = []
+        self._last_step = last_step
+        self._meter = MemoryMeter(trim=True)
+
+    def write(self, kind: str, step: int, **metrics: Any) -> None:
+        if kind == "train":
+            tokens, memory_bytes = metrics["tokens"], self._meter.peak().computing_bytes
+            self.lines.append(StepLine(metrics["step_s"], tokens, tokens, metrics["loss"], memory_bytes))
+            if step == self._last_step:
+                raise _EnoughError
+
+    def event(self, name: str, step: int, **fields: Any) -> None:
+        """Events are not measured."""
+
+
+def train(workload: dict[str, Any], folder: str) -> list[StepLine]:
+    """The steps of a workload (:class:`~benchmarks.programs.training_workload.Workload`)."""
+    work = Workload(**workload)
+    torch.manual_seed(recipe.SEED)
+    config = run_config(work, folder)
+    context, run = begin(config.run)
+    worker = Worker(config, context, run, work.store, None)
+    position = restore(worker)
+    worker.log = log = _StepLog(work.total_steps)  # type: ignore[assignment]
+    try:
+        loop(worker, position)
+    except _EnoughError:
+        worker.experiment.close()
+    return log.lines
+
+
+def run_config(workload: Workload, folder: str) -> Config:
+    """The recipe as the settings of a run."""
+    return Config.model_validate(
+        {
+            "run": {"name": "benchmark", "storage_path": folder, "seed": recipe.SEED},
+            "data": {"source": [workload.fasta], "max_length": MAX_RESIDUES, "validation_share": 0.0},
+            "batch": {"tokens": workload.tokens, "global_tokens": workload.tokens * workload.accumulation},
+            "model": {
+                "task": "masked_lm",
+                "backbone": {"source": workload.weights},
+                "masked_lm": {"mask_share": recipe.MASK_SHARE},
+            },
+            "training": {
+                "max_steps": workload.total_steps,
+                "learning_rate": recipe.LEARNING_RATE,
+                "min_learning_rate_share": recipe.LOWEST_RATE_SHARE,
+                "warmup_steps": workload.rate_warmup_steps,
+                "betas": recipe.BETAS,
+                "weight_decay": recipe.WEIGHT_DECAY,
+                "gradient_clipping": recipe.CLIPPING,
+                "precision": "bf16",
+                "evaluate_every_steps": NEVER,
+            },
+            "checkpoint": {"every_steps": NEVER},
+            "wandb": {"mode": "disabled"},
+        }
+    )
 
 
 def begin(section: RunSection) -> tuple[WorkerContext, RunFolder]:
     """A group of this process alone, and the run's folder."""
-    context = WorkerContext(device=choose_device(0))
     run = RunFolder(section.storage_path, section.name)
     run.path.mkdir(parents=True)
-    backend = "nccl" if context.device.type == "cuda" else "gloo"
+    return WorkerContext(device=make_group()), run
+
+
+def make_group() -> torch.device:
+    """Make a group of this process alone; return its device."""
+    device = choose_device(0)
+    backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    return context, run
+    return device
 
 
 def main(path: str) -> int:

@@ -8,19 +8,15 @@ leaves its bytes in the page cache where a store is on the disk when it is done,
 as well. Peak memory is taken in fresh processes, at the file's size and at four times it.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from benchmarks.harness.proteins import Proteins, make_store, read_proteins, write_fasta
 from benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
-
-if TYPE_CHECKING:
-    from benchmarks.programs.processes import MemoryMeter
+from benchmarks.programs.processes import MemoryMeter, Peak, call
 
 RECORDS, QUICK_RECORDS = 200_000, 10_000
 CHECKED_RECORDS = 10_000
@@ -35,86 +31,63 @@ PEER_LARGER = f"{PEER}, {TIMES_LARGER} times the file"
 
 
 def _cases(setting: Setting) -> Iterator[Case]:
-    proteins = read_proteins(setting.fasta)
-    records = QUICK_RECORDS if setting.quick else RECORDS
-    fasta = setting.folder / "proteins.fasta"
-    setting.note(f"writing {records:,} records")
-    file_bytes = write_fasta(fasta, proteins.sequences, records)
-    facts: Facts = {**proteins.facts, "records": records, "file in MB": round(file_bytes / 1e6, 1)}
-    yield _throughput(setting.folder, fasta, proteins, file_bytes, facts)
-
-    larger = setting.folder / "larger.fasta"
-    setting.note(f"writing {TIMES_LARGER * records:,} records")
-    larger_bytes = write_fasta(larger, proteins.sequences, TIMES_LARGER * records)
-    facts = {**facts, "larger file in MB": round(larger_bytes / 1e6, 1)}
-    yield _memory(setting, {ONCE: fasta, LARGER: larger}, facts)
-
-
-def _throughput(folder: Path, fasta: Path, proteins: Proteins, file_bytes: int, facts: Facts) -> Case:
     from benchmarks.peers.pickle_lmdb import convert_fasta
+
+    proteins, folder = read_proteins(setting.fasta), setting.folder
+    records = QUICK_RECORDS if setting.quick else RECORDS
+    fasta, larger = folder / "proteins.fasta", folder / "larger.fasta"
+    setting.note(f"writing {records:,} records")
+    file_mb = write_fasta(fasta, proteins.sequences, records) / 1e6
+    facts: Facts = {**proteins.facts, "records": records, "file in MB": round(file_mb, 1)}
 
     def contender(name: str, target: Path, work: Callable[[Path, Path], object]) -> Contender:
         def run() -> float:
             work(fasta, target)
-            return file_bytes / 1e6
+            return file_mb
 
-        return Contender(name, run, before=lambda: _remove(target))
+        return Contender(name, run, before=partial(_remove, target))
 
-    return Case(
-        name="throughput",
-        unit="MB/s of FASTA",
-        contenders=(
-            contender(OURS, folder / "store", make_store),
-            contender(PEER, folder / "pickles", convert_fasta),
-            contender(COPY, folder / "copy.fasta", _copy),
-            contender(COPY_AND_SYNC, folder / "copy.fasta", _copy_and_sync),
-        ),
-        check=lambda: _check(folder / "checked", proteins),
-        facts=facts,
+    ways = (
+        contender(OURS, folder / "store", make_store),
+        contender(PEER, folder / "pickles", convert_fasta),
+        contender(COPY, folder / "copy.fasta", _copy),
+        contender(COPY_AND_SYNC, folder / "copy.fasta", _copy_and_sync),
     )
+    check = partial(_check, folder / "checked", proteins)
+    yield Case("throughput", "MB/s of FASTA", ways, check=check, facts=facts)
 
+    setting.note(f"writing {TIMES_LARGER * records:,} records")
+    larger_mb = write_fasta(larger, proteins.sequences, TIMES_LARGER * records) / 1e6
+    target = folder / "measured"
 
-def _memory(setting: Setting, fastas: dict[str, Path], facts: Facts) -> Case:
-    """Peaks of ours at both sizes and of the peer at the larger."""
-    from benchmarks.programs.processes import peak_of
+    def peak(function: str, fasta: Path) -> float:
+        return Peak(*call(f"{__name__}:{function}", fasta=str(fasta), target=str(target))).total_bytes / 1e6
 
-    target = setting.folder / "measured"
-
-    def contender(name: str, function: str, fasta: Path) -> Contender:
-        def run() -> float:
-            arguments = {"fasta": str(fasta), "target": str(target)}
-            return peak_of(f"benchmarks.stages.conversion:{function}", arguments).total_bytes / 1e6
-
-        return Contender(name, run, kind="value", before=lambda: _remove(target))
-
-    return Case(
-        name="peak memory",
-        unit="MB",
-        contenders=(
-            contender(ONCE, "convert_measured", fastas[ONCE]),
-            contender(LARGER, "convert_measured", fastas[LARGER]),
-            contender(PEER_LARGER, "pickle_measured", fastas[LARGER]),
-        ),
-        better="lower",
-        rounds=3,
-        facts=facts,
+    measured = ((ONCE, "convert_measured", fasta), (LARGER, "convert_measured", larger))
+    measuring = tuple(
+        Contender(name, partial(peak, function, path), "value", before=partial(_remove, target))
+        for name, function, path in (*measured, (PEER_LARGER, "pickle_measured", larger))
     )
+    facts = {**facts, "larger file in MB": round(larger_mb, 1)}
+    yield Case("peak memory", "MB", measuring, better="lower", rounds=3, facts=facts)
 
 
-def convert_measured(meter: MemoryMeter, fasta: str, target: str) -> None:
+def convert_measured(fasta: str, target: str) -> Peak:
     """Our conversion, in the process whose memory is measured."""
     import dataset.store.conversion  # noqa: F401 - loaded before the work
 
-    meter.work_begins()
+    meter = MemoryMeter()
     make_store(Path(fasta), Path(target))
+    return meter.peak()
 
 
-def pickle_measured(meter: MemoryMeter, fasta: str, target: str) -> None:
+def pickle_measured(fasta: str, target: str) -> Peak:
     """The peer's conversion, in the process whose memory is measured."""
     from benchmarks.peers.pickle_lmdb import convert_fasta
 
-    meter.work_begins()
+    meter = MemoryMeter()
     convert_fasta(Path(fasta), Path(target))
+    return meter.peak()
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -159,9 +132,7 @@ STAGE = Stage(
         Comparison("throughput", OURS, PEER, {"cpu": 4.0, "cuda": 4.0}),
         Comparison("throughput", OURS, COPY, {"cpu": 0.6, "cuda": 0.6}),
         Comparison("throughput", OURS, COPY_AND_SYNC),
-        Comparison(
-            "peak memory", LARGER, ONCE, {"cpu": 0.8, "cuda": 0.8}, label="peak memory, flat in the file's size"
-        ),
+        Comparison("peak memory", LARGER, ONCE, {"cpu": 0.8, "cuda": 0.8}, "peak memory, flat in the file's size"),
         Comparison("peak memory", LARGER, PEER_LARGER),
     ),
     packages=("pyfastx",),

@@ -21,19 +21,17 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-import torch
-from torch.nn.functional import cosine_similarity
-
 from benchmarks.harness.models import (
     MAX_TOKENS,
     Embedder,
     forward_flops,
+    least_cosines,
     our_embedder,
     product_tflops,
     random_network,
     save_weights,
 )
-from benchmarks.harness.proteins import Proteins, read_proteins, spread_by_length
+from benchmarks.harness.proteins import Proteins, every_nth, few_short, read_proteins, spread_by_length
 from benchmarks.harness.stage import Case, Comparison, Contender, Device, Facts, Setting, Stage, WrongWorkError
 from benchmarks.peers.transformers_embedding import (
     DOCUMENTED_BATCH,
@@ -43,27 +41,24 @@ from benchmarks.peers.transformers_embedding import (
     documented,
     search_tuning,
 )
-from benchmarks.programs.processes import MemoryMeter, peak_of
+from benchmarks.programs.processes import MemoryMeter, Peak, call
 
-PROTEINS = {"cpu": {"ESM-2 8M": 240, "ESM-2 35M": 80}, "cuda": {"ESM-2 8M": 2_000, "ESM-2 35M": 2_000}}
-"""On the CPU fewer for the larger model: the slowest peer takes half a second a protein there."""
-
-LARGE_PROTEINS = 1_000
-QUICK_PROTEINS, QUICK_RESIDUES = 6, 60
-SHORT_PROTEINS = 12
-SEARCH_PROTEINS = {"cpu": 32, "cuda": 512}
-CHECKED_PROTEINS = 24
-
-MEMORY_PROTEINS, QUICK_MEMORY_PROTEINS = {"cpu": 64, "cuda": 1_024}, 16
-MEMORY_SIZES: dict[Device, dict[str, str]] = {
-    "cpu": {"peak memory, ESM-2 8M": "esm2_t6_8M", "peak memory, ESM-2 35M": "esm2_t12_35M"},
-    "cuda": {"peak memory, ESM-2 35M": "esm2_t12_35M", "peak memory, ESM-2 650M": "esm2_t33_650M"},
+SMALL, MEDIUM, LARGE = "ESM-2 8M", "ESM-2 35M", "ESM-2 650M"
+SIZES = {SMALL: "esm2_t6_8M", MEDIUM: "esm2_t12_35M", LARGE: "esm2_t33_650M"}
+PROTEINS: dict[Device, dict[str, int]] = {
+    "cpu": {SMALL: 240, MEDIUM: 80},
+    "cuda": {SMALL: 2_000, MEDIUM: 2_000, LARGE: 1_000},
 }
+"""On the CPU fewer for the larger model: the slowest peer takes half a second a protein there."""
+SHORT_PROTEINS, CHECKED_PROTEINS = 12, 24
+SEARCH_PROTEINS = {"cpu": 32, "cuda": 512}
+
+MEMORY_PROTEINS = {"cpu": 64, "cuda": 1_024}
+MEMORY_SIZES: dict[Device, tuple[str, str]] = {"cpu": (SMALL, MEDIUM), "cuda": (MEDIUM, LARGE)}
 MEMORY_FLOORS: dict[Device, float] = {"cpu": 1.0, "cuda": 1 / 0.6}
 """Lower, and on a GPU at least 40 % lower."""
 
 RELATIVE_TOLERANCE = 1e-4
-LEAST_COSINE = 0.999
 
 OURS = "esmeray, bf16"
 DOCUMENTED = "transformers as documented, fp32"
@@ -73,32 +68,23 @@ FAIR_ESM = "fair-esm extract"
 PEAK = "bf16 matrix product"
 IN_FILE_ORDER, SORTED = "transformers as documented", "transformers, bf16, sorted"
 
-CASES = {"ESM-2 8M": "esm2_t6_8M", "ESM-2 35M": "esm2_t12_35M"}
-LARGE_CASE, LARGE_SIZE = "ESM-2 650M", "esm2_t33_650M"
-
 
 def _cases(setting: Setting) -> Iterator[Case]:
     proteins = read_proteins(setting.fasta)
-    for name, size in list(CASES.items())[: 1 if setting.quick else None]:
-        sequences = spread_by_length(proteins.sequences, PROTEINS[setting.device][name])
-        if setting.quick:
-            sequences = [sequence[:QUICK_RESIDUES] for sequence in sequences[:QUICK_PROTEINS]]
-        yield _case(name, size, setting, proteins, sequences)
-    if setting.device == "cuda":
-        sequences = spread_by_length(proteins.sequences, LARGE_PROTEINS)
-        yield _case(LARGE_CASE, LARGE_SIZE, setting, proteins, sequences)
-    sizes = MEMORY_SIZES[setting.device]
-    for name in list(sizes)[: 1 if setting.quick else None]:
-        yield _memory_case(name, sizes[name], setting, proteins)
+    step = 2 if setting.quick else 1  # a smoke run leaves 35M out
+    for name, number in list(PROTEINS[setting.device].items())[::step]:
+        yield _case(name, setting, proteins, few_short(setting, spread_by_length(proteins.sequences, number)))
+    for name in MEMORY_SIZES[setting.device][::step]:
+        yield _memory_case(name, setting, proteins)
 
 
-def _case(name: str, size: str, setting: Setting, proteins: Proteins, sequences: Sequence[str]) -> Case:
+def _case(name: str, setting: Setting, proteins: Proteins, sequences: Sequence[str]) -> Case:
     """Proteins per second beside all peers; of the large model FLOP/s, beside what the device does at best."""
     from benchmarks.peers.fair_esm_extract import FairEsmExtract
 
     device = setting.device
-    network = random_network(size)
-    folder = save_weights(network, setting.folder / size)
+    network = random_network(SIZES[name])
+    folder = save_weights(network, setting.folder / SIZES[name])
     facts: Facts = {
         **proteins.facts,
         "proteins embedded": len(sequences),
@@ -107,21 +93,18 @@ def _case(name: str, size: str, setting: Setting, proteins: Proteins, sequences:
         "tokens of our batches": MAX_TOKENS[device],
     }
     embedders: dict[str, Embedder] = {
-        OURS: our_embedder(folder, device, torch.bfloat16),
+        OURS: our_embedder(folder, device, "bf16"),
         DOCUMENTED_HALF if device == "cuda" else DOCUMENTED: TransformersEmbedder(folder, device, documented(device)),
     }
-    contenders = []
-    if name == LARGE_CASE:
-        contenders.append(Contender(PEAK, partial(product_tflops, device), kind="value"))
-    else:
+    if name != LARGE:
         setting.note(f"{name} · searching the peer's best batch size")
         batch_sizes = SEARCHED_BATCHES[device][: 1 if setting.quick else None]
-        tuning = search_tuning(folder, device, _spread_out(sequences, SEARCH_PROTEINS[device]), batch_sizes)
+        tuning = search_tuning(folder, device, every_nth(sequences, SEARCH_PROTEINS[device]), batch_sizes)
         facts["tuned by hand"] = str(tuning)
         embedders |= {TUNED: TransformersEmbedder(folder, device, tuning), FAIR_ESM: FairEsmExtract(network, device)}
 
     def work(embedder: Embedder, chosen: Sequence[str]) -> Callable[[], float]:
-        amount = forward_flops(network, chosen) / 1e12 if name == LARGE_CASE else len(chosen)
+        amount = forward_flops(network, chosen) / 1e12 if name == LARGE else len(chosen)
 
         def embed() -> float:
             embedder(chosen)
@@ -129,83 +112,62 @@ def _case(name: str, size: str, setting: Setting, proteins: Proteins, sequences:
 
         return embed
 
-    for label, embedder in reversed(embedders.items()):
+    contenders = []
+    for label, embedder in embedders.items():
         # Ours is warmed up on all sequences: batches of other shapes would be compiled in the timed rounds.
-        warm = sequences if label == OURS else _spread_out(sequences, SHORT_PROTEINS)
-        contenders.insert(0, Contender(label, work(embedder, sequences), short=work(embedder, warm)))
-    return Case(
-        name,
-        "TFLOP/s" if name == LARGE_CASE else "proteins/s",
-        tuple(contenders),
-        rounds=5 if name == LARGE_CASE else 3,
-        check=lambda: _check(setting, folder, sequences, embedders),
-        facts=facts,
-    )
+        warm = sequences if label == OURS else every_nth(sequences, SHORT_PROTEINS)
+        contenders.append(Contender(label, work(embedder, sequences), short=work(embedder, warm)))
+    unit, rounds = "proteins/s", 3
+    if name == LARGE:
+        unit, rounds = "TFLOP/s", 5
+        contenders.append(Contender(PEAK, partial(product_tflops, device), kind="value"))
+    check = partial(_check, setting, folder, sequences, embedders)
+    return Case(name, unit, tuple(contenders), rounds=rounds, check=check, facts=facts)
 
 
-def _memory_case(name: str, size: str, setting: Setting, proteins: Proteins) -> Case:
+def _memory_case(name: str, setting: Setting, proteins: Proteins) -> Case:
     """Peak memory at as many tokens a batch as the peer's batches of proteins have on average."""
-    sequences = spread_by_length(proteins.sequences, MEMORY_PROTEINS[setting.device])
-    if setting.quick:
-        sequences = [sequence[:QUICK_RESIDUES] for sequence in sequences[:QUICK_MEMORY_PROTEINS]]
-    texts = setting.folder / "sequences.txt"
-    texts.write_text("\n".join(sequences), encoding="ascii")
-    folder = save_weights(random_network(size), setting.folder / size)
+    sequences = few_short(setting, spread_by_length(proteins.sequences, MEMORY_PROTEINS[setting.device]))
+    folder = save_weights(random_network(SIZES[name]), setting.folder / SIZES[name])
     lengths = [len(sequence) + 2 for sequence in sequences]  # <cls> and <eos> included
     max_tokens = max(round(DOCUMENTED_BATCH * sum(lengths) / len(lengths)), max(lengths))
-    arguments = {"folder": str(folder), "texts": str(texts), "device": setting.device, "max_tokens": max_tokens}
+    shared = {"folder": str(folder), "sequences": sequences, "device": setting.device, "max_tokens": max_tokens}
 
-    def contender(label: str) -> Contender:
-        def run() -> float:
-            peak = peak_of("benchmarks.stages.embedding:embed_measured", arguments | {"contender": label})
-            return peak.computing_bytes / 1e6
+    def peak(label: str) -> float:
+        return Peak(*call(f"{__name__}:embed_measured", contender=label, **shared)).computing_bytes / 1e6
 
-        return Contender(label, run, kind="value")
-
-    contenders = tuple(contender(label) for label in (OURS, IN_FILE_ORDER, SORTED))
+    contenders = tuple(Contender(label, partial(peak, label), "value") for label in (OURS, IN_FILE_ORDER, SORTED))
     facts: Facts = {**proteins.facts, "proteins embedded": len(sequences), "tokens of our batches": max_tokens}
-    return Case(name, "MB", contenders, better="lower", rounds=3, facts=facts)
+    return Case(f"peak memory, {name}", "MB", contenders, better="lower", rounds=3, facts=facts)
 
 
-def embed_measured(
-    meter: MemoryMeter, contender: str, folder: str, texts: str, device: Device, max_tokens: int
-) -> None:
+def embed_measured(contender: str, folder: str, sequences: list[str], device: Device, max_tokens: int) -> Peak:
     """One contender at work, in the process whose memory is measured."""
-    meter.libraries_loaded()
+    meter = MemoryMeter()
     embedder: Embedder
     if contender == OURS:
-        embedder = our_embedder(Path(folder), device, torch.bfloat16, max_tokens)
+        embedder = our_embedder(Path(folder), device, "bf16", max_tokens)
     else:
         tuning = documented(device) if contender == IN_FILE_ORDER else Tuning("bf16 weights", sort_by_length=True)
         embedder = TransformersEmbedder(Path(folder), device, tuning)
     meter.work_begins()
-    embedder(Path(texts).read_text(encoding="ascii").split("\n"))
-
-
-def _spread_out(sequences: Sequence[str], number: int) -> Sequence[str]:
-    """About so many of the sequences, spread over the file."""
-    return sequences[:: max(1, len(sequences) // number)]
+    embedder(sequences)
+    return meter.peak()
 
 
 def _check(setting: Setting, folder: Path, sequences: Sequence[str], embedders: dict[str, Embedder]) -> Facts:
     """Hold our results to transformers' in fp32; return how near all embedders are to these."""
-    checked = _spread_out(sequences, CHECKED_PROTEINS)
+    checked = every_nth(sequences, CHECKED_PROTEINS)
     reference_ND = TransformersEmbedder(folder, setting.device, documented("cpu"))(checked)
-    exact_ND = our_embedder(folder, setting.device, torch.float32)(checked)
+    exact_ND = our_embedder(folder, setting.device, "fp32")(checked)
     difference = float((exact_ND - reference_ND).abs().max() / reference_ND.abs().max())
     if not difference <= RELATIVE_TOLERANCE:
         raise WrongWorkError(f"our fp32 embeddings differ from transformers' by {difference:.1e} relative")
-    facts: Facts = {"largest relative difference to transformers, fp32": difference}
-    for label, embedder in embedders.items():
-        cosine = float(cosine_similarity(reference_ND.double(), embedder(checked).double()).min())
-        if not cosine >= LEAST_COSINE:
-            raise WrongWorkError(f"the embeddings of {label} have a cosine of {cosine:.5f} to transformers' in fp32")
-        facts[f"least cosine to transformers in fp32, {label}"] = round(cosine, 6)
-    return facts
-
-
-def _measured_on(name: str) -> list[Device]:
-    return [device for device in MEMORY_SIZES if name in MEMORY_SIZES[device]]
+    vectors = {label: embedder(checked) for label, embedder in embedders.items()}
+    return {
+        "largest relative difference to transformers, fp32": difference,
+        **least_cosines("transformers in fp32", reference_ND, vectors),
+    }
 
 
 STAGE = Stage(
@@ -215,7 +177,7 @@ STAGE = Stage(
     comparisons=(
         *(
             comparison
-            for name, least_tuned in (("ESM-2 8M", 1.3), ("ESM-2 35M", 1.5))
+            for name, least_tuned in ((SMALL, 1.3), (MEDIUM, 1.5))
             for comparison in (
                 Comparison(name, OURS, DOCUMENTED, {"cpu": 8.0}),
                 Comparison(name, OURS, DOCUMENTED_HALF),
@@ -223,11 +185,16 @@ STAGE = Stage(
                 Comparison(name, OURS, FAIR_ESM, {"cpu": 8.0}),
             )
         ),
-        Comparison(LARGE_CASE, OURS, PEAK, {"cuda": 0.5}),
-        Comparison(LARGE_CASE, OURS, DOCUMENTED_HALF, {"cuda": 5.0}),
+        Comparison(LARGE, OURS, PEAK, {"cuda": 0.5}),
+        Comparison(LARGE, OURS, DOCUMENTED_HALF, {"cuda": 5.0}),
         *(
-            Comparison(name, OURS, peer, {device: MEMORY_FLOORS[device] for device in _measured_on(name)})
-            for name in sorted({*MEMORY_SIZES["cpu"], *MEMORY_SIZES["cuda"]})
+            Comparison(
+                f"peak memory, {name}",
+                OURS,
+                peer,
+                {device: MEMORY_FLOORS[device] for device, names in MEMORY_SIZES.items() if name in names},
+            )
+            for name in SIZES
             for peer in (IN_FILE_ORDER, SORTED)
         ),
     ),

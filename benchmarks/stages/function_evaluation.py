@@ -8,7 +8,10 @@ second case.
 """
 
 import csv
+import resource
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from functools import cache, partial
 from pathlib import Path
@@ -16,22 +19,13 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
-from benchmarks.programs.processes import run_program
+from benchmarks.programs.processes import call
 
 TIME, MEMORY = "evaluation of functions", "peak memory of evaluating functions"
 OURS, PEER = "evaluate_function, 1,000 draws", "cafaeval"
 PROTEINS, TERMS, PREDICTED, ANNOTATED = 8000, 25_000, 200, 5
 TOLERANCE = 6e-4
 """cafaeval writes three digits."""
-_MEASURE = """
-import os, subprocess, sys, time
-start_s = time.perf_counter()
-process = subprocess.Popen(sys.argv[1:], stdout=sys.stderr)
-_, status, used = os.wait4(process.pid, 0)
-print(time.perf_counter() - start_s, used.ru_maxrss)
-sys.exit(os.waitstatus_to_exitcode(status))
-"""
-"""A small program between: Linux counts what a process held before it became another program."""
 
 
 def _cases(setting: Setting) -> Iterator[Case]:
@@ -49,11 +43,10 @@ def _cases(setting: Setting) -> Iterator[Case]:
     @cache
     def measured(name: str) -> tuple[float, float]:
         """Seconds and peak resident MB of a program."""
-        output = run_program([sys.executable, "-c", _MEASURE, sys.executable, "-m", *commands[name]])
-        seconds, peak_kib = map(float, output.split()[-2:])
-        if all((folder / each).exists() for each in ("ours", "peer")):
+        seconds, peak_mb = call(f"{__name__}:run_measured", words=commands[name])
+        if (folder / "ours").exists() and (folder / "peer").exists():
             facts["largest difference of a curve"] = _difference(folder)
-        return seconds, peak_kib * 1024 / 1e6
+        return seconds, peak_mb
 
     def value(name: str, place: int) -> float:
         return measured(name)[place]
@@ -63,6 +56,17 @@ def _cases(setting: Setting) -> Iterator[Case]:
     for place, (case, unit) in enumerate([(TIME, "s"), (MEMORY, "MB")]):
         contenders = tuple(Contender(name, partial(value, name, place), "value") for name in commands)
         yield Case(case, unit, contenders, better="lower", rounds=1, facts=facts)
+
+
+def run_measured(words: list[str]) -> tuple[float, float]:
+    """Seconds and peak resident MB of a module of Python with its arguments.
+
+    In a small process of its own: Linux counts what a process held before it became another program.
+    """
+    start_s = time.perf_counter()
+    subprocess.run([sys.executable, "-m", *words], stdout=sys.stderr, check=True)
+    seconds = time.perf_counter() - start_s
+    return seconds, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e6
 
 
 def write_files(folder: Path, proteins: int, terms: int) -> None:

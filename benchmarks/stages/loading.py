@@ -26,7 +26,6 @@ import torch
 from torch.utils.data import DataLoader
 
 from benchmarks.harness.proteins import MAX_RESIDUES, make_store, read_proteins, spread_by_length, write_fasta
-from benchmarks.harness.protocol import single_thread
 from benchmarks.harness.stage import (
     Case,
     Comparison,
@@ -56,7 +55,7 @@ MASK_SHARE = 0.15
 STEPS, QUICK_STEPS = 20, 2
 SETTLING_STEPS = 3
 """Steps before any is counted: the loader's process starts, and the allocator learns its sizes."""
-CPU_TOKENS, CUDA_TOKENS, QUICK_TOKENS = 2_048, 32_768, 1_024
+TOKENS, QUICK_TOKENS = {"cpu": 2_048, "cuda": 32_768}, 1_024
 
 PASSES = 50
 """Ours tokenizes all sequences so often in one measurement: once takes milliseconds."""
@@ -82,10 +81,14 @@ def _cases(setting: Setting) -> Iterator[Case]:
         "records of the store": records,
         "sequences of the peer": len(sequences),
     }
-    with single_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # rates are per core
+    try:
         yield _tokenizing(setting.folder, sequences, facts)
-        yield _throughput(AUTOENCODER, False, store, setting, sequences, facts)
-        yield _throughput(MASKED_LM, True, store, setting, sequences, facts)
+        for name in (AUTOENCODER, MASKED_LM):
+            yield _throughput(name, store, setting.folder / name.replace(" ", "-"), sequences, facts)
+    finally:
+        torch.set_num_threads(threads)
     setting.note("building ESM-2 8M")
     yield _waiting(store, setting)
 
@@ -107,15 +110,14 @@ def _tokenizing(folder: Path, sequences: Sequence[str], facts: Facts) -> Case:
             raise WrongWorkError("the token ids differ from EsmTokenizer's")
         return {"token ids checked to be equal": len(theirs)}
 
-    return Case(
-        IDS, "sequences/s", (Contender(PACKING, ours), Contender(TOKENIZER, peer)), check=check, facts=dict(facts)
-    )
+    contenders = Contender(PACKING, ours), Contender(TOKENIZER, peer)
+    return Case(IDS, "sequences/s", contenders, check=check, facts=dict(facts))
 
 
-def _throughput(name: str, masked: bool, store: Path, setting: Setting, sequences: Sequence[str], facts: Facts) -> Case:
-    batches = _batches(store, masked)
+def _throughput(name: str, store: Path, folder: Path, sequences: Sequence[str], facts: Facts) -> Case:
+    batches = _batches(store, name == MASKED_LM)
     epochs = count()
-    loader = _peer_loader(setting.folder / f"peer-{masked}", sequences, masked=masked)
+    loader = _peer_loader(folder / "peer", sequences, masked=name == MASKED_LM)
 
     def ours() -> float:
         return sum(batch.num_sequences for step in batches.epoch(next(epochs)) for batch in step)
@@ -123,18 +125,13 @@ def _throughput(name: str, masked: bool, store: Path, setting: Setting, sequence
     def peer() -> float:
         return sum(len(batch["input_ids"]) for batch in loader)
 
-    return Case(
-        name=name,
-        unit="sequences/s",
-        contenders=(Contender(OURS, ours), Contender(PEER, peer)),
-        check=lambda: _check(setting.folder / f"checked-{masked}", sequences),
-        facts=facts,
-    )
+    contenders = Contender(OURS, ours), Contender(PEER, peer)
+    check = partial(_check, folder / "checked", sequences)
+    return Case(name, "sequences/s", contenders, check=check, facts=facts)
 
 
 def _waiting(store: Path, setting: Setting) -> Case:
-    cuda = setting.device == "cuda"
-    tokens = CUDA_TOKENS if cuda else QUICK_TOKENS if setting.quick else CPU_TOKENS
+    tokens = QUICK_TOKENS if setting.quick else TOKENS[setting.device]
     steps = QUICK_STEPS if setting.quick else STEPS
     batches = _batches(store, True, tokens, num_workers=1)
     train = _training_step(setting.device)
@@ -149,14 +146,9 @@ def _waiting(store: Path, setting: Setting) -> Case:
                 shares.append(waited_s / (waited_s + trained_s))
         return 100 * sum(shares[SETTLING_STEPS:]) / steps
 
-    return Case(
-        name=WAITING,
-        unit="% of a step",
-        contenders=(Contender(WAIT, waiting_percent, kind="value"),),
-        better="lower",
-        rounds=3,
-        facts={"tokens of a batch": tokens, "steps": steps, "loader processes": 1},
-    )
+    facts: Facts = {"tokens of a batch": tokens, "steps": steps, "loader processes": 1}
+    ways = (Contender(WAIT, waiting_percent, kind="value"),)
+    return Case(WAITING, "% of a step", ways, better="lower", rounds=3, facts=facts)
 
 
 def _training_step(device: Device) -> Callable[[PackedBatch], None]:

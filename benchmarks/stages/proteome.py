@@ -10,25 +10,30 @@ processes, without what the libraries take when they are imported.
 """
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import dnaio
 import numpy as np
 import torch
 
-from benchmarks.harness.models import our_embedder, random_network, save_weights
-from benchmarks.harness.proteins import read_proteins, spread_by_length
-from benchmarks.harness.stage import Case, Comparison, Contender, Device, Facts, Setting, Stage, WrongWorkError
-from benchmarks.peers.transformers_embedding import SEARCHED_BATCHES, search_tuning
-from benchmarks.programs.processes import MemoryMeter, peak_of
+from benchmarks.harness.models import least_cosines, our_embedder, random_network, save_weights
+from benchmarks.harness.proteins import every_nth, few_short, read_proteins, spread_by_length, write_fasta
+from benchmarks.harness.stage import Case, Comparison, Contender, Device, Facts, Setting, Stage
+from benchmarks.peers.transformers_embedding import (
+    SEARCHED_BATCHES,
+    TransformersEmbedder,
+    Tuning,
+    documented,
+    search_tuning,
+)
+from benchmarks.programs.processes import MemoryMeter, Peak, call
 from dataset.embeddings.reader import open_embeddings
 
 PROTEINS: dict[Device, int] = {"cpu": 240, "cuda": 10_000}
-QUICK_PROTEINS, QUICK_RESIDUES = 6, 60
 SEARCH_PROTEINS, SHORT_PROTEINS = 32, 6
-LEAST_COSINE = 0.999
 
 OURS, STOCK, TUNED, FORWARD = "esmeray embed", "stock script", "transformers tuned by hand", "esmeray, forward alone"
 RATE, MEMORY = "FASTA to file, ESM-2 8M", "peak memory, ESM-2 8M"
@@ -37,45 +42,50 @@ RATE, MEMORY = "FASTA to file, ESM-2 8M", "peak memory, ESM-2 8M"
 def _cases(setting: Setting) -> Iterator[Case]:
     device, folder = setting.device, setting.folder
     proteins = read_proteins(setting.fasta)
-    sequences = spread_by_length(proteins.sequences, PROTEINS[device])
-    if setting.quick:
-        sequences = [sequence[:QUICK_RESIDUES] for sequence in sequences[:QUICK_PROTEINS]]
-    texts = {"whole": sequences, "short": sequences[:: -(-len(sequences) // SHORT_PROTEINS)]}
-    files = {name: folder / f"{name}.fasta" for name in texts}
-    for name, named_texts in texts.items():
-        files[name].write_text("".join(f">protein{n}\n{sequence}\n" for n, sequence in enumerate(named_texts)))
+    sequences = few_short(setting, spread_by_length(proteins.sequences, PROTEINS[device]))
+    files = {"whole": folder / "whole.fasta", "short": folder / "short.fasta"}
+    write_fasta(files["whole"], sequences, len(sequences))
+    short = every_nth(sequences, SHORT_PROTEINS)
+    write_fasta(files["short"], short, len(short))
     model = save_weights(random_network("esm2_t6_8M"), folder / "esm2_t6_8M")
     setting.note("searching the peer's best batch size")
-    searched = sequences[:: max(1, len(sequences) // SEARCH_PROTEINS)]
+    searched = every_nth(sequences, SEARCH_PROTEINS)
     tuning = search_tuning(model, device, searched, SEARCHED_BATCHES[device][: 1 if setting.quick else None])
-    settings = {"precision": tuning.precision, "batch_size": tuning.batch_size}
     facts: Facts = {
         **proteins.facts,
         "proteins embedded": len(sequences),
         "residues embedded": sum(map(len, sequences)),
         "tuned by hand": str(tuning),
     }
-    options: dict[str, Any] = {"model": str(model), "device": device, "tuned": settings}
+    options: dict[str, Any] = {"model": str(model), "device": device, "tuned": tuning}
     targets = {name: folder / f"out-{number}" for number, name in enumerate((OURS, STOCK, TUNED))}
 
     def embed(name: str, length: str = "whole") -> float:
-        work(name, **options, fasta=str(files[length]), target=str(targets[name]))
+        work(name, fasta=str(files[length]), target=str(targets[name]), **options)
         return len(sequences)
 
-    forward = our_embedder(model, device, torch.bfloat16)
+    def check() -> Facts:
+        for name in targets:
+            embed(name)
+        stock, tuned = (torch.from_numpy(np.load(f"{targets[name]}.npz")["vectors"]) for name in (STOCK, TUNED))
+        ours = torch.tensor(open_embeddings(targets[OURS])[:])
+        return least_cosines("the stock script", stock, {OURS: ours, TUNED: tuned})
+
+    forward = our_embedder(model, device, "bf16")
     contenders = [Contender(name, partial(embed, name), short=partial(embed, name, "short")) for name in targets]
     contenders.append(Contender(FORWARD, lambda: float(len(forward(sequences))), short=lambda: len(forward(searched))))
-    yield Case(RATE, "proteins/s", tuple(contenders), rounds=3, check=lambda: _check(embed, targets), facts=facts)
+    yield Case(RATE, "proteins/s", tuple(contenders), rounds=3, check=check, facts=facts)
 
     def peak(name: str) -> float:
-        arguments = {"name": name, **options, "fasta": str(files["whole"]), "target": str(targets[name])}
-        return peak_of("benchmarks.stages.proteome:work_measured", arguments).computing_bytes / 1e6
+        work_measured = f"{__name__}:work_measured"
+        paths = {"fasta": str(files["whole"]), "target": str(targets[name])}
+        return Peak(*call(work_measured, name=name, **paths, **options)).computing_bytes / 1e6
 
     measured = tuple(Contender(name, partial(peak, name), "value") for name in targets)
     yield Case(MEMORY, "MB", measured, better="lower", rounds=1, facts=facts)
 
 
-def work(name: str, model: str, fasta: str, device: Device, tuned: dict[str, Any], target: str) -> None:
+def work(name: str, model: str, fasta: str, device: Device, tuned: Tuning, target: str) -> None:
     """One contender's work, from the FASTA file to its file, which is removed first."""
     shutil.rmtree(target, ignore_errors=True)
     Path(f"{target}.npz").unlink(missing_ok=True)
@@ -88,41 +98,19 @@ def work(name: str, model: str, fasta: str, device: Device, tuned: dict[str, Any
         settings = EmbedSection(precision="bf16")
         run_job(JobRequest([model], [fasta], Path(target), settings, IngestSection(), device))
         return
-    from benchmarks.peers.transformers_embedding import TransformersEmbedder, Tuning, documented
-
-    lines = Path(fasta).read_text(encoding="ascii").split("\n")
-    ids, sequences = [line[1:] for line in lines[0:-1:2]], lines[1::2]
-    tuning = documented("cpu") if name == STOCK else Tuning(**tuned, sort_by_length=True)
-    vectors = TransformersEmbedder(Path(model), device, tuning)(sequences)
-    np.savez(target, ids=np.array(ids), vectors=vectors.numpy())
+    with dnaio.open(fasta) as reader:
+        sequences = {record.id: record.sequence for record in reader}
+    embedder = TransformersEmbedder(Path(model), device, documented("cpu") if name == STOCK else tuned)
+    np.savez(target, ids=np.array(list(sequences)), vectors=embedder(list(sequences.values())).numpy())
 
 
-def work_measured(meter: MemoryMeter, name: str, **options: Any) -> None:
+def work_measured(tuned: dict[str, Any], **options: Any) -> Peak:
     """The same in a process of its own, whose libraries are loaded before."""
     import inference.embedding.job  # noqa: F401
 
-    meter.libraries_loaded()
-    meter.work_begins()
-    work(name, **options)
-
-
-def _check(embed: Callable[[str], float], targets: dict[str, Path]) -> Facts:
-    """Hold all files to the stock script's."""
-    vectors: dict[str, np.ndarray] = {}
-    for name, target in targets.items():
-        embed(name)
-        vectors[name] = open_embeddings(target)[:] if name == OURS else np.load(f"{target}.npz")["vectors"]
-    facts: Facts = {}
-    for name in (OURS, TUNED):
-        cosine = float(_cosines(vectors[name], vectors[STOCK]).min())
-        if not cosine >= LEAST_COSINE:
-            raise WrongWorkError(f"the vectors of {name} have a cosine of {cosine:.5f} to the stock script's")
-        facts[f"least cosine to the stock script, {name}"] = round(cosine, 6)
-    return facts
-
-
-def _cosines(a_ND: np.ndarray, b_ND: np.ndarray) -> np.ndarray:
-    return (a_ND * b_ND).sum(1) / (np.linalg.norm(a_ND, axis=1) * np.linalg.norm(b_ND, axis=1))
+    meter = MemoryMeter()
+    work(tuned=Tuning(**tuned), **options)
+    return meter.peak()
 
 
 STAGE = Stage(

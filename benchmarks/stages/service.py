@@ -17,11 +17,11 @@ import json
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,10 @@ import torch
 from benchmarks.harness.models import our_embedder, random_network, save_weights
 from benchmarks.harness.proteins import read_proteins, spread_by_length
 from benchmarks.harness.stage import Case, Comparison, Contender, Facts, Reference, Setting, Stage, WrongWorkError
-from benchmarks.programs.http_load import Load, Outcome, begin_load, end_load, run_load
-from benchmarks.programs.servers import free_port, replicas, server, service, service_bytes, write_settings
+from benchmarks.programs.http_load import Load, Outcome, begun_load
+from benchmarks.programs.processes import call
+from benchmarks.programs.servers import REPLICA, free_port, serve_processes, server, service, service_bytes
+from common.timing import timed
 from dataset.tokens.base import EsmSequenceTokenizer
 from inference.client import Client
 
@@ -67,7 +69,9 @@ def _cases(setting: Setting) -> Iterator[Case]:
     model["queue_tokens"] = 60_000
 
     def load(address: str, bodies: Sequence[str], path: str = "/v1/encode", **how: Any) -> Outcome:
-        outcome = run_load(Load(address + path, bodies, "application/x-npy" if path == "/v1/encode" else "*/*", **how))
+        accept = "application/x-npy" if path == "/v1/encode" else "*/*"
+        with begun_load(Load(address + path, bodies, accept, **how)) as result:
+            outcome = result()
         if how.get("rate") is None and set(outcome.counts) != {200}:
             raise WrongWorkError(f"{address}: answers {dict(outcome.counts)}")
         return outcome
@@ -76,20 +80,20 @@ def _cases(setting: Setting) -> Iterator[Case]:
         return TOGETHER * len(load(address, bodies, path, connections=CONNECTIONS, requests=len(bodies)).statuses)
 
     with ExitStack() as servers:
-        address = servers.enter_context(service(setting.folder, model))
+        address, _ = servers.enter_context(service(setting.folder, model))
+        offline = partial(call, f"{__name__}:embedded_per_s", folder=str(folder), sequences=sequences)
         contenders = [
             Contender(OURS, partial(saturated, address, bodies), short=partial(saturated, address, bodies[:8])),
-            Contender(OFFLINE, _offline(folder, sequences)),
+            Contender(OFFLINE, offline, "value"),
         ]
         for label, peer, path, peer_bodies in _peers(folder, groups, servers):
             measure = partial(saturated, peer, peer_bodies, path)
             contenders.append(Contender(label, measure, short=measure))
         same = partial(_same, address, folder)
         yield Case(THROUGHPUT, "sequences/s", tuple(contenders), rounds=3, check=same, facts=facts)
-    with service(setting.folder, model) as address:
-        saturating = (
-            len(bodies) * TOGETHER / load(address, bodies, connections=CONNECTIONS, requests=len(bodies)).seconds
-        )
+    with service(setting.folder, model) as (address, _):
+        whole = load(address, bodies, connections=CONNECTIONS, requests=len(bodies))
+        saturating = len(bodies) * TOGETHER / whole.seconds
         facts = {**facts, "saturating rate, sequences/s": round(saturating, 1)}
         rate = saturating / TOGETHER / 2
 
@@ -106,7 +110,7 @@ def _cases(setting: Setting) -> Iterator[Case]:
         )
         yield Case(LATENCY, "ms", limits, better="lower", rounds=3, facts=facts)
         yield _long_case(setting, address, load, singles, facts)
-        yield _overload_case(setting, address, load, singles, saturating, facts)
+        yield _overload_case(setting, address, singles, saturating, facts)
     yield _lost_case(setting, model, bodies, facts)
 
 
@@ -131,29 +135,12 @@ def _peers(
     yield INFINITY, f"http://127.0.0.1:{port}", "/embeddings", bodies
 
 
-def _offline(folder: Path, sequences: Sequence[str]) -> Callable[[], float]:
-    """The forward pass of all sequences on one core, in a process of its own."""
-    code = (
-        "import sys, json, torch; torch.set_num_threads(1)\n"
-        "from pathlib import Path; from benchmarks.harness.models import our_embedder\n"
-        "embed = our_embedder(Path(sys.argv[1]), 'cpu', torch.bfloat16); texts = json.loads(sys.stdin.readline())\n"
-        "embed(texts[:16]); print('ready', flush=True)\n"
-        "for line in sys.stdin: embed(texts); print('done', flush=True)"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdin is not None and process.stdout is not None
-    stdin, stdout = process.stdin, process.stdout
-    print(json.dumps(list(sequences)), file=stdin, flush=True)
-    stdout.readline()
-
-    def embed() -> float:
-        print("again", file=stdin, flush=True)
-        stdout.readline()
-        return len(sequences)
-
-    return embed
+def embedded_per_s(folder: str, sequences: list[str]) -> float:
+    """Sequences a second of the forward pass alone, on one core."""
+    torch.set_num_threads(1)
+    embedder = our_embedder(Path(folder), "cpu", "bf16")
+    embedder(sequences)  # to warm up
+    return len(sequences) / timed(partial(embedder, sequences))[1]
 
 
 def _same(address: str, folder: Path) -> Facts:
@@ -161,7 +148,7 @@ def _same(address: str, folder: Path) -> Facts:
     texts = ["MKTAYIAKQR", "MSILVTRPSPAGEEL" * 20, "MQIFVKTLTGKTITLEVEPS"]
     with Client(address) as client:
         ours = np.asarray(client.embed(texts))
-    difference = float(np.abs(ours - our_embedder(folder, "cpu", torch.bfloat16)(texts).numpy()).max())
+    difference = float(np.abs(ours - our_embedder(folder, "cpu", "bf16")(texts).numpy()).max())
     if not difference <= 0.05:
         raise WrongWorkError(f"answers differ from the offline embeddings by {difference}")
     return {"largest difference to the offline embeddings, bf16": round(difference, 5)}
@@ -176,35 +163,33 @@ def _long_case(setting: Setting, address: str, load: Any, singles: Sequence[str]
         return load(address, [text], connections=1, requests=1).percentile_ms(100)
 
     def delayed() -> float:
-        process = begin_load(Load(f"{address}/v1/encode", singles, connections=2, seconds=30, requests=500))
-        time.sleep(3)
-        load(address, [text], connections=1, requests=1)
-        return end_load(process).percentile_ms(100)
+        short = Load(f"{address}/v1/encode", singles, connections=2, seconds=30, requests=500)
+        with begun_load(short) as outcome:
+            time.sleep(3)
+            load(address, [text], connections=1, requests=1)
+            return outcome().percentile_ms(100)
 
     contenders = Contender(DELAY, delayed, "value"), Contender(OWN_BATCH, alone, "value")
     return Case(LONG_CASE, "ms", contenders, better="lower", rounds=1, facts=facts)
 
 
-def _overload_case(
-    setting: Setting, address: str, load: Any, singles: Sequence[str], saturating: float, facts: Facts
-) -> Case:
+def _overload_case(setting: Setting, address: str, singles: Sequence[str], saturating: float, facts: Facts) -> Case:
     """Ten minutes of twice what can be answered."""
     facts = dict(facts)
     seconds = 6.0 if setting.quick else SOAK_S
 
     def soak() -> float:
-        process = begin_load(
-            Load(f"{address}/v1/encode", singles, "application/x-npy", rate=2 * saturating, seconds=seconds)
-        )
-        time.sleep(seconds / 10)
-        after_a_minute = service_bytes()
-        time.sleep(0.85 * seconds)
-        facts["memory after a minute, MB"] = round(after_a_minute / 1e6)
-        facts["memory at the end, relative"] = round(service_bytes() / after_a_minute, 3)
-        outcome = end_load(process)
+        twice = Load(f"{address}/v1/encode", singles, "application/x-npy", rate=2 * saturating, seconds=seconds)
+        with begun_load(twice) as result:
+            time.sleep(seconds / 10)
+            after_a_minute = service_bytes()
+            time.sleep(0.85 * seconds)
+            facts["memory after a minute, MB"] = round(after_a_minute / 1e6)
+            facts["memory at the end, relative"] = round(service_bytes() / after_a_minute, 3)
+            outcome = result()
         facts["seconds"] = round(outcome.seconds)
         facts["requests"] = len(outcome.statuses)
-        facts["answers by status"] = str(dict(sorted(outcome.counts.items())))
+        facts["answers by status"] = outcome.by_status
         return outcome.percentile_ms(99)
 
     return Case(OVERLOAD, "ms", (Contender(ACCEPTED, soak, "value"),), better="lower", rounds=1, facts=facts)
@@ -214,29 +199,26 @@ def _lost_case(setting: Setting, model: dict[str, Any], bodies: Sequence[str], f
     """Requests while the model's replica is killed, and while its weights are changed."""
     facts = dict(facts)
     kills = 1 if setting.quick else KILLS
-    port, path = free_port(), setting.folder / "lost.yaml"
 
     def killed() -> float:
-        write_settings(path, port, {**model, "replicas": 2})
-        url = f"http://127.0.0.1:{port}/v1/encode"
-        with server([sys.executable, "serve_ray.py", "--config", str(path)], port) as serving:
-            process = begin_load(Load(url, bodies, "application/x-npy", connections=4, seconds=20.0 * kills + 10))
-            for _ in range(kills):
-                time.sleep(20)
-                replicas()[0].send_signal(signal.SIGKILL)
-            outcome = end_load(process)
+        with service(setting.folder, {**model, "replicas": 2}) as (address, serving):
+            load = Load(f"{address}/v1/encode", bodies, "application/x-npy", connections=4, seconds=20.0 * kills + 10)
+            with begun_load(load) as result:
+                for _ in range(kills):
+                    time.sleep(20)
+                    serve_processes(REPLICA)[0].send_signal(signal.SIGKILL)
+                outcome = result()
             failed = sum(count for status, count in outcome.counts.items() if status != 200)
             facts["requests, kills"] = len(outcome.statuses)
-            facts["answers by status, kills"] = str(dict(sorted(outcome.counts.items())))
+            facts["answers by status, kills"] = outcome.by_status
             facts["503 without Retry-After"] = outcome.unexplained
-            before = {replica.pid for replica in replicas()}
-            process = begin_load(Load(url, bodies, "application/x-npy", connections=4, seconds=60.0))
-            time.sleep(3)
-            Path(str(model["source"]), "changed").write_text("a file more is another version of the weights")
-            serving.send_signal(signal.SIGHUP)
-            updated = end_load(process)
-            facts["answers by status, rolling update"] = str(dict(sorted(updated.counts.items())))
-            facts["replicas replaced by the update"] = len({replica.pid for replica in replicas()} - before)
+            before = {replica.pid for replica in serve_processes(REPLICA)}
+            with begun_load(replace(load, seconds=60.0)) as result:
+                time.sleep(3)
+                Path(str(model["source"]), "changed").write_text("a file more is another version of the weights")
+                serving.send_signal(signal.SIGHUP)
+                facts["answers by status, rolling update"] = result().by_status
+            facts["replicas replaced by the update"] = len({p.pid for p in serve_processes(REPLICA)} - before)
         return max(100 * failed / len(outcome.statuses), 1e-3)
 
     return Case(LOST, "% of requests", (Contender(FAILED, killed, "value"),), better="lower", rounds=1, facts=facts)

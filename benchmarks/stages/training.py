@@ -12,7 +12,6 @@ what torch had allocated. The loss at the end must agree within :data:`LOSS_TOLE
 the same. It can't be equal: order, crops and masks are drawn differently.
 """
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,21 +19,21 @@ from pathlib import Path
 
 from transformers import EsmForMaskedLM
 
-from benchmarks.harness.models import forward_flops, product_tflops
+from benchmarks.harness.models import forward_flops, product_tflops, random_network
 from benchmarks.harness.proteins import MAX_RESIDUES, Proteins, make_store, read_proteins, write_fasta
 from benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
 from benchmarks.peers.tokenizers import esm_tokenizer
-from benchmarks.programs.training_workload import SEED, TOY, StepLine, Workload, run_contender, tokens_per_s
-from model.backbones.loading import load_network, quiet_transformers
-from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE, BackboneSection
+from benchmarks.programs.training_workload import TOY, StepLine, Workload, run_contender, tokens_per_s
+from model.backbones.loading import quiet_transformers
+from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
 
 OURS, TRAINER, GROUPED = "esmeray", "Trainer, ZeRO-2", "Trainer, ZeRO-2, grouped by length"
-PROGRAMS = {
-    OURS: ("benchmarks.programs.training_contender",),
-    TRAINER: ("benchmarks.programs.trainer", "random"),
-    GROUPED: ("benchmarks.programs.trainer", "group_by_length"),
+PROGRAMS: dict[str, tuple[str, dict[str, str]]] = {
+    OURS: ("benchmarks.programs.worker_alone:train", {}),
+    TRAINER: ("benchmarks.programs.trainer:train", {"sampling": "random"}),
+    GROUPED: ("benchmarks.programs.trainer:train", {"sampling": "group_by_length"}),
 }
-"""Program of each contender, with its options."""
+"""Function of each contender, with its options."""
 
 PEAK = "bf16 matrix product"
 SPEED, MEMORY, UTILIZATION = "masked LM", "peak memory", "share of peak"
@@ -54,10 +53,8 @@ BUDGET_MULTIPLE = 64
 
 
 def _cases(setting: Setting) -> Iterator[Case]:
-    if setting.device == "cpu":
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would warn that it found nothing better
     proteins = read_proteins(setting.fasta)
-    network = build_network(setting)
+    network = random_network(SIZES[setting.device], **(TOY if setting.quick else {}))
     setting.note("writing the store and the initial weights")
     workload = prepare(setting, proteins, network)
     runs = Runs(workload, setting.folder, float("inf") if setting.quick else LOSS_TOLERANCE)
@@ -69,7 +66,7 @@ def _cases(setting: Setting) -> Iterator[Case]:
         "micro-batches a step": workload.accumulation,
         "steps measured": workload.steps,
     }
-    speed = tuple(Contender(name, lambda name=name: runs.run(name), kind="value") for name in PROGRAMS)  # type: ignore[misc]
+    speed = tuple(Contender(name, partial(runs.run, name), kind="value") for name in PROGRAMS)
     yield Case(SPEED, "tokens/s", speed, rounds=ROUNDS, facts=runs.facts)
 
     memory = tuple(runs.replay(name, lambda steps: steps[-1].memory_bytes / 1e6) for name in PROGRAMS)
@@ -105,8 +102,8 @@ class Runs:
 
         Raises WrongWorkError where the last loss is not that of another contender.
         """
-        module, *options = PROGRAMS[name]
-        return self.add(name, run_contender(module, self.workload, self.folder, *options))
+        function, options = PROGRAMS[name]
+        return self.add(name, run_contender(function, self.workload, self.folder, **options))
 
     def add(self, name: str, lines: Sequence[StepLine]) -> float:
         """Keep a run of a contender; see :meth:`run`."""
@@ -157,12 +154,6 @@ def prepare(setting: Setting, proteins: Proteins, network: EsmForMaskedLM) -> Wo
         warmup_steps=warmup_steps,
         steps=steps,
     )
-
-
-def build_network(setting: Setting) -> EsmForMaskedLM:
-    """The network with its initial weights."""
-    size = {"source": SIZES[setting.device], **(TOY if setting.quick else {})}
-    return load_network(BackboneSection.model_validate(size), SEED)
 
 
 def token_budget(sequences: Sequence[str], batch: int) -> int:

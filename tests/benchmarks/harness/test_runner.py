@@ -9,8 +9,9 @@ import matplotlib.image
 import pytest
 
 from benchmarks.harness.results import read_results
-from benchmarks.harness.runner import Run, run_stages
-from benchmarks.harness.stage import Case, Row, Setting, WrongWorkError
+from benchmarks.harness.runner import Run, run_stages, sampler
+from benchmarks.harness.stage import Case, Contender, Row, Setting, WrongWorkError
+from common import timing
 from common.errors import DataError
 from tests.benchmarks.harness.toy_stage import MACHINE, constant, toy_stage
 
@@ -114,3 +115,27 @@ def test_a_full_run_records_how_it_was_warmed_up(tmp_path: Path):
     assert "agree within 2%" in first.warm_up
     assert len(first.contenders[0].samples) == 5
     assert "smoke run" not in (tmp_path / "results.md").read_text(encoding="utf-8")
+
+
+def test_rates_are_warmed_up_by_the_short_work_where_there_is_some(tmp_path: Path):
+    calls: list[str] = []
+    contender = Contender("a", lambda: calls.append("long") or 1.0, short=lambda: calls.append("short") or 1.0)
+
+    def cases(_: Setting) -> Iterator[Case]:
+        yield Case("first", "u", (contender,), rounds=2)
+
+    run_stages([toy_stage("conversion", cases)], a_run(tmp_path, quick=False))
+    assert set(calls[:-2]) == {"short"} and calls[-2:] == ["long", "long"]
+    assert read_results(tmp_path, MACHINE).cases[0].contenders[0].warm_up_settled is not None
+
+
+def test_a_rate_is_work_divided_by_the_time_of_the_work_alone(monkeypatch: pytest.MonkeyPatch):
+    clock = [0.0]
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
+
+    def passes(seconds: float) -> float:
+        clock[0] += seconds
+        return 10.0
+
+    contender = Contender("a", lambda: passes(2.0), before=lambda: passes(100.0))
+    assert sampler(contender, contender.run)() == 5.0

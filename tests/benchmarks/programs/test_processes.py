@@ -4,29 +4,29 @@ import sys
 
 import pytest
 
-from benchmarks.programs.processes import MemoryMeter, peak_of, run_program
+from benchmarks.programs.processes import MemoryMeter, Peak, call, run_program
 
 MEGABYTE = 2**20
 ALLOCATE = "tests.benchmarks.programs.test_processes:allocate"
 
 
-def allocate(meter: MemoryMeter, before: int, during: int) -> None:
+def allocate(before: int, during: int) -> Peak:
     """Take and give back memory before and during the work."""
-    meter.libraries_loaded()
+    meter = MemoryMeter()
     bytearray(b"x" * before)
     meter.work_begins()
     bytearray(b"x" * during)
+    return meter.peak()
 
 
 def test_the_peak_of_the_work_counts_and_that_of_setting_up_does_not():
-    peak = peak_of(ALLOCATE, {"before": 300 * MEGABYTE, "during": 50 * MEGABYTE})
-    assert 50 * MEGABYTE <= peak.host_bytes < 200 * MEGABYTE
-    assert peak.total_bytes > peak.host_bytes == peak.computing_bytes
-    assert peak.device_bytes is None
+    peak = Peak(*call(ALLOCATE, before=300 * MEGABYTE, during=50 * MEGABYTE))
+    assert 50 * MEGABYTE <= peak.computing_bytes < 200 * MEGABYTE
+    assert peak.total_bytes > peak.computing_bytes
 
 
 def test_a_program_that_fails_is_reported_with_the_end_of_its_output():
     with pytest.raises(RuntimeError, match="unexpected keyword argument 'nonsense'"):
-        peak_of(ALLOCATE, {"nonsense": 1})
+        call(ALLOCATE, nonsense=1)
     with pytest.raises(RuntimeError, match="ended with code 7: last words"):
         run_program([sys.executable, "-c", "print('last words'); raise SystemExit(7)"])
