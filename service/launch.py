@@ -152,5 +152,5 @@ def _deployment_error(status: Any) -> ConfigError | ResourceError:
         return ConfigError(f"models: can't be served: {' '.join(texts[-1].split()) or 'see the logs of Ray Serve'}")
     kind, text = errors[-1]
     if kind.endswith("ResourceError"):
-        return ResourceError(text.replace("--model", "models"))
-    return ConfigError(text.replace("--model", "models") if "common.errors" in kind else f"models: {kind}: {text}")
+        return ResourceError(text)
+    return ConfigError(text if "common.errors" in kind else f"models: {kind}: {text}")

@@ -43,7 +43,8 @@ def predicting(config: Config, store: Path) -> Iterator[Config]:
     if on_gpu and config.ray.num_workers == "auto":
         raise ConfigError("ray.num_workers auto takes every GPU: give a number that leaves some to the predictor")
     cpus, modules = max(1, wanted.cpus_per_worker), tuple(wanted.predictor_module)
-    settings = FoldingSettings(wanted.predictor, wanted.model, cache, "cuda" if on_gpu else "cpu", modules, cpus)
+    device = "cuda" if on_gpu else "cpu"
+    settings = FoldingSettings(wanted.predictor, wanted.model, cache, device, modules, cpus, "data.predictions")
     workers = actors(settings, wanted.workers, wanted.cpus_per_worker, wanted.gpus_per_worker, ended=ended)
     folder = cache / workers.loaded
 

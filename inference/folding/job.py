@@ -42,6 +42,7 @@ class FoldingSettings:
         device: cpu or cuda.
         modules: imported in each process, for predictors that they register.
         cpus: cores that a process computes on; None for all.
+        section: of the settings, which messages name.
     """
 
     predictor: str
@@ -50,6 +51,7 @@ class FoldingSettings:
     device: str
     modules: tuple[str, ...] = ()
     cpus: int | None = None
+    section: str = "fold"
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,8 @@ class Folder:
             torch.set_num_threads(self._settings.cpus)
         for module in self._settings.modules:
             importlib.import_module(module)
-        self._predictor = predictor(self._settings.predictor, self._settings.source, self._settings.device)
+        settings = self._settings
+        self._predictor = predictor(settings.predictor, settings.source, settings.device, settings.section)
         return self._predictor.fingerprint
 
     def run(self, sequences: list[str]) -> int:
@@ -99,7 +102,7 @@ class Folder:
             longest = max(map(len, sequences))
             raise ResourceError(
                 f"predicting {len(sequences)} sequences of up to {longest} residues needs more memory than the device "
-                "has: lower the batch's tokens, or leave long sequences out"
+                f"has: lower {self._settings.section}.tokens, or leave long sequences out"
             ) from error
         if not all(np.isfinite(structure.coordinates).all() for structure in predicted):
             raise DataError(f"{self._settings.source}: gives NaN or infinity; check its weights")

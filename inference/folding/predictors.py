@@ -41,15 +41,18 @@ def register(name: str) -> Callable[[Kind], Kind]:
     return add
 
 
-def predictor(name: str, source: str, device: str) -> Predictor:
-    """Load a predictor. Raises ConfigError where there is none of this name, or its source can't be loaded."""
+def predictor(name: str, source: str, device: str, section: str = "fold") -> Predictor:
+    """Load the predictor that a section of the settings names.
+
+    Raises ConfigError where there is none of this name, or its source can't be loaded.
+    """
     if name not in PREDICTORS:
-        raise ConfigError(f"predictor {name}: there are {', '.join(sorted(PREDICTORS))}")
+        raise ConfigError(f"{section}.predictor {name}: there are {', '.join(sorted(PREDICTORS))}")
     try:
         return PREDICTORS[name](source, device)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise ConfigError(f"--model {source}: can't be loaded as {name} ({reason})") from error
+        raise ConfigError(f"{section}.model {source}: can't be loaded as {name} ({reason})") from error
 
 
 class _OfTransformers:

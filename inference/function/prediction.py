@@ -63,7 +63,7 @@ def predict(
         known = ", ".join(dict.fromkeys(name for parts in weights.values() for name in parts))
         settings = settings.model_copy(update={"parts": [part]})
         if not (weights := {name: {part: 1.0} for name, parts in weights.items() if part in parts}):
-            raise ConfigError(f"--part {part}: the run has {known}")
+            raise ConfigError(f"--predict.part {part}: the run has {known}")
     with unfinished(output) as partial:
         store = open_store(sources, ingest, partial)
         blend_hash = file_xxh128(run / FOLDER / BLEND_FILE)

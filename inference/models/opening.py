@@ -43,7 +43,7 @@ def open_model(
     if located.random_weights and not random_weights:
         raise ConfigError(
             f"{key} {source}: a size whose weights would be random; trained ones are a folder or a hub name as in "
-            "facebook/esm2_t6_8M_UR50D (pass --random-weights to try a job out)"
+            "facebook/esm2_t6_8M_UR50D (random_weights true tries a job out with a size)"
         )
     try:
         if located.task is not None:

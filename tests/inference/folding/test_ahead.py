@@ -64,5 +64,8 @@ def test_a_predictor_that_fails_ends_what_waits_for_it(tmp_path: Path, esmfold: 
     with predicting(config, path) as of_workers, pytest.raises(DataError, match="predicting structures failed"):
         train(of_workers, str(path))
     missing, path = run(tmp_path / "run", {**settings, "model": str(tmp_path)})
-    with pytest.raises(ConfigError, match="can't be loaded as esmfold"), predicting(missing, path):
+    with (
+        pytest.raises(ConfigError, match=r"^data.predictions.model .*: can't be loaded as esmfold"),
+        predicting(missing, path),
+    ):
         pass

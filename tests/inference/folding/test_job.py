@@ -108,7 +108,7 @@ def test_shards_are_merged_so_that_few_files_are_open(esmfold: Path, tmp_path: P
 def test_the_cache_is_bounded_and_unknown_predictors_are_refused(esmfold: Path, tmp_path: Path):
     report = predict(esmfold, tmp_path, cache_bytes=1)
     assert report.removed_shards and not list(tmp_path.rglob("*.safetensors"))
-    with pytest.raises(ConfigError, match=r"there are .*esmfold"):
+    with pytest.raises(ConfigError, match=r"^fold.predictor none: there are .*esmfold"):
         predict_structures(SEQUENCES, FoldingSettings("none", "x", tmp_path, "cpu"), tokens=9, cache_bytes=9)
     with pytest.raises(ConfigError, match="can't be loaded as esmfold"):
         predict_structures(

@@ -54,7 +54,7 @@ common.errors.{error}"""
 @pytest.mark.parametrize(
     ("error", "kind", "words"),
     [
-        ("ConfigError: --model none: there is no such folder", ConfigError, "models none: there is no such folder"),
+        ("ConfigError: models none: there is no such folder", ConfigError, "models none: there is no such folder"),
         ("ResourceError: out of memory", ResourceError, "out of memory"),
         ("Something else", ConfigError, "models: can't be served"),
     ],
