@@ -25,6 +25,8 @@ from train_config.service_schema import ServiceConfig
 
 log = logging.getLogger("esmeray.service")
 
+ROUTES = (openai, native, tei, nim, operations)
+"""Modules of routes, in the order in which /docs lists them."""
 DESCRIPTION = """Embeddings, latents, classes and mutation scores of proteins. Bodies are JSON, or FASTA as text/x-fasta
 with the other fields in the query; answers are JSON, or Arrow, .npy, Parquet and CSV as `Accept` asks."""
 
@@ -39,7 +41,7 @@ def build_app(config: ServiceConfig, models: Models, metrics: Metrics, *, adds_r
     app.openapi_version = "3.0.3"  # the page's Swagger UI (4.15) renders no 3.1
     service = Service(models, access, config.limits, metrics)
     documents = {"responses": problems()}
-    for routes in (openai, native, tei, nim, operations):
+    for routes in ROUTES:
         routes.add(app, service, **documents)
     for kind in (RefusalError, HTTPException, RequestValidationError, ClientDisconnect, Exception):
         app.add_exception_handler(kind, _refuse)

@@ -1,0 +1,68 @@
+"""A new route is a module and its name: docs/design.md lists the files, /docs and docs/service.md the routes."""
+
+import importlib
+import sys
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import yaml
+from starlette.routing import Route
+
+from service.http import app
+from service.http.access import new_key
+from tests.conftest import REPOSITORY
+from tests.service.serving import Serving, problem
+from train_config.service_schema import Endpoint
+
+LENGTHS = '''
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+
+from service.http.answers import json_answer
+from service.http.bodies import SequencesBody, read
+from service.http.routes.common import Service, ask, documented
+
+
+def add(app: FastAPI, service: Service, **documents: Any) -> None:
+    @app.post("/v1/lengths", name="lengths", openapi_extra=documented(SequencesBody), **documents)
+    async def lengths(request: Request) -> Response:
+        """Residues of each sequence."""
+        body = await read(request, SequencesBody)
+        query = ask(service, request, body.model, body.records, output="mean")
+        return json_answer(list(map(len, query.texts)))
+'''
+
+
+def test_a_new_route_is_its_module_and_its_name(serving: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "lengths.py").write_text(LENGTHS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(app, "ROUTES", (*app.ROUTES, importlib.import_module("lengths")))
+    monkeypatch.delitem(sys.modules, "lengths")
+    keys = {name: new_key(name) for name in ("lengths", "embeddings")}
+    scoped = [key.model_copy(update={"endpoints": [name]}).model_dump() for name, (_, key) in keys.items()]
+    (tmp_path / "keys.yaml").write_text(yaml.safe_dump(scoped))
+    with serving.client(access={"keys": str(tmp_path / "keys.yaml")}) as client:
+        headers = {name: {"Authorization": f"Bearer {text}"} for name, (text, _) in keys.items()}
+        fasta = {"headers": {**headers["lengths"], "Content-Type": "text/x-fasta"}, "content": ">a\nMKT\n>b\nMK\n"}
+        assert client.post("/v1/lengths", **fasta).json() == [3, 2]
+        answer = client.post("/v1/lengths", json={"sequences": ["MKT"]}, headers=headers["embeddings"])
+        assert "not for lengths" in problem(answer, 403)
+        assert "/v1/lengths" in client.get("/openapi.json").json()["paths"]
+
+
+def test_the_pages_list_the_files_of_a_route_and_every_route(serving: Serving):
+    design = (REPOSITORY / "docs" / "design.md").read_text(encoding="utf-8")
+    files = design.partition("## A new route")[2].partition("\n## ")[0].split("`")[1::2]
+    assert {name for name in files if name.endswith((".py", ".md")) and (REPOSITORY / name).is_file()} >= {
+        "service/http/app.py",
+        "train_config/service_schema.py",
+        "docs/service.md",
+    }
+    endpoints = (REPOSITORY / "docs" / "service.md").read_text(encoding="utf-8").partition("## Batches")[0]
+    routes = [route for route in serving.app()._app.routes if isinstance(route, Route) and route.include_in_schema]
+    assert [route.path for route in routes if route.path.partition("{")[0] not in endpoints] == []
+    open_to_all = {"health", "ready"}
+    assert {route.name for route in routes} - open_to_all == {*get_args(Endpoint)} - {"*"}
