@@ -10,7 +10,7 @@ from pydantic import Field
 
 from train_config.classifier_schema import Part
 from train_config.diffusion_schema import CaOnly, StructuresSection
-from train_config.embed_schema import EmbedSection
+from train_config.embed_schema import EmbedJobSection
 from train_config.schema import IngestSection
 from train_config.section import (
     NonNegativeFloat,
@@ -140,33 +140,6 @@ class AlignSettings(Section):
 
     align: AlignSection
     data: IngestedSection = IngestedSection()
-
-
-class EmbedJobSection(EmbedSection):
-    """A job: models, sequences, devices, outputs."""
-
-    models: list[str] = Field(min_length=1)
-    """Folders, hub names or runs; of several each gets a folder in the output."""
-    input: list[str] = Field(min_length=1)
-    """FASTA files, folders, quoted globs, or one store."""
-    output: Path
-    """Folder to make."""
-    random_weights: bool = False
-    """Take names of sizes (esm2_t6_8M), whose weights are random, to try things out."""
-    device: Literal["cpu", "cuda"] | None = None
-    """Default: CUDA where there is one."""
-    cache: Path | None = None
-    """Folder of values that jobs share, and classifiers of frozen backbones. Default: none."""
-    cache_gb: PositiveFloat = 20.0
-    """Size of the cache; beyond it the oldest values are removed."""
-    workers: PositiveInt | None = None
-    """Actors of a cluster. Default: one a GPU, or one a CPU core."""
-    cpus_per_worker: PositiveInt = 1
-    """CPU cores of an actor."""
-    gpus_per_worker: PositiveFloat = 1.0
-    """GPUs of an actor; 0.5 puts two on each, for small models."""
-    stage_dir: Path | None = None
-    """Folder of each node's own disk to which the store is copied."""
 
 
 class EmbedSettings(Section):

@@ -1,18 +1,19 @@
-"""Settings of an embedding job, which its result depends on."""
+"""Settings of an embedding job."""
 
-from typing import Literal
+from pathlib import Path
+from typing import Literal, Self
 
 from pydantic import Field
 
 from common.processor import computes_bf16
-from train_config.section import NonNegativeInt, PositiveInt, Precision, Section, Tokens
+from train_config.section import NonNegativeInt, PositiveFloat, PositiveInt, Precision, Section, Tokens
 
 CPU_TOKENS, CUDA_TOKENS = 2_048, 65_536
 """On the CPU a small budget stays in the cache."""
 
 
 class EmbedSection(Section):
-    """Outputs, precision and limits."""
+    """Outputs, precision and limits: what the result of a job depends on."""
 
     outputs: list[str] = Field(["mean"], min_length=1)
     """mean, max, cls: a vector a protein. residues, logits, latents (of an autoencoder): a vector a residue. contacts
@@ -39,8 +40,35 @@ class EmbedSection(Section):
     shard_tokens: PositiveInt = 262_144
     """Tokens of a shard, the unit that is written and computed again after a failure."""
 
-    def resolved(self, on_cuda: bool) -> "EmbedSection":
+    def resolved(self, on_cuda: bool) -> Self:
         """The same with the defaults of the device."""
         budget = self.tokens or (CUDA_TOKENS if on_cuda else CPU_TOKENS)
         precision = self.precision or ("bf16" if on_cuda or computes_bf16() else "fp32")
         return self.model_copy(update={"tokens": budget, "precision": precision})
+
+
+class EmbedJobSection(EmbedSection):
+    """A job: models, sequences, devices, outputs."""
+
+    models: list[str] = Field(min_length=1)
+    """Folders, hub names or runs; of several each gets a folder in the output."""
+    input: list[str] = Field(min_length=1)
+    """FASTA files, folders, quoted globs, or one store."""
+    output: Path
+    """Folder to make."""
+    random_weights: bool = False
+    """Take names of sizes (esm2_t6_8M), whose weights are random, to try things out."""
+    device: Literal["cpu", "cuda"] | None = None
+    """Default: CUDA where there is one."""
+    cache: Path | None = None
+    """Folder of values that jobs share, and classifiers of frozen backbones. Default: none."""
+    cache_gb: PositiveFloat = 20.0
+    """Size of the cache; beyond it the oldest values are removed."""
+    workers: PositiveInt | None = None
+    """Actors of a cluster. Default: one a GPU, or one a CPU core."""
+    cpus_per_worker: PositiveInt = 1
+    """CPU cores of an actor."""
+    gpus_per_worker: PositiveFloat = 1.0
+    """GPUs of an actor; 0.5 puts two on each, for small models."""
+    stage_dir: Path | None = None
+    """Folder of each node's own disk to which the store is copied."""

@@ -91,12 +91,9 @@ def work(name: str, model: str, fasta: str, device: Device, tuned: Tuning, targe
     Path(f"{target}.npz").unlink(missing_ok=True)
     if name == OURS:
         from inference.embedding.job import run_job
-        from inference.embedding.request import JobRequest
-        from train_config.embed_schema import EmbedSection
-        from train_config.schema import IngestSection
+        from train_config.embed_schema import EmbedJobSection
 
-        settings = EmbedSection(precision="bf16")
-        run_job(JobRequest([model], [fasta], Path(target), settings, IngestSection(), device))
+        run_job(EmbedJobSection(models=[model], input=[fasta], output=target, precision="bf16", device=device))
         return
     with dnaio.open(fasta) as reader:
         sequences = {record.id: record.sequence for record in reader}

@@ -1,9 +1,7 @@
-"""The final files of a job from its shards: the same whatever was interrupted on the way.
+"""The final files of a job from its complete shards: the same whatever was interrupted on the way.
 
-In: shards, complete. Out: in the folder to publish, one file for each output of proteins, in the order of the input;
-the shards themselves, by hard link, for outputs of residues; or HDF5 of either; the index; the manifest, last.
-
-Shape legend: N records, n of a part of them, C channels.
+One file for each output of proteins, in the order of the input; the shards themselves, by hard link, for outputs of
+residues; or HDF5 of either; the index; the manifest, last. Shape legend: N records, n of a part of them, C channels.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,10 +24,9 @@ from dataset.embeddings.manifest import (
     write_manifest,
 )
 from dataset.store.reader import Store
-from inference.embedding.plan import Plan
-from inference.embedding.settings import format_of
+from inference.embedding.plan import Plan, format_of
 from inference.embedding.shard_files import ShardFiles
-from inference.models.facts import Output
+from inference.models.kinds import Output
 from train_config.embed_schema import EmbedSection
 
 

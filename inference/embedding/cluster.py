@@ -1,7 +1,4 @@
-"""Shards computed by actors of a Ray cluster, one a device; no vector passes through Ray.
-
-In: descriptions of shards. Out: their rows, in the order in which they are done; the actors write the files.
-"""
+"""Shards computed by actors of a Ray cluster, one a device, which write the files: no vector passes through Ray."""
 
 import logging
 import tempfile
@@ -15,10 +12,10 @@ import ray
 from cluster.actor_pool import ActorPool
 from common.errors import ResourceError
 from dataset.store.reader import Store
-from inference.embedding.plan import Shard
-from inference.embedding.request import JobRequest
-from inference.embedding.settings import JobFacts
+from inference.embedding.plan import JobFacts, Shard
 from inference.embedding.shard_files import ShardFiles, ShardRow
+from train_config.embed_schema import EmbedJobSection
+from train_config.natures import PATH_OR_NAME, absolute_path
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +27,7 @@ class ActorSettings(NamedTuple):
     """The job and the model of an actor, with the store's path, the folder of each node's own disk to which it is
     copied (None reads it where it is), and the folder of the shards, which all nodes see."""
 
-    request: JobRequest
+    job: EmbedJobSection
     source: str
     store: Path
     stage_dir: Path | None
@@ -52,12 +49,11 @@ class _EmbeddingActor:
         from dataset.store.reader import stage_store
         from inference.embedding.worker import open_worker
 
-        request, source, path, stage_dir, _ = self._settings
-        torch.set_num_threads(max(1, request.cpus_per_worker))
+        job, source, path, stage_dir, _ = self._settings
+        torch.set_num_threads(job.cpus_per_worker)
         if stage_dir is not None:
             path = stage_store(path, stage_dir)
-        device = request.device or "cpu"
-        self._worker = open_worker(source, request.settings, device, Store(path), request.random_weights)
+        self._worker = open_worker(source, job, Store(path))
         return self._worker.facts
 
     def run(self, shard: Shard) -> ShardRow:
@@ -71,31 +67,25 @@ def _same_weights(first: JobFacts, other: JobFacts) -> None:
         raise ResourceError(f"models: {other.name}: nodes have different weights under this name; copy one to all")
 
 
-def default_stage_dir() -> Path | None:
-    """Where nodes copy the store to: nowhere on a single machine."""
-    return Path(tempfile.gettempdir()) / "esmeray-stores" if len(ray.nodes()) > 1 else None
-
-
 class ClusterEngine:
     """Shards computed by actors on Ray, which is connected."""
 
-    def __init__(self, request: JobRequest, source: str, store: Store, files: ShardFiles) -> None:
-        actor = ActorSettings(
-            request,
-            source=source if not Path(source).exists() else str(Path(source).absolute()),
-            store=store.path,
-            stage_dir=request.stage_dir or default_stage_dir(),
-            shards=files.folder.absolute(),
-        )
-        gpus = request.gpus_per_worker if request.device == "cuda" else 0
-        assert request.cluster is not None
+    def __init__(
+        self, job: EmbedJobSection, source: str, store: Store, files: ShardFiles, *, max_failures: int
+    ) -> None:
+        stage_dir = job.stage_dir
+        if stage_dir is None and len(ray.nodes()) > 1:
+            stage_dir = Path(tempfile.gettempdir()) / "esmeray-stores"
+        source = absolute_path(source, PATH_OR_NAME)
+        actor = ActorSettings(job, source, store.path, stage_dir, files.folder.absolute())
+        gpus = job.gpus_per_worker if job.device == "cuda" else 0
         self._pool = ActorPool(
             _EmbeddingActor,
             actor,
-            request.workers or 1,
-            {"num_cpus": request.cpus_per_worker, "num_gpus": gpus},
+            job.workers or 1,
+            {"num_cpus": job.cpus_per_worker, "num_gpus": gpus},
             at_once=SHARDS_AT_ONCE,
-            max_failures=request.cluster.max_failures,
+            max_failures=max_failures,
             log=log,
             same=_same_weights,
         )

@@ -1,20 +1,24 @@
-"""An embedding job: from FASTA files or a store to a folder of embeddings, resumable at any moment.
+"""An embedding job: from FASTA files or a store to a folder of embeddings, resumable at any moment; or its estimate.
 
-In: models, sources, settings, an output folder. Out: the folder, complete under its name, or not there. Until then
-everything lies in ``OUTPUT.partial``: the store, ``job.json`` of each model with what the job depends on, the shards
-that are done, the log. The same command resumes there; one with another input, model or settings is refused.
+The folder is complete under its name, or not there. Until then everything lies in ``OUTPUT.partial``: the store,
+``job.json`` of each model with what the job depends on, the shards that are done, the log. The same command resumes
+there; one with another input, model or settings is refused.
 """
 
 import json
 import logging
 import os
+import re
 import shutil
+import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from cluster.placement import local_resources
 from common.errors import ConfigError, ResourceError
@@ -22,78 +26,145 @@ from common.progress import status_line
 from common.publishing import made_folder, refuse_existing, writing
 from dataset.embeddings.manifest import MANIFEST_FILE, read_manifest
 from dataset.store.conversion import open_store
+from dataset.store.reader import Store
 from inference.embedding.model_job import ModelJob
+from inference.embedding.plan import JobFacts, Plan, check_registered, check_settings, format_of, make_plan
 from inference.embedding.report import report_name
-from inference.embedding.request import JobRequest
+from inference.embedding.worker import open_worker
 from run_folder.job import JOB_FILE, other_job, unfinished
+from train_config.embed_schema import EmbedJobSection
+from train_config.schema import IngestSection, RaySection
 
 log = logging.getLogger(__name__)
 
 MADE_BY = "embed"
+MEASURED_S = 10.0
 _ONE_MODEL = "model"
 """Folder of the shards of a job's only model."""
 
 
-def run_job(request: JobRequest) -> list[dict[str, Any]]:
+def run_job(
+    job: EmbedJobSection,
+    ingest: IngestSection | None = None,
+    *,
+    cluster: RaySection | None = None,
+    overwrite: bool = False,
+) -> list[dict[str, Any]]:
     """Compute what is missing, publish the folder, return the report of each model.
 
-    Raises ConfigError where the unfinished or finished output is another job's, DataError where sequences or weights
-    can't be taken, ResourceError where disk, memory or workers don't suffice.
+    ``cluster``: of Ray, whose actors compute; None for this process. Raises ConfigError where the unfinished or
+    finished output is another job's, DataError where sequences or weights can't be taken, ResourceError where disk,
+    memory or workers don't suffice.
     """
-    names = [request.folder_name(model) for model in request.models]
+    check_registered(job)
+    names = [re.sub(r"[^\w.+-]+", "_", Path(model).name or model) for model in job.models]
     if len(set(names)) < len(names):
         raise ConfigError("--embed.models: two of them have the same name, and would share a folder; rename one")
-    complete = [read_manifest(path.parent) for path in request.output.glob(f"**/{MANIFEST_FILE}")]
-    if request.overwrite or not complete:
-        refuse_existing(request.output, MADE_BY, request.overwrite)
+    output = job.output.absolute()
+    complete = [read_manifest(path.parent) for path in output.glob(f"**/{MANIFEST_FILE}")]
+    if overwrite or not complete:
+        refuse_existing(output, MADE_BY, overwrite)
         complete = []
-    with unfinished(request.output) as partial, _logging(partial), ExitStack() as stack:
-        if request.cluster is not None:
-            from cluster.connection import connected
-
-            stack.enter_context(connected(request.cluster))
-        request = resolved(request)
-        store = open_store(request.sources, request.ingest, request.partial)
+    with unfinished(output) as partial, _logging(partial), _connected(cluster):
+        job = _resolved(job, cluster)
+        store = open_store(job.input, ingest or IngestSection(), partial)
         folders = names if len(names) > 1 else [_ONE_MODEL]
-        if others := {path.parent.name for path in request.partial.glob(f"*/{JOB_FILE}")} - {*folders}:
-            raise other_job(
-                request.partial, f"of model {min(others)}", "choose another --output, or remove this folder"
-            )
-        models = [ModelJob(request, model, name, store) for model, name in zip(request.models, folders, strict=True)]
+        if others := {path.parent.name for path in partial.glob(f"*/{JOB_FILE}")} - {*folders}:
+            raise other_job(partial, f"of model {min(others)}", "choose another --embed.output, or remove this folder")
+        models = [
+            ModelJob(job, cluster, model, partial / name, store)
+            for model, name in zip(job.models, folders, strict=True)
+        ]
         for model in models:
             model.compute([manifest.job for manifest in complete])
         if complete:
-            reports = sorted(request.output.glob(f"**/{report_name('*')}"))
+            reports = sorted(output.glob(f"**/{report_name('*')}"))
             return [json.loads(path.read_text(encoding="utf-8")) for path in reports]
-        return _publish(request, models)
+        with made_folder(output, MADE_BY, overwrite) as building, status_line() as show:
+            reports = []
+            for model in models:
+                folder = building if len(models) == 1 else building / model.folder.name
+                folder.mkdir(exist_ok=True)
+                reports.append(model.assemble(folder, show))
+            shutil.copytree(partial / "logs", building / "logs")
+        shutil.rmtree(partial)
+        return reports
 
 
-def resolved(request: JobRequest) -> JobRequest:
-    """The request with its device and workers chosen, from the cluster where there is one."""
+class Estimate(NamedTuple):
+    """What a job would take, of one model; ``disk_bytes`` of the outputs, without ids."""
+
+    facts: JobFacts
+    plan: Plan
+    disk_bytes: int
+    residues_per_s: float
+    seconds: float
+
+
+def estimate(
+    job: EmbedJobSection, ingest: IngestSection | None = None, *, cluster: RaySection | None = None
+) -> list[Estimate]:
+    """Size and time of a job, after a measurement of ten seconds for each model; nothing is written that stays."""
+    check_registered(job)
+    with tempfile.TemporaryDirectory() as folder, _connected(cluster):
+        job = _resolved(job, cluster)
+        store = open_store(job.input, ingest or IngestSection(), Path(folder))
+        return [_estimate(job, model, store) for model in job.models]
+
+
+def _estimate(job: EmbedJobSection, source: str, store: Store) -> Estimate:
+    worker = open_worker(source, job, store)
+    facts = worker.facts
+    check_settings(job, facts.outputs)
+    plan = make_plan(store, job, facts.longest)
+    measured_flops = measured_tokens = 0.0
+    start_s: float | None = None
+    random = np.random.default_rng(0)
+    with status_line() as show:
+        show(f"measuring {source}")
+        while start_s is None or time.perf_counter() - start_s < MEASURED_S:
+            shard = plan.shard(int(random.integers(plan.num_shards)))
+            batches = shard.batches()
+            places = batches[int(random.integers(len(batches)))]
+            piece = shard._replace(records=shard.records[places], lengths=shard.lengths[places])
+            worker.compute(piece)
+            if start_s is None:  # the first warms up
+                start_s = time.perf_counter()
+                continue
+            measured_flops += facts.flops(piece.lengths)
+            measured_tokens += float(piece.lengths.sum())
+    passed_s = time.perf_counter() - start_s
+    seconds = facts.flops(plan.lengths) / (measured_flops / passed_s) / (job.workers or 1)
+    disk_bytes, every_length = 0, plan.lengths[plan.sequences]
+    for output in facts.outputs:
+        file_format = format_of(job, output)
+        disk_bytes += file_format.size(output.per, output.channels, job.dtype, every_length, plan.lengths)
+    return Estimate(facts, plan, disk_bytes, measured_tokens / passed_s, seconds)
+
+
+def _connected(cluster: RaySection | None) -> AbstractContextManager[Any]:
+    """Ray for the time of a block, where a cluster computes."""
+    if cluster is None:
+        return nullcontext()
+    from cluster.connection import connected
+
+    return connected(cluster)
+
+
+def _resolved(job: EmbedJobSection, cluster: RaySection | None) -> EmbedJobSection:
+    """The job with its device and workers chosen, from the cluster where there is one, and the defaults of these."""
     nodes = local_resources()
-    if request.cluster is not None:
+    if cluster is not None:
         from cluster.connection import cluster_resources
 
         nodes = cluster_resources()
-    device = request.device or ("cuda" if any(node.gpus for node in nodes) else "cpu")
-    if device == "cuda" and not any(node.gpus for node in nodes):
+    gpus = sum(node.gpus for node in nodes)
+    device = job.device or ("cuda" if gpus else "cpu")
+    if device == "cuda" and not gpus:
         raise ResourceError("--embed.device cuda: there is no GPU here; use cpu")
-    share = request.gpus_per_worker if device == "cuda" else request.cpus_per_worker
-    available = sum((node.gpus if device == "cuda" else node.cpus) for node in nodes)
-    workers = request.workers or max(1, int(available / share)) if request.cluster is not None else 1
-    return replace(request, device=device, workers=workers, settings=request.settings.resolved(device == "cuda"))
-
-
-def _publish(request: JobRequest, models: list[ModelJob]) -> list[dict[str, Any]]:
-    with made_folder(request.output, MADE_BY, request.overwrite) as building, status_line() as show:
-        reports = []
-        for model in models:
-            folder = building if len(models) == 1 else building / model.name
-            folder.mkdir(exist_ok=True)
-            reports.append(model.assemble(folder, show))
-        shutil.copytree(request.partial / "logs", building / "logs")
-    shutil.rmtree(request.partial)
-    return reports
+    shares = gpus / job.gpus_per_worker if device == "cuda" else sum(node.cpus for node in nodes) / job.cpus_per_worker
+    workers = 1 if cluster is None else job.workers or max(1, int(shares))
+    return job.resolved(device == "cuda").model_copy(update={"device": device, "workers": workers})
 
 
 @contextmanager

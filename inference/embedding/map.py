@@ -1,9 +1,4 @@
-"""Maps of proteins: a PNG, and a page of HTML that needs nothing else.
-
-In: points, a title, the names of both axes and of the label.
-
-Shape legend: P points.
-"""
+"""Maps of proteins: a PNG, and a page of HTML that needs nothing else. Shape legend: P points."""
 
 from collections import Counter
 from collections.abc import Iterator

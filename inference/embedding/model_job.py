@@ -1,7 +1,7 @@
 """The part of an embedding job that is one model's: what is done, what is missing, and the final files.
 
-In: a request, a model, the store. Out: complete shards and ``job.json``, what the bytes of the result depend on, in the
-unfinished folder; then the files to publish. Another job's folder is refused, naming what differs.
+``job.json`` in its unfinished folder is what the bytes of the result depend on: another job's is refused, naming what
+differs.
 """
 
 import json
@@ -18,14 +18,13 @@ from common.progress import record_bar, status_line
 from common.publishing import write_atomically, writing
 from dataset.store.reader import Store
 from inference.embedding.assembly import Assembly
-from inference.embedding.cached import Cache
-from inference.embedding.plan import Plan, distinct_sequences, make_plan
+from inference.embedding.plan import JobFacts, Plan, check_settings, distinct_sequences, make_plan
 from inference.embedding.report import Spent, performance, report_name
-from inference.embedding.request import JobRequest
-from inference.embedding.settings import JobFacts, check_settings
-from inference.embedding.shard_files import ShardFiles, ShardRow
+from inference.embedding.shard_files import Cache, ShardFiles, ShardRow
 from inference.embedding.worker import LocalEngine
 from run_folder.job import JOB_FILE, accept, differences, other_job
+from train_config.embed_schema import EmbedJobSection, EmbedSection
+from train_config.schema import RaySection
 
 log = logging.getLogger(__name__)
 
@@ -33,10 +32,11 @@ log = logging.getLogger(__name__)
 class ModelJob:
     """One model of a job: its part of the unfinished folder, and what was computed."""
 
-    def __init__(self, request: JobRequest, source: str, name: str, store: Store) -> None:
-        self.request, self.source, self.name, self.store = request, source, name, store
-        self.folder = request.partial / name
-        self.files = ShardFiles(self.folder)
+    def __init__(
+        self, settings: EmbedJobSection, cluster: RaySection | None, source: str, folder: Path, store: Store
+    ) -> None:
+        self.settings, self.cluster, self.source, self.folder, self.store = settings, cluster, source, folder, store
+        self.files = ShardFiles(folder)
         self.facts: JobFacts
         self.plan: Plan
         self.job: dict[str, Any] = {}
@@ -51,23 +51,27 @@ class ModelJob:
             engine = self._engine()
         try:
             self.facts = engine.facts
-            check_settings(self.request.settings, self.facts.outputs)
-            cache = self._cache()
+            check_settings(self.settings, self.facts.outputs)
+            cache = None
+            if self.settings.cache is not None:
+                cache = Cache(self.settings.cache.absolute(), self.facts, self.settings)
             self.plan = self._plan(cache)
             self.job = self._identity()
             if complete:
-                _check_complete(complete, self.job, self.request.output)
+                changes = [differences(before, self.job) for before in complete]
+                if all(changes):
+                    remedy = "choose another --embed.output, or pass --overwrite"
+                    raise other_job(self.settings.output, changes[0][0], remedy)
                 return
-            accept(self.request.partial, self.job, f"{self.name}/{JOB_FILE}")
+            accept(self.folder.parent, self.job, f"{self.folder.name}/{JOB_FILE}")
             self._restore(cache)
             todo = [number for number in range(self.plan.num_shards) if number not in self.rows]
             before, computing_s = self.spent.model_copy(), time.perf_counter()
             if not todo:
                 return
-            known = sum(row.sequences for row in self.rows.values())
             log.info("%s: %d of %d shards to compute", self.source, len(todo), self.plan.num_shards)
             with record_bar(f"embedding by {self.source}") as bar:
-                done = known
+                done = sum(row.sequences for row in self.rows.values())
 
                 def progress(sequences: int) -> None:
                     nonlocal done
@@ -93,27 +97,22 @@ class ModelJob:
     def assemble(self, building: Path, show: Callable[[str], None]) -> dict[str, Any]:
         """Write the final files and the report, which is returned."""
         start_s = time.perf_counter()
-        settings = self.request.settings
         job = {**self.job, "batches_split": sum(row.splits for row in self.rows.values())}
-        Assembly(building, self.plan, self.store, self.files, settings).write(self.facts.outputs, job, show)
+        Assembly(building, self.plan, self.store, self.files, self.settings).write(self.facts.outputs, job, show)
         rows = [self.rows[number] for number in sorted(self.rows)]
         self.spent.seconds += time.perf_counter() - start_s
-        report = performance(self.facts, self.plan, rows, settings, self.spent, self.request.workers or 1)
-        name = report_name(self.request.device or "cpu")
+        report = performance(self.facts, self.plan, rows, self.settings, self.spent)
+        name = report_name(self.settings.device or "cpu")
         write_atomically(building / name, json.dumps(report, indent=1) + "\n")
         return report
 
     def _engine(self) -> Any:
-        if self.request.cluster is None:
-            return LocalEngine(self.request, self.source, self.store, self.files)
+        job = self.settings, self.source, self.store, self.files
+        if self.cluster is None:
+            return LocalEngine(*job)
         from inference.embedding.cluster import ClusterEngine  # here: it needs Ray
 
-        return ClusterEngine(self.request, self.source, self.store, self.files)
-
-    def _cache(self) -> Cache | None:
-        if self.request.cache is None:
-            return None
-        return Cache(self.request.cache, self.request.cache_bytes, self.facts, self.request.settings)
+        return ClusterEngine(*job, max_failures=self.cluster.max_failures)
 
     def _plan(self, cache: Cache | None) -> Plan:
         """The plan; sequences that were cached when the job was first started stay so."""
@@ -122,7 +121,7 @@ class ModelJob:
             known = np.load(path)
         elif cache is not None and not (self.folder / JOB_FILE).exists():
             known = cache.known(self.store.sequence_hashes[distinct_sequences(self.store)[0]])
-        plan = make_plan(self.store, self.request.settings, self.facts.longest, known)
+        plan = make_plan(self.store, self.settings, self.facts.longest, known)
         if known is not None and not path.exists():
             with writing(path):
                 self.folder.mkdir(parents=True, exist_ok=True)
@@ -137,7 +136,7 @@ class ModelJob:
             "input": self.store.checksum,
             "model": self.facts.fingerprint,
             "device": self.facts.device_name,
-            "settings": self.request.settings.model_dump(mode="json"),
+            "settings": self.settings.model_dump(mode="json", include=set(EmbedSection.model_fields)),
             "plan": self.plan.checksum,
         }
 
@@ -153,10 +152,3 @@ class ModelJob:
             if cache is None:
                 raise ConfigError("--embed.cache: the job was started with a cache; give the same one to resume it")
             self.rows |= {row.number: row for row in cache.restore(self.plan, self.store, self.files)}
-
-
-def _check_complete(complete: list[dict[str, Any]], job: dict[str, Any], output: Path) -> None:
-    """Refuse a finished output of another job, naming what differs."""
-    changes = [differences(before, job) for before in complete]
-    if all(changes):
-        raise other_job(output, changes[0][0], "choose another --output, or pass --overwrite")

@@ -1,4 +1,6 @@
-"""The plan of an embedding job: which sequences are computed, in which shard and batch, from lengths and hashes alone.
+"""The plan of an embedding job: which sequences are computed, in which shard and batch, from lengths and hashes alone;
+and the outputs and files that its settings mean for a model. Nothing here needs torch, so that mistakes are reported at
+once.
 
 In: a store and the job's limits. Out: distinct sequences, numbered in the order of the input, cut into shards; those of
 a shard are packed into batches under a token budget, the longest first, so that memory runs out early or not at all.
@@ -8,16 +10,19 @@ Shape legend: N records of the store, U distinct sequences, S shards, n sequence
 """
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import DataError
-from common.text import counted
+from common.errors import ConfigError, DataError
+from common.text import counted, did_you_mean
 from dataset.batches.plan import Indices, longest_first
+from dataset.embeddings.formats.base import Format
+from dataset.embeddings.formats.registry import FORMATS
 from dataset.store.reader import Store
+from inference.models.kinds import ModelFacts, Output, check_names
 from train_config.embed_schema import CPU_TOKENS, EmbedSection
 from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
 
@@ -38,9 +43,6 @@ class Shard(NamedTuple):
     lengths: Indices
     budget: int
     window: int | None
-
-    def part(self, places: Indices) -> "Shard":
-        return self._replace(records=self.records[places], lengths=self.lengths[places])
 
     def batches(self) -> list[Indices]:
         """Places (0 to n) of the sequences of each batch, the longest first; one that takes windows is alone."""
@@ -169,3 +171,45 @@ def _bounds(tokens: Indices, most: int) -> Indices:
     ends = np.cumsum(tokens)
     shards = np.maximum(ends - tokens, 0) // most
     return np.concatenate([[0], shards.searchsorted(np.unique(shards), side="right")]).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class JobFacts(ModelFacts):
+    """A model as a job uses it.
+
+    Attributes:
+        outputs: in the order asked for.
+        cache_keys: fingerprint of the features of each output that can be cached.
+    """
+
+    outputs: tuple[Output, ...] = ()
+    cache_keys: dict[str, str] = field(default_factory=dict)
+
+
+def format_of(settings: EmbedSection, output: Output) -> Format:
+    """Format of an output's files: what is no vector of a protein stays in shards, where the format can't hold it."""
+    chosen = FORMATS[settings.format]
+    return chosen if output.per in chosen.holds else FORMATS["safetensors"]
+
+
+def check_registered(settings: EmbedSection) -> None:
+    """Raise ConfigError for an output or a format that there is not."""
+    check_names(settings.outputs)
+    known = [name for name, kind in FORMATS.items() if "protein" in kind.holds]
+    if settings.format not in known:
+        wrong = f"--embed.format {settings.format}: there is no such format{did_you_mean(settings.format, known)}"
+        raise ConfigError(f"{wrong}; choose of {', '.join(known)}")
+
+
+def check_settings(settings: EmbedSection, outputs: tuple[Output, ...]) -> None:
+    """Raise ConfigError for settings that don't go together."""
+    for output in outputs:
+        file_format = format_of(settings, output)
+        if settings.dtype not in file_format.dtypes:
+            known = ", ".join(file_format.dtypes)
+            raise ConfigError(
+                f"--embed.dtype {settings.dtype}: {file_format.name}, the format of {output.name}, holds {known}; "
+                "choose one of these, or another --embed.format or --embed.outputs"
+            )
+    if settings.long == "window" and settings.max_length is not None and settings.overlap >= settings.max_length:
+        raise ConfigError(f"--embed.overlap {settings.overlap}: must be less than max_length, {settings.max_length}")

@@ -1,7 +1,4 @@
-"""Performance of an embedding job from the rows of its shards: as JSON, and as a table.
-
-In: rows, facts of the model, seconds of the job. Out: plain values. Rows of earlier starts of a resumed job count.
-"""
+"""Performance of an embedding job from the rows of its shards, those of earlier starts too: as JSON, and as a table."""
 
 import platform
 from collections.abc import Sequence
@@ -14,11 +11,10 @@ from pydantic import BaseModel
 from rich.table import Table
 
 from common.text import duration
-from inference.embedding.plan import Plan
-from inference.embedding.settings import JobFacts
+from inference.embedding.plan import JobFacts, Plan
 from inference.embedding.shard_files import ShardRow
 from monitoring.sampling.peak_flops import peak_tflops
-from train_config.embed_schema import EmbedSection
+from train_config.embed_schema import EmbedJobSection
 
 
 class Spent(BaseModel):
@@ -35,12 +31,13 @@ def report_name(device: str) -> str:
 
 
 def performance(
-    facts: JobFacts, plan: Plan, rows: Sequence[ShardRow], settings: EmbedSection, spent: Spent, workers: int
+    facts: JobFacts, plan: Plan, rows: Sequence[ShardRow], settings: EmbedJobSection, spent: Spent
 ) -> dict[str, Any]:
     """The report of one model.
 
     Rates are of the shards that were computed, over the seconds in which workers computed.
     """
+    workers = settings.workers or 1
     computed = [row for row in rows if not row.cached]
     batches = [batch_s for row in computed for batch_s in row.batch_s]
     busy_s = spent.computing_s

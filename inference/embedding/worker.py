@@ -1,10 +1,7 @@
 """Shards computed on one device, each to a file: what a job's process does, or each of its Ray actors.
 
-In: a shard's description. Out: its file, complete under its name, and a row about it. The batches are those of
-:func:`inference.models.running.run`; while one shard is written, the next is computed. Ranges of torch.profiler name
-what is done beside the model, for :mod:`tools.profile`.
-
-Shape legend: n sequences of a shard, R rows, C channels.
+The batches are those of :func:`inference.models.running.run`; while one shard is written, the next is computed. Ranges
+of torch.profiler name what is done beside the model. Shape legend: n sequences of a shard, R rows, C channels.
 """
 
 import time
@@ -22,18 +19,15 @@ from common.background_thread import BackgroundThread
 from common.errors import ConfigError
 from dataset.embeddings.arrays import quantized, scales_of
 from dataset.store.reader import Store
-from inference.embedding.plan import Shard
-from inference.embedding.request import JobRequest
-from inference.embedding.settings import JobFacts
+from inference.embedding.plan import JobFacts, Shard
 from inference.embedding.shard_files import Computed, ShardFiles, ShardRow
-from inference.models.facts import Output
-from inference.models.kinds import heads_of, kind_of
+from inference.models.kinds import Output, kind_of
 from inference.models.model import Model
 from inference.models.opening import open_model
 from inference.models.running import run
 from model.device import DTYPES
 from model.forward_loop import Places
-from train_config.embed_schema import EmbedSection
+from train_config.embed_schema import EmbedJobSection, EmbedSection
 
 WARM_UP_BATCHES = 3
 """First batches of a process, which do not count in the times of a batch."""
@@ -147,11 +141,13 @@ class ShardWorker:
         return max(memory)
 
 
-def open_worker(source: str, settings: EmbedSection, device: str, store: Store, random_weights: bool) -> ShardWorker:
-    """A worker with the model of a job, of which only the heads are loaded that its outputs take."""
-    heads = heads_of(settings.outputs)
-    model = open_model(source, settings.precision or "fp32", device, heads=heads, random_weights=random_weights)
-    return ShardWorker(model, store, settings)
+def open_worker(source: str, job: EmbedJobSection, store: Store) -> ShardWorker:
+    """A worker with a model of a job, of which only the heads are loaded that its outputs take."""
+    heads = [kind.head for kind in map(kind_of, job.outputs) if kind.head]
+    model = open_model(
+        source, job.precision or "fp32", job.device or "cpu", heads=heads, random_weights=job.random_weights
+    )
+    return ShardWorker(model, store, job)
 
 
 def _check_windows(model: Model, outputs: Sequence[Output]) -> None:
@@ -167,11 +163,9 @@ def _check_windows(model: Model, outputs: Sequence[Output]) -> None:
 class LocalEngine:
     """Shards computed in this process; one is written while the next is computed."""
 
-    def __init__(self, request: JobRequest, source: str, store: Store, files: ShardFiles) -> None:
-        device = request.device or "cpu"
-        self._worker = open_worker(source, request.settings, device, store, request.random_weights)
+    def __init__(self, job: EmbedJobSection, source: str, store: Store, files: ShardFiles) -> None:
+        self._worker, self._files = open_worker(source, job, store), files
         self.facts = self._worker.facts
-        self._files = files
 
     def run(self, shards: list[Shard], progress: Callable[[int], None]) -> Iterator[ShardRow]:
         """Rows of the shards, each when its files are complete; ``progress`` is called with sequences computed."""

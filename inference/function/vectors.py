@@ -11,10 +11,9 @@ from dataset.store.reader import Store
 from function.proteins import SEQUENCES, prepare
 from function.vectors import Vectors, read_vectors
 from inference.embedding.job import run_job
-from inference.embedding.request import JobRequest
 from run_folder.paths import RunFolder
-from train_config.embed_schema import EmbedSection
-from train_config.schema import DataSection, IngestSection, RunSection
+from train_config.embed_schema import EmbedJobSection
+from train_config.schema import DataSection, RunSection
 from train_config.terms_schema import COMPOSITION, EmbeddingsSection, TermsSection
 
 
@@ -38,9 +37,17 @@ def vectors_of(store: Store, settings: EmbeddingsSection, folder: Path) -> Vecto
 
 def compute(store: Store, settings: EmbeddingsSection, folder: Path) -> None:
     """Run the embedding job, or resume it; nothing where the folder is complete."""
-    job = EmbedSection(max_length=settings.max_length, long="crop", format="npy")
-    sources = [str(store.path)]
-    run_job(JobRequest([settings.model], sources, folder, job, IngestSection(), random_weights=settings.random_weights))
+    run_job(
+        EmbedJobSection(
+            models=[settings.model],
+            input=[str(store.path)],
+            output=folder,
+            random_weights=settings.random_weights,
+            max_length=settings.max_length,
+            long="crop",
+            format="npy",
+        )
+    )
 
 
 def save_known(vectors_RC: Vectors, settings: EmbeddingsSection, folder: Path) -> None:

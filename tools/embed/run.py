@@ -20,20 +20,20 @@ Examples:
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from cluster.placement import LOCAL, find, local_resources
 from common.command_line import result_console
 from common.publishing import refuse_existing
 from common.text import counted, duration
-from inference.embedding.request import JobRequest
+from inference.embedding.plan import check_registered
 from tools.grammar import Overwriting, parse
 from train_config.command_schema import EmbedSettings
-from train_config.embed_schema import EmbedSection
 from train_config.schema import RaySection
 
 if TYPE_CHECKING:
-    from inference.embedding.estimate import Estimate
+    from inference.embedding.job import Estimate
 
 MADE_BY = "embed"
 
@@ -48,48 +48,26 @@ class Arguments(Overwriting):
 def main(argv: list[str]) -> int:
     """Plan, compute, publish, and print the table of performance."""
     flags, settings = parse(argv, "embed run", __doc__, Arguments, EmbedSettings)
-    request = _request(settings, flags.overwrite)
+    job = settings.embed
+    if flags.overwrite or not any(job.output.glob("**/embeddings.json")):
+        refuse_existing(job.output, MADE_BY, flags.overwrite)
+    check_registered(job)
+    ((_, gpus),) = local_resources()
+    section = RaySection(address=settings.ray.address)
+    many = (job.workers or 1) > 1 or (gpus > 1 and job.device != "cpu")
+    cluster = section if many or section.address or find(section) != LOCAL else None
     # Here: they load torch.
-    from inference.embedding.estimate import estimate
-    from inference.embedding.job import run_job
+    from inference.embedding.job import estimate, run_job
     from inference.embedding.report import table
 
     console = result_console()
     if flags.dry_run:
-        for line in (line for each in estimate(request) for line in _lines(each)):
+        for line in chain.from_iterable(map(_lines, estimate(job, settings.data.ingest, cluster=cluster))):
             console.print(line, markup=False)
         return 0
-    console.print(table(run_job(request)))
-    console.print(f"written: {settings.embed.output}", markup=False)
+    console.print(table(run_job(job, settings.data.ingest, cluster=cluster, overwrite=flags.overwrite)))
+    console.print(f"written: {job.output}", markup=False)
     return 0
-
-
-def _request(settings: EmbedSettings, overwrite: bool) -> JobRequest:
-    job, address = settings.embed, settings.ray.address
-    if overwrite or not any(job.output.glob("**/embeddings.json")):
-        refuse_existing(job.output, MADE_BY, overwrite)
-    ((_, gpus),) = local_resources()
-    many = (job.workers or 1) > 1 or (gpus > 1 and job.device != "cpu")
-    elsewhere = find(RaySection(address=address)) != LOCAL
-    on_cluster = many or address or elsewhere
-    values = {name: getattr(job, name) for name in EmbedSection.model_fields}
-    return JobRequest(
-        models=job.models,
-        sources=job.input,
-        output=job.output.absolute(),
-        settings=EmbedSection(**values),
-        ingest=settings.data.ingest,
-        device=job.device,
-        random_weights=job.random_weights,
-        overwrite=overwrite,
-        cache=None if job.cache is None else job.cache.absolute(),
-        cache_bytes=int(job.cache_gb * 1e9),
-        cluster=RaySection(address=address) if on_cluster else None,
-        workers=job.workers,
-        cpus_per_worker=job.cpus_per_worker,
-        gpus_per_worker=job.gpus_per_worker,
-        stage_dir=job.stage_dir,
-    )
 
 
 def _lines(estimate: Estimate) -> list[str]:

@@ -5,7 +5,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +25,8 @@ from dataset.embeddings.formats.registry import FORMATS
 from dataset.embeddings.joining import join
 from dataset.embeddings.manifest import EmbeddingsManifest, Index, OutputManifest, write_index, write_manifest
 from dataset.embeddings.reader import open_embeddings
-from inference.embedding.estimate import estimate
-from inference.embedding.job import run_job
-from tests.inference.embedding.jobs import request
+from inference.embedding.job import estimate, run_job
+from tests.inference.embedding.jobs import replace, request
 
 IDS = ["sp|P1|A", "a/b", "c:1", "d"]
 LENGTHS = np.array([3, 5, 8, 13])
@@ -179,11 +177,11 @@ class CsvRows(Rows):
 def test_a_new_format_is_one_class_and_a_line_of_the_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Embedding, its estimate and joining take it by its name alone (docs/design.md, "A new format")."""
     monkeypatch.setitem(FORMATS, "csv", Csv())
-    monkeypatch.setattr("inference.embedding.estimate.MEASURED_S", 0.05)
+    monkeypatch.setattr("inference.embedding.job.MEASURED_S", 0.05)
     job = request(tmp_path, outputs=["mean", "residues"])
     run_job(job)
     wanted = open_embeddings(job.output)[:]
-    job = replace(job, output=tmp_path / "csv", settings=job.settings.model_copy(update={"format": "csv"}))
+    job = replace(job, output=tmp_path / "csv", format="csv")
     (expected,) = estimate(job)
     assert expected.disk_bytes == 4 * 32 * (12 + int(expected.plan.lengths.sum()))
     run_job(job)
@@ -196,6 +194,5 @@ def test_a_new_format_is_one_class_and_a_line_of_the_registry(tmp_path: Path, mo
     sources = {"first": open_embeddings(tmp_path / "out"), "again": open_embeddings(tmp_path / "out")}
     join(tmp_path / "joined", sources, "csv", lambda share, done: None)
     np.testing.assert_array_equal(open_embeddings(tmp_path / "joined")[3], np.tile(wanted[3], 2))
-    wrong = job.settings.model_copy(update={"dtype": "fp16"})
     with pytest.raises(ConfigError, match=r"--embed.dtype fp16: csv, the format of mean, holds fp32"):
-        run_job(replace(job, output=tmp_path / "narrow", settings=wrong))
+        run_job(replace(job, output=tmp_path / "narrow", dtype="fp16"))

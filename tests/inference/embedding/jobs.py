@@ -4,13 +4,11 @@ from pathlib import Path
 from typing import Any
 
 from dataset.embeddings.reader import open_embeddings
-from inference.embedding.request import JobRequest
 from model.backbones.loading import quiet_transformers
 from tests.dataset.tokenizer_folders import esm
 from tests.model.small_models import save_small_model
 from tests.model.support import random_sequences
-from train_config.embed_schema import EmbedSection
-from train_config.schema import IngestSection
+from train_config.embed_schema import EmbedJobSection
 
 LENGTHS = [5, 40, 12, 40, 1, 77, 30, 9, 21, 33, 16, 8]
 
@@ -27,18 +25,25 @@ def small_model_folder(folder: Path) -> Path:
     return folder
 
 
-def request(folder: Path, *, sequences: list[str] | None = None, **more: Any) -> JobRequest:
-    """A job of twelve proteins in about six shards; settings are those of EmbedSection or of JobRequest."""
+def request(folder: Path, *, sequences: list[str] | None = None, **more: Any) -> EmbedJobSection:
+    """A job of twelve proteins in about six shards."""
     model, fasta = folder / "model", folder / "proteins.fasta"
     if not model.exists():
         small_model_folder(model)
     if not fasta.exists():
         write_proteins(fasta, sequences or random_sequences(LENGTHS))
-    settings: dict[str, Any] = {"precision": "fp32", "tokens": 64, "shard_tokens": 64}
-    settings |= {name: more.pop(name) for name in list(more) if name in EmbedSection.model_fields}
-    given: dict[str, Any] = {"models": [str(model)], "sources": [str(fasta)], "output": folder / "out"}
-    given |= {"ingest": IngestSection(), "device": "cpu", **more}
-    return JobRequest(settings=EmbedSection(**settings), **given)
+    settings: dict[str, Any] = {"models": str(model), "input": str(fasta), "output": folder / "out", "device": "cpu"}
+    settings |= {"precision": "fp32", "tokens": 64, "shard_tokens": 64}
+    return EmbedJobSection(**settings | more)
+
+
+def replace(job: EmbedJobSection, **changes: Any) -> EmbedJobSection:
+    return job.model_copy(update=changes)
+
+
+def partial(job: EmbedJobSection) -> Path:
+    """The folder of the unfinished job."""
+    return job.output.with_name(f"{job.output.name}.partial")
 
 
 def final_bytes(folder: Path) -> dict[str, bytes]:

@@ -3,7 +3,6 @@
 import signal
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -12,7 +11,7 @@ import pytest
 from common.errors import DataError
 from inference.embedding.job import run_job
 from inference.embedding.shard_files import ShardFiles
-from tests.inference.embedding.jobs import final_bytes, request
+from tests.inference.embedding.jobs import final_bytes, partial, replace, request
 from tests.model.support import random_sequences
 from train_config.schema import RaySection
 
@@ -27,11 +26,11 @@ def test_actors_give_the_bytes_of_one_process_and_a_lost_one_is_replaced(tmp_pat
     sequences = random_sequences([400 + number for number in range(80)])
     alone = request(tmp_path, sequences=sequences, outputs=["mean", "residues"], shard_tokens=500, tokens=128)
     run_job(replace(alone, output=tmp_path / "alone"))
-    job = replace(alone, cluster=RaySection(address=ray_address), workers=2)
+    job = replace(alone, workers=2)
     killed: list[int] = []
 
     def kill_one() -> None:
-        while not list(job.partial.glob("model/rows/*")):
+        while not list(partial(job).glob("model/rows/*")):
             time.sleep(0.01)
         process = actor_processes()[0]
         killed.append(process.pid)
@@ -39,7 +38,7 @@ def test_actors_give_the_bytes_of_one_process_and_a_lost_one_is_replaced(tmp_pat
 
     thread = threading.Thread(target=kill_one)
     thread.start()
-    (report,) = run_job(job)
+    (report,) = run_job(job, cluster=RaySection(address=ray_address))
     thread.join()
     assert killed and report["workers"] == 2
     assert final_bytes(job.output) == final_bytes(tmp_path / "alone")
@@ -50,10 +49,10 @@ def test_actors_give_the_bytes_of_one_process_and_a_lost_one_is_replaced(tmp_pat
 def test_what_an_actor_refuses_ends_the_job_as_it_does_in_one_process(tmp_path: Path, ray_address: str):
     from transformers import EsmModel
 
-    job = request(tmp_path, cluster=RaySection(address=ray_address), workers=1)
+    job = request(tmp_path, workers=1)
     network = EsmModel.from_pretrained(tmp_path / "model", add_pooling_layer=False)
     network.encoder.layer[0].output.dense.weight.data[0] = float("nan")
     network.save_pretrained(tmp_path / "model")
     with pytest.raises(DataError, match="hold NaN or infinity"):
-        run_job(job)
-    assert not ShardFiles(job.partial / "model").done() and not job.output.exists()
+        run_job(job, cluster=RaySection(address=ray_address))
+    assert not ShardFiles(partial(job) / "model").done() and not job.output.exists()

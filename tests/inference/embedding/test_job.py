@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,18 @@ from inference.embedding.shard_files import ShardFiles
 from inference.embedding.worker import ShardWorker
 from inference.models.model import Model
 from tests.conftest import REPOSITORY
-from tests.inference.embedding.jobs import final_bytes, request, small_model_folder, vectors, write_proteins
+from tests.inference.embedding.jobs import (
+    final_bytes,
+    partial,
+    replace,
+    request,
+    small_model_folder,
+    vectors,
+    write_proteins,
+)
 from tests.inference.models.opened import opened, rows_of
 from tests.model.support import random_sequences
+from train_config.schema import IngestSection
 
 
 def expected(folder: Path, sequences: list[str], output: str = "mean") -> list[np.ndarray]:
@@ -151,12 +159,12 @@ def test_an_output_of_another_job_is_refused_by_name(
         write_proteins(tmp_path / "proteins.fasta", random_sequences([5, 6]))
     else:
         job = request(tmp_path, outputs=["max"])
-    there = final_bytes(job.output if finished else job.partial)
+    there = final_bytes(job.output if finished else partial(job))
     with pytest.raises((ConfigError, DataError), match=r"model was|made of|input was|outputs was"):
         run_job(job)
-    assert final_bytes(job.output if finished else job.partial) == there
+    assert final_bytes(job.output if finished else partial(job)) == there
     if finished:
-        run_job(replace(job, overwrite=True))
+        run_job(job, overwrite=True)
 
 
 def test_values_that_are_not_finite_publish_nothing(tmp_path: Path):
@@ -203,12 +211,12 @@ def test_a_sequence_too_long_for_the_memory_is_named(tmp_path: Path, monkeypatch
 
 def test_a_full_disk_leaves_what_the_job_resumes_from(tmp_path: Path, full_disk: Any):
     job = request(tmp_path, outputs=["residues"], sequences=random_sequences([10, 12, 9, 300, 10]), shard_tokens=30)
-    convert(job.sources, tmp_path / "store", job.ingest)
-    job = replace(job, sources=[str(tmp_path / "store")])
+    convert(job.input, tmp_path / "store", IngestSection())
+    job = replace(job, input=[str(tmp_path / "store")])
     run_job(replace(job, output=tmp_path / "undisturbed"))
     with full_disk(20_000), pytest.raises(ResourceError, match="no room left"):
         run_job(job)
-    assert len(list(job.partial.glob("model/rows/*"))) >= 1
+    assert len(list(partial(job).glob("model/rows/*"))) >= 1
     run_job(job)
     assert final_bytes(job.output) == final_bytes(tmp_path / "undisturbed")
 
@@ -238,7 +246,7 @@ def test_several_models_share_a_plan(tmp_path: Path):
 
 
 def test_a_cache_serves_later_jobs(tmp_path: Path):
-    job = request(tmp_path, outputs=["mean", "residues", "contacts"], cache=tmp_path / "cache", cache_bytes=10**9)
+    job = request(tmp_path, outputs=["mean", "residues", "contacts"], cache=tmp_path / "cache", cache_gb=1)
     (first,) = run_job(job)
     sequences = random_sequences([5, 40, 12, 40, 1, 77, 30, 9, 21, 33, 16, 8])
     write_proteins(tmp_path / "proteins.fasta", [*sequences[:6], *random_sequences([50], seed=9)])
@@ -247,7 +255,7 @@ def test_a_cache_serves_later_jobs(tmp_path: Path):
     assert second["computed_sequences"] == 1
     ours, theirs = vectors(tmp_path / "second"), vectors(job.output)
     assert all(np.array_equal(ours[name], theirs[name]) for name in list(ours)[:6])
-    (third,) = run_job(replace(job, output=tmp_path / "third", cache_bytes=1))
+    (third,) = run_job(replace(job, output=tmp_path / "third", cache_gb=1e-9))
     assert third["cache_hit_rate"] == 1
     assert not list((tmp_path / "cache").glob("*/shard-*")) or third["computed_sequences"] == 0
 
@@ -262,7 +270,7 @@ def test_a_killed_process_resumes_to_the_same_bytes(tmp_path: Path):
     command = [sys.executable, "-m", "tools", "embed", "run", *options.split()]
     subprocess.run([*command, tmp_path / "whole"], cwd=REPOSITORY, check=True, capture_output=True)
     process = subprocess.Popen([*command, job.output], cwd=REPOSITORY, stderr=subprocess.DEVNULL)
-    while process.poll() is None and len(list(job.partial.glob("model/rows/*"))) < 2:
+    while process.poll() is None and len(list(partial(job).glob("model/rows/*"))) < 2:
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL

@@ -37,4 +37,4 @@ def test_a_new_output_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_an_unknown_output_is_refused_before_a_model_is_opened(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"outputs maen: there is no such output \(did you mean mean\?\)"):
-        request(tmp_path, outputs=["maen"])
+        run_job(request(tmp_path, outputs=["maen"]))

@@ -105,7 +105,7 @@ def test_embeds_cache_is_read(serving: Serving, tmp_path: Path):
     sequence = LETTERS * 2
     write_proteins(tmp_path / "proteins.fasta", [sequence])
     (tmp_path / "model").symlink_to(serving.folder / "esm")
-    run_job(request(tmp_path, outputs=["mean", "residues"], cache=tmp_path / "cache", cache_bytes=10**9))
+    run_job(request(tmp_path, outputs=["mean", "residues"], cache=tmp_path / "cache", cache_gb=1))
     model = ServedModel(name="esm", source=str(serving.folder / "esm"), cache=str(tmp_path / "cache"), **PRECISION)
     served = Computer(model, "cpu")
     served._model.rows = None  # type: ignore[method-assign,assignment]  # what is cached needs no model

@@ -31,7 +31,7 @@ def test_a_folder_is_made_and_its_performance_is_a_table(command, given: list[st
 
 
 def test_a_dry_run_reports_sequences_bytes_and_time(command, given: list[str], tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("inference.embedding.estimate.MEASURED_S", 0.05)
+    monkeypatch.setattr("inference.embedding.job.MEASURED_S", 0.05)
     outcome = command(*given, "--dry_run")
     assert outcome.code == 0
     assert "3 proteins, 0 duplicates, 3 to compute" in outcome.out
