@@ -18,12 +18,12 @@ from benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting
 from function.annotations import information_accretion, read_annotations, read_scores
 from function.evaluation import evaluate
 from function.ontology import read_ontology
-from inference.around_training import after_training
 from inference.function.prediction import predict
 from train_config.loading import load_config
 from train_config.schema import IngestSection
 from train_config.terms_schema import EvaluationSection
 from training.launch.driver import train
+from training.tasks.registry import after_training
 
 ASPECTS = {"MF": "mfo", "BP": "bpo", "CC": "cco"}
 BLEND, BEST = "blend", "best of its parts"

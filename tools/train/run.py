@@ -67,8 +67,8 @@ def start(argv: list[str], command: str, text: str, search: str | None = None) -
     config = load_config(words.file, own)
     dry_run_only = words.plain.dry_run
     if tune_file is None:
-        from inference.around_training import after_training, before_training
         from training.launch.driver import dry_run, train
+        from training.tasks.registry import after_training, before_training
 
         if dry_run_only:
             return dry_run(config)

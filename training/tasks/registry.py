@@ -31,12 +31,16 @@ class Task(NamedTuple):
         plan: the :class:`~training.tasks.plan.TaskPlan`, for the driver.
         experiment: the :class:`~training.tasks.experiment.Experiment`, for the workers.
         metrics: words for those of its metrics that are shown while it trains.
+        before, after: what is made by inference before a run is trained and after it; both take the sections run, data
+            and the task's own, and the first returns the last of these as training reads it.
     """
 
     section: str
     plan: str
     experiment: str
     metrics: MetricLabels
+    before: str | None = None
+    after: str | None = None
 
 
 def task_named(name: str) -> Task:
@@ -51,6 +55,22 @@ def task_plan(config: Config) -> TaskPlan:
 def experiment_class(task: str) -> Any:
     """Return the workers' side of a task, a subclass of :class:`~training.tasks.experiment.Experiment`."""
     return resolve_name(task_named(task).experiment)
+
+
+def before_training(config: Config) -> Config:
+    """Make what training needs by inference, and return the config that names it."""
+    name, task = config.model.task, task_named(config.model.task)
+    if task.before is None:
+        return config
+    section = resolve_name(task.before)(config.run, config.data, getattr(config.model, name))
+    return config.model_copy(update={"model": config.model.model_copy(update={name: section})})
+
+
+def after_training(config: Config) -> None:
+    """Make what belongs to a finished run."""
+    task = task_named(config.model.task)
+    if task.after is not None:
+        resolve_name(task.after)(config.run, config.data, getattr(config.model, config.model.task))
 
 
 def metric_labels() -> MetricLabels:

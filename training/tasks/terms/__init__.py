@@ -7,4 +7,6 @@ TASK = Task(
     plan="training.tasks.terms.plan:TermsPlan",
     experiment="training.tasks.terms.experiment:TermsExperiment",
     metrics={},  # those of the classifier
+    before="inference.function.vectors:with_vectors",
+    after="inference.function.blend:finish",
 )
