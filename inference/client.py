@@ -14,8 +14,7 @@ import asyncio
 import io
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from types import TracebackType
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import httpx
@@ -37,8 +36,8 @@ GivenSequence = str | tuple[str, str]
 """A sequence, or its id and itself."""
 
 
-class AsyncClient:
-    """Client for asyncio.
+class Client:
+    """Client of a service; requests are sent by an event loop of its own, which runs while an answer is waited for.
 
     Args:
         address: of the service.
@@ -71,59 +70,60 @@ class AsyncClient:
         limits = httpx.Limits(max_connections=concurrency)
         self._http = httpx.AsyncClient(base_url=address, headers=headers, timeout=timeout_s, limits=limits)
         self._model, self._concurrency, self._retries = model, concurrency, retries
+        self._loop = asyncio.new_event_loop()
 
-    async def embed(self, sequences: Iterable[GivenSequence], output: str = "mean") -> NDArray | list[NDArray]:
+    def embed(self, sequences: Iterable[GivenSequence], output: str = "mean") -> NDArray | list[NDArray]:
         """(N, D), or (L, D) of each for an output with rows for residues."""
-        arrays = [array async for _, array in self.stream(sequences, output)]
+        arrays = [array for _, array in self.stream(sequences, output)]
         return np.stack(arrays) if arrays and arrays[0].ndim == 1 else arrays
 
-    async def classify(self, sequences: Iterable[GivenSequence]) -> AsyncIterator[dict[str, Any]]:
+    def classify(self, sequences: Iterable[GivenSequence]) -> Iterator[dict[str, Any]]:
         """Id, label and probabilities of each, in order, by a classifier; see ``/v1/classify``."""
-        async for answer in self._answers(sequences, "/v1/classify", {}, "application/json"):
-            for row in answer.json()["data"]:
-                yield row
+        for answer in self._answers(sequences, "/v1/classify", {}, "application/json"):
+            yield from answer.json()["data"]
 
-    async def models(self) -> list[dict[str, Any]]:
-        data: list[dict[str, Any]] = (await self._send("GET", "/v1/models")).json()["data"]
+    def models(self) -> list[dict[str, Any]]:
+        data: list[dict[str, Any]] = self._loop.run_until_complete(self._send("GET", "/v1/models")).json()["data"]
         return data
 
-    async def stream(
-        self, sequences: Iterable[GivenSequence], output: str = "mean"
-    ) -> AsyncIterator[tuple[str, NDArray]]:
+    def stream(self, sequences: Iterable[GivenSequence], output: str = "mean") -> Iterator[tuple[str, NDArray]]:
         """Id and array of each, in order; an id is the number of the sequence where it has none.
 
         Raises DataError for a request that is refused, ResourceError where the service can't be reached.
         """
-        async for answer in self._answers(sequences, "/v1/encode", {"output": output}, ARROW):
+        for answer in self._answers(sequences, "/v1/encode", {"output": output}, ARROW):
             table = pa.ipc.open_stream(io.BytesIO(answer.content)).read_all()
-            for name, array in zip(table.column("id").to_pylist(), _arrays(table.column("embedding")), strict=True):
-                yield name, array
+            yield from zip(table.column("id").to_pylist(), _arrays(table.column("embedding")), strict=True)
 
-    async def close(self) -> None:
-        await self._http.aclose()
+    def close(self) -> None:
+        self._loop.run_until_complete(self._http.aclose())
+        self._loop.close()
 
-    async def __aenter__(self) -> "AsyncClient":
+    def __enter__(self) -> "Client":
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
-    async def _answers(
+    def _answers(
         self, sequences: Iterable[GivenSequence], path: str, fields: dict[str, Any], accept: str
-    ) -> AsyncIterator[httpx.Response]:
+    ) -> Iterator[httpx.Response]:
         """Answers in order, while later requests are on their way."""
         waiting: deque[asyncio.Task[httpx.Response]] = deque()
         try:
-            for records in _parts(sequences):
+            for records in _requests(sequences):
                 body = {"sequences": records, "model": self._model, **fields}
-                waiting.append(asyncio.create_task(self._send("POST", path, json=body, headers={"Accept": accept})))
+                request = self._send("POST", path, json=body, headers={"Accept": accept})
+                waiting.append(self._loop.create_task(request))
                 if len(waiting) >= self._concurrency:
-                    yield await waiting.popleft()
+                    yield self._loop.run_until_complete(waiting.popleft())
             while waiting:
-                yield await waiting.popleft()
+                yield self._loop.run_until_complete(waiting.popleft())
         finally:
             for task in waiting:
                 task.cancel()
+            if waiting:
+                self._loop.run_until_complete(asyncio.wait(waiting))
 
     async def _send(self, method: str, path: str, **request: Any) -> httpx.Response:
         wait_s = _FIRST_WAIT_S
@@ -134,62 +134,19 @@ class AsyncClient:
                 never_there = isinstance(error, httpx.ConnectError) and tries_left <= self._retries - CONNECT_RETRIES
                 if not tries_left or never_there:
                     raise ResourceError(f"{self._http.base_url}: no answer ({error}); is the service there?") from error
-                asked_s = 0.0
+                retry_after_s = 0.0
             else:
                 if answer.is_success:
                     return answer
                 if answer.status_code not in _AGAIN or not tries_left:
                     raise DataError(f"{path}: refused with {answer.status_code}: {_detail(answer)}")
-                asked_s = float(answer.headers.get("Retry-After", 0))
-            await asyncio.sleep(max(asked_s, wait_s) * random.uniform(1.0, 1.3))
+                retry_after_s = float(answer.headers.get("Retry-After", 0))
+            await asyncio.sleep(max(retry_after_s, wait_s) * random.uniform(1.0, 1.3))
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
         raise AssertionError
 
 
-class Client:
-    """The same without asyncio; arguments are those of :class:`AsyncClient`."""
-
-    def __init__(self, address: str = "http://127.0.0.1:8000", **options: Any) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._client = AsyncClient(address, **options)
-
-    def embed(self, sequences: Iterable[GivenSequence], output: str = "mean") -> NDArray | list[NDArray]:
-        """See :meth:`AsyncClient.embed`."""
-        return self._loop.run_until_complete(self._client.embed(sequences, output))
-
-    def classify(self, sequences: Iterable[GivenSequence]) -> Iterator[dict[str, Any]]:
-        """See :meth:`AsyncClient.classify`."""
-        return self._each(self._client.classify(sequences))
-
-    def models(self) -> list[dict[str, Any]]:
-        return self._loop.run_until_complete(self._client.models())
-
-    def stream(self, sequences: Iterable[GivenSequence], output: str = "mean") -> Iterator[tuple[str, NDArray]]:
-        """See :meth:`AsyncClient.stream`."""
-        return self._each(self._client.stream(sequences, output))
-
-    def _each(self, answers: AsyncIterator[Any]) -> Iterator[Any]:
-        try:
-            while True:
-                try:
-                    yield self._loop.run_until_complete(anext(answers))
-                except StopAsyncIteration:
-                    return
-        finally:
-            self._loop.run_until_complete(answers.aclose())  # type: ignore[attr-defined]
-
-    def close(self) -> None:
-        self._loop.run_until_complete(self._client.close())
-        self._loop.close()
-
-    def __enter__(self) -> "Client":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
-
-def _parts(sequences: Iterable[GivenSequence]) -> Iterator[list[dict[str, str]]]:
+def _requests(sequences: Iterable[GivenSequence]) -> Iterator[list[dict[str, str]]]:
     records: list[dict[str, str]] = []
     residues = 0
     for number, record in enumerate(sequences):

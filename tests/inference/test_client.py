@@ -1,6 +1,5 @@
 """The client keeps order, sends again what was refused for overload, and names what went wrong."""
 
-import asyncio
 import json
 import socket
 from typing import Any
@@ -10,7 +9,7 @@ import pytest
 
 from common.errors import ConfigError, DataError, ResourceError
 from inference import client as module
-from inference.client import AsyncClient, Client
+from inference.client import Client
 from tests.model.support import random_sequences
 from tests.service.serving import Serving
 
@@ -22,13 +21,8 @@ def small_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_FIRST_WAIT_S", 0.01)
 
 
-def test_order_is_kept_over_many_requests_at_once_and_async_gives_the_same(address: str, small_requests: None):
+def test_order_is_kept_over_many_requests_at_once(address: str, small_requests: None):
     sequences = random_sequences([1 + 7 * number % 60 for number in range(80)])
-
-    async def asked() -> Any:
-        async with AsyncClient(address) as client:
-            return await client.embed(sequences)
-
     with Client(address, concurrency=5) as client:
         found = client.embed(sequences)
         alone = [client.embed([sequence])[0] for sequence in sequences[::13]]
@@ -42,11 +36,10 @@ def test_order_is_kept_over_many_requests_at_once_and_async_gives_the_same(addre
     np.testing.assert_allclose(found[::13], alone, rtol=1e-5, atol=1e-5)
     assert [len(each) for each in rows] == list(map(len, sequences))
     np.testing.assert_allclose([each.mean(0) for each in rows], found, rtol=1e-4, atol=1e-5)
-    np.testing.assert_array_equal(asyncio.run(asked()), found)
 
 
 def test_a_long_sequence_goes_alone(small_requests: None):
-    parts = module._parts(random_sequences([40, 40, 200, 40, 90, 5, 5, 5]))
+    parts = module._requests(random_sequences([40, 40, 200, 40, 90, 5, 5, 5]))
     assert [[len(each["sequence"]) for each in part] for part in parts] == [[40, 40], [200], [40], [90, 5, 5], [5]]
 
 
