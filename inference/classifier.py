@@ -1,29 +1,24 @@
 """Texts to classes, numbers or letters by a trained classifier, on any device and in any precision.
 
-Probabilities come in the order of the texts, whatever shares a batch. Texts are sorted by length and packed to a token
-budget, longest first, so that memory runs out at the start or not at all.
-
+Texts are packed to a token budget, longest first, so that memory runs out at the start or not at all.
 Shape legend: N texts, C classes or numbers, R residues of all texts.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from dataset.batches.cropping import FixedCrop, fixed_crop, head_length
 from dataset.labels.label_space import LabelSpace, predicted_positive
-from inference.exported import config_of
 from inference.models.model import Model
 from inference.models.opening import open_model
-from inference.models.packing import Packed, Tokenized, pack
 from inference.models.running import TokenizedTexts, run
-from inference.models.source import exported_by
+from inference.models.source import config_of, exported_by
 from model.tasks.classifier import Classifier
 from train_config.schema import DataSection
 from train_config.section import Precision
@@ -95,6 +90,7 @@ class Predictions:
         return np.split(whole, np.cumsum(self.lengths + self.cropped))[: len(self)]
 
 
+@dataclass
 class ClassifierPipeline:
     """A trained classifier of texts.
 
@@ -104,17 +100,11 @@ class ClassifierPipeline:
         max_length, crop: of texts of more tokens, special ones left out, this part is used; they are counted.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        *,
-        tokens: int = DEFAULT_TOKENS,
-        max_length: int | None = None,
-        crop: FixedCrop = "start",
-    ) -> None:
-        self.model, self.tokens, self.max_length, self.crop = model, tokens, max_length, crop
-        self.classifier: Classifier = model.heads["classifier"]
-        self.outputs = model.outputs(["classes"])
+    model: Model
+    _: KW_ONLY
+    tokens: int = DEFAULT_TOKENS
+    max_length: int | None = None
+    crop: FixedCrop = "start"
 
     @classmethod
     def load(
@@ -137,44 +127,29 @@ class ClassifierPipeline:
         return cls(model, tokens=tokens, max_length=data.max_length, crop=fixed_crop(data.crop))
 
     @property
-    def label_space(self) -> LabelSpace:
-        return self.classifier.label_space
+    def classifier(self) -> Classifier:
+        classifier: Classifier = self.model.heads["classifier"]
+        return classifier
 
     @property
-    def per_residue(self) -> bool:
-        """True where each residue has a prediction of its own."""
-        return self.classifier.per_residue
+    def label_space(self) -> LabelSpace:
+        return self.classifier.label_space
 
     def predict(self, texts: Sequence[str], *, progress: Progress | None = None) -> Predictions:
         """Probabilities of each text, in the order given.
 
         Raises ResourceError where the device is out of memory for a single text, DataError for NaN.
         """
-        tokenized = self.tokenize(texts)
-        widths_N = tokenized.lengths if self.per_residue else np.ones(len(texts), dtype=np.int64)
+        tokenized = self.model.tokenize(texts, self.max_length, self.crop)
+        widths_N = tokenized.lengths if self.classifier.per_residue else np.ones(len(texts), dtype=np.int64)
         ends_N = np.cumsum(widths_N)
         result = np.empty((int(widths_N.sum()), self.label_space.num_outputs), dtype=np.float32)
-        done = 0
-        for batch in run(self.model, TokenizedTexts(tokenized, self.model), self.outputs, self.tokens):
-            for place, rows in zip(batch.places.tolist(), batch.by_text(self.outputs[0]), strict=True):
+        done, outputs = 0, self.model.outputs(["classes"])
+        for batch in run(self.model, TokenizedTexts(tokenized, self.model), outputs, self.tokens):
+            for place, rows in zip(batch.places.tolist(), batch.by_text(outputs[0]), strict=True):
                 result[ends_N[place] - widths_N[place] : ends_N[place]] = rows
             done += batch.places.size
             if progress is not None:
                 progress(done, len(texts))
-        lengths_N = tokenized.lengths if self.per_residue else None
+        lengths_N = tokenized.lengths if self.classifier.per_residue else None
         return Predictions(self.label_space, result, lengths_N, tokenized.cropped, self.crop)
-
-    def tokenize(self, texts: Sequence[str]) -> Tokenized:
-        return self.model.tokenize(texts, self.max_length, self.crop)
-
-    def token_lengths(self, texts: Sequence[str]) -> NDArray[np.int64]:
-        """(N,) tokens that each text takes of a budget, special ones included."""
-        return self.tokenize(texts).lengths + self.model.facts.special_tokens
-
-    def pack(self, texts: Sequence[str]) -> Packed:
-        """These texts as one batch on the CPU, in their order."""
-        return pack(self.model.tokenizer, self.tokenize(texts).pieces)
-
-    def forward(self, packed: Packed) -> Tensor:
-        """(N, C) fp32 on the device, or (R, C) for per_residue: probabilities of a batch that lies on it."""
-        return self.model.rows(packed, self.outputs)["classes"]

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 
 from numpy.typing import NDArray
 
-MASKED, DECODED, CLASSES = "masked", "decoded", "classes"
-"""Outputs that routes ask for by name: logits of the masked tokens of a sequence (M, K), those of residues decoded from
-latents (L, K), and probabilities of a classifier, (K,) or (L, K)."""
+MASKED, DECODED = "masked", "decoded"
+"""Outputs of the service alone: logits of the masked tokens of a sequence (M, K), and of residues decoded from latents
+(L, K)."""
 
 
 @dataclass(frozen=True)

@@ -1,28 +1,30 @@
-"""Texts and targets for a trained classifier, of a labelled file or of the records that its run held out.
-
-A label that the model does not know is refused or left out, as ``data.labels.unseen_labels`` says.
-
-Shape legend: N records, R residues of all records end to end, C outputs.
+"""Texts for a trained classifier: with targets, of a labelled file or of the records that its run held out; or without,
+of files to predict. Shape legend: N records, R residues of all records end to end, C outputs.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import compress
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import ConfigError, DataError
 from common.progress import ProgressCallback
+from dataset.fasta.counts import IngestCounts
 from dataset.labels.conversion import ensure_labelled_store
 from dataset.labels.label_space import LabelSpace, UnseenLabelError
-from dataset.labels.labelled_file import LabelledCounts, LabelledRecords, read_labelled
+from dataset.labels.labelled_file import LabelledCounts, LabelledRecords, find_labelled_files, read_labelled
+from dataset.labels.parts import LabelledSource, texts_of
 from dataset.labels.store import LabelledStore
+from dataset.store.ingest import Ingest
 from dataset.targets import has_target
 from run_folder.checkpoints import check_data
 from run_folder.paths import RunFolder
 from train_config.classifier_schema import LabelsSection, Part, TokenizerSection
-from train_config.schema import Config, DataSection
+from train_config.schema import Config, DataSection, IngestSection
 from train_config.section import STORES, Overrides
 
 
@@ -163,3 +165,50 @@ def read_unlabelled(sources: list[str], data: DataSection, tokenizer: TokenizerS
     """The records of files without their labels; targets are empty."""
     records = read_labelled(sources, data.labels, tokenizer, data.ingest, with_labels=False)
     return LabelledTexts(records.ids, records.texts, np.empty(0), None, {}, per_residue=False)
+
+
+class TextPart(NamedTuple):
+    """Records in a row with ids unique among all parts, and the share of the files' bytes read by then, 0 to 1."""
+
+    ids: list[str]
+    texts: list[str]
+    share: float
+
+
+class TextStream:
+    """Records of files, folders and globs to predict, in their order, checked by the policies of the config as for
+    training (:mod:`dataset.store.ingest`). Memory holds one part, and 8 bytes for each id, to detect one that repeats.
+
+    Raises DataError for a name of nothing that can be read.
+    """
+
+    def __init__(
+        self, sources: list[str], labels: LabelsSection, tokenizer: TokenizerSection, ingest: IngestSection
+    ) -> None:
+        self._source = LabelledSource(find_labelled_files(sources), labels, tokenizer.content, with_labels=False)
+        self._ingest = Ingest(ingest, self._source.places, content=tokenizer.content)
+        self.counts: IngestCounts = self._ingest.counts
+        """Records that were changed or left out so far."""
+
+    def parts(self, characters: int = 1) -> Iterator[TextPart]:
+        """Records up to the first that is refused, in parts of at least so many characters; to be iterated once.
+
+        Raises DataError for a file that can't be read, or once all are read with every record that is refused.
+        """
+        bytes_total = max(1, self._source.bytes_total)
+        ids: list[str] = []
+        texts: list[str] = []
+        size, share = 0, 0.0
+        for _, _, block in self._source.cleaned(self._ingest):
+            if block is None or self._ingest.faults:
+                continue
+            ids += [record_id.decode("utf-8") for record_id in block.ids.split()]
+            cleaned = texts_of(block)
+            texts += cleaned
+            size += sum(map(len, cleaned))
+            share = min(1.0, self._source.bytes_read / bytes_total)
+            if size >= characters:
+                yield TextPart(ids, texts, share)
+                ids, texts, size = [], [], 0
+        if ids:
+            yield TextPart(ids, texts, share)

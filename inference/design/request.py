@@ -10,7 +10,7 @@ from common.errors import ConfigError
 from dataset.structures.conversion import check_ids, find_structure_files
 from dataset.structures.files import read_structures
 from dataset.structures.store import Structure, StructureCounts
-from inference.models.source import exported_by, find_model
+from inference.models.source import exported_by
 from train_config.command_schema import DesignModelSection, DesignStructuresSection
 from train_config.diffusion_schema import StructuresSection
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from model.tasks.diffusion import SequenceDiffusion
 
 
-def refuse_designs(source: str) -> None:
-    """Raise ConfigError for a model of sequence diffusion, whose backbone alone says little."""
-    if find_model(source, "models").task == "diffusion":
-        raise ConfigError(
-            f"models: {source}: sequence diffusion is not served; design with it by 'esmeray design generate {source}'"
-        )
+TASK = "diffusion"
+
+
+def exported_design(source: Path) -> Path:
+    """The folder of the model of sequence diffusion that a command means; raises ConfigError for another one."""
+    return exported_by(TASK, source)
 
 
 def structures_of(options: DesignStructuresSection) -> list[Structure]:
@@ -47,8 +47,7 @@ def load_model(source: Path, options: DesignModelSection) -> tuple[SequenceDiffu
     from dataset.packed_batch import NO_LABEL
     from inference.models.opening import open_model
 
-    folder = exported_by("diffusion", source)
-    model: Any = open_model(folder, device=options.device, heads=["diffusion"]).heads["diffusion"]
+    model: Any = open_model(exported_design(source), device=options.device, heads=[TASK]).heads[TASK]
     if options.label is not None and options.label not in model.labels:
         known = ", ".join(model.labels) or "none"
         raise ConfigError(f"label {options.label}: the model knows {known}")

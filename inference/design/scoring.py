@@ -1,19 +1,20 @@
-"""How well sequences go with a structure, by the model: log-likelihood per residue, and recovery of a native sequence.
+"""How well sequences go with a structure: log-likelihood per residue, and recovery of a native sequence; and how far
+they are from known ones, by Smith-Waterman against all of a store.
 
-In: a model, a structure, sequences. Out: the mean log-likelihood of each. A masked diffusion model with the linear
-schedule is an autoregressive model in every order at once (Ou et al. 2024): -log p of a sequence is L times the mean
-cross entropy of hidden residues, over a share of them that is uniform in (0, 1]. Here over stratified shares.
-
-Shape legend: L residues, T tokens of a batch, A = 20 amino acids.
+A masked diffusion model with the linear schedule is an autoregressive model in every order at once (Ou et al. 2024):
+-log p of a sequence is L times the mean cross entropy of hidden residues, over a share of them that is uniform in
+(0, 1]. Here over stratified shares. Shape legend: L residues, T tokens of a batch, A = 20 amino acids.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from alignment.search import Search
 from dataset.fasta.alphabet import AMINO_ACIDS
 from dataset.packed_batch import NO_LABEL
 from dataset.structures.store import Structure
@@ -73,3 +74,23 @@ def recovery(designed: str, native: str) -> float:
     """Share of positions with the native residue, of those whose native residue is an amino acid."""
     judged = [(letter, other) for letter, other in zip(designed, native, strict=True) if other in AMINO_ACIDS]
     return sum(letter == other for letter, other in judged) / max(1, len(judged))
+
+
+class Nearest(NamedTuple):
+    """The known sequence of the highest score, and the share of the design's residues that differ from it, where
+    they are not aligned included."""
+
+    record: str
+    novelty: float
+
+
+def nearest(residues: str, known: Search) -> Nearest:
+    """Compare a sequence with all of a store."""
+    query = residues.encode()
+    hits = known.hits(query, count=1, evalue=float("inf"))
+    if not hits:
+        return Nearest(known.store.id(0), 1.0)
+    target = known.store.text(hits[0].record)
+    pairs = known.alignment(query, hits[0]).tolist()
+    matches = sum(residues[q] == target[t] for q, t in pairs if q >= 0 and t >= 0)
+    return Nearest(known.store.id(hits[0].record), 1 - matches / len(residues))

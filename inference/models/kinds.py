@@ -1,4 +1,5 @@
-"""Kinds of outputs: the interface of the modules in :mod:`inference.models.outputs`, found by their names.
+"""Kinds of outputs: the interface of the modules in :mod:`inference.models.outputs`, found by their names; and what is
+known of an opened model and of its outputs, which travels without it.
 
 Each module there defines ``KIND``; its name is the output's. The names need no torch, the kinds do.
 
@@ -12,13 +13,15 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from common.errors import ConfigError
 from common.text import did_you_mean
 from dataset.embeddings.manifest import Per
 from inference.models import outputs
-from inference.models.facts import ModelFacts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,6 +29,63 @@ if TYPE_CHECKING:
     from dataset.tokens.base import SequenceTokenizer
     from inference.models.packing import Packed
     from model.backbones.base import PackedBackbone
+
+
+class Output(NamedTuple):
+    """One output of a model.
+
+    Attributes:
+        name: unique, and its file's.
+        kind: a module of :mod:`inference.models.outputs`.
+        layer: counted from 0, the embeddings; None for what has no layers.
+        channels: values of a row.
+        per: what has a row.
+        description: words for the manifest.
+    """
+
+    name: str
+    kind: str
+    layer: int | None
+    channels: int
+    per: Per
+    description: str
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """Properties of a model.
+
+    Attributes:
+        name: as given.
+        task: that exported it; None for a model of transformers.
+        fingerprint: of weights, architecture and tokenizer, hex.
+        num_layers, hidden_size: of the backbone.
+        longest: residues of the longest sequence that can be taken; None for any.
+        special_tokens: that the tokenizer puts around each sequence.
+        flops_per_token: of the matrix products of a forward pass.
+        attention_flops: of attention in a forward pass, for a token and each token that it attends to.
+        device_name: of the device that it is on.
+        precision: of the computation.
+        random_weights: not trained.
+    """
+
+    name: str
+    task: str | None
+    fingerprint: str
+    num_layers: int
+    hidden_size: int
+    longest: int | None
+    special_tokens: int
+    flops_per_token: float
+    attention_flops: float
+    device_name: str
+    precision: str
+    random_weights: bool
+
+    def flops(self, tokens_n: NDArray[np.integer]) -> float:
+        """FLOP of a forward pass over sequences of so many tokens, nothing padded."""
+        squares = float((tokens_n.astype(float) ** 2).sum())
+        return self.flops_per_token * float(tokens_n.sum()) + self.attention_flops * squares
 
 
 class HasOutputs(Protocol):
@@ -41,14 +101,6 @@ class HasOutputs(Protocol):
         """Special tokens before and after each sequence."""
 
 
-def _hidden_size(model: HasOutputs) -> int | None:
-    return model.facts.hidden_size
-
-
-def _unchanged(model: HasOutputs, hidden_TD: Tensor) -> Tensor:
-    return hidden_TD
-
-
 @dataclass(frozen=True)
 class OutputKind:
     """What a kind of output is made of.
@@ -60,6 +112,7 @@ class OutputKind:
         reads: hidden states of a layer that is chosen, of the last, or tokens alone.
         features: (T, C) of (T, D) hidden states, shared by kinds with the same function, averaged over windows.
         head: name of the task whose head it takes.
+        predicts: a model with it was trained to give it, and is served for nothing else, of texts cropped as then.
         channels: C; None where the model has no such output.
     """
 
@@ -67,9 +120,10 @@ class OutputKind:
     rows: Callable[[HasOutputs, Tensor, Packed], Tensor]
     per: Per | Callable[[HasOutputs], Per] = "protein"
     reads: Literal["layer", "last", "tokens"] = "layer"
-    features: Callable[[HasOutputs, Tensor], Tensor] = _unchanged
+    features: Callable[[HasOutputs, Tensor], Tensor] = lambda model, hidden_TD: hidden_TD
     head: str | None = None
-    channels: Callable[[HasOutputs], int | None] = _hidden_size
+    predicts: bool = False
+    channels: Callable[[HasOutputs], int | None] = lambda model: model.facts.hidden_size
 
 
 def output_names() -> list[str]:
@@ -94,6 +148,6 @@ def check_names(names: Collection[str], key: str = "outputs") -> None:
             )
 
 
-def heads_of(names: Collection[str]) -> set[str]:
-    """Heads that outputs of these kinds take."""
-    return {head for name in names if (head := kind_of(name).head)}
+def prediction_of(task: str | None) -> str | None:
+    """The output that a model of this task was trained to give; None where it was trained for its features."""
+    return next((name for name in output_names() if kind_of(name).predicts and kind_of(name).head == task), None)

@@ -6,7 +6,6 @@ Shape legend: T tokens of a batch, N sequences, R residues of all of them, L res
 import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,12 +14,11 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 
 from common.errors import ConfigError, DataError
-from dataset.batches.cropping import FixedCrop
+from dataset.batches.cropping import FixedCrop, head_length
 from dataset.tokens.base import EsmSequenceTokenizer
 from dataset.tokens.esm import sequence_lengths, tokenize_pieces
-from inference.models.facts import ModelFacts, Output
-from inference.models.kinds import kind_of, output_names
-from inference.models.packing import Packed, Tokenized, pack, packed, tokenize
+from inference.models.kinds import ModelFacts, Output, kind_of, output_names
+from inference.models.packing import Packed, Tokenized, pack, packed
 from model.backbones.base import PackedBackbone
 from model.backbones.fingerprint import architecture, features_fingerprint, weights_fingerprint
 from model.backbones.lora import merge
@@ -31,7 +29,7 @@ from model.optimization import optimize_for_inference
 from train_config.section import Precision
 
 Features: TypeAlias = dict[Any, Tensor]
-"""(T, C) by the function that made them and the layer that it read."""
+"""(T, C) by the function that made them and the layer that it read, None for the last."""
 
 
 class Model:
@@ -55,19 +53,38 @@ class Model:
         random_weights: bool,
     ) -> None:
         self.device, self.tokenizer, self.heads = device, opened.tokenizer, opened.heads
-        merge(opened.backbone)
+        backbone, dtype = opened.backbone, DTYPES[precision]
+        merge(backbone)
         own = [_beside_backbone(head) for head in opened.heads.values()]
-        _check_finite(name, [opened.backbone, *own])
+        _check_finite(name, [backbone, *own])
         # Before the cast: the identity is of the weights as they were trained, whatever they are computed in.
-        self._weights = weights_fingerprint(opened.backbone)
-        fingerprints = [self._weights, *map(weights_fingerprint, own)]
-        modules = nn.ModuleList([opened.backbone, *own])  # which counts weights that two of them share once
-        self.facts = self._facts(opened.backbone, fingerprints, name, task, precision, random_weights)
-        self.facts = replace(self.facts, parameters=sum(weight.numel() for weight in modules.parameters()))
-        opened.backbone.to(device)
-        self.backbone: PackedBackbone = optimize_for_inference(opened.backbone, DTYPES[precision])
+        fingerprints = [weights_fingerprint(module) for module in (backbone, *own)]
+        self._weights = fingerprints[0]
+        identity = json.dumps(
+            [*fingerprints, architecture(backbone), self.tokenizer.fingerprint], sort_keys=True, default=str
+        )
+        special = sum(self.around)
+        per_token, per_pair = forward_flops(backbone)
+        self.facts = ModelFacts(
+            name=name,
+            task=task,
+            fingerprint=hashlib.sha256(identity.encode()).hexdigest()[:32],
+            num_layers=backbone.num_layers,
+            hidden_size=backbone.hidden_size,
+            longest=None if backbone.longest is None else backbone.longest - special,
+            special_tokens=special,
+            flops_per_token=per_token,
+            attention_flops=per_pair,
+            device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+            precision=precision,
+            random_weights=random_weights,
+        )
+        backbone.to(device)
+        self.backbone: PackedBackbone = optimize_for_inference(backbone, dtype)
         for head in own:
-            _cast(head.requires_grad_(False).eval().to(device), DTYPES[precision])
+            head.requires_grad_(False).eval().to(device)
+            for parameter in head.parameters():  # no buffers: scales of features and of numbers need their precision
+                parameter.data = parameter.data.to(dtype)
 
     @property
     def around(self) -> tuple[int, int]:
@@ -108,8 +125,15 @@ class Model:
         return features_fingerprint(self.backbone, self._weights, fingerprint, max_length, crop, facts.precision, name)
 
     def tokenize(self, texts: Sequence[str], max_length: int | None = None, crop: FixedCrop = "start") -> Tokenized:
-        """Texts as ids, once: batches are then packed from their pieces."""
-        return tokenize(self.tokenizer, texts, max_length, crop)
+        """Texts as ids, once, at most ``max_length`` of each: batches are then packed from their pieces."""
+        tokens, whole_N = self.tokenizer.encode(texts)
+        pieces = np.split(tokens, np.cumsum(whole_N))[: len(texts)]
+        used_N = whole_N if max_length is None else np.minimum(whole_N, max_length)
+        for index in np.flatnonzero(used_N < whole_N).tolist():
+            used, piece = int(used_N[index]), pieces[index]
+            head = head_length(used, crop)
+            pieces[index] = np.concatenate([piece[:head], piece[piece.size - (used - head) :]])
+        return Tokenized(pieces, whole_N - used_N)
 
     @record_function("tokenize")
     def pack(self, sequences: Sequence[bytes | memoryview]) -> Packed:
@@ -163,58 +187,21 @@ class Model:
         return self._rows(means, pack(self.tokenizer, [ids]).to(self.device), outputs)
 
     def _features(self, packed: Packed, outputs: Sequence[Output]) -> Features:
-        read = {output: kind_of(output.kind) for output in outputs if kind_of(output.kind).reads != "tokens"}
-        layers = {output: self._layer(output) for output in read}
-        states = self.backbone.hidden_states(packed.batch, sorted(set(layers.values()))) if read else {}
-        features: Features = {}
-        for output, kind in read.items():
-            layer = layers[output]
-            if (kind.features, layer) not in features:
-                features[kind.features, layer] = kind.features(self, states[layer])
-        return features
+        kinds = [(kind_of(output.kind), output.layer) for output in outputs]
+        keys = dict.fromkeys((kind.features, layer) for kind, layer in kinds if kind.reads != "tokens")
+        layers = {key: self.facts.num_layers if key[1] is None else key[1] for key in keys}
+        states = self.backbone.hidden_states(packed.batch, sorted(set(layers.values()))) if keys else {}
+        return {key: key[0](self, states[layer]) for key, layer in layers.items()}
 
     @record_function("pooling")
     def _rows(self, features: Features, packed: Packed, outputs: Sequence[Output]) -> dict[str, Tensor]:
         rows: dict[str, Tensor] = {}
         for output in outputs:
             kind = kind_of(output.kind)
-            reads_tokens = kind.reads == "tokens"
-            read = packed.batch.tokens if reads_tokens else features[kind.features, self._layer(output)]
+            read = packed.batch.tokens if kind.reads == "tokens" else features[kind.features, output.layer]
             rows[output.name] = kind.rows(self, read, packed)
         finite = torch.stack([tensor.isfinite().all() for tensor in rows.values()]).all()
         return {**rows, "finite": finite}
-
-    def _layer(self, output: Output) -> int:
-        return self.facts.num_layers if output.layer is None else output.layer
-
-    def _facts(
-        self,
-        backbone: PackedBackbone,
-        weights: list[str],
-        name: str,
-        task: str | None,
-        precision: Precision,
-        random_weights: bool,
-    ) -> ModelFacts:
-        described = [*weights, architecture(backbone), self.tokenizer.fingerprint]
-        special = len(self.tokenizer.prefix) + len(self.tokenizer.suffix)
-        per_token, per_pair = forward_flops(backbone)
-        on_cuda = self.device.type == "cuda"
-        return ModelFacts(
-            name=name,
-            task=task,
-            fingerprint=hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest()[:32],
-            num_layers=backbone.num_layers,
-            hidden_size=backbone.hidden_size,
-            parameters=0,
-            longest=None if backbone.longest is None else backbone.longest - special,
-            special_tokens=special,
-            flops_per_token=per_token,
-            attention_flops=per_pair,
-            device_name=torch.cuda.get_device_name(self.device) if on_cuda else self.device.type,
-            precision=precision,
-            random_weights=random_weights,
-        )
 
 
 def _beside_backbone(head: nn.Module) -> nn.Module:
@@ -223,12 +210,6 @@ def _beside_backbone(head: nn.Module) -> nn.Module:
     if "backbone" not in children:
         return head
     return nn.ModuleList(child for name, child in children.items() if name != "backbone")
-
-
-def _cast(head: nn.Module, dtype: torch.dtype) -> None:
-    """Cast parameters, not buffers: scales of features and of numbers need their precision."""
-    for parameter in head.parameters():
-        parameter.data = parameter.data.to(dtype)
 
 
 def _check_finite(name: str, modules: Sequence[nn.Module]) -> None:

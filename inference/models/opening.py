@@ -9,7 +9,7 @@ from common.errors import ConfigError, EsmerayError
 from inference.models.model import Model
 from inference.models.source import find_model
 from model.backbones.source import SOURCE_KEY
-from model.device import check_device
+from model.device import check_device, choose_device
 from model.export.opening import Opened, open_exported, open_network
 from train_config.section import Precision
 
@@ -35,10 +35,8 @@ def open_model(
 
     Raises ConfigError for what is not there, DataError for damaged files, ResourceError where the hub can't be reached.
     """
-    place = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device is not None:
         check_device(device)
-        place = torch.device(device)
     located = find_model(source, key)
     if located.random_weights and not random_weights:
         raise ConfigError(
@@ -58,6 +56,6 @@ def open_model(
         name=str(source),
         task=located.task,
         precision=precision,
-        device=place,
+        device=choose_device(0) if device is None else torch.device(device),
         random_weights=located.random_weights,
     )

@@ -1,4 +1,4 @@
-"""Texts to packed batches: tokenised once, then cropped or cut into windows as ids.
+"""Texts as ids, which are tokenised once, to packed batches.
 
 Shape legend: N texts, T tokens of a batch, R residues of all its texts.
 """
@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.profiler import record_function
 
-from dataset.batches.cropping import FixedCrop, head_length
 from dataset.packed_batch import PackedBatch
 from dataset.tokens.base import SequenceTokenizer
 from dataset.tokens.esm import packed_from_tokens
@@ -51,20 +50,6 @@ class Tokenized:
     def lengths(self) -> NDArray[np.int64]:
         """(N,) ids of each text that are used."""
         return np.fromiter(map(len, self.pieces), dtype=np.int64, count=len(self.pieces))
-
-
-def tokenize(
-    tokenizer: SequenceTokenizer, texts: Sequence[str], max_length: int | None = None, crop: FixedCrop = "start"
-) -> Tokenized:
-    """Texts as ids, of which at most ``max_length`` of each are used."""
-    tokens, whole_N = tokenizer.encode(texts)
-    pieces = np.split(tokens, np.cumsum(whole_N))[: len(texts)]
-    used_N = whole_N if max_length is None else np.minimum(whole_N, max_length)
-    for index in np.flatnonzero(used_N < whole_N).tolist():
-        used, piece = int(used_N[index]), pieces[index]
-        head = head_length(used, crop)
-        pieces[index] = np.concatenate([piece[:head], piece[piece.size - (used - head) :]])
-    return Tokenized(pieces, whole_N - used_N)
 
 
 def pack(tokenizer: SequenceTokenizer, pieces: Sequence[NDArray[np.int32]]) -> Packed:

@@ -1,7 +1,5 @@
 """Texts through a model, batch after batch: the only forward loop of inference (:mod:`model.forward_loop`).
 
-In: a model, texts, outputs, a token budget. Out: the rows of each batch as arrays, which say whose they are.
-
 Shape legend: n texts of a batch, C channels.
 """
 
@@ -15,7 +13,7 @@ from torch import Tensor
 
 from common.errors import DataError
 from dataset.batches.plan import longest_first
-from inference.models.facts import Output
+from inference.models.kinds import Output
 from inference.models.model import Model
 from inference.models.packing import Tokenized, pack
 from model.forward_loop import ForwardLoop, Places

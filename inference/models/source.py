@@ -1,4 +1,4 @@
-"""Models as settings name them: a run, an export, or a folder, hub name or size of transformers.
+"""Models as settings name them: a run, an export, or a folder, hub name or size of transformers; and their settings.
 
 Nothing here needs torch, so that a wrong name is reported at once.
 """
@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from common.errors import ConfigError
+from dataset.labels.label_space import LabelSpace
 from dataset.tokens.model_folder import local_folder
 from model.backbones.source import has_random_weights
-from model.export.exported_folder import task_of
-from train_config.schema import BackboneSection
+from model.export.exported_folder import read_settings, task_of
+from train_config.loading import load_config, load_recorded
+from train_config.schema import BackboneSection, Config
+from train_config.section import Overrides
 
 EXPORT_FOLDER = "export"
 """In a run's folder."""
@@ -63,3 +66,16 @@ def exported_by(task: str, source: str | Path, key: str = "model") -> Path:
             "'esmeray train export RUN' does so from a checkpoint"
         )
     return located.folder
+
+
+def config_of(source: str | Path, overrides: Overrides | None = None) -> Config:
+    """The settings that a model was trained with, overridden; the defaults where its folder has none."""
+    path = find_model(source).folder / "config.yaml"
+    return load_recorded(path, overrides) if path.is_file() else load_config(None, overrides)
+
+
+def label_space_of(source: str | Path) -> LabelSpace:
+    """Label space of an exported classifier, from its files alone; raises DataError where they are damaged."""
+    folder = exported_by("classifier", source)
+    read_settings(folder)
+    return LabelSpace.load(folder)

@@ -48,10 +48,12 @@ class TaskModel(nn.Module, ABC):
 
     Attributes:
         task: its name in ``model.task``.
+        not_served: why the service refuses such a model, with the command to use it by, where SOURCE is its name.
         saved_apart: beginnings of the names of weights that are no part of :meth:`own_state`.
     """
 
     task: ClassVar[str]
+    not_served: ClassVar[str] = ""
     saved_apart: ClassVar[tuple[str, ...]] = ("backbone.",)
     backbone: PackedBackbone
 

@@ -50,6 +50,7 @@ class SequenceDiffusion(ResidueModel):
     """
 
     task = "diffusion"
+    not_served = "sequence diffusion is not served; design with it by 'esmeray design generate SOURCE'"
     saved_apart = ("backbone.", "lm_head.")
 
     def __init__(

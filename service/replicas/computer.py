@@ -1,8 +1,6 @@
-"""A model as the service computes with it: a batch of items to the result of each.
+"""A model as the service computes with it: a batch of items of any outputs to the array of each.
 
-In: items of any outputs that the model has. Out: an array for each. What an item wants costs the others nothing but a
-layer that they share a pass with.
-
+What an item wants costs the others nothing but a layer that they share a pass with.
 Shape legend: L residues of a sequence, D channels, K classes or tokens of the vocabulary.
 """
 
@@ -16,22 +14,23 @@ import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 
+from common.errors import ConfigError
 from dataset.batches.cropping import FixedCrop, fixed_crop
 from dataset.embeddings.cache import FeatureStore
 from dataset.tokens.base import EsmSequenceTokenizer
 from dataset.tokens.esm import MASK, VOCABULARY
 from inference.classifier import DEFAULT_TOKENS
-from inference.exported import config_of
+from inference.models.kinds import prediction_of
 from inference.models.model import Model
 from inference.models.opening import open_model
+from inference.models.outputs.latents import decoded
 from inference.models.packing import Tokenized
 from inference.models.running import TokenizedTexts, run
-from inference.models.source import find_model
+from inference.models.source import config_of, find_model
 from model.forward_loop import ForwardLoop, Places
-from service.contract import CLASSES, DECODED, MASKED, About
+from service.contract import DECODED, MASKED, About
 from service.replicas.batcher import Item
 from train_config.embed_schema import EmbedSection
-from train_config.section import Precision
 from train_config.service_schema import ServedModel
 
 
@@ -39,17 +38,25 @@ class Computer:
     """The model that the settings name, on a device; raises what opening it raises."""
 
     def __init__(self, served: ServedModel, device: str) -> None:
-        precision, tokens = _budget(served, device)
+        prediction = prediction_of(find_model(served.source, "models").task)
+        precision, tokens = served.precision or "fp32", served.tokens or DEFAULT_TOKENS
+        if prediction is None:  # the defaults are those of embed, else of the classifier's tools
+            settings = EmbedSection(precision=served.precision, tokens=served.tokens).resolved(device == "cuda")
+            assert settings.precision is not None and settings.tokens is not None
+            precision, tokens = settings.precision, settings.tokens
         self._model = model = open_model(
             served.source, precision, device, random_weights=served.random_weights, key="models"
         )
+        for head in model.heads.values():
+            if refusal := getattr(head, "not_served", ""):
+                raise ConfigError(f"models: {served.source}: {refusal.replace('SOURCE', served.source)}")
         self._max_length: int | None = model.facts.longest
         self._crop: FixedCrop | None = None
-        if model.facts.task == "classifier":
+        if prediction is not None:
             data = config_of(served.source).data
             self._max_length, self._crop = data.max_length, fixed_crop(data.crop)
-        kinds = [CLASSES] if model.facts.task == "classifier" else None
-        self._outputs = {output.name: output for output in model.outputs(kinds) if output.per != "pair"}
+        outputs = model.outputs(None if prediction is None else [prediction])
+        self._outputs = {output.name: output for output in outputs if output.per != "pair"}
         self.about = self._about(served, tokens)
         self._cache = _opened_caches(served.cache, model, list(self._outputs.values()))
 
@@ -101,7 +108,7 @@ class Computer:
         def launch(places: Places) -> dict[str, Tensor]:
             with torch.inference_mode():
                 payloads = [torch.from_numpy(items[place].payload) for place in places.tolist()]
-                logits = self._model.heads["autoencoder"].decode(payloads)[1]
+                logits = decoded(self._model, payloads)
             return {str(place): rows for place, rows in zip(places.tolist(), logits, strict=True)}
 
         loop = ForwardLoop(self._model.device, launch, lambda place: f"latents of {items[place].tokens:,} residues")
@@ -141,7 +148,7 @@ class Computer:
         if "latents" in outputs:
             outputs[DECODED] = len(VOCABULARY)
             per_residue.append(DECODED)
-        space = getattr(model.heads.get("classifier"), "label_space", None)
+        space = next((head.label_space for head in model.heads.values() if hasattr(head, "label_space")), None)
         return About(
             name=served.name,
             source=served.source,
@@ -158,15 +165,6 @@ class Computer:
             tokens=tokens,
             random_weights=facts.random_weights,
         )
-
-
-def _budget(served: ServedModel, device: str) -> tuple[Precision, int]:
-    """Precision and token budget: a classifier's defaults are those of its tools, all others' those of embed."""
-    if find_model(served.source, "models").task == "classifier":
-        return served.precision or "fp32", served.tokens or DEFAULT_TOKENS
-    settings = EmbedSection(precision=served.precision, tokens=served.tokens).resolved(device == "cuda")
-    assert settings.precision is not None and settings.tokens is not None
-    return settings.precision, settings.tokens
 
 
 def _opened_caches(folder: str | None, model: Model, outputs: Sequence[Any]) -> dict[str, FeatureStore]:

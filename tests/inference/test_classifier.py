@@ -10,8 +10,7 @@ from common.errors import ConfigError, ResourceError
 from dataset.labels.label_space import LabelSpace
 from dataset.packed_batch import TARGETS
 from inference.classifier import ClassifierPipeline, Predictions
-from inference.exported import config_of
-from inference.models.source import exported_by
+from inference.models.source import config_of, exported_by
 from model.metrics.classification import bootstrap_intervals, classification_metrics, metrics_of_each
 from model.tasks.losses import probabilities
 from tests.classifiers import NAMES, TEXTS, classifier_config, export_tiny, tiny_classifier, tiny_model
@@ -95,7 +94,8 @@ def test_an_adapter_is_merged():
     lora = {"backbone": {"lora": {"rank": 4}}}
     model, _ = tiny_classifier(**lora)
     with torch.no_grad():
-        expected = torch.cat([model.logits(shared().pack([text]).batch) for text in PROTEINS]).softmax(-1)
+        batches = [shared().model.pack([text.encode()]).batch for text in PROTEINS]
+        expected = torch.cat(list(map(model.logits, batches))).softmax(-1)
     assert hasattr(model.backbone.model, "peft_config")
     made = pipeline(model_settings=lora)
     assert not hasattr(made.classifier.backbone.model, "peft_config")
@@ -138,7 +138,7 @@ def test_a_label_at_a_probability_of_a_half_is_predicted_nowhere():
     model, _ = tiny_classifier(kind="multilabel")
     logits = torch.tensor([[0.0, 1e-9, 3.0], [-3.0, 0.0, 0.1]])  # the sigmoid of 1e-9 is 0.5 in fp32
     targets = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 1.0]])
-    batch = pipeline().pack(["MK", "MKV"]).batch.adding(by_sequence={TARGETS: targets})
+    batch = pipeline().model.pack([b"MK", b"MKV"]).batch.adding(by_sequence={TARGETS: targets})
     in_training = model.metrics(model.output_of(logits, batch).metrics)
     scores = probabilities(logits, "multilabel").numpy()
     in_report = classification_metrics("multilabel", scores, targets)

@@ -21,10 +21,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from common.errors import ConfigError
 from model.export.backbone import export
 from service.http.access import new_key
+from service.replicas.computer import Computer
 from tests.classifiers import export_tiny
 from tests.conftest import REPOSITORY
 from tests.model.tasks.test_diffusion import trained
-from train_config.service_schema import ServiceConfig
+from train_config.service_schema import ServedModel
 
 HOOK = """
 def mark(app):
@@ -101,9 +102,7 @@ def test_the_command_serves_text_over_https_takes_new_settings_and_ends_with_the
 
 
 def test_sequence_diffusion_is_refused_by_name(tmp_path: Path):
-    from service.deployments import application
-
     export(trained(), tmp_path / "run" / "export")
-    config = ServiceConfig.model_validate({"models": [{"name": "designs", "source": str(tmp_path / "run")}]})
-    with pytest.raises(ConfigError, match=r"sequence diffusion is not served.*design generate"):
-        application(config, "cpu")
+    served = ServedModel(name="designs", source=str(tmp_path / "run"))
+    with pytest.raises(ConfigError, match=rf"sequence diffusion is not served.*design generate {served.source}'"):
+        Computer(served, "cpu")

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from common.progress import conversion_bar, record_bar
 from common.publishing import made_folder, refuse_existing
 from common.text import counted
-from inference.exported import config_of, label_space_of, run_folder
+from inference.models.source import config_of, label_space_of
 from tools.grammar import Overwriting, parse_with_run
 from train_config.classifier_schema import Part
 from train_config.command_schema import ClassifyEvaluateSection, ClassifyEvaluateSettings
@@ -96,7 +96,8 @@ def _output(model: Path, evaluate: ClassifyEvaluateSection, part: Part) -> Path:
     if evaluate.input is not None:
         stem = Path(evaluate.input).resolve().name.split(".")[0]
         name = stem if part == "all" else f"{stem}-{part}"
-    run = run_folder(model)
+    folder = model.expanduser().absolute()
+    run = next((path for path in (folder, folder.parent) if (path / "metrics.jsonl").is_file()), None)
     return Path(f"evaluation-{name}") if run is None else run / "evaluations" / name
 
 

@@ -27,14 +27,14 @@ from common.progress import record_bar
 from common.publishing import made_file, refuse_file
 from common.text import counted
 from dataset.fasta.counts import count_lines
-from inference.exported import config_of, label_space_of
+from inference.models.source import config_of, label_space_of
 from tools.grammar import Overwriting, parse_with_run
 from train_config.command_schema import ClassifyPredictSettings
 
 if TYPE_CHECKING:
     from inference.classifier import ClassifierPipeline
+    from inference.classify.labelled import TextPart
     from inference.classify.prediction_table import Writer
-    from inference.classify.text_stream import TextPart
 
 MADE_BY = "predict"
 SUFFIXES = (".csv", ".tsv", ".parquet")
@@ -58,12 +58,12 @@ def main(argv: list[str]) -> int:
         raise ConfigError(f"--predict.output {output}: must end in {' or '.join(SUFFIXES)}")
     refuse_file(output, *made)
     # What is wrong with the model's folder, the settings or the first records is reported before torch is loaded.
-    from inference.classify.text_stream import TextStream
+    from inference.classify.labelled import TextStream
 
-    config = config_of(plain.model, overrides)
     space = label_space_of(plain.model)
+    config = config_of(plain.model, overrides)
     stream = TextStream([predict.input], config.data.labels, config.model.tokenizer, config.data.ingest)
-    chunks = stream.chunks(CHUNK_CHARACTERS)
+    chunks = stream.parts(CHUNK_CHARACTERS)
     first = list(islice(chunks, 1))
     if not first:
         raise DataError("no records are left after applying the policies of data.ingest and data.labels")

@@ -24,8 +24,7 @@ from common.publishing import made_file, refuse_file
 from common.text import counted
 from dataset.structures.predictions import PredictedStructures
 from dataset.structures.store import StructureStore
-from inference.design.request import load_model
-from inference.models.source import exported_by
+from inference.design.request import exported_design, load_model
 from tools.grammar import Overwriting, parse
 from train_config.command_schema import DesignEvaluateSettings
 
@@ -46,7 +45,7 @@ def main(argv: list[str]) -> int:
     made = (MADE_BY, plain.overwrite)
     if options.output is not None:
         refuse_file(options.output, *made)
-    exported_by("diffusion", plain.model)
+    exported_design(plain.model)
     predictions = None if options.predictions is None else PredictedStructures(options.predictions)
     store = StructureStore(options.store, predictions=predictions)
     parts = {"all": np.arange(len(store)), "training": store.training, "validation": store.validation}

@@ -60,11 +60,11 @@ def main(argv: list[str]) -> int:
             with connected(RaySection(address=address)):
                 on_actors = predictor(any(node.gpus for node in cluster_resources()), arguments.cpus_per_worker)
                 count, cpus, gpus = arguments.workers, arguments.cpus_per_worker, arguments.gpus_per_worker
-                failures = arguments.max_failures
-                options["pool"] = lambda chosen: actors(chosen, count, cpus, gpus, max_failures=failures)
-                report = predict_structures(sequences, on_actors, **options)
+                workers = actors(on_actors, count, cpus, gpus, max_failures=arguments.max_failures)
+                report = predict_structures(sequences, on_actors, workers=workers, **options)
     console = result_console()
     removed = f", {counted(report.removed_shards, 'shard{s}')} removed for its size" if report.removed_shards else ""
     distinct = counted(report.sequences, "distinct sequence{s}")
-    console.print(f"{report.folder}: {distinct}, {report.hit_rate:.1%} of them there before{removed}", markup=False)
+    share = report.cached / max(1, report.sequences)
+    console.print(f"{report.folder}: {distinct}, {share:.1%} of them there before{removed}", markup=False)
     return 0

@@ -32,8 +32,7 @@ from common.text import counted
 from dataset.fasta.alphabet import AMINO_ACIDS
 from dataset.store.reader import Store
 from dataset.structures.store import Structure
-from inference.design.request import load_model, structures_of
-from inference.models.source import exported_by
+from inference.design.request import exported_design, load_model, structures_of
 from tools.grammar import Overwriting, parse
 from train_config.command_schema import GenerateSettings
 
@@ -60,7 +59,7 @@ def main(argv: list[str]) -> int:
     if wrong or set(options.omit) == set(AMINO_ACIDS):
         raise ConfigError(f"--generate.omit {options.omit}: name amino acids by their letters, and leave one")
     refuse_existing(options.output, MADE_BY, plain.overwrite)
-    exported_by("diffusion", plain.model)
+    exported_design(plain.model)
     structures = (
         structures_of(options) if options.structures else [Structure.unknown("free", "X" * (options.length or 0))]
     )
@@ -70,10 +69,9 @@ def main(argv: list[str]) -> int:
 
     from alignment.scoring import scoring
     from alignment.search import Search
-    from inference.design.novelty import nearest
     from inference.design.report import draw_logo, write_probabilities
     from inference.design.sampling import Request, generate
-    from inference.design.scoring import log_likelihoods, recovery
+    from inference.design.scoring import log_likelihoods, nearest, recovery
 
     searched = None if known is None else Search(known, scoring())
     total, done = len(structures) * options.number, 0

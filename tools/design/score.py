@@ -16,8 +16,7 @@ from common.progress import record_bar
 from common.publishing import made_file, refuse_file
 from common.text import counted
 from dataset.structures.conversion import read_proteins
-from inference.design.request import load_model, structures_of
-from inference.models.source import exported_by
+from inference.design.request import exported_design, load_model, structures_of
 from tools.grammar import Overwriting, parse
 from train_config.command_schema import ScoreSettings
 
@@ -37,7 +36,7 @@ def main(argv: list[str]) -> int:
     options = settings.score
     made = (options.output, MADE_BY, plain.overwrite)
     refuse_file(*made)
-    exported_by("diffusion", plain.model)
+    exported_design(plain.model)
     if not options.structures:
         raise ConfigError("--score.structures: name files of the structures to score on")
     structures = structures_of(options)

@@ -23,7 +23,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from common.errors import ResourceError
 from common.publishing import atomic_file
 from common.timing import timed
-from inference.models.facts import Output
+from inference.models.kinds import Output
 from inference.models.model import Model
 from inference.models.running import BatchRows, TokenizedTexts, run
 from model.device import DTYPES

@@ -115,7 +115,7 @@ def _texts(name: str, is_classifier: bool, overrides: Overrides) -> list[str]:
     """Texts of a classifier as it reads them, others of proteins."""
     if is_classifier:
         from inference.classify.labelled import read_unlabelled
-        from inference.exported import config_of
+        from inference.models.source import config_of
 
         config = config_of(name, overrides)
         return read_unlabelled(config.data.source, config.data, config.model.tokenizer).texts

@@ -48,29 +48,26 @@ def main(argv: list[str]) -> int:
             raise DataError(f"{arguments.key_file}: can't be read ({error.strerror})") from error
     options = {"key": key, "model": arguments.model, "concurrency": arguments.concurrency}
     with Client(arguments.address, **options) as client, made_file(*made) as building, record_bar("asking") as bar:
-
-        def progress(done: int) -> None:
-            bar(source.bytes_read / max(1, source.bytes_total), done)
-
-        write = _write_classes if arguments.task == "classify" else _write_arrays
-        number = write(building, client, _records(source), arguments.task, progress)
+        write = WRITERS.get(arguments.task, _write_arrays)
+        number = write(building, client, _records(source, bar), arguments.task)
     print(f"{arguments.output}: {arguments.task} of {counted(number, 'protein{s}')}")
     return 0
 
 
-def _records(source: FastaSource) -> Iterator[tuple[str, str]]:
+def _records(source: FastaSource, bar: Callable[[float, int], None]) -> Iterator[tuple[str, str]]:
+    number = 0
     for batch in source.batches():
         for record_id, sequence in zip(batch.records.ids.split(), batch.records.sequences, strict=True):
             yield record_id.decode("ascii"), sequence.decode("ascii")
+            number += 1
+            bar(source.bytes_read / max(1, source.bytes_total), number)
 
 
-def _write_arrays(
-    path: Path, client: Client, records: Iterator[tuple[str, str]], output: str, progress: Callable[[int], None]
-) -> int:
+def _write_arrays(path: Path, client: Client, records: Iterator[tuple[str, str]], output: str) -> int:
     """Write a row group for every some thousand records; returns their number."""
-    found = client.stream(records, output)
+    answers = client.stream(records, output)
     writer, number = None, 0
-    while rows := list(islice(found, ROWS)):
+    while rows := list(islice(answers, ROWS)):
         table = pa.table({"id": [name for name, _ in rows], "embedding": [array.tolist() for _, array in rows]})
         kind = pa.list_(pa.float32(), rows[0][1].shape[-1])
         column = kind if rows[0][1].ndim == 1 else pa.list_(kind)
@@ -78,15 +75,12 @@ def _write_arrays(
         writer = writer or pq.ParquetWriter(path, table.schema)
         writer.write_table(table)
         number += len(rows)
-        progress(number)
     if writer is not None:
         writer.close()
     return number
 
 
-def _write_classes(
-    path: Path, client: Client, records: Iterator[tuple[str, str]], _: str, progress: Callable[[int], None]
-) -> int:
+def _write_classes(path: Path, client: Client, records: Iterator[tuple[str, str]], _: str) -> int:
     """Write a line for each record; returns their number."""
     number = 0
     with path.open("w", encoding="utf-8") as file:
@@ -97,5 +91,8 @@ def _write_classes(
             flat = [] if isinstance(values[0], list) else values  # those of residues are in the letters
             file.write(f"{row['id']}\t{text}\t{','.join(f'{value:.6g}' for value in flat)}\n")
             number += 1
-            progress(number)
     return number
+
+
+WRITERS = {"classify": _write_classes}
+"""Of endpoints whose answers are no arrays."""

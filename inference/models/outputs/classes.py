@@ -30,5 +30,6 @@ KIND = OutputKind(
     per=_per,
     reads="tokens",
     head="classifier",
+    predicts=True,
     channels=_channels,
 )

@@ -1,5 +1,7 @@
 """The autoencoder's latents of each residue."""
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from inference.models.kinds import HasOutputs, OutputKind
@@ -14,6 +16,12 @@ def latents(model: HasOutputs, hidden_TD: Tensor) -> Tensor:
 def latent_size(model: HasOutputs) -> int | None:
     """Z, where the model is an autoencoder."""
     return model.heads["autoencoder"].latent_size if "autoencoder" in model.heads else None
+
+
+def decoded(model: HasOutputs, latents: Sequence[Tensor]) -> Sequence[Tensor]:
+    """(L, K) logits of the residues of each protein, from its latents (L, Z)."""
+    logits: Sequence[Tensor] = model.heads["autoencoder"].decode(latents)[1]
+    return logits
 
 
 KIND = OutputKind(

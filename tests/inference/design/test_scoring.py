@@ -9,7 +9,7 @@ from alignment.search import Search
 from dataset.fasta.alphabet import AMINO_ACIDS
 from dataset.store.conversion import convert
 from dataset.store.reader import Store
-from inference.design.novelty import nearest
+from inference.design.scoring import nearest
 from tests.model.support import random_sequences
 from train_config.schema import IngestSection
 

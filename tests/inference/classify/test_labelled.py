@@ -1,6 +1,6 @@
 import pytest
 
-from inference.classify.text_stream import TextStream
+from inference.classify.labelled import TextStream
 from train_config.classifier_schema import LabelsSection, TokenizerSection
 from train_config.schema import IngestSection
 
@@ -11,7 +11,7 @@ def stream(*paths, labels=None, **ingest) -> TextStream:
 
 
 def records(found: TextStream) -> list[tuple[str, str]]:
-    return [record for part in found for record in zip(part.ids, part.texts, strict=True)]
+    return [record for part in found.parts() for record in zip(part.ids, part.texts, strict=True)]
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def fasta(tmp_path):
 def test_tables_and_fasta_follow_each_other_with_ids_that_stay_unique(fasta, tmp_path):
     (tmp_path / "b.csv").write_text("sequence\nMK\nTA\n")
     (tmp_path / "c.tsv").write_text("sequence\nAY\n")
-    parts = list(stream(fasta, tmp_path / "b.csv", tmp_path / "c.tsv"))
+    parts = list(stream(fasta, tmp_path / "b.csv", tmp_path / "c.tsv").parts())
     assert [record_id for part in parts for record_id in part.ids] == ["p1", "p2", "p3", "row1", "row2", "row3"]
     shares = [part.share for part in parts]
     assert shares == sorted(shares) and shares[-1] == 1.0
