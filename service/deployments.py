@@ -1,7 +1,6 @@
-"""The service on Ray Serve: a deployment for each model, and the ingress.
+"""The service on Ray Serve: a deployment for each model, whose weights' files give it a version, and the ingress.
 
-In: the settings, of which the weights' files give each model a version. Out: an application that Serve runs; a changed
-version replaces the replicas one after the other. ``build`` is what ``serve run`` and a RayService import.
+A changed version replaces the replicas one after the other. ``build`` is what ``serve run`` and a RayService import.
 """
 
 import hashlib
@@ -13,13 +12,11 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError,
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
-from inference.design.request import refuse_designs
 from service.http.app import build_app
 from service.http.metrics import Metrics
 from service.http.models import Call, Models
-from service.process import set_up_process
-from service.replicas.autoscaling import by_queued_tokens
-from service.replicas.replica import ModelReplica
+from service.replicas.replica import ModelReplica, by_queued_tokens, set_up_process
+from train_config.natures import with_absolute_paths
 from train_config.service_schema import ServedModel, ServiceConfig
 
 APPLICATION = "esmeray"
@@ -35,11 +32,13 @@ class Ingress:
 
     def __init__(self, config: dict[str, Any], handles: dict[str, DeploymentHandle]) -> None:
         set_up_process()
-        self._config, metrics = ServiceConfig(**config), Metrics()
-        calls = {name: _call(handle) for name, handle in handles.items()}
-        self._models = Models(calls, metrics, LOST, (BackPressureError,))
+        settings, metrics = ServiceConfig(**config), Metrics()
+        calls = {
+            name: Call(handle.about.remote, handle.run.remote, handle.tokens.remote) for name, handle in handles.items()
+        }
+        models = Models(calls, metrics, LOST, (BackPressureError,))
         # Serve's proxy adds the header itself.
-        self._app = build_app(self._config, self._models, metrics, adds_request_id=False)
+        self._app = build_app(settings, models, metrics, adds_request_id=False)
 
     def __serve_build_asgi_app__(self) -> Any:
         return self._app
@@ -47,9 +46,7 @@ class Ingress:
 
 def application(config: ServiceConfig, device: str) -> serve.Application:
     """The application for Serve; models without a device of their own get this one."""
-    config = _with_absolute_paths(config)
-    for model in config.models:
-        refuse_designs(model.source)
+    config = with_absolute_paths(config)  # Ray starts replicas in other folders
     handles = {model.name: _deployment(model, model.device or device) for model in config.models}
     ingress = serve.deployment(
         name="ingress",
@@ -61,20 +58,6 @@ def application(config: ServiceConfig, device: str) -> serve.Application:
         logging_config=_LOGGING,
     )
     return ingress(serve.ingress()(Ingress)).bind(config.model_dump(mode="json"), handles)
-
-
-def _with_absolute_paths(config: ServiceConfig) -> ServiceConfig:
-    """Names of files that are here as absolute ones: Ray starts replicas in other folders."""
-
-    def absolute(name: str | None) -> str | None:
-        return str(Path(name).absolute()) if name is not None and Path(name).exists() else name
-
-    models = [
-        model.model_copy(update={key: absolute(getattr(model, key)) for key in ("source", "cache")})
-        for model in config.models
-    ]
-    access = config.access.model_copy(update={"keys": absolute(config.access.keys)})
-    return config.model_copy(update={"models": models, "access": access})
 
 
 def build(arguments: dict[str, str]) -> serve.Application:
@@ -116,13 +99,3 @@ def _deployment(model: ServedModel, device: str) -> serve.Application:
         **options,
     )
     return deployment(ModelReplica).bind(model.model_dump(mode="json"), device, version_of(model.source))
-
-
-def _call(handle: DeploymentHandle) -> Call:
-    def method(name: str) -> Any:
-        async def call(*arguments: Any) -> Any:
-            return await getattr(handle, name).remote(*arguments)
-
-        return call
-
-    return Call(method("about"), method("run"), method("tokens"))

@@ -1,8 +1,8 @@
 """Start and stop of the service on the Ray cluster at hand, or one of its own.
 
-In: the settings. Out: the service, until SIGINT or SIGTERM, which lets requests that are being answered end. At SIGHUP
-the settings and the files of the weights are looked at again, and replicas of what has changed are replaced while
-requests are answered; so does the same command, started again on a cluster where the service runs.
+SIGINT and SIGTERM let requests that are being answered end. At SIGHUP the settings and the files of the weights are
+looked at again, and replicas of what has changed are replaced while requests are answered; so does the same command,
+started again on a cluster where the service runs.
 """
 
 import logging

@@ -62,6 +62,8 @@ def with_absolute_paths(section: Settings) -> Settings:
         absolute = value
         if isinstance(value, Section):
             absolute = with_absolute_paths(value)
+        elif isinstance(value, list):
+            absolute = [with_absolute_paths(item) if isinstance(item, Section) else item for item in value]
         elif value is not None and (kind := _metadata(field, PathKind)) is not None:
             absolute = absolute_path(value, kind)
         if absolute != value:

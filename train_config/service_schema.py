@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from train_config.natures import PATH, PATH_OR_NAME
 from train_config.schema import RaySection
 from train_config.section import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section, Tokens
 
@@ -17,7 +18,7 @@ class ServedModel(Section):
 
     name: ModelName
     """Name in requests."""
-    source: str
+    source: Annotated[str, PATH_OR_NAME]
     """Folder or hub name of transformers, an Esmeray run, or its export."""
     random_weights: bool = False
     """Take a size (esm2_t6_8M), whose weights are drawn, to try the service out."""
@@ -41,7 +42,7 @@ class ServedModel(Section):
     """Tokens that may wait for a replica; beyond them requests are refused with 429."""
     cache_mb: NonNegativeInt = 256
     """Memory for results of sequences that were computed already."""
-    cache: str | None = None
+    cache: Annotated[str | None, PATH] = None
     """Folder of embed's cache, read only. Default: none."""
 
 
@@ -67,7 +68,7 @@ class LimitsSection(Section):
 class AccessSection(Section):
     """Callers, and the encryption of what they send."""
 
-    keys: str | None = None
+    keys: Annotated[str | None, PATH] = None
     """YAML file of API keys, as 'esmeray serve key' writes it. Default: none; host must then be a loopback
     address."""
     tls_certificate: str | None = None

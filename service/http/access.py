@@ -40,9 +40,8 @@ class Key(BaseModel):
     requests_per_minute: int | None = Field(None, gt=0)
     residues_per_minute: int | None = Field(None, gt=0)
 
-    def check_model(self, model: str) -> None:
-        if not {"*", model} & set(self.models):
-            raise RefusalError(403, f"this key is not for model {model}; ask for one that is")
+    def allows(self, model: str) -> bool:
+        return bool({"*", model} & set(self.models))
 
     def check_endpoint(self, endpoint: str) -> None:
         if not {"*", endpoint} & set(self.endpoints):

@@ -1,11 +1,7 @@
-"""The HTTP application of the ingress: routes, refusals, and the guard around them.
+"""The HTTP application of the ingress, run by Ray Serve or a test: routes, refusals, and the guard around them."""
 
-In: the settings and the models. Out: an ASGI application, which runs under Ray Serve, or without it in tests.
-"""
-
-import importlib
 import logging
-from typing import Any
+from pkgutil import resolve_name
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -45,8 +41,15 @@ def build_app(config: ServiceConfig, models: Models, metrics: Metrics, *, adds_r
         routes.add(app, service, **documents)
     for kind in (RefusalError, HTTPException, RequestValidationError, ClientDisconnect, Exception):
         app.add_exception_handler(kind, _refuse)
-    if config.startup_hook is not None:
-        _hook(config.startup_hook)(app)
+    name = config.startup_hook
+    if name is not None:
+        try:
+            hook = resolve_name(name)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ConfigError(
+                f"startup_hook: {name}: can't be imported ({error}); name it as MODULE:FUNCTION"
+            ) from error
+        hook(app)
     return Guard(app, models, access, config.limits, metrics, adds_request_id=adds_request_id)
 
 
@@ -66,11 +69,3 @@ async def _refuse(request: Request, error: Exception) -> Response:
         log.error("request %s failed", request.state.request_id, exc_info=error)
         refusal = RefusalError(500, "the service failed; its log has the request's id")
     return refusal.response(request.url.path, request.state.request_id)
-
-
-def _hook(name: str) -> Any:
-    module, _, function = name.partition(":")
-    try:
-        return getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"startup_hook: {name}: can't be imported ({error}); name it as MODULE:FUNCTION") from error

@@ -1,12 +1,11 @@
-"""Bodies of requests to checked values: JSON of each endpoint's schema, FASTA, or arrays.
+"""Bodies of requests to checked values within the limits: JSON of each endpoint's schema, FASTA, or arrays.
 
-In: a request. Out: an instance of the endpoint's schema, and its sequences within the limits. A refusal names the
-record, and echoes nothing else.
+A refusal names the record, and echoes nothing else.
 """
 
 import io
 import re
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from fastapi import Request
@@ -47,10 +46,6 @@ class SequencesBody(BaseModel):
     model: str | None = Field(None, description="Default: the first of GET /v1/models.")
     sequences: Sequences = Field(description="Sequences, or records with id and sequence.")
 
-    @property
-    def records(self) -> list[str | Record]:
-        return self.sequences
-
 
 async def read(request: Request, schema: type[Schema], sequences_field: str = "sequences") -> Schema:
     """The body as the schema says; FASTA brings the sequences, and the query of the address the other fields.
@@ -79,13 +74,14 @@ def _query(request: Request, schema: type[BaseModel]) -> dict[str, Any]:
 
 
 def checked(
-    records: list[str | Record], limits: LimitsSection, about: About, *, masks: bool = False, crop: bool = False
+    sequences: str | list[str | Record], limits: LimitsSection, about: About, *, masks: bool = False, crop: bool = False
 ) -> tuple[list[str], list[str]]:
-    """Ids and texts of sequences within the limits; of a model of residues, in the letters of its alphabet.
+    """Ids and texts of a sequence or many within the limits; of a model of residues, in the letters of its alphabet.
 
     ``masks`` allows <mask>; ``crop`` says that what is longer than the model takes is cropped by it. Raises
     RefusalError (413, 422) that names the first record that is refused.
     """
+    records = [sequences] if isinstance(sequences, str) else sequences
     if len(records) > limits.sequences:
         detail = f"{len(records):,} sequences, more than {limits.sequences:,}; send them in several requests"
         raise RefusalError(413, detail, limit="sequences")
@@ -153,12 +149,5 @@ def _refusal(error: ValidationError) -> RefusalError:
     problems = error.errors(include_url=False, include_context=False, include_input=False)
     if problems[0]["type"] == "json_invalid":
         return RefusalError(400, "the body is no JSON, or nested too deeply")
-    shown = "; ".join(f"{_place(problem['loc'])}: {problem['msg']}" for problem in problems[:_SHOWN_PROBLEMS])
-    return RefusalError(422, shown)
-
-
-def _place(location: tuple[int | str, ...]) -> str:
-    return ".".join(map(str, location)) or "body"
-
-
-Pooling = Literal["mean", "max", "cls"]
+    shown = [f"{'.'.join(map(str, problem['loc'])) or 'body'}: {problem['msg']}" for problem in problems]
+    return RefusalError(422, "; ".join(shown[:_SHOWN_PROBLEMS]))

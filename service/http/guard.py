@@ -1,7 +1,6 @@
-"""The outermost layer of the ingress: who calls, how much is sent, how long it takes, and the record of it.
+"""The outermost layer of the ingress: who calls, how much is sent, how long it takes; log lines of JSON and metrics.
 
-In: HTTP requests (ASGI). Out: the application's answer, or a refusal; a log line of JSON and the metrics of each
-request. Bodies are counted while they arrive. Sequences and keys are never logged.
+Bodies are counted while they arrive. Sequences and keys are never logged.
 """
 
 import asyncio
@@ -10,6 +9,7 @@ import logging
 import re
 import time
 import uuid
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -28,67 +28,62 @@ _NOT_COUNTED = ("health", "ready", "metrics")
 _HEADERS = [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
 
 
+@dataclass(eq=False)
 class Guard:
     """ASGI middleware; see the module."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        models: Models,
-        access: Access,
-        limits: LimitsSection,
-        metrics: Metrics,
-        *,
-        adds_request_id: bool = True,
-    ) -> None:
-        self._app, self._models, self._adds_request_id = app, models, adds_request_id
-        self._access, self._limits, self._metrics = access, limits, metrics
-        self._ongoing = 0
+    app: ASGIApp
+    models: Models
+    access: Access
+    limits: LimitsSection
+    metrics: Metrics
+    adds_request_id: bool = True
+    ongoing: int = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         headers = dict(scope["headers"])
         request_id = headers.get(REQUEST_ID, b"").decode("latin-1")
         if not _REQUEST_ID.fullmatch(request_id):
             request_id = uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
-        answer = _Answer(send, request_id, [(REQUEST_ID, request_id.encode())] if self._adds_request_id else [])
+        answer = _Answer(send, request_id, [(REQUEST_ID, request_id.encode())] if self.adds_request_id else [])
         start_s = time.perf_counter()
-        self._ongoing += 1
-        self._metrics.ongoing.set(self._ongoing)
+        self.ongoing += 1
+        self.metrics.ongoing.set(self.ongoing)
         try:
-            if self._ongoing > self._limits.requests:
+            if self.ongoing > self.limits.requests:
                 raise RefusalError(429, "too many requests at once; try again later", 1, limit="requests")
-            self._access.check_host(headers.get(b"host", b"").decode("latin-1"))
-            key = self._access.key_of(scope["path"], headers.get(b"authorization", b"").decode("latin-1"))
+            self.access.check_host(headers.get(b"host", b"").decode("latin-1"))
+            key = self.access.key_of(scope["path"], headers.get(b"authorization", b"").decode("latin-1"))
             scope["state"]["key"] = key
-            self._access.charge(key, "requests", 1)
-            loading = self._models.load()
-            async with asyncio.timeout(self._limits.timeout_s):
+            self.access.charge(key, "requests", 1)
+            loading = self.models.load()
+            async with asyncio.timeout(self.limits.timeout_s):
                 if scope["path"] not in PUBLIC:
                     await asyncio.shield(loading)
-                await self._app(scope, _Body(receive, headers, self._limits), answer)
+                await self.app(scope, _Body(receive, headers, self.limits), answer)
         except RefusalError as refusal:
             await answer.refuse(refusal, scope, receive)
         except TimeoutError:
-            detail = f"no answer within {self._limits.timeout_s:g} s; send fewer sequences at once"
+            detail = f"no answer within {self.limits.timeout_s:g} s; send fewer sequences at once"
             await answer.refuse(RefusalError(504, detail, limit="timeout_s"), scope, receive)
         except Exception:
             if not answer.status:
                 raise
             # else Starlette raises what it has answered and logged; uvicorn would log it again and close the connection
         finally:
-            self._ongoing -= 1
+            self.ongoing -= 1
             self._note(scope, answer, time.perf_counter() - start_s)
 
     def _note(self, scope: Scope, answer: "_Answer", seconds: float) -> None:
         route = scope.get("route")
         endpoint = getattr(route, "name", "other")
-        self._metrics.ongoing.set(self._ongoing)
-        self._metrics.requests.labels(endpoint, str(answer.status)).inc()
-        self._metrics.seconds.labels(endpoint).observe(seconds)
+        self.metrics.ongoing.set(self.ongoing)
+        self.metrics.requests.labels(endpoint, str(answer.status)).inc()
+        self.metrics.seconds.labels(endpoint).observe(seconds)
         if endpoint in _NOT_COUNTED:
             return
         state = scope["state"]

@@ -1,7 +1,4 @@
-"""Metrics of an ingress process, in the text format of Prometheus.
-
-In: requests as they end, statistics of replicas as they come with their replies. Out: the page ``/metrics``.
-"""
+"""Metrics of an ingress process, and of replicas as they come with their replies, in the text format of Prometheus."""
 
 from collections.abc import Mapping
 

@@ -1,7 +1,6 @@
 """Served models as the ingress reaches them: which there are, and results of sequences.
 
-In: names and sequences of a request, checked. Out: arrays, or a RefusalError. A call whose
-replica was lost is tried once more, with another.
+A call whose replica was lost is tried once more, with another.
 """
 
 import asyncio

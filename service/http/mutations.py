@@ -1,8 +1,7 @@
-"""Scores of point mutations by a masked language model.
+"""Scores of point mutations by a masked language model: log p(mutant) - log p(wild type) at the position.
 
-In: mutations as A12G, probabilities of the 20 amino acids at each position. Out: log p(mutant) - log p(wild type) at
-the position: the wild-type marginal where the sequence was whole, the masked marginal where the position was masked
-(Meier et al. 2021, NeurIPS, equations 1 and 2).
+That is the wild-type marginal where the sequence was whole, the masked marginal where the position was masked (Meier et
+al. 2021, NeurIPS, equations 1 and 2).
 """
 
 import re

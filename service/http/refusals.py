@@ -1,8 +1,5 @@
-"""Refusals of a request, and the body that each API has for them.
-
-In: where a fact is known, a :class:`RefusalError`. Out: RFC 9457 (application/problem+json), or the body of
-text-embeddings-inference on its routes. No body echoes what was sent but the id of a record, and none is longer than
-:data:`MOST_BYTES`.
+"""Refusals of a request, and the body that each API has for them: RFC 9457 (application/problem+json), or that of
+text-embeddings-inference on its routes. No body echoes what was sent but the id of a record.
 """
 
 import json

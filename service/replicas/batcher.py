@@ -1,9 +1,8 @@
 """Batches of sequences from requests that arrive one by one, under a token budget and an age bound.
 
-In: items, each a sequence and what is wanted of it. Out: the result of each. A batch begins with the item that has
-waited longest and is filled, in the order of arrival, with those that the budget has room for: one that has none is
-the first of a later batch, so that long sequences don't starve and delay others by no more than their own batch. Equal
-items that wait or are computed at the same time are computed once, and results stay in a cache of bounded memory.
+A batch begins with the item that has waited longest and is filled, in the order of arrival, with those that the budget
+has room for: one that has none is the first of a later batch, so that long sequences don't starve and delay others by
+no more than their own batch. Equal items that wait or are computed at the same time are computed once.
 
 Ray Serve's own batching (2.60) puts an item that has no room behind all others.
 """

@@ -1,7 +1,5 @@
-"""Replica of a model on Ray Serve: batches across requests, computed in a thread.
-
-In: calls with many sequences, from the ingress. Out: a :class:`~service.contract.Reply`; refusals are values, since Ray
-wraps errors.
+"""Replica of a model on Ray Serve: batches across requests, computed in a thread; set-up of its process, and the policy
+of how many there are. Refusals are values, since Ray wraps errors.
 """
 
 import logging
@@ -9,10 +7,12 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
+import ray
 
 from common.errors import DataError, ResourceError
 from service.contract import About, Reply
@@ -21,6 +21,9 @@ from train_config.service_schema import ServedModel
 
 log = logging.getLogger("esmeray.service")
 
+SCALE_UP_TOKENS = 50_000
+"""Waiting tokens of each replica beyond which another is started: requests say nothing about work (one residue each, or
+200,000)."""
 WARM_UP_LENGTHS = (20, 100, 400)
 WARM_UP_LETTERS = "LAGVSERTIDPKQNFYMHWC"
 
@@ -37,7 +40,6 @@ class ModelReplica:
     def __init__(self, model: dict[str, Any], device: str, version: str) -> None:
         import torch  # here: the process that deploys the replicas, which imports this module, needs none
 
-        from service.process import set_up_process
         from service.replicas.computer import Computer
 
         self._batcher: TokenBatcher | None = None
@@ -74,15 +76,14 @@ class ModelReplica:
             results = await self._batcher.submit(self._computer.items(output, payloads))
         except OverloadedError as error:
             return Reply(refused="overloaded", retry_after_s=error.retry_after_s, statistics=self._statistics())
-        except ResourceError as error:
-            return Reply(refused="memory", detail=str(error), statistics=self._statistics())
-        except DataError as error:
-            return Reply(refused="model", detail=str(error), statistics=self._statistics())
+        except (ResourceError, DataError) as error:
+            refused = "memory" if isinstance(error, ResourceError) else "model"
+            return Reply(refused=refused, detail=str(error), statistics=self._statistics())
         one_vector_each = all(result.ndim == 1 for result in results)
         return Reply(np.stack(results) if one_vector_each else results, statistics=self._statistics())
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Tokens that wait, which :func:`service.replicas.autoscaling.by_queued_tokens` looks at."""
+        """Tokens that wait, which :func:`by_queued_tokens` looks at."""
         return {"queued_tokens": float(self._batcher.queued_tokens if self._batcher else 0)}
 
     async def __del__(self) -> None:
@@ -106,3 +107,56 @@ class ModelReplica:
         memory = torch.cuda.memory_allocated() if self._device == "cuda" else psutil.Process().memory_info().rss
         statistics: dict[str, float | str] = {"replica": str(os.getpid()), "memory_bytes": float(memory)}
         return statistics | asdict(batcher.totals) | {"queued_tokens": float(batcher.queued_tokens)}
+
+
+def by_queued_tokens(context: Any) -> tuple[int, dict[str, Any]]:
+    """Serve's policy: one replica more where many tokens wait, one fewer where nothing is asked."""
+    queued = (context.aggregated_metrics or {}).get("queued_tokens", {})
+    current = context.current_num_replicas
+    wanted = current
+    if sum(queued.values()) > SCALE_UP_TOKENS * max(1, current):
+        wanted = current + 1
+    elif context.total_num_requests < 1:
+        wanted = current - 1
+    least, most = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
+    return max(least, min(most, wanted)), {}
+
+
+def set_up_process() -> None:
+    """To be called in a replica's constructor; nothing where the application runs without Ray."""
+    if ray.is_initialized():
+        _log_to_file()
+        _listen_locally()
+
+
+def _log_to_file() -> None:
+    """Log to Ray's folder of logs, a file for each process: lines of JSON from the ingress, plain ones from models."""
+    if log.handlers:
+        return
+    node = ray._private.worker.global_worker.node
+    assert node is not None
+    folder = Path(node.get_logs_dir_path(), "serve")
+    folder.mkdir(exist_ok=True)
+    handler = logging.FileHandler(folder / f"esmeray-{os.getpid()}.log", delay=True)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+
+
+def _listen_locally() -> None:
+    """On a cluster that listens on 127.0.0.1 alone, have this process do so too.
+
+    Serve (2.60) opens a port for other replicas on every address, behind which it unpickles what it gets.
+    """
+    import ray.serve._private.replica as replica
+
+    if ray.util.get_node_ip_address() != "127.0.0.1":
+        return
+    add_port = replica.add_port_to_grpc_server
+
+    def add_local_port(server: Any, address: str) -> int:
+        port: int = add_port(server, address.replace("[::]", "127.0.0.1"))
+        return port
+
+    replica.add_port_to_grpc_server = add_local_port

@@ -1,7 +1,4 @@
-"""What every route that computes does: model, scope, checks, rate, computation.
-
-In: a request and its checked body. Out: what is known of the model, ids and texts, and arrays.
-"""
+"""What every route that computes does: model, scope, checks, rate, computation."""
 
 import json
 from typing import Any, NamedTuple
@@ -40,7 +37,7 @@ def ask(
     service: Service,
     request: Request,
     model: str | None,
-    records: list[str | Record],
+    sequences: str | list[str | Record],
     *,
     output: str | None = None,
     masks: bool = False,
@@ -48,7 +45,7 @@ def ask(
 ) -> Query:
     """Check model, scope, sequences and rate. Raises RefusalError."""
     about = about_of(service, request, model, output)
-    ids, texts = checked(records, service.limits, about, masks=masks, crop=crop)
+    ids, texts = checked(sequences, service.limits, about, masks=masks, crop=crop)
     charge(service, request, about.name, len(texts), sum(map(residues_of, texts)))
     return Query(about, ids, texts)
 
@@ -58,7 +55,8 @@ def about_of(service: Service, request: Request, model: str | None, output: str 
     about = service.models.named(model)
     key: Key = request.state.key
     key.check_endpoint(str(getattr(request.scope.get("route"), "name", "")))
-    key.check_model(about.name)
+    if not key.allows(about.name):
+        raise RefusalError(403, f"this key is not for model {about.name}; ask for one that is")
     if output is not None and output not in about.outputs:
         raise RefusalError(422, f"model {about.name} has no {output}; it has {', '.join(about.outputs)}")
     return about

@@ -56,7 +56,7 @@ def add(app: FastAPI, service: Service, **documents: Any) -> None:
     async def encode(request: Request) -> Response:
         """Embeddings of any output of the model."""
         kind, body = wanted(request), await read(request, EncodeBody)
-        query = ask(service, request, body.model, body.records, output=body.output)
+        query = ask(service, request, body.model, body.sequences, output=body.output)
         arrays = await service.models.run(query.about.name, body.output, query.texts)
 
         def as_json() -> Any:
@@ -89,7 +89,7 @@ def add(app: FastAPI, service: Service, **documents: Any) -> None:
     async def classify(request: Request) -> Response:
         """Probabilities of a classifier's classes; numbers of a regression."""
         kind, body = wanted(request), await read(request, SequencesBody)
-        query = ask(service, request, body.model, body.records, output="classes", crop=True)
+        query = ask(service, request, body.model, body.sequences, output="classes", crop=True)
         about = query.about
         shares, cropped = await service.models.run(about.name, "classes", query.texts), _cropped(about, query.texts)
 
@@ -113,7 +113,7 @@ def _add_by_tokens(app: FastAPI, service: Service, **documents: Any) -> None:
         Tables and .npy hold the scores where there are mutations, else the probabilities.
         """
         kind, body = wanted(request), await read(request, MaskedBody)
-        query = ask(service, request, body.model, body.records, output="masked", masks=True)
+        query = ask(service, request, body.model, body.sequences, output="masked", masks=True)
         mutations = mutations_of(body.mutations, query.texts)
         shares = await _masked_probabilities(service, request, query, body.method)
         scored = None if mutations is None else scores(mutations, shares[0])
@@ -134,7 +134,7 @@ def _add_by_tokens(app: FastAPI, service: Service, **documents: Any) -> None:
     async def tokenize(request: Request) -> Response:
         """Ids of tokens, special ones included."""
         body = await read(request, SequencesBody)
-        query = ask(service, request, body.model, body.records)
+        query = ask(service, request, body.model, body.sequences)
         ids = await service.models.tokens(query.about.name, query.texts)
         data = [{"id": name, "tokens": tokens} for name, tokens in zip(query.ids, ids, strict=True)]
         return json_answer({"model": query.about.name, "data": data})

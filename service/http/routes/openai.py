@@ -1,5 +1,6 @@
 """``POST /v1/embeddings`` and ``GET /v1/models``, as OpenAI's clients speak them."""
 
+import base64
 from typing import Any, Literal
 
 from fastapi import FastAPI, Request
@@ -7,10 +8,13 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from service.http.access import Key
-from service.http.answers import arrays_answer, as_base64, json_answer, wanted
-from service.http.bodies import Pooling, Record, Sequences, read
+from service.http.answers import arrays_answer, json_answer, wanted
+from service.http.bodies import Sequences, read
 from service.http.refusals import RefusalError
 from service.http.routes.common import Service, ask, documented
+
+SHOWN = ("outputs", "labels", "label_kind", "longest", "random_weights", "device", "precision", "fingerprint")
+"""Of a model, beside what OpenAI's clients read."""
 
 
 class EmbeddingsBody(BaseModel):
@@ -22,11 +26,7 @@ class EmbeddingsBody(BaseModel):
     model: str | None = Field(None, description="Default: the first of GET /v1/models.")
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(None, description="The model's own, or left out.")
-    pooling: Pooling = Field("mean", description="Over the residues. Not OpenAI's.")
-
-    @property
-    def records(self) -> list[str | Record]:
-        return [self.input] if isinstance(self.input, str) else self.input
+    pooling: Literal["mean", "max", "cls"] = Field("mean", description="Over the residues. Not OpenAI's.")
 
 
 def add(app: FastAPI, service: Service, **documents: Any) -> None:
@@ -34,18 +34,17 @@ def add(app: FastAPI, service: Service, **documents: Any) -> None:
     async def embeddings(request: Request) -> Response:
         """One vector for each sequence."""
         kind, body = wanted(request), await read(request, EmbeddingsBody, "input")
-        query = ask(service, request, body.model, body.records, output=body.pooling)
+        query = ask(service, request, body.model, body.input, output=body.pooling)
         channels = query.about.outputs[body.pooling]
         if body.dimensions not in (None, channels):
             raise RefusalError(422, f"dimensions: the model has {channels}; leave it out")
         vectors = await service.models.run(query.about.name, body.pooling, query.texts)
 
         def as_json() -> Any:
-            encode = as_base64 if body.encoding_format == "base64" else lambda vector: vector
-            data = [
-                {"object": "embedding", "index": place, "embedding": encode(vector)}
-                for place, vector in enumerate(vectors)
-            ]
+            values = list(vectors)
+            if body.encoding_format == "base64":  # little-endian fp32, as OpenAI's clients read it
+                values = [base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii") for vector in vectors]
+            data = [{"object": "embedding", "index": place, "embedding": value} for place, value in enumerate(values)]
             tokens = sum(map(len, query.texts)) + 2 * len(query.texts)
             usage = {"prompt_tokens": tokens, "total_tokens": tokens}
             return {"object": "list", "data": data, "model": query.about.name, "usage": usage}
@@ -57,22 +56,15 @@ def add(app: FastAPI, service: Service, **documents: Any) -> None:
         """Models that the caller may use, and what each has."""
         key: Key = request.state.key
         key.check_endpoint("models")
-        allowed = [about for name, about in service.models.about.items() if {"*", name} & set(key.models)]
         data = [
             {
                 "id": about.name,
                 "object": "model",
                 "created": 0,
                 "owned_by": "esmeray",
-                "outputs": about.outputs,
-                "labels": about.labels,
-                "label_kind": about.label_kind,
-                "longest": about.longest,
-                "random_weights": about.random_weights,
-                "device": about.device,
-                "precision": about.precision,
-                "fingerprint": about.fingerprint,
+                **{fact: getattr(about, fact) for fact in SHOWN},
             }
-            for about in allowed
+            for name, about in service.models.about.items()
+            if key.allows(name)
         ]
         return json_answer({"object": "list", "data": data})

@@ -1,6 +1,5 @@
 """Routes for whoever runs the service, and the page: /health, /ready, /metrics, /."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +49,7 @@ def add(app: FastAPI, service: Service, **documents: Any) -> None:
         return FileResponse(PAGE / "page.html", headers=_POLICY)
 
     for name, path in FILES.items():
-        app.add_route(name, _file(path), name="page", include_in_schema=False)
+        app.add_route(name, lambda _, path=path: FileResponse(path), name="page", include_in_schema=False)
 
     @app.get("/docs", name="docs", include_in_schema=False)
     async def docs() -> Response:
@@ -62,7 +61,3 @@ def add(app: FastAPI, service: Service, **documents: Any) -> None:
             swagger_css_url="swagger-ui.css",
             swagger_favicon_url="data:,",
         )
-
-
-def _file(path: Path) -> Callable[[Request], Response]:
-    return lambda _: FileResponse(path)

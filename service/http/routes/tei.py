@@ -21,10 +21,6 @@ class InputsBody(BaseModel):
 
     inputs: str | Sequences = Field(description="One sequence or many.")
 
-    @property
-    def records(self) -> list[str | Record]:
-        return [self.inputs] if isinstance(self.inputs, str) else self.inputs
-
 
 class TokenizeBody(InputsBody):
     """Body of /tokenize."""
@@ -44,7 +40,8 @@ def add(app: FastAPI, service: Service, **documents: Any) -> None:
 
     def cut(body: EmbedBody) -> list[str | Record]:
         longest = service.models.named(None).longest or service.limits.sequence_residues
-        texts = [record.sequence if isinstance(record, Record) else record for record in body.records]
+        records = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+        texts = [record.sequence if isinstance(record, Record) else record for record in records]
         return [text[:longest] for text in texts] if body.truncate else list(texts)
 
     @app.post("/embed", name="embeddings", openapi_extra=documented(EmbedBody, fasta=False), **documents)
@@ -68,7 +65,7 @@ def add(app: FastAPI, service: Service, **documents: Any) -> None:
     async def tokenize(request: Request) -> Response:
         """Tokens with ids and places."""
         body = await read(request, TokenizeBody, "inputs")
-        query = ask(service, request, None, body.records)
+        query = ask(service, request, None, body.inputs)
         if not query.about.vocabulary:
             raise RefusalError(422, f"model {query.about.name}: use POST /v1/tokenize")
         answer = []

@@ -31,7 +31,7 @@ def add(app: FastAPI, service: Service, **documents: Any) -> None:
     async def lengths(request: Request) -> Response:
         """Residues of each sequence."""
         body = await read(request, SequencesBody)
-        query = ask(service, request, body.model, body.records, output="mean")
+        query = ask(service, request, body.model, body.sequences, output="mean")
         return json_answer(list(map(len, query.texts)))
 '''
 
@@ -62,7 +62,7 @@ def test_the_pages_list_the_files_of_a_route_and_every_route(serving: Serving):
         "docs/service.md",
     }
     endpoints = (REPOSITORY / "docs" / "service.md").read_text(encoding="utf-8").partition("## Batches")[0]
-    routes = [route for route in serving.app()._app.routes if isinstance(route, Route) and route.include_in_schema]
+    routes = [route for route in serving.app().app.routes if isinstance(route, Route) and route.include_in_schema]
     assert [route.path for route in routes if route.path.partition("{")[0] not in endpoints] == []
     open_to_all = {"health", "ready"}
     assert {route.name for route in routes} - open_to_all == {*get_args(Endpoint)} - {"*"}

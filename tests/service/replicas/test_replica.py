@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from service.replicas.autoscaling import SCALE_UP_TOKENS, by_queued_tokens
+from service.replicas.replica import SCALE_UP_TOKENS, by_queued_tokens
 
 
 @pytest.mark.parametrize(
