@@ -1,8 +1,5 @@
-"""Pictures of a classifier's confusions, ranking and calibration, and of predicted numbers, by scikit-learn's displays.
-
-In: probabilities, targets and names. Out: one PNG each, legible with a hundred classes.
-
-Shape legend: N rows (records, or residues), C classes, labels or columns.
+"""Pictures of a classifier's confusions, ranking and calibration, and of predicted numbers, by scikit-learn's displays:
+one PNG each, legible with a hundred classes. Shape legend: N records or residues, C classes, labels or columns.
 """
 
 from collections.abc import Sequence
@@ -47,7 +44,9 @@ def draw_confusion(path: Path | str, counts_CC: NDArray[np.integer], names: Sequ
     """Draw (C, C) numbers of rows of each true class (first axis) that were predicted as each class."""
     total, right = int(counts_CC.sum()), int(np.trace(counts_CC))
     title = f"{right:,} of {total:,} right ({right / max(total, 1):.1%})"
-    shown_C = _most_confused(counts_CC)
+    wrong_CC = counts_CC - np.diag(np.diag(counts_CC))
+    order = np.argsort(-(wrong_CC.sum(axis=0) + wrong_CC.sum(axis=1)), kind="stable")
+    shown_C = np.sort(order[:_MOST_CLASSES])
     if len(shown_C) < len(names):
         title += f"; the {len(shown_C)} most confused of {len(names)} classes"
     shares_CC = counts_CC / np.maximum(counts_CC.sum(axis=1, keepdims=True), 1)
@@ -184,12 +183,6 @@ def _draw_curves(axes: Axes, curves: Displays, title: str, x: str, y: str) -> No
     heading(axes, title)
     style(axes)
     axes.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.02), xlabel=x, ylabel=y, aspect="auto")
-
-
-def _most_confused(counts_CC: NDArray[np.integer]) -> NDArray[np.int64]:
-    wrong_CC = counts_CC - np.diag(np.diag(counts_CC))
-    order = np.argsort(-(wrong_CC.sum(axis=0) + wrong_CC.sum(axis=1)), kind="stable")
-    return np.sort(order[:_MOST_CLASSES])
 
 
 def _confidences(probabilities_NC: NDArray, targets: NDArray) -> tuple[NDArray, NDArray]:

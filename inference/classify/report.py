@@ -1,9 +1,7 @@
 """Report of an evaluation: metrics with intervals, baselines, mistakes and pictures.
 
-In: predictions of a model and of its baselines for the same records, and their targets. Out, in a folder:
-evaluation.json with everything as numbers, report.md to read, confusion.tsv with the rows of each true class that were
-predicted as each class, and pictures.
-
+A folder with evaluation.json, everything as numbers; report.md to read; confusion.tsv, the rows of each true class that
+were predicted as each class; and pictures.
 Shape legend: N records, R residues of all records end to end, C classes, labels or columns.
 """
 

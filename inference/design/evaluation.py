@@ -1,11 +1,8 @@
-"""What the field reports of designs on given structures, beside what needs no structure, or no more than its turns.
-
-In: a model, a structure store and records of it. Out: recovery of native residues and perplexity, of all residues and
-by secondary structure and burial, beside two baselines from the other records: the composition alone, and the
-composition of each kind of secondary structure. Intervals are of proteins drawn with replacement.
+"""What the field reports of designs on given structures: recovery of native residues and perplexity, of all and by
+secondary structure and burial, beside two baselines from other records: the composition alone, and that of each kind of
+secondary structure. Intervals are of proteins drawn with replacement.
 
 Recovery is not designability: many sequences fold alike, and a high recovery may come with sequences that don't.
-
 Shape legend: L residues of a protein, S states, A = 20 amino acids.
 """
 
@@ -48,19 +45,6 @@ class Evaluation:
     proteins: int
     left_out: int
     metrics: dict[str, tuple[float, float, float]] = field(default_factory=dict)
-
-
-@dataclass
-class _Protein:
-    right: NDArray[np.bool_]  # (judged residues,)
-    by_composition: NDArray[np.bool_]
-    by_element: NDArray[np.bool_]
-    helix_or_strand: NDArray[np.bool_]
-    buried: NDArray[np.bool_]
-    loss: float
-    composition_loss: float
-    element_loss: float
-    length: int
 
 
 def evaluate_designs(
@@ -133,63 +117,62 @@ def _shares(store: StructureStore, records: NDArray[np.int64]) -> NDArray[np.flo
     return counts / counts.sum(axis=1, keepdims=True)
 
 
-def _judged(structure: Structure, design: str, likelihood: float, shares_SA: NDArray[np.float64]) -> _Protein:
+def _judged(structure: Structure, design: str, likelihood: float, shares_SA: NDArray[np.float64]) -> dict[str, float]:
+    """Numbers of a protein by name: length, shares of residues that are right, hits and sizes of regions, losses."""
     letters = np.array([AMINO_ACIDS.find(letter) for letter in structure.residues])
     judged = letters >= 0
     native, elements = letters[judged], elements_of(structure)[judged]
-    designed = np.array([AMINO_ACIDS.find(letter) for letter in design])[judged]
-    return _Protein(
-        right=designed == native,
-        by_composition=native == shares_SA[-1].argmax(),
-        by_element=native == shares_SA[elements].argmax(axis=1),
-        helix_or_strand=elements < ELEMENTS.index("c"),
-        buried=(_contacts(structure) >= _BURIED)[judged],
-        loss=-likelihood,
-        composition_loss=float(-np.log(shares_SA[-1][native]).mean()),
-        element_loss=float(-np.log(shares_SA[elements, native]).mean()),
-        length=len(structure.residues),
-    )
+    right = np.array([AMINO_ACIDS.find(letter) for letter in design])[judged] == native
+    helix_or_strand = elements < ELEMENTS.index("c")
+    buried = (_contacts(structure) >= _BURIED)[judged]
+    numbers = {
+        "length": len(structure.residues),
+        "right": right.mean(),
+        "by composition": (native == shares_SA[-1].argmax()).mean(),
+        "by element": (native == shares_SA[elements].argmax(axis=1)).mean(),
+        "loss": -likelihood,
+        "composition loss": -np.log(shares_SA[-1][native]).mean(),
+        "element loss": -np.log(shares_SA[elements, native]).mean(),
+    }
+    regions = {"helix and strand": helix_or_strand, "other": ~helix_or_strand, "buried": buried, "exposed": ~buried}
+    for name, inside in regions.items():
+        numbers |= {f"hits, {name}": right[inside].sum(), f"size, {name}": inside.sum()}
+    return numbers
 
 
-def _summed(proteins: list[_Protein], left_out: int) -> Evaluation:
+def _summed(proteins: list[dict[str, float]], left_out: int) -> Evaluation:
     """Medians over proteins of recovery, and perplexities; intervals by the bootstrap."""
-    lengths_N = np.array([protein.length for protein in proteins])
+    columns = {name: np.array([protein[name] for protein in proteins]) for name in proteins[0]}
+    lengths_N, right_N = columns["length"], columns["right"]
 
-    def means(name: str) -> NDArray[np.float64]:
-        return np.array([getattr(protein, name).mean() for protein in proteins])
+    def median(name: str) -> _Statistic:
+        return lambda rows: float(np.median(columns[name][rows]))
 
-    def median(values_N: NDArray[np.float64]) -> _Statistic:
-        return lambda rows: float(np.median(values_N[rows]))
-
-    def mean(values_N: NDArray[np.float64]) -> _Statistic:
-        return lambda rows: float(np.mean(values_N[rows]))
+    def gain(name: str) -> _Statistic:
+        return lambda rows: float(np.mean((right_N - columns[name])[rows]))
 
     def perplexity(name: str) -> _Statistic:
-        losses_N = np.array([getattr(protein, name) for protein in proteins])
-        return lambda rows: float(np.exp(np.average(losses_N[rows], weights=lengths_N[rows])))
+        return lambda rows: float(np.exp(np.average(columns[name][rows], weights=lengths_N[rows])))
 
-    def within(mask: Callable[[_Protein], NDArray[np.bool_]]) -> _Statistic:
-        hits_N = np.array([protein.right[mask(protein)].sum() for protein in proteins])
-        sizes_N = np.array([mask(protein).sum() for protein in proteins])
+    def within(name: str) -> _Statistic:
+        hits_N, sizes_N = columns[f"hits, {name}"], columns[f"size, {name}"]
         return lambda rows: float(hits_N[rows].sum() / sizes_N[rows].sum()) if sizes_N[rows].any() else np.nan
 
-    right_N, composition_N, element_N = map(means, ("right", "by_composition", "by_element"))
     everyone, short = np.arange(len(proteins)), np.flatnonzero(lengths_N <= SHORT)
     statistics: dict[str, tuple[NDArray[np.int64], _Statistic]] = {
-        "median recovery": (everyone, median(right_N)),
-        "median recovery, composition": (everyone, median(composition_N)),
-        "median recovery, secondary structure": (everyone, median(element_N)),
-        "mean gain over composition": (everyone, mean(right_N - composition_N)),
-        "mean gain over secondary structure": (everyone, mean(right_N - element_N)),
-        f"median recovery, to {SHORT} residues": (short, median(right_N)),
-        "recovery, helix and strand": (everyone, within(lambda protein: protein.helix_or_strand)),
-        "recovery, other": (everyone, within(lambda protein: ~protein.helix_or_strand)),
-        "recovery, buried": (everyone, within(lambda protein: protein.buried)),
-        "recovery, exposed": (everyone, within(lambda protein: ~protein.buried)),
+        "median recovery": (everyone, median("right")),
+        "median recovery, composition": (everyone, median("by composition")),
+        "median recovery, secondary structure": (everyone, median("by element")),
+        "mean gain over composition": (everyone, gain("by composition")),
+        "mean gain over secondary structure": (everyone, gain("by element")),
+        f"median recovery, to {SHORT} residues": (short, median("right")),
+        **{
+            f"recovery, {name}": (everyone, within(name)) for name in ("helix and strand", "other", "buried", "exposed")
+        },
         "perplexity": (everyone, perplexity("loss")),
         f"perplexity, to {SHORT} residues": (short, perplexity("loss")),
-        "perplexity, composition": (everyone, perplexity("composition_loss")),
-        "perplexity, secondary structure": (everyone, perplexity("element_loss")),
+        "perplexity, composition": (everyone, perplexity("composition loss")),
+        "perplexity, secondary structure": (everyone, perplexity("element loss")),
     }
     evaluation = Evaluation(len(proteins), left_out)
     for name, (rows, statistic) in statistics.items():

@@ -1,8 +1,6 @@
 """Sequences for a structure, by denoising: from <mask> everywhere, more positions are decided in each step.
 
-In: a trained model and what is asked for. Out: sequences with the probabilities of each position when it was decided.
 A design depends on its own seed alone, not on what it shares a batch with.
-
 Shape legend: L residues of the structure, T tokens of a batch, A = 20 amino acids, G groups of tied positions.
 """
 
@@ -83,7 +81,7 @@ def generate(
 
     @torch.inference_mode()
     def launch(places: Places) -> dict[str, Tensor]:
-        tokens, probabilities = _denoised(_Drafts.begun(model, request, seed, places.tolist()))
+        tokens, probabilities = _denoised(_Drafts(model, request, seed, places.tolist()))
         return {"tokens": tokens, "probabilities": probabilities}
 
     loop = ForwardLoop(device, launch, lambda place: f"design {place} of {length:,} residues")
@@ -114,7 +112,6 @@ def amino_acid_logits(model: SequenceDiffusion, logits_TK: Tensor) -> Tensor:
     return logits_TK[:, ids]
 
 
-@dataclass
 class _Drafts:
     """Designs in the making, (copies) of them.
 
@@ -126,26 +123,19 @@ class _Drafts:
         draws: randomness of each design.
     """
 
-    model: SequenceDiffusion
-    request: Request
-    batch: PackedBatch
-    conditions: Tensor
-    groups: Tensor
-    hidden: Tensor
-    draws: list[torch.Generator]
-
-    @classmethod
-    def begun(cls, model: SequenceDiffusion, request: Request, seed: int, seeds: list[int]) -> "_Drafts":
-        copies, device = len(seeds), next(model.parameters()).device
+    def __init__(self, model: SequenceDiffusion, request: Request, seed: int, numbers: list[int]) -> None:
+        self.model, self.request, device = model, request, next(model.parameters()).device
         groups_L, num_groups = _groups(request, len(request.structure.residues))
         letters = np.array(list(request.structure.residues))
         for place in request.fixed:
             letters[groups_L == groups_L[place]] = letters[place]
-        batch = structure_batch(request.structure, ["".join(letters)] * copies, request.label).to(device)
-        hidden = torch.ones(copies, num_groups, dtype=torch.bool, device=device)
-        hidden[:, groups_L[list(request.fixed)]] = False
-        draws = [torch.Generator().manual_seed(_stream(seed, number)) for number in seeds]
-        return cls(model, request, batch, model.conditions(batch), groups_L.to(device), hidden, draws)
+        batch = structure_batch(request.structure, ["".join(letters)] * len(numbers), request.label)
+        self.batch: PackedBatch = batch.to(device)
+        self.conditions, self.groups = model.conditions(self.batch), groups_L.to(device)
+        self.hidden = torch.ones(len(numbers), num_groups, dtype=torch.bool, device=device)
+        self.hidden[:, groups_L[list(request.fixed)]] = False
+        states = [np.random.SeedSequence([seed, number]).generate_state(1, np.uint64) for number in numbers]
+        self.draws = [torch.Generator().manual_seed(int(state[0] >> 1)) for state in states]
 
     def inside(self, rows: Tensor) -> Tensor:
         """(copies, L, ...): rows of tokens without <cls> and <eos>, a view."""
@@ -168,7 +158,7 @@ def _denoised(drafts: _Drafts) -> tuple[Tensor, Tensor]:
     model, request, hidden, groups_L = drafts.model, drafts.request, drafts.hidden, drafts.groups
     rows = drafts.inside(drafts.batch.tokens)  # a view: what is decided is seen by the next step
     rows.masked_fill_(hidden[:, groups_L], MASK)
-    probabilities = _given(drafts)
+    probabilities = (rows[..., None] == _AMINO_ACID_IDS.to(rows.device)).float()  # 1 for the residue that is there
     num_hidden = int(hidden[0].sum())
     for step in range(request.steps):
         left = round(
@@ -183,12 +173,6 @@ def _denoised(drafts: _Drafts) -> tuple[Tensor, Tensor]:
         rows[now] = _AMINO_ACID_IDS.to(rows.device)[drawn[:, groups_L]][now]
         probabilities[now] = log_p.exp()[:, groups_L][now]
     return rows, probabilities
-
-
-def _given(drafts: _Drafts) -> Tensor:
-    """(copies, L, 20): 1 for the residue that is there."""
-    tokens_CL = drafts.inside(drafts.batch.tokens)
-    return (tokens_CL[..., None] == _AMINO_ACID_IDS.to(tokens_CL.device)).float()
 
 
 def _groups(request: Request, length: int) -> tuple[Tensor, int]:
@@ -207,7 +191,3 @@ def _surest(values: Tensor, number: int) -> Tensor:
     if number > 0:
         chosen.scatter_(1, values.topk(number, dim=1).indices, True)
     return chosen
-
-
-def _stream(seed: int, number: int) -> int:
-    return int(np.random.SeedSequence([seed, number]).generate_state(1, np.uint64)[0] >> 1)

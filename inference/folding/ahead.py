@@ -1,7 +1,5 @@
-"""Structures predicted while training runs, in the order in which it wants them.
-
-In: a config whose data has a predictor, and its store. Out: shards in the cache, which the workers read as they come
-(:class:`dataset.structures.predictions.PredictedStructures`).
+"""Structures predicted while training runs, in the order in which it wants them: shards in the cache, which the workers
+read as they come (:class:`dataset.structures.predictions.PredictedStructures`).
 """
 
 import threading
@@ -56,7 +54,7 @@ def predicting(config: Config, store: Path) -> Iterator[Config]:
                 tokens=wanted.tokens,
                 cache_bytes=None,
                 plan=in_order,
-                pool=lambda _: workers,
+                workers=workers,
             )
         except Exception as error:  # noqa: BLE001 - the workers raise it
             folder.mkdir(parents=True, exist_ok=True)

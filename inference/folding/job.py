@@ -1,8 +1,7 @@
-"""Structures of many sequences, predicted once each and kept: by this process, or by actors of a Ray cluster.
+"""Structures of many sequences, predicted once each and cached: by this process, or by actors of a Ray cluster.
 
-In: sequences and a predictor. Out: a cache of coordinates and confidences, by sequence hash, in a folder of the
-predictor's fingerprint. Batches are of like lengths; each is written as a shard of the cache when it is done, under a
-name of its own, so that several jobs may write at once and one that was ended goes on where it was.
+The cache has coordinates and confidences by sequence hash, in a folder of the predictor's fingerprint. Each batch is a
+shard of it, under a name of its own, so that several jobs may write at once and one that was ended resumes.
 """
 
 from __future__ import annotations
@@ -62,11 +61,6 @@ class FoldingReport:
     sequences: int
     cached: int
     removed_shards: int
-
-    @property
-    def hit_rate(self) -> float:
-        """Share of the distinct sequences that were predicted before."""
-        return self.cached / max(1, self.sequences)
 
 
 class Folder:
@@ -138,17 +132,16 @@ def predict_structures(
     tokens: int,
     cache_bytes: int | None,
     plan: Callable[[NDArray[np.int64], int], list[Indices]] = longest_first,
-    pool: Callable[[FoldingSettings], Any] | None = None,
+    workers: ActorPool | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> FoldingReport:
     """Predict what is not in the cache; ``progress`` gets the sequences done and all of them.
 
-    ``plan`` gives the places of each batch. ``cache_bytes`` bounds the cache, None does not. ``pool`` makes an
-    :class:`~cluster.actor_pool.ActorPool` of :class:`Folder`; None computes here.
+    ``plan`` gives the places of each batch. ``cache_bytes`` bounds the cache, None does not. ``workers`` are
+    :func:`actors`, closed at the end; None computes here.
     """
-    distinct = list(dict.fromkeys(sequences))
-    workers: Any = Folder(settings) if pool is None else pool(settings)
-    folder = settings.cache / (workers.load() if pool is None else workers.loaded)
+    distinct, local = list(dict.fromkeys(sequences)), Folder(settings)
+    folder = settings.cache / (local.load() if workers is None else workers.loaded)
     try:
         (folder / FAILURE_FILE).unlink(missing_ok=True)
         absent = ~PredictedStructures(folder, "null").has(hashes(distinct))
@@ -158,14 +151,14 @@ def predict_structures(
         batches = [[distinct[place] for place in places.tolist()] for places in planned if places.size]
         cached = done = int(len(distinct) - absent.sum())
         progress(done, len(distinct))
-        for number, size in enumerate(map(workers.run, batches) if pool is None else workers.run(batches), 1):
+        for number, size in enumerate(map(local.run, batches) if workers is None else workers.run(batches), 1):
             done += size
             progress(done, len(distinct))
             if number % _MERGED == 0:
                 merge_shards(folder)
         merge_shards(folder)
     finally:
-        if pool is not None:
+        if workers is not None:
             workers.close()
     removed = 0 if cache_bytes is None else bound_cache(settings.cache, cache_bytes)
     return FoldingReport(folder, len(distinct), cached, removed)

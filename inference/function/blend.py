@@ -1,9 +1,7 @@
 """The end of a run of function prediction: the parts weighted on its held-out proteins.
 
-In: a finished run of the task ``terms``. Out, in its folder ``function``, whole or not at all: the data
-(:mod:`function.proteins`), the vectors, and ``blend.json`` with the weights, and the values that each part and
-the blend reach on the held-out proteins. With the export they are all that predictions need.
-
+The run's folder ``function``, whole or not at all, has the data (:mod:`function.proteins`), the vectors, and
+``blend.json`` with the weights and the values that each part and the blend reach on the held-out proteins.
 The blend is fitted on parts that have seen the training proteins alone; predictions then transfer from all.
 """
 

@@ -1,13 +1,12 @@
-"""The parts of a blend: scores of each predictor for some proteins.
-
-In: a run's data and network, and of the proteins sequences and vectors. Out: for each aspect and part sparse scores,
-propagated, so that no term scores above its parents.
+"""The parts of a blend: scores of each predictor for some proteins, sparse and propagated, so that no term scores above
+its parents.
 
 Shape legend: N proteins to predict, R records of the run, M annotated proteins of an aspect, V its terms, K terms that
 are learnt, of all aspects, C channels.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -53,27 +52,24 @@ def open_network(export: Path, terms: TermsSection) -> Network:
     return model.label_space, probabilities
 
 
+@dataclass
 class Parts:
     """Predictors on the training proteins of a run, or on all its annotated proteins."""
 
-    def __init__(
-        self,
-        export: Path,
-        terms: TermsSection,
-        data: FunctionData,
-        vectors_RC: Vectors | None,
-        *,
-        training: bool,
-    ) -> None:
-        self.data, self._terms, self._training = data, terms, training
-        self._vectors_RC = vectors_RC
-        self._network = open_network(export, terms) if "network" in terms.parts else None
+    export: Path
+    terms: TermsSection
+    data: FunctionData
+    vectors: Vectors | None
+    training: bool
+
+    def __post_init__(self) -> None:
+        self._network = open_network(self.export, self.terms) if "network" in self.terms.parts else None
 
     def hits(self, texts: Sequence[str]) -> csr_array | None:
         """(N, R) bit scores; None where homology is no part."""
-        if "homology" not in self._terms.parts:
+        if "homology" not in self.terms.parts:
             return None
-        homology, rows = self._terms.homology, []
+        homology, rows = self.terms.homology, []
         for query in map(str.encode, texts):
             candidates = self._words("", query, homology.candidates)
             rows.append(self._search.hits(query, homology.candidates, homology.max_evalue, candidates))
@@ -110,16 +106,14 @@ class Parts:
         members = self._members(aspect)
         terms, records = aspect.terms[members], aspect.records[members]
         scores = {}
-        if "naive" in self._terms.parts:
+        if "naive" in self.terms.parts:
             scores["naive"] = naive(terms, queries)
         if bits is not None:
             scores["homology"] = transferred(csr_array(bits[:, records]), terms)
-        if "neighbours" in self._terms.parts and vectors_NC is not None and self._vectors_RC is not None:
-            settings = self._terms.neighbours
-            mean_C = self._vectors_RC.mean(axis=0)
-            near = nearest(
-                vectors_NC - mean_C, self._vectors_RC[records] - mean_C, settings.number, settings.temperature
-            )
+        if "neighbours" in self.terms.parts and vectors_NC is not None and self.vectors is not None:
+            settings = self.terms.neighbours
+            mean_C = self.vectors.mean(axis=0)
+            near = nearest(vectors_NC - mean_C, self.vectors[records] - mean_C, settings.number, settings.temperature)
             scores["neighbours"] = transferred(near, terms)
         if learnt is not None:
             scores["network"] = learnt
@@ -135,4 +129,4 @@ class Parts:
         return SharedWords(self.data.store, np.unique(np.concatenate(known)))
 
     def _members(self, aspect: AspectData) -> NDArray[np.int64]:
-        return np.flatnonzero(aspect.training | (not self._training))
+        return np.flatnonzero(aspect.training | (not self.training))

@@ -1,8 +1,8 @@
-"""Predictions of a run for the proteins of FASTA files, in CAFA's format.
+"""Predictions of a run for the proteins of FASTA files, in CAFA's format: protein, term and score with three digits,
+terms of a protein from the highest score down, parents before children.
 
-In: the folder of a run, sequences. Out: a file of protein, term and score with three digits, terms of a protein from
-the highest score down, parents before children. Until it is complete everything lies in ``OUTPUT.partial``: the store,
-the embeddings, and the lines of the blocks of proteins that are done; the same command computes the others.
+Until it is complete everything lies in ``OUTPUT.partial``: the store, the embeddings, and the lines of the blocks of
+proteins that are done; the same command computes the others.
 """
 
 import json

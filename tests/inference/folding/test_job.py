@@ -1,7 +1,6 @@
 """Predicted structures are kept by sequence and predictor: found again, never predicted twice, equal however often a
 job was ended."""
 
-import logging
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ from transformers import EsmFold2Model
 from common.errors import ConfigError
 from dataset.structures.predictions import PredictedStructures, hashes
 from inference.folding import job
-from inference.folding.job import Folder, FoldingSettings, predict_structures
+from inference.folding.job import Folder, FoldingSettings, actors, predict_structures
 from inference.folding.predictors import predictor
 from tests.model.support import random_sequences
 
@@ -46,7 +45,7 @@ def test_structures_are_the_predictors_own_and_are_found_again(kind: str, tmp_pa
         middle = alone.coordinates[:, 1].mean(0)
         np.testing.assert_allclose(found.coordinates, alone.coordinates - middle, atol=0.05)
         np.testing.assert_allclose(found.confidence, alone.confidence, atol=0.1)
-    assert predict(source, tmp_path, [*SEQUENCES, SEQUENCES[0]], kind).hit_rate == 1
+    assert predict(source, tmp_path, [*SEQUENCES, SEQUENCES[0]], kind).cached == 6
     assert predict(source, tmp_path, [*SEQUENCES, "MKTAX"], kind).cached == 6
 
 
@@ -121,12 +120,7 @@ def test_the_cache_is_bounded_and_unknown_predictors_are_refused(esmfold: Path, 
 
 @pytest.mark.slow
 def test_actors_give_the_same_cache(esmfold: Path, tmp_path: Path, ray_address: str):
-    from cluster.actor_pool import ActorPool
-
     predict(esmfold, tmp_path / "here")
-
-    def pool(of: FoldingSettings) -> ActorPool:
-        return ActorPool(Folder, of, 2, {"num_cpus": 1}, at_once=1, max_failures=3, log=logging.getLogger("tests"))
-
-    predict(esmfold, tmp_path / "ray", pool=pool)
+    workers = actors(settings(esmfold, tmp_path / "ray"), 2, 1, 0)
+    predict(esmfold, tmp_path / "ray", workers=workers)
     assert contents(tmp_path / "ray") == contents(tmp_path / "here")
