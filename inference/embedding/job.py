@@ -78,8 +78,8 @@ def run_job(
         for model in models:
             model.compute([manifest.job for manifest in complete])
         if complete:
-            reports = sorted(output.glob(f"**/{report_name('*')}"))
-            return [json.loads(path.read_text(encoding="utf-8")) for path in reports]
+            paths = sorted(output.glob(f"**/{report_name('*')}"))
+            return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
         with made_folder(output, MADE_BY, overwrite) as building, status_line() as show:
             reports = []
             for model in models:

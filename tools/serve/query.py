@@ -46,8 +46,8 @@ def main(argv: list[str]) -> int:
             key = arguments.key_file.read_text(encoding="utf-8").strip()
         except OSError as error:
             raise DataError(f"{arguments.key_file}: can't be read ({error.strerror})") from error
-    options = {"key": key, "model": arguments.model, "concurrency": arguments.concurrency}
-    with Client(arguments.address, **options) as client, made_file(*made) as building, record_bar("asking") as bar:
+    client = Client(arguments.address, key=key, model=arguments.model, concurrency=arguments.concurrency)
+    with client, made_file(*made) as building, record_bar("asking") as bar:
         write = WRITERS.get(arguments.task, _write_arrays)
         number = write(building, client, _records(source, bar), arguments.task)
     print(f"{arguments.output}: {arguments.task} of {counted(number, 'protein{s}')}")

@@ -48,8 +48,11 @@ def add(app: FastAPI, service: Service, **documents: Any) -> None:
         """The page."""
         return FileResponse(PAGE / "page.html", headers=_POLICY)
 
-    for name, path in FILES.items():
-        app.add_route(name, lambda _, path=path: FileResponse(path), name="page", include_in_schema=False)
+    async def file(request: Request) -> Response:
+        return FileResponse(FILES[request.url.path])
+
+    for name in FILES:
+        app.add_route(name, file, name="page", include_in_schema=False)
 
     @app.get("/docs", name="docs", include_in_schema=False)
     async def docs() -> Response:
