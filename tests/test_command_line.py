@@ -10,7 +10,8 @@ from common.command_line import run
 from tests.conftest import REPOSITORY
 from tools.__main__ import ALONE, COMMANDS, entry_point, example, main, subcommands
 from train_config.command_schema import COMMANDS as SCHEMAS
-from train_config.loading import known_keys
+from train_config.schema import Config
+from train_config.section import settings_of
 from train_config.tune_schema import TuneConfig
 
 SEARCH = "train_config/tune_throughput.yaml"
@@ -60,7 +61,7 @@ def test_a_command_without_what_it_needs_is_one_line(called, command):
 def test_help_lists_every_setting_with_the_values_of_the_files(called):
     result = called("train", "--help", *EXPERIMENT, "--tune", SEARCH)
     assert result.returncode == 0
-    keys = [".".join(key) for key in known_keys()] + [f"tune.{'.'.join(key)}" for key in known_keys(TuneConfig)]
+    keys = [".".join(key) for key in settings_of(Config)] + [f"tune.{'.'.join(key)}" for key in settings_of(TuneConfig)]
     assert [key for key in keys if f"--{key}" not in result.stdout] == []
     assert "(default: 2048)" in result.stdout  # batch.tokens of the file
 
@@ -114,7 +115,7 @@ def test_settings_are_described_sections_with_underscores(called, name):
     command, *words = name.split()
     assert (command in ALONE and not words) or words[0] in subcommands(command)
     options = re.findall(r"^  (--[\w.-]+)", called(*name.split(), "--help").stdout, re.MULTILINE)
-    assert set(options) >= {f"--{'.'.join(key)}" for key in known_keys(SCHEMAS[name])}
+    assert set(options) >= {f"--{'.'.join(key)}" for key in settings_of(SCHEMAS[name])}
     assert [option for option in options if "-" in option.removeprefix("--")] == []
     assert all(field.annotation.__doc__ for field in SCHEMAS[name].model_fields.values())
 

@@ -90,7 +90,7 @@ def made(tmp_path_factory, process_group) -> Path:
     write_terms(folder)
     assert train_function(folder) == 0
     finished = folder / "runs" / "function"
-    source = ["--data.source", str(finished / "function" / "sample" / "test.fasta")]
+    source = ["--predict.input", str(finished / "function" / "sample" / "test.fasta")]
     predicted = ["--predict.output", str(folder / "predicted.tsv")]
     assert run(esmeray, ["function", "predict", str(finished), *source, *predicted]) == 0
     proteins = tiny_config(folder / "runs", **TINY_CLASSIFIER)

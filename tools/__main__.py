@@ -1,8 +1,7 @@
 """The command line: ``esmeray``, or ``python -m tools``, lists its commands; ``esmeray COMMAND --help`` explains one.
 
-A command is a package of this one, whose docstring is its line in the list and an example. Its modules are its
-subcommands, each with ``main(argv) -> int``; commands of :data:`ALONE` run by themselves. Only the module that is
-needed is imported, since some take seconds.
+A command is a package of this one. Its modules are its subcommands, each with ``main(argv) -> int``; commands of
+:data:`ALONE` need no subcommand. Only the module that is needed is imported, since some take seconds.
 """
 
 import ast
@@ -16,8 +15,19 @@ from common.command_line import TERMINATED, program_of, run
 from common.errors import ConfigError
 from common.text import did_you_mean
 
-COMMANDS = ("data", "train", "tune", "embed", "classify", "design", "function", "align", "serve", "profile")
-"""In the order in which a newcomer meets them."""
+COMMANDS = {
+    "data": ("convert", "Convert FASTA and structure files to stores, and inspect stores."),
+    "train": ("run", "Train a model, export it, and show the state of a run."),
+    "tune": ("run", "Search for the settings that train an experiment fastest."),
+    "embed": ("run", "Compute embeddings of proteins; join, search and plot them."),
+    "classify": ("predict", "Predict labels by a trained classifier, and evaluate it."),
+    "design": ("generate", "Generate, score and evaluate sequences for structures; fold sequences."),
+    "function": ("predict", "Predict functions of proteins, and evaluate predictions as CAFA does."),
+    "align": ("run", "Align proteins with all of a store, exactly, and write the best hits as BLAST does."),
+    "serve": ("run", "Serve models over HTTP; send a file to a service, make API keys."),
+    "profile": ("model", "Measure models and devices, check and record GPUs."),
+}
+"""In the order in which a newcomer meets them: the module whose first example shows the command, and its subject."""
 ALONE = ("train", "tune", "align")
 """Commands whose module ``run`` has no name on the command line."""
 
@@ -29,7 +39,8 @@ def main(argv: list[str]) -> int:
         return 0
     command, *arguments = argv
     if command not in COMMANDS:
-        raise ConfigError(f"there is no command {command!r}{did_you_mean(command, COMMANDS)}; {_listed(COMMANDS)}")
+        hint = did_you_mean(command, COMMANDS)
+        raise ConfigError(f"there is no command {command!r}{hint}; there are {', '.join(COMMANDS)}")
     names = subcommands(command)
     if names and arguments[:1] in (["-h"], ["--help"]):
         print(_command_overview(command, names))
@@ -57,20 +68,23 @@ def _module(command: str, names: list[str], arguments: list[str]) -> tuple[str, 
     if command in ALONE and (is_option or not names):
         return "run", arguments  # which says what it needs
     problem = "name a subcommand" if is_option else f"there is no subcommand {first!r}{did_you_mean(first, names)}"
-    raise ConfigError(f"{program_of(command)}: {problem}; {_listed(names)}; for example: {example(command)}")
+    raise ConfigError(
+        f"{program_of(command)}: {problem}; there are {', '.join(names)}; for example: {example(command)}"
+    )
 
 
 def example(command: str) -> str:
     """A command line that shows the command."""
-    return _docstring(command, "__init__").splitlines()[-1]
+    lines = _docstring(command, COMMANDS[command][0]).splitlines()
+    return next(line.strip() for line in lines if line.startswith("  esmeray "))
 
 
 def _overview() -> str:
     lines = [f"usage: {program_of('COMMAND')} [SUBCOMMAND] [--section.key VALUE ...]", ""]
-    for command in COMMANDS:
-        others = ", ".join(subcommands(command))
-        subject = _docstring(command, "__init__").splitlines()[0]
-        lines += [f"{command:<9} {subject}{f' ({others})' if others else ''}", f"          {example(command)}"]
+    for command, (_, subject) in COMMANDS.items():
+        names = subcommands(command)
+        others = f" ({', '.join(names)})" if names else ""
+        lines += [f"{command:<9} {subject}{others}", f"          {example(command)}"]
     return "\n".join([*lines, "", f"{program_of('COMMAND')} --help says more."])
 
 
@@ -80,10 +94,6 @@ def _command_overview(command: str, names: list[str]) -> str:
     usage = f"usage: {program_of(command)} {'[SUBCOMMAND]' if command in ALONE else 'SUBCOMMAND'} ..."
     end = f"{program_of(command)} SUBCOMMAND --help explains one.{' Without one:' if command in ALONE else ''}"
     return "\n".join([usage, "", *lines, "", f"Example: {example(command)}", end, ""])
-
-
-def _listed(names: tuple[str, ...] | list[str]) -> str:
-    return f"there are {', '.join(names)}"
 
 
 def _docstring(command: str, module: str) -> str:

@@ -6,8 +6,8 @@ the option, or file and line; where something is missing the line ends with the 
 """
 
 import argparse
-import re
-from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
 
 from pydantic import ConfigDict
 from pydantic.fields import FieldInfo
@@ -15,9 +15,20 @@ from pydantic.fields import FieldInfo
 from common.command_line import program_of
 from common.errors import ConfigError
 from common.text import did_you_mean
+from train_config.command_schema import COMMANDS
 from train_config.loading import MissingError, load_settings, read_file
 from train_config.schema import Config
-from train_config.section import KeyPath, Overrides, Section, is_section, list_type, may_be_none, metavar
+from train_config.section import (
+    KeyPath,
+    Overrides,
+    Section,
+    list_type,
+    may_be_none,
+    metavar,
+    own_settings,
+    sections_of,
+    settings_of,
+)
 
 _HELP_COLUMN = 38
 
@@ -38,20 +49,15 @@ class Overwriting(Plain):
     """Replace what this command made and nobody changed since."""
 
 
-class NoSettings(Section):
-    """Settings of a command that has none."""
+class OnModel(Overwriting):
+    """Target of commands that take a trained model."""
+
+    model: Path
+    """Folder of a run, or of an export of one."""
 
 
 PlainKind = TypeVar("PlainKind", bound=Plain)
 Settings = TypeVar("Settings", bound=Section)
-
-
-class Words(NamedTuple, Generic[PlainKind]):
-    """A command line: target and flags, the file of settings, and the settings that override it."""
-
-    plain: PlainKind
-    file: str | None
-    overrides: Overrides
 
 
 def parse(
@@ -59,29 +65,32 @@ def parse(
 ) -> tuple[PlainKind, Settings]:
     """A command's target and flags, and its settings, checked; ``text`` is its module's docstring.
 
-    Prints the help and ends the process where that is asked for. Raises ConfigError with one line a problem.
+    ``settings`` is the command's schema, or the section that is all of it. Prints the help and ends the process where
+    that is asked for. Raises ConfigError with one line a problem.
     """
-    words = read_words(argv, command, text, plain, settings)
-    return words.plain, _loaded(settings, words.file, words.overrides, command, text)
+    return parse_with_run(argv, command, text, plain, settings, Section)[:2]
 
 
 def parse_with_run(
-    argv: list[str], command: str, text: str | None, plain: type[PlainKind], settings: type[Settings]
+    argv: list[str],
+    command: str,
+    text: str | None,
+    plain: type[PlainKind],
+    settings: type[Settings],
+    also: type[Section] = Config,
 ) -> tuple[PlainKind, Settings, Overrides]:
     """As :func:`parse`, with the settings of an experiment, unchecked: they override what a run recorded."""
-    words = read_words(argv, command, text, plain, settings, Config)
-    own = {key: value for key, value in words.overrides.items() if key[0] in settings.model_fields}
-    of_run = {key: value for key, value in words.overrides.items() if key not in own}
-    return words.plain, _loaded(settings, words.file, own, command, text), of_run
-
-
-def _loaded(
-    settings: type[Settings], file: str | None, overrides: Overrides, command: str, text: str | None
-) -> Settings:
+    schema = COMMANDS.get(command, Section)
+    target, file, overrides = read_words(argv, command, text, plain, schema, also)
+    own = {key: value for key, value in overrides.items() if key[0] in schema.model_fields}
+    of_run = {key: value for key, value in overrides.items() if key not in own}
     try:
-        return load_settings(settings, file, overrides)
+        loaded: Any = load_settings(schema, file, own)
     except MissingError as error:
         raise ConfigError(f"{error}; {example_of(text, command)}") from None
+    if schema is not settings:
+        ((_, loaded),) = loaded
+    return target, loaded, of_run
 
 
 def read_words(
@@ -89,19 +98,20 @@ def read_words(
     command: str,
     text: str | None,
     plain: type[PlainKind],
-    settings: type[Section],
-    also: type[Section] = NoSettings,
-) -> Words[PlainKind]:
-    """A command line whose settings are not checked yet: they override a file, or what a run recorded.
+    schema: type[Section],
+    also: type[Section] = Section,
+) -> tuple[PlainKind, str | None, Overrides]:
+    """Target and flags, the file of settings, and settings that override it, or what a run recorded, unchecked.
 
     Settings of ``also`` are understood, and left out of the help.
     """
+    sections = sections_of(schema)
     if {"-h", "--help"} & set(argv):
-        _Parser(command, plain, _groups(settings), text, _file_of(argv)).print_help()
+        early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        early.add_argument("--config")
+        _Parser(command, plain, sections, text, early.parse_known_args(argv)[0].config).print_help()
         raise SystemExit(0)
-    groups = _groups(settings)
-    groups += [group for group in _groups(also) if group.path not in {own.path for own in groups}]
-    parser = _Parser(command, plain, groups, text, None)
+    parser = _Parser(command, plain, {**sections_of(also), **sections}, text, None)
     parser.refuse_unknown(argv)
     parsed, unexpected = parser.parse_known_intermixed_args(argv)
     if unexpected:
@@ -109,13 +119,12 @@ def read_words(
     values = vars(parsed)
     own: Overrides = {(name,): values[name] for name in plain.model_fields if name in values}
     overrides = {}
-    for group in groups:
-        for key, field in group.fields.items():
-            name = ".".join(key)
-            if name in values:
-                overrides[key] = _value(field.annotation, values[name], f"--{name}")
+    for key, field in {**settings_of(also), **settings_of(schema)}.items():
+        name = ".".join(key)
+        if name in values:
+            overrides[key] = _value(field.annotation, values[name], f"--{name}")
     try:
-        return Words(load_settings(plain, None, own), values.get("config"), overrides)
+        return load_settings(plain, None, own), values.get("config"), overrides
     except MissingError as error:
         missing = str(error).replace("--", "").upper().replace("MISSING", "missing")
         raise ConfigError(f"{missing}; {example_of(text, command)}") from None
@@ -123,31 +132,27 @@ def read_words(
 
 def example_of(text: str | None, command: str) -> str:
     """The first example of a command's docstring."""
-    match = re.search(r"^ +((?:esmeray|python \S+_ray\.py) .*?)(?<!\\)$", text or "", re.MULTILINE | re.DOTALL)
-    line = match[1].replace("\\\n", "") if match else f"{program_of(command)} --help"
-    return f"for example: {line}"
-
-
-class _Group(NamedTuple):
-    """A section on the command line."""
-
-    path: KeyPath
-    section: type[Section]
-    fields: dict[KeyPath, FieldInfo]
+    examples = [line.strip() for line in (text or "").splitlines() if line.startswith("  esmeray ")]
+    return f"for example: {examples[0] if examples else f'{program_of(command)} --help'}"
 
 
 class _Parser(argparse.ArgumentParser):
     """argparse with a group for each section, and mistakes as ConfigError."""
 
     def __init__(
-        self, command: str, plain: type[Plain], groups: list[_Group], text: str | None, file: str | None
+        self,
+        command: str,
+        plain: type[Plain],
+        sections: dict[KeyPath, type[Section]],
+        text: str | None,
+        file: str | None,
     ) -> None:
+        groups = {path: section for path, section in sections.items() if own_settings(section)}
         targets = [name.upper() for name, field in plain.model_fields.items() if field.is_required()]
         settings = ["[--config FILE] [--section.key VALUE ...]"] if groups else []
         options = [f"[{_option(name)}]" for name, field in plain.model_fields.items() if not field.is_required()]
-        usage = [program_of(command), *targets, *settings, *options]
         super().__init__(
-            usage=_escaped(" ".join(usage)),
+            usage=_escaped(" ".join([program_of(command), *targets, *settings, *options])),
             description=_escaped(text or ""),
             formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=_HELP_COLUMN),
             allow_abbrev=False,
@@ -163,12 +168,10 @@ class _Parser(argparse.ArgumentParser):
         if groups:
             self.add_argument("--config", metavar="FILE", help="YAML file of the settings below, which override it.")
         values = read_file(file)[0] if file else {}
-        for group in groups:
-            title = self.add_argument_group(
-                ".".join(group.path), _escaped(" ".join((group.section.__doc__ or "").split()))
-            )
-            for key, field in group.fields.items():
-                title.add_argument(
+        for path, section in groups.items():
+            group = self.add_argument_group(".".join(path), _escaped(" ".join((section.__doc__ or "").split())))
+            for key, field in own_settings(section, path).items():
+                group.add_argument(
                     f"--{'.'.join(key)}",
                     nargs="*" if list_type(field.annotation) else None,
                     metavar=metavar(field.annotation),
@@ -186,18 +189,6 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Refuse in one line, as every command does."""
         raise ConfigError(message.removeprefix("argument "))
-
-
-def _groups(schema: type[Section], path: KeyPath = ()) -> list[_Group]:
-    """The schema's sections that have settings, in order."""
-    fields: dict[KeyPath, FieldInfo] = {}
-    inner: list[_Group] = []
-    for name, field in schema.model_fields.items():
-        if is_section(field.annotation):
-            inner += _groups(field.annotation, (*path, name))
-        else:
-            fields[(*path, name)] = field
-    return [_Group(path, schema, fields), *inner] if fields else inner
 
 
 def _option(name: str) -> str:
@@ -232,7 +223,7 @@ def _escaped(text: str) -> str:
 
 
 def _value(annotation: Any, words: str | list[str], option: str) -> Any:
-    """The text that is given for a setting; None or an empty list where it says ``none``."""
+    """The text of a setting on the command line; None or an empty list where it says ``none``."""
     items = words if isinstance(words, list) else [words]
     if not items:
         raise ConfigError(f"{option}: a value is missing")
@@ -241,10 +232,3 @@ def _value(annotation: Any, words: str | list[str], option: str) -> Any:
     if (optional or is_list) and [item.lower() for item in items] in (["none"], ["null"]):
         return None if optional else []
     return words
-
-
-def _file_of(argv: list[str]) -> str | None:
-    """The file of ``--config``, before anything else is looked at."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--config")
-    return parser.parse_known_args(argv)[0].config

@@ -4,9 +4,9 @@ An experiment's sections keep their names and meaning here.
 """
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, create_model
 
 from train_config.classifier_schema import Part
 from train_config.diffusion_schema import CaOnly, StructuresSection
@@ -22,7 +22,7 @@ from train_config.section import (
     Share,
     Tokens,
 )
-from train_config.service_schema import KeySettings, QuerySettings, ServiceSettings
+from train_config.service_schema import KeySection, QuerySection, ServiceSettings
 from train_config.terms_schema import EvaluateTermsSection, PredictTermsSection
 
 
@@ -79,12 +79,6 @@ class ExportSection(Section):
     """latest; best: lowest validation loss; or a name such as step-00000100."""
     output: str | None = None
     """Folder to write. Default: export-CHECKPOINT in the run's folder."""
-
-
-class ExportSettings(Section):
-    """From a checkpoint to a Hugging Face folder."""
-
-    export: ExportSection = ExportSection()
 
 
 class AlignSection(Section):
@@ -163,12 +157,6 @@ class JoinSection(Section):
     """parquet or npy. Default: npy where the first folder has it."""
 
 
-class JoinSettings(Section):
-    """A join."""
-
-    join: JoinSection
-
-
 class SearchSection(Section):
     """Queries, and the kind of search."""
 
@@ -190,12 +178,6 @@ class SearchSection(Section):
     """Output of the folders. Default: their first."""
 
 
-class SearchSettings(Section):
-    """A search."""
-
-    search: SearchSection
-
-
 class PlotSection(Section):
     """Labels, and the projection."""
 
@@ -213,12 +195,6 @@ class PlotSection(Section):
     """Output to draw. Default: the folder's first."""
     max_points: Annotated[int, Field(gt=1)] = 20_000
     """Proteins to draw; of more, a random sample."""
-
-
-class PlotSettings(Section):
-    """A map."""
-
-    plot: PlotSection
 
 
 class ModelProfileSection(Section):
@@ -287,41 +263,11 @@ class LogProfileSection(Section):
     """Also write the summaries to this file, as JSON."""
 
 
-class ModelProfileSettings(Section):
-    """A profile of a model."""
-
-    profile: ModelProfileSection = ModelProfileSection()
-
-
-class DeviceProfileSettings(Section):
-    """A comparison of devices."""
-
-    profile: DeviceProfileSection = DeviceProfileSection()
-
-
-class GpuProfileSettings(Section):
-    """A check or a recording of GPUs."""
-
-    profile: GpuProfileSection = GpuProfileSection()
-
-
-class LogProfileSettings(Section):
-    """An analysis of a GPU log."""
-
-    profile: LogProfileSection = LogProfileSection()
-
-
 class PredictTermsSettings(Section):
     """A prediction of terms."""
 
     predict: PredictTermsSection
-    data: FastaSection
-
-
-class EvaluateTermsSettings(Section):
-    """An evaluation of predicted terms."""
-
-    evaluate: EvaluateTermsSection
+    data: IngestedSection = IngestedSection()
 
 
 class ClassifierRunSection(Section):
@@ -344,12 +290,6 @@ class ClassifyPredictSection(ClassifierRunSection):
     """File to write: .csv, .tsv or .parquet."""
 
 
-class ClassifyPredictSettings(Section):
-    """Predictions of a classifier."""
-
-    predict: ClassifyPredictSection
-
-
 class ClassifyEvaluateSection(ClassifierRunSection):
     """Records, report, and how the classifier runs."""
 
@@ -362,12 +302,6 @@ class ClassifyEvaluateSection(ClassifierRunSection):
     those held out for validation by default."""
     baselines: bool = False
     """Fit simple baselines on what the run was trained on and show their metrics beside."""
-
-
-class ClassifyEvaluateSettings(Section):
-    """An evaluation of a classifier."""
-
-    evaluate: ClassifyEvaluateSection = ClassifyEvaluateSection()
 
 
 class DesignModelSection(Section):
@@ -421,12 +355,6 @@ class GenerateSection(DesignStructuresSection):
     """Store of sequences to compare with: adds novelty to each."""
 
 
-class GenerateSettings(Section):
-    """Designs."""
-
-    generate: GenerateSection
-
-
 class ScoreSection(DesignStructuresSection):
     """Structures, sequences to score on them, and how the model runs."""
 
@@ -434,12 +362,6 @@ class ScoreSection(DesignStructuresSection):
     """FASTA files, folders or globs."""
     output: Path
     """TSV file to write."""
-
-
-class ScoreSettings(Section):
-    """Scores of sequences."""
-
-    score: ScoreSection
 
 
 class DesignEvaluateSection(DesignModelSection):
@@ -455,12 +377,6 @@ class DesignEvaluateSection(DesignModelSection):
     """Steps of denoising."""
     output: Path | None = None
     """JSON file to write."""
-
-
-class DesignEvaluateSettings(Section):
-    """An evaluation of designs."""
-
-    evaluate: DesignEvaluateSection
 
 
 class FoldSection(Section):
@@ -501,29 +417,40 @@ class FoldSettings(Section):
     ray: ClusterSection = ClusterSection()
 
 
+class _OneSection(Section):
+    """Base of the schema of a command that has one section."""
+
+    model_config = ConfigDict(use_attribute_docstrings=False)  # looked for in the source, of which there is none
+
+
+def _alone(name: str, section: type[Section]) -> type[Section]:
+    fields: dict[str, Any] = {name: (section, ...)}
+    return create_model("Settings", __base__=_OneSection, **fields)
+
+
 COMMANDS: dict[str, type[Section]] = {
     "data convert": ConvertSettings,
     "data structures": StructuresSettings,
-    "train export": ExportSettings,
-    "profile model": ModelProfileSettings,
-    "profile devices": DeviceProfileSettings,
-    "profile gpu": GpuProfileSettings,
-    "profile log": LogProfileSettings,
+    "train export": _alone("export", ExportSection),
+    "profile model": _alone("profile", ModelProfileSection),
+    "profile devices": _alone("profile", DeviceProfileSection),
+    "profile gpu": _alone("profile", GpuProfileSection),
+    "profile log": _alone("profile", LogProfileSection),
     "embed run": EmbedSettings,
-    "embed join": JoinSettings,
-    "embed search": SearchSettings,
-    "embed plot": PlotSettings,
-    "classify predict": ClassifyPredictSettings,
-    "classify evaluate": ClassifyEvaluateSettings,
-    "design generate": GenerateSettings,
-    "design score": ScoreSettings,
-    "design evaluate": DesignEvaluateSettings,
+    "embed join": _alone("join", JoinSection),
+    "embed search": _alone("search", SearchSection),
+    "embed plot": _alone("plot", PlotSection),
+    "classify predict": _alone("predict", ClassifyPredictSection),
+    "classify evaluate": _alone("evaluate", ClassifyEvaluateSection),
+    "design generate": _alone("generate", GenerateSection),
+    "design score": _alone("score", ScoreSection),
+    "design evaluate": _alone("evaluate", DesignEvaluateSection),
     "design fold": FoldSettings,
     "function predict": PredictTermsSettings,
-    "function evaluate": EvaluateTermsSettings,
+    "function evaluate": _alone("evaluate", EvaluateTermsSection),
     "align": AlignSettings,
     "serve run": ServiceSettings,
-    "serve query": QuerySettings,
-    "serve key": KeySettings,
+    "serve query": _alone("query", QuerySection),
+    "serve key": _alone("key", KeySection),
 }
 """The schema of each command, in the order of the pages."""

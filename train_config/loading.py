@@ -18,7 +18,7 @@ from common.processor import computes_bf16
 from common.text import did_you_mean, refusal
 from train_config.recorded import current, renamed_hint
 from train_config.schema import Config
-from train_config.section import KeyPath, Overrides, Section, is_section
+from train_config.section import KeyPath, Overrides, Section, is_section, settings_of
 from train_config.service_schema import ServiceConfig, ServiceSettings
 from train_config.tune_schema import TuneConfig
 
@@ -99,24 +99,12 @@ def dump_config(config: Section) -> str:
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-def known_keys(model: type[BaseModel] = Config, prefix: KeyPath = ()) -> dict[KeyPath, Any]:
-    """Every key of the schema with the annotation of its value."""
-    keys: dict[KeyPath, Any] = {}
-    for name, field in model.model_fields.items():
-        annotation = field.annotation
-        if is_section(annotation):
-            keys |= known_keys(annotation, (*prefix, name))
-        else:
-            keys[(*prefix, name)] = annotation
-    return keys
-
-
-def _without_sizes(given: Overrides) -> Overrides:
+def _without_sizes(overrides: Overrides) -> Overrides:
     """Drop the file's size of random weights where the command line names trained weights, which have their own."""
-    source = given.get((*_BACKBONE, "source"))
+    source = overrides.get((*_BACKBONE, "source"))
     if not source or not ("/" in source or Path(source).expanduser().is_dir()):
-        return given
-    return {**{(*_BACKBONE, size): None for size in ("layers", "hidden_size", "heads")}, **given}
+        return overrides
+    return {**{(*_BACKBONE, size): None for size in ("layers", "hidden_size", "heads")}, **overrides}
 
 
 def read_file(path: str | Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
@@ -154,11 +142,10 @@ def _collect_lines(node: yaml.Node | None, prefix: KeyPath, lines: dict[KeyPath,
 
 
 def _set(settings: dict[str, Any], key: KeyPath, value: Any) -> None:
-    for part in key[:-1]:
-        inner = settings.get(part)
-        if not isinstance(inner, dict):
-            inner = settings[part] = {}
-        settings = inner
+    for name in key[:-1]:
+        if not isinstance(settings.get(name), dict):
+            settings[name] = {}
+        settings = settings[name]
     settings[key[-1]] = value
 
 
@@ -170,10 +157,10 @@ class _Problems:
     prefix: str
     path: str | Path | None
     lines: dict[KeyPath, int]
-    given: Overrides
+    overrides: Overrides
 
     def __post_init__(self) -> None:
-        self._keys = known_keys(self.schema)
+        self._keys = settings_of(self.schema)
 
     def describe(self, error: Any) -> str:
         key = self.key(error["loc"])
@@ -194,13 +181,11 @@ class _Problems:
 
     def _overridden(self, key: KeyPath, message: str) -> list[KeyPath]:
         """The options that an error concerns: of its setting, or those that a section's rule names."""
-        names = {option: ".".join(option[len(key) :]) for option in self.given if option[: len(key)] == key}
+        names = {option: ".".join(option[len(key) :]) for option in self.overrides if option[: len(key)] == key}
         return [option for option, name in names.items() if re.search(rf"\b{re.escape(name)}\b", message) or not name]
 
     def key(self, location: tuple[int | str, ...]) -> KeyPath:
-        """The part of pydantic's location that names a setting (it appends union members and list indices)."""
-        for length in range(len(location), 0, -1):
-            candidate = tuple(str(part) for part in location[:length])
-            if candidate in self._keys:
-                return candidate
-        return tuple(str(part) for part in location)
+        """The start of pydantic's location that names a setting (it appends union members and list indices)."""
+        names = tuple(map(str, location))
+        starts = (names[:length] for length in range(len(names), 0, -1))
+        return next((start for start in starts if start in self._keys), names)

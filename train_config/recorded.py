@@ -5,22 +5,15 @@ what no version does any more is refused in a line. A user's own file gets the n
 """
 
 from copy import deepcopy
-from typing import Any, NamedTuple
+from typing import Any
 
 from common.errors import ConfigError
 
-
-class _Renamed(NamedTuple):
-    """``values``: those that have another name as well."""
-
-    key: str
-    values: dict[str, str]
-
-
-RENAMED = {
-    "training.amp_dtype": _Renamed("training.precision", {"none": "fp32"}),
-    "data.predictions.batch_tokens": _Renamed("data.predictions.tokens", {}),
+RENAMED: dict[str, tuple[str, dict[str, str]]] = {
+    "training.amp_dtype": ("training.precision", {"none": "fp32"}),
+    "data.predictions.batch_tokens": ("data.predictions.tokens", {}),
 }
+"""The name of this version, and values that have another name as well."""
 
 REMOVED: dict[str, Any] = {
     "model.diffusion.space": "tokens",
@@ -43,12 +36,12 @@ def current(recorded: dict[str, Any], place: object) -> dict[str, Any]:
             "another --run.name, or remove its folder"
         )
     settings = deepcopy(recorded)
-    for old, renamed in RENAMED.items():
+    for old, (key, values) in RENAMED.items():
         section, name = _place(settings, old)
         if name in section:
             value = section.pop(name)
-            section, name = _place(settings, renamed.key)
-            section[name] = renamed.values.get(value, value)
+            section, name = _place(settings, key)
+            section[name] = values.get(value, value)
     for old, equivalent in REMOVED.items():
         section, name = _place(settings, old)
         value = section.pop(name, ...)
@@ -63,9 +56,9 @@ def renamed_hint(name: str) -> str:
     """The words that lead from an old name to the new one; empty for others."""
     if name not in RENAMED:
         return ""
-    renamed = RENAMED[name]
-    values = ", ".join(f"{old} as {new}" for old, new in renamed.values.items())
-    return f" (it is {renamed.key} now, with {values})" if values else f" (it is {renamed.key} now)"
+    key, values = RENAMED[name]
+    renamed = ", ".join(f"{old} as {new}" for old, new in values.items())
+    return f" (it is {key} now, with {renamed})" if values else f" (it is {key} now)"
 
 
 def _place(settings: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeGuard
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic.fields import FieldInfo
 
 KeyPath = tuple[str, ...]
 Overrides = dict[KeyPath, Any]
@@ -56,6 +57,29 @@ class Section(BaseModel):
 def is_section(annotation: Any) -> TypeGuard[type[Section]]:
     """Test for the type of a section, whose settings lie below it."""
     return isinstance(annotation, type) and issubclass(annotation, Section)
+
+
+def sections_of(schema: type[Section], path: KeyPath = ()) -> dict[KeyPath, type[Section]]:
+    """The schema and every section below it, outer ones first."""
+    sections = {path: schema}
+    for name, field in schema.model_fields.items():
+        if is_section(field.annotation):
+            sections |= sections_of(field.annotation, (*path, name))
+    return sections
+
+
+def own_settings(section: type[Section], path: KeyPath = ()) -> dict[KeyPath, FieldInfo]:
+    """The settings of a section at this path, without those of sections below it."""
+    fields = section.model_fields.items()
+    return {(*path, name): field for name, field in fields if not is_section(field.annotation)}
+
+
+def settings_of(schema: type[Section]) -> dict[KeyPath, FieldInfo]:
+    """Every setting of a schema."""
+    settings: dict[KeyPath, FieldInfo] = {}
+    for path, section in sections_of(schema).items():
+        settings |= own_settings(section, path)
+    return settings
 
 
 def list_type(annotation: Any) -> Any:

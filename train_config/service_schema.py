@@ -160,12 +160,6 @@ class KeySection(Section):
     """Default: any number."""
 
 
-class KeySettings(Section):
-    """A key."""
-
-    key: KeySection
-
-
 class QuerySection(Section):
     """Sequences, the service, and the file to write."""
 
@@ -183,12 +177,6 @@ class QuerySection(Section):
     """File with the API key. Default: ESMERAY_KEY, if set."""
     concurrency: PositiveInt = 8
     """Requests at once."""
-
-
-class QuerySettings(Section):
-    """A query."""
-
-    query: QuerySection
 
 
 def _name(source: str) -> str:

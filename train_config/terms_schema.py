@@ -149,8 +149,10 @@ class EvaluateTermsSection(EvaluationSection):
 
 
 class PredictTermsSection(Section):
-    """What is written."""
+    """Sequences, and what is written."""
 
+    input: list[str] = Field(min_length=1)
+    """FASTA files, folders, quoted globs, or one store."""
     output: Path
     """TSV file to write."""
     terms: PositiveInt = 500

@@ -27,12 +27,12 @@ _COLOURS = {
 }
 
 
-def write_probabilities(path: Path, name: str, native: str, designs: Sequence[Design], *, header: bool) -> None:
+def write_probabilities(path: Path, name: str, native: str, designs: Sequence[Design]) -> None:
     """Append a line for each position: structure, position from 1, native residue, mean probability of each amino acid
     over the designs."""
     mean_LA = np.mean([design.probabilities for design in designs], axis=0)
     with path.open("a", encoding="utf-8") as file:
-        if header:
+        if not file.tell():
             file.write("\t".join(["structure", "position", "native", *AMINO_ACIDS]) + "\n")
         for position, (letter, row) in enumerate(zip(native, mean_LA, strict=True), 1):
             values = "\t".join(f"{value:.4f}" for value in row)

@@ -8,9 +8,10 @@ from common.errors import ConfigError
 from tools.grammar import Plain, read_words
 from tools.train.run import TuneSettings
 from train_config.command_schema import COMMANDS
-from train_config.loading import SHIPPED, dump_config, known_keys, load_config, load_service_config, load_tune_config
+from train_config.loading import SHIPPED, dump_config, load_config, load_service_config, load_tune_config
 from train_config.reference import config_reference
 from train_config.schema import Config
+from train_config.section import settings_of
 from train_config.tune_schema import TuneConfig
 
 SEARCH = SHIPPED / "tune_throughput.yaml"
@@ -27,11 +28,11 @@ def file(tmp_path):
 
 
 def load(path: Path | None, *options: str) -> Config:
-    return load_config(path, read_words(list(options), "train", None, Plain, Config).overrides)
+    return load_config(path, read_words(list(options), "train", None, Plain, Config)[2])
 
 
 def load_search(path: Path | None, *options: str) -> TuneConfig:
-    given = read_words(list(options), "tune", None, Plain, TuneSettings).overrides
+    given = read_words(list(options), "tune", None, Plain, TuneSettings)[2]
     return load_tune_config(path, {key[1:]: value for key, value in given.items() if key[0] == "tune"})
 
 
@@ -174,11 +175,8 @@ def test_every_setting_says_what_it_is_in_the_page():
     page = (SHIPPED.parent / "docs" / "config.md").read_text()
     assert page == config_reference(), "run 'make docs'"
     for schema in (Config, TuneConfig, *COMMANDS.values()):
-        for key in known_keys(schema):
-            section = schema
-            for part in key[:-1]:
-                section = section.model_fields[part].annotation
-            assert section.model_fields[key[-1]].description, key
+        for key, field in settings_of(schema).items():
+            assert field.description, key
             assert f"`{key[-1]}`" in page
 
 

@@ -42,7 +42,6 @@ MADE_BY = "align"
 
 
 def main(argv: list[str]) -> int:
-    """Read, align, write."""
     flags, settings = parse(argv, "align", __doc__, Overwriting, AlignSettings)
     arguments = settings.align
     made = (arguments.output, MADE_BY, flags.overwrite)

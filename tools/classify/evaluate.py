@@ -23,9 +23,9 @@ from common.progress import conversion_bar, record_bar
 from common.publishing import made_folder, refuse_existing
 from common.text import counted
 from inference.models.source import config_of, label_space_of
-from tools.grammar import Overwriting, parse_with_run
+from tools.grammar import OnModel, parse_with_run
 from train_config.classifier_schema import Part
-from train_config.command_schema import ClassifyEvaluateSection, ClassifyEvaluateSettings
+from train_config.command_schema import ClassifyEvaluateSection
 
 if TYPE_CHECKING:
     from dataset.labels.label_space import LabelSpace
@@ -37,17 +37,8 @@ if TYPE_CHECKING:
 MADE_BY = "evaluate"
 
 
-class Arguments(Overwriting):
-    """The classifier."""
-
-    model: Path
-    """Exported classifier, or a run that has one."""
-
-
 def main(argv: list[str]) -> int:
-    """Read, predict, write the report, print its table."""
-    plain, settings, overrides = parse_with_run(argv, "classify evaluate", __doc__, Arguments, ClassifyEvaluateSettings)
-    evaluate = settings.evaluate
+    plain, evaluate, overrides = parse_with_run(argv, "classify evaluate", __doc__, OnModel, ClassifyEvaluateSection)
     # What is wrong with the model's folder, the settings or the data is reported before torch is loaded.
     from inference.classify.labelled import read_texts, without_texts
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from itertools import chain, islice
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.errors import ConfigError, DataError
@@ -28,8 +27,8 @@ from common.publishing import made_file, refuse_file
 from common.text import counted
 from dataset.fasta.counts import count_lines
 from inference.models.source import config_of, label_space_of
-from tools.grammar import Overwriting, parse_with_run
-from train_config.command_schema import ClassifyPredictSettings
+from tools.grammar import OnModel, parse_with_run
+from train_config.command_schema import ClassifyPredictSection
 
 if TYPE_CHECKING:
     from inference.classifier import ClassifierPipeline
@@ -42,17 +41,8 @@ CHUNK_CHARACTERS = 4_000_000
 """Texts that are sorted and packed together: about 10,000 proteins."""
 
 
-class Arguments(Overwriting):
-    """The classifier."""
-
-    model: Path
-    """Exported classifier, or a run that has one."""
-
-
 def main(argv: list[str]) -> int:
-    """Load, predict, write, and print a summary."""
-    plain, settings, overrides = parse_with_run(argv, "classify predict", __doc__, Arguments, ClassifyPredictSettings)
-    predict = settings.predict
+    plain, predict, overrides = parse_with_run(argv, "classify predict", __doc__, OnModel, ClassifyPredictSection)
     output, made = predict.output, (MADE_BY, plain.overwrite)
     if not output.name.endswith(SUFFIXES):
         raise ConfigError(f"--predict.output {output}: must end in {' or '.join(SUFFIXES)}")

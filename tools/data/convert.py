@@ -32,7 +32,6 @@ class Flags(Overwriting):
 
 
 def main(argv: list[str]) -> int:
-    """Convert or check, and say what was done."""
     flags, settings = parse(argv, "data convert", __doc__, Flags, ConvertSettings)
     sources, ingest, target = settings.data.source, settings.data.ingest, settings.convert.store
     if flags.check:

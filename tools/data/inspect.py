@@ -24,7 +24,8 @@ from dataset.labels.store import MANIFEST_FILE as LABELS_MANIFEST
 from dataset.labels.store import LabelledStore
 from dataset.store.format import SampleSource
 from dataset.store.reader import Store
-from tools.grammar import NoSettings, Plain, parse
+from tools.grammar import Plain, parse
+from train_config.section import Section
 
 _BAR_WIDTH = 40
 _BIN_EDGES = (0, 50, 100, 200, 300, 400, 500, 750, 1000, 1500, 2000, 5000, 10_000, 20_000, 50_000)
@@ -42,8 +43,7 @@ class Arguments(Plain):
 
 
 def main(argv: list[str]) -> int:
-    """Open a store and print its contents."""
-    arguments, _ = parse(argv, "data inspect", __doc__, Arguments, NoSettings)
+    arguments, _ = parse(argv, "data inspect", __doc__, Arguments, Section)
     path = arguments.store
     verify: Literal["full", "quick"] = "full" if arguments.verify else "quick"
     labelled = LabelledStore(path, verify) if (path / LABELS_MANIFEST).is_file() else None
@@ -71,6 +71,7 @@ def main(argv: list[str]) -> int:
 def _facts(store: Store) -> dict[str, Any]:
     """Everything that is printed, as plain values."""
     manifest, lengths = store.manifest, store.lengths
+    of_manifest = {"alphabet", "format_version", "engine", "data_bytes", "checksum", "created", "source", "ingest"}
     shortest, median, longest = np.percentile(lengths, [0, 50, 100])
     edges = np.array([*_BIN_EDGES, max(int(longest), _BIN_EDGES[-1]) + 1])
     numbers, _ = np.histogram(lengths, bins=edges)
@@ -78,7 +79,6 @@ def _facts(store: Store) -> dict[str, Any]:
     bins = zip(edges.tolist(), edges[1:].tolist(), numbers.tolist(), strict=False)
     histogram = [{"from": start, "to": end, "records": number} for start, end, number in bins]
     residues = np.sum([np.bincount(block, minlength=256) for block in store.residue_blocks()], axis=0)
-    source = manifest.model_dump(mode="json", include={"source", "ingest"})
     return {
         "records": manifest.num_records,
         "residues": manifest.num_residues,
@@ -92,14 +92,8 @@ def _facts(store: Store) -> dict[str, Any]:
         "composition": {
             chr(code): int(residues[code]) for code in np.argsort(-residues, kind="stable") if residues[code]
         },
-        "alphabet": manifest.alphabet,
-        "format_version": manifest.format_version,
-        "engine": manifest.engine,
-        "data_bytes": manifest.data_bytes,
         "blocks": manifest.num_blocks,
-        "checksum": manifest.checksum,
-        "created": manifest.created,
-        **source,
+        **manifest.model_dump(mode="json", include=of_manifest),
     }
 
 
@@ -136,7 +130,7 @@ def _overview(name: str, store: Store, counts: list[str], facts: dict[str, Any])
         "ingest": "\n".join(counts),
         "verified": "every byte" if facts["verified"] == "full" else "manifest, size and index (--verify reads all)",
     }
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table = Table.grid(padding=(0, 2, 0, 0))
     for label, value in rows.items():
         table.add_row(f"[bold]{label}[/bold]", escape(value))
     return table

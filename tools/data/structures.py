@@ -25,7 +25,6 @@ from train_config.schema import DataSection
 
 
 def main(argv: list[str]) -> int:
-    """Convert, and say what was done."""
     flags, settings = parse(argv, "data structures", __doc__, Overwriting, StructuresSettings)
     target, source = Path(settings.structures.store), settings.data
     start_s = time.perf_counter()

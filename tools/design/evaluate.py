@@ -10,9 +10,9 @@ Examples:
 --evaluate.output metrics.json
 """
 
+import dataclasses
 import json
 import sys
-from pathlib import Path
 
 import numpy as np
 from rich.table import Table
@@ -25,23 +25,14 @@ from common.text import counted
 from dataset.structures.predictions import PredictedStructures
 from dataset.structures.store import StructureStore
 from inference.design.request import exported_design, load_model
-from tools.grammar import Overwriting, parse
-from train_config.command_schema import DesignEvaluateSettings
+from tools.grammar import OnModel, parse
+from train_config.command_schema import DesignEvaluateSection
 
 MADE_BY = "evaluate_design"
 
 
-class Arguments(Overwriting):
-    """The model."""
-
-    model: Path
-    """Run that trained sequence diffusion, or its export."""
-
-
 def main(argv: list[str]) -> int:
-    """Evaluate, print, write."""
-    plain, settings = parse(argv, "design evaluate", __doc__, Arguments, DesignEvaluateSettings)
-    options = settings.evaluate
+    plain, options = parse(argv, "design evaluate", __doc__, OnModel, DesignEvaluateSection)
     made = (MADE_BY, plain.overwrite)
     if options.output is not None:
         refuse_file(options.output, *made)
@@ -57,29 +48,27 @@ def main(argv: list[str]) -> int:
     from inference.design.evaluation import evaluate_designs
 
     with record_bar("evaluating") as bar:
-        found = evaluate_designs(
-            model,
-            store,
-            records,
-            steps=options.steps,
-            tokens=options.tokens,
-            progress=lambda done, total: bar(done / total, done),
+        budget = {"steps": options.steps, "tokens": options.tokens}
+        evaluation = evaluate_designs(
+            model, store, records, **budget, progress=lambda done, total: bar(done / total, done)
         )
-    table = Table("metric", "value", "95 % interval", title=counted(found.proteins, "protein{s}"), title_justify="left")
-    for name, (value, low, high) in found.metrics.items():
+    title = counted(evaluation.proteins, "protein{s}")
+    table = Table("metric", "value", "95 % interval", title=title, title_justify="left")
+    for name, (value, low, high) in evaluation.metrics.items():
         table.add_row(name, f"{value:.3f}", f"{low:.3f} to {high:.3f}")
     result_console().print(table)
-    evaluated = f"evaluated {found.proteins:,} of {counted(len(store), 'record{s}')}"
-    left_out = f"{len(store) - records.size:,} of other parts, {found.left_out:,} without structure or native residue"
-    print(f"{evaluated}; left out: {left_out}", file=sys.stderr)
+    print(
+        f"evaluated {evaluation.proteins:,} of {counted(len(store), 'record{s}')}; left out: "
+        f"{len(store) - records.size:,} of other parts, {evaluation.left_out:,} without structure or native residue",
+        file=sys.stderr,
+    )
     if options.part == "all" and store.training.size and store.validation.size:
-        print(
-            f"{store.validation.size:,} of them are the store's validation part: --evaluate.part validation",
-            file=sys.stderr,
-        )
+        remark = f"{store.validation.size:,} of them are the store's validation part"
+        print(f"{remark}: --evaluate.part validation", file=sys.stderr)
     if options.output is not None:
-        rows = {name: {"value": value, "interval": [low, high]} for name, (value, low, high) in found.metrics.items()}
+        content = dataclasses.asdict(evaluation)
+        for name, (value, *interval) in evaluation.metrics.items():
+            content["metrics"][name] = {"value": value, "interval": interval}
         with made_file(options.output, *made) as building:
-            content = {"part": options.part, "proteins": found.proteins, "left_out": found.left_out, "metrics": rows}
-            building.write_text(json.dumps(content, indent=2) + "\n")
+            building.write_text(json.dumps({"part": options.part, **content}, indent=2) + "\n")
     return 0

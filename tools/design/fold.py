@@ -27,7 +27,6 @@ from train_config.schema import RaySection
 
 
 def main(argv: list[str]) -> int:
-    """Read, predict, say what was done."""
     _, settings = parse(argv, "design fold", __doc__, Plain, FoldSettings)
     arguments, address = settings.fold, settings.ray.address
     if arguments.workers is not None:

@@ -9,7 +9,7 @@ Positions of fix and tie count from 1, along the chain; in a complex, CHAIN:POSI
 structure's residue. tie A,B gives two chains of a complex the same residues.
 
 Examples:
-  esmeray design generate runs/structdiff --generate.structures fold.pdb --generate.output designs --generate.number 8
+  esmeray design generate runs/structdiff --generate.structures fold.pdb --generate.output designs
   esmeray design generate runs/structdiff --generate.structures fold.pdb --generate.number 8 \
 --generate.known proteins.store --generate.output compared
   esmeray design generate runs/structdiff --generate.structures fold.cif --generate.chains A \
@@ -21,7 +21,6 @@ Examples:
 """
 
 import re
-from pathlib import Path
 
 import numpy as np
 
@@ -33,24 +32,15 @@ from dataset.fasta.alphabet import AMINO_ACIDS
 from dataset.store.reader import Store
 from dataset.structures.store import Structure
 from inference.design.request import exported_design, load_model, structures_of
-from tools.grammar import Overwriting, parse
-from train_config.command_schema import GenerateSettings
+from tools.grammar import OnModel, parse
+from train_config.command_schema import GenerateSection
 
 MADE_BY = "generate"
 _RANGE = re.compile(r"(?:(?P<chain>\w+):)?(?P<first>\d+)(?:-(?P<last>\d+))?")
 
 
-class Arguments(Overwriting):
-    """The model."""
-
-    model: Path
-    """Run that trained sequence diffusion, or its export."""
-
-
 def main(argv: list[str]) -> int:
-    """Read, generate, write."""
-    plain, settings = parse(argv, "design generate", __doc__, Arguments, GenerateSettings)
-    options = settings.generate
+    plain, options = parse(argv, "design generate", __doc__, OnModel, GenerateSection)
     if bool(options.structures) == (options.length is not None):
         raise ConfigError("give either --generate.structures or --generate.length")
     if options.length and (options.fix or options.tie):
@@ -60,11 +50,9 @@ def main(argv: list[str]) -> int:
         raise ConfigError(f"--generate.omit {options.omit}: name amino acids by their letters, and leave one")
     refuse_existing(options.output, MADE_BY, plain.overwrite)
     exported_design(plain.model)
-    structures = (
-        structures_of(options) if options.structures else [Structure.unknown("free", "X" * (options.length or 0))]
-    )
+    structures = [Structure.unknown("free", "X" * options.length)] if options.length else structures_of(options)
     known = None if options.known is None else Store(options.known)
-    places = [(fixed_positions(options.fix, each), tied_positions(options.tie, each)) for each in structures]
+    places = [(fixed_positions(options.fix, item), tied_positions(options.tie, item)) for item in structures]
     model, label = load_model(plain.model, options)
 
     from alignment.scoring import scoring
@@ -73,16 +61,15 @@ def main(argv: list[str]) -> int:
     from inference.design.sampling import Request, generate
     from inference.design.scoring import log_likelihoods, nearest, recovery
 
-    searched = None if known is None else Search(known, scoring())
+    search = None if known is None else Search(known, scoring())
     total, done = len(structures) * options.number, 0
     works = total * (1 if known is None else 2)
-    kept = {name: getattr(options, name) for name in ("temperature", "steps", "guidance", "order")}
+    sampling = {name: getattr(options, name) for name in ("temperature", "steps", "guidance", "order")}
     with made_folder(options.output, MADE_BY, plain.overwrite) as folder, record_bar("generating") as bar:
-        for number, (structure, (fixed, tied)) in enumerate(zip(structures, places, strict=True)):
-            request = Request(structure, fixed, options.omit, tied, label, **kept)
-            budget = {"seed": options.seed, "tokens": options.tokens}
+        for structure, (fixed, tied) in zip(structures, places, strict=True):
+            request = Request(structure, fixed, options.omit, tied, label, **sampling)
             designs = []
-            for design in generate(model, request, options.number, **budget):
+            for design in generate(model, request, options.number, seed=options.seed, tokens=options.tokens):
                 designs.append(design)
                 done += 1
                 bar(done / works, done)
@@ -96,16 +83,14 @@ def main(argv: list[str]) -> int:
                         values["chains"] = ",".join(map("{}:{}".format, structure.chain_names, lengths))
                     if options.structures:
                         values["recovery"] = f"{recovery(design.residues, structure.residues):.3f}"
-                    if searched is not None:
-                        found = nearest(design.residues, searched)
+                    if search is not None:
+                        record, novelty = nearest(design.residues, search)
+                        values |= {"novelty": f"{novelty:.3f}", "nearest": record}
                         done += 1
                         bar(done / works, done)
-                        values |= {"novelty": f"{found.novelty:.3f}", "nearest": found.record}
                     written = " ".join(f"{name}={value}" for name, value in values.items())
                     file.write(f">{structure.id}_{design.seed + 1} {written}\n{design.residues}\n")
-            write_probabilities(
-                folder / "probabilities.tsv", structure.id, structure.residues, designs, header=number == 0
-            )
+            write_probabilities(folder / "probabilities.tsv", structure.id, structure.residues, designs)
             draw_logo(folder / f"{structure.id}.png", structure.id, structure.residues, designs)
     print(f"{options.output}: {counted(total, 'sequence{s}')} for {counted(len(structures), 'structure{s}')}")
     return 0
@@ -114,16 +99,16 @@ def main(argv: list[str]) -> int:
 def fixed_positions(text: str, structure: Structure) -> tuple[int, ...]:
     """Places from 0 of the positions that fix names. Raises ConfigError for those that are not there."""
     places: list[int] = []
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        match = _RANGE.fullmatch(part)
+    for span in filter(None, map(str.strip, text.split(","))):
+        match = _RANGE.fullmatch(span)
         if match is None:
-            raise ConfigError(f"--generate.fix {part}: write positions as 1-10,57, in a complex as A:1-10")
-        members = _members(structure, match["chain"], f"--generate.fix {part}")
+            raise ConfigError(f"--generate.fix {span}: write positions as 1-10,57, in a complex as A:1-10")
+        members = _members(structure, match["chain"], f"--generate.fix {span}")
         first, last = int(match["first"]), int(match["last"] or match["first"])
         if first > last:
-            raise ConfigError(f"--generate.fix {part}: write the lower position first")
+            raise ConfigError(f"--generate.fix {span}: write the lower position first")
         if not 1 <= first <= last <= len(members):
-            raise ConfigError(f"--generate.fix {part}: {structure.id} has positions 1 to {len(members)}")
+            raise ConfigError(f"--generate.fix {span}: {structure.id} has positions 1 to {len(members)}")
         places += members[first - 1 : last].tolist()
     return tuple(sorted(set(places)))
 

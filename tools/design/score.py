@@ -9,7 +9,6 @@ Examples:
 """
 
 import sys
-from pathlib import Path
 
 from common.errors import ConfigError, DataError
 from common.progress import record_bar
@@ -17,23 +16,14 @@ from common.publishing import made_file, refuse_file
 from common.text import counted
 from dataset.structures.conversion import read_proteins
 from inference.design.request import exported_design, load_model, structures_of
-from tools.grammar import Overwriting, parse
-from train_config.command_schema import ScoreSettings
+from tools.grammar import OnModel, parse
+from train_config.command_schema import ScoreSection
 
 MADE_BY = "score_design"
 
 
-class Arguments(Overwriting):
-    """The model."""
-
-    model: Path
-    """Run that trained sequence diffusion, or its export."""
-
-
 def main(argv: list[str]) -> int:
-    """Read, score, write."""
-    plain, settings = parse(argv, "design score", __doc__, Arguments, ScoreSettings)
-    options = settings.score
+    plain, options = parse(argv, "design score", __doc__, OnModel, ScoreSection)
     made = (options.output, MADE_BY, plain.overwrite)
     refuse_file(*made)
     exported_design(plain.model)
@@ -41,12 +31,9 @@ def main(argv: list[str]) -> int:
         raise ConfigError("--score.structures: name files of the structures to score on")
     structures = structures_of(options)
     records = list(zip(*read_proteins(options.sequences), strict=True))
-    pairs = [
-        (structure, [(name, text) for name, text in records if len(text) == len(structure.residues)])
-        for structure in structures
-    ]
-    if not any(some for _, some in pairs):
-        lengths = ", ".join(f"{each.id} {len(each.residues)}" for each in structures[:3])
+    fitting = [[record for record in records if len(record[1]) == len(item.residues)] for item in structures]
+    if not any(fitting):
+        lengths = ", ".join(f"{item.id} {len(item.residues)}" for item in structures[:3])
         raise DataError(f"no sequence has the length of a structure ({lengths} residues)")
     model, label = load_model(plain.model, options)
 
@@ -55,13 +42,13 @@ def main(argv: list[str]) -> int:
     rows = 0
     with made_file(*made) as building, building.open("w", encoding="utf-8") as file, record_bar("scoring") as bar:
         file.write("structure\tsequence\tlog_likelihood\trecovery\n")
-        for number, (structure, some) in enumerate(pairs, 1):
-            texts = [text for _, text in some]
+        for number, (structure, sequences) in enumerate(zip(structures, fitting, strict=True), 1):
+            texts = [text for _, text in sequences]
             scores = log_likelihoods(model, structure, texts, label=label, tokens=options.tokens)
-            for (name, text), score in zip(some, scores, strict=True):
+            for (name, text), score in zip(sequences, scores, strict=True):
                 file.write(f"{structure.id}\t{name}\t{score:.4f}\t{recovery(text, structure.residues):.4f}\n")
-            rows += len(some)
-            bar(number / len(pairs), rows)
+            rows += len(sequences)
+            bar(number / len(structures), rows)
     wanted = {len(structure.residues) for structure in structures}
     left_out = sum(len(text) not in wanted for _, text in records)
     if left_out:

@@ -19,15 +19,13 @@ from dataset.embeddings.formats.registry import TableFormat
 from dataset.embeddings.joining import join
 from dataset.embeddings.reader import open_vectors
 from tools.grammar import Overwriting, parse
-from train_config.command_schema import JoinSettings
+from train_config.command_schema import JoinSection
 
 MADE_BY = "concat_embeddings"
 
 
 def main(argv: list[str]) -> int:
-    """Open, join, and report."""
-    flags, settings = parse(argv, "embed join", __doc__, Overwriting, JoinSettings)
-    arguments = settings.join
+    flags, arguments = parse(argv, "embed join", __doc__, Overwriting, JoinSection)
     folders, output = arguments.folders, arguments.output
     refuse_existing(output, MADE_BY, flags.overwrite)
     if arguments.format not in (None, *get_args(TableFormat)):

@@ -23,7 +23,7 @@ from dataset.embeddings.reader import Embeddings, Values, open_vectors
 from dataset.labels.values import text_of
 from dataset.table import Table
 from tools.grammar import Overwriting, parse
-from train_config.command_schema import PlotSettings
+from train_config.command_schema import PlotSection
 
 MADE_BY = "plot_embeddings"
 SEED = 0
@@ -37,17 +37,15 @@ class Arguments(Overwriting):
 
 
 def main(argv: list[str]) -> int:
-    """Read, project, draw."""
-    given, settings = parse(argv, "embed plot", __doc__, Arguments, PlotSettings)
-    arguments = settings.plot
-    output, made = arguments.output, (MADE_BY, given.overwrite)
+    plain, arguments = parse(argv, "embed plot", __doc__, Arguments, PlotSection)
+    output, made = arguments.output, (MADE_BY, plain.overwrite)
     refuse_existing(output, *made)
     if arguments.method == "umap" and find_spec("umap") is None:
         raise ConfigError("--plot.method umap: umap-learn is not installed; pip install umap-learn")
-    embeddings = open_vectors(given.folder, arguments.name)
+    embeddings = open_vectors(plain.folder, arguments.name)
     records = len(embeddings)
     if min(records, embeddings.channels) < 2:
-        raise DataError(f"{given.folder}: a map needs at least two proteins of two channels")
+        raise DataError(f"{plain.folder}: a map needs at least two proteins of two channels")
     from inference.embedding.map import Points, draw, write_page  # here: it loads Matplotlib
 
     labels: NDArray = embeddings.lengths

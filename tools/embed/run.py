@@ -9,7 +9,7 @@ Without a cluster this process computes; where there are several GPUs, or --ray.
 cluster, an actor on each device does. --dry_run reports sequences, duplicates, bytes and time, and writes nothing.
 
 Examples:
-  esmeray embed run --embed.models facebook/esm2_t33_650M_UR50D --embed.input proteins.fasta.gz --embed.output vectors
+  esmeray embed run --embed.models facebook/esm2_t6_8M_UR50D --embed.input proteins.fasta --embed.output vectors
   esmeray embed run --embed.models runs/esm2ae --embed.input proteins.store --embed.output latents \
 --embed.outputs latents --embed.dtype fp16
   esmeray embed run --embed.models facebook/esm2_t6_8M_UR50D Rostlab/prot_bert --embed.input 'faa/*.faa' \

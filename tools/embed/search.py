@@ -23,7 +23,7 @@ from common.publishing import made_file, refuse_file
 from common.text import counted
 from dataset.embeddings.reader import Embeddings, Values, open_vectors
 from tools.grammar import Overwriting, parse
-from train_config.command_schema import SearchSection, SearchSettings
+from train_config.command_schema import SearchSection
 
 MADE_BY = "search"
 
@@ -36,12 +36,10 @@ class Arguments(Overwriting):
 
 
 def main(argv: list[str]) -> int:
-    """Fill the index, search, write."""
-    given, settings = parse(argv, "embed search", __doc__, Arguments, SearchSettings)
-    arguments = settings.search
-    made = (arguments.output, MADE_BY, given.overwrite)
+    plain, arguments = parse(argv, "embed search", __doc__, Arguments, SearchSection)
+    made = (arguments.output, MADE_BY, plain.overwrite)
     refuse_file(*made)
-    database = open_vectors(given.database, arguments.name)
+    database = open_vectors(plain.database, arguments.name)
     queries = open_vectors(arguments.queries, arguments.name) if arguments.queries else database
     if queries.channels != database.channels:
         names = f"{queries.folder} has {queries.channels:,} channels, {database.folder} {database.channels:,}"
@@ -55,9 +53,9 @@ def main(argv: list[str]) -> int:
             if arguments.metric == "l2":
                 scores_nk = np.sqrt(np.maximum(scores_nk, 0))  # faiss has squares
             for query, row in enumerate(zip(targets_nk.tolist(), scores_nk.tolist(), strict=True), start):
-                # -1: faiss has found no more.
-                found = [(t, score) for t, score in zip(*row, strict=True) if t >= 0 and not (own and t == query)]
-                for rank, (target, score) in enumerate(found[: arguments.top_k], 1):
+                # -1: faiss has no more.
+                nearest = [(t, score) for t, score in zip(*row, strict=True) if t >= 0 and not (own and t == query)]
+                for rank, (target, score) in enumerate(nearest[: arguments.top_k], 1):
                     file.write(f"{queries.ids[query]}\t{rank}\t{database.ids[target]}\t{score:.6g}\n")
                     hits += 1
             bar((start + len(block_nC)) / len(queries), start + len(block_nC))

@@ -33,7 +33,6 @@ from function.annotations import (
 from function.evaluation import Evaluation, evaluate
 from function.ontology import read_ontology
 from tools.grammar import Overwriting, parse
-from train_config.command_schema import EvaluateTermsSettings
 from train_config.terms_schema import EvaluateTermsSection, EvaluationSection
 
 log = logging.getLogger(__name__)
@@ -49,9 +48,7 @@ class Arguments(Overwriting):
 
 
 def main(argv: list[str]) -> int:
-    """Read, evaluate, print, write."""
-    plain, settings = parse(argv, "function evaluate", __doc__, Arguments, EvaluateTermsSettings)
-    arguments = settings.evaluate
+    plain, arguments = parse(argv, "function evaluate", __doc__, Arguments, EvaluateTermsSection)
     if arguments.ia and arguments.ia_from:
         raise ConfigError("--evaluate.ia and --evaluate.ia_from exclude each other; give one")
     if arguments.output is not None:

@@ -5,8 +5,8 @@ the highest score down. No term scores above its parents. Memory grows with the 
 file is complete everything lies in OUTPUT.partial, where the same command resumes.
 
 Examples:
-  esmeray function predict runs/function --data.source proteins.fasta --predict.output functions.tsv
-  esmeray function predict runs/function --data.source proteins.fasta.gz --predict.output homology.tsv \
+  esmeray function predict runs/function --predict.input proteins.fasta --predict.output functions.tsv
+  esmeray function predict runs/function --predict.input proteins.fasta.gz --predict.output homology.tsv \
 --predict.part homology --predict.terms 100
 """
 
@@ -28,7 +28,6 @@ class Arguments(Overwriting):
 
 
 def main(argv: list[str]) -> int:
-    """Predict, and write."""
     plain, settings = parse(argv, "function predict", __doc__, Arguments, PredictTermsSettings)
     output = settings.predict.output
     refuse_file(output, MADE_BY, plain.overwrite)
@@ -36,7 +35,7 @@ def main(argv: list[str]) -> int:
 
     number = predict(
         plain.run,
-        settings.data.source,
+        settings.predict.input,
         output,
         terms=settings.predict.terms,
         part=settings.predict.part,

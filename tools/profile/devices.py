@@ -30,10 +30,9 @@ from common.errors import ConfigError
 from common.progress import status_line
 from common.publishing import made_folder
 from common.timing import measure, ratio, round_ratios
-from tools.grammar import Overwriting, example_of, read_words
-from train_config.command_schema import DeviceProfileSection, DeviceProfileSettings
-from train_config.loading import load_config, load_settings
-from train_config.schema import Config
+from tools.grammar import Overwriting, example_of, parse_with_run
+from train_config.command_schema import DeviceProfileSection
+from train_config.loading import load_config
 
 if TYPE_CHECKING:
     from inference.models.running import BatchRows
@@ -45,14 +44,11 @@ _COLUMNS = ("model", "device", "proteins/s", "residues/s", "speed-up", "saved pe
 
 def main(argv: list[str]) -> int:
     """Measure, write, and print a table."""
-    words = read_words(argv, MADE_BY, __doc__, Overwriting, DeviceProfileSettings, Config)
-    own = {key: value for key, value in words.overrides.items() if key[0] == "profile"}
-    settings = load_settings(DeviceProfileSettings, words.file, own).profile
-    overrides = {key: words.overrides[key] for key in words.overrides.keys() - own.keys()}
+    flags, settings, overrides = parse_with_run(argv, MADE_BY, __doc__, Overwriting, DeviceProfileSection)
     if not settings.models or ("data", "source") not in overrides:
         raise ConfigError(f"missing: --profile.models or --data.source; {example_of(__doc__, MADE_BY)}")
     data = load_config(None, overrides).data
-    with made_folder(Path(settings.output).absolute(), MADE_BY, words.plain.overwrite) as building:
+    with made_folder(Path(settings.output).absolute(), MADE_BY, flags.overwrite) as building:
         import torch  # here: it takes seconds
 
         from dataset.store.conversion import open_store

@@ -30,7 +30,7 @@ import pynvml
 from common.errors import EsmerayError, ResourceError
 from common.text import counted
 from tools.grammar import Plain, parse
-from train_config.command_schema import GpuProfileSettings
+from train_config.command_schema import GpuProfileSection
 
 _REQUIREMENTS = Path(__file__).resolve().parents[2] / "requirements.txt"
 _INSTALL = "pip install -r requirements.lock"
@@ -67,8 +67,7 @@ class Driver(NamedTuple):
 
 def main(argv: list[str]) -> int:
     """Print what is seen, and train if asked; or record."""
-    arguments, schema = parse(argv, "profile gpu", __doc__, Arguments, GpuProfileSettings)
-    settings = schema.profile
+    arguments, settings = parse(argv, "profile gpu", __doc__, Arguments, GpuProfileSection)
     if settings.log is not None:
         from monitoring.gpu_log.recording import record_gpus
 

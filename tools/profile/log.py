@@ -23,7 +23,7 @@ from monitoring.gpu_log.columns import TIME
 from monitoring.gpu_log.plot import draw_log
 from monitoring.gpu_log.reader import GpuLog, read_gpu_log
 from tools.grammar import Overwriting, parse
-from train_config.command_schema import LogProfileSettings
+from train_config.command_schema import LogProfileSection
 
 MADE_BY = "profile log"
 
@@ -37,8 +37,7 @@ class Arguments(Overwriting):
 
 def main(argv: list[str]) -> int:
     """Read, summarise, draw and print."""
-    arguments, schema = parse(argv, MADE_BY, __doc__, Arguments, LogProfileSettings)
-    settings = schema.profile
+    arguments, settings = parse(argv, MADE_BY, __doc__, Arguments, LogProfileSection)
     output = Path(settings.output) if settings.output else arguments.log.with_suffix(".png")
     json_output = Path(settings.json_output) if settings.json_output else None
     made = (MADE_BY, arguments.overwrite)

@@ -30,10 +30,9 @@ from common.command_line import result_console
 from common.errors import ConfigError
 from common.progress import status_line
 from common.publishing import made_folder
-from tools.grammar import Overwriting, example_of, read_words
-from train_config.command_schema import ModelProfileSection, ModelProfileSettings
-from train_config.loading import load_config, load_settings
-from train_config.schema import Config
+from tools.grammar import Overwriting, example_of, parse_with_run
+from train_config.command_schema import ModelProfileSection
+from train_config.loading import load_config
 from train_config.section import Overrides
 
 if TYPE_CHECKING:
@@ -51,10 +50,7 @@ class Arguments(Overwriting):
 
 def main(argv: list[str]) -> int:
     """Measure, write, and print the report."""
-    words = read_words(argv, MADE_BY, __doc__, Arguments, ModelProfileSettings, Config)
-    own = {key: value for key, value in words.overrides.items() if key[0] == "profile"}
-    settings = load_settings(ModelProfileSettings, words.file, own).profile
-    arguments, overrides = words.plain, {key: words.overrides[key] for key in words.overrides.keys() - own.keys()}
+    arguments, settings, overrides = parse_with_run(argv, MADE_BY, __doc__, Arguments, ModelProfileSection)
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # above those of torch's profiler, which reports start and stop
     output = Path(settings.output or f"profile-{Path(arguments.model).stem}").absolute()
     is_experiment = arguments.model.endswith((".yaml", ".yml"))

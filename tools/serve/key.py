@@ -15,20 +15,17 @@ from common.errors import ConfigError
 from common.publishing import write_atomically, writing
 from service.http.access import new_key, read_keys
 from tools.grammar import Plain, parse
-from train_config.service_schema import KeySettings
+from train_config.service_schema import KeySection
 
 
 def main(argv: list[str]) -> int:
-    """Add the key, print it."""
-    _, settings = parse(argv, "serve key", __doc__, Plain, KeySettings)
-    arguments = settings.key
-    known = read_keys(arguments.file) if arguments.file.exists() else []
-    if arguments.name in {key.name for key in known}:
+    _, arguments = parse(argv, "serve key", __doc__, Plain, KeySection)
+    keys = read_keys(arguments.file) if arguments.file.exists() else []
+    if arguments.name in {key.name for key in keys}:
         raise ConfigError(f"--key.name {arguments.name}: {arguments.file} has a key of this name; choose another")
-    text, key = new_key(arguments.name)
-    scopes = arguments.model_dump(include={"models", "endpoints", "requests_per_minute", "residues_per_minute"})
-    keys = [*known, key.model_copy(update=scopes)]
-    content = yaml.safe_dump([each.model_dump(exclude_none=True) for each in keys], sort_keys=False)
+    text, new = new_key(arguments.name)
+    keys.append(new.model_copy(update=arguments.model_dump(exclude={"name", "file"})))
+    content = yaml.safe_dump([key.model_dump(exclude_none=True) for key in keys], sort_keys=False)
     with writing(arguments.file):
         write_atomically(arguments.file, content)
         arguments.file.chmod(0o600)

@@ -26,7 +26,7 @@ from common.text import counted
 from dataset.fasta.reader import FastaSource
 from inference.client import Client
 from tools.grammar import Overwriting, parse
-from train_config.service_schema import QuerySettings
+from train_config.service_schema import QuerySection
 
 MADE_BY = "query"
 ROWS = 1024
@@ -34,9 +34,7 @@ ROWS = 1024
 
 
 def main(argv: list[str]) -> int:
-    """Read, ask, write."""
-    flags, settings = parse(argv, "serve query", __doc__, Overwriting, QuerySettings)
-    arguments = settings.query
+    flags, arguments = parse(argv, "serve query", __doc__, Overwriting, QuerySection)
     made = (arguments.output, MADE_BY, flags.overwrite)
     refuse_file(*made)
     source = FastaSource(arguments.input)
@@ -64,7 +62,7 @@ def _records(source: FastaSource, bar: Callable[[float, int], None]) -> Iterator
 
 
 def _write_arrays(path: Path, client: Client, records: Iterator[tuple[str, str]], output: str) -> int:
-    """Write a row group for every some thousand records; returns their number."""
+    """Write a row group for every thousand records; returns their number."""
     answers = client.stream(records, output)
     writer, number = None, 0
     while rows := list(islice(answers, ROWS)):

@@ -17,7 +17,7 @@ Examples:
 from common.command_line import result_console
 from tools.grammar import Plain, parse, read_words
 from train_config.loading import dump_config, load_service_config
-from train_config.service_schema import ServiceConfig, ServiceSettings
+from train_config.service_schema import ServiceSettings
 
 
 class Arguments(Plain):
@@ -28,18 +28,13 @@ class Arguments(Plain):
 
 
 def main(argv: list[str]) -> int:
-    """Check the settings and serve."""
-    arguments, settings = parse(argv, "serve run", __doc__, Arguments, ServiceSettings)
-    if arguments.dry_run:
+    flags, settings = parse(argv, "serve run", __doc__, Arguments, ServiceSettings)
+    if flags.dry_run:
         print(dump_config(settings), end="")
         return 0
-    words = read_words(argv, "serve run", __doc__, Arguments, ServiceSettings)
-
-    def read() -> ServiceConfig:
-        """The settings as they are now: the file may have changed."""
-        return load_service_config(words.file, words.overrides)
-
+    _, file, overrides = read_words(argv, "serve run", __doc__, Arguments, ServiceSettings)
     from service.launch import run  # here: it loads Ray
 
     console = result_console()
-    return run(read, lambda text: console.print(text, markup=False))
+    # Each time anew: the file may have changed.
+    return run(lambda: load_service_config(file, overrides), lambda text: console.print(text, markup=False))

@@ -15,7 +15,7 @@ from model.export.exported_folder import MADE_BY
 from run_folder.checkpoints import CheckpointFolder, CheckpointStore
 from run_folder.paths import RunFolder
 from tools.grammar import Overwriting, parse
-from train_config.command_schema import ExportSettings
+from train_config.command_schema import ExportSection
 
 
 class Arguments(Overwriting):
@@ -26,14 +26,12 @@ class Arguments(Overwriting):
 
 
 def main(argv: list[str]) -> int:
-    """Verify, consolidate, export."""
-    arguments, settings = parse(argv, "train export", __doc__, Arguments, ExportSettings)
-    wanted = settings.export
+    arguments, settings = parse(argv, "train export", __doc__, Arguments, ExportSection)
     run = RunFolder(arguments.run.parent, arguments.run.name)
     if not run.exists:
         raise ConfigError(f"{run.path}: no run there (it has no config.yaml)")
-    folder = _chosen(CheckpointStore(run.checkpoints), wanted.checkpoint)
-    output = Path(wanted.output or run.path / f"export-{folder.path.name}").expanduser()
+    folder = _chosen(CheckpointStore(run.checkpoints), settings.checkpoint)
+    output = Path(settings.output or run.path / f"export-{folder.path.name}").expanduser()
     refuse_existing(output, MADE_BY, arguments.overwrite)
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # without it DeepSpeed (0.19.8) warns that there is none
     from training.checkpoints.consolidation import full_precision_state

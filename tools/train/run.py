@@ -20,7 +20,6 @@ from common.errors import ConfigError
 from tools.grammar import Plain, example_of, read_words
 from train_config.loading import load_config, load_tune_config
 from train_config.schema import Config
-from train_config.section import Section
 from train_config.tune_schema import TuneConfig
 
 SEARCH = "train_config/tune_throughput.yaml"
@@ -35,12 +34,6 @@ class Arguments(Plain):
     """Print the resolved settings and the plan, and start nothing."""
 
 
-class SearchSettings(Section):
-    """Settings of a search on the command line."""
-
-    tune: TuneConfig = TuneConfig()
-
-
 class TuneSettings(Config):
     """An experiment and the search over it."""
 
@@ -48,29 +41,29 @@ class TuneSettings(Config):
 
 
 def main(argv: list[str]) -> int:
-    """Parse, check, train or search."""
     return start(argv, "train", __doc__ or "")
 
 
 def start(argv: list[str], command: str, text: str, search: str | None = None) -> int:
     """Train; or search, as the file of ``--tune`` says, or else ``search``."""
     searches = search is not None or any(word.partition("=")[0] == "--tune" for word in argv)
-    words = read_words(argv, command, text, Arguments, TuneSettings if searches else Config, SearchSettings)
-    own = {key: value for key, value in words.overrides.items() if key[0] != "tune"}
-    of_search = {key[1:]: value for key, value in words.overrides.items() if key[0] == "tune"}
-    if words.file is None:
+    flags, file, overrides = read_words(
+        argv, command, text, Arguments, TuneSettings if searches else Config, TuneSettings
+    )
+    own = {key: value for key, value in overrides.items() if key[0] != "tune"}
+    of_search = {key[1:]: value for key, value in overrides.items() if key[0] == "tune"}
+    if file is None:
         raise ConfigError(f"missing: --config; {example_of(text, command)}")
-    tune_file = words.plain.tune or search
+    tune_file = flags.tune or search
     if of_search and tune_file is None:
         option = ".".join(("--tune", *next(iter(of_search))))
         raise ConfigError(f"{option}: is of a search, and there is none: add --tune {SEARCH}")
-    config = load_config(words.file, own)
-    dry_run_only = words.plain.dry_run
+    config = load_config(file, own)
     if tune_file is None:
         from training.launch.driver import dry_run, train
         from training.tasks.registry import after_training, before_training
 
-        if dry_run_only:
+        if flags.dry_run:
             return dry_run(config)
         config = before_training(config)
         code = train(config, _beside)
@@ -79,12 +72,12 @@ def start(argv: list[str], command: str, text: str, search: str | None = None) -
         return code
     if config.data.predictions.model is not None:
         raise ConfigError("data.predictions.model: nobody predicts beside a search; predict first, and leave it out")
-    if not dry_run_only:
+    if not flags.dry_run:
         find(config.ray)  # a cluster that can't be used is refused before what a search needs is loaded
     from tuning.run import dry_run_tune, tune
 
     settings = load_tune_config(tune_file, of_search)
-    return dry_run_tune(config, settings) if dry_run_only else tune(config, settings)
+    return dry_run_tune(config, settings) if flags.dry_run else tune(config, settings)
 
 
 def _beside(config: Config, store: Path) -> AbstractContextManager[Config]:

@@ -15,7 +15,8 @@ from rich.live import Live
 from rich.text import Text
 
 from monitoring.watch.status import RunStatus
-from tools.grammar import NoSettings, Plain, parse
+from tools.grammar import Plain, parse
+from train_config.section import Section
 from training.tasks.registry import metric_labels
 
 EVERY_S = 1.0
@@ -32,8 +33,7 @@ class Arguments(Plain):
 
 
 def main(argv: list[str]) -> int:
-    """Print once, or until the run ends."""
-    arguments, _ = parse(argv, "train status", __doc__, Arguments, NoSettings)
+    arguments, _ = parse(argv, "train status", __doc__, Arguments, Section)
     status = RunStatus(arguments.run, metric_labels())
     status.update()
     if not arguments.follow:

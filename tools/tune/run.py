@@ -11,5 +11,4 @@ from tools.train.run import SEARCH, start
 
 
 def main(argv: list[str]) -> int:
-    """Parse, check and search."""
     return start(argv, "tune", __doc__ or "", search=SEARCH)

@@ -13,5 +13,4 @@ SEARCH = "train_config/tune_tokens.yaml"
 
 
 def main(argv: list[str]) -> int:
-    """Parse, check and search."""
     return start(argv, "tune tokens", __doc__ or "", search=SEARCH)

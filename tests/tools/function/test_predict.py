@@ -44,7 +44,7 @@ def small_blocks(monkeypatch):
 
 def predict(command, run: Path, source: Path, output: Path, *options: object):
     """The outcome of a prediction."""
-    return command("function", "predict", run, "--data.source", source, "--predict.output", output, *options)
+    return command("function", "predict", run, "--predict.input", source, "--predict.output", output, *options)
 
 
 def content(run: Path) -> dict[str, bytes]:
@@ -81,9 +81,7 @@ def test_metrics_of_a_run_are_in_wandb_and_drawn(trained):
 def test_run_of_an_earlier_version_is_refused(tmp_path, command):
     (tmp_path / "blend.json").write_text("{}")
     (tmp_path / "a.fasta").write_text(">a\nMK\n")
-    outcome = command(
-        "function", "predict", tmp_path, "--data.source", tmp_path / "a.fasta", "--predict.output", tmp_path / "out.tsv"
-    )
+    outcome = predict(command, tmp_path, tmp_path / "a.fasta", tmp_path / "out.tsv")
     assert outcome.code == 2 and "earlier version; train again" in outcome.err
 
 
@@ -91,10 +89,8 @@ def test_predictions_are_in_cafas_format_consistent_and_bounded(trained, tmp_pat
     ontology = read_ontology(trained / "function" / "terms.obo")
     for part, terms in ("blend", 500), ("blend", 7), ("network", 500), ("homology", 500):
         output = tmp_path / f"{part}{terms}.tsv"
-        options = ["--predict.part", part, "--predict.terms", terms, "--predict.output", output]
-        outcome = command(
-            "function", "predict", trained, "--data.source", trained / "function" / "sample" / "test.fasta", *options
-        )
+        options = ["--predict.part", part, "--predict.terms", terms]
+        outcome = predict(command, trained, trained / "function" / "sample" / "test.fasta", output, *options)
         assert outcome.code == 0, outcome.err
         rows = [line.split("\t") for line in output.read_text().splitlines()]
         assert all(len(score) == 5 and 0 < float(score) <= 1 for _, _, score in rows)
@@ -113,7 +109,8 @@ def test_predictions_are_in_cafas_format_consistent_and_bounded(trained, tmp_pat
 def test_a_killed_prediction_resumes_with_the_same_bytes(trained, tmp_path, command, monkeypatch):
     program = "from inference.function import prediction; prediction._BLOCK = 4; from tools.__main__ import *; "
     program += "import sys; sys.exit(main(sys.argv[1:]))"
-    arguments = [str(trained), "--data.source", str(trained / "function" / "sample" / "test.fasta"), "--predict.output"]
+    test = str(trained / "function" / "sample" / "test.fasta")
+    arguments = [str(trained), "--predict.input", test, "--predict.output"]
     start = [sys.executable, "-c", program, "function", "predict", *arguments]
     process = subprocess.Popen([*start, str(tmp_path / "killed.tsv")], cwd=REPOSITORY)
     journal = tmp_path / "killed.tsv.partial" / "done.tsv"
@@ -131,9 +128,7 @@ def test_a_killed_prediction_resumes_with_the_same_bytes(trained, tmp_path, comm
 
 def test_what_cannot_be_predicted_is_one_line(trained, tmp_path, command):
     test = trained / "function" / "sample" / "test.fasta"
-    outcome = command(
-        "function", "predict", tmp_path / "absent", "--data.source", test, "--predict.output", tmp_path / "out.tsv"
-    )
+    outcome = predict(command, tmp_path / "absent", test, tmp_path / "out.tsv")
     assert outcome.code == 2 and "no finished run" in outcome.err
     (tmp_path / "out.tsv").write_text("mine\n")
     outcome = predict(command, trained, test, tmp_path / "out.tsv")
@@ -144,20 +139,10 @@ def test_what_cannot_be_predicted_is_one_line(trained, tmp_path, command):
     assert outcome.code == 2 and "work of another job (run was" in outcome.err
     shutil.copytree(trained, tmp_path / "damaged")
     (tmp_path / "damaged" / "function" / "blend.json").write_text("{")
-    outcome = command(
-        "function", "predict", tmp_path / "damaged", "--data.source", test, "--predict.output", tmp_path / "none.tsv"
-    )
+    outcome = predict(command, tmp_path / "damaged", test, tmp_path / "none.tsv")
     assert outcome.code == 3 and "blend.json: is damaged" in outcome.err
     (tmp_path / "empty.fasta").touch()
-    outcome = command(
-        "function",
-        "predict",
-        trained,
-        "--data.source",
-        tmp_path / "empty.fasta",
-        "--predict.output",
-        tmp_path / "none.tsv",
-    )
+    outcome = predict(command, trained, tmp_path / "empty.fasta", tmp_path / "none.tsv")
     assert outcome.code == 3 and not (tmp_path / "none.tsv.partial").exists()
 
 
@@ -187,9 +172,7 @@ def test_embeddings_of_a_model_are_computed_on_the_way_or_read_from_a_store(tmp_
     lines = (tmp_path / "read" / "function" / "sample" / "test.fasta").read_text().splitlines(keepends=True)
     fasta.write_text("".join(lines[:6]))
     for name in ("computed", "read"):
-        outcome = command(
-            "function", "predict", tmp_path / name, "--data.source", fasta, "--predict.output", tmp_path / f"{name}.tsv"
-        )
+        outcome = predict(command, tmp_path / name, fasta, tmp_path / f"{name}.tsv")
         assert outcome.code == 0, outcome.err
     assert (tmp_path / "computed.tsv").read_bytes() == (tmp_path / "read.tsv").read_bytes()
     assert np.isfinite(blends[0]["biological_process"]["weights"]["network"])
