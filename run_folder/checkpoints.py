@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from common.errors import CheckpointError, ConfigError
 from common.publishing import write_atomically
 from run_folder.paths import RunFolder
-from train_config.recorded import current
+from train_config.loading import of_this_version
 from train_config.schema import Config, DataSection
 
 FORMAT_VERSION: Literal[2] = 2
@@ -114,7 +114,7 @@ class CheckpointFolder:
     def config(self) -> Config:
         """The config that the checkpoint was written with; CheckpointError where this version can't read it."""
         try:
-            return Config.model_validate(current(self.manifest().config, self.path / MANIFEST))
+            return Config.model_validate(of_this_version(self.manifest().config, self.path / MANIFEST))
         except ConfigError as error:
             raise CheckpointError(*error.args) from error
         except ValidationError as error:

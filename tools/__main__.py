@@ -17,15 +17,15 @@ from common.text import did_you_mean
 
 COMMANDS = {
     "data": ("convert", "Convert FASTA and structure files to stores, and inspect stores."),
-    "train": ("run", "Train a model, export it, and show the state of a run."),
-    "tune": ("run", "Search for the settings that train an experiment fastest."),
+    "train": ("run", "Train a model or a classifier, or resume it; show the state of a run, export it."),
+    "tune": ("run", "Search for the fastest settings of an experiment, and for its batch size."),
     "embed": ("run", "Compute embeddings of proteins; join, search and plot them."),
     "classify": ("predict", "Predict labels by a trained classifier, and evaluate it."),
-    "design": ("generate", "Generate, score and evaluate sequences for structures; fold sequences."),
+    "design": ("generate", "Generate and score sequences for a structure; predict structures."),
     "function": ("predict", "Predict functions of proteins, and evaluate predictions as CAFA does."),
     "align": ("run", "Align proteins with all of a store, exactly, and write the best hits as BLAST does."),
-    "serve": ("run", "Serve models over HTTP; send a file to a service, make API keys."),
-    "profile": ("model", "Measure models and devices, check and record GPUs."),
+    "serve": ("run", "Serve embeddings, classes and mutation scores over HTTP; send a file, make API keys."),
+    "profile": ("model", "Find out what is slow; compare devices; check and record GPUs, analyse a log."),
 }
 """In the order in which a newcomer meets them: the module whose first example shows the command, and its subject."""
 ALONE = ("train", "tune", "align")

@@ -56,6 +56,13 @@ class OnModel(Overwriting):
     """Folder of a run, or of an export of one."""
 
 
+class OnRun(Overwriting):
+    """Target of commands that take a run."""
+
+    run: Path
+    """Folder of the run."""
+
+
 PlainKind = TypeVar("PlainKind", bound=Plain)
 Settings = TypeVar("Settings", bound=Section)
 

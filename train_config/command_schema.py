@@ -26,12 +26,17 @@ from train_config.service_schema import KeySection, QuerySection, ServiceSetting
 from train_config.terms_schema import EvaluateTermsSection, PredictTermsSection
 
 
-class FastaSection(Section):
+class IngestedSection(Section):
+    """Policies for files."""
+
+    ingest: IngestSection = IngestSection()
+
+
+class FastaSection(IngestedSection):
     """FASTA files, and what is done with unusual records."""
 
     source: list[str] = Field(min_length=1)
     """FASTA files (plain, .gz, .bz2, .xz, .zst), folders or quoted globs."""
-    ingest: IngestSection = IngestSection()
 
 
 class ConvertSection(Section):
@@ -121,12 +126,6 @@ class ClusterSection(Section):
 
     address: str | None = None
     """Ray cluster, HOST:PORT; local starts one. Default: RAY_ADDRESS, or one that runs here."""
-
-
-class IngestedSection(Section):
-    """Policies for files."""
-
-    ingest: IngestSection = IngestSection()
 
 
 class AlignSettings(Section):

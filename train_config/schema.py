@@ -10,7 +10,6 @@ from pydantic import Field, field_validator, model_validator
 
 from train_config.classifier_schema import ClassifierSection, LabelsSection, LoraSection, TokenizerSection
 from train_config.diffusion_schema import DiffusionSection, PredictionsSection, StructuresSection
-from train_config.monitoring_schema import MemoryGuardSection, MonitoringSection
 from train_config.natures import END, FIXED, PATH, PATH_OR_NAME, SHIPPED_PATH, UNSEEN
 from train_config.section import (
     Channels,
@@ -26,6 +25,7 @@ from train_config.section import (
 )
 from train_config.terms_schema import TermsDataSection, TermsSection
 
+Percent = Annotated[float, Field(ge=0, le=100)]
 SPECIAL_TOKENS_PER_SEQUENCE = 2
 """<cls> and <eos>, which the ESM alphabet puts around every sequence."""
 
@@ -34,11 +34,11 @@ class RunSection(Section):
     """Name of the run and place of its files."""
 
     name: FolderName = "esm2ae"
-    """Name of the run and of its folder. The same name continues the run."""
+    """Name of the run and of its folder. The same name resumes the run."""
     storage_path: Annotated[str, UNSEEN, PATH] = "runs"
     """Folder that holds the runs; on a cluster, one that every node sees."""
     resume: Annotated[Literal["must", "allow", "never"], UNSEEN] = "allow"
-    """must: continue or fail; allow: continue where there is a checkpoint; never: refuse a run that exists."""
+    """must: resume or fail; allow: resume where there is a checkpoint; never: refuse a run that exists."""
     seed: Annotated[NonNegativeInt, FIXED] = 0
     """Seed of weights, shuffling, cropping and masking."""
 
@@ -220,6 +220,16 @@ class ModelSection(Section):
     terms: TermsSection = TermsSection()
 
 
+class MemoryGuardSection(Section):
+    """Handling of out of memory while training."""
+
+    enabled: bool = True
+    """Repeat the step that ran out of memory with its batches in halves, and keep the halves: the optimizer's step and
+    its result stay the same. Where workers already wait for each other, resume from the last checkpoint."""
+    max_halvings: NonNegativeInt = 3
+    """Times that batches may be halved in a run."""
+
+
 class TrainingSection(Section):
     """The optimisation."""
 
@@ -340,6 +350,30 @@ class WandbSection(Section):
     """Seconds to wait for the server at the start."""
     finish_timeout_s: PositiveFloat = 10.0
     """Seconds to wait for uploads at the end."""
+
+
+class AlertsSection(Section):
+    """Warnings of a NaN, an idle GPU and nearly full memory; each comes again only after its cause was over."""
+
+    enabled: bool = True
+    """Warn at the terminal and in W&B."""
+    utilization_percent: Percent = 50.0
+    """GPU utilisation under which a warning comes, percent."""
+    utilization_window_s: PositiveFloat = 120.0
+    """Seconds that it has to stay under it."""
+    memory_percent: Percent = 95.0
+    """Share of a device's or the host's memory in use, percent."""
+
+
+class MonitoringSection(Section):
+    """Samples of a run while it trains, taken every training.gpu_log_interval seconds."""
+
+    prometheus: bool = True
+    """Export the metrics through Ray's Prometheus port."""
+    peak_tflops: PositiveFloat | None = None
+    """Peak of one device in the precision trained in, TFLOP/s, for the model FLOPs utilisation. Default: that of known
+    GPUs; elsewhere the utilisation is left out."""
+    alerts: AlertsSection = AlertsSection()
 
 
 class Config(Section):

@@ -12,7 +12,7 @@ from monitoring.advice import advise
 from monitoring.watch.pace import Pace
 from run_folder.metrics_log import MetricsLog, Record
 from run_folder.tail import RecordTail
-from train_config.monitoring_schema import AlertsSection
+from train_config.schema import AlertsSection
 
 BAND_PERCENT = 5.0
 """Points beyond a threshold from which on its alert is over, so that a value about the threshold raises one only."""

@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
     made = (arguments.output, MADE_BY, flags.overwrite)
     refuse_file(*made)
     embeddings = [arguments.query_embeddings, arguments.store_embeddings]
-    if (arguments.prefilter == "embedding") != all(embeddings) or (any(embeddings) and not all(embeddings)):
+    if {arguments.prefilter == "embedding"} != {folder is not None for folder in embeddings}:
         raise ConfigError("align.prefilter: embedding takes query_embeddings and store_embeddings, and no other does")
     vectors = [read_manifest(folder).model_dump() for folder in embeddings if folder]
     if arguments.device == "cuda" and arguments.prefilter != "none":
@@ -82,9 +82,8 @@ def main(argv: list[str]) -> int:
 
 def _job(arguments: AlignSection, by: Scoring, queries: Store, store: Store) -> dict[str, Any]:
     """Everything that the hits depend on."""
-    chosen = arguments.model_dump(mode="json", include={"hits", "evalue", "prefilter", "candidates"})
     return {
-        **chosen,
+        **arguments.model_dump(include={"hits", "prefilter", "candidates"}),
         "evalue": str(arguments.evalue),
         "queries": queries.checksum,
         "store": store.checksum,
@@ -94,7 +93,6 @@ def _job(arguments: AlignSection, by: Scoring, queries: Store, store: Store) -> 
 
 
 def _align(search: Search, queries: Store, arguments: AlignSection, kept: Journal) -> None:
-    """Add the hits of the queries that are not done."""
     prefilter = _prefilter(arguments, search.store) if kept.done < len(queries) else None
     with record_bar("aligning") as bar:
         for number in range(kept.done, len(queries)):

@@ -56,9 +56,8 @@ def main(argv: list[str]) -> int:
         training = without_texts(_own_texts(plain.model, space, "training"), set(texts.texts))
     from inference.classifier import ClassifierPipeline  # here: it loads torch
 
-    pipeline = ClassifierPipeline.load(
-        plain.model, data=config.data, device=evaluate.device, precision=evaluate.precision, tokens=evaluate.tokens
-    )
+    options = evaluate.model_dump(include={"device", "precision", "tokens"})
+    pipeline = ClassifierPipeline.load(plain.model, data=config.data, **options)
     from inference.classify.report import evaluation_of, metrics_lines, write_report
 
     with made_folder(output.absolute(), MADE_BY, plain.overwrite) as building:
@@ -112,17 +111,16 @@ def _predicted(
 
     space = pipeline.label_space
     with record_bar("predicting") as bar:
-        found = pipeline.predict(texts.texts, progress=lambda done, total: bar(done / total, done))
+        predictions = pipeline.predict(texts.texts, progress=lambda done, total: bar(done / total, done))
     others = {}
     if training is not None:
-        others = baselines(
-            space.kind, tokenizer.content, training.texts, training.targets, texts.texts, space.num_outputs
-        )
+        known = training.texts, training.targets
+        others = baselines(space.kind, tokenizer.content, *known, texts.texts, space.num_outputs)
     targets = texts.targets
-    if (rows := found.kept_residues()) is not None:
+    if (rows := predictions.kept_residues()) is not None:
         targets, others = targets[rows], {name: values[rows] for name, values in others.items()}
     counts = {name: number for name, number in texts.counts.items() if number}
-    if cropped := int((found.cropped > 0).sum()):
+    if cropped := int((predictions.cropped > 0).sum()):
         counts["records_cropped"] = cropped
-    scored = Scored(space, texts.ids, found.probabilities, targets, texts.weights, found.lengths)
+    scored = Scored(space, texts.ids, predictions.probabilities, targets, texts.weights, predictions.lengths)
     return scored, others, counts

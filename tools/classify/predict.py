@@ -60,10 +60,8 @@ def main(argv: list[str]) -> int:
     from inference.classifier import ClassifierPipeline  # here: it loads torch
     from inference.classify.prediction_table import writing_predictions
 
-    pipeline = ClassifierPipeline.load(
-        plain.model, data=config.data, device=predict.device, precision=predict.precision, tokens=predict.tokens
-    )
-
+    options = predict.model_dump(include={"device", "precision", "tokens"})
+    pipeline = ClassifierPipeline.load(plain.model, data=config.data, **options)
     start_s = time.perf_counter()
     with (
         made_file(output, *made) as building,

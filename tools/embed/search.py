@@ -76,7 +76,6 @@ def _vectors(embeddings: Embeddings, metric: str, rows: int = 16_384) -> Iterato
 
 
 def _index(database: Embeddings, arguments: SearchSection) -> Any:
-    """faiss' index of all vectors of the database."""
     import faiss
 
     records, metric = len(database), arguments.metric

@@ -88,10 +88,9 @@ def _evaluated(predictions: Path, arguments: EvaluateTermsSection) -> dict[str, 
         )
         if evaluation.metrics:
             evaluations[name] = evaluation
+    reason = "nothing is left to predict, or no score of such a protein reaches a threshold"
     for name in sorted(truth.keys() - evaluations.keys()):
-        log.warning(
-            "%s is left out: nothing is left to predict, or no score of such a protein reaches a threshold", name
-        )
+        log.warning("%s is left out: %s", name, reason)
     if not evaluations:
         problem = "no score reaches a threshold for a protein with annotations that count"
         raise DataError(f"{predictions}: {problem}; check it, the known annotations and the terms")
@@ -105,28 +104,25 @@ def _print(evaluations: dict[str, Evaluation]) -> None:
         for metric, (value, interval, threshold) in evaluation.metrics.items():
             between = f"{interval[0]:.3f} to {interval[1]:.3f}" if interval else ""
             table.add_row(metric, f"{value:.3f}", between, "" if threshold is None else f"{threshold:.3g}")
-        console.print(
-            f"{name}: {counted(evaluation.proteins, 'protein{s}')}, {evaluation.predicted:,} with predictions"
-        )
+        proteins = counted(evaluation.proteins, "protein{s}")
+        console.print(f"{name}: {proteins}, {evaluation.predicted:,} with predictions")
         console.print(table)
 
 
 def _write(folder: Path, evaluations: dict[str, Evaluation], settings: EvaluationSection) -> None:
     from function.figure import draw_curves
 
-    content: dict[str, Any] = {
-        "settings": settings.model_dump(include=set(EvaluationSection.model_fields)),
-        "aspects": {},
-    }
+    aspects: dict[str, Any] = {}
     names = list(dict.fromkeys(name for evaluation in evaluations.values() for name in evaluation.curves))
     lines = ["\t".join(["ns", "tau", *names])]
     for aspect, evaluation in evaluations.items():
         metrics = {name: metric._asdict() for name, metric in evaluation.metrics.items()}
         counts = {"proteins": evaluation.proteins, "predicted": evaluation.predicted}
-        content["aspects"][aspect] = {**counts, "metrics": metrics}
+        aspects[aspect] = {**counts, "metrics": metrics}
         for place, threshold in enumerate(evaluation.thresholds):
             values = [f"{evaluation.curves[name][place]:.10g}" if name in evaluation.curves else "" for name in names]
             lines.append("\t".join([aspect, f"{threshold:.6g}", *values]))
+    content = {"settings": settings.model_dump(include=set(EvaluationSection.model_fields)), "aspects": aspects}
     (folder / "evaluation.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     (folder / "curves.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     draw_curves(evaluations, folder / "curves.png")

@@ -14,19 +14,12 @@ from common.publishing import refuse_existing
 from model.export.exported_folder import MADE_BY
 from run_folder.checkpoints import CheckpointFolder, CheckpointStore
 from run_folder.paths import RunFolder
-from tools.grammar import Overwriting, parse
+from tools.grammar import OnRun, parse
 from train_config.command_schema import ExportSection
 
 
-class Arguments(Overwriting):
-    """The run."""
-
-    run: Path
-    """Folder of the run."""
-
-
 def main(argv: list[str]) -> int:
-    arguments, settings = parse(argv, "train export", __doc__, Arguments, ExportSection)
+    arguments, settings = parse(argv, "train export", __doc__, OnRun, ExportSection)
     run = RunFolder(arguments.run.parent, arguments.run.name)
     if not run.exists:
         raise ConfigError(f"{run.path}: no run there (it has no config.yaml)")

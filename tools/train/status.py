@@ -39,8 +39,7 @@ def main(argv: list[str]) -> int:
     if not arguments.follow:
         print("\n".join(status.lines()))
         return 0
-    with Live(auto_refresh=False) as live:
-        live.update(Text("\n".join(status.lines())), refresh=True)
+    with Live(Text("\n".join(status.lines())), auto_refresh=False) as live:
         while not status.has_ended:
             time.sleep(EVERY_S)
             status.update()

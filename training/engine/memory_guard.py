@@ -14,7 +14,7 @@ from common.errors import ResourceError
 from common.publishing import write_atomically
 from dataset.packed_batch import PackedBatch
 from monitoring.sampling.memory_meter import MemoryMeter
-from train_config.monitoring_schema import MemoryGuardSection
+from train_config.schema import MemoryGuardSection
 from training.engine.collective import ControlGroup
 
 REMEDY = (

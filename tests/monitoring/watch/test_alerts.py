@@ -9,7 +9,7 @@ from monitoring.watch.alerts import AlertSink
 from run_folder.metrics_log import Record
 from run_folder.tail import RecordTail
 from tests.monitoring.samples import GIB, sample, train
-from train_config.monitoring_schema import AlertsSection
+from train_config.schema import AlertsSection
 
 INTERVAL_S = 5.0
 SETTINGS = AlertsSection(utilization_percent=50, utilization_window_s=60, memory_percent=90)

@@ -7,8 +7,7 @@ from common.errors import ResourceError
 from dataset.batches.steps import StepBatches
 from dataset.packed_batch import TARGETS, PackedBatch
 from monitoring.sampling.memory_meter import MemoryMeter
-from train_config.monitoring_schema import MemoryGuardSection
-from train_config.schema import TrainingSection
+from train_config.schema import MemoryGuardSection, TrainingSection
 from training.engine.memory_guard import MemoryGuard, NewStartError
 from training.engine.step_clock import StepClock
 from training.loop.stepping import Stepper, learning_rate
