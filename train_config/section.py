@@ -76,10 +76,8 @@ def own_settings(section: type[Section], path: KeyPath = ()) -> dict[KeyPath, Fi
 
 def settings_of(schema: type[Section]) -> dict[KeyPath, FieldInfo]:
     """Every setting of a schema."""
-    settings: dict[KeyPath, FieldInfo] = {}
-    for path, section in sections_of(schema).items():
-        settings |= own_settings(section, path)
-    return settings
+    sections = sections_of(schema).items()
+    return {key: field for path, section in sections for key, field in own_settings(section, path).items()}
 
 
 def list_type(annotation: Any) -> Any:
