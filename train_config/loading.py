@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from common.errors import ConfigError
 from common.processor import computes_bf16
@@ -215,7 +215,7 @@ def _set(settings: dict[str, Any], key: KeyPath, value: Any) -> None:
 class _Problems:
     """Turns pydantic's errors into lines for a person."""
 
-    schema: type[BaseModel]
+    schema: type[Section]
     prefix: str
     path: str | Path | None
     lines: dict[KeyPath, int]
