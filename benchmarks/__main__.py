@@ -67,7 +67,7 @@ def main(argv: list[str]) -> int:
     arguments = parsed(argv)
     stages = load_stages(arguments.stages)
     if arguments.list:
-        print("\n".join(line for stage in stages for line in _listed(stage)))
+        list_stages(stages)
         return 0
     require_packages(stages)
     # Peers' tokenizers and hubs neither report nor ask for anything while time is taken.
@@ -114,19 +114,15 @@ def _measure(stages: list[Stage], arguments: argparse.Namespace, command: str) -
     return 1 if broken else 0
 
 
-def _listed(stage: Stage) -> list[str]:
-    lines = [f"{stage.name}: {stage.summary}"]
-    for comparison in stage.comparisons:
-        floors = ", ".join(f"{floor:g} on {device}" for device, floor in comparison.floors.items())
-        lines.append(f"  {comparison.title}, beside {comparison.peer_name}: {floors or 'no floor'}")
-    return lines
-
-
-def _terminate(*_: object) -> None:
-    """Leave by an exception, so that temporary folders are removed on the way out."""
-    raise SystemExit(TERMINATED)
+def list_stages(stages: Sequence[Stage]) -> None:
+    for stage in stages:
+        print(f"{stage.name}: {stage.summary}")
+        for comparison in stage.comparisons:
+            floors = ", ".join(f"{floor:g} on {device}" for device, floor in comparison.floors.items())
+            print(f"  {comparison.title}, beside {comparison.peer_name}: {floors or 'no floor'}")
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _terminate)
+    # By an exception, so that temporary folders are removed on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     sys.exit(run(main))

@@ -28,29 +28,15 @@ SIZES = {"8M": "esm2_t6_8M", "150M": "esm2_t30_150M", "650M": "esm2_t33_650M", "
 WARM_UPS, MICRO_BATCHES = 3, 4
 
 
-@dataclass(frozen=True)
-class Arguments:
-    """Parts to run, and the place of their results; see :func:`benchmarks.gpu.script.parsed`."""
+@dataclass
+class Bench:
+    """What the parts share: the device, sizes of ESM-2, tokens of a batch, the backend of torch.compile."""
 
-    part: tuple[str, ...]
-    output: Path
     device: str
     sizes: tuple[str, ...]
     tokens: int
     backend: str
-    minutes: float
-
-
-@dataclass
-class Bench:
-    """What the parts share."""
-
-    arguments: Arguments
     _models: dict[str, MaskedLM] = field(default_factory=dict)
-
-    @property
-    def device(self) -> str:
-        return self.arguments.device
 
     @cached_property
     def store(self) -> Store:
@@ -60,8 +46,7 @@ class Bench:
     @cached_property
     def product_tflops(self) -> float:
         """TFLOP/s of a large bf16 matrix product, the most that the device does."""
-        size = 8192 if self.device == "cuda" else 256
-        return 1e-12 * product_flops_per_s(self.device, torch.bfloat16, size)
+        return 1e-12 * product_flops_per_s(self.device, torch.bfloat16, 8192 if self.device == "cuda" else 256)
 
     @cached_property
     def copy_tb_per_s(self) -> float:

@@ -4,19 +4,16 @@ import itertools
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 
 from benchmarks.gpu.bench import Bench
-from benchmarks.harness.stage import Row
-
-REPOSITORY = Path(__file__).resolve().parents[2]
+from benchmarks.harness.stage import REPOSITORY, Row
 
 
 def correctness(bench: Bench) -> Iterator[Row]:
     """Loss, features and gradients on the device against fp32 on the CPU."""
-    name = bench.arguments.sizes[0]
+    name = bench.sizes[0]
     batch = bench.work(2048)[0].batches[0]
     reference = bench.masked_lm(name, torch.float32).cpu()
     wanted = reference(batch.to("cpu"))
@@ -25,7 +22,7 @@ def correctness(bench: Bench) -> Iterator[Row]:
     for dtype, compiled in itertools.product((torch.float32, torch.bfloat16), (False, True)):
         model = bench.masked_lm(name, dtype)
         if compiled:
-            model.backbone.compile_layers(bench.arguments.backend)
+            model.backbone.compile_layers(bench.backend)
         output = model(batch)
         output.loss_sum.backward()
         grads = torch.cat([p.grad.flatten().float().cpu() for p in model.parameters() if p.grad is not None])
@@ -42,15 +39,10 @@ def correctness(bench: Bench) -> Iterator[Row]:
         }
     yield {"model": name, "layers": "no wait in a step", "verdict": _waits_nowhere(bench, name)}
     if bench.device == "cuda":
-        yield {"layers": "tests marked cuda", "verdict": _tests()}
-
-
-def _tests() -> str:
-    """How the tests of model/ that need a GPU end."""
-    command = [sys.executable, "-m", "pytest", "-m", "cuda", "--continue-on-collection-errors", "tests/model"]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=180)
-    last = done.stdout.strip().splitlines()[-1:]
-    return " ".join(["ok" if done.returncode == 0 else "WRONG", *last])
+        command = [sys.executable, "-m", "pytest", "-m", "cuda", "--continue-on-collection-errors", "tests/model"]
+        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=180)
+        words = ["ok" if done.returncode == 0 else "WRONG", *done.stdout.strip().splitlines()[-1:]]
+        yield {"layers": "tests marked cuda", "verdict": " ".join(words)}
 
 
 def _waits_nowhere(bench: Bench, name: str) -> str:

@@ -21,12 +21,12 @@ from model.tasks.masked_lm import MaskedLM
 
 def forward(bench: Bench) -> Iterator[Row]:
     """Tokens a second of the backbone's forward pass in bf16, of large batches and of small, beside other packages."""
-    for name in bench.arguments.sizes:
+    for name in bench.sizes:
         model = bench.masked_lm(name, torch.bfloat16).eval()
-        step, context = bench.work(bench.arguments.tokens)
+        step, context = bench.work(bench.tokens)
         flops = training_flops_per_token(model, context) / 3
         yield _row(bench, name, "eager", step.num_tokens, partial(_run, model, step), flops)
-        model.backbone.compile_layers(bench.arguments.backend)
+        model.backbone.compile_layers(bench.backend)
         yield _row(bench, name, "compiled", step.num_tokens, partial(_run, model, step), flops)
         for tokens in (1024, 4096):
             small = bench.work(tokens)[0].batches[:1]

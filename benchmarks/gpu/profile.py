@@ -1,4 +1,4 @@
-"""A training step by kernel, and how near each kind comes to what bounds it."""
+"""What the card can do at most; a training step by kernel, and how near each kind comes to what bounds it."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -11,9 +11,9 @@ from torch._inductor.utils import fresh_cache
 from benchmarks.gpu.bench import WARM_UPS, Bench
 from benchmarks.gpu.training import TrainingRun
 from benchmarks.harness.stage import Row
+from common.timing import median_seconds
 from dataset.packed_batch import PackedBatch
 from model.cost.flops import training_flops_per_token
-from model.tasks.masked_lm import MaskedLM
 
 Kernels: TypeAlias = Counter[tuple[str, str]]
 """A value by kind and name of the kernel."""
@@ -31,29 +31,50 @@ OPTIMIZER_BYTES = 28
 """Of a parameter's update: weight and two moments read and written, gradient read, fp32."""
 
 
+def ceilings(bench: Bench) -> Iterator[Row]:
+    """The most that the card does: matrix products, those of a layer of 650M among them, and copies."""
+    yield {"what": "bf16 matrix product", "TFLOP/s": bench.product_tflops}
+    D, rows = (1280, bench.tokens // 2) if bench.device == "cuda" else (64, 256)
+    # Query, key and value in one product gain what the second of these has over the first.
+    for what, width, count in (("three products of D by D", D, 3), ("one product of D by 3 D", 3 * D, 1)):
+        yield {"what": f"{what}, {rows} tokens", "TFLOP/s": _tflops(bench, rows, D, width, count)}
+    yield {"what": f"D by 4 D, {rows} tokens", "TFLOP/s": _tflops(bench, rows, D, 4 * D)}
+    yield {"what": f"4 D by D, {rows} tokens", "TFLOP/s": _tflops(bench, rows, 4 * D, D)}
+    yield {"what": "copy, bytes read and written", "TB/s": bench.copy_tb_per_s}
+
+
+def _tflops(bench: Bench, rows: int, inner: int, width: int, count: int = 1) -> float:
+    """TFLOP/s of so many Linears one after the other."""
+    x, weight, bias = (
+        torch.randn(*shape, device=bench.device, dtype=torch.bfloat16)
+        for shape in ((rows, inner), (width, inner), (width,))
+    )
+    repeats = range(20 * count)
+    taken_s = median_seconds(lambda: [torch.nn.functional.linear(x, weight, bias) for _ in repeats])
+    return 2e-12 * rows * inner * width * len(repeats) / taken_s
+
+
 def profile(bench: Bench) -> Iterator[Row]:
     """A training step of the second size by kernel, eager and compiled: share of the time, and of its kind's limit.
 
     The limit of products and attention is a large product's FLOP/s, that of the others the bytes of a copy.
     """
-    name = bench.arguments.sizes[min(1, len(bench.arguments.sizes) - 1)]
-    step, context = bench.work(bench.arguments.tokens // 2)
+    name = bench.sizes[min(1, len(bench.sizes) - 1)]
+    step, context = bench.work(bench.tokens // 2)
     batch = step.batches[0]
     for layers in ("eager", "compiled"):
         model = bench.masked_lm(name, torch.bfloat16)
         run, fused_bytes = TrainingRun(model), 0
         if layers == "compiled":
-            model.backbone.compile_layers(bench.arguments.backend)
+            model.backbone.compile_layers(bench.backend)
             fused_bytes = _bytes_of_a_layer(run, batch)
-            yield {
-                "layers": layers,
-                "kind": "fused",
-                "kernel": f"{fused_bytes / batch.num_tokens:,.0f} B a token and layer",
-            }
+            moved = f"{fused_bytes / batch.num_tokens:,.0f} B a token and layer"
+            yield {"layers": layers, "kind": "fused", "kernel": moved}
         for _ in range(WARM_UPS):
             run.step(batch)
         spent, calls = _recorded(bench, run, batch)
-        products, attention = (1e-12 * batch.num_tokens * flops for flops in _flops_per_token(model, context))
+        products = 1e-12 * batch.num_tokens * training_flops_per_token(model, 0.0)
+        attention = 1e-12 * batch.num_tokens * training_flops_per_token(model, context) - products
         least_s = {
             "product": products / bench.product_tflops,
             "attention": attention / bench.product_tflops,
@@ -86,12 +107,6 @@ def _rows(spent: Kernels, calls: Kernels, least_s: dict[str, float]) -> Iterator
     for (kind, kernel), own in spent.most_common(20):
         row = {"kind": kind, "kernel": kernel, "share": own / total, "ms": own / 1e3}
         yield row | {"calls": calls[kind, kernel]}
-
-
-def _flops_per_token(model: MaskedLM, context: float) -> tuple[float, float]:
-    """Of products and of attention."""
-    products = training_flops_per_token(model, 0.0)
-    return products, training_flops_per_token(model, context) - products
 
 
 def _recorded(bench: Bench, run: TrainingRun, batch: PackedBatch) -> tuple[Kernels, Kernels]:

@@ -18,11 +18,10 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu.alignment import alignment
-from benchmarks.gpu.bench import Arguments, Bench
-from benchmarks.gpu.ceilings import ceilings
+from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.correctness import correctness
 from benchmarks.gpu.forward import forward
-from benchmarks.gpu.profile import profile
+from benchmarks.gpu.profile import ceilings, profile
 from benchmarks.gpu.training import budgets, training
 from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.runner import Run, run_stages
@@ -34,7 +33,7 @@ _IN_ORDER = (correctness, ceilings, training, forward, alignment, profile, budge
 PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {part.__name__: part for part in _IN_ORDER}
 
 
-def parsed(argv: list[str]) -> Arguments:
+def parsed(argv: list[str]) -> argparse.Namespace:
     """Read the command line. Raises ConfigError for a part that is not there."""
     parser = argparse.ArgumentParser(
         "python -m benchmarks gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -51,7 +50,7 @@ def parsed(argv: list[str]) -> Arguments:
     for name in arguments.part:
         if name not in PARTS:
             raise ConfigError(f"--part: no part {name!r}{did_you_mean(name, PARTS)}; there are {', '.join(PARTS)}")
-    return Arguments(**vars(arguments))
+    return arguments
 
 
 def main(argv: list[str]) -> int:
@@ -59,23 +58,23 @@ def main(argv: list[str]) -> int:
     arguments = parsed(argv)
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("no GPU is seen: see esmeray profile gpu; --device cpu tries the script without one")
-    bench = Bench(arguments)
+    bench = Bench(arguments.device, arguments.sizes, arguments.tokens, arguments.backend)
     command = shlex.join(["python", "-m", "benchmarks", "gpu", *argv])
     run = Run(describe_machine(), arguments.output, False, command, list(PARTS), minutes=arguments.minutes)
-    broken = run_stages([_stage(name, bench) for name in arguments.part or PARTS], run)
+    stages = [
+        Stage(name, (PARTS[name].__doc__ or "").strip(), partial(_rows, name, bench))
+        for name in arguments.part or PARTS
+    ]
+    broken = run_stages(stages, run)
     print(f"results: {arguments.output}/results.md and results.json")
     return 1 if broken else 0
 
 
-def _stage(name: str, bench: Bench) -> Stage:
-    """A part as a stage, after which the device's memory and what was compiled are given back."""
-
-    def rows(_: Setting) -> Iterator[Row]:
-        try:
-            yield from PARTS[name](bench)
-        finally:
-            torch._dynamo.reset()
-            if bench.device == "cuda":
-                torch.cuda.empty_cache()
-
-    return Stage(name, (PARTS[name].__doc__ or "").strip(), rows)
+def _rows(part: str, bench: Bench, _: Setting) -> Iterator[Row]:
+    """A part's, after which the device's memory and what was compiled are given back."""
+    try:
+        yield from PARTS[part](bench)
+    finally:
+        torch._dynamo.reset()
+        if bench.device == "cuda":
+            torch.cuda.empty_cache()

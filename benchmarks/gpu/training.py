@@ -31,8 +31,8 @@ class TrainingRun:
         fused = self._weights[0].device.type == "cuda"
         self._optimizer = torch.optim.AdamW(self._master, lr=1e-4, fused=fused, capturable=capturable)
 
-    def step(self, batch: PackedBatch) -> Tensor:
-        """Forward, backward and update; returns the mean loss on the device."""
+    def step(self, batch: PackedBatch) -> None:
+        """Forward, backward and update; leaves the mean loss on the device."""
         output = self.model(batch)
         (output.loss_sum / output.num_targets).backward()
         for master, weight in zip(self._master, self._weights, strict=True):
@@ -41,13 +41,7 @@ class TrainingRun:
         self._optimizer.step()
         with torch.no_grad():
             torch._foreach_copy_(self._weights, self._master)
-        self._loss = output.loss_sum.detach() / output.num_targets
-        return self._loss
-
-    @property
-    def loss(self) -> float:
-        """Of the last batch, by target."""
-        return float(self._loss)
+        self.loss = output.loss_sum.detach() / output.num_targets
 
     def steps(self, batches: StepBatches) -> None:
         """An update with each batch."""
@@ -93,7 +87,7 @@ def _trained(bench: Bench, name: str, tokens: int, variant: Variant) -> Row:
         if variant.fp8:
             use_fp8(model.backbone, emulate=not on_gpu)
         if variant.compiled:
-            model.backbone.compile_layers(bench.arguments.backend)
+            model.backbone.compile_layers(bench.backend)
         if variant.graph:  # the number of targets differs from batch to batch: the same one again
             step = replace(step, batches=step.batches[:1] * len(step))  # of as many real tokens, to a percent
         run = TrainingRun(model, capturable=variant.graph)
@@ -110,18 +104,18 @@ def _trained(bench: Bench, name: str, tokens: int, variant: Variant) -> Row:
         "share of a product": bench.share_of_peak(flops, taken_s),
         "peak GiB": torch.cuda.max_memory_allocated() / 2**30 if on_gpu else None,
         "first step s": first_s,
-        "loss after": run.loss,
+        "loss after": float(run.loss),
     }
 
 
 def training(bench: Bench) -> Iterator[Row]:
     """Tokens a second of training steps, and their memory, in each way."""
-    for name, variant in itertools.product(reversed(bench.arguments.sizes[:2]), VARIANTS):
-        yield _trained(bench, name, bench.arguments.tokens // 2, variant)
+    for name, variant in itertools.product(reversed(bench.sizes[:2]), VARIANTS):
+        yield _trained(bench, name, bench.tokens // 2, variant)
 
 
 def budgets(bench: Bench) -> Iterator[Row]:
     """Tokens a second of training by token budget."""
-    name = bench.arguments.sizes[min(1, len(bench.arguments.sizes) - 1)]
-    for tokens in sorted({max(LONGEST, bench.arguments.tokens // share) for share in (8, 4, 2, 1)}):
+    name = bench.sizes[min(1, len(bench.sizes) - 1)]
+    for tokens in sorted({max(LONGEST, bench.tokens // share) for share in (8, 4, 2, 1)}):
         yield _trained(bench, name, tokens, Variant())

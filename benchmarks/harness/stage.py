@@ -27,11 +27,8 @@ class WrongWorkError(Exception):
 class Setting:
     """Inputs that a run gives to each stage.
 
-    Attributes:
-        quick: a smoke run: everything is done once, on as little work as shows that it works.
-        folder: an empty folder of this stage on the repository's disk, removed afterwards.
-        fasta: proteins to work on; None for those at hand (:mod:`benchmarks.harness.proteins`).
-        note: shows one line of what is being prepared.
+    ``quick``: everything once, on as little work as shows that it works. ``folder``: empty, removed afterwards.
+    ``fasta``: proteins to work on; None for those at hand. ``note`` shows one line of what is being prepared.
     """
 
     device: Device
@@ -61,15 +58,10 @@ class Contender:
 
 @dataclass(frozen=True)
 class Case:
-    """Contenders that are measured in turns, round by round.
+    """Contenders that take part on this device, measured in turns, round by round.
 
-    Attributes:
-        name: unique in its stage.
-        unit: of what is measured: ``sequences/s``, ``MB``.
-        contenders: those that take part on this device.
-        check: called once before anything is measured; compares what the contenders compute and returns by how much
-            they differ.
-        facts: whatever a reader needs to know of this case; may be filled while the case runs.
+    ``check`` is called before anything is measured: it compares what they compute, and returns by how much it differs.
+    ``facts``: whatever a reader needs to know of this case; may be filled while it runs.
     """
 
     name: str
@@ -116,12 +108,8 @@ class Comparison:
 class Stage:
     """One part of the data or model path, beside what people use for it today.
 
-    Attributes:
-        summary: one line for ``--list``.
-        cases: yields cases or rows; each case is measured before the next is asked for. A case that makes no
-            sense on ``setting.device`` is not yielded.
-        packages: import names of the peers, which must be installed (``make bench``).
-        distributions: names of the packages whose versions are recorded beside torch and numpy.
+    ``cases`` yields those that make sense on the device, or rows; each is measured before the next is asked for.
+    ``packages``: import names of the peers. ``distributions``: packages whose versions are recorded.
     """
 
     name: str

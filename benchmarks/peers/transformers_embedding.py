@@ -15,13 +15,15 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from transformers import EsmModel
+from transformers import EsmModel, EsmTokenizer
 
 from benchmarks.harness.stage import Device
-from benchmarks.peers.tokenizers import MAX_TOKENS, esm_tokenizer
 from common.timing import timed
+from dataset.tokens.esm import VOCABULARY
 from model.backbones.loading import quiet_transformers
 
+MAX_TOKENS = 1024
+"""The model_max_length of facebook/esm2_*: 1022 residues between <cls> and <eos>."""
 DOCUMENTED_BATCH = 16
 SEARCHED_BATCHES: dict[Device, tuple[int, ...]] = {"cpu": (1, 2, 4, 8, 16), "cuda": (16, 32, 64, 128, 256)}
 
@@ -32,6 +34,14 @@ _DTYPES = {
     "bf16 weights": torch.bfloat16,
     "bf16 autocast": torch.float32,
 }
+
+
+def esm_tokenizer(folder: Path) -> EsmTokenizer:
+    """EsmTokenizer as ``from_pretrained("facebook/esm2_t6_8M_UR50D")`` gives it, without a download."""
+    folder.mkdir(parents=True, exist_ok=True)
+    vocabulary = folder / "vocab.txt"
+    vocabulary.write_text("\n".join(VOCABULARY), encoding="utf-8")
+    return EsmTokenizer(str(vocabulary), model_max_length=MAX_TOKENS)
 
 
 @dataclass(frozen=True)

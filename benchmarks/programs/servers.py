@@ -31,7 +31,8 @@ def service(folder: Path, model: dict[str, object]) -> Iterator[tuple[str, subpr
     """The address and the process of our service with one model, on a Ray cluster of its own."""
     port = free_port()
     path = folder / f"serve-{port}.yaml"
-    path.write_text(yaml.safe_dump({"models": [model], "port": port, "ray": {"address": "local"}}), encoding="utf-8")
+    settings = {"serve": {"models": [model], "port": port}, "ray": {"address": "local"}}
+    path.write_text(yaml.safe_dump(settings), encoding="utf-8")
     with server([sys.executable, "serve_ray.py", "--config", str(path)], port) as process:
         yield f"http://127.0.0.1:{port}", process
 

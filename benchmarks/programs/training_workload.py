@@ -31,11 +31,10 @@ class Workload:
     """One masked-LM training, the same for every contender.
 
     Attributes:
-        fasta: the proteins; those longer than ``MAX_RESIDUES`` are cropped by every contender.
-        store: the same as the project's store.
-        weights: Hugging Face folder with the initial weights of all contenders.
+        fasta, store: the proteins; those longer than ``MAX_RESIDUES`` are cropped by every contender.
+        weights: Hugging Face folder with the initial weights.
         sequences: of a padded micro-batch of the Trainer.
-        accumulation: micro-batches of an optimizer step, of every contender.
+        accumulation: micro-batches of an optimizer step.
         tokens: token budget of a packed micro-batch: as many real tokens as ``sequences`` hold on average.
         warmup_steps: first steps, which are not measured.
     """

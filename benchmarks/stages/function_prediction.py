@@ -76,14 +76,11 @@ def _rows(path: Path) -> list[dict]:
         return [json.loads(line) for line in file]
 
 
-def _lines(path: Path) -> int:
-    return len(path.read_text().splitlines())
-
-
 def _measured(data: Path, folder: Path, setting: Setting) -> dict[str, dict[str, dict]]:
     """Value and interval by part, aspect and metric."""
     obo = data / "go_2013-06.obo.gz"
     setting.note("training")
+    proteins = (folder / "train.fasta").read_text().count(">")
     config = load_config(
         "train_config/function.yaml",
         {
@@ -91,7 +88,7 @@ def _measured(data: Path, folder: Path, setting: Setting) -> dict[str, dict[str,
             ("data", "source"): [str(folder / "train.fasta")],
             ("data", "terms", "annotations"): str(folder / "train.tsv"),
             ("data", "terms", "ontology"): str(obo),
-            ("training", "evaluate_every_steps"): max(1, _lines(folder / "train.fasta") // 2 // 128),  # an epoch
+            ("training", "evaluate_every_steps"): max(1, proteins // 128),  # an epoch
             ("wandb", "mode"): "disabled",
         },
     )
@@ -113,9 +110,8 @@ def _measured(data: Path, folder: Path, setting: Setting) -> dict[str, dict[str,
             evaluation = evaluate(
                 ontology.aspects[name], truth, scores[name], accretion_V=accretion[name], settings=settings
             )
-            metrics[part][aspect] = {
-                metric: (evaluation.metrics[metric].value, evaluation.metrics[metric].interval) for metric in METRICS
-            }
+            evaluated = evaluation.metrics
+            metrics[part][aspect] = {name: (evaluated[name].value, evaluated[name].interval) for name in METRICS}
     return metrics
 
 

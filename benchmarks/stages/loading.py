@@ -37,7 +37,7 @@ from benchmarks.harness.stage import (
     Stage,
     WrongWorkError,
 )
-from benchmarks.peers.tokenizers import MAX_TOKENS, esm_tokenizer
+from benchmarks.peers.transformers_embedding import MAX_TOKENS, esm_tokenizer
 from common.timing import timed
 from dataset.batches.loader import Loader, ResidueSource
 from dataset.batches.preparation import PreparationSettings

@@ -15,34 +15,55 @@ Losses of two runs of a case are held to each other before anything counts.
 
 import csv
 import sys
-import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.harness.proteins import MAX_RESIDUES, read_proteins, write_fasta
 from benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
 from benchmarks.programs.processes import run_program
 from benchmarks.programs.training_workload import NEVER, TOY, tokens_per_s
-from run_folder.metrics_log import read_metrics
+from common.timing import timed
+from run_folder.metrics_log import Record, read_metrics
 from run_folder.paths import RunFolder
 from train_config.loading import dump_config
 from train_config.schema import Config
 
 HEAD, CACHED, COMPUTED = "training the head", "cached features", "features computed at each step"
 MONITORED, ON, OFF = "training, monitored", "everything on", "everything off"
-SIZES = {
-    HEAD: {"cpu": "esm2_t6_8M", "cuda": "esm2_t33_650M"},
-    MONITORED: {"cpu": "esm2_t6_8M", "cuda": "esm2_t30_150M"},
+
+
+class Extent(NamedTuple):
+    """Work of the runs of a case.
+
+    Attributes:
+        model: name of the backbone.
+        tokens: budget of the one batch that a worker takes in a step.
+        skipped, measured: optimizer steps.
+        tolerance: largest relative difference of losses; cached features were computed in other batches, so sums
+            differ by rounding.
+    """
+
+    model: str
+    tokens: int
+    skipped: int
+    measured: int
+    tolerance: float
+
+
+EXTENTS = {
+    HEAD: {
+        "cpu": Extent("esm2_t6_8M", 4096, 5, 20, 1e-4),
+        "cuda": Extent("esm2_t33_650M", 65536, 10, 60, 1e-4),
+    },
+    MONITORED: {
+        "cpu": Extent("esm2_t6_8M", 2048, 5, 40, 1e-6),
+        "cuda": Extent("esm2_t30_150M", 32768, 20, 200, 1e-2),
+    },
 }
-TOKENS = {HEAD: {"cpu": 4096, "cuda": 65536}, MONITORED: {"cpu": 2048, "cuda": 32768}}
-"""Token budget of the one batch that a worker takes in a step."""
-STEPS = {HEAD: {"cpu": (5, 20), "cuda": (10, 60)}, MONITORED: {"cpu": (5, 40), "cuda": (20, 200)}}
-"""Optimizer steps that are not measured, and those that are."""
-QUICK_PROTEINS, QUICK_STEPS = 200, (1, 3)
+QUICK_PROTEINS = 200
 LABELLED_PROTEINS = {"cpu": 1500, "cuda": 10_000}
-TOLERANCE = {HEAD: {"cpu": 1e-4, "cuda": 1e-4}, MONITORED: {"cpu": 1e-6, "cuda": 1e-2}}
-"""Relative difference of losses: cached features were computed in other batches, so sums differ by rounding."""
 _JUDGED = "AGLS"
 _MONITORING: dict[str, dict[str, Any]] = {
     ON: {"training": {"gpu_log_interval": 5.0}, "wandb": {"mode": "offline"}},
@@ -52,8 +73,6 @@ _MONITORING: dict[str, dict[str, Any]] = {
         "wandb": {"mode": "disabled"},
     },
 }
-
-Record = dict[str, Any]
 
 
 def _cases(setting: Setting) -> Iterator[Case]:
@@ -69,23 +88,21 @@ def _head_case(setting: Setting, sequences: list[str], facts: Facts) -> Case:
         writer = csv.writer(file)
         writer.writerow(["sequence", "label"])
         writer.writerows([sequence, max(_JUDGED, key=sequence.count)] for sequence in sequences)
-    runs, skipped, facts = _runs(setting, HEAD, facts)
+    runs, extent, facts = _runs(setting, HEAD, facts)
     facts["records"] = len(sequences)
 
     def contender(name: str) -> Contender:
-        settings = _settings(setting, HEAD, table)
+        settings = _settings(extent, setting.quick, "classifier", table)
         settings["data"] |= {"crop": "start", "labels": {"split": "hash"}}
         settings["model"]["backbone"] |= {"frozen": True, "cache_features": name == CACHED}
         settings["training"]["precision"] = "fp32"
         settings["wandb"] = {"mode": "disabled"}
 
         def run() -> float:
-            start_s = time.perf_counter()
-            records = runs.train(settings, ["-m", "benchmarks.programs.worker_alone"])
+            records, seconds = timed(partial(runs.train, settings, ["-m", "benchmarks.programs.worker_alone"]))
             if name == CACHED:
-                seconds = round(time.perf_counter() - start_s, 1)
-                facts.setdefault("seconds of the run that computed the features", seconds)
-            return tokens_per_s([(record["tokens"], record["step_s"]) for record in records[skipped:]])
+                facts.setdefault("seconds of the run that computed the features", round(seconds, 1))
+            return tokens_per_s([(record["tokens"], record["step_s"]) for record in records[extent.skipped :]])
 
         return Contender(name, run, kind="value")
 
@@ -95,17 +112,17 @@ def _head_case(setting: Setting, sequences: list[str], facts: Facts) -> Case:
 def _monitored_case(setting: Setting, sequences: list[str], facts: Facts) -> Case:
     fasta = setting.folder / "proteins.fasta"
     write_fasta(fasta, sequences, len(sequences))
-    runs, skipped, facts = _runs(setting, MONITORED, facts)
+    runs, extent, facts = _runs(setting, MONITORED, facts)
 
     def contender(name: str) -> Contender:
-        settings = _settings(setting, MONITORED, fasta)
+        settings = _settings(extent, setting.quick, "masked_lm", fasta)
         settings["data"]["validation_share"] = 0.0
         settings["ray"] = {"address": "local", "num_workers": 1}
         for section, values in _MONITORING[name].items():
             settings[section] = settings.get(section, {}) | values
 
         def run() -> float:
-            steady = runs.train(settings, ["train_ray.py", "--config"])[skipped - 1 :]
+            steady = runs.train(settings, ["train_ray.py", "--config"])[extent.skipped - 1 :]
             return sum(record["tokens"] for record in steady[1:]) / (steady[-1]["time"] - steady[0]["time"])
 
         return Contender(name, run, kind="value")
@@ -113,27 +130,23 @@ def _monitored_case(setting: Setting, sequences: list[str], facts: Facts) -> Cas
     return Case(MONITORED, "tokens/s", (contender(ON), contender(OFF)), rounds=9, facts=facts)
 
 
-def _runs(setting: Setting, case: str, facts: Facts) -> tuple["TrainingRuns", int, Facts]:
-    """The runs of a case, the steps that are not measured, and facts."""
-    skipped, measured = _steps(setting, case)
-    model = "toy" if setting.quick else SIZES[case][setting.device]
-    runs = TrainingRuns(setting.folder / case.replace(" ", "-"), TOLERANCE[case][setting.device])
-    return runs, skipped, {**facts, "model": model, "steps measured": measured}
+def _runs(setting: Setting, case: str, facts: Facts) -> tuple["TrainingRuns", Extent, Facts]:
+    """The runs of a case, how much they do, and facts."""
+    extent = EXTENTS[case][setting.device]
+    if setting.quick:
+        extent = extent._replace(skipped=1, measured=3)
+    runs = TrainingRuns(setting.folder / case.replace(" ", "-"), extent.tolerance)
+    model = "toy" if setting.quick else extent.model
+    return runs, extent, {**facts, "model": model, "steps measured": extent.measured}
 
 
-def _steps(setting: Setting, case: str) -> tuple[int, int]:
-    return QUICK_STEPS if setting.quick else STEPS[case][setting.device]
-
-
-def _settings(setting: Setting, case: str, source: Path) -> dict[str, Any]:
+def _settings(extent: Extent, quick: bool, task: str, source: Path) -> dict[str, Any]:
     """What the runs of a case share."""
-    tokens = TOKENS[case][setting.device]
-    backbone = {"source": SIZES[case][setting.device], **(TOY if setting.quick else {})}
     return {
         "data": {"source": [str(source.resolve())], "max_length": MAX_RESIDUES},
-        "batch": {"tokens": tokens, "global_tokens": tokens},
-        "model": {"task": "classifier" if case == HEAD else "masked_lm", "backbone": backbone},
-        "training": {"max_steps": sum(_steps(setting, case)), "evaluate_every_steps": NEVER},
+        "batch": {"tokens": extent.tokens, "global_tokens": extent.tokens},
+        "model": {"task": task, "backbone": {"source": extent.model, **(TOY if quick else {})}},
+        "training": {"max_steps": extent.skipped + extent.measured, "evaluate_every_steps": NEVER},
         "checkpoint": {"every_steps": NEVER},
     }
 

@@ -22,7 +22,7 @@ from transformers import EsmForMaskedLM
 from benchmarks.harness.models import forward_flops, product_tflops, random_network
 from benchmarks.harness.proteins import MAX_RESIDUES, Proteins, make_store, read_proteins, write_fasta
 from benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
-from benchmarks.peers.tokenizers import esm_tokenizer
+from benchmarks.peers.transformers_embedding import esm_tokenizer
 from benchmarks.programs.training_workload import TOY, StepLine, Workload, run_contender, tokens_per_s
 from model.backbones.loading import quiet_transformers
 from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
