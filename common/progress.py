@@ -19,7 +19,7 @@ from rich.text import Text
 
 
 class ConversionProgress(NamedTuple):
-    """Progress of a conversion: bytes of the source as it lies on disk (0 in all where it is no file), and records."""
+    """Bytes of the source as it lies on disk (0 in all where it is no file), and records."""
 
     bytes_read: int
     bytes_total: int

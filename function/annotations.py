@@ -64,7 +64,7 @@ def read_annotations(
     """Annotations of each aspect that the file has, propagated; ``aspect`` asks for one alone.
 
     Of GAF, those with these evidence codes and without NOT, of dates (YYYYMMDD) from ``since`` on and earlier than
-    ``before``, where given. Raises DataError for a file that can't be read so, or where no annotation is left.
+    ``before``. Raises DataError for a file that can't be read so, or where no annotation is left.
     """
     if next((line for _, line in numbered_lines(path)), "").startswith("!"):
         rows = _gaf(path, frozenset(evidence), since, before)
@@ -80,11 +80,11 @@ def read_annotations(
     if not ids:
         raise DataError(f"{path}: no annotation is left; check terms, evidence codes and dates")
     made = {}
-    for name in [name for name in ontology.aspects if name in ids]:
-        aspect_of_name = ontology.aspects[name]
-        shape = len(ids[name]), len(aspect_of_name.terms)
-        leaves = csr_array((np.ones(len(pairs[name][0]), bool), pairs[name]), shape=shape)
-        made[name] = Annotations(tuple(ids[name]), leaves @ aspect_of_name.ancestors)
+    for name, terms in ontology.aspects.items():
+        if name in ids:
+            shape = len(ids[name]), len(terms.terms)
+            leaves = csr_array((np.ones(len(pairs[name][0]), bool), pairs[name]), shape=shape)
+            made[name] = Annotations(tuple(ids[name]), leaves @ terms.ancestors)
     return made
 
 

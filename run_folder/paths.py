@@ -40,7 +40,7 @@ Status = Literal["finished", "stopped", "diverged", "failed"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """End of a run. ``exit_code`` is the process's; see common.errors."""
+    """End of a run, with the exit code of its process (:mod:`common.errors`)."""
 
     status: Status
     step: int
@@ -74,7 +74,6 @@ class RunFolder:
 
     @property
     def exists(self) -> bool:
-        """True once a run of this name was started."""
         return self.config.exists()
 
     def request_stop(self) -> None:
@@ -97,7 +96,7 @@ class RunFolder:
         write_atomically(self.outcome, json.dumps(asdict(outcome), indent=2) + "\n")
 
     def read_outcome(self) -> Outcome | None:
-        """Return how the run ended, or None while it has not."""
+        """The end of the run, or None while it has not ended."""
         try:
             return Outcome(**json.loads(self.outcome.read_text()))
         except FileNotFoundError:

@@ -23,7 +23,7 @@ from dataset.packed_batch import PackedBatch
 from model.attention.cpu import cpu_attention, kernel_takes
 from model.attention.packed import attend
 from model.attention.rotary import RotaryTables, rotary_tables, rotate
-from model.backbones.base import Checkpointing, PackedBackbone
+from model.backbones.base import PackedBackbone
 
 _TRAINED_MASK_SHARE = 0.15 * 0.8
 """Share of <mask> tokens that ESM-2 saw in training (Rives et al. 2021; hard-coded in fair-esm and transformers)."""
@@ -32,8 +32,8 @@ _TRAINED_MASK_SHARE = 0.15 * 0.8
 class EsmBackbone(PackedBackbone):
     """An EsmModel that takes packed batches, with rotary or (ESM-1b) absolute positions."""
 
-    def __init__(self, model: EsmModel, *, frozen: bool = False, gradient_checkpointing: Checkpointing = False) -> None:
-        super().__init__(model, frozen=frozen, gradient_checkpointing=gradient_checkpointing)
+    def __init__(self, model: EsmModel, **settings: Any) -> None:
+        super().__init__(model, **settings)
         self._layer: _Layer = _layer
         self._selective_layer: _Layer = _selective_layer
 

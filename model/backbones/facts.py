@@ -16,6 +16,8 @@ from model.backbones.source import esm_settings, gated_inner_size, random_size, 
 from train_config.schema import BackboneSection
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from model.backbones.base import PackedBackbone
 
 
@@ -32,7 +34,7 @@ _ATTENTION = (
 )
 """Names of the projections of attention; an architecture has the first set of which it has every name."""
 
-WITHOUT_LOSS = ("contact_head", "pooler", "lm_head")
+_WITHOUT_LOSS = ("contact_head", "pooler", "lm_head")
 """Heads of Hugging Face's modules that no feature of a token passes through."""
 
 
@@ -115,18 +117,30 @@ def _repeated(prefix: str, layers: int, of_layer: dict[str, tuple[int, int]]) ->
 def facts_of(backbone: PackedBackbone) -> BackboneFacts:
     """The facts of :func:`backbone_facts`, from a backbone that is not frozen."""
     from model.backbones.huggingface import PaddedBackbone
-    from model.backbones.lora import layer_shape, linear_layers
 
     parameters = list(backbone.parameters())
     return BackboneFacts(
         backbone.hidden_size,
         sum(p.numel() for p in parameters),
         sum(p.numel() for p in parameters if not p.requires_grad),
-        {name: layer_shape(layer) for name, layer in linear_layers(backbone.model).items()},
+        linear_layers(backbone.model),
         causal=backbone.causal,
         padded=isinstance(backbone, PaddedBackbone),
         longest=backbone.longest,
     )
+
+
+def linear_layers(model: nn.Module) -> dict[str, tuple[int, int]]:
+    """Inputs and outputs of the linear layers that the features of tokens pass through, by name."""
+    from torch import nn
+    from transformers.pytorch_utils import Conv1D
+
+    shapes = {}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear | Conv1D) and not set(_WITHOUT_LOSS) & set(name.split(".")):
+            rows, columns = module.weight.shape
+            shapes[name] = (columns, rows) if isinstance(module, nn.Linear) else (rows, columns)
+    return shapes
 
 
 def check_not_frozen(frozen: bool) -> None:

@@ -34,13 +34,11 @@ _GROUP_PADDING = 512
 class HuggingFaceBackbone(PackedBackbone):
     """An architecture of transformers whose attention goes through its AttentionInterface, on packed batches."""
 
-    def __init__(
-        self, model: PreTrainedModel, *, frozen: bool = False, gradient_checkpointing: Checkpointing = False
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, **settings: Any) -> None:
         _set_packed_attention(model)
-        super().__init__(model, frozen=frozen, gradient_checkpointing=gradient_checkpointing)
+        super().__init__(model, **settings)
         self._first_position, self._longest = _positions(model)
-        _set_checkpointing(model, not frozen and gradient_checkpointing)
+        _set_checkpointing(model, not self.frozen and self.gradient_checkpointing)
 
     @property
     def longest(self) -> int | None:
@@ -75,25 +73,18 @@ class PaddedBackbone(PackedBackbone):
     change its features).
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        *,
-        pad: int = 0,
-        frozen: bool = False,
-        gradient_checkpointing: Checkpointing = False,
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, *, pad: int = 0, **settings: Any) -> None:
         parameters = inspect.signature(model.forward).parameters
         if not {"input_ids", "attention_mask"} <= parameters.keys():
             raise ConfigError(
                 f"{SOURCE_KEY}: a model of type {model.config.model_type!r} takes no input_ids with an attention_mask, "
                 "so it can't be given padded texts; choose another"
             )
-        super().__init__(model, frozen=frozen, gradient_checkpointing=gradient_checkpointing)
+        super().__init__(model, **settings)
         self._pad = pad
         self._settings = {"use_cache": False} if "use_cache" in parameters else {}
         _, self._longest = _positions(model)
-        _set_checkpointing(model, not frozen and gradient_checkpointing)
+        _set_checkpointing(model, not self.frozen and self.gradient_checkpointing)
 
     @property
     def longest(self) -> int | None:

@@ -20,7 +20,7 @@ from transformers.pytorch_utils import Conv1D
 from common.errors import DataError
 from common.text import first_line
 from model.backbones.base import PackedBackbone
-from model.backbones.facts import WITHOUT_LOSS, check_not_frozen, chosen_layers
+from model.backbones.facts import check_not_frozen, chosen_layers, linear_layers
 from train_config.classifier_schema import LoraSection
 
 ADAPTER_WEIGHTS_FILE = "adapter_model.safetensors"
@@ -123,19 +123,6 @@ def load_adapter(backbone: PackedBackbone, folder: Path) -> None:
         backbone.lora_export = "adapter"
     except (OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
         raise DataError(f"the adapter in {folder} can't be read ({first_line(error)}); export it again") from error
-
-
-def linear_layers(model: nn.Module) -> dict[str, nn.Linear | Conv1D]:
-    """The linear layers that the features of tokens pass through, by name."""
-    return {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear | Conv1D) and not set(WITHOUT_LOSS) & set(name.split("."))
-    }
-
-
-def layer_shape(layer: nn.Linear | Conv1D) -> tuple[int, int]:
-    return (layer.in_features, layer.out_features) if isinstance(layer, nn.Linear) else (int(layer.nx), int(layer.nf))
 
 
 def _adapted_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:

@@ -1,9 +1,8 @@
 """Interface of a task to the training loop: a module that takes a packed batch and gives loss and metrics as sums.
 
 Everything a task returns adds up over batches and workers; :meth:`TaskModel.metrics` turns the sums into the values
-that a person reads. So a mean over the global batch, or over a whole evaluation, is the same for any number of
-workers, to the rounding of the sums: within a batch they are taken in fp32 over channels and in fp64 over tokens, and
-across batches in fp64. Metrics agree to about 1e-6 relative.
+that a person reads. So a mean over the global batch, or over a whole evaluation, is the same for any number of workers,
+to about 1e-6: within a batch sums are fp32 over channels and fp64 over tokens, and across batches fp64.
 
 Shape legend: T tokens in the batch, M targets (tokens, or for the classifier sequences).
 """
@@ -47,7 +46,6 @@ class TaskModel(nn.Module, ABC):
     trainable parameter with a zero gradient, so that every worker takes part in every reduction.
 
     Attributes:
-        task: its name in ``model.task``.
         not_served: why the service refuses such a model, with the command to use it by, where SOURCE is its name.
         saved_apart: beginnings of the names of weights that are no part of :meth:`own_state`.
     """
@@ -103,10 +101,9 @@ class ResidueModel(TaskModel):
 
     @abstractmethod
     def card(self, family: str, size: str, network_code: Callable[[str, str], str]) -> Card:
-        """The card's text.
+        """The card's text, in which the folder is called FOLDER; ``family`` and ``size`` name the network.
 
-        ``family`` and ``size`` name the network. ``network_code`` makes the block of code that opens it alone, with a
-        name for its output and the attribute that this is. The folder is called FOLDER.
+        ``network_code`` makes the block of code that opens it alone, of a name for its output and its attribute.
         """
 
     def save(self, folder: Path) -> None:

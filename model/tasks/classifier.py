@@ -81,7 +81,6 @@ class Classifier(TaskModel):
 
     @property
     def per_residue(self) -> bool:
-        """True where each residue has a target of its own."""
         return self.label_space.kind == "per_residue"
 
     def forward(self, batch: PackedBatch) -> TaskOutput:
@@ -95,8 +94,8 @@ class Classifier(TaskModel):
     def logits(self, batch: PackedBatch) -> Tensor:
         """(N, K) fp32, or (T, K) for ``per_residue``: outputs, before any softmax or sigmoid.
 
-        The backbone is not run where the batch brings features: (T, D) of the tokens; or (N, D), pooled by
-        :meth:`pool`, for any pooling without weights. Raises ValueError (the head takes no pooled ones).
+        The backbone is not run where the batch brings features: (T, D) of the tokens; or (N, D), pooled by :meth:`pool`
+        without weights. Raises ValueError (the head takes no pooled ones).
         """
         features_MD = batch.by_sequence.get(FEATURES)
         if features_MD is None:
@@ -126,13 +125,12 @@ class Classifier(TaskModel):
         """Loss and metric sums of the outputs.
 
         The batch has targets: (N,) int64 classes, (N, K) float32 labels or numbers, or (T,) int64 classes of the
-        residues; and maybe weights of the sequences. Raises ValueError (it has none, or such as do not go with the
-        label space).
+        residues; and maybe weights of the sequences. Raises ValueError (targets do not go with the label space).
 
-        Metrics: ``targets`` and ``loss``. Classes: ``correct``, targets whose largest output is that of their class.
-        Multilabel: ``correct``, sequences of which every known label is right at a threshold of 0.5, and ``hits``,
-        ``predicted`` and ``positives``, labels that are predicted and true, predicted, or true. Regression:
-        ``values``, ``squared_error``, ``value_sum`` and ``value_square``, (K,) of known numbers.
+        Metrics: ``targets`` and ``loss``. Classes: ``correct``. Multilabel: ``correct``, sequences of which every known
+        label is right at a threshold of 0.5, and ``hits``, ``predicted`` and ``positives``, labels that are predicted
+        and true, predicted, or true. Regression: ``values``, ``squared_error``, ``value_sum`` and ``value_square``,
+        (K,) of known numbers.
         """
         targets, scale = self._targets(batch, outputs_MK), self.target_scale
         if scale is None:
@@ -169,7 +167,7 @@ class Classifier(TaskModel):
         return metrics | (_number_metrics(sums) if "squared_error" in sums else {})
 
     def own_state(self) -> dict[str, Tensor]:
-        """Weights learnt beside the backbone, by name; the scale of numbers is taken into the last layer."""
+        """Weights learnt beside the backbone; the scale of numbers is taken into the last layer."""
         state = super().own_state()
         if self.target_scale is not None:
             names = "head.output.weight", "head.output.bias"

@@ -72,12 +72,11 @@ class CastingLinear(nn.Linear):
 def build_head(
     section: ClassifierSection, channels: int, outputs: int, *, light_attention: bool = False
 ) -> nn.Sequential:
-    """From features to outputs: one linear layer, or one hidden layer before it.
+    """A module from (M, D) features of any dtype to (M, K) fp32 outputs: a linear layer, or a hidden one before it.
 
     ``light_attention``: the features come from :class:`LightAttention`, which has dropped out values before it pooled
     them. The hidden layer is then as in the paper: linear, dropout, ReLU, normalisation; but what the paper normalises
-    over the batch is here each row by itself, since a packed batch has any number of sequences, and fillers among them.
-    Returns a module that gives (M, K) fp32 from (M, D) of any dtype.
+    over the batch is here each row alone, since a packed batch has any number of sequences, and fillers among them.
     """
     dropout = section.dropout
     modules: dict[str, nn.Module] = {} if light_attention else {"dropout": nn.Dropout(dropout)}

@@ -24,13 +24,12 @@ _SMALLEST_DOUBT = 1e-8
 
 
 def balanced_class_weights(kind: TargetKind, blocks: Iterable[Tensor], num_classes: int) -> Tensor:
-    """Weights that make rare classes count as much as frequent ones.
+    """(K,) fp32 weights that make rare classes count as much as frequent ones.
 
     Classes of sequences or residues: n / (K count), as scikit-learn's ``class_weight="balanced"``. Labels of a
-    multilabel target: what their positives are to be multiplied by, which is the ratio of scikit-learn's two weights
-    for that label alone, negatives / positives. ``blocks``: targets of some training records each: (M,) int64, or (M,
-    K) float; ignored ones are left out. Returns (K,) fp32; 1 for a class without any target, and for a label of which
-    all targets are alike. Raises ConfigError (regression has no classes).
+    multilabel target: negatives / positives, by which their positives are to be multiplied. 1 for a class without any
+    target, and for a label of which all targets are alike. ``blocks``: targets of some training records each, (M,)
+    int64 or (M, K) float; ignored ones are left out. Raises ConfigError (regression has no classes).
     """
     if kind == "regression":
         raise ConfigError("model.classifier.class_weights: regression has no classes: set it to none")

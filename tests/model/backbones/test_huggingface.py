@@ -12,8 +12,8 @@ from dataset.packed_batch import PackedBatch
 from model.backbones.architectures import PACKED
 from model.backbones.base import PackedBackbone, decayed_rates
 from model.backbones.esm2 import EsmBackbone
+from model.backbones.facts import linear_layers
 from model.backbones.huggingface import HuggingFaceBackbone, PaddedBackbone
-from model.backbones.lora import linear_layers
 from model.backbones.source import ALWAYS_PADDED
 from tests.model.small_models import PAD, POSITIONS, features_alone, small_model, token_batch
 from tests.model.support import assert_near, segments
@@ -83,8 +83,8 @@ def test_gradient_checkpointing_computes_layers_again_and_changes_no_gradient(re
     for checkpointing in (False, True):
         backbone = wrapped(reference, gradient_checkpointing=checkpointing).train()
         seen: list[int] = []
-        linear = next(layer for name, layer in linear_layers(backbone.model).items() if ".0." in name)
-        linear.register_forward_hook(lambda *_, seen=seen: seen.append(1))
+        name = next(name for name in linear_layers(backbone.model) if ".0." in name)
+        backbone.model.get_submodule(name).register_forward_hook(lambda *_, seen=seen: seen.append(1))
         torch.manual_seed(0)
         backbone(batch).square().mean().backward()
         gradients.append([p.grad for p in backbone.parameters() if p.requires_grad])

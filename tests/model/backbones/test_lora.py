@@ -7,9 +7,9 @@ import torch
 
 from common.errors import ConfigError, DataError
 from dataset.tokens.esm import pack_sequences
-from model.backbones.facts import chosen_layers
+from model.backbones.facts import chosen_layers, linear_layers
 from model.backbones.loading import build_backbone
-from model.backbones.lora import adapt, linear_layers, load_adapter, merge, merged_state, save_adapter
+from model.backbones.lora import adapt, load_adapter, merge, merged_state, save_adapter
 from tests.model.support import assert_near, random_sequences
 from train_config.classifier_schema import LoraSection
 from train_config.schema import BackboneSection
