@@ -18,7 +18,7 @@ from dataset.batches.steps import StepBatches, TrainingSteps
 from dataset.store.conversion import ensure_store
 from dataset.store.reader import Store
 from model.tasks.masked_lm import MaskedLM
-from monitoring.sampling.measured_peaks import copy_bytes_per_s, product_flops_per_s
+from monitoring.sampling.peaks import copy_bytes_per_s, product_flops_per_s
 from train_config.schema import BackboneSection, BatchSection, DataSection, MaskedLMSection, ModelSection
 
 LONGEST = 1024

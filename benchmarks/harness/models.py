@@ -15,7 +15,7 @@ from inference.models.running import run
 from model.backbones.esm2 import EsmBackbone
 from model.backbones.loading import load_network, quiet_transformers
 from model.cost import flops
-from monitoring.sampling.measured_peaks import product_flops_per_s
+from monitoring.sampling.peaks import product_flops_per_s
 from train_config.schema import BackboneSection
 from train_config.section import Precision
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from common.text import duration
 from inference.embedding.plan import JobFacts, Plan
 from inference.embedding.shard_files import ShardRow
-from monitoring.sampling.peak_flops import peak_tflops
+from monitoring.sampling.peaks import peak_tflops
 from train_config.embed_schema import EmbedJobSection
 
 

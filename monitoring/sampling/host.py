@@ -8,9 +8,8 @@ over it and the processes that it started (its loaders); pages that they share a
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -19,25 +18,23 @@ _CGROUPS = Path("/sys/fs/cgroup")
 _BLOCKS = Path("/sys/block")
 
 
-@dataclass(frozen=True)
-class Memory:
+class Memory(NamedTuple):
     """Memory of the machine or the container, whichever is tighter; bytes."""
 
     total: int
     available: int
 
 
-@dataclass
 class Rates:
     """Differences of counters a second, from call to call."""
 
-    clock: Callable[[], float] = time.monotonic
-    _values: dict[str, float] = field(default_factory=dict)
-    _at_s: float = 0.0
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock, self._at_s = clock, 0.0
+        self._values: dict[str, float] = {}
 
     def of(self, values: dict[str, float]) -> dict[str, float]:
         """Units a second since the last call; none for what is new or has begun anew."""
-        now_s = self.clock()
+        now_s = self._clock()
         elapsed_s, earlier = now_s - self._at_s, self._values
         self._values, self._at_s = values, now_s
         if elapsed_s <= 0:
@@ -58,12 +55,9 @@ class HostSampler:
 
     def read(self) -> dict[str, float]:
         """Return ``mem/host_*_bytes``, ``cpu/percent`` (of all cores), ``disk/*`` and ``net/*_bytes_per_s``."""
-        memory = memory_of_this_machine()
-        metrics = {
-            "mem/host_total_bytes": float(memory.total),
-            "mem/host_available_bytes": float(memory.available),
-            "mem/host_used_bytes": float(memory.total - memory.available),
-        }
+        total, available = map(float, memory_of_this_machine())
+        metrics = {"mem/host_total_bytes": total, "mem/host_available_bytes": available}
+        metrics["mem/host_used_bytes"] = total - available
         busy_percent = psutil.cpu_percent()  # since the last call
         if self._has_read:
             metrics["cpu/percent"] = busy_percent
@@ -72,39 +66,39 @@ class HostSampler:
 
 
 class ProcessSampler:
-    """Reads this process and all that it started. ``clock`` gives seconds; for tests."""
+    """Reads a process, by default this one, and all that it started. ``clock`` gives seconds; for tests."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._process = psutil.Process()
+    def __init__(self, process: psutil.Process | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._process = process or psutil.Process()
         self._cpu = Rates(clock)
-
-    def tree(self) -> dict[int, psutil.Process]:
-        """Return this process and all that it started, by id."""
-        processes = {self._process.pid: self._process}
-        with contextlib.suppress(psutil.Error):  # a child has ended meanwhile
-            processes |= {child.pid: child for child in self._process.children(recursive=True)}
-        return processes
 
     def read(self) -> dict[str, float]:
         """Return ``rss_bytes`` and ``cpu_percent`` (100 a core; not in the first reading), summed over the tree."""
-        rss_bytes, cpu_s = 0, {}
-        for pid, process in self.tree().items():
+        processes, rss_bytes, cpu_s = [self._process], 0, {}
+        with contextlib.suppress(psutil.Error):  # a child has ended meanwhile
+            processes += self._process.children(recursive=True)
+        for process in processes:
             with contextlib.suppress(psutil.Error):  # it has ended since, or is another user's
                 rss_bytes += process.memory_info().rss
                 times = process.cpu_times()
-                cpu_s[str(pid)] = times.user + times.system
+                cpu_s[str(process.pid)] = times.user + times.system
         metrics = {"rss_bytes": float(rss_bytes)}
         rates = self._cpu.of(cpu_s)
         return metrics | ({"cpu_percent": 100.0 * sum(rates.values())} if rates else {})
 
 
 def memory_of_this_machine() -> Memory:
-    """Total and available memory, within what the cgroup (v2 or v1) of this process allows."""
+    """Total and available memory, within what the cgroups (v2 or v1) that this process is in allow.
+
+    File cache, which the kernel would give back, is not counted as used, whether it was touched once or more often.
+    """
     machine = psutil.virtual_memory()
     total, available = machine.total, machine.available
-    for limit, used in _cgroup_memory():
-        total = min(total, limit)
-        available = min(available, max(0, limit - used))
+    for folder, limit_file, used_file in _cgroup_folders():
+        limit, used = _number(folder / limit_file), _number(folder / used_file)
+        if limit is not None and used is not None:
+            total = min(total, limit)
+            available = min(available, max(0, limit - max(0, used - _file_cache_bytes(folder))))
     return Memory(total, available)
 
 
@@ -124,19 +118,6 @@ def _disks() -> list[Any]:
     every = psutil.disk_io_counters(perdisk=True) or {}
     real = [counters for name, counters in every.items() if (_BLOCKS / name.replace("/", "!") / "device").exists()]
     return real or list(every.values())
-
-
-def _cgroup_memory() -> list[tuple[int, int]]:
-    """Limit and use, in bytes, of the cgroups that this process is in, where they have a limit.
-
-    File cache, which the kernel would give back, is not counted as used, whether it was touched once or more often.
-    """
-    limits = []
-    for folder, limit_file, used_file in _cgroup_folders():
-        limit, used = _number(folder / limit_file), _number(folder / used_file)
-        if limit is not None and used is not None:
-            limits.append((limit, max(0, used - _file_cache_bytes(folder))))
-    return limits
 
 
 def _cgroup_folders() -> list[tuple[Path, str, str]]:

@@ -17,8 +17,6 @@ import torch
 from monitoring.sampling.host import memory_of_this_machine
 
 PROC = Path("/proc/self")
-RESET_PEAK = "5"
-"""Value for ``clear_refs`` that sets the peak of resident memory to the present value (Linux 4.0, man 5 proc)."""
 
 
 class MemoryMeter:
@@ -37,8 +35,12 @@ class MemoryMeter:
         """Forget what was needed so far; the peak is now what is in use."""
         if self._cuda is not None:
             torch.cuda.reset_peak_memory_stats(self._cuda)
-        else:
-            self._kernel_keeps_peak = _reset_resident_peak()
+            return
+        try:
+            (PROC / "clear_refs").write_text("5")  # sets the peak to the present value (Linux 4.0, man 5 proc)
+            self._kernel_keeps_peak = True
+        except OSError:
+            self._kernel_keeps_peak = False
 
     def forget_peak(self) -> None:
         """Keep the peak of an evaluation or a checkpoint from counting as a step's, where a limit is checked."""
@@ -52,7 +54,10 @@ class MemoryMeter:
         """
         if self._cuda is not None:
             return torch.cuda.max_memory_reserved(self._cuda)
-        return _resident_peak() if self._kernel_keeps_peak else psutil.Process().memory_info().rss
+        if not self._kernel_keeps_peak:
+            return psutil.Process().memory_info().rss
+        (line,) = (line for line in (PROC / "status").read_text().splitlines() if line.startswith("VmHWM:"))
+        return int(line.split()[1]) * 1024
 
     def total_bytes(self) -> int:
         """Memory of the GPU; on the CPU the limit, else what this machine has or its container may use."""
@@ -63,9 +68,8 @@ class MemoryMeter:
     def check(self) -> None:
         """Raise torch.OutOfMemoryError where the peak passed the limit. On a GPU the allocator notices by itself."""
         if self._limit_bytes is not None and (peak := self.peak_bytes()) > self._limit_bytes:
-            raise torch.OutOfMemoryError(
-                f"the process took {mib(peak)} of memory, {mib(self._limit_bytes)} is what it may take"
-            )
+            taken, limit = (f"{size_bytes / 2**20:,.0f} MiB" for size_bytes in (peak, self._limit_bytes))
+            raise torch.OutOfMemoryError(f"the process took {taken} of memory, {limit} is what it may take")
 
     def free(self) -> None:
         """Give back what nothing holds any more, and reset the peak."""
@@ -75,24 +79,6 @@ class MemoryMeter:
         elif _malloc_trim is not None:
             _malloc_trim(0)
         self.reset_peak()
-
-
-def mib(size_bytes: float) -> str:
-    return f"{size_bytes / 2**20:,.0f} MiB"
-
-
-def _reset_resident_peak() -> bool:
-    """Set the kernel's peak of this process to what is resident; False where that is not allowed."""
-    try:
-        (PROC / "clear_refs").write_text(RESET_PEAK)
-    except OSError:
-        return False
-    return True
-
-
-def _resident_peak() -> int:
-    (line,) = (line for line in (PROC / "status").read_text().splitlines() if line.startswith("VmHWM:"))
-    return int(line.split()[1]) * 1024
 
 
 # Only glibc has it; it keeps pages that would count for whatever comes next.

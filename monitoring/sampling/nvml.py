@@ -1,9 +1,7 @@
-"""State of every GPU of this machine, from its driver: load, memory, temperature, power, clocks, traffic, errors.
+"""State of every GPU of this machine, from its driver, as :mod:`monitoring.sampling.metric_names` names it.
 
-GPUs are read whichever process uses them and whatever CUDA_VISIBLE_DEVICES is; indices are NVML's, as in
-``nvidia-smi``.
-
-NVML that does not fit its driver, or a GPU lost in mid-run, is one warning, and what is left is still read. What a GPU
+GPUs are read whichever process uses them and whatever CUDA_VISIBLE_DEVICES is; indices are NVML's, as nvidia-smi's.
+NVML that does not fit its driver, or a GPU lost in mid-run, is one warning, and what is left is still read; what a GPU
 does not support (a MIG slice has no load) is left out without one. No call waits for a kernel. PCIe traffic takes 40 ms
 a GPU, in which the driver counts: it is read of one GPU at a time, in turns, every :data:`PCIE_EVERY_S`.
 """
@@ -11,8 +9,8 @@ a GPU, in which the driver counts: it is read of one GPU at a time, in turns, ev
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pynvml
 
@@ -45,51 +43,16 @@ _NO_DRIVER = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_
 _ALL_LINKS = 0xFFFFFFFF
 _DRIVER_NODE = Path("/dev/nvidiactl")
 
-Metrics = dict[str, float | int | None]
+Metrics = dict[str, float]
 
 
-@dataclass(frozen=True)
-class GpuSample:
-    """One look at a GPU. None: not known, or not this time.
-
-    Attributes:
-        index: NVML's.
-        util_percent: of the time lately (NVML: 1/6 s to 1 s) in which some kernel ran.
-        mem_util_percent: of that time in which memory was read or written.
-        mem_used_bytes, mem_total_bytes: of the whole GPU, all processes.
-        temperature_c: of the chip, degrees Celsius.
-        throttle_reasons: NVML's bits of what lowers the clocks.
-        pcie_tx_bytes_per_s, pcie_rx_bytes_per_s: during 20 ms.
-        nvlink_tx_bytes_per_s, nvlink_rx_bytes_per_s: over all links, since the last sample.
-        ecc_corrected, ecc_uncorrected: memory errors since the driver was loaded.
-        processes: that compute on it.
-    """
+class GpuSample(NamedTuple):
+    """One look at a GPU, by NVML's index: what could be read of it, by the last part of the metrics' names."""
 
     index: int
     uuid: str
     name: str
-    util_percent: float | None = None
-    mem_util_percent: float | None = None
-    mem_used_bytes: int | None = None
-    mem_total_bytes: int | None = None
-    temperature_c: float | None = None
-    power_w: float | None = None
-    power_limit_w: float | None = None
-    sm_clock_mhz: float | None = None
-    sm_clock_max_mhz: float | None = None
-    memory_clock_mhz: float | None = None
-    throttle_reasons: int | None = None
-    pcie_tx_bytes_per_s: float | None = None
-    pcie_rx_bytes_per_s: float | None = None
-    nvlink_tx_bytes_per_s: float | None = None
-    nvlink_rx_bytes_per_s: float | None = None
-    ecc_corrected: int | None = None
-    ecc_uncorrected: int | None = None
-    processes: int | None = None
-
-    def metrics(self) -> dict[str, float]:
-        described = ("index", "uuid", "name")
-        return {name: value for name, value in asdict(self).items() if name not in described and value is not None}
+    metrics: Metrics
 
 
 class NvmlDevices:
@@ -100,8 +63,7 @@ class NvmlDevices:
     """
 
     def __init__(self, warn: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._warn = warn
-        self._clock = clock
+        self._warn, self._clock = warn, clock
         self._gpus: list[_Gpu] = []
         self._pcie_turns = 0
         self._pcie_next_s = clock()
@@ -159,8 +121,7 @@ class _Gpu:
     def __init__(self, index: int, clock: Callable[[], float]) -> None:
         self.index = index
         self._handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        self._uuid = pynvml.nvmlDeviceGetUUID(self._handle)
-        self._name = pynvml.nvmlDeviceGetName(self._handle)
+        self._uuid, self._name = pynvml.nvmlDeviceGetUUID(self._handle), pynvml.nvmlDeviceGetName(self._handle)
         self._links = Rates(clock)
         self._questions = self._all_questions()
 
@@ -184,13 +145,13 @@ class _Gpu:
                     failure = error  # a timeout, say: it may be better next time
         if failure is not None and not metrics:
             raise failure
-        return GpuSample(self.index, self._uuid, self._name, **metrics)  # type: ignore[arg-type]
+        return GpuSample(self.index, self._uuid, self._name, metrics)
 
     def _all_questions(self) -> list[Callable[[], Metrics]]:
         nvml, handle = pynvml, self._handle
         return [
-            self._load,
-            self._memory,
+            lambda: _fields(nvml.nvmlDeviceGetUtilizationRates(handle), util="gpu", mem_util="memory"),
+            lambda: _fields(nvml.nvmlDeviceGetMemoryInfo(handle), mem_used_bytes="used", mem_total_bytes="total"),
             # Its successor, nvmlDeviceGetTemperatureV, is not in the drivers of CUDA 12.
             lambda: {"temperature_c": nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)},
             lambda: {"power_w": nvml.nvmlDeviceGetPowerUsage(handle) / 1000},
@@ -205,14 +166,6 @@ class _Gpu:
             self._nvlink_traffic,
             self._pcie_traffic,
         ]
-
-    def _load(self) -> Metrics:
-        rates = pynvml.nvmlDeviceGetUtilizationRates(self._handle)
-        return {"util_percent": rates.gpu, "mem_util_percent": rates.memory}
-
-    def _memory(self) -> Metrics:
-        memory = pynvml.nvmlDeviceGetMemoryInfo(self._handle)
-        return {"mem_used_bytes": memory.used, "mem_total_bytes": memory.total}
 
     def _throttling(self) -> Metrics:
         """Throttle reasons by the present name, or by that of drivers before CUDA 12.2."""
@@ -232,13 +185,17 @@ class _Gpu:
         for value in values:
             if value.nvmlReturn != pynvml.NVML_SUCCESS:
                 raise pynvml.NVMLError(value.nvmlReturn)
-        counters = {name: value.value.ullVal * 1024.0 for name, value in zip(names, values, strict=True)}
-        return Metrics(self._links.of(counters))
+        return self._links.of({name: value.value.ullVal * 1024.0 for name, value in zip(names, values, strict=True)})
 
     def _pcie_traffic(self) -> Metrics:
-        """NVML gives KB/s."""
+        """NVML gives KB/s, counted during 20 ms."""
         ways = {
             "pcie_tx_bytes_per_s": pynvml.NVML_PCIE_UTIL_TX_BYTES,
             "pcie_rx_bytes_per_s": pynvml.NVML_PCIE_UTIL_RX_BYTES,
         }
         return {name: pynvml.nvmlDeviceGetPcieThroughput(self._handle, way) * 1000 for name, way in ways.items()}
+
+
+def _fields(answer: Any, **fields: str) -> Metrics:
+    """Fields of a structure of NVML's, by the names of their metrics."""
+    return {name: getattr(answer, field) for name, field in fields.items()}

@@ -2,89 +2,59 @@
 
 A sample is a line in ``<run>/monitoring/worker-00000.jsonl``: a ``kind`` ("sample"), the ``step`` and ``epoch`` last
 noted, a ``time`` (Unix seconds), the ``host``, the ``worker``, and ``metrics``: values by the names of
-:mod:`monitoring.sampling.metric_names`. Nothing here raises into the run or waits for a GPU's kernels: what fails is
-one warning, and the rest is sampled.
+:mod:`monitoring.sampling.metric_names`. Where Ray runs, they go to Prometheus as well. Nothing here raises into the run
+or waits for a GPU's kernels: what fails is one warning, and the rest is sampled.
 """
 
+from __future__ import annotations
+
+import math
 import socket
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from monitoring.sampling.host import HostSampler, ProcessSampler
-from monitoring.sampling.metric_names import LOOP_METRICS, last_part
-from monitoring.sampling.nvml import GpuSample, NvmlDevices
-from monitoring.sampling.peak_flops import flops_utilization, matrix_precision, peak_tflops
-from monitoring.sampling.prometheus import PrometheusExporter
+from monitoring.sampling.metric_names import Metric, find
+from monitoring.sampling.nvml import NvmlDevices
 from run_folder.metrics_log import MetricsLog
+
+if TYPE_CHECKING:
+    from ray.util.metrics import Gauge
 
 CLOSE_LIMIT_S = 5.0
 """Seconds that close() waits for a sample in progress; a driver that hangs must not hold up the end of a run."""
-_LOOP_METRICS = tuple(last_part(metric) for metric in LOOP_METRICS)
 _RUN_METRICS = {
     "tokens_per_s": "perf/tokens_per_s",
     "step_s": "perf/step_s",
     "padding_share": "perf/padding_share",
     "loss": "train/loss",
 }
-_GPU_METRICS = {"util_percent": "util", "mem_util_percent": "mem_util"}
-"""Fields of a GpuSample whose metrics have another name."""
 
 Values = dict[str, float]
 
 
-@dataclass(frozen=True)
-class Utilization:
-    """Inputs of the model FLOPs utilisation beside the speed.
-
-    Attributes:
-        flops_per_token: of forward and backward pass; None where it is not known.
-        peak_tflops: of one device; None for that of this GPU's data sheet.
-        precision, tf32: as in section training.
-        world_size: workers, one a device.
-    """
-
-    flops_per_token: float | None = None
-    peak_tflops: float | None = None
-    precision: str = "bf16"
-    tf32: bool = True
-    world_size: int = 1
-
-    def on(self, device: torch.device) -> "Utilization":
-        """Fill in the peak of this GPU where it is known."""
-        if self.peak_tflops is not None or device.type != "cuda":
-            return self
-        known = peak_tflops(torch.cuda.get_device_name(device), matrix_precision(self.precision, self.tf32))
-        return replace(self, peak_tflops=known)
-
-    def share(self, step: Mapping[str, float]) -> Values:
-        """Return ``perf/mfu``, or nothing where something is not known."""
-        flops_per_token = step.get("flops_per_token", self.flops_per_token)
-        if not flops_per_token or not self.peak_tflops or "tokens_per_s" not in step:
-            return {}
-        rate = step["tokens_per_s"]
-        return {"perf/mfu": flops_utilization(rate, flops_per_token, self.peak_tflops, self.world_size)}
-
-
-@dataclass(frozen=True)
-class _Noted:
+class _Noted(NamedTuple):
     """The last step that the loop noted; ``peak_bytes`` of torch's memory if an epoch has ended with it."""
 
     step: int = 0
     epoch: int = 0
-    values: Mapping[str, float] = field(default_factory=dict)
+    values: Mapping[str, float] = {}
     peak_bytes: int | None = None
 
 
+@dataclass(kw_only=True, eq=False)
 class Sampler:
     """A daemon thread that samples every so often and appends to a file of this worker's own.
 
-    Args:
+    Attributes:
         path: the file; made, with its folder, if absent, else appended to.
         worker: rank of the worker.
         device: what it computes on.
@@ -92,32 +62,29 @@ class Sampler:
         interval_s: seconds between samples.
         prometheus: also export the values through Ray, where it runs.
         warn: called from the thread with one line where something can't be read or written, once for each cause.
-        utilization: for the model FLOPs utilisation.
+        flops_per_token, peak_tflops: of forward and backward pass, and of all devices together: for the model FLOPs
+            utilisation, which is left out where one is not known.
         clock: Unix seconds; for tests.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        worker: int,
-        device: torch.device,
-        node: bool,
-        interval_s: float,
-        prometheus: bool,
-        warn: Callable[[str], None],
-        utilization: Utilization | None = None,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._path, self._worker, self._device = path, worker, device
-        self._interval_s, self._clock, self._log_warning = interval_s, clock, warn
+    path: Path
+    worker: int
+    device: torch.device
+    node: bool
+    interval_s: float
+    prometheus: bool
+    warn: Callable[[str], None]
+    flops_per_token: float | None = None
+    peak_tflops: float | None = None
+    clock: Callable[[], float] = time.time
+
+    def __post_init__(self) -> None:
         self._host_name = socket.gethostname()
-        self._exporter = PrometheusExporter(worker, self._host_name) if prometheus else None
-        self._utilization = (utilization or Utilization()).on(device)
+        self._exporter = PrometheusExporter(self.worker, self._host_name) if self.prometheus else None
         self._process = ProcessSampler()
-        self._host = HostSampler() if node else None
+        self._host = HostSampler() if self.node else None
         self._devices: NvmlDevices | None = None
-        self._uuid = _uuid(device)
+        self._uuid = _uuid(self.device)
         self._uuids: dict[str, str] = {}
         self._warned: set[str] = set()
         self._noted = _Noted()
@@ -126,7 +93,7 @@ class Sampler:
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._work, name="sampler", daemon=True)
 
-    def start(self) -> "Sampler":
+    def start(self) -> Sampler:
         """Begin: the first sample at once."""
         try:
             self._thread.start()
@@ -146,10 +113,10 @@ class Sampler:
         """
         ended = self._noted.epoch if self._epoch is None else self._epoch
         self._epoch = max(self._noted.epoch, ended + 1)
-        if self._device.type == "cuda":
-            peak_bytes = torch.cuda.max_memory_allocated(self._device)
-            torch.cuda.reset_peak_memory_stats(self._device)
-            self._epoch_ends.append(replace(self._noted, epoch=ended, peak_bytes=peak_bytes))
+        if self.device.type == "cuda":
+            peak_bytes = torch.cuda.max_memory_allocated(self.device)
+            torch.cuda.reset_peak_memory_stats(self.device)
+            self._epoch_ends.append(self._noted._replace(epoch=ended, peak_bytes=peak_bytes))
 
     def sample(self) -> None:
         """Look once, now, and write it. Never raises. Called by the thread; by others only where it is not started."""
@@ -168,40 +135,31 @@ class Sampler:
 
     def _work(self) -> None:
         self.sample()
-        due_s = time.monotonic() + self._interval_s
+        due_s = time.monotonic() + self.interval_s
         while not self._closing.wait(max(0.0, due_s - time.monotonic())):
             self.sample()
-            due_s = max(due_s + self._interval_s, time.monotonic())
+            due_s = max(due_s + self.interval_s, time.monotonic())
         self.sample()
         if self._devices is not None:
             self._guarded("NVML", self._devices.close)
 
     def _write(self, noted: _Noted) -> None:
         values = self._read(noted)
-        record: dict[str, object] = {
-            "kind": "sample",
-            "step": noted.step,
-            "epoch": noted.epoch,
-            "time": self._clock(),
-            "host": self._host_name,
-            "worker": self._worker,
-            "metrics": values,
-        }
-        record |= {"gpu": self._uuid} if self._uuid is not None else {}
-        record |= {"gpus": self._uuids} if self._uuids else {}
+        record: dict[str, object] = {"kind": "sample", "step": noted.step, "epoch": noted.epoch, "time": self.clock()}
+        record |= {"host": self._host_name, "worker": self.worker, "metrics": values}
+        record |= {name: uuids for name, uuids in (("gpu", self._uuid), ("gpus", self._uuids)) if uuids}
         self._guarded("the file of samples", lambda: self._append(record))
-        if self._exporter is not None:
-            exporter = self._exporter
+        if (exporter := self._exporter) is not None:
             self._guarded("Prometheus", lambda: exporter.export(values))
 
     def _read(self, noted: _Noted) -> Values:
         process = self._guarded("psutil", self._process.read)
-        memory = self._guarded("torch", lambda: _torch_memory(self._device, noted.peak_bytes))
-        loop = {name: noted.values[name] for name in _LOOP_METRICS if name in noted.values}
-        values = {f"worker/{self._worker}/{name}": value for name, value in (process | memory | loop).items()}
-        if self._worker == 0:
+        memory = self._guarded("torch", lambda: _torch_memory(self.device, noted.peak_bytes))
+        loop = {name: value for name, value in noted.values.items() if find(f"worker/0/{name}")}
+        values = {f"worker/{self.worker}/{name}": value for name, value in (process | memory | loop).items()}
+        if self.worker == 0:
             values |= {name: noted.values[key] for key, name in _RUN_METRICS.items() if key in noted.values}
-            values |= self._utilization.share(noted.values)
+            values |= self._utilization(noted.values)
         if self._host is not None:
             if "rss_bytes" in process:
                 values["mem/host_rss_bytes"] = process["rss_bytes"]
@@ -209,17 +167,24 @@ class Sampler:
             values |= self._guarded("NVML", self._gpus)
         return {name: value for name, value in values.items() if isinstance(value, int | float)}
 
+    def _utilization(self, step: Mapping[str, float]) -> Values:
+        """``perf/mfu``: model FLOPs utilisation (Chowdhery et al. 2022, appendix B), without what is computed again."""
+        flops_per_token = step.get("flops_per_token", self.flops_per_token)
+        if not flops_per_token or not self.peak_tflops or "tokens_per_s" not in step:
+            return {}
+        return {"perf/mfu": step["tokens_per_s"] * flops_per_token / (self.peak_tflops * 1e12)}
+
     def _gpus(self) -> Values:
         """Values of all GPUs of the machine, whose driver is opened by the first look."""
         self._devices = self._devices or NvmlDevices(self._warn)
         values: Values = {}
         for sample in self._devices.read():
-            values |= gpu_values(sample)
+            values |= {f"gpu/{sample.index}/{name}": value for name, value in sample.metrics.items()}
             self._uuids[str(sample.index)] = sample.uuid
         return values
 
     def _append(self, record: Mapping[str, object]) -> None:
-        with MetricsLog(self._path) as log:
+        with MetricsLog(self.path) as log:
             log.append(record)
 
     def _guarded(self, what: str, call: Callable[[], Values | None]) -> Values:
@@ -235,16 +200,42 @@ class Sampler:
         if (cause or message) in self._warned:
             return
         self._warned.add(cause or message)
-        event = {"kind": "event", "event": "warning", "step": self._noted.step, "time": self._clock()}
+        event = {"kind": "event", "event": "warning", "step": self._noted.step, "time": self.clock()}
         try:
-            self._log_warning(message)
-            self._append({**event, "message": f"worker {self._worker}: {message}"})
+            self.warn(message)
+            self._append({**event, "message": f"worker {self.worker}: {message}"})
         except Exception:  # noqa: BLE001 - where even a warning can't be written, there is nobody left to report to
             return
 
 
-def gpu_values(sample: GpuSample) -> Values:
-    return {f"gpu/{sample.index}/{_GPU_METRICS.get(name, name)}": value for name, value in sample.metrics().items()}
+class PrometheusExporter:
+    """Gauges of a worker, ``ray_esmeray_...``, on the port that Ray opens on each machine; nothing where Ray is not."""
+
+    def __init__(self, worker: int, host: str) -> None:
+        self._tags = {"worker": str(worker), "host": host}
+        self._gauges: dict[Metric, Gauge] = {}
+
+    def export(self, values: Mapping[str, float]) -> None:
+        """Set the gauges of the finite values whose names are known."""
+        if not ray_is_running():
+            return
+        for name, value in values.items():
+            known = find(name)
+            if known is None or not math.isfinite(value):
+                continue
+            metric, index = known
+            tags = self._tags | ({"gpu": str(index)} if name.startswith("gpu/") else {})
+            if metric not in self._gauges:
+                from ray.util.metrics import Gauge
+
+                self._gauges[metric] = Gauge(metric.prometheus_name, f"{metric.description} ({metric.unit}).", (*tags,))
+            self._gauges[metric].set(value, tags)
+
+
+def ray_is_running() -> bool:
+    """Test whether this process belongs to a Ray cluster. Does not import Ray."""
+    ray = sys.modules.get("ray")
+    return ray is not None and ray.is_initialized()
 
 
 def _torch_memory(device: torch.device, peak_bytes: int | None) -> Values:

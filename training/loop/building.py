@@ -12,7 +12,8 @@ import torch
 
 from model.cost.flops import training_flops_per_token
 from monitoring.sampling.memory_meter import MemoryMeter
-from monitoring.sampling.sampler import Sampler, Utilization
+from monitoring.sampling.peaks import matrix_precision, peak_tflops
+from monitoring.sampling.sampler import Sampler
 from run_folder.checkpoints import CheckpointFolder, CheckpointStore
 from run_folder.metrics_log import MetricsLog
 from run_folder.paths import RunFolder, sample_file
@@ -95,19 +96,18 @@ class Worker:
 
     def _start_sampler(self, flops_per_token: float) -> Sampler:
         config, context = self.config, self.context
+        peak = config.monitoring.peak_tflops
+        if peak is None and context.device.type == "cuda":
+            precision = matrix_precision(config.training.precision, config.training.tf32)
+            peak = peak_tflops(torch.cuda.get_device_name(context.device), precision)
         return Sampler(
-            sample_file(self.run.monitoring, context.rank),
+            path=sample_file(self.run.monitoring, context.rank),
             worker=context.rank,
             device=context.device,
             node=context.local_rank == 0,
             interval_s=config.training.gpu_log_interval,
             prometheus=config.monitoring.prometheus,
             warn=partial(logger.warning, "worker %d: %s", context.rank),
-            utilization=Utilization(
-                flops_per_token=flops_per_token,
-                peak_tflops=config.monitoring.peak_tflops,
-                precision=config.training.precision,
-                tf32=config.training.tf32,
-                world_size=context.world_size,
-            ),
+            flops_per_token=flops_per_token,
+            peak_tflops=None if peak is None else peak * context.world_size,
         ).start()

@@ -51,7 +51,6 @@ def test_resident_memory_of_a_worker_includes_its_loaders(loader):
     with_loader = ProcessSampler().read()["rss_bytes"]
     alone = psutil.Process().memory_info().rss
     assert with_loader - alone > HELD_BYTES
-    assert loader.pid in ProcessSampler().tree()
 
 
 def test_cpu_of_a_worker_is_the_growth_of_its_cpu_time(monkeypatch):

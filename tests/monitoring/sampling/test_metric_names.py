@@ -1,11 +1,8 @@
 """Every metric has one name, one unit and one meaning, valid wherever it goes."""
 
-import dataclasses
 import re
 
-from monitoring.sampling.metric_names import GPU_METRICS, METRICS, find, last_part
-from monitoring.sampling.nvml import GpuSample
-from monitoring.sampling.sampler import gpu_values
+from monitoring.sampling.metric_names import METRICS, find
 from tests.conftest import REPOSITORY
 
 UNITS = {
@@ -23,19 +20,12 @@ def test_names_are_unique_valid_in_prometheus_found_again_and_end_in_their_unit(
     assert len({metric.prometheus_name for metric in METRICS}) == len(METRICS)
     for metric in METRICS:
         assert re.fullmatch(r"esmeray_[a-z][a-z0-9_]*", metric.prometheus_name)
-        assert find(metric.of(12)) == (metric, 12 if metric.per in ("gpu", "worker") else None)
+        assert find(metric.name.format(gpu=12, worker=12)) == (metric, 12 if "{" in metric.name else None)
         for ending, unit in UNITS.items():
             assert metric.unit == unit or not metric.name.endswith(ending), metric
         assert metric.unit == "seconds" or not re.search(r"(?<!per)_s$", metric.name), metric
     for unknown in ("gpu/util", "gpu/x/util", "gpu/0/util/more", "worker/1", "", "perf/tokens_per_s "):
         assert find(unknown) is None
-
-
-def test_everything_that_nvml_says_has_a_name():
-    known = {field.name: 1 for field in dataclasses.fields(GpuSample)} | {"index": 7, "uuid": "GPU-1", "name": "H200"}
-    values = gpu_values(GpuSample(**known))
-    assert values.keys() == {metric.of(7) for metric in GPU_METRICS}
-    assert [last_part(metric) for metric in GPU_METRICS][:2] == ["util", "mem_util"]
 
 
 def test_the_page_lists_every_metric_as_the_code_does():

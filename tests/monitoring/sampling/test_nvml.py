@@ -8,11 +8,12 @@ import pynvml
 import pytest
 
 from monitoring.sampling import nvml
+from monitoring.sampling.metric_names import METRICS
 from monitoring.sampling.nvml import PCIE_EVERY_S, NvmlDevices
 
 FIGURES = {
-    "util_percent": 87,
-    "mem_util_percent": 31,
+    "util": 87,
+    "mem_util": 31,
     "mem_used_bytes": 30,
     "mem_total_bytes": 100,
     "temperature_c": 61,
@@ -115,7 +116,7 @@ def test_all_gpus_of_the_machine_are_read_whichever_are_visible(driver, warnings
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     samples = opened(driver, warnings).read()
     assert [(sample.index, sample.uuid) for sample in samples] == [(0, "GPU-0000"), (1, "GPU-0001")]
-    assert [without_traffic(sample.metrics()) for sample in samples] == [FIGURES] * 2
+    assert [without_traffic(sample.metrics) for sample in samples] == [FIGURES] * 2
     assert warnings == []
 
 
@@ -124,11 +125,11 @@ def test_what_a_slice_of_a_gpu_cannot_say_is_left_out_silently_and_asked_once(dr
     driver.failing = {(1, "nvmlDeviceGetUtilizationRates"): code, (1, "nvmlDeviceGetTotalEccErrors"): code}
     devices = opened(driver, warnings)
     for _ in range(3):
-        whole, slice_ = (without_traffic(sample.metrics()) for sample in devices.read())
+        whole, slice_ = (without_traffic(sample.metrics) for sample in devices.read())
         assert whole == FIGURES
         assert FIGURES.keys() - slice_.keys() == {
-            "util_percent",
-            "mem_util_percent",
+            "util",
+            "mem_util",
             "ecc_corrected",
             "ecc_uncorrected",
         }
@@ -138,7 +139,7 @@ def test_what_a_slice_of_a_gpu_cannot_say_is_left_out_silently_and_asked_once(dr
 
 def test_older_driver_is_asked_for_throttling_by_the_older_name(driver, warnings):
     driver.failing = {"nvmlDeviceGetCurrentClocksEventReasons": pynvml.NVML_ERROR_FUNCTION_NOT_FOUND}
-    assert opened(driver, warnings).read()[0].throttle_reasons == 0x44
+    assert opened(driver, warnings).read()[0].metrics["throttle_reasons"] == 0x44
 
 
 def test_lost_gpu_is_one_warning_and_the_others_go_on(driver, warnings):
@@ -154,9 +155,9 @@ def test_lost_gpu_is_one_warning_and_the_others_go_on(driver, warnings):
 def test_figure_that_fails_once_is_asked_again(driver, warnings):
     devices = opened(driver, warnings)
     driver.failing = {"nvmlDeviceGetPowerUsage": pynvml.NVML_ERROR_TIMEOUT}
-    assert devices.read()[0].power_w is None
+    assert "power_w" not in devices.read()[0].metrics
     driver.failing = {}
-    assert devices.read()[0].power_w == 350.5
+    assert devices.read()[0].metrics["power_w"] == 350.5
     assert warnings == []
 
 
@@ -192,7 +193,7 @@ def test_pcie_is_measured_for_one_gpu_at_a_time_in_turns_and_not_too_often(drive
     devices = opened(driver, warnings)
     seen = []
     for driver.now_s in (0.0, 1.0, PCIE_EVERY_S, PCIE_EVERY_S + 1.0, 2 * PCIE_EVERY_S):
-        seen.append([sample.pcie_rx_bytes_per_s for sample in devices.read()])
+        seen.append([sample.metrics.get("pcie_rx_bytes_per_s") for sample in devices.read()])
     tx, rx = pynvml.NVML_PCIE_UTIL_TX_BYTES, pynvml.NVML_PCIE_UTIL_RX_BYTES
     measured, none = (5000.0 + rx) * 1000, None
     assert tx != rx
@@ -200,20 +201,28 @@ def test_pcie_is_measured_for_one_gpu_at_a_time_in_turns_and_not_too_often(drive
     assert driver.pcie_asked() == [0, 0, 1, 1, 0, 0]
 
 
+def test_everything_that_nvml_says_has_a_name(driver, warnings):
+    devices = opened(driver, warnings)
+    devices.read()
+    driver.now_s = PCIE_EVERY_S
+    sample = devices.read()[1]
+    assert {f"gpu/{{gpu}}/{name}" for name in sample.metrics} == {m.name for m in METRICS if m.name.startswith("gpu/")}
+
+
 def test_nvlink_traffic_is_the_growth_of_its_counters(driver, warnings):
     devices = opened(driver, warnings)
-    assert devices.read()[0].nvlink_tx_bytes_per_s is None  # nothing to compare with
+    assert "nvlink_tx_bytes_per_s" not in devices.read()[0].metrics  # nothing to compare with
     driver.now_s, driver.links_kib = 2.0, [1000 + 10, 500 + 4]
-    sample = devices.read()[0]
-    assert (sample.nvlink_tx_bytes_per_s, sample.nvlink_rx_bytes_per_s) == (5 * 1024, 2 * 1024)
+    metrics = devices.read()[0].metrics
+    assert (metrics["nvlink_tx_bytes_per_s"], metrics["nvlink_rx_bytes_per_s"]) == (5 * 1024, 2 * 1024)
     driver.now_s, driver.links_kib = 3.0, [0, 0]  # reset
-    assert devices.read()[0].nvlink_tx_bytes_per_s is None
+    assert "nvlink_tx_bytes_per_s" not in devices.read()[0].metrics
 
 
 @pytest.mark.skipif(not Path("/dev/nvidiactl").exists(), reason="needs a GPU")
 def test_real_gpus_can_be_read(warnings):
     devices = NvmlDevices(warnings.append)
     for sample in devices.read():
-        assert sample.uuid and sample.mem_total_bytes is not None and sample.mem_total_bytes > 0
+        assert sample.uuid and sample.metrics["mem_total_bytes"] > 0
     devices.close()
     assert warnings == []

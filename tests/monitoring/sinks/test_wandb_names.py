@@ -11,17 +11,21 @@ def test_one_run_holds_every_metric_of_both_workers_and_nodes_against_its_axis()
     rows = WandbRows(alerts_from_s=0.0, name_nodes=True)
     records = [
         train(1, 0),
-        *(sample(w, 5 + w, host="ab"[w]) | {"metrics": {m.of(w): float(w) for m in METRICS}} for w in (0, 1)),
+        *(
+            sample(w, 5 + w, host="ab"[w]) | {"metrics": {m.name.format(gpu=w, worker=w): float(w) for m in METRICS}}
+            for w in (0, 1)
+        ),
         {"kind": "alert", "step": 1, "time": BEGAN_S + 9, "name": "memory", "state": "raised", "message": ""},
         {"kind": "event", "step": 1, "time": BEGAN_S + 9, "event": "finished"},
     ]
     made = [rows.row(record).values for record in records]
     shown = {name for values in made for name in values}
     for metric in METRICS:
-        if metric.per in ("gpu", "host"):
-            assert {metric.of(0), f"node/b/{metric.of(1)}"} <= shown
-        elif metric.per == "worker":
-            assert {metric.of(0), metric.of(1)} <= shown
+        first, second = (metric.name.format(gpu=index, worker=index) for index in (0, 1))
+        if metric.name.startswith("worker/"):
+            assert {first, second} <= shown
+        elif not metric.name.startswith(("perf/", "train/")):
+            assert {first, f"node/b/{second}"} <= shown
     for values in made:
         axis = "elapsed_s" if "elapsed_s" in values else "step"
         for name in values:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from monitoring.sampling.peak_flops import flops_utilization, matrix_precision, peak_tflops
+from monitoring.sampling.peaks import matrix_precision, peak_tflops
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,3 @@ def test_older_gpus_have_no_tf32():
 )
 def test_precision_of_matrix_products_follows_the_settings(precision, tf32, expected):
     assert matrix_precision(precision, tf32) == expected
-
-
-def test_utilization_is_a_share_of_all_devices():
-    assert flops_utilization(1e6, 3.12e8, 312.0, 2) == pytest.approx(0.5)

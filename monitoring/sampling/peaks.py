@@ -1,19 +1,22 @@
-"""Peak speed of known GPUs, for the model FLOPs utilisation.
+"""Peak speed of devices, of data sheets or measured.
 
-By the name that the driver gives a GPU, and a precision: TFLOP/s of dense matrix products with fp32 sums, which
-is what training computes; a data sheet's "with sparsity" value is twice that. A GPU that is not listed, or a MIG slice
-of one that is, has no known peak: ``monitoring.peak_tflops`` gives it.
+Known are GPUs by the name that the driver gives them, and a precision: TFLOP/s of dense matrix products with fp32 sums,
+which is what training computes; a data sheet's "with sparsity" value is twice that. A GPU that is not listed, or a MIG
+slice of one that is, has no known peak: ``monitoring.peak_tflops`` gives it.
 """
 
 import re
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from common.timing import median_seconds
 
 Precision = Literal["bf16", "fp16", "tf32", "fp32"]
 
 
-@dataclass(frozen=True)
-class Peaks:
+class Peaks(NamedTuple):
     """Peaks of one GPU, dense TFLOP/s; None where it lacks the precision in hardware."""
 
     bf16: float | None
@@ -56,11 +59,9 @@ _KNOWN: tuple[tuple[str, Peaks], ...] = (
 
 
 def peak_tflops(gpu_name: str, precision: Precision) -> float | None:
-    """Dense TFLOP/s of this GPU in this precision; None where it is not known.
+    """Dense TFLOP/s of a GPU by its driver's name (``NVIDIA H100 80GB HBM3``); None where it is not known.
 
-    Args:
-        gpu_name: as ``torch.cuda.get_device_name`` and ``nvidia-smi`` give it: ``NVIDIA H100 80GB HBM3``.
-        precision: of the matrix products. A GPU without TF32 computes fp32.
+    A GPU without TF32 computes fp32.
     """
     name = re.sub(r"\s*[- ]\d+GB\b|^NVIDIA\s+|^Tesla\s+", "", gpu_name.removeprefix("NVIDIA ")).strip()
     for pattern, peaks in _KNOWN:
@@ -77,12 +78,13 @@ def matrix_precision(precision: str, tf32: bool) -> Precision:
     return "bf16" if precision == "bf16" else "fp16"
 
 
-def flops_utilization(
-    tokens_per_s: float, flops_per_token: float, peak_tflops_per_device: float, devices: int
-) -> float:
-    """Model FLOPs utilisation (Chowdhery et al. 2022, appendix B): the model's own operations over what is possible.
+def product_flops_per_s(device: torch.device | str, dtype: torch.dtype, size: int) -> float:
+    """FLOP/s of the product of two square matrices of this size."""
+    left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    repeats = 20 if left.is_cuda else 1
+    return 2.0 * size**3 * repeats / median_seconds(lambda: [left @ right for _ in range(repeats)])
 
-    ``tokens_per_s`` is of all devices; ``flops_per_token`` of forward and backward pass, without what checkpointing
-    computes again.
-    """
-    return tokens_per_s * flops_per_token / (peak_tflops_per_device * 1e12 * devices)
+
+def copy_bytes_per_s(source: Tensor, target: Tensor) -> float:
+    """Bytes/s read by a copy between two tensors of one size; on one device as many are written."""
+    return source.nbytes / median_seconds(lambda: target.copy_(source, non_blocking=True))
