@@ -43,7 +43,7 @@ TINY_CLASSIFIER = {
     "data": {"labels": {"split": "stratified"}, "validation_share": 0.3},
     "model": {"task": "classifier", "classifier": {"bootstrap": 20}},
 }
-GPU = GpuSample(0, "GPU-0", "NVIDIA H200", util_percent=91.0, mem_used_bytes=2**30, mem_total_bytes=2**33)
+GPU = GpuSample(0, "GPU-0", "NVIDIA H200", {"util": 91.0, "mem_used_bytes": 2**30, "mem_total_bytes": 2**33})
 STAND_INS = {"RUN": "runs/protein_classifier", "runs/NAME": "runs/esm2ae"}
 QUICK = {
     "profile gpu": ["--profile.duration_s", "0.01"],
@@ -191,7 +191,7 @@ def workspace(made, tmp_path, monkeypatch) -> Path:
     folder = tmp_path / "workspace"
     shutil.copytree(made, folder, symlinks=True)
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("monitoring.gpu_log.recording.NvmlDevices", OneGpu)
+    monkeypatch.setattr("monitoring.gpu_log.writer.NvmlDevices", OneGpu)
     return folder
 
 

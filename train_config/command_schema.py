@@ -205,8 +205,18 @@ class ModelProfileSection(Section):
     """Batches to trace, about; fewer where the input has no more."""
     tokens: Tokens | None = None
     """Token budget of a batch. Default: 2,048 on the CPU, 65,536 on CUDA."""
+    steps: list[Literal["stages", "batch_sizes", "accuracy"]] = Field(
+        ["stages", "batch_sizes", "accuracy"], min_length=1
+    )
+    """What to measure. accuracy: of a classifier, whose input then needs labels."""
     outputs: list[str] = Field([])
     """Outputs to compute. Default: mean; classes of a classifier."""
+    layers: list[int] = Field([-1], min_length=1)
+    """Layers of these outputs, as embed.layers."""
+    long: Literal["error", "crop", "window"] = "crop"
+    """Sequences of more than max_length residues, as embed.long; of stages alone, batch sizes are of cropped ones."""
+    max_length: PositiveInt | None = None
+    """Residues, as embed.max_length. A classifier has its own limit."""
     precision: Precision | None = None
     """Of the computation. Default: bf16; fp32 on a processor without instructions for bf16."""
     device: Literal["cpu", "cuda"] | None = None
@@ -251,6 +261,8 @@ class GpuProfileSection(Section):
     """Seconds after which to end. Default: at Ctrl-C."""
     gpus: list[NonNegativeInt] = Field([])
     """Numbers of the GPUs to record, as nvidia-smi shows them. Default: all."""
+    pid: list[PositiveInt] = Field([])
+    """Processes to watch: their memory is in the line on the terminal, and when all have ended, so does this."""
 
 
 class LogProfileSection(Section):

@@ -1,16 +1,14 @@
 """Analysis of a GPU log: utilisation, idle share, memory and throttling of each GPU, and advice about them."""
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from common.text import counted
 from monitoring.advice import Advice, Facts, advise
-from monitoring.gpu_log.columns import NAME, TIME
-from monitoring.gpu_log.reader import GpuLog
+from monitoring.gpu_log.reader import NAME, TIME, GpuLog
 from monitoring.sampling.nvml import POWER_REASONS, SLOWDOWN, THERMAL_REASONS
 
 HOT_C = 80.0
@@ -35,8 +33,7 @@ _FEW_SAMPLES = 30
 Span = tuple[float, float]
 
 
-@dataclass(frozen=True)
-class GpuSummary:
+class GpuSummary(NamedTuple):
     """One GPU, by its label in the log. A value that the log lacks is None.
 
     Attributes:
@@ -70,14 +67,14 @@ class GpuSummary:
             {"topic": entry.topic, "finding": entry.finding, "actions": [action.text for action in entry.actions]}
             for entry in self.advice
         ]
-        return {**asdict(self), "advice": advice}
+        return {**self._asdict(), "advice": advice}
 
     def __str__(self) -> str:
         parts = [
             ("utilisation {:.0%} at work", self.utilisation),
             ("idle {:.0%}", self.idle),
-            ("peak memory {:.1f}", _scaled(self.memory_peak_bytes, 2**-30)),
-            ("of {:.0f} GiB", _scaled(self.memory_total_bytes, 2**-30)),
+            ("peak memory {:.1f}", self.memory_peak_bytes and self.memory_peak_bytes / 2**30),
+            ("of {:.0f} GiB", self.memory_total_bytes and self.memory_total_bytes / 2**30),
             ("at most {:.0f} °C", self.temperature_max_c),
             ("{:.0f} W on average", self.power_mean_w),
             ("clocks at {:.0%}", self.clock_share),
@@ -100,34 +97,30 @@ def interval_s(rows: pd.DataFrame) -> float:
 def _summary(gpu: str, rows: pd.DataFrame) -> GpuSummary:
     usual = interval_s(rows)
     weights = (-rows[TIME].diff(-1)).fillna(usual).clip(upper=_LONGEST_STEP * usual)
-    working, busy = _work(rows["util_percent"])
+    working, busy = _work(rows["util"])
     thermal, power_capped = _throttling(rows, busy)
-    spans = {"idle": working & ~busy, "thermal": thermal, "power_capped": power_capped}
-    idle = _mean(~busy, weights, working)
-    full, hot = _share(power_capped, weights, busy), _share(thermal, weights, busy)
-    utilisation = _scaled(_mean(rows["util_percent"], weights, working), 0.01)
-    peak, total = _max(rows["mem_used_bytes"]), _max(rows["mem_total_bytes"])
     facts = Facts(
-        utilisation=utilisation,
-        idle=idle,
+        utilisation=_mean(rows["util"] / 100, weights, working),
+        idle=_mean(~busy, weights, working),
         power=_mean(rows["power_w"] / rows["power_limit_w"], weights, busy),
-        thermal=hot,
-        power_capped=full,
-        memory=peak / total if working.any() and peak is not None and total else None,
+        thermal=_share(thermal, weights, busy),
+        power_capped=_share(power_capped, weights, busy),
+        memory=_known((rows["mem_used_bytes"].max() / rows["mem_total_bytes"].max()) if working.any() else math.nan),
     )
+    spans = {"idle": working & ~busy, "thermal": thermal, "power_capped": power_capped}
     return GpuSummary(
         gpu=gpu,
         name=next(filter(None, rows[NAME]), ""),
         work_s=float(weights[working].sum()),
-        utilisation=utilisation,
-        idle=idle,
-        memory_peak_bytes=peak,
-        memory_total_bytes=total,
-        temperature_max_c=_max(rows["temperature_c"]),
+        utilisation=facts.utilisation,
+        idle=facts.idle,
+        memory_peak_bytes=_known(rows["mem_used_bytes"].max()),
+        memory_total_bytes=_known(rows["mem_total_bytes"].max()),
+        temperature_max_c=_known(rows["temperature_c"].max()),
         power_mean_w=_mean(rows["power_w"], weights, busy),
         clock_share=_mean(_clock_share(rows, busy), weights, busy),
-        thermal=hot,
-        power_capped=full,
+        thermal=facts.thermal,
+        power_capped=facts.power_capped,
         spans_s={name: _spans(rows[TIME], mask) for name, mask in spans.items()},
         advice=advise(facts),
         notes=_notes(rows, bool(working.any())),
@@ -148,8 +141,7 @@ def _work(utilisation: pd.Series) -> tuple[pd.Series, pd.Series]:
 def _throttling(rows: pd.DataFrame, busy: pd.Series) -> tuple[pd.Series, pd.Series]:
     """Masks of busy samples with clocks lowered for heat, and for power.
 
-    Either the driver's throttle reasons or the clocks are enough, since logs lack the one or the other, and both are
-    read at slightly different moments.
+    Reasons or clocks alone are enough: logs lack the one or the other, and both are read at different moments.
     """
     reasons = rows["throttle_reasons"].fillna(0).astype(int)
     share = _clock_share(rows, busy)
@@ -190,7 +182,7 @@ def _notes(rows: pd.DataFrame, worked: bool) -> list[str]:
         notes.append("no throttle reasons: throttling is detected by clocks alone")
     if len(rows) < _FEW_SAMPLES:
         notes.append(f"{counted(len(rows), 'sample{s}')} are few to judge by")
-    if not worked and rows["util_percent"].notna().any():
+    if not worked and rows["util"].notna().any():
         notes.append("did nothing: use it (ray.num_workers), or leave it to others (CUDA_VISIBLE_DEVICES)")
     errors = rows["ecc_uncorrected"].dropna()
     if len(errors) and errors.max() > errors.min():
@@ -200,8 +192,8 @@ def _notes(rows: pd.DataFrame, worked: bool) -> list[str]:
     return notes
 
 
-def _max(values: pd.Series) -> float | None:
-    return None if values.isna().all() else float(values.max())
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)
 
 
 def _mean(values: pd.Series, weights: pd.Series, where: pd.Series) -> float | None:
@@ -211,9 +203,5 @@ def _mean(values: pd.Series, weights: pd.Series, where: pd.Series) -> float | No
 
 
 def _share(mask: pd.Series, weights: pd.Series, within: pd.Series) -> float:
-    """Share of the time of ``of``; none for a sample or two."""
+    """Share of the time of ``within``; none for a sample or two."""
     return float(weights[mask & within].sum() / weights[within].sum()) if mask.sum() >= _SUSTAINED_SAMPLES else 0.0
-
-
-def _scaled(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor

@@ -1,4 +1,4 @@
-"""Reader of GPU logs, CSV as ``nvidia-smi --query-gpu=... --format=csv`` writes it, into one table for each GPU.
+"""GPU logs, CSV as ``nvidia-smi --query-gpu=... --format=csv`` writes it: their columns, and one table for each GPU.
 
 A column is never guessed: where one is missing that an analysis needs, the error names it, the most similar column,
 and the columns of the log.
@@ -8,8 +8,8 @@ import difflib
 import io
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -17,13 +17,59 @@ import pyarrow as pa
 
 from common.errors import DataError
 from dataset.table import text_batches
-from monitoring.gpu_log.columns import COLUMNS, FACTORS, GPU, NAME, REASON_BITS, REQUIRED, TIME, UUID
 
+
+class Column(NamedTuple):
+    """nvidia-smi's name of a metric and the unit that it writes behind a value, with other names for the same."""
+
+    title: str
+    unit: str = ""
+    other_titles: tuple[str, ...] = ()
+
+    @property
+    def header(self) -> str:
+        """``utilization.gpu [%]``."""
+        return f"{self.title} [{self.unit}]" if self.unit else self.title
+
+
+TIME, GPU, UUID, NAME = "time", "index", "uuid", "name"
+COLUMNS = {
+    TIME: Column("timestamp"),
+    GPU: Column("index"),
+    UUID: Column("uuid", other_titles=("gpu_uuid",)),
+    NAME: Column("name", other_titles=("gpu_name",)),
+    "util": Column("utilization.gpu", "%"),
+    "mem_util": Column("utilization.memory", "%"),
+    "mem_used_bytes": Column("memory.used", "MiB"),
+    "mem_total_bytes": Column("memory.total", "MiB"),
+    "temperature_c": Column("temperature.gpu"),
+    "power_w": Column("power.draw", "W", ("power.draw.average", "power.draw.instant")),
+    "power_limit_w": Column("enforced.power.limit", "W", ("power.limit",)),
+    "sm_clock_mhz": Column("clocks.current.sm", "MHz", ("clocks.sm", "clocks.gr", "clocks.current.graphics")),
+    "sm_clock_max_mhz": Column("clocks.max.sm", "MHz", ("clocks.max.gr", "clocks.max.graphics")),
+    "memory_clock_mhz": Column("clocks.current.memory", "MHz", ("clocks.mem",)),
+    "throttle_reasons": Column("clocks_event_reasons.active", "", ("clocks_throttle_reasons.active",)),
+    "ecc_corrected": Column("ecc.errors.corrected.volatile.total"),
+    "ecc_uncorrected": Column("ecc.errors.uncorrected.volatile.total"),
+}
+"""By the metric's name (:mod:`monitoring.sampling.metric_names`); of several titles the first present is read."""
+REQUIRED = (TIME, GPU, "util", "mem_used_bytes", "mem_total_bytes", "temperature_c", "power_w", "sm_clock_mhz")
+FACTORS = {"B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "%": 1.0, "W": 1.0, "MHz": 1.0, "C": 1.0}
+"""Units in the metrics' own."""
+REASON_BITS = {
+    "applications_clocks_setting": 0x2,
+    "sw_power_cap": 0x4,
+    "hw_slowdown": 0x8,
+    "sync_boost": 0x10,
+    "sw_thermal_slowdown": 0x20,
+    "hw_thermal_slowdown": 0x40,
+    "hw_power_brake_slowdown": 0x80,
+}
+"""nvidia-smi's columns for a single reason (``clocks_event_reasons.sw_power_cap``), with NVML's bit."""
 _NUMBER = r"(?P<hex>0x[0-9a-fA-F]+)|(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(?P<unit>%|[A-Za-z]+)?"
 
 
-@dataclass(frozen=True)
-class GpuLog:
+class GpuLog(NamedTuple):
     """A log as read.
 
     Attributes:
@@ -46,16 +92,6 @@ def read_gpu_log(path: Path | str) -> GpuLog:
     column says.
     """
     path = Path(path)
-    cells = _cells(path)
-    titles = _find_titles(list(cells), path)
-    table = _values(cells, titles, path)
-    labels = sorted(set(table[GPU]), key=lambda label: (len(label), label))
-    gpus = {label: table[table[GPU] == label].reset_index(drop=True) for label in labels}
-    return GpuLog(path, cells[titles[TIME]].iloc[0], gpus)
-
-
-def _cells(path: Path) -> pd.DataFrame:
-    """The cells as text, by title; the index is the line's number."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -64,13 +100,14 @@ def _cells(path: Path) -> pd.DataFrame:
     if not batches:
         raise DataError(f"{path}: is empty")
     cells = pa.Table.from_batches(batches).to_pandas().rename(columns=str.strip)
-    _find_titles(list(cells), path)
+    titles = _find_titles(list(cells), path)
     cells = cells.apply(lambda column: column.str.strip())
     cells.index += 2  # lines from 1, the first is the header
-    samples = cells[cells.iloc[:, 0] != cells.columns[0]]
-    if samples.empty:
+    cells = cells[cells.iloc[:, 0] != cells.columns[0]]
+    if cells.empty:
         raise DataError(f"{path}: has a header and no samples")
-    return samples
+    by_gpu = sorted(_values(cells, titles, path).groupby(GPU), key=lambda item: (len(item[0]), item[0]))
+    return GpuLog(path, cells[titles[TIME]].iloc[0], {gpu: rows.reset_index(drop=True) for gpu, rows in by_gpu})
 
 
 def _find_titles(titles: list[str], path: Path) -> dict[str, str]:
@@ -84,17 +121,15 @@ def _find_titles(titles: list[str], path: Path) -> dict[str, str]:
     missing = [COLUMNS[name].title for name in REQUIRED if name not in known]
     if missing:
         free = [title for title in titles if title not in known.values()]
-        described = "; ".join(title + _nearest(title, free) for title in missing)
+        described = []
+        for title in missing:
+            near = difflib.get_close_matches(title, free, n=1, cutoff=0.4)
+            described.append(title + "".join(f" (nearest: {name})" for name in near))
         raise DataError(
-            f"{path}: no column for {described}. The log has: {', '.join(titles)}. Query what is missing by "
+            f"{path}: no column for {'; '.join(described)}. The log has: {', '.join(titles)}. Query what is missing by "
             "`nvidia-smi --query-gpu`, or record with `esmeray profile gpu`"
         )
     return known
-
-
-def _nearest(name: str, titles: list[str]) -> str:
-    near = difflib.get_close_matches(name, titles, n=1, cutoff=0.4)
-    return f" (nearest: {near[0]})" if near else ""
 
 
 def _values(cells: pd.DataFrame, titles: dict[str, str], path: Path) -> pd.DataFrame:

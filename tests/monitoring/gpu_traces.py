@@ -55,7 +55,7 @@ class Machine:
         noise = self.random.normal
         idle = self.util < 10
         metrics = {
-            "util_percent": np.clip(self.util + noise(0, 2, shape), 0, 100).round(),
+            "util": np.clip(self.util + noise(0, 2, shape), 0, 100).round(),
             "mem_used_bytes": (self.memory * TOTAL_BYTES + noise(0, 2e7, shape)).clip(0, TOTAL_BYTES).round(),
             "temperature_c": (self.temperature + noise(0, 0.6, shape)).round(),
             "power_w": np.minimum(np.where(idle, 120, self.power) + noise(0, 6, shape), LIMIT_W * 1.005),
@@ -68,7 +68,7 @@ class Machine:
             for second in range(shape[1]):
                 values = [{name: float(metrics[name][gpu, second]) for name in metrics} for gpu in range(shape[0])]
                 gpus = [
-                    GpuSample(index, f"GPU-{index:04d}", "GPU with 80 GiB (made up)", **own, **known)  # type: ignore[arg-type]
+                    GpuSample(index, f"GPU-{index:04d}", "GPU with 80 GiB (made up)", {**own, **known})
                     for index, own in enumerate(values)
                 ]
                 writer.append(START_TIME + second + self.random.uniform(0, 0.02), gpus)

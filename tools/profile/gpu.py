@@ -28,7 +28,7 @@ from typing import NamedTuple
 import pynvml
 
 from common.errors import EsmerayError, ResourceError
-from common.text import counted
+from common.text import counted, first_line
 from tools.grammar import Plain, parse
 from train_config.command_schema import GpuProfileSection
 
@@ -53,43 +53,37 @@ class Finding(NamedTuple):
 
 
 class Driver(NamedTuple):
-    """NVML's answer: names of all GPUs, the driver's version, and the newest CUDA (major, minor) that it runs."""
+    """NVML's answer: all GPUs in words, the driver's version, and the newest CUDA (major, minor) that it runs."""
 
-    names: tuple[str, ...] = ()
+    gpus: str = ""
     version: str = ""
     cuda: tuple[int, int] = (0, 0)
-
-    @property
-    def gpus(self) -> str:
-        """``2 GPUs (NVIDIA H200)``."""
-        return f"{counted(len(self.names), 'GPU{s}')} ({', '.join(sorted(set(self.names)))})"
 
 
 def main(argv: list[str]) -> int:
     """Print what is seen, and train if asked; or record."""
     arguments, settings = parse(argv, "profile gpu", __doc__, Arguments, GpuProfileSection)
     if settings.log is not None:
-        from monitoring.gpu_log.recording import record_gpus
+        from monitoring.gpu_log.writer import record_gpus
 
-        samples = record_gpus(Path(settings.log), settings.interval_s, settings.duration_s, settings.gpus, _warn)
+        samples = record_gpus(Path(settings.log), settings, lambda text: print(f"warning: {text}", file=sys.stderr))
         print(f"{counted(samples, 'sample{s}')}: {settings.log}")
         return 0
     driver, nvml = check_driver()
-    _report("torch", check_torch)
-    works = _report("CUDA", lambda: check_cuda(driver)) != "mismatch"
-    _report("cuDNN", check_cudnn)
-    _report("NCCL", check_nccl)
-    _report("NVML", lambda: nvml)
-    _report("DeepSpeed", check_deepspeed)
-    _report("DeepSpeed ops", check_kernels)
-    _report("Ray", check_ray)
+    checks: dict[str, Callable[[], Finding]] = {
+        "torch": check_torch,
+        "CUDA": lambda: check_cuda(driver),
+        "cuDNN": check_cudnn,
+        "NCCL": check_nccl,
+        "NVML": lambda: nvml,
+        "DeepSpeed": check_deepspeed,
+        "DeepSpeed ops": check_kernels,
+        "Ray": check_ray,
+    }
+    verdicts = {part: _report(part, check) for part, check in checks.items()}
     if not arguments.verify:
         return 0
-    return 0 if _steps_work() and works else ResourceError.exit_code
-
-
-def _warn(message: str) -> None:
-    print(f"warning: {message}", file=sys.stderr)
+    return 0 if _steps_work() and verdicts["CUDA"] != "mismatch" else ResourceError.exit_code
 
 
 def _steps_work() -> bool:
@@ -133,10 +127,12 @@ def check_driver() -> tuple[Driver, Finding]:
     try:
         pynvml.nvmlInit()
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        names = tuple(pynvml.nvmlDeviceGetName(handle) for handle in handles)
+        names = [pynvml.nvmlDeviceGetName(handle) for handle in handles]
+        gpus = f"{counted(len(names), 'GPU{s}')} ({', '.join(sorted(set(names)))})" if names else ""
         major, minor = divmod(pynvml.nvmlSystemGetCudaDriverVersion() // 10, 100)
-        driver = Driver(names, pynvml.nvmlSystemGetDriverVersion(), (major, minor))
-        return driver, Finding("ok", f"driver {driver.version}, runs CUDA up to {major}.{minor}, {driver.gpus}")
+        driver = Driver(gpus, pynvml.nvmlSystemGetDriverVersion(), (major, minor))
+        words = f"driver {driver.version}, runs CUDA up to {major}.{minor}, {gpus or 'no GPU'}"
+        return driver, Finding("ok", words)
     except pynvml.NVMLError as error:
         if error.value in (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED):
             remedy = "where there is a GPU, install NVIDIA's driver, or start the container with --gpus all"
@@ -161,16 +157,15 @@ def check_cuda(driver: Driver) -> Finding:
     built_for = torch.version.cuda
     if torch.cuda.is_available():
         return _usable_gpus()
-    if not driver.names:
+    if not driver.gpus:
         return Finding("missing", "no GPU is seen", "nothing to do without a GPU: training runs on the CPU")
     if built_for is None:
         remedy = f"install torch's CUDA build: pip install --force-reinstall torch=={pinned_version('torch')}"
         return Finding("mismatch", f"{driver.gpus} here, but this build of torch has no CUDA", remedy)
     hidden = os.environ.get(_HIDES_GPUS)
     if hidden is not None and hidden.split(",")[0].strip() in ("", "-1", "NoDevFiles"):
-        return Finding(
-            "missing", f"{_HIDES_GPUS}={hidden!r} hides {driver.gpus}", f"unset {_HIDES_GPUS} to train on it"
-        )
+        seen = f"{_HIDES_GPUS}={hidden!r} hides {driver.gpus}"
+        return Finding("missing", seen, f"unset {_HIDES_GPUS} to train on it")
     if driver.cuda[0] < int(built_for.partition(".")[0]):  # within a major version any driver runs any minor one
         newest = ".".join(map(str, driver.cuda))
         seen = f"torch is built for CUDA {built_for}, the driver {driver.version} runs {newest} at most"
@@ -275,25 +270,19 @@ def _pinned(package: str, seen: str) -> Finding:
 
 
 def _first_line(error: BaseException) -> str:
-    """The first line of an error's message, with its type where the error is a library's."""
-    line = str(error).strip().partition("\n")[0]
-    return line if isinstance(error, EsmerayError) else f"{type(error).__name__}: {line}"
+    """What an error says first, with its type where it is a library's."""
+    return first_line(error) if isinstance(error, EsmerayError) else f"{type(error).__name__}: {first_line(error)}"
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Keep what libraries, and the compilers that they start, print from the terminal."""
-    with (
-        Path(os.devnull).open("w") as nowhere,
-        contextlib.redirect_stdout(nowhere),
-        contextlib.redirect_stderr(nowhere),
-    ):
-        saved = {descriptor: os.dup(descriptor) for descriptor in (1, 2)}
-        try:
-            for descriptor in saved:
-                os.dup2(nowhere.fileno(), descriptor)
-            yield
-        finally:
-            for descriptor, copy in saved.items():
-                os.dup2(copy, descriptor)
-                os.close(copy)
+    with Path(os.devnull).open("w") as nowhere, contextlib.ExitStack() as stack:
+        for descriptor in (1, 2):
+            copy = os.dup(descriptor)
+            stack.callback(os.close, copy)
+            stack.callback(os.dup2, copy, descriptor)
+            os.dup2(nowhere.fileno(), descriptor)
+        stack.enter_context(contextlib.redirect_stdout(nowhere))
+        stack.enter_context(contextlib.redirect_stderr(nowhere))
+        yield

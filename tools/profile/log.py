@@ -18,10 +18,9 @@ from rich.text import Text
 from common.command_line import result_console
 from common.errors import ConfigError
 from common.publishing import made_file, refuse_file
-from monitoring.gpu_log.analysis import GpuSummary, interval_s, summarise
-from monitoring.gpu_log.columns import TIME
+from monitoring.gpu_log.analysis import interval_s, summarise
 from monitoring.gpu_log.plot import draw_log
-from monitoring.gpu_log.reader import GpuLog, read_gpu_log
+from monitoring.gpu_log.reader import TIME, read_gpu_log
 from tools.grammar import Overwriting, parse
 from train_config.command_schema import LogProfileSection
 
@@ -38,7 +37,7 @@ class Arguments(Overwriting):
 def main(argv: list[str]) -> int:
     """Read, summarise, draw and print."""
     arguments, settings = parse(argv, MADE_BY, __doc__, Arguments, LogProfileSection)
-    output = Path(settings.output) if settings.output else arguments.log.with_suffix(".png")
+    output = Path(settings.output or arguments.log.with_suffix(".png"))
     json_output = Path(settings.json_output) if settings.json_output else None
     made = (MADE_BY, arguments.overwrite)
     for path in filter(None, (output, json_output)):
@@ -53,12 +52,6 @@ def main(argv: list[str]) -> int:
         facts = {"log": str(log.path), "start": log.start, "gpus": [summary.as_dict() for summary in summaries]}
         with made_file(json_output, *made) as building:
             building.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    _print(log, summaries)
-    print(f"written: {output}" + (f" and {json_output}" if json_output else ""))
-    return 0
-
-
-def _print(log: GpuLog, summaries: list[GpuSummary]) -> None:
     console = result_console()
     table = next(iter(log.gpus.values()))
     console.print(Text(f"{log.path}: {table[TIME].iloc[-1]:.0f} s, a sample every {interval_s(table):.2g} s"))
@@ -70,3 +63,5 @@ def _print(log: GpuLog, summaries: list[GpuSummary]) -> None:
                 console.print(Text(f"    to do: {action.text}"))
         for note in summary.notes:
             console.print(Text(f"  {note}", style="dim"))
+    print(f"written: {output}" + (f" and {json_output}" if json_output else ""))
+    return 0

@@ -21,7 +21,7 @@ SMI_QUERY = (
 
 
 def gpu(index: int = 0, **metrics: float) -> GpuSample:
-    return GpuSample(index=index, uuid=f"GPU-{index}", name="NVIDIA H200", **metrics)  # type: ignore[arg-type]
+    return GpuSample(index, f"GPU-{index}", "NVIDIA H200", metrics)
 
 
 @pytest.fixture
@@ -45,14 +45,14 @@ def smi(second: int, index: int = 0, *, util: str = "93 %", reasons: str = "0x00
 def test_samples_are_read_as_they_were_written(path):
     with GpuLogWriter(path) as log:
         for second in range(3):
-            gpus = [gpu(0, util_percent=90 + second, power_w=512.25, throttle_reasons=4), gpu(1, util_percent=1)]
+            gpus = [gpu(0, util=90 + second, power_w=512.25, throttle_reasons=4), gpu(1, util=1)]
             log.append(1000.0 + second, gpus)
     log = read_gpu_log(path)
     assert list(log.gpus) == ["0", "1"]
     first, second_gpu = log.gpus.values()
     assert (first["name"][0], first["uuid"][0]) == ("NVIDIA H200", "GPU-0")
     assert first["time"].tolist() == [0, 1, 2]
-    assert first["util_percent"].tolist() == [90, 91, 92]
+    assert first["util"].tolist() == [90, 91, 92]
     assert first["power_w"].tolist() == [512.25] * 3
     assert first["throttle_reasons"].tolist() == [4] * 3
     assert second_gpu["power_w"].isna().all()
@@ -60,7 +60,7 @@ def test_samples_are_read_as_they_were_written(path):
 
 def test_a_log_is_written_as_nvidia_smi_writes_it(path):
     with GpuLogWriter(path) as log:
-        log.append(1000.0, [gpu(0, util_percent=93, mem_used_bytes=40960 * 2**20, power_w=512.333, sm_clock_mhz=1700)])
+        log.append(1000.0, [gpu(0, util=93, mem_used_bytes=40960 * 2**20, power_w=512.333, sm_clock_mhz=1700)])
     header, row = path.read_text().splitlines()
     cells = dict(zip(header.split(", "), row.split(", "), strict=True))
     assert (cells["utilization.gpu [%]"], cells["memory.used [MiB]"]) == ("93 %", "40960 MiB")
@@ -93,13 +93,11 @@ def test_another_file_is_left_as_it_is(path):
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")  # noqa: PTH110
 def test_full_disk_is_said(path):
-    log = GpuLogWriter(path)
     full = os.open("/dev/full", os.O_WRONLY)
-    os.dup2(full, log._file.fileno())
-    os.close(full)
-    with pytest.raises(ResourceError, match="No space left"):
+    with GpuLogWriter(path) as log, pytest.raises(ResourceError, match="No space left"):
+        os.dup2(full, log._file.fileno())
         log.append(1.0, [gpu()])
-    log.close()
+    os.close(full)
 
 
 def test_nvidia_smi_logs_are_read_with_their_units(path):
@@ -120,7 +118,7 @@ def test_nvidia_smi_logs_are_read_with_their_units(path):
 
 def test_what_the_driver_does_not_know_is_not_a_number(path):
     write(path, SMI_QUERY, smi(0, util="[N/A]"), smi(1, util="[GPU is lost]"), smi(2))
-    values = read_gpu_log(path).gpus["0"]["util_percent"]
+    values = read_gpu_log(path).gpus["0"]["util"]
     assert np.isnan(values).tolist() == [True, True, False]
 
 

@@ -14,8 +14,8 @@ import pytest
 import ray
 import torch
 
-from monitoring.gpu_log import recording
-from monitoring.gpu_log.columns import COLUMNS
+from monitoring.gpu_log import writer
+from monitoring.gpu_log.reader import COLUMNS
 from monitoring.sampling.nvml import GpuSample
 from tools.profile import _gpu_trial as trial
 from tools.profile import gpu as gpu_check
@@ -23,7 +23,7 @@ from tools.profile.gpu import Driver, Finding, check_cuda, check_driver, pinned_
 from training.engine.engine import StepResult, TrainingEngine
 
 PARTS = ["torch", "CUDA", "cuDNN", "NCCL", "NVML", "DeepSpeed", "DeepSpeed ops", "Ray"]
-DRIVER_OF_TWO = Driver(("NVIDIA H200", "NVIDIA H200"), "550.54", (12, 4))
+DRIVER_OF_TWO = Driver("2 GPUs (NVIDIA H200)", "550.54", (12, 4))
 
 
 def raising(number: int):
@@ -137,7 +137,7 @@ def test_driver_reports_what_it_has(driver):
 def test_driver_that_does_not_answer_is_a_mismatch(driver, monkeypatch, call, number):
     monkeypatch.setattr(pynvml, call, raising(number))
     found, line = check_driver()
-    assert (found.names, line.verdict) == ((), "mismatch")
+    assert (found.gpus, line.verdict) == ("", "mismatch")
     assert "restart the machine" in line.remedy
 
 
@@ -208,9 +208,9 @@ def test_library_that_is_not_there_is_missing_and_one_that_breaks_a_mismatch(cap
 
 ROOT = Path(__file__).parents[3]
 TWO_GPUS = """
-from monitoring.gpu_log import recording
+from monitoring.gpu_log import writer
 from tests.tools.profile.test_gpu import Devices, two_gpus
-recording.NvmlDevices = lambda warn: two_gpus()
+writer.NvmlDevices = lambda warn: two_gpus()
 from tools.__main__ import entry_point
 entry_point()
 """
@@ -236,14 +236,14 @@ class Devices:
 
 
 def two_gpus() -> Devices:
-    values = {"util_percent": 91.0, "mem_used_bytes": 30 * 2**30, "mem_total_bytes": 80 * 2**30, "power_w": 512.5}
-    return Devices(*(GpuSample(index, f"GPU-{index}", "NVIDIA H200", **values) for index in (0, 1)))  # type: ignore[arg-type]
+    values = {"util": 91.0, "mem_used_bytes": 30 * 2**30, "mem_total_bytes": 80 * 2**30, "power_w": 512.5}
+    return Devices(*(GpuSample(index, f"GPU-{index}", "NVIDIA H200", values) for index in (0, 1)))
 
 
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[Devices], Devices]:
     def use(devices: Devices) -> Devices:
-        monkeypatch.setattr(recording, "NvmlDevices", lambda warn: devices)
+        monkeypatch.setattr(writer, "NvmlDevices", lambda warn: devices)
         return devices
 
     return use
@@ -279,6 +279,13 @@ def test_chosen_gpus_alone_are_logged_and_a_second_call_appends(command, use, lo
     assert [row["index"] for row in rows(log)] == ["1", "1"]
 
 
+def test_recording_ends_with_the_process_that_is_watched(command, use, log):
+    use(two_gpus())
+    with subprocess.Popen(["sleep", "0.3"]) as process:
+        outcome = command(*RECORD, log, "--profile.interval_s", 0.05, "--profile.pid", process.pid)
+    assert outcome.code == 0 and len(rows(log)) >= 2, outcome.err
+
+
 @pytest.mark.parametrize(
     ("devices", "arguments", "code", "message"),
     [
@@ -289,6 +296,7 @@ def test_chosen_gpus_alone_are_logged_and_a_second_call_appends(command, use, lo
             2,
             "--profile.interval_s: input should be greater than or equal to 0.05",
         ),
+        (two_gpus(), ("--profile.pid", 2**30), 2, "profile.pid 1073741824: there is no such process"),
         (Devices(), (), 4, "no GPU to record"),
     ],
 )
