@@ -1,8 +1,9 @@
 """Advice from measured facts: the one place that says what limits a run and which setting to change.
 
-Each caller fills in what it measured of :class:`Facts`. A new rule is a line in :data:`RULES`.
+Each caller fills in what it measured of :class:`Facts`. A new rule is an entry in :data:`RULES`.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,13 +19,10 @@ class Facts:
 
     Attributes:
         data_wait, forward, backward, communication, optimizer, checkpoint: shares of a step's time.
-        utilisation: mean of a GPU while the run was at work.
-        idle: share of that time in which it did nothing.
-        power: share of the power limit while busy.
-        model_waits: share of an embedding job's time in which its device does not compute.
-        attention: share of its time in attention.
+        utilisation, idle: mean of a GPU while the run was at work, and share of that time in which it did nothing.
+        power, thermal, power_capped: share of the power limit while busy, and of that time with clocks lowered.
+        model_waits, attention: shares of an embedding job's time in which its device does not compute, in attention.
         products_of_peak: FLOP/s of its matrix products as a share of the device's peak.
-        thermal, power_capped: shares of the busy time with clocks lowered for heat or power.
         memory: peak share of the memory.
         memory_limits: the next larger token budget was out of memory or left no margin.
         rise: speed of the token budget relative to the next smaller one, minus 1.
@@ -75,13 +73,9 @@ class Action(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """A finding and what to do about it.
+    """A finding, one sentence with its number, its topic in :data:`RULES`, and what to do, the cheapest first.
 
-    Attributes:
-        topic: of the finding, as in :data:`RULES`.
-        finding: one sentence with its number, without a full stop.
-        actions: what to do, the cheapest first.
-        cost: estimated share of the time that it costs; orders the advice.
+    ``cost``: estimated share of the time that it costs; orders the advice.
     """
 
     topic: str
@@ -95,15 +89,17 @@ class Advice(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """A fact and the values of it that are worth a line: from ``least`` on, and below ``below``."""
+    """A fact and the values of it that are worth a line: from ``least`` on, and below ``below``.
 
-    topic: str
+    ``weight`` times the share that is lost is the cost of the advice.
+    """
+
     fact: str
     finding: str
     actions: tuple[Action, ...]
     least: float = 0.0
-    below: float = float("inf")
-    cost: Callable[[float], float] = lambda share: share
+    below: float = math.inf
+    weight: float = 1.0
     applies: Callable[[Facts], bool] = lambda facts: True
 
 
@@ -114,24 +110,26 @@ def advise(facts: Facts) -> list[Advice]:
 
 def what_limits(facts: Facts) -> Advice | None:
     """Return what bounds the speed of a step, by its topic: loading, communication, memory or compute."""
-    order = ("loading", "communication", "memory", "compute")
     by_topic = {advice.topic: advice for advice in _by_rule(facts)}
+    order = ("loading", "communication", "memory", "compute")
     return next((by_topic[topic] for topic in order if topic in by_topic), None)
 
 
 def _by_rule(facts: Facts) -> Iterator[Advice]:
-    for rule in RULES:
+    budget = "the token budget" if facts.tokens is None else f"{facts.tokens:,} tokens"
+    for topic, rule in RULES.items():
         value = getattr(facts, rule.fact)
         if value is not None and rule.least <= value < rule.below and rule.applies(facts):
-            budget = "the token budget" if facts.tokens is None else f"{facts.tokens:,} tokens"
             finding = rule.finding.format(value, gain=value / max(1 - value, 0.01), tokens=budget)
             actions = tuple(a for a in rule.actions if a.key not in facts.tried and a.helps(facts))
-            yield Advice(rule.topic, finding, actions, rule.cost(value))
+            lost = value if math.isinf(rule.below) else 1 - value
+            yield Advice(topic, finding, actions, rule.weight * lost)
 
 
 _CHECKPOINTING = "model.backbone.gradient_checkpointing"
 _BF16 = Action("training.precision", "set training.precision: bf16", lambda facts: facts.precision == "fp32")
 _COMPILE = Action("training.compile", "set training.compile: true on a GPU", lambda facts: facts.compile is False)
+_GLOBAL_TOKENS = Action("batch.global_tokens", "raise batch.global_tokens (this changes the training)")
 _MORE_TOKENS = Action("batch.tokens", "raise batch.tokens (`esmeray tune tokens` finds the fastest)")
 _SAVE_MEMORY = (
     _BF16,
@@ -140,9 +138,8 @@ _SAVE_MEMORY = (
     Action("deepspeed.offload_optimizer", "set deepspeed.offload_optimizer: true, or use a device with more memory"),
 )
 
-RULES = (
-    Rule(
-        "loading",
+RULES = {
+    "loading": Rule(
         "data_wait",
         "Loading limits: {:.0%} of a step is waiting for batches; without it, it would be up to {gain:.0%} faster",
         (
@@ -153,42 +150,32 @@ RULES = (
         least=0.08,
         applies=lambda facts: (facts.data_wait or 0.0) >= (facts.communication or 0.0),
     ),
-    Rule(
-        "communication",
+    "communication": Rule(
         "communication",
         "Communication limits: {:.0%} of a step is exchanging gradients and waiting for the slowest worker",
         (
-            Action("batch.global_tokens", "raise batch.global_tokens (this changes the training)"),
+            _GLOBAL_TOKENS,
             Action("deepspeed.stage", "lower deepspeed.stage if memory allows it", lambda facts: bool(facts.stage)),
             Action("ray.num_workers", "compare with fewer workers (ray.num_workers)", lambda f: (f.workers or 0) > 1),
             Action("", "check the network between the workers and what else uses their cores"),
         ),
         least=0.15,
     ),
-    Rule(
-        "memory",
+    "memory": Rule(
         "rise",
         "Memory limits: {tokens} is the largest budget that fits, and speed was still rising with it (by {:.0%})",
         _SAVE_MEMORY,
         least=RISE,
         applies=lambda facts: facts.memory_limits,
     ),
-    Rule(
-        "checkpoints",
+    "checkpoints": Rule(
         "checkpoint",
         "{:.0%} of a step is writing checkpoints",
         (Action("checkpoint.every_steps", "set checkpoint.asynchronous: true or raise checkpoint.every_steps"),),
         least=0.05,
     ),
-    Rule(
-        "update",
-        "optimizer",
-        "The optimizer's update is {:.0%} of a step",
-        (Action("batch.global_tokens", "raise batch.global_tokens (this changes the training)"),),
-        least=0.15,
-    ),
-    Rule(
-        "compute",
+    "update": Rule("optimizer", "The optimizer's update is {:.0%} of a step", (_GLOBAL_TOKENS,), least=0.15),
+    "compute": Rule(
         "busy",
         "Compute limits: {:.0%} of a step is the model's own work",
         (
@@ -198,82 +185,61 @@ RULES = (
             _COMPILE,
             Action("ray.num_workers", "use more devices (ray.num_workers), a faster one or a smaller backbone"),
         ),
-        cost=lambda share: 0.0,
+        weight=0.0,
     ),
-    Rule(
-        "idle",
+    "idle": Rule(
         "idle",
         "The GPU does nothing in {:.0%} of its time at work",
         (Action("", "see data_wait_s, communication_s and checkpoint_s in metrics.jsonl for what it waits for"),),
         least=0.05,
     ),
-    Rule(
-        "utilisation",
-        "utilisation",
-        "GPU utilisation is {:.0%}",
-        (_MORE_TOKENS, _COMPILE),
-        below=0.7,
-        cost=lambda u: 1 - u,
-    ),
-    Rule(
-        "light load",
+    "utilisation": Rule("utilisation", "GPU utilisation is {:.0%}", (_MORE_TOKENS, _COMPILE), below=0.7),
+    "light load": Rule(
         "power",
         "The GPU draws {:.0%} of its power limit while it is busy: most of the chip idles",
         (_MORE_TOKENS, _BF16),
         below=0.4,
-        cost=lambda share: 0.0,
+        weight=0.0,
         applies=lambda facts: (facts.utilisation or 0.0) >= 0.7,
     ),
-    Rule(
-        "memory full",
+    "memory full": Rule(
         "memory",
         "Peak memory is {:.0%}, so that one longer batch may be out of memory",
         (Action("batch.tokens", "lower batch.tokens by a tenth"), *_SAVE_MEMORY),
         least=FULL_MEMORY,
-        cost=lambda share: 0.0,
+        weight=0.0,
     ),
-    Rule(
-        "memory unused", "memory", "Peak memory is {:.0%}", (_MORE_TOKENS,), below=UNUSED_MEMORY, cost=lambda share: 0.0
-    ),
-    Rule(
-        "heat",
+    "memory unused": Rule("memory", "Peak memory is {:.0%}", (_MORE_TOKENS,), below=UNUSED_MEMORY, weight=0.0),
+    "heat": Rule(
         "thermal",
         "Too hot in {:.0%} of its busy time",
         (Action("", "improve its cooling, or lower its power limit (nvidia-smi -pl)"),),
         least=0.01,
     ),
-    Rule(
-        "power limit",
+    "power limit": Rule(
         "power_capped",
         "Held by its power limit in {:.0%} of its busy time",
         (Action("", "raise the limit if the card and its supply allow it (nvidia-smi -q -d POWER)"),),
         least=0.05,
-        cost=lambda share: share / 10,
+        weight=0.1,
     ),
-    Rule(
-        "model waits",
+    "model waits": Rule(
         "model_waits",
         "In {:.0%} of the time the model waits for tokenizing, copies and files",
-        (
-            Action(
-                "", "raise --embed.tokens; on a GPU put two workers on it; ask for fewer outputs or --embed.dtype fp16"
-            ),
-        ),
+        (Action("", "raise --embed.tokens; put two workers on a GPU; ask for fewer outputs or --embed.dtype fp16"),),
         least=0.15,
     ),
-    Rule(
-        "attention",
+    "attention": Rule(
         "attention",
         "Attention, which grows with the square of the length, is {:.0%} of the time",
         (Action("", "limit long sequences by --embed.max_length with --embed.long crop or window"),),
         least=0.4,
     ),
-    Rule(
-        "products",
+    "products": Rule(
         "products_of_peak",
         "Matrix products reach {:.0%} of the device's peak",
         (Action("", "raise --embed.tokens"),),
         below=0.5,
-        cost=lambda share: (1 - share) / 2,
+        weight=0.5,
     ),
-)
+}

@@ -1,8 +1,8 @@
 """Weights & Biases for one run, in a process of its own that follows the run's folder.
 
 The driver (:mod:`monitoring.sinks.wandb_run`) starts it. All that can block in wandb happens here; killed or hanging it
-hurts nobody, and every value stays in the run's folder. To upload a run that has ended, or what
-W&B did not take of it, run it once more; on the server a run continues, and rows that are there are left out:
+hurts nobody. To upload a run that has ended, or what W&B did not take of it, run it once more; on the server a run
+continues, and rows that are there are left out:
 
     python -m monitoring.sinks.wandb_follower RUN_FOLDER --mode online
 
@@ -25,11 +25,12 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import Any, NamedTuple, NoReturn, TextIO
 
 import psutil
 import yaml
 
+from common.text import first_line
 from run_folder.metrics_log import Record
 from run_folder.paths import RunFolder
 from run_folder.tail import RunTail
@@ -68,7 +69,7 @@ def main(argv: list[str]) -> NoReturn:
     try:
         problem = _Follower(arguments, replies).run()
     except Exception as error:  # noqa: BLE001 - whatever wandb raises is reported in a line
-        problem = f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
+        problem = f"{type(error).__name__}: {first_line(error)}"
     _leave(replies, problem)
 
 
@@ -76,16 +77,14 @@ class _Follower:
     """One W&B run."""
 
     def __init__(self, arguments: argparse.Namespace, replies: int) -> None:
-        self._replies = replies
         path = arguments.run_folder.absolute()
         self._run = RunFolder(path.parent, path.name)
         self._config = yaml.safe_load(self._run.config.read_text(encoding="utf-8"))
         self._section = WandbSection(**self._config["wandb"])
         self._mode = arguments.mode or self._section.mode
         self._worker: int | None = arguments.worker
-        self._follow = arguments.follow
-        self._ended = threading.Event()
-        self._imported = threading.Event()
+        self._follow, self._replies = arguments.follow, replies
+        self._ended, self._imported = threading.Event(), threading.Event()
 
     def run(self) -> str | None:
         """Log the run to its end; return what wandb complained about."""
@@ -103,7 +102,7 @@ class _Follower:
             run.define_metric(axis, hidden=True)
             for namespace in namespaces:
                 run.define_metric(namespace, step_metric=axis)
-        known = _Known(run)
+        known = dict(run.summary) if run.resumed else {}  # read once, before this process adds to it
         rows = WandbRows(psutil.Process().create_time() if self._follow else math.inf, name_nodes=self._worker is None)
         seen: set[tuple[object, ...]] = set()
         for record in self._records():
@@ -114,7 +113,7 @@ class _Follower:
             seen.add(repeats)
             # With a W&B run for each worker, worker 0's holds the records of the loop and the alerts.
             owner = record["worker"] if record["kind"] == "sample" else 0
-            if self._worker in (None, owner) and not known.has(row.position, row.values):
+            if self._worker in (None, owner) and not _is_known(row, known):
                 run.log(row.values)
                 if row.alert is not None:
                     run.alert(**row.alert, wait_duration=1)  # seconds in which one title is a repeat
@@ -191,20 +190,6 @@ class _Complaints(io.TextIOBase):
         return self._stream.fileno()
 
 
-class _Known:
-    """Rows that the server has of a run that it already knew: of each stream, those up to a position."""
-
-    def __init__(self, run: Any) -> None:
-        self._summary = dict(run.summary) if run.resumed else {}  # read once, before this process adds to it
-
-    def has(self, position: str, values: dict[str, Any]) -> bool:
-        """Test whether the row is among them; validation of the last known step may be new: it is repeated."""
-        until = self._summary.get(position, -math.inf)
-        return values[position] < until or (
-            values[position] == until and (position != "step" or "train/loss" in values)
-        )
-
-
 def _take_standard_output() -> int:
     """The pipe to the driver, under a descriptor that wandb's service does not inherit; 1 then leads to the log."""
     replies = os.dup(1)
@@ -221,8 +206,7 @@ def _leave(replies: int, problem: str | None) -> NoReturn:
     os._exit(problem is not None)
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """One row of W&B's history.
 
     ``position`` names the value that grows with each row of this stream: by it those that the server has are known.
@@ -234,35 +218,40 @@ class Row:
     alert: dict[str, str] | None = None
 
 
+def _is_known(row: Row, summary: Mapping[str, Any]) -> bool:
+    """Test whether the server has this row; validation of the last known step may be new: it is repeated."""
+    place, until = row.values[row.position], summary.get(row.position, -math.inf)
+    return place < until or (place == until and (row.position != "step" or "train/loss" in row.values))
+
+
+@dataclass
 class WandbRows:
     """Makes rows of records.
 
-    Args:
+    Attributes:
         alerts_from_s: Unix seconds; alerts before are history: shown, and not sent again.
         name_nodes: put the name of its node before the values of every node but worker 0's.
     """
 
-    def __init__(self, alerts_from_s: float, name_nodes: bool) -> None:
-        self._alerts_from_s = alerts_from_s
-        self._name_nodes = name_nodes
-        self._began_s: float | None = None
+    alerts_from_s: float
+    name_nodes: bool
+    _began_s: float | None = None
 
     def row(self, record: Record) -> Row:
         """The row of a record. The first one's time is the zero of the axis of time."""
         time_s = float(record.get("time") or 0.0)
         if self._began_s is None:
             self._began_s = time_s
-        if record["kind"] not in ("sample", "alert"):
-            return Row("step", {"_timestamp": time_s, **wandb_values(record)})
         values = {"_timestamp": time_s, ELAPSED: time_s - self._began_s}
         if record["kind"] == "sample":
             position = f"{POSITION}/worker/{record['worker']}"
-            return Row(position, {**values, position: time_s, **_sample_values(record, self._name_nodes)})
-        position, name = f"{POSITION}/alert", record["name"]
-        raised = record["state"] == "raised"
-        alert = {"title": name.replace("_", " "), "text": record["message"], "level": "WARN"}
-        sent = alert if raised and time_s >= self._alerts_from_s else None
-        return Row(position, {**values, position: time_s, f"alert/{name}": int(raised)}, sent)
+            return Row(position, {**values, position: time_s, **_sample_values(record, self.name_nodes)})
+        if record["kind"] == "alert":
+            position, name, raised = f"{POSITION}/alert", record["name"], record["state"] == "raised"
+            alert = {"title": name.replace("_", " "), "text": record["message"], "level": "WARN"}
+            sent = alert if raised and time_s >= self.alerts_from_s else None
+            return Row(position, {**values, position: time_s, f"alert/{name}": int(raised)}, sent)
+        return Row("step", {"_timestamp": time_s, **wandb_values(record)})
 
 
 def wandb_values(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -270,12 +259,8 @@ def wandb_values(record: Mapping[str, Any]) -> dict[str, Any]:
     step, kind = int(record["step"]), record["kind"]
     if kind == "event":
         return {"step": step, f"event/{record['event']}": 1}
-    numbers = {
-        f"{kind}/{name}": value
-        for name, value in record.items()
-        if name not in ("step", "time", "kind") and isinstance(value, int | float)
-    }
-    return {"step": step, **numbers}
+    numbers = {name: value for name, value in record.items() if isinstance(value, int | float)}
+    return {"step": step, **{f"{kind}/{name}": numbers[name] for name in numbers if name not in ("step", "time")}}
 
 
 def _sample_values(record: Mapping[str, Any], name_nodes: bool) -> dict[str, float]:

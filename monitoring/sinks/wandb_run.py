@@ -1,8 +1,8 @@
 """Metrics to Weights & Biases, which can neither stop nor slow a run.
 
-The driver starts :mod:`monitoring.sinks.wandb_follower`, which follows the run's folder by itself, and at the end waits
-for it no longer than ``wandb.finish_timeout_s`` and :data:`MARGIN_S`. Whatever W&B does, the run's folder holds all
-values; one warning says so, with the command that uploads them.
+The driver starts :mod:`monitoring.sinks.wandb_follower`, and at the end waits for it no longer than
+``wandb.finish_timeout_s`` and :data:`MARGIN_S`. Whatever W&B does, the run's folder holds all values; one warning says
+so, with the command that uploads them.
 """
 
 import contextlib
@@ -47,12 +47,9 @@ class WandbFollowers:
     def __init__(
         self, section: WandbSection, run: RunFolder, workers: int, warn: Callable[[str], None] = logger.warning
     ) -> None:
-        self._section = section
-        self._run = run
-        self._warn = warn
+        self._section, self._run, self._warn = section, run, warn
         self._warned = threading.Lock()  # taken by whoever warns first
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._threads: list[threading.Thread] = []
+        self._followers: list[tuple[threading.Thread, subprocess.Popen[bytes]]] = []
         if section.mode == "disabled":
             return
         own = [[]] if section.runs == "one" else [["--worker", str(worker)] for worker in range(workers)]
@@ -61,14 +58,17 @@ class WandbFollowers:
 
     def close(self, timeout_s: float = math.inf) -> None:
         """Report the end of the run and wait as the module says, ``timeout_s`` at most; leaves no process behind."""
-        for process in self._processes:
-            if process.stdin is not None:
-                process.stdin.close()
+        for _, process in self._followers:
+            assert process.stdin is not None
+            process.stdin.close()
         limit_s = START_LIMIT_S if self._section.mode == "offline" else self._section.finish_timeout_s
-        for thread, process in zip(self._threads, self._processes, strict=True):
+        for thread, process in self._followers:
             thread.join(min(limit_s + MARGIN_S, timeout_s))
             if thread.is_alive():
-                _kill(process)
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    parent = psutil.Process(process.pid)
+                    for member in [*parent.children(recursive=True), parent]:
+                        member.kill()
                 thread.join()
 
     def _start(self, arguments: list[str]) -> None:
@@ -88,8 +88,7 @@ class WandbFollowers:
             self._report(str(error))
             return
         thread = threading.Thread(target=self._wait, args=(process,), name="wandb-follower", daemon=True)
-        self._processes.append(process)
-        self._threads.append(thread)
+        self._followers.append((thread, process))
         thread.start()
 
     def _wait(self, process: subprocess.Popen[bytes]) -> None:
@@ -110,13 +109,6 @@ class WandbFollowers:
 
 def _environment() -> dict[str, str]:
     """This process's, with the project on Python's path and without wandb's own error reports to its makers."""
-    kept = {name: value for name, value in os.environ.items() if name not in _TIED}
-    path = os.pathsep.join(filter(None, [str(ROOT), kept.get("PYTHONPATH")]))
-    return {**kept, "PYTHONPATH": path, "WANDB_ERROR_REPORTING": "false", "PYTHONSAFEPATH": "1"}
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        parent = psutil.Process(process.pid)
-        for member in [*parent.children(recursive=True), parent]:
-            member.kill()
+    own = {name: value for name, value in os.environ.items() if name not in _TIED}
+    path = os.pathsep.join(filter(None, [str(ROOT), own.get("PYTHONPATH")]))
+    return {**own, "PYTHONPATH": path, "WANDB_ERROR_REPORTING": "false", "PYTHONSAFEPATH": "1"}

@@ -1,15 +1,15 @@
-"""Alerts of a run: a loss that is not finite, a GPU that idles, memory that is nearly full.
+"""Alerts of a run in its alerts.jsonl: a loss that is not finite, a GPU that idles, memory that is nearly full.
 
-:class:`AlertSink` appends them to the run's alerts.jsonl, which whoever shows or sends them follows. Each is raised
-once, and again only after its cause was over.
+Each is raised once, and again only after its cause was over.
 """
 
+import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from monitoring.advice import advise
-from monitoring.watch.pace import Pace
+from monitoring.watch.progress import Pace
 from run_folder.metrics_log import MetricsLog, Record
 from run_folder.tail import RecordTail
 from train_config.schema import AlertsSection
@@ -29,7 +29,6 @@ class AlertSink:
 
     def __init__(self, path: Path, settings: AlertsSection) -> None:
         self._path, self._settings = path, settings
-        self._log: MetricsLog | None = None
         self._pace = Pace()
         self._raised: set[tuple[str, str]] = set()
         self._idle_since_s: dict[str, float] = {}  # by GPU
@@ -43,15 +42,16 @@ class AlertSink:
         if record["kind"] == "train" and "loss" in record:
             self._check_loss(record)
         elif record["kind"] == "sample":
-            self._check_host(record)
+            host = {name.replace("mem/host_", "mem_"): value for name, value in record["metrics"].items()}
+            remedy = "lower data.num_workers or data.prefetch, or stop what else runs there"
+            self._check_memory(f"host {record['host']}", host, remedy, record)
             for index, values in self._gpus(record).items():
                 self._check_gpu(f"GPU {index} on {record['host']}", values, record)
         elif record["kind"] == "event" and record["event"] in ("started", "resumed"):
             self._idle_since_s.clear()  # a GPU rests between two attempts
 
     def close(self) -> None:
-        if self._log is not None:
-            self._log.close()
+        """Each alert is in the file already."""
 
     def _check_loss(self, record: Record) -> None:
         step = record["step"]
@@ -63,45 +63,36 @@ class AlertSink:
         elif self._finite_losses >= FINITE_LOSSES:
             self._set("nonfinite_loss", "loss", False, f"finite again at step {step}", record)
 
-    def _check_host(self, record: Record) -> None:
-        remedy = "lower data.num_workers or data.prefetch, or stop what else runs there"
-        used, total = (record["metrics"].get(f"mem/host_{name}_bytes") for name in ("used", "total"))
-        self._check_memory(f"host {record['host']}", used, total, remedy, record)
-
     def _check_gpu(self, gpu: str, values: Mapping[str, float], record: Record) -> None:
-        remedy = "lower batch.tokens or set model.backbone.gradient_checkpointing"
-        self._check_memory(gpu, values.get("mem_used_bytes"), values.get("mem_total_bytes"), remedy, record)
-        if "util" in values and record["step"] >= 1:
-            self._check_idle(gpu, values["util"], record)
-
-    def _check_idle(self, gpu: str, percent: float, record: Record) -> None:
-        """A GPU that never did anything counts as another's."""
-        if percent > 0:
-            self._worked.add(gpu)
-        threshold = self._settings.utilization_percent
+        self._check_memory(gpu, values, "lower batch.tokens or set model.backbone.gradient_checkpointing", record)
+        percent = values.get("util")
+        if percent is None or record["step"] < 1:
+            return
+        threshold, window_s = self._settings.utilization_percent, self._settings.utilization_window_s
         if ("low_utilization", gpu) in self._raised:
             threshold = min(100.0, threshold + BAND_PERCENT)
+        if percent > 0:
+            self._worked.add(gpu)
         if percent >= threshold:
             self._idle_since_s.pop(gpu, None)
             self._set("low_utilization", gpu, False, f"{gpu}: utilisation is {percent:.0f} % again", record)
-        elif gpu in self._worked:
-            window_s = self._settings.utilization_window_s
-            if record["time"] - self._idle_since_s.setdefault(gpu, record["time"]) >= window_s:
-                state = f"{gpu}: utilisation under {threshold:g} % for {window_s:g} s, now {percent:.0f} %"
-                self._set("low_utilization", gpu, True, f"{state}: {self._reason()}", record)
+            return
+        # One that never did anything is another's.
+        since_s = self._idle_since_s.setdefault(gpu, record["time"]) if gpu in self._worked else math.inf
+        if record["time"] - since_s >= window_s:
+            state = f"{gpu}: utilisation under {threshold:g} % for {window_s:g} s, now {percent:.0f} %"
+            self._set("low_utilization", gpu, True, f"{state}: {self._reason()}", record)
 
-    def _check_memory(self, subject: str, used: float | None, total: float | None, remedy: str, record: Record) -> None:
+    def _check_memory(self, subject: str, values: Mapping[str, float], remedy: str, record: Record) -> None:
+        used, total = values.get("mem_used_bytes"), values.get("mem_total_bytes")
         if used is None or not total:
             return
-        percent = 100 * used / total
-        threshold = self._settings.memory_percent
+        percent, threshold = 100 * used / total, self._settings.memory_percent
         if ("memory", subject) in self._raised:
             threshold -= BAND_PERCENT
         state = f"{subject}: {used / _GIB:.1f} of {total / _GIB:.1f} GiB of memory in use ({percent:.0f} %)"
-        if percent >= threshold:
-            self._set("memory", subject, True, f"{state}: {remedy}", record)
-        else:
-            self._set("memory", subject, False, state, record)
+        full = percent >= threshold
+        self._set("memory", subject, full, f"{state}: {remedy}" if full else state, record)
 
     def _reason(self) -> str:
         """The part of a step for which the GPUs wait most."""
@@ -114,9 +105,9 @@ class AlertSink:
         return f"data is not the reason ({facts.data_wait:.0%} of a step): raise batch.tokens to give it more work"
 
     def _gpus(self, record: Record) -> dict[str, dict[str, float]]:
-        """Known values of each GPU of a sample on which the run computes, by number and last part of the name.
+        """Values of the GPUs on which the run computes, by number and last part of the name.
 
-        NVML shows those of other jobs too. All count where the workers' UUIDs match none, as with MIG slices.
+        NVML shows other jobs' too. All count where the workers' UUIDs match none, as with MIG slices.
         """
         own_uuids = self._own_gpus.setdefault(record["host"], set())
         if "gpu" in record:
@@ -147,5 +138,5 @@ class AlertSink:
                 self._append(record | over, record)
 
     def _append(self, alert: Record, record: Record) -> None:
-        self._log = self._log or MetricsLog(self._path)
-        self._log.append({"kind": "alert", "step": max(record["step"], 0), "time": record["time"], **alert})
+        with MetricsLog(self._path) as log:
+            log.append({"kind": "alert", "step": max(record["step"], 0), "time": record["time"], **alert})

@@ -34,6 +34,8 @@ SMOOTHING_SHARE = 0.02
 LOWEST_METRIC = -1.0
 """Lower end of the metrics' axis; lower values are marked there."""
 
+Kinds = dict[str, list[Record]]
+
 
 def draw_curves(records: Iterable[Record], path: Path | str, title: str, labels: MetricLabels) -> None:
     """Draw the records of metrics.jsonl to ``path``, a PNG, which is replaced only when the new one is complete.
@@ -46,39 +48,46 @@ def draw_curves(records: Iterable[Record], path: Path | str, title: str, labels:
     losses, metrics, rates, speeds = figure.subplots(2, 2, sharex=True).ravel()
     _draw_losses(losses, kinds, labels)
     _draw_metrics(metrics, kinds["validation"], labels)
-    _draw_line(rates, kinds["train"], "learning_rate", "Learning rate")
+    heading(rates, "Learning rate")
+    rates.plot(*_series(kinds["train"], "learning_rate"), color=GREY, linewidth=1.8)
+    rates.set_ylim(bottom=0)
+    rates.yaxis.set_major_formatter(number_text)
     _draw_speed(speeds, kinds["train"])
+    resumed = sorted({event["step"] for event in kinds["event"] if event["event"] == "resumed"})
     for axes in (losses, metrics, rates, speeds):
         style_steps(axes)
-        _mark_resumed(axes, kinds["event"], labelled=axes is losses)
+        for step in resumed:
+            axes.axvline(step, color=INK, linestyle=":", linewidth=1.0, alpha=0.7, zorder=0)
+    if resumed:
+        note = losses.annotate("resumed", (resumed[0], 0.02), xycoords=("data", "axes fraction"), fontsize=8, color=INK)
+        note.set(rotation=90, ha="right", va="bottom")
     for axes in (rates, speeds):
         axes.set_xlabel("step", color=INK)
     save(figure, path)
 
 
-def _draw_losses(axes: Axes, kinds: dict[str, list[Record]], labels: MetricLabels) -> None:
+def _draw_losses(axes: Axes, kinds: Kinds, labels: MetricLabels) -> None:
     heading(axes, "Loss")
     steps, losses = _series(kinds["train"], "loss")
+    validated, validation_losses = _series(kinds["validation"], "loss")
     if len(steps):
         window = max(1, round(len(steps) * SMOOTHING_SHARE))
         if window > 1:
             axes.plot(steps, losses, color=BLUE, alpha=0.25, linewidth=0.8)
-        axes.plot(
-            steps, pd.Series(losses).rolling(window, min_periods=1).mean(), color=BLUE, linewidth=1.8, label="training"
-        )
-        axes.set_ylim(*_limits(losses, _series(kinds["validation"], "loss")[1]))
-    validated, validation_losses = _series(kinds["validation"], "loss")
+        smooth = pd.Series(losses).rolling(window, min_periods=1).mean()
+        axes.plot(steps, smooth, color=BLUE, linewidth=1.8, label="training")
+        axes.set_ylim(*_limits(losses, validation_losses))
     if len(validated):
         axes.plot(validated, validation_losses, color=ORANGE, label="validation", **_points(validated))
     for name, label in labels.items():
         steps, losses = _series(kinds["validation"], name)
         if label.is_loss and len(steps):
             axes.plot(steps, losses, "--", color=ORANGE, label=label.curve)
-    skipped = _skipped_steps(kinds)
+    skipped = {record["step"] for record in kinds["train"] if record.get("nonfinite")}
+    skipped |= {event["step"] for event in kinds["event"] if event["event"] == "nonfinite"}
     if skipped:
-        top = axes.get_ylim()[1]
-        count = f"skipped ({len(skipped)})"
-        axes.plot(skipped, [top] * len(skipped), "x", color=RED, markersize=6, clip_on=False, label=count)
+        top, count = axes.get_ylim()[1], f"skipped ({len(skipped)})"
+        axes.plot(sorted(skipped), [top] * len(skipped), "x", color=RED, markersize=6, clip_on=False, label=count)
     legend(axes)
 
 
@@ -103,14 +112,6 @@ def _draw_metrics(axes: Axes, validations: Sequence[Record], labels: MetricLabel
     legend(axes)
 
 
-def _draw_line(axes: Axes, records: Sequence[Record], name: str, title: str) -> None:
-    heading(axes, title)
-    steps, values = _series(records, name)
-    axes.plot(steps, values, color=GREY, linewidth=1.8)
-    axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_formatter(number_text)
-
-
 def _draw_speed(axes: Axes, records: Sequence[Record]) -> None:
     steps, values = _series(records, "tokens_per_s")
     heading(axes, "Tokens per second")
@@ -123,7 +124,7 @@ def _draw_speed(axes: Axes, records: Sequence[Record]) -> None:
     legend(axes)
 
 
-def _by_kind(records: Iterable[Record]) -> dict[str, list[Record]]:
+def _by_kind(records: Iterable[Record]) -> Kinds:
     """Records of each kind by step; of a step that was done twice, the last one. Every event is kept."""
     latest: dict[str, dict[int, Record]] = {"train": {}, "validation": {}}
     events: list[Record] = []
@@ -139,13 +140,7 @@ def _by_kind(records: Iterable[Record]) -> dict[str, list[Record]]:
 def _series(records: Sequence[Record], name: str) -> tuple[np.ndarray, np.ndarray]:
     """Steps (P,) int and values (P,) float of the records that have ``name``; null is NaN."""
     present = [(record["step"], record[name]) for record in records if name in record]
-    steps = np.array([step for step, _ in present], dtype=np.int64)
-    return steps, np.array([np.nan if value is None else value for _, value in present], dtype=np.float64)
-
-
-def _skipped_steps(kinds: dict[str, list[Record]]) -> list[int]:
-    from_losses = {record["step"] for record in kinds["train"] if record.get("nonfinite")}
-    return sorted(from_losses | {event["step"] for event in kinds["event"] if event["event"] == "nonfinite"})
+    return np.array([step for step, _ in present], dtype=np.int64), np.array([v for _, v in present], dtype=np.float64)
 
 
 def _limits(training: np.ndarray, validation: np.ndarray) -> tuple[float, float]:
@@ -156,14 +151,6 @@ def _limits(training: np.ndarray, validation: np.ndarray) -> tuple[float, float]
     low, high = float(finite.min()), float(max(np.percentile(finite, 99), finite[0]))
     margin = 0.06 * (high - low) or 0.5
     return low - margin, high + margin
-
-
-def _mark_resumed(axes: Axes, events: Sequence[Record], labelled: bool) -> None:
-    for index, step in enumerate(sorted({event["step"] for event in events if event["event"] == "resumed"})):
-        axes.axvline(step, color=INK, linestyle=":", linewidth=1.0, alpha=0.7, zorder=0)
-        if index == 0 and labelled:
-            note = axes.annotate("resumed", (step, 0.02), xycoords=("data", "axes fraction"), fontsize=8, color=INK)
-            note.set(rotation=90, ha="right", va="bottom")
 
 
 def _points(steps: np.ndarray) -> dict:

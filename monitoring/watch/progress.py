@@ -1,4 +1,4 @@
-"""Progress of a run at the terminal: one line that is kept up to date.
+"""Progress of a run: its pace, by its last records, and at the terminal one line that is kept up to date.
 
 On a terminal it shows step, loss, tokens/s, learning rate, time left and last validation, above which warnings scroll
 by; elsewhere a plain line now and then, and one for each validation, event and alert.
@@ -7,8 +7,9 @@ by; elsewhere a plain line now and then, and one for each validation, event and 
 import math
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.live import Live
@@ -17,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from common.text import amount, duration
-from monitoring.watch.pace import Pace
+from monitoring.advice import Facts
 from run_folder.metrics_log import MetricLabels, Record
 
 MIN_BAR_COLUMNS = 150
@@ -25,6 +26,83 @@ MIN_BAR_COLUMNS = 150
 BAR_COLUMNS = 20
 _STYLES = {"raised": "yellow", "validation": "dim"}
 """Of alerts by state, and of the words for metrics."""
+_EVENTS = {
+    **dict.fromkeys(("started", "finished", "stopped", "diverged", "failed"), ""),
+    "checkpoint": "step {step}: checkpoint saved",
+    "exports_best": "the best checkpoint is {checkpoint}, which is exported",
+    "resumed": "step {step}: resumed from {checkpoint}",
+    "nonfinite": "step {step}: loss or gradient not finite, update left out",
+    "memory_guard": "step {step}: {message}",
+}
+"""Words for events; none for those that the line itself or the end of the run reports."""
+
+_NO_STEP: Record = {"step": 0}
+_STEPS = 50
+"""Logged steps over which everything is averaged."""
+_STEP_PARTS = ("data_wait", "forward", "backward", "optimizer", "communication", "checkpoint")
+
+
+class Pace:
+    """The last steps since the run began or was resumed: what lies between two attempts is no part of a step.
+
+    Attributes:
+        step: the last logged step's record.
+        validation: the last one's record.
+        total_steps: of the run; the workers know it exactly, whoever begins with one by an estimate.
+    """
+
+    def __init__(self, total_steps: int | None = None) -> None:
+        self.total_steps = total_steps
+        self.step: Record | None = None
+        self.validation: Record | None = None
+        self._steps: deque[Record] = deque(maxlen=_STEPS)
+        self._resumed = False
+
+    def take(self, record: Record) -> None:
+        if record["kind"] == "event":
+            self.total_steps = record.get("total_steps", self.total_steps)
+            self._resumed |= record["event"] in ("started", "resumed")
+        elif record["kind"] == "validation":
+            self.validation = record
+        elif record["kind"] == "train":
+            if self._resumed or (self.step is not None and record["step"] <= self.step["step"]):
+                self._steps.clear()
+            self._resumed = False
+            self.step = record
+            self._steps.append(record)
+
+    def mean(self, name: str) -> float | None:
+        """Return the mean of a value, None where no step has it."""
+        known = [value for record in self._steps if (value := record.get(name)) is not None]
+        return sum(known) / len(known) if known else None
+
+    def tokens_per_s(self) -> float:
+        """Return the harmonic mean: steps are of like size, so that these are tokens over time. 0 where unknown."""
+        rates = [rate for record in self._steps if (rate := record.get("tokens_per_s"))]
+        return len(rates) / sum(1 / rate for rate in rates) if rates else 0.0
+
+    def seconds_per_step(self) -> float | None:
+        """Return the time by the clock, validations and checkpoints included."""
+        if len(self._steps) < 2:
+            return self.mean("step_s")
+        first, last = self._steps[0], self._steps[-1]
+        return max(0.0, (last["time"] - first["time"]) / max(1, last["step"] - first["step"]))
+
+    def seconds_left(self) -> float | None:
+        """Return the time to the last step; None while it is not known."""
+        step_s = self.seconds_per_step()
+        if step_s is None or self.total_steps is None:
+            return None
+        return max(0.0, step_s * (self.total_steps - self._steps[-1]["step"]))
+
+    def facts(self) -> Facts:
+        """Return the shares of a step that its parts take, as far as they are known."""
+        step_s = self.mean("step_s")
+        if not step_s:
+            return Facts()
+        seconds = {name: self.mean(f"{name}_s") for name in _STEP_PARTS}
+        shares: dict[str, Any] = {name: value / step_s for name, value in seconds.items() if value is not None}
+        return Facts(**shares)
 
 
 class ProgressSink:
@@ -41,141 +119,93 @@ class ProgressSink:
         plain_every_s: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        stream = sys.stdout if stream is None else stream
-        self._state = state = _State(total_steps, labels)
-        self._view: _Line | _PlainLines
-        if stream.isatty():
-            self._view = _Line(state, Console(file=stream))
-        else:
-            self._view = _PlainLines(state, stream, plain_every_s, clock)
+        self._stream = sys.stdout if stream is None else stream
+        self._labels, self._plain_every_s, self._clock = labels, plain_every_s, clock
+        self._pace = Pace(total_steps)
+        self._defined = False
+        self._next_s = -math.inf
+        self._shown: Record | None = None  # last step of a plain line
+        self._console = Console(file=self._stream)
+        self._live: Live | None = None
+        if self._stream.isatty():
+            self._live = Live(get_renderable=self._draw, console=self._console, refresh_per_second=4)
+            self._live.start()
 
     def write(self, record: Record) -> None:
-        self._state.take(record)
-        self._view.show(record)
+        self._pace.take(record)
+        kind, text = record["kind"], self._text(record)
+        if self._live is not None:
+            if text and record.get("event") != "checkpoint":
+                style = _STYLES.get(record.get("state") or kind)
+                self._console.print(text, markup=False, highlight=False, style=style)
+            return
+        if kind == "train":
+            if self._clock() >= self._next_s or record["step"] >= (self._pace.total_steps or 0):
+                self._print_state()
+        elif kind == "validation":
+            self._print(f"step {record['step']}: {describe_validation(record, self._labels)}")
+        if text:
+            self._print(text)
 
     def close(self) -> None:
-        self._view.close()
+        if self._live is not None:
+            self._live.stop()
+        elif self._pace.step is not self._shown:
+            self._print_state()
 
+    def _print_state(self) -> None:
+        self._print(self._describe())
+        self._shown = self._pace.step
+        self._next_s = self._clock() + self._plain_every_s
 
-class _State:
-    """The run's state in words."""
+    def _print(self, line: str) -> None:
+        print(line, file=self._stream, flush=True)
 
-    def __init__(self, total_steps: int, labels: MetricLabels) -> None:
-        self.total_steps, self.labels = total_steps, labels
-        self.step = 0
-        self._last: Record | None = None
-        self._pace = Pace()
-        self._validation: Record | None = None
-        self._defined = False
+    def _draw(self) -> Table:
+        """The line on a terminal, by rich, which also keeps what others print above it."""
+        line, width = Table.grid(padding=(0, 1, 0, 0)), self._console.width
+        bar = []
+        if width >= MIN_BAR_COLUMNS:
+            bar = [ProgressBar(self._pace.total_steps, (self._pace.step or _NO_STEP)["step"], BAR_COLUMNS)]
+            width -= BAR_COLUMNS + 1
+        line.add_row(*bar, Text(self._describe(width), no_wrap=True, overflow="ellipsis"))
+        return line
 
-    def take(self, record: Record) -> None:
-        self._pace.take(record)
-        if record["kind"] == "train":
-            self.step, self._last = record["step"], record
-        elif record["kind"] == "validation":
-            self._validation = record
-        elif record["kind"] == "event":  # the workers know the number of steps exactly, the driver from an estimate
-            self.total_steps = record.get("total_steps", self.total_steps)
-
-    def describe(self, columns: float = math.inf) -> str:
+    def _describe(self, columns: float = math.inf) -> str:
         """Step, loss, tokens/s, lr, time left and last validation, as far as known.
 
         Of a line longer than ``columns`` the learning rate is left out, then the speed, the loss and the time left.
         """
-        parts = {"step": f"step {self.step}/{self.total_steps}"}
-        if (last := self._last) is not None:
-            parts["loss"] = f"loss {_number(last.get('loss'))}"
-            parts["speed"] = f"{amount(self._pace.tokens_per_s() or 0.0)} tokens/s"
+        pace, last = self._pace, self._pace.step or _NO_STEP
+        parts = {"step": f"step {last['step']}/{pace.total_steps}"}
+        if pace.step is not None:
+            parts["loss"] = f"loss {loss_text(last)}"
+            parts["speed"] = f"{amount(pace.tokens_per_s())} tokens/s"
             if last.get("learning_rate") is not None:
                 parts["rate"] = f"lr {last['learning_rate']:.2e}"
-            if left_s := self._pace.seconds_left(self.total_steps):
+            if left_s := pace.seconds_left():
                 parts["left"] = f"{duration(left_s)} left"
             if last.get("skipped_steps"):
                 parts["skipped"] = f"{last['skipped_steps']} skipped"
-            if self._validation is not None:
-                parts["validation"] = describe_validation(self._validation, self.labels)
+            if pace.validation is not None:
+                parts["validation"] = describe_validation(pace.validation, self._labels)
         for name in ("rate", "speed", "loss", "left"):
             if len(" · ".join(parts.values())) <= columns:
                 break
             parts.pop(name, None)
         return " · ".join(parts.values())
 
-    def text(self, record: Record) -> str | None:
+    def _text(self, record: Record) -> str | None:
         """An event, an alert or the first validation's metrics in words; None for what is no line of its own."""
         if record["kind"] == "event":
             return describe_event(record)
         if record["kind"] == "alert":
             return describe_alert(record)
-        return self._definitions()
-
-    def _definitions(self) -> str | None:
-        """The metrics of the first validation in words; None later, or where they need none."""
-        if self._defined or self._validation is None:
+        if self._defined or self._pace.validation is None:
             return None
         self._defined = True
-        shown = [label for name, label in self.labels.items() if name in self._validation]
-        return "\n".join(f"  {label.word}: {label.definition}" for label in shown if label.definition) or None
-
-
-class _Line:
-    """One line on a terminal, by rich, which also keeps what others print above it."""
-
-    def __init__(self, state: _State, console: Console) -> None:
-        self._state, self._console = state, console
-        self._live = Live(get_renderable=self._draw, console=console, refresh_per_second=4)
-        self._live.start()
-
-    def show(self, record: Record) -> None:
-        text = self._state.text(record)
-        if text and record.get("event") != "checkpoint":
-            style = _STYLES.get(record.get("state") or record["kind"])
-            self._console.print(text, markup=False, highlight=False, style=style)
-
-    def close(self) -> None:
-        self._live.stop()
-
-    def _draw(self) -> Table:
-        line, width = Table.grid(padding=(0, 1, 0, 0)), self._console.width
-        bar = []
-        if width >= MIN_BAR_COLUMNS:
-            bar = [ProgressBar(self._state.total_steps, self._state.step, BAR_COLUMNS)]
-            width -= BAR_COLUMNS + 1
-        line.add_row(*bar, Text(self._state.describe(width), no_wrap=True, overflow="ellipsis"))
-        return line
-
-
-class _PlainLines:
-    """Lines for a log file or a pipe."""
-
-    def __init__(self, state: _State, stream: TextIO, every_s: float, clock: Callable[[], float]) -> None:
-        self._state = state
-        self._stream = stream
-        self._every_s = every_s
-        self._clock = clock
-        self._next_s = -math.inf
-        self._shown_step = 0
-
-    def show(self, record: Record) -> None:
-        if record["kind"] == "train":
-            if self._clock() >= self._next_s or record["step"] >= self._state.total_steps:
-                self._print_state()
-        elif record["kind"] == "validation":
-            self._print(f"step {record['step']}: {describe_validation(record, self._state.labels)}")
-        text = self._state.text(record)
-        if text:
-            self._print(text)
-
-    def close(self) -> None:
-        if self._state.step != self._shown_step:
-            self._print_state()
-
-    def _print_state(self) -> None:
-        self._print(self._state.describe())
-        self._shown_step = self._state.step
-        self._next_s = self._clock() + self._every_s
-
-    def _print(self, line: str) -> None:
-        print(line, file=self._stream, flush=True)
+        shown = [label for name, label in self._labels.items() if name in self._pace.validation]
+        return "\n".join(f"  {label.word}: {label.definition}" for label in shown if label.definition)
 
 
 def describe_validation(record: Record, labels: MetricLabels) -> str:
@@ -185,33 +215,23 @@ def describe_validation(record: Record, labels: MetricLabels) -> str:
         for name, label in labels.items()
         if label.word is not None and record.get(name) is not None
     ]
-    return ", ".join([f"validation loss {_number(record.get('loss'))}", *metrics])
+    return ", ".join([f"validation loss {loss_text(record)}", *metrics])
 
 
 def describe_event(record: Record) -> str | None:
-    """An event in one phrase; None for those that the line itself or the end of the run reports."""
-    step, event = record["step"], record["event"]
-    if event in ("started", "finished", "stopped", "diverged", "failed"):
-        return None
-    if event == "checkpoint":
-        return f"step {step}: checkpoint saved"
-    if event == "exports_best":
-        return f"the best checkpoint is {record.get('checkpoint', 'unknown')}, which is exported"
-    if event == "resumed":
-        return f"step {step}: resumed from {record.get('checkpoint', 'its checkpoint')}"
-    if event == "nonfinite":
-        return f"step {step}: loss or gradient not finite, update left out"
-    if event == "memory_guard":
-        return f"step {step}: {record['message']}"
+    """An event in one phrase; None for those that have none."""
+    event = record["event"]
+    if event in _EVENTS:
+        return _EVENTS[event].format_map(record) or None
     if "message" in record:
         return f"{event}: {record['message']}"
     details = [f"{name} {value}" for name, value in record.items() if name not in ("kind", "step", "event", "time")]
-    return f"step {step}: {event.replace('_', ' ')}" + (f" ({', '.join(details)})" if details else "")
+    return f"step {record['step']}: {event.replace('_', ' ')}" + (f" ({', '.join(details)})" if details else "")
 
 
 def describe_alert(record: Record) -> str:
     return f"{'warning' if record['state'] == 'raised' else 'over'}: {record['message']}"
 
 
-def _number(value: float | None) -> str:
-    return "NaN" if value is None else f"{value:.4f}"
+def loss_text(record: Record) -> str:
+    return "NaN" if record.get("loss") is None else f"{record['loss']:.4f}"

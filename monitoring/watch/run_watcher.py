@@ -16,13 +16,10 @@ logger = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
-    """Receiver of a run's records.
-
-    A sink gets only what is written while it listens, repeated steps included.
-    """
+    """Receiver of what a run writes while it listens, repeated steps included; called from one thread."""
 
     def write(self, record: Record) -> None:
-        """Take one record. Called from one thread; should return at once."""
+        """Take one record; should return at once."""
 
     def close(self) -> None:
         """End: no more records come."""
@@ -42,9 +39,7 @@ class RunWatcher:
         poll_s: float = 0.5,
         warn: Callable[[str], None] = logger.warning,
     ) -> None:
-        self._poll_s = poll_s
-        self._warn = warn
-        self._sinks = list(sinks)
+        self._sinks, self._poll_s, self._warn = list(sinks), poll_s, warn
         self._tail = RunTail(run, live=True, warn=warn)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="run-watcher", daemon=True)
@@ -62,20 +57,16 @@ class RunWatcher:
             self._pass_on()
         while self._pass_on():  # what sinks write because of the last records is passed on as well
             pass
-        self._close_sinks()
+        for sink in list(self._sinks):
+            self._guarded(sink, sink.close)
 
     def _pass_on(self) -> bool:
         """One look at the files; returns whether another at once may find more."""
-        more = False
-        for record in self._tail.poll():
-            more = True
+        records = list(self._tail.poll())
+        for record in records:
             for sink in list(self._sinks):
                 self._guarded(sink, sink.write, record)
-        return more
-
-    def _close_sinks(self) -> None:
-        for sink in list(self._sinks):
-            self._guarded(sink, sink.close)
+        return bool(records)
 
     def _guarded(self, sink: Sink, call: Callable[..., None], *arguments: Any) -> None:
         try:

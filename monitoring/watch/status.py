@@ -10,8 +10,7 @@ import yaml
 from common.errors import ConfigError
 from common.text import amount, did_you_mean, duration
 from monitoring.advice import Facts, what_limits
-from monitoring.watch.pace import Pace
-from monitoring.watch.progress import describe_alert, describe_validation
+from monitoring.watch.progress import Pace, describe_alert, describe_validation, loss_text
 from run_folder.job import is_abandoned
 from run_folder.metrics_log import MetricLabels, Record
 from run_folder.paths import Outcome, RunFolder
@@ -37,10 +36,7 @@ class RunStatus:
             runs = {path.parent.name for path in folder.parent.glob("*/config.yaml")}
             raise ConfigError(f"{folder} is not the folder of a run: no config.yaml{did_you_mean(folder.name, runs)}")
         self._pace = Pace()
-        self._step: Record | None = None
-        self._validation: Record | None = None
         self._alerts: dict[tuple[str, str], Record] = {}
-        self._total_steps: int | None = None
         self._last_s = 0.0
         self._outcome: Outcome | None = None
         self._is_left = False  # nothing holds the run's lock
@@ -50,7 +46,10 @@ class RunStatus:
     def update(self) -> None:
         for tail in self._tails:
             for record in tail.poll():
-                self._take(record)
+                self._pace.take(record)
+                self._last_s = max(self._last_s, record.get("time") or 0.0)
+                if record["kind"] == "alert":
+                    self._alerts[str(record.get("name")), str(record.get("subject"))] = record
         self._is_left = is_abandoned(self.files.path)  # before the outcome, which is written while it is held
         self._outcome = self.files.read_outcome()
 
@@ -62,10 +61,18 @@ class RunStatus:
     def lines(self) -> Iterator[str]:
         """Yield state, step, speed with the time left, last validation, what limits the speed, and alerts."""
         yield f"{self.files.path.name}: {self._state()}"
-        if self._step is not None:
-            yield from self._progress(self._step)
-            if self._validation is not None:
-                yield f"  step {self._validation['step']:,}: {describe_validation(self._validation, self._labels)}"
+        pace = self._pace
+        if (step := pace.step) is not None:
+            total = f" of {pace.total_steps:,} ({step['step'] / pace.total_steps:.0%})" if pace.total_steps else ""
+            yield f"  step {step['step']:,}{total}, loss {loss_text(step)}"
+            speed = [f"  {amount(pace.tokens_per_s())} tokens/s"]
+            if (step_s := pace.seconds_per_step()) is not None:
+                speed.append(f"{step_s:.3g} s a step")
+            if not self.has_ended and (left_s := pace.seconds_left()) is not None:
+                speed.append(f"{duration(left_s)} left")
+            yield ", ".join(speed)
+            if pace.validation is not None:
+                yield f"  step {pace.validation['step']:,}: {describe_validation(pace.validation, self._labels)}"
             yield f"  {what_limits(self._facts()) or 'nothing measured limits the speed'}"
         for alert in self._alerts.values():
             if alert.get("state") == "raised":
@@ -76,23 +83,11 @@ class RunStatus:
             return f"{self._outcome.status}, {self._outcome.message}"
         if self._is_left:
             return "crashed, its process ended without an outcome (killed?); the same command resumes it"
-        if self._step is None:
+        if self._pace.step is None:
             return "starting, no step is done yet"
         if time.time() - self._last_s > max(_QUIET_S, 3 * (self._pace.seconds_per_step() or 0.0)):
             return "quiet, validating for long, or ended without notice"
         return "running"
-
-    def _progress(self, step: Record) -> Iterator[str]:
-        loss = "NaN" if step.get("loss") is None else f"{step['loss']:.4f}"
-        number = f"{step['step']:,}"
-        if self._total_steps:
-            number += f" of {self._total_steps:,} ({step['step'] / self._total_steps:.0%})"
-        yield f"  step {number}, loss {loss}"
-        speed = f"  {amount(self._pace.tokens_per_s() or 0.0)} tokens/s"
-        if (step_s := self._pace.seconds_per_step()) is not None:
-            speed += f", {step_s:.3g} s a step"
-        left_s = None if self.has_ended else self._pace.seconds_left(self._total_steps)
-        yield speed if left_s is None else f"{speed}, {duration(left_s)} left"
 
     def _facts(self) -> Facts:
         config = yaml.safe_load(self.files.config.read_text(encoding="utf-8"))
@@ -104,15 +99,3 @@ class RunStatus:
             stage=config.get("deepspeed", {}).get("stage"),
             num_workers=config.get("data", {}).get("num_workers"),
         )
-
-    def _take(self, record: Record) -> None:
-        self._pace.take(record)
-        self._last_s = max(self._last_s, record.get("time") or 0.0)
-        if record["kind"] == "train":
-            self._step = record
-        elif record["kind"] == "validation":
-            self._validation = record
-        elif record["kind"] == "event":
-            self._total_steps = record.get("total_steps", self._total_steps)
-        elif record["kind"] == "alert":
-            self._alerts[str(record.get("name")), str(record.get("subject"))] = record

@@ -42,7 +42,7 @@ def test_advice_is_ordered_by_cost():
 
 
 def test_every_setting_that_is_offered_exists():
-    keys = {action.key for rule in RULES for action in rule.actions if action.key}
+    keys = {action.key for rule in RULES.values() for action in rule.actions if action.key}
     for key in keys:
         section: object = Config
         for part in key.split("."):
