@@ -42,7 +42,7 @@ class ShardTexts:
     def batches(self, token_budget: int | None) -> list[Places]:
         return self._shard.batches()
 
-    @record_function("tokenize")
+    @record_function("read")
     def _read(self, places: Places) -> list[memoryview]:
         lengths = self.lengths[places]
         return self._store.windows(self._shard.records[places], np.zeros_like(lengths), lengths)

@@ -124,6 +124,7 @@ class Model:
         fingerprint = self.tokenizer.fingerprint
         return features_fingerprint(self.backbone, self._weights, fingerprint, max_length, crop, facts.precision, name)
 
+    @record_function("tokenize")
     def tokenize(self, texts: Sequence[str], max_length: int | None = None, crop: FixedCrop = "start") -> Tokenized:
         """Texts as ids, once, at most ``max_length`` of each: batches are then packed from their pieces."""
         tokens, whole_N = self.tokenizer.encode(texts)

@@ -60,6 +60,7 @@ def pack(tokenizer: SequenceTokenizer, pieces: Sequence[NDArray[np.int32]]) -> P
     return packed(tokenizer, tokens_T, lengths_N + prefix.size + suffix.size)
 
 
+@record_function("pack")
 def packed(tokenizer: SequenceTokenizer, tokens_T: NDArray[np.integer], lengths_N: NDArray[np.int64]) -> Packed:
     """(T,) ids of N texts of these lengths, special tokens included, as one batch on the CPU."""
     batch = packed_from_tokens(tokens_T, lengths_N)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.profiler import record_function
 
 from common.errors import DataError
 from dataset.batches.plan import longest_first
@@ -103,7 +104,9 @@ def run(
         return {name: row if name in proteins else row.to(dtype) for name, row in rows.items()}
 
     loop = ForwardLoop(model.device, launch, texts.name)
-    for places, tensors in loop.run(texts.batches(token_budget)):
+    with record_function("pack"):
+        batches = texts.batches(token_budget)
+    for places, tensors in loop.run(batches):
         # Looked at here and not on the device, where it would make the host wait before the next batch is launched.
         if not tensors.pop("finite"):
             names = ", ".join(texts.name(place) for place in places[:3].tolist())

@@ -9,8 +9,9 @@ a GPU, in which the driver counts: it is read of one GPU at a time, in turns, ev
 import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pynvml
 
@@ -46,7 +47,8 @@ _DRIVER_NODE = Path("/dev/nvidiactl")
 Metrics = dict[str, float]
 
 
-class GpuSample(NamedTuple):
+@dataclass(frozen=True)
+class GpuSample:
     """One look at a GPU, by NVML's index: what could be read of it, by the last part of the metrics' names."""
 
     index: int

@@ -50,7 +50,7 @@ def here(inputs, command, tmp_path, monkeypatch) -> Path:
 def test_what_the_tool_did_not_make_is_never_replaced(command, here, kind, monkeypatch):
     monkeypatch.setattr("inference.classifier.ClassifierPipeline.load", None)  # nothing may get so far
     monkeypatch.setattr("tools.profile.log.read_gpu_log", None)
-    monkeypatch.setattr("tools.profile.model._profile", None)
+    monkeypatch.setattr("tools.profile._measure.profile_model", None)
     target = here / target_of(kind)
     target.write_text("a thesis")
     before = {path: path.lstat().st_mtime_ns for path in here.rglob("*") if path.is_file()}

@@ -1,9 +1,7 @@
-"""Cost of a model: time by stage under torch.profiler, time and memory by batch size, a step of training by its parts.
+"""Cost of a model: time by stage under torch.profiler, time and memory by batch size, accuracy of a classifier.
 
-In: an opened model and texts, or an experiment. Out: plain values, and the files of a trace. Stages are the ranges that
-:mod:`inference.models.running` records and the operators inside them. On the CPU a stage's time is what its operators
-and Python take themselves. On CUDA it is its kernels' time on the device, but for tokenizing and writing, which the
-device has no part in: these are the host's time, beside which the device computes.
+On the CPU a stage's time is what its operators and Python take themselves. On CUDA it is its kernels' time on the
+device, but for :data:`ON_HOST`, which the device has no part in: these are the host's time, beside which it computes.
 
 Shape legend: N texts.
 """
@@ -13,70 +11,179 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from common.errors import ResourceError
 from common.publishing import atomic_file
 from common.timing import timed
+from dataset.batches.cropping import FixedCrop, fixed_crop
+from dataset.batches.plan import longest_first
+from dataset.store.conversion import open_store
+from dataset.store.reader import Store
+from inference.classifier import ClassifierPipeline
+from inference.classify.labelled import LabelledTexts, read_texts, read_unlabelled
+from inference.embedding.plan import Shard, make_plan
+from inference.embedding.worker import ShardWorker
 from inference.models.kinds import Output
 from inference.models.model import Model
+from inference.models.opening import open_model
 from inference.models.running import BatchRows, TokenizedTexts, run
-from model.device import DTYPES
+from inference.models.source import config_of
+from model.device import DTYPES, choose_device
+from model.metrics.classification import classification_metrics
 from monitoring.advice import Facts, advise
-from monitoring.sampling.measured_peaks import copy_bytes_per_s, product_flops_per_s
 from monitoring.sampling.memory_meter import MemoryMeter
-from monitoring.sampling.peak_flops import peak_tflops
-
-Unit: TypeAlias = Literal["batch_size", "tokens"]
+from monitoring.sampling.peaks import copy_bytes_per_s, peak_tflops, product_flops_per_s
+from train_config.command_schema import ModelProfileSection
+from train_config.embed_schema import EmbedSection
+from train_config.loading import load_config
+from train_config.section import Overrides
 
 NORMS = "norm and activation"
-ON_HOST = ("tokenize", "write")
-NOT_COMPUTED = (*ON_HOST, "copy to device", "copy back")
-NAMES_OF_OPERATORS: dict[str, tuple[str, ...]] = {
+OPERATORS = {
     "attention": ("attention", "attn", "softmax"),
     "products": ("linear", "matmul", "addmm", "::mm", "bmm"),
     NORMS: ("norm", "elu", "silu", "tanh"),
-    **{name: (name,) for name in ("pooling", *NOT_COMPUTED)},
-    "rest": ("",),
 }
-"""What the name of an operator, or of a recorded range, holds, by stage; the first that fits counts."""
-COMPUTED = ("attention", "products", NORMS)
+"""What the name of an operator holds, by stage; the first that fits counts."""
+ON_HOST = ("read", "tokenize", "pack", "write")
+NOT_COMPUTED = (*ON_HOST, "copy to device", "copy back")
+RANGES = ("pooling", *NOT_COMPUTED)
+"""Stages that inference records by their names."""
+INSIDE = {("pooling", stage) for stage in OPERATORS} | {("tokenize", "pack")}
+"""Ranges, and stages inside of them that count as themselves: an output that reads tokens runs the whole model."""
 MOST_OPERATORS = 3
 PERCENTILES = (5, 50, 95, 99)
 _SEED = 0
 
 
 class Subject(NamedTuple):
-    """A model with the texts that it is measured on; ``tokens`` is the budget of a batch."""
+    """A model with the outputs that are measured.
+
+    Attributes:
+        tokens: budget of a batch.
+        max_length, crop: of longer texts this part is used; by default what the model can take, from the start.
+    """
 
     model: Model
-    texts: Sequence[str]
     outputs: Sequence[Output]
     tokens: int
+    max_length: int | None
+    crop: FixedCrop = "start"
 
     def run(self, texts: Sequence[str], token_budget: int | None = None) -> list[BatchRows]:
-        """Rows of these texts; without a budget in a single batch. Texts are cropped to what the model can take."""
-        with record_function("tokenize"):
-            tokenized = self.model.tokenize(texts, self.model.facts.longest)
-        source = TokenizedTexts(tokenized, self.model)
-        return list(run(self.model, source, self.outputs, token_budget))
+        """Rows of these texts; without a budget in a single batch."""
+        tokenized = self.model.tokenize(texts, self.max_length, self.crop)
+        return list(run(self.model, TokenizedTexts(tokenized, self.model), self.outputs, token_budget))
 
-    def token_counts(self, texts: Sequence[str]) -> np.ndarray:
+    def token_counts(self, texts: Sequence[str]) -> NDArray[np.int64]:
         """(N,) tokens of each text, special tokens included."""
-        tokenized = self.model.tokenize(texts, self.model.facts.longest)
-        return tokenized.lengths + self.model.facts.special_tokens
+        return self.model.tokenize(texts, self.max_length, self.crop).lengths + self.model.facts.special_tokens
 
 
-def spread(texts: Sequence[str], count: int) -> list[str]:
-    """So many texts, evenly over the lengths; all where there are no more."""
-    by_length = sorted(texts, key=len)
-    places = np.linspace(0, len(texts) - 1, min(count, len(texts))).round().astype(int)
-    return [by_length[place] for place in places.tolist()]
+class Job(NamedTuple):
+    """What is traced: work that returns its results, (N,) tokens of its texts, and the batches that they make."""
+
+    work: Callable[[], Sequence[NDArray]]
+    tokens: NDArray[np.int64]
+    batches: int
+
+
+def open_subject(
+    name: str, settings: EmbedSection, device: str, random_weights: bool, outputs: Sequence[str] = ()
+) -> Subject:
+    """Open a model, with the defaults of the device; without outputs for the mean, or a classifier's classes."""
+    settings = settings.resolved(device == "cuda")
+    assert settings.precision is not None and settings.tokens is not None
+    model = open_model(name, settings.precision, device, random_weights=random_weights)
+    kinds = outputs or ["classes" if "classifier" in model.heads else "mean"]
+    return Subject(model, model.outputs(kinds, settings.layers), settings.tokens, model.facts.longest)
+
+
+def spread(lengths_N: NDArray[np.integer], count: float) -> NDArray[np.int64]:
+    """Places of about so many texts, one at least, evenly over the lengths; all where there are no more."""
+    places = np.linspace(0, len(lengths_N) - 1, min(round(count) or 1, len(lengths_N))).round().astype(int)
+    return np.argsort(lengths_N, kind="stable")[places]
+
+
+def profile_model(
+    name: str, settings: ModelProfileSection, overrides: Overrides, folder: Path, show: Callable[[str], None]
+) -> dict[str, Any]:
+    """Do the steps of the settings; the files of a trace go to ``folder``."""
+    show(f"opening {name}")
+    device = settings.device or choose_device(0).type
+    own = {key: getattr(settings, key) for key in ("layers", "long", "max_length", "tokens", "precision")}
+    embed = EmbedSection(outputs=settings.outputs or ["mean"], **own).resolved(device == "cuda")
+    subject = open_subject(name, embed, device, settings.random_weights, settings.outputs)
+    result = describe(subject.model)
+    with tempfile.TemporaryDirectory() as scratch:
+        if "classifier" in subject.model.heads:
+            config = config_of(name, overrides)
+            data, tokenizer, space = config.data, config.model.tokenizer, subject.model.heads["classifier"].label_space
+            subject = subject._replace(max_length=data.max_length, crop=fixed_crop(data.crop))
+            if "accuracy" in settings.steps:
+                labelled = read_texts(data.source, data, tokenizer, space, overrides=overrides)
+                result["accuracy"] = _accuracy(subject, labelled, show)
+            else:
+                labelled = read_unlabelled(data.source, data, tokenizer)
+            texts, job = labelled.texts, _texts_job(subject, labelled.texts, settings.batches)
+        else:
+            data = load_config(None, overrides).data
+            store = open_store(data.source, data.ingest, Path(scratch))
+            texts = [store.text(record) for record in range(len(store))]
+            job = _store_job(ShardWorker(subject.model, store, embed), store, embed, settings.batches)
+        if "stages" in settings.steps:
+            show("tracing")
+            subject.run(texts[:1])
+            result |= profile_stages(subject, job, folder)
+        if "batch_sizes" in settings.steps and (settings.token_budgets or settings.batch_sizes):
+            result["batch_sizes"] = measure_batches(subject, texts, settings, show)
+    return result
+
+
+def _texts_job(subject: Subject, texts: Sequence[str], batches: int) -> Job:
+    """About so many batches of texts, spread over the lengths."""
+    tokens_N = subject.token_counts(texts)
+    places = spread(tokens_N, batches * subject.tokens / float(tokens_N.mean()))
+    sample = [texts[place] for place in places.tolist()]
+    return Job(
+        lambda: [rows for batch in subject.run(sample, subject.tokens) for rows in batch.arrays.values()],
+        tokens_N[places],
+        len(longest_first(tokens_N[places], subject.tokens)),
+    )
+
+
+def _store_job(worker: ShardWorker, store: Store, settings: EmbedSection, batches: int) -> Job:
+    """The same of the sequences of a store, read and computed as an embedding job does it."""
+    plan, special = make_plan(store, settings, worker.facts.longest), worker.facts.special_tokens
+    places = spread(plan.lengths, batches * plan.budget / float(plan.lengths.mean() + special))
+    shard = Shard(0, plan.records[places], plan.lengths[places], plan.budget, plan.window)
+    return Job(
+        lambda: [values for arrays in worker.compute(shard)[0].values() for values in arrays.values()],
+        shard.lengths + special,
+        len(shard.batches()),
+    )
+
+
+def _accuracy(subject: Subject, labelled: LabelledTexts, show: Callable[[str], None]) -> dict[str, Any]:
+    """Every metric of the predictions of the whole file, and their time."""
+    pipeline = ClassifierPipeline(
+        subject.model, tokens=subject.tokens, max_length=subject.max_length, crop=subject.crop
+    )
+    count = len(labelled.texts)
+    predictions, seconds = timed(
+        lambda: pipeline.predict(labelled.texts, progress=lambda done, total: show(f"accuracy: {done:,} of {total:,}"))
+    )
+    rows = predictions.kept_residues()
+    targets = labelled.targets if rows is None else labelled.targets[rows]
+    metrics = classification_metrics(pipeline.label_space.kind, predictions.probabilities, targets)
+    return {"samples": count, "seconds": seconds, "samples_per_s": count / seconds, "metrics": metrics}
 
 
 def describe(model: Model) -> dict[str, Any]:
@@ -100,24 +207,19 @@ def describe(model: Model) -> dict[str, Any]:
 # --- time by stage
 
 
-def profile_stages(subject: Subject, folder: Path) -> dict[str, Any]:
-    """Run all texts under the profiler, after a warm-up and a run without it, and write its trace."""
+def profile_stages(subject: Subject, job: Job, folder: Path) -> dict[str, Any]:
+    """Do the job under the profiler, after a run without it, and write its trace."""
     model, on_cuda = subject.model, subject.model.device.type == "cuda"
-
-    def work() -> None:
-        batches = subject.run(subject.texts, subject.tokens)
+    _, seconds = timed(job.work)
+    with profiler_of(on_cuda) as profiler:
+        results = job.work()
         with record_function("write"), tempfile.TemporaryFile() as file:
-            for batch in batches:
-                for rows in batch.arrays.values():
-                    np.save(file, rows)
-
-    subject.run(subject.texts[:1])
-    batches, seconds = timed(lambda: subject.run(subject.texts, subject.tokens))
-    profiler = traced(work, folder, on_cuda)
+            for values in results:
+                np.save(file, values)
+    write_trace(profiler, folder, on_cuda)
     spent_s, elements = _by_stage(profiler, on_cuda)
-    peaks = _peaks(model.device, model.facts.device_name, model.facts.precision)
-    tokens_N = subject.token_counts(subject.texts)
-    least_s = _least_seconds(subject, tokens_N, elements, peaks)
+    peaks = _peaks(model)
+    least_s = _least_seconds(subject, job.tokens, elements, peaks)
     total_s = sum(spent_s.values())
     stages: dict[str, dict[str, Any]] = {
         name: {
@@ -125,7 +227,7 @@ def profile_stages(subject: Subject, folder: Path) -> dict[str, Any]:
             "share": spent_s[name] / total_s,
             "share_of_limit": least_s[name] / spent_s[name] if name in least_s and spent_s[name] else None,
         }
-        for name in NAMES_OF_OPERATORS
+        for name in (*OPERATORS, *RANGES, "rest")
     }
     computing_s = total_s - sum(spent_s[name] for name in NOT_COMPUTED)
     facts = Facts(
@@ -133,12 +235,13 @@ def profile_stages(subject: Subject, folder: Path) -> dict[str, Any]:
         attention=stages["attention"]["share"],
         products_of_peak=stages["products"]["share_of_limit"],
     )
+    tokens, count = int(job.tokens.sum()), len(job.tokens)
     return {
         "tokens_of_a_batch": subject.tokens,
-        "batches": len(batches),
-        "sequences": len(subject.texts),
-        "residues": int(sum(batch.lengths.sum() for batch in batches)),
-        "tokens": int(tokens_N.sum()),
+        "batches": job.batches,
+        "sequences": count,
+        "residues": tokens - count * model.facts.special_tokens,
+        "tokens": tokens,
         "seconds": seconds,
         "peaks": peaks,
         "stages": stages,
@@ -147,27 +250,13 @@ def profile_stages(subject: Subject, folder: Path) -> dict[str, Any]:
     }
 
 
-def traced(work: Callable[[], object], folder: Path, on_cuda: bool) -> profile:
-    """Profile the work and write its trace."""
-    with profiler_of(on_cuda) as profiler:
-        work()
-    write_trace(profiler, folder, on_cuda)
-    return profiler
-
-
 def profiler_of(on_cuda: bool, **options: Any) -> profile:
     """A profiler with shapes and stacks; options are torch's."""
     # Without 'verbose' the events carry no Python stacks (torch 2.0 and later, pytorch/pytorch#100253).
     verbose = torch._C._profiler._ExperimentalConfig(verbose=True)
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
-    return profile(
-        activities=activities,
-        record_shapes=True,
-        profile_memory=True,
-        with_stack=True,
-        experimental_config=verbose,
-        **options,
-    )
+    options |= dict.fromkeys(("record_shapes", "profile_memory", "with_stack"), True)
+    return profile(activities=activities, experimental_config=verbose, **options)
 
 
 def write_trace(profiler: profile, folder: Path, on_cuda: bool) -> None:
@@ -189,21 +278,17 @@ def operators(profiler: profile, on_cuda: bool) -> list[dict[str, Any]]:
     total_us = sum(times_us.values()) or 1.0
     largest = sorted(times_us, key=times_us.__getitem__, reverse=True)[:MOST_OPERATORS]
     return [
-        {
-            "name": event.key,
-            "calls": event.count,
-            "self_ms": times_us[event] / 1e3,
-            "share": times_us[event] / total_us,
-        }
-        for event in largest
+        {"name": e.key, "calls": e.count, "self_ms": times_us[e] / 1e3, "share": times_us[e] / total_us}
+        for e in largest
     ]
 
 
-def _peaks(device: torch.device, name: str, precision: str) -> dict[str, float | str]:
+def _peaks(model: Model) -> dict[str, float | str]:
     """Peaks of products, of the data sheet where the device is known, and of memory, bytes read and written."""
-    on_cuda = device.type == "cuda"
-    known = peak_tflops(name, precision) if on_cuda else None  # type: ignore[arg-type]
-    flops = 1e12 * known if known else product_flops_per_s(device, DTYPES[precision], 8192 if on_cuda else 2048)
+    device, on_cuda = model.device, model.device.type == "cuda"
+    known = peak_tflops(model.facts.device_name, model.facts.precision) if on_cuda else None  # type: ignore[arg-type]
+    size, dtype = 8192 if on_cuda else 2048, DTYPES[model.facts.precision]
+    flops = 1e12 * known if known else product_flops_per_s(device, dtype, size)
     source = torch.zeros(2**30 if on_cuda else 2**26, dtype=torch.int8, device=device)
     bytes_per_s = 2 * copy_bytes_per_s(source, torch.empty_like(source))
     return {"flops_per_s": flops, "flops_from": "data sheet" if known else "measured", "bytes_per_s": bytes_per_s}
@@ -230,13 +315,18 @@ def _stage(event: Any) -> tuple[str, Any]:
     """Stage of an event by the outermost operator or range around it whose name is known, and that one."""
     stage, known, around = "rest", event, event
     while around is not None:
-        fits = (name for name, words in NAMES_OF_OPERATORS.items() if any(word in around.name for word in words))
-        name = "rest" if around.is_python_function else next(fits)
-        # An output that reads tokens runs the whole model inside of the range of pooling.
-        if name != "rest" and (name, stage) not in [("pooling", inner) for inner in COMPUTED]:
+        name = _name(around)
+        if name != "rest" and (name, stage) not in INSIDE:
             stage, known = name, around
         around = around.cpu_parent
     return stage, known
+
+
+def _name(event: Any) -> str:
+    if event.name in RANGES and not event.is_python_function:
+        return event.name
+    fits = (stage for stage, words in OPERATORS.items() if any(word in event.name for word in words))
+    return "rest" if event.is_python_function else next(fits, "rest")
 
 
 def _least_seconds(subject: Subject, tokens_N: np.ndarray, elements: int, peaks: dict[str, Any]) -> dict[str, float]:
@@ -257,33 +347,29 @@ def _least_seconds(subject: Subject, tokens_N: np.ndarray, elements: int, peaks:
 
 
 def measure_batches(
-    subject: Subject,
-    unit: Unit,
-    values: Sequence[int],
-    warmup_runs: int,
-    runs: int,
-    show: Callable[[str], None] = lambda _: None,
-) -> Iterator[dict[str, Any]]:
+    subject: Subject, texts: Sequence[str], settings: ModelProfileSection, show: Callable[[str], None]
+) -> dict[str, Any]:
     """Measure each size or budget, one after the other, so that none's memory hides in another's.
 
-    Each run takes other texts of a shuffled list, so that the spread of latencies is that of the data as well. Yields a
-    row of plain values, times from texts to rows on the host in milliseconds, memory in MB (1e6 bytes), rates in 1/s;
-    or with an ``error``.
+    Each run takes other texts of a shuffled list, so that the spread of latencies is that of the data as well. Returns
+    ``unit`` and ``rows`` of plain values, times from texts to rows on the host in milliseconds, memory in MB (1e6
+    bytes), rates in 1/s; or with an ``error``.
     """
-    order = np.random.default_rng(_SEED).permutation(len(subject.texts))
-    shuffled = [subject.texts[place] for place in order.tolist()]
-    for value in values:
+    unit, rows = "tokens" if settings.token_budgets else "batch_size", []
+    shuffled = [texts[place] for place in np.random.default_rng(_SEED).permutation(len(texts)).tolist()]
+    for value in settings.token_budgets or settings.batch_sizes:
         show(f"{unit} {value}")
         batches = _batches(subject, shuffled, unit, value)
         try:
-            for _ in range(warmup_runs):
+            for _ in range(settings.warmup_runs):
                 _measured(subject, next(batches))
             with _memory(subject.model.device) as memory_mb:
-                measured = [_measured(subject, next(batches)) for _ in range(runs)]
+                measured = [_measured(subject, next(batches)) for _ in range(settings.runs)]
         except ResourceError:
-            yield {unit: value, "error": "out of memory", "runs": []}
+            rows.append({unit: value, "error": "out of memory", "runs": []})
         else:
-            yield {unit: value, "error": None, **_summary(measured), **memory_mb, "runs": measured}
+            rows.append({unit: value, "error": None, **_summary(measured), **memory_mb, "runs": measured})
+    return {"unit": unit, "rows": rows}
 
 
 def _measured(subject: Subject, texts: Sequence[str]) -> dict[str, float]:
@@ -291,9 +377,8 @@ def _measured(subject: Subject, texts: Sequence[str]) -> dict[str, float]:
     batches, seconds = timed(lambda: subject.run(texts))
     if len(batches) > 1:
         raise ResourceError(f"{len(texts)} texts are out of memory in one batch")
-    tokens = int(subject.token_counts(texts).sum())
-    latency_ms = 1e3 * seconds
-    return {"sequences": len(texts), "batch_tokens": tokens, "ms": latency_ms, "ms_per_sample": latency_ms / len(texts)}
+    count, tokens = len(texts), int(subject.token_counts(texts).sum())
+    return {"sequences": count, "batch_tokens": tokens, "ms": 1e3 * seconds, "ms_per_sample": 1e3 * seconds / count}
 
 
 def _summary(runs: Sequence[dict[str, float]]) -> dict[str, Any]:
@@ -315,7 +400,7 @@ def _distribution(values: Sequence[float]) -> dict[str, float]:
     return {"mean": float(np.mean(values)), "std": deviation, **percentiles}
 
 
-def _batches(subject: Subject, texts: Sequence[str], unit: Unit, value: int) -> Iterator[Sequence[str]]:
+def _batches(subject: Subject, texts: Sequence[str], unit: str, value: int) -> Iterator[Sequence[str]]:
     """Without end: so many texts, or as many as the budget of tokens holds, one after the other."""
     costs_N = subject.token_counts(texts) if unit == "tokens" else np.ones(len(texts), dtype=np.int64)
     place = 0

@@ -1,8 +1,4 @@
-"""Profiles for a reader: tables of stages and batch sizes in words, panels, a heatmap, and bars of two devices.
-
-In: profiles as plain values. Out: lines of text, and PNGs. Batch sizes that were out of memory are left out of the
-pictures.
-"""
+"""Profiles, which are plain values, for a reader: lines of text, and PNGs, which leave out of memory sizes out."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -37,8 +33,23 @@ _HEATMAP = (
 
 
 def report(profile: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines of a profile: model, speed, stages, operators, batch sizes, advice."""
+    """Yield the lines of a profile: model, speed, stages, operators, batch sizes, accuracy, advice."""
     yield f"{profile['model']} on {profile['device']} in {profile['precision']}, {profile['threads']} threads"
+    if "stages" in profile:
+        yield from _stage_lines(profile)
+    if "batch_sizes" in profile:
+        yield from ("", *_batch_lines(profile["batch_sizes"]))
+    if "accuracy" in profile:
+        whole = profile["accuracy"]
+        metrics = ", ".join(f"{name} {value:.4f}" for name, value in whole["metrics"].items())
+        speed = f"{whole['seconds']:,.2f} s, {whole['samples_per_s']:,.1f} samples/s"
+        yield from ("", f"Whole file of {whole['samples']:,} samples: {metrics} ({speed})")
+    if "advice" in profile:
+        yield ""
+        yield from profile["advice"] or ["Nothing else limits it than the device: use a faster one or a smaller model"]
+
+
+def _stage_lines(profile: Mapping[str, Any]) -> Iterator[str]:
     if "peaks" in profile:
         peaks = profile["peaks"]
         yield (
@@ -51,35 +62,26 @@ def report(profile: Mapping[str, Any]) -> Iterator[str]:
         yield f"{profile['tokens_per_s']:,.0f} tokens/s in batches of {profile['tokens_of_a_batch']:,}, {memory}"
     yield from ("", f"{'stage':<20}{'ms a batch':>12}{'share':>9}{'of its limit':>14}")
     for name, stage in profile["stages"].items():
-        yield _stage_line(name, stage, profile.get("batches", 1))
+        milliseconds = f"{1e3 * stage['seconds'] / profile['batches']:,.3f}" if "seconds" in stage else ""
+        limit = "" if stage.get("share_of_limit") is None else f"{stage['share_of_limit']:.0%}"
+        yield f"{name:<20}{milliseconds:>12}{stage['share']:>9.1%}{limit:>14}".rstrip()
     yield from ("", "Operators that take most time themselves")
     for place, operator in enumerate(profile["operators"], 1):
         time = f"{operator['share']:.1%}, {operator['self_ms']:,.2f} ms in {operator['calls']:,} calls"
         yield f"  {place}. {operator['name']}: {time}"
-    if "batch_sizes" in profile:
-        yield from ("", *_batch_lines(profile["batch_sizes"]))
-    yield ""
-    yield from profile["advice"] or ["Nothing else limits it than the device: use a faster one or a smaller model"]
-
-
-def _stage_line(name: str, stage: Row, batches: int) -> str:
-    milliseconds = f"{1e3 * stage['seconds'] / batches:,.3f}" if "seconds" in stage else ""
-    limit = stage.get("share_of_limit")
-    return f"{name:<20}{milliseconds:>12}{stage['share']:>9.1%}{'' if limit is None else f'{limit:.0%}':>14}".rstrip()
 
 
 def _batch_lines(measured: Mapping[str, Any]) -> Iterator[str]:
-    unit, rows = measured["unit"], measured["rows"]
+    unit, rows, name = measured["unit"], measured["rows"], measured["unit"].replace("_", " ")
     done = [row for row in rows if not row["error"]]
     if done:
         fastest = max(done, key=lambda row: row["samples_per_s"])
         smallest = min(done, key=lambda row: row[unit])
         alone = smallest["latency_per_sample_ms"]
-        size = f"{unit.replace('_', ' ')} {smallest[unit]:,}"
-        yield f"Latency per sample: {alone['mean']:,.2f} ms, p95 {alone['p95']:,.2f} ms ({size})"
+        yield f"Latency per sample: {alone['mean']:,.2f} ms, p95 {alone['p95']:,.2f} ms ({name} {smallest[unit]:,})"
         rate = f"{fastest['samples_per_s']:,.1f} samples/s ({fastest['tokens_per_s']:,.0f} tokens/s)"
-        yield f"Highest throughput: {rate} at {unit.replace('_', ' ')} {fastest[unit]:,}"
-    head = (unit.replace("_", " "), "ms/sample", "p95", "ms/batch", "p95", "p99", "samples/s", "CPU MB", "GPU MB")
+        yield f"Highest throughput: {rate} at {name} {fastest[unit]:,}"
+    head = (name, "ms/sample", "p95", "ms/batch", "p95", "p99", "samples/s", "CPU MB", "GPU MB")
     for cells in (head, *(_cells(unit, row) for row in rows)):
         yield "  ".join(f"{cell:>10}" for cell in cells).rstrip()
 
@@ -88,15 +90,27 @@ def _cells(unit: str, row: Row) -> tuple[str, ...]:
     if row["error"]:
         return f"{row[unit]:,}", row["error"]
     sample, batch = row["latency_per_sample_ms"], row["latency_per_batch_ms"]
-    times = (sample["mean"], sample["p95"], batch["mean"], batch["p95"], batch["p99"])
-    gpu_mb = row["gpu_memory_peak_mb"]
-    return (
-        f"{row[unit]:,}",
-        *(f"{value:,.2f}" for value in times),
-        f"{row['samples_per_s']:,.1f}",
-        f"{row['cpu_memory_peak_mb']:,.0f}",
-        "-" if gpu_mb is None else f"{gpu_mb:,.0f}",
-    )
+    times = [f"{ms:,.2f}" for ms in (sample["mean"], sample["p95"], batch["mean"], batch["p95"], batch["p99"])]
+    cpu_mb, gpu_mb = row["cpu_memory_peak_mb"], row["gpu_memory_peak_mb"]
+    memory = f"{cpu_mb:,.0f}", "-" if gpu_mb is None else f"{gpu_mb:,.0f}"
+    return f"{row[unit]:,}", *times, f"{row['samples_per_s']:,.1f}", *memory
+
+
+def draw_stages(path: Path, profile: Mapping[str, Any], title: str) -> None:
+    """Tokens per second of each stage that took time, were it alone, on a logarithmic scale."""
+    rates = {
+        name: profile["tokens"] / stage["seconds"] for name, stage in profile["stages"].items() if stage["seconds"]
+    }
+    figure = new_figure(9, 1.2 + 0.3 * len(rates), title)
+    axes = figure.subplots()
+    heading(axes, "Tokens per second of each stage")
+    style(axes)
+    bars = axes.barh(list(rates), list(rates.values()), height=0.66, color=BLUE)
+    axes.bar_label(bars, [f"{rate:,.0f}" for rate in rates.values()], padding=3, fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.set_xlim(min(rates.values()) / 3, max(rates.values()) * 8)
+    save(figure, path)
 
 
 def draw_batches(path: Path, measured: Mapping[str, Any], title: str) -> None:

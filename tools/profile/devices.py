@@ -11,8 +11,6 @@ Examples:
   esmeray profile devices --profile.models facebook/esm2_t6_8M_UR50D --data.source proteins.fasta
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -29,14 +27,14 @@ from common.command_line import result_console
 from common.errors import ConfigError
 from common.progress import status_line
 from common.publishing import made_folder
-from common.timing import measure, ratio, round_ratios
+from common.timing import measure, ratio, round_ratios, timed
 from tools.grammar import Overwriting, example_of, parse_with_run
 from train_config.command_schema import DeviceProfileSection
+from train_config.embed_schema import EmbedSection
 from train_config.loading import load_config
 
 if TYPE_CHECKING:
     from inference.models.running import BatchRows
-    from tools.profile._measure import Subject
 
 MADE_BY = "profile devices"
 _COLUMNS = ("model", "device", "proteins/s", "residues/s", "speed-up", "saved per 1M", "lowest cosine", "difference")
@@ -59,8 +57,8 @@ def main(argv: list[str]) -> int:
             console.print("no GPU is seen: the CPU's fp32 and bf16 are compared")
         with tempfile.TemporaryDirectory() as scratch, status_line() as show:
             store = open_store(data.source, data.ingest, Path(scratch))
-            texts = [store.text(record) for record in range(len(store))]
-            models = [compare(name, sorted(set(texts)), settings, show) for name in settings.models]
+            texts = sorted({store.text(record) for record in range(len(store))}, key=lambda text: (len(text), text))
+            models = [compare(name, texts, settings, show) for name in settings.models]
         machine = {"threads": torch.get_num_threads(), "torch": torch.__version__}
         report = json.dumps({"machine": machine, "models": models}, indent=1)
         (building / "devices.json").write_text(report + "\n", encoding="utf-8")
@@ -74,65 +72,48 @@ def compare(
     name: str, texts: Sequence[str], settings: DeviceProfileSection, show: Callable[[str], None]
 ) -> dict[str, Any]:
     """Embed so many proteins, spread over the lengths, on both devices, a round each in turns after a warm-up."""
-    subjects = _subjects(name, texts, settings)
-    contenders = {label: partial(_embedded, subject) for label, subject in subjects.items()}
+    import torch
+
+    from tools.profile._measure import open_subject, spread
+
+    kinds = [("cpu", settings.precision), ("cuda", settings.precision)]
+    if not torch.cuda.is_available():
+        kinds = [("cpu", "fp32"), ("cpu", "bf16")]
+    sample = [texts[place] for place in spread(np.array([len(text) for text in texts]), settings.proteins).tolist()]
+    subjects = {}
+    for device, precision in kinds:
+        subject = open_subject(name, EmbedSection(precision=precision), device, settings.random_weights, ["mean"])
+        subject.run(sample[:1])
+        subjects[f"{'GPU' if device == 'cuda' else 'CPU'} {subject.model.facts.precision}"] = subject
+    contenders = {
+        label: partial(timed, partial(subject.run, sample, subject.tokens)) for label, subject in subjects.items()
+    }
     samples = measure(contenders, settings.rounds, show=lambda text: show(f"{name}, {text}"))
-    first = next(iter(samples.values()))[0][0]
-    residues, count = int(sum(batch.lengths.sum() for batch in first)), len(next(iter(subjects.values())).texts)
+    residues = int(sum(batch.lengths.sum() for batch in next(iter(samples.values()))[0][0]))
     devices = {}
     for label, rounds in samples.items():
-        seconds = [seconds for _, seconds in rounds]
-        subject = subjects[label]
+        seconds = [time_s for _, time_s in rounds]
         devices[label] = {
-            "device": subject.model.facts.device_name,
-            "tokens": subject.tokens,
-            "proteins_per_s": [count / time_s for time_s in seconds],
+            "device": subjects[label].model.facts.device_name,
+            "tokens": subjects[label].tokens,
+            "proteins_per_s": [len(sample) / time_s for time_s in seconds],
             "residues_per_s": [residues / time_s for time_s in seconds],
         }
     slower, faster = ([seconds for _, seconds in rounds] for rounds in samples.values())
     return {
         "model": name,
         "random_weights": settings.random_weights,
-        "proteins": count,
+        "proteins": len(sample),
         "residues": residues,
         "devices": devices,
         "speed_up": ratio(round_ratios(slower, faster))._asdict(),
-        "hours_saved_per_million_proteins": 1e6 / count * (median(slower) - median(faster)) / 3600,
+        "hours_saved_per_million_proteins": 1e6 / len(sample) * (median(slower) - median(faster)) / 3600,
         "agreement": agreement(*(_means(rounds[0][0]) for rounds in samples.values())),
     }
 
 
-def _subjects(name: str, texts: Sequence[str], settings: DeviceProfileSection) -> dict[str, Subject]:
-    """The model on each device, or in each precision of the CPU, once warm."""
-    import torch
-
-    from inference.models.opening import open_model
-    from tools.profile._measure import Subject, spread
-    from train_config.embed_schema import EmbedSection
-
-    kinds = [("cpu", settings.precision), ("cuda", settings.precision)]
-    if not torch.cuda.is_available():
-        kinds = [("cpu", "fp32"), ("cpu", "bf16")]
-    subjects = {}
-    for device, precision in kinds:
-        resolved = EmbedSection(precision=precision).resolved(device == "cuda")
-        assert resolved.precision is not None and resolved.tokens is not None
-        model = open_model(name, resolved.precision, device, random_weights=settings.random_weights)
-        sample = spread(texts, settings.proteins)
-        subject = Subject(model, sample, model.outputs(["mean"]), resolved.tokens)
-        subject.run(sample[:1])
-        subjects[f"{'GPU' if device == 'cuda' else 'CPU'} {resolved.precision}"] = subject
-    return subjects
-
-
-def _embedded(subject: Subject) -> tuple[list[BatchRows], float]:
-    from common.timing import timed
-
-    return timed(lambda: subject.run(subject.texts, subject.tokens))
-
-
-def _means(batches: Sequence[BatchRows]) -> NDArray[np.float32]:
-    """(N, D) in the order of the texts, whatever order the batches were in."""
+def _means(batches: "Sequence[BatchRows]") -> NDArray[np.float32]:
+    """(N, D) in the order of the texts."""
     places = np.concatenate([batch.places for batch in batches])
     rows_ND = np.concatenate([batch.arrays["mean"] for batch in batches])
     return rows_ND[np.argsort(places)]

@@ -16,8 +16,9 @@ from tests.model.support import random_sequences
 from tests.runs import tiny_config
 from train_config.loading import dump_config
 
-STAGES = {"tokenize", "copy to device", "attention", "products", "norm and activation", "pooling", "copy back", "write"}
-TRACE = {"esmeray.json", "profile.json", "report.txt", "stacks.txt", "trace.json"}
+STAGES = {"read", "tokenize", "pack", "attention", "products", "norm and activation", "pooling", "write"}
+TRAINING = {"esmeray.json", "profile.json", "report.txt", "stacks.txt", "trace.json"}
+TRACE = TRAINING | {"stages.png"}
 BATCHES = {"batches.csv", "batches.png", "heatmap.png"}
 QUICK = ("--profile.runs", 2, "--profile.warmup_runs", 1, "--profile.batches", 3, "--profile.device", "cpu")
 
@@ -53,9 +54,11 @@ def test_time_is_shared_out_among_all_stages(profiled, tmp_path: Path, precision
     assert outcome.code == 0, outcome.err
     assert {path.name for path in (tmp_path / "out").iterdir()} == TRACE
     stages = profile["stages"]
-    assert set(stages) == {*STAGES, "rest"} and all(name in outcome.out for name in stages)
+    assert set(stages) == {*STAGES, "copy to device", "copy back", "rest"} and all(
+        name in outcome.out for name in stages
+    )
     assert sum(stage["share"] for stage in stages.values()) == pytest.approx(1)
-    for name in STAGES - {"copy to device", "copy back"}:
+    for name in STAGES:
         assert 0 < stages[name]["share"] < 1, name
     for name in ("attention", "products", "norm and activation", "pooling"):
         assert 0 < stages[name]["share_of_limit"] < 3, name
@@ -76,7 +79,8 @@ def test_classifier_is_profiled_alike_with_its_batch_sizes(profiled, tmp_path: P
     assert outcome.code == 0, outcome.err
     assert {path.name for path in (tmp_path / "out").iterdir()} == TRACE | BATCHES
     assert profile["task"] == "classifier" and profile["parameters"] > 1000
-    assert profile["stages"]["products"]["share"] > 0
+    assert profile["stages"]["products"]["share"] > 0 and profile["stages"]["pack"]["share"] > 0
+    assert 0 <= profile["accuracy"]["metrics"]["accuracy"] <= 1 and "accuracy " in outcome.out
     rows = profile["batch_sizes"]["rows"]
     assert [row["batch_size"] for row in rows] == [1, 4]
     for row in rows:
@@ -89,6 +93,16 @@ def test_classifier_is_profiled_alike_with_its_batch_sizes(profiled, tmp_path: P
     assert (tmp_path / "out" / "report.txt").read_text().strip() in outcome.out
     height, width, _ = matplotlib.image.imread(tmp_path / "out" / "batches.png").shape
     assert width > height > 500
+
+
+def test_steps_may_be_left_out_and_long_sequences_taken_in_windows(profiled):
+    windows = ("--profile.long", "window", "--profile.max_length", 40, "--profile.layers", 0, -1)
+    outcome, profile = profiled("model", "--profile.steps", "stages", *windows)
+    assert outcome.code == 0 and profile["batches"] > 30, outcome.err
+    assert profile["stages"]["read"]["share"] > 0 and "batch_sizes" not in profile
+    batches = ("--profile.steps", "batch_sizes", "--profile.batch_sizes", 1, "--overwrite")
+    outcome, profile = profiled("classifier", *batches)
+    assert outcome.code == 0 and not {"stages", "accuracy"} & set(profile), outcome.err
 
 
 def test_sizes_that_are_out_of_memory_are_rows_that_say_so(profiled, tmp_path: Path, monkeypatch):
@@ -125,7 +139,7 @@ def test_experiment_is_trained_for_some_seconds_and_nothing_is_saved(command, tm
     assert profile["tokens_per_s"] > 0 and profile["peak_memory_bytes"] > 0
     assert set(profile["stages"]) == {"data_wait", "forward", "backward", "optimizer"}
     assert "tokens/s" in outcome.out and profile["advice"]
-    assert {path.name for path in (tmp_path / "out").iterdir()} == TRACE
+    assert {path.name for path in (tmp_path / "out").iterdir()} == TRAINING
     assert not (tmp_path / "runs" / config.run.name).exists()
 
 
