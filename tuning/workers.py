@@ -152,7 +152,7 @@ class _MeasuringActor:
     def node(self) -> tuple[str, str]:
         """Return the node's id and address. Loads what training needs, so that all workers do so at the same time."""
         import training.engine.deepspeed_setup
-        import training.tasks.residues.experiment  # noqa: F401
+        import training.tasks.experiment  # noqa: F401
 
         return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
 

@@ -1,4 +1,4 @@
-"""A task as the training loop sees it: its batches, its model, its evaluation and its export.
+"""A task, and one on residues, as the training loop sees it: its batches, its model, its evaluation and its export.
 
 The driver's side of a task is :mod:`training.tasks.plan`; :mod:`training.tasks.registry` knows both by name.
 """
@@ -15,13 +15,19 @@ from torch import Tensor
 
 from common.errors import CheckpointError
 from dataset.batches.cropping import CropCount
+from dataset.batches.loader import Loader, ResidueSource
+from dataset.batches.preparation import PreparationSettings
+from dataset.batches.splitting import split_records
 from dataset.batches.steps import BatchSource, Indices, TrainingSteps, ValidationSteps
 from dataset.packed_batch import PackedBatch
 from dataset.store.reader import Store, stage_once
-from model.tasks.base import TaskModel, TaskOutput
+from model.backbones.loading import residue_tokenizer
+from model.export.backbone import export
+from model.tasks.base import ResidueModel, TaskModel, TaskOutput
 from run_folder.checkpoints import CheckpointFolder
 from run_folder.paths import RunFolder
-from train_config.schema import Config
+from train_config.loading import dump_config
+from train_config.schema import Config, ModelSection
 from training.engine.collective import ControlGroup, MetricSums, WorkerContext
 from training.engine.engine import TrainingEngine
 
@@ -163,6 +169,51 @@ class Experiment(ABC):
 
     def close(self) -> None:
         self.batches.close()
+
+
+class ResidueExperiment(Experiment):
+    """A task on the residues of a store alone. ``masks``: those that are hidden are the targets; else every one is."""
+
+    masks = False
+
+    def open_data(self, path: Path, context: WorkerContext, run: RunFolder) -> None:
+        self.store = store = Store(path)
+        self.checksum = store.checksum
+        training, held_out = split_records(store.sequence_hashes, self.data.validation_share)
+        length = self.data.max_length
+        masking = self.model_section.masked_lm if self.masks else None
+        source = ResidueSource(store, PreparationSettings(length, self.seed, random_crops=True, masking=masking))
+        # Held-out batches depend on no run's seed, so that metrics of runs compare.
+        fixed = ResidueSource(store, PreparationSettings(length, 0, random_crops=False, masking=masking))
+        self.cropped = source.count_cropped(training)
+        loader = Loader(source, self.data.num_workers, self.data.prefetch)
+        self.take(loader, training, fixed, held_out, self.training.evaluation_batches)
+
+    @staticmethod
+    @abstractmethod
+    def new_model(section: ModelSection, seed: int) -> ResidueModel:
+        """Return the model to train, in fp32 on the CPU."""
+
+    @classmethod
+    def export(cls, trained: TrainedState, folder: Path, *, overwrite: bool) -> Path:
+        config = trained.checkpoint.config()
+        return exported(cls.new_model(config.model, config.run.seed), trained, folder, overwrite=overwrite)
+
+    def build_model(self) -> ResidueModel:
+        return self.new_model(self.model_section, self.seed)
+
+
+def exported(model: ResidueModel, trained: TrainedState, folder: Path, *, overwrite: bool) -> Path:
+    """Put the weights of a checkpoint into the model of its config and export it; see :meth:`Experiment.export`."""
+    config = trained.checkpoint.config()
+    return export(
+        trained.put_into(model),
+        folder,
+        residue_tokenizer(config.model.backbone),
+        resolved_config=dump_config(config),
+        model_card_facts=trained.facts,
+        overwrite=overwrite,
+    )
 
 
 @torch.no_grad()

@@ -6,8 +6,8 @@ from dataset.store.conversion import ensure_store
 from dataset.store.reader import Store
 from tests.runs import tiny_config
 from training.launch.planning import check_warm_up, make_plan
+from training.tasks.plan import estimate_size, size_of_store
 from training.tasks.registry import task_plan
-from training.tasks.residues.plan import estimate_size, size_of_store
 
 WORKERS = Workers(count=2, cpus_each=1, use_gpu=False)
 

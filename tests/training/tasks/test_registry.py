@@ -62,7 +62,7 @@ def test_new_task_is_its_package_and_its_name_in_the_registry_and_the_schema(tmp
     tree = copied_tree(tmp_path / "tree")
     package = tree / "training" / "tasks" / "toy"
     shutil.copytree(package.with_name("masked_lm"), package)
-    assert {path.name for path in package.glob("*.py")} == {"__init__.py", "plan.py", "experiment.py"}
+    assert {path.name for path in package.glob("*.py")} == {"__init__.py", "experiment.py"}
     replace(package / "__init__.py", "training.tasks.masked_lm", "training.tasks.toy")
     replace(package.parent / "registry.py", 'TASKS = ("', 'TASKS = ("toy", "')
     schema = tree / "train_config" / "schema.py"

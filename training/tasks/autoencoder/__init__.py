@@ -1,11 +1,20 @@
 """The ESM-2 autoencoder: features of each residue of a store to a latent and back."""
 
+from model.cost.memory import count_autoencoder_parameters
 from run_folder.metrics_log import MetricLabel
+from training.tasks.plan import ResiduePlan
 from training.tasks.registry import RESIDUE_RECOVERY, Task
+
+
+class AutoencoderPlan(ResiduePlan):
+    """The autoencoder before training."""
+
+    count_parameters = staticmethod(count_autoencoder_parameters)
+
 
 TASK = Task(
     section="train_config.schema:AutoencoderSection",
-    plan="training.tasks.autoencoder.plan:AutoencoderPlan",
+    plan="training.tasks.autoencoder:AutoencoderPlan",
     experiment="training.tasks.autoencoder.experiment:AutoencoderExperiment",
     metrics={
         "residue_recovery": RESIDUE_RECOVERY,

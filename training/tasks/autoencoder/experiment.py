@@ -4,7 +4,7 @@ from model.tasks.autoencoder import ESM2Autoencoder
 from model.tasks.base import TaskModel
 from model.tasks.normalization import FeatureStatistics
 from training.engine.collective import ControlGroup, WorkerContext
-from training.tasks.residues.experiment import ResidueExperiment
+from training.tasks.experiment import ResidueExperiment
 
 
 class AutoencoderExperiment(ResidueExperiment):

@@ -12,8 +12,7 @@ from dataset.structures.store import StructureStore
 from model.tasks.diffusion import SequenceDiffusion
 from run_folder.paths import RunFolder
 from training.engine.collective import WorkerContext
-from training.tasks.experiment import Experiment, TrainedState
-from training.tasks.residues.experiment import exported
+from training.tasks.experiment import Experiment, TrainedState, exported
 
 LABELS_FILE = "diffusion_labels.json"
 """The classes that sequences are conditioned on."""

@@ -9,8 +9,7 @@ from dataset.structures.predictions import predictions_of
 from dataset.structures.store import StructureStore
 from model.backbones.source import is_padded, source_type
 from model.cost.memory import ParameterCount, count_diffusion_parameters
-from training.tasks.plan import TaskPlan, TaskSize
-from training.tasks.residues.plan import size_of_lengths
+from training.tasks.plan import TaskPlan, TaskSize, size_of_lengths
 
 
 class DiffusionPlan(TaskPlan):

@@ -1,10 +1,19 @@
 """Masked language modelling: the residues of a store, some of which are hidden and predicted."""
 
+from model.cost.memory import count_masked_lm_parameters
+from training.tasks.plan import ResiduePlan
 from training.tasks.registry import RESIDUE_RECOVERY, Task
+
+
+class MaskedLMPlan(ResiduePlan):
+    """The masked language model before training."""
+
+    count_parameters = staticmethod(count_masked_lm_parameters)
+
 
 TASK = Task(
     section="train_config.schema:MaskedLMSection",
-    plan="training.tasks.masked_lm.plan:MaskedLMPlan",
+    plan="training.tasks.masked_lm:MaskedLMPlan",
     experiment="training.tasks.masked_lm.experiment:MaskedLMExperiment",
     metrics={"residue_recovery": RESIDUE_RECOVERY},
 )

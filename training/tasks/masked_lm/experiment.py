@@ -1,15 +1,11 @@
 """The masked language model as the training loop sees it."""
 
 from model.tasks.masked_lm import MaskedLM
-from train_config.schema import MaskedLMSection, ModelSection
-from training.tasks.residues.experiment import ResidueExperiment
+from training.tasks.experiment import ResidueExperiment
 
 
 class MaskedLMExperiment(ResidueExperiment):
     """The masked language model."""
 
+    masks = True
     new_model = staticmethod(MaskedLM.build)
-
-    @staticmethod
-    def masking(section: ModelSection) -> MaskedLMSection | None:
-        return section.masked_lm
