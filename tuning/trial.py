@@ -5,19 +5,18 @@ is a stretch of steps from the agreement before one step to that before another,
 as computations. Worker 0 says when a window is over, in the agreement that every step begins with anyway.
 """
 
-import itertools
 import json
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 
-from common.errors import DataError, EsmerayError
+from common.errors import EsmerayError
 from common.text import first_line
 from common.timing import agree
 from dataset.batches.steps import StepBatches, TrainingSteps
@@ -31,7 +30,7 @@ from training.engine.collective import ControlGroup, WorkerContext
 from training.engine.deepspeed_settings import zero_stage
 from training.engine.engine import TrainingEngine, apply_device_settings, prepare_layers
 from training.engine.step_clock import StepClock
-from training.loop.stepping import Stepper, learning_rate
+from training.loop.stepping import Stepper, every_step, learning_rate
 from training.tasks.experiment import Experiment
 from training.tasks.registry import experiment_class
 from tuning.settings import Measurement, Status
@@ -176,7 +175,7 @@ class _Trial:
 
     def run(self, work: Work, batches: TrainingSteps) -> Measurement:
         """Step until two windows agree, it can not win, or a worker failed."""
-        clock, steps = work.clock, _every_step(batches)
+        clock, steps = work.clock, every_step(batches)
         failure: Measurement | None = None
         number, tokens, began = 0, 0, math.inf
         clock.start()
@@ -263,14 +262,3 @@ class _Trial:
         seconds = clock.read()
         own = {name: torch.tensor(seconds[f"{name}_s"] / seconds["step_s"]) for name in _SHARES}
         return {name: float(total) / self.context.world_size for name, total in self.control.sum(own).items()}
-
-
-def _every_step(batches: TrainingSteps) -> Iterator[StepBatches]:
-    """The steps of one epoch after the other."""
-    for epoch in itertools.count():
-        empty = True
-        for step in batches.epoch(epoch):
-            empty = False
-            yield step
-        if empty:
-            raise DataError("there is no record to train on: all are held out by data.validation_share")

@@ -29,12 +29,6 @@ class WorkerContext:
     device: torch.device = CPU
     report: Callable[[dict[str, float]], None] = lambda metrics: None
 
-    @property
-    def place(self) -> dict[str, Any]:
-        """Arguments of :class:`~dataset.batches.steps.TrainingSteps`: whose batches, and on CUDA all of one shape."""
-        on_cuda = self.device.type == "cuda"
-        return {"rank": self.rank, "world_size": self.world_size, "fixed_shapes": on_cuda}
-
 
 @dataclass(frozen=True)
 class StepAgreement:
@@ -108,7 +102,3 @@ class MetricSums:
     def add(self, metrics: dict[str, Tensor]) -> None:
         for name, value in metrics.items():
             self.own[name] = self.own[name] + value if name in self.own else value.double()
-
-    def over_workers(self, control: ControlGroup) -> dict[str, Tensor]:
-        """The sums over all workers, float64 in host memory. Every worker calls it."""
-        return control.sum(self.own)

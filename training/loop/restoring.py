@@ -1,10 +1,7 @@
 """Restoring the newest intact checkpoint of a run; a run that saved one never starts from step 0 silently."""
 
-import random
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from common.errors import CheckpointError
@@ -41,7 +38,10 @@ def restore(worker: Worker) -> Position:
         for warning in warnings:
             log.event("warning", position.step, message=warning)
         worker.engine.load_shards(folder.path)
-        restore_random_states(folder.path / rng_file(context.rank))
+        states = load_tensors(folder.path / rng_file(context.rank))
+        torch.set_rng_state(states["torch"])
+        if torch.cuda.is_available() and states["cuda"]:
+            torch.cuda.set_rng_state(states["cuda"][0])
         control.all_true(True)  # nobody renames before everybody has read
         if context.rank == 0:
             worker.checkpoints.discard_after(position.step)
@@ -103,27 +103,9 @@ def _problem(folder: CheckpointFolder, rank: int) -> str:
 
 
 def random_states() -> dict[str, Any]:
-    """The random states of torch, NumPy and Python in this process, as tensors and plain values."""
-    kind, keys, *numpy_rest = np.random.get_state(legacy=True)
-    version, python_keys, gauss = random.getstate()
-    return {
-        "torch": torch.get_rng_state(),
-        "cuda": [torch.cuda.get_rng_state()] if torch.cuda.is_available() else [],
-        "numpy": [kind, torch.from_numpy(np.asarray(keys, dtype=np.int64)), *numpy_rest],
-        "python": [version, torch.tensor(python_keys, dtype=torch.int64), gauss],
-    }
-
-
-def restore_random_states(path: Path) -> None:
-    """Restore the random states that :func:`random_states` gave; CheckpointError where they can't be loaded."""
-    states = load_tensors(path)
-    torch.set_rng_state(states["torch"])
-    if torch.cuda.is_available() and states["cuda"]:
-        torch.cuda.set_rng_state(states["cuda"][0])
-    kind, keys, *numpy_rest = states["numpy"]
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), *numpy_rest))
-    version, python_keys, gauss = states["python"]
-    random.setstate((version, tuple(python_keys.tolist()), gauss))
+    """The random states of torch, which alone draws in training: dropout, and weights before the first step."""
+    cuda = [torch.cuda.get_rng_state()] if torch.cuda.is_available() else []
+    return {"torch": torch.get_rng_state(), "cuda": cuda}
 
 
 def rng_file(rank: int) -> str:

@@ -11,11 +11,14 @@ launcher starts again from the last checkpoint.
 """
 
 import math
+from collections.abc import Iterator
+from itertools import count
 
 import torch
 from torch import Tensor
 
-from dataset.batches.steps import StepBatches
+from common.errors import DataError
+from dataset.batches.steps import StepBatches, TrainingSteps
 from dataset.packed_batch import PackedBatch
 from model.device import is_out_of_memory
 from train_config.schema import TrainingSection
@@ -37,6 +40,16 @@ def learning_rate(step: int, total_steps: int, training: TrainingSection) -> flo
     progress = min(1.0, (step - warmup_steps) / decay_steps)
     floor = training.min_learning_rate_share
     return training.learning_rate * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+def every_step(batches: TrainingSteps, epoch: int = 0, step_in_epoch: int = 0) -> Iterator[StepBatches]:
+    """Every step from this one on, epoch after epoch; DataError where an epoch has none."""
+    for number in count(epoch):
+        step = None
+        for step in batches.epoch(number, step_in_epoch if number == epoch else 0):
+            yield step
+        if step is None:
+            raise DataError("there is no record to train on: all are held out by data.validation_share")
 
 
 class Stepper:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 from common.errors import EsmerayError
 from dataset.batches.plan import micro_batches
-from dataset.batches.steps import StepBatches, TrainingSteps
+from dataset.batches.steps import StepBatches
 from run_folder.checkpoints import CheckpointStore, Manifest, Position, installed_versions
 from run_folder.metrics_log import read_metrics
 from run_folder.paths import Outcome, RunFolder
@@ -24,7 +24,7 @@ from training.loop.building import Worker
 from training.loop.finishing import described, diverged, failed, finish, repeatable
 from training.loop.restoring import random_states, restore, rng_file
 from training.loop.results import StepResults
-from training.loop.stepping import Stepper, learning_rate
+from training.loop.stepping import Stepper, every_step, learning_rate
 
 
 def train_worker(config: Config, context: WorkerContext, store_path: str, wandb_run_id: str | None = None) -> Outcome:
@@ -61,7 +61,7 @@ def loop(worker: Worker, position: Position) -> Outcome:
     if position.step == 0:
         # The first point of every curve is the model as it starts.
         validate(worker, position)
-    steps = _steps_from(experiment.batches, position)
+    steps = every_step(experiment.batches, position.epoch, position.step_in_epoch)
     batch = worker.config.batch
     budget_tokens = batch.tokens * micro_batches(batch.batches_per_step, worker.context.world_size)
     clock = StepClock(training.log_every_steps, worker.context.device, budget_tokens)
@@ -193,14 +193,6 @@ def save(worker: Worker, position: Position, validation_cost: float | None) -> N
         metrics["validation_cost"] = validation_cost
     # Every worker, and after the same steps: Ray Train waits in its report for all of them.
     worker.context.report(metrics)
-
-
-def _steps_from(batches: TrainingSteps, position: Position) -> Iterator[StepBatches]:
-    """Every step from this position on, epoch after epoch."""
-    epoch, step_in_epoch = position.epoch, position.step_in_epoch
-    while True:
-        yield from batches.epoch(epoch, step_in_epoch)
-        epoch, step_in_epoch = epoch + 1, 0
 
 
 def _next_step(

@@ -5,7 +5,7 @@ The driver's side of a task is :mod:`training.tasks.plan`; :mod:`training.tasks.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -90,7 +90,7 @@ class Experiment(ABC):
         self.model_section, self.data = config.model, config.data
         self.batch, self.training, self.seed = config.batch, config.training, config.run.seed
         self.names: dict[str, bytes] = {}
-        self._place = context.place
+        self._context = context
         if config.data.stage_dir is not None:
             path = self.stage(path, Path(config.data.stage_dir))
         self.open_data(path, context, run)
@@ -111,7 +111,9 @@ class Experiment(ABC):
         max_batches: int | None = None,
     ) -> None:
         """Train on these records of one source, and evaluate on at most ``max_batches`` of those of the other."""
-        place: dict[str, Any] = {"batch": self.batch, **self._place}
+        context = self._context
+        place: dict[str, Any] = {"batch": self.batch, "rank": context.rank, "world_size": context.world_size}
+        place["fixed_shapes"] = context.device.type == "cuda"
         self.batches = TrainingSteps(training, records, seed=self.seed, **place)
         self.validation = ValidationSteps(held_out, held_out_records, max_batches=max_batches, **place)
 
@@ -154,8 +156,29 @@ class Experiment(ABC):
         self, engine: TrainingEngine, control: ControlGroup, stop_requested: Callable[[], bool]
     ) -> dict[str, float]:
         """Metrics of the held-out records; none where there are none or a stop was asked for. Every worker calls it."""
-        totals = evaluate(engine, self.validation.steps(), control, stop_requested, engine)
+        totals = self.held_out_sums(engine, control, stop_requested, engine)
         return engine.module.metrics(totals) if totals else {}  # type: ignore[operator]
+
+    @torch.no_grad()
+    def held_out_sums(
+        self,
+        engine: TrainingEngine,
+        control: ControlGroup,
+        stop_requested: Callable[[], bool],
+        forward: Callable[[PackedBatch], TaskOutput],
+    ) -> dict[str, Tensor]:
+        """Metric sums of ``forward`` over the held-out batches, of which each worker takes some; none as above."""
+        engine.module.eval()
+        sums = MetricSums()
+        stopped = False
+        for batches in self.validation.steps():
+            stopped = control.agree(0, 0, stop=stop_requested(), failed=False).stop
+            if stopped:
+                break
+            for batch in batches:
+                sums.add(forward(batch.to(engine.device, non_blocking=True)).metrics)
+        engine.module.train()
+        return {} if stopped else control.sum(sums.own)
 
     def cost(self, metrics: dict[str, float]) -> float | None:
         """The cost that ranks checkpoints, lower being better; None where it is not known."""
@@ -214,26 +237,3 @@ def exported(model: ResidueModel, trained: TrainedState, folder: Path, *, overwr
         model_card_facts=trained.facts,
         overwrite=overwrite,
     )
-
-
-@torch.no_grad()
-def evaluate(
-    engine: TrainingEngine,
-    steps: Iterable[Iterable[PackedBatch]],
-    control: ControlGroup,
-    stop_requested: Callable[[], bool],
-    forward: Callable[[PackedBatch], TaskOutput],
-) -> dict[str, Tensor]:
-    """Metric sums of ``forward`` over batches, each worker its own part; none without a batch or where a stop was
-    asked for. Every worker calls it."""
-    engine.module.eval()
-    sums = MetricSums()
-    stopped = False
-    for batches in steps:
-        stopped = control.agree(0, 0, stop=stop_requested(), failed=False).stop
-        if stopped:
-            break
-        for batch in batches:
-            sums.add(forward(batch.to(engine.device, non_blocking=True)).metrics)
-    engine.module.train()
-    return {} if stopped else sums.over_workers(control)

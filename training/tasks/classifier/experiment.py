@@ -39,7 +39,7 @@ from train_config.loading import dump_config
 from training.engine.collective import ControlGroup, WorkerContext
 from training.engine.engine import TrainingEngine
 from training.tasks.classifier.features import ensure_features, fingerprint, is_pooled
-from training.tasks.experiment import Experiment, TrainedState, evaluate
+from training.tasks.experiment import Experiment, TrainedState
 
 
 class ClassifierExperiment(Experiment):
@@ -165,7 +165,7 @@ class ClassifierExperiment(Experiment):
                 weights.append(batch.by_sequence[WEIGHTS][judged].cpu())
             return output
 
-        sums = evaluate(engine, self.validation.steps(), control, stop_requested, predict)
+        sums = self.held_out_sums(engine, control, stop_requested, predict)
         if not sums:
             return {}
         probabilities_NC = control.gather_rows(torch.cat(predicted))
