@@ -65,10 +65,7 @@ class Progress(tune.Callback):
 def search_on_cluster(job: Job, data_tokens: int, signals: StopSignals) -> tuple[SearchSpace, Exception | None]:
     """Run the trials of a search to its end, or to a signal; return the space and what ended it early, if anything did.
 
-    Args:
-        job: what the trials share.
-        data_tokens: of all training sequences.
-        signals: the first one ends the trials in progress.
+    ``data_tokens`` are those of all training sequences.
     """
     folder, config, search = job.folder, job.config, job.search
     with connection.connected(config.ray) as dashboard:
@@ -123,7 +120,7 @@ def _new_tuner(job: Job, space: SearchSpace, nodes: list[NodeResources], trainab
             num_samples=-1,  # the searcher ends it
             max_concurrent_trials=side_by_side,
             reuse_actors=True,
-            trial_dirname_creator=_folder_name,
+            trial_dirname_creator=lambda trial: trial.trial_id,
         ),
         run_config=tune.RunConfig(
             name=folder.ray_tune.name,
@@ -134,10 +131,6 @@ def _new_tuner(job: Job, space: SearchSpace, nodes: list[NodeResources], trainab
             verbose=0,
         ),
     )
-
-
-def _folder_name(trial: Any) -> str:
-    return str(trial.trial_id)
 
 
 def _prepare_ray_tune() -> None:
@@ -161,7 +154,7 @@ def _refusal_behind(error: BaseException) -> EsmerayError | None:
 
 
 def _check_hardware(folder: SearchFolder) -> None:
-    """Refuse to go on with a search on other machines by a ConfigError; note those of a new one."""
+    """Refuse to resume a search on other machines by a ConfigError; note those of a new one."""
     here = connection.hardware()
     if folder.trials.exists() and folder.hardware.exists() and (before := folder.hardware.read_text().strip()) != here:
         raise ConfigError(f"{folder.path} was measured on {before}, this is {here}: choose another --tune.name")

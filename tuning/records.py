@@ -40,13 +40,10 @@ class SearchFolder(RunFolder):
 
 @dataclass(frozen=True)
 class Job:
-    """An experiment and the search over it.
+    """An experiment, with absolute paths, and the search over it; ``store_path`` once its data is prepared.
 
-    Attributes:
-        config: the experiment, resolved, with absolute paths.
-        store_path: its data, once that is prepared.
-        make_group: makes of :class:`~cluster.placement.Workers` what has the methods of
-            :class:`~tuning.workers.WorkerGroup`; None for that itself.
+    ``make_group`` makes of :class:`~cluster.placement.Workers` what has the methods of
+    :class:`~tuning.workers.WorkerGroup`; None for that itself.
     """
 
     config: Config
@@ -66,12 +63,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Trial:
-    """A configuration and its result.
-
-    Attributes:
-        id: Ray Tune's.
-        number: in the order in which trials ended, from 1.
-    """
+    """A configuration and its result; ``id`` is Ray Tune's, ``number`` counts trials as they ended, from 1."""
 
     id: str
     number: int
@@ -93,12 +85,6 @@ def read_trials(folder: Path) -> list[Trial]:
         Trial(trial_id, number, Settings(**record["settings"]), Measurement(**record["measurement"]))
         for number, (record, trial_id) in enumerate(records, start=1)
     ]
-
-
-def read_measurement(folder: Path, trial_id: str) -> Measurement | None:
-    """Return the result of a trial; None where it did not end."""
-    path = folder / f"{trial_id}.json"
-    return Measurement(**_read(path)["measurement"]) if path.exists() else None
 
 
 def _read(path: Path) -> dict[str, Any]:

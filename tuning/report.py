@@ -104,7 +104,6 @@ def _summary(results: Results) -> Iterator[str]:
 
 
 def _table(title: str, trials: Sequence[Trial], results: Results) -> Table:
-    """A row a trial; the last column says what limits it, or why it has no result."""
     table = Table(title=title, title_justify="left")
     for heading in ("trial", *(NAMES[name] for name in results.space.varied), "tokens/s", "peak memory"):
         table.add_column(heading, justify="right")
@@ -131,7 +130,7 @@ class Limit(NamedTuple):
 
 
 def find_limit(trial: Trial, results: Results) -> Limit:
-    """Return what limits a configuration that was measured to the end."""
+    """The limit of a configuration that was measured to the end."""
     facts = _facts(trial, results)
     limit = what_limits(facts)
     if limit is None:
@@ -186,5 +185,5 @@ def _rise(trial: Trial, results: Results) -> float | None:
 
 
 def _differs_in(name: str, settings: Settings, other: Settings) -> bool:
-    """Return whether two configurations differ in this setting and in no other."""
+    """Test for two configurations that differ in this setting and in no other."""
     return [key for key in NAMES if getattr(settings, key) != getattr(other, key)] == [name]

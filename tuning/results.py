@@ -11,6 +11,7 @@ from common.publishing import write_atomically
 from common.text import counted
 from dataset.store.conversion import SAMPLE
 from train_config.loading import dump_config
+from train_config.natures import absolute_path
 from train_config.schema import DataSection
 from train_config.tune_schema import TuneConfig
 from tuning.records import Job, Trial
@@ -23,11 +24,9 @@ NOISY = 1.1
 
 @dataclass(frozen=True)
 class Results:
-    """All trials of a search, in order.
+    """All trials of a search, in order; a share ``margin`` of the memory has to stay free.
 
-    Attributes:
-        margin: share of the memory that has to stay free.
-        agreement: speeds that differ by less are the same, as far as two windows of one trial show.
+    Speeds that differ by less than ``agreement`` are the same, as far as two windows of one trial show.
     """
 
     trials: Sequence[Trial]
@@ -48,7 +47,6 @@ class Results:
 
     @property
     def best(self) -> Trial | None:
-        """The fastest that fits."""
         return next(iter(self.ranked), None)
 
     @property
@@ -69,7 +67,6 @@ class Results:
         return next((trial for trial in self.measured if trial.settings == self.space.default), None)
 
     def outcomes(self) -> str:
-        """The number of trials with each result."""
         counts = Counter(STATUSES[trial.measurement.status] for trial in self.trials)
         return ", ".join(f"{count} {word}" for word, count in counts.most_common()) or "none was measured"
 
@@ -125,15 +122,11 @@ def to_set(results: Results, global_tokens: int, search: TuneConfig) -> list[str
 
 def _from_any_folder(section: DataSection) -> DataSection:
     """The data, by absolute paths."""
-    sources = [source if source == SAMPLE else _absolute(source) for source in section.source]
-    store = None if section.store is None else _absolute(section.store)
-    held_out = [_absolute(source) for source in section.labels.validation_source]
+    sources = section.source if section.source == [SAMPLE] else [*map(absolute_path, section.source)]
+    store = None if section.store is None else absolute_path(section.store)
+    held_out = [*map(absolute_path, section.labels.validation_source)]
     labels = section.labels.model_copy(update={"validation_source": held_out})
     return section.model_copy(update={"source": sources, "store": store, "labels": labels})
-
-
-def _absolute(path: str) -> str:
-    return str(Path(path).expanduser().absolute())
 
 
 def _comment(path: Path, results: Results, search: TuneConfig) -> str:
@@ -175,7 +168,6 @@ def nothing_fits(results: Results) -> ResourceError:
 
 
 def describe(trial: Trial, results: Results) -> str:
-    """A trial in a line, for the terminal."""
     what, measurement = settings_text(trial.settings, results.space.varied), trial.measurement
     if measurement.status == "ok":
         remark = "" if measurement.fits(results.margin) else f", which leaves less than {results.margin:.0%} free"

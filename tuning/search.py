@@ -83,7 +83,7 @@ class Search(OptunaSearch):
         return self._measurements.keys() | set(self._running.values())
 
     def _to_beat(self) -> float | None:
-        """Return the speed below which a trial need not be measured to the end."""
+        """The speed below which a trial need not be measured to the end."""
         if self._settings.search.algorithm == "grid":
             return None
         margin = self._settings.memory_margin
@@ -91,7 +91,7 @@ class Search(OptunaSearch):
         return max((result.speed(margin) for result in complete), default=0.0) or None
 
     def _untried(self) -> list[Settings]:
-        """Configurations that were not tried and may fit, as far as is known."""
+        """Configurations that may fit, as far as is known."""
         measurements, margin = self._measurements, self._settings.memory_margin
         too_large = [s for s, result in measurements.items() if result.is_too_large(margin)]
         tried = self._tried()

@@ -59,7 +59,7 @@ class Settings:
 
     @classmethod
     def of(cls, config: Config, workers: int, device: str = "cpu") -> "Settings":
-        """Read the settings of a config on a kind of device. Raises ConfigError where DeepSpeed's can't be read."""
+        """The settings of a config on a kind of device. Raises ConfigError where DeepSpeed's can't be read."""
         values: dict[str, Any] = {name: attrgetter(path)(config) for name, path in KEYS.items()}
         stage = zero_stage(config.training, config.deepspeed)
         if values["compile"] is None:
@@ -133,7 +133,6 @@ class Measurement:
 
 
 def value_text(name: str, value: Value) -> str:
-    """A value as a person writes it."""
     if value is None:
         return "any"
     if isinstance(value, bool):
@@ -142,12 +141,11 @@ def value_text(name: str, value: Value) -> str:
 
 
 def settings_text(settings: Settings, names: Iterable[str]) -> str:
-    """Settings in a line: ``token budget 8,192, precision bf16``."""
+    """In a line: ``token budget 8,192, precision bf16``."""
     return ", ".join(f"{NAMES[name]} {value_text(name, getattr(settings, name))}" for name in names)
 
 
 def memory_text(size: float | None) -> str:
-    """Bytes in GiB or MiB."""
     if size is None:
         return "not known"
     return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"

@@ -22,14 +22,10 @@ LEAST_TRIALS = 12
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """Every valid configuration.
+    """Every valid configuration (``settings``), and the values of each setting, ascending where they are ordered.
 
-    Attributes:
-        values: of each setting, those that a configuration has, ascending where they are ordered.
-        settings: the configurations.
-        left_out: combinations that can't be or make no difference, counted by reason.
-        default: the experiment's own configuration, or the one most like it.
-        workers: those of a trial, by their number.
+    ``left_out`` counts combinations that can't be or make no difference by reason, ``default`` is the experiment's own
+    configuration or the one most like it, ``workers`` are those of a trial by their number.
     """
 
     values: Mapping[str, tuple[Value, ...]]
@@ -43,7 +39,6 @@ class SearchSpace:
 
     @property
     def varied(self) -> list[str]:
-        """Settings that have more than one value."""
         return [name for name in NAMES if len(self.values[name]) > 1]
 
     @property
@@ -56,7 +51,7 @@ class SearchSpace:
         return sorted(alike, key=lambda other: other.tokens)
 
     def nearest(self, settings: Settings, among: Sequence[Settings] = ()) -> Settings:
-        """The configuration most like this one, among all or those given."""
+        """The configuration most like this one."""
         return min(among or self.settings, key=lambda other: self._distance(settings, other))
 
     def _distance(self, wanted: Settings, other: Settings) -> tuple[int, float, float]:
@@ -124,7 +119,7 @@ def needs_at_least(more: Settings, less: Settings) -> bool:
 
 
 def most_trials(search: SearchSection, size: int) -> int:
-    """Return how many configurations of a space of this size to measure."""
+    """The number of configurations to measure of a space of this size."""
     if search.max_trials is not None:
         return min(search.max_trials, size)
     return size if search.algorithm == "grid" else min(size, max(LEAST_TRIALS, size // 5))
@@ -203,7 +198,6 @@ def _places(name: str, value: Any, other: Any) -> float:
 
 
 def space_lines(space: SearchSpace, search: TuneConfig) -> list[str]:
-    """What is searched, for a person to read."""
     words = {name: [value_text(name, value) for value in space.values[name]] for name in space.varied}
     lines = [f"{NAMES[name]:<21} {', '.join(values)}" for name, values in words.items()]
     lines.append(f"{'configurations':<21} {len(space):,}")

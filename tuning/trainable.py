@@ -12,7 +12,7 @@ from ray import tune
 from cluster.placement import Workers
 from common.errors import EsmerayError
 from training.engine.deepspeed_settings import check_precision
-from tuning.records import Job, read_measurement, write_trial
+from tuning.records import Job, read_trials, write_trial
 from tuning.settings import Measurement, Settings
 
 METRIC = "tokens_per_s"
@@ -36,13 +36,14 @@ class MeasuredTrial(tune.Trainable):
         self._group: Any = None
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Take the next trial; Ray Tune has set ``self.config``, and its workers are as many as the last one's."""
+        """Take the next trial, of as many workers; Ray Tune has set ``self.config``."""
         return True
 
     def step(self) -> dict[str, Any]:
         trials = self._job.folder.trials
         # A search that was killed just after the end of this trial resumes it, and it is not to be measured again.
-        if (measurement := read_measurement(trials, self.trial_id)) is None:
+        measurement = next((trial.measurement for trial in read_trials(trials) if trial.id == self.trial_id), None)
+        if measurement is None:
             settings = Settings(**self.config["settings"])
             measurement = self._measure(settings, self.config["to_beat"])
             write_trial(trials, self.trial_id, settings, measurement)
@@ -63,14 +64,13 @@ class MeasuredTrial(tune.Trainable):
         except EsmerayError as error:
             return Measurement("refused", str(error))
         if self._group is None:
-            self._group = self._start(self._workers[settings.workers])
+            self._group = self._started(self._workers[settings.workers])
         measurement: Measurement = self._group.measure(config, job.search, to_beat, job.folder.stop_requested)
         if not measurement.reusable:
             self.cleanup()
         return measurement
 
-    def _start(self, workers: Workers) -> Any:
-        """Start workers in the placement group of this trial."""
+    def _started(self, workers: Workers) -> Any:
         job = self._job
         if job.make_group is not None:
             return job.make_group(workers)

@@ -56,16 +56,10 @@ def measure_on_worker(
 ) -> Measurement:
     """Train until two windows agree. Every worker calls it; a process group exists.
 
-    Args:
-        config: resolved, with the trial's settings; ``run.storage_path`` is absolute.
-        store_path: for the classifier that of the labelled store.
-        best_tokens_per_s: the fastest so far; a trial that can't reach it ends before its windows agree.
-        inference: forward passes alone, without gradients.
-        on_step: called after each step.
-
-    Returns:
-        Alike on every worker where it is ``reusable``; a worker that met a failure has the ``reason``. Raises
-        EsmerayError where the settings or the data are refused.
+    The config has the trial's settings and absolute paths. A trial that can't reach ``best_tokens_per_s`` ends before
+    its windows agree. ``inference``: forward passes alone, without gradients. The result is alike on every worker where
+    it is ``reusable``; a worker that met a failure has the ``reason``. Raises EsmerayError where the settings or the
+    data are refused.
     """
     limit_mib = config.training.cpu_memory_limit_mib
     meter = MemoryMeter(context.device, None if limit_mib is None else int(limit_mib * 2**20))
@@ -91,7 +85,6 @@ def measure_on_worker(
 def _on_work(
     experiment: Experiment, training: TrainingSection, deepspeed: DeepSpeedSection, inference: bool, trial: "_Trial"
 ) -> Measurement:
-    """Build what training builds, run the trial on it, and let go of it."""
     context = trial.context
     try:
         model = experiment.build_model()
@@ -110,7 +103,7 @@ def _on_work(
 
 
 class TrainingWork:
-    """Steps of training, as the training loop takes them."""
+    """Steps as the training loop takes them; ``step`` returns False where one was not finite."""
 
     def __init__(self, engine: TrainingEngine, training: TrainingSection, control: ControlGroup) -> None:
         self._engine, self._settings, self._control = engine, training, control
@@ -174,7 +167,6 @@ class _Trial:
     windows: list[float] = field(default_factory=list)
 
     def run(self, work: Work, batches: TrainingSteps) -> Measurement:
-        """Step until two windows agree, it can not win, or a worker failed."""
         clock, steps = work.clock, every_step(batches)
         failure: Measurement | None = None
         number, tokens, began = 0, 0, math.inf
@@ -208,7 +200,6 @@ class _Trial:
             self.on_step()
 
     def _step(self, work: Work, step: StepBatches, number: int, global_targets: int) -> Measurement | None:
-        """Compute a step; return its failure, for the agreement of the workers."""
         finite = work.step(step, global_targets)
         try:
             self.meter.check()
@@ -250,7 +241,6 @@ class _Trial:
         return Measurement(status, reason, windows=self.windows, **self._memory())
 
     def _memory(self) -> dict[str, Any]:
-        """Memory of the worker that took most."""
         row = [[self.meter.peak_bytes(), self.meter.total_bytes()]]
         rows = self.control.gather_rows(torch.tensor(row))
         return {"peak_memory_bytes": int(rows[:, 0].max()), "total_memory_bytes": int(rows[:, 1].min())}

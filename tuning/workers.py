@@ -4,7 +4,6 @@ They are Ray actors with a process group, set up as those of training are, each 
 group. Starting them takes about ten seconds, so a trial leaves them to the next one.
 """
 
-import os
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -49,14 +48,8 @@ PROCESS_ENDED = "a worker's process ended"
 class WorkerGroup:
     """Actors of one process group, in the placement group of the process that makes them.
 
-    Args:
-        workers: their number, and the resources of each.
-        store_path: the prepared data.
-        data: a store that is staged is copied to the disks of the nodes now, as a trial has only its timeout.
-        task: of the experiment.
-        measure: called in every worker.
-
-    Raises ResourceError where they don't start.
+    Data that is staged is copied to the disks of the nodes now, as a trial has only its timeout. Raises ResourceError
+    where the actors don't start.
     """
 
     def __init__(
@@ -126,7 +119,7 @@ class WorkerGroup:
     def _replies(
         self, references: list[Any], timeout_s: float, stopped: Callable[[], bool]
     ) -> list[Measurement | None]:
-        """Return each worker's measurement; None of those that did not end in time."""
+        """Each worker's measurement; None of those that did not end in time."""
         waiting = {reference: rank for rank, reference in enumerate(references)}
         replies: list[Measurement | None] = [None] * len(references)
         deadline = time.monotonic() + timeout_s
@@ -142,7 +135,7 @@ class WorkerGroup:
 
 
 class _MeasuringActor:
-    """One worker."""
+    """One worker; its methods are those of the group."""
 
     def __init__(self, rank: int, workers: Workers) -> None:
         torch.set_num_threads(workers.cpus_each)
@@ -157,7 +150,6 @@ class _MeasuringActor:
         return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
 
     def listen(self, address: str) -> int:
-        """On worker 0; see :func:`~cluster.process_group.listen`."""
         return listen(address, self._workers.count)
 
     def join(self, meeting: tuple[str, int], address: str, local_rank: int) -> None:
@@ -167,7 +159,6 @@ class _MeasuringActor:
         device = choose_device(0)
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        os.environ["LOCAL_RANK"] = str(device.index or 0)  # DeepSpeed asks for it
         self._context = WorkerContext(self._rank, self._workers.count, local_rank, device)
         backend = "nccl" if device.type == "cuda" else "gloo"
         join(meeting, self._rank, self._workers.count, address, backend, COLLECTIVE_TIMEOUT)
@@ -186,7 +177,6 @@ class _MeasuringActor:
 
 
 def _options(workers: Workers, rank: int) -> dict[str, Any]:
-    """Ray's options of a worker's actor."""
     options: dict[str, Any] = {"num_cpus": workers.cpus_each, "num_gpus": int(workers.use_gpu), "max_restarts": 0}
     if (group := get_current_placement_group()) is not None:
         options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
