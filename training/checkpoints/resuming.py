@@ -89,11 +89,9 @@ class Resumption:
 
     @cached_property
     def _changes(self) -> list[Difference]:
-        """Settings that differ from those that the run recorded."""
         return differences(load_recorded(self.run.config).model_dump(), self.config.model_dump())
 
     def _changed(self, nature: OnResume) -> Difference | None:
-        """The first changed setting of this nature."""
         return next((change for change in self._changes if on_resume(Config, change.key) is nature), None)
 
 

@@ -48,7 +48,6 @@ class ShardFiles(CheckpointEngine):
     def makedirs(self, path: str, exist_ok: bool = False) -> None: ...
 
     def save(self, state_dict: Any, path: str) -> None:
-        """Keep a copy in host memory; the caller takes it from ``collected``."""
         self.collected.append((Path(path), copy_to_host(state_dict)))
 
     def load(self, path: str, map_location: Any = None) -> Any:
@@ -134,7 +133,6 @@ class CheckpointWriter:
             self._thread.join()
 
     def check(self) -> None:
-        """Raise what went wrong in the background, if anything did."""
         if self._error is not None:
             error, self._error = self._error, None
             if not isinstance(error, OSError):

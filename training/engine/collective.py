@@ -41,7 +41,7 @@ class StepAgreement:
 
 
 class ControlGroup:
-    """All workers, through gloo."""
+    """All workers, through gloo. Every worker makes the same calls."""
 
     def __init__(self) -> None:
         self._group = dist.new_group(backend="gloo") if dist.get_backend() != "gloo" else dist.group.WORLD
@@ -51,14 +51,14 @@ class ControlGroup:
         return dist.get_rank(self._group)
 
     def agree(self, targets: int, tokens: int, *, stop: bool, failed: bool) -> StepAgreement:
-        """Add up what each worker says. Every worker calls it once a step."""
+        """Add up what each worker says, once a step."""
         sums = torch.tensor([targets, tokens, int(stop), int(failed)], dtype=torch.int64)
         dist.all_reduce(sums, group=self._group)
         targets, tokens, stops, failures = (int(value) for value in sums)
         return StepAgreement(targets, tokens, stops > 0, failures > 0)
 
     def ran_out(self, here: bool, tokens: int) -> tuple[bool, int]:
-        """Out of memory on some worker, and the most tokens that it happened with. Every worker calls it."""
+        """Out of memory on some worker, and the most tokens that it happened with."""
         most = torch.tensor([int(here), tokens], dtype=torch.int64)
         dist.all_reduce(most, op=dist.ReduceOp.MAX, group=self._group)
         return bool(most[0]), int(most[1])
@@ -80,11 +80,9 @@ class ControlGroup:
         return torch.cat(parts)
 
     def all_true(self, value: bool) -> bool:
-        """True where every worker passes True."""
         return bool(self.gather_rows(torch.tensor([value])).all())
 
     def from_rank_0(self, text: str) -> str:
-        """Return on every worker what rank 0 passes."""
         texts = [text]
         dist.broadcast_object_list(texts, 0, group=self._group)
         return texts[0]

@@ -68,12 +68,9 @@ def prepare_layers(backbone: PackedBackbone, training: TrainingSection, device: 
 
 @dataclass(frozen=True)
 class StepResult:
-    """Result of a step.
+    """Global norm before clipping, () fp32, not finite where the update was left out; the device may still be at it.
 
-    Attributes:
-        gradient_norm: () fp32, global, before clipping; not finite where the update was left out. The device may still
-            be at it.
-        lowest_scale: the loss scale was the lowest, so that a lower one is no remedy.
+    ``lowest_scale``: the loss scale was the lowest, so that a lower one is no remedy.
     """
 
     gradient_norm: Tensor
@@ -137,7 +134,6 @@ class TrainingEngine:
         return self._engine.module
 
     def __call__(self, batch: PackedBatch) -> Any:
-        """Forward pass; see the task model."""
         return self._engine(batch)
 
     def backward(self, loss_sum: Tensor, global_targets: int) -> None:
@@ -222,11 +218,9 @@ class TrainingEngine:
         return state
 
     def time_collectives(self, clock: StepClock, before: Callable[[], None]) -> None:
-        """Have this clock, and none that was given before, time DeepSpeed's collectives; see there."""
         self._end_timing = time_collectives(clock, before)
 
     def close(self) -> None:
-        """Let go of DeepSpeed's hooks and buffers."""
         if self._end_timing is not None:
             self._end_timing()
         self._engine.destroy()

@@ -101,7 +101,6 @@ class StepClock:
         return values
 
     def _collect(self) -> None:
-        """Take the events that the device has passed, in their order."""
         while self._pending and self._pending[0][2].query():
             phase, outer, ended = self._pending.popleft()
             self._add(phase.name, outer, phase.began.elapsed_time(ended) / 1000)
@@ -127,7 +126,6 @@ class _Phase(NamedTuple):
 
 
 def _now(by_events: bool) -> Any:
-    """Seconds of the host, or an event on the device's stream."""
     if not by_events:
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)

@@ -142,7 +142,7 @@ def _check_prepared(task: TaskPlan, run: RunFolder, path: Path) -> None:
 
 
 def _check_source(task: TaskPlan, run: RunFolder) -> None:
-    """Call :func:`_check_prepared` for a run with a checkpoint; what is not prepared yet is in a temporary folder."""
+    """Prepare the data of a run with a checkpoint where it is missing, in a temporary folder, and check it."""
     if CheckpointStore(run.checkpoints).newest_intact() is None:
         return
     if (path := task.location(run.stores)).exists():
@@ -193,10 +193,7 @@ def _launch(
     workers: Workers,
     dashboard: str | None = None,
 ) -> int:
-    """Train with these workers to the end: those of a cluster with this dashboard, which may be '', or this process.
-
-    Returns the exit code.
-    """
+    """Train to the end; returns the exit code. ``dashboard``: the cluster's, may be ''; None trains in this process."""
     config, run = resumption.config, resumption.run
     plan = _plan(resumption, workers, size)
     say(f"run {config.run.name}: {run.path}")

@@ -63,7 +63,7 @@ def export_state(
 
 
 def _load_best(worker: Worker) -> int:
-    """Load the best checkpoint; returns its step. Every worker calls it."""
+    """Load the best checkpoint; returns its step."""
     folder = worker.checkpoints.best() if worker.context.rank == 0 else None
     name = worker.control.from_rank_0("" if folder is None else folder.path.name)
     chosen = CheckpointFolder(worker.checkpoints.root / name)
@@ -98,7 +98,6 @@ def repeatable(error: Exception) -> int | None:
 
 
 def described(error: Exception) -> str:
-    """In a line, for a person."""
     if isinstance(error, EsmerayError):
         return str(error)
     if is_out_of_memory(error):

@@ -43,7 +43,7 @@ from training.tasks.experiment import Experiment, TrainedState
 
 
 class ClassifierExperiment(Experiment):
-    """A classifier on a labelled store."""
+    """On a labelled store."""
 
     def open_data(self, path: Path, context: WorkerContext, run: RunFolder) -> None:
         data, seed = self.data, self.seed

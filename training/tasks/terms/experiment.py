@@ -45,7 +45,7 @@ class TermsExperiment(ClassifierExperiment):
 
     @classmethod
     def stage(cls, path: Path, stage_dir: Path) -> Path:
-        """Return the path: terms and vectors are read into memory."""
+        """Terms and vectors are read into memory."""
         return path
 
     def open(self, model: TaskModel, context: WorkerContext, control: ControlGroup) -> None:
