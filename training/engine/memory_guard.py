@@ -12,7 +12,6 @@ from pathlib import Path
 
 from common.errors import ResourceError
 from common.publishing import write_atomically
-from dataset.packed_batch import PackedBatch
 from monitoring.sampling.memory_meter import MemoryMeter
 from train_config.schema import MemoryGuardSection
 from training.engine.collective import ControlGroup
@@ -80,14 +79,3 @@ class MemoryGuard:
             raise ResourceError(f"out of memory{halved}: {REMEDY}")
         self.parts *= 2
         write_atomically(self._path, json.dumps({"parts": self.parts}) + "\n")
-
-
-def parts_of(batch: PackedBatch, count: int, equally_many: bool) -> list[PackedBatch]:
-    """A batch in at most ``count`` parts, or in exactly so many, filled up by parts that count for nothing.
-
-    Of several workers every one has to take as many passes as the others, also with too few sequences.
-    """
-    pieces = batch.pieces(count)
-    if equally_many:
-        pieces += [batch.without_targets()] * (count - len(pieces))
-    return pieces

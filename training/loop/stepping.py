@@ -24,7 +24,7 @@ from model.device import is_out_of_memory
 from train_config.schema import TrainingSection
 from training.engine.collective import ControlGroup, MetricSums
 from training.engine.engine import TrainingEngine
-from training.engine.memory_guard import MemoryGuard, parts_of
+from training.engine.memory_guard import MemoryGuard
 from training.engine.step_clock import StepClock
 
 
@@ -99,8 +99,11 @@ class Stepper:
     def _parts(self, batch: PackedBatch) -> list[PackedBatch]:
         if self._guard is None or self._guard.parts == 1:
             return [batch]
-        # Equally many on every worker, fillers among them: each part is a pass that others may wait in.
-        return parts_of(batch, self._guard.parts, equally_many=self._several)
+        pieces = batch.pieces(self._guard.parts)
+        # Equally many on every worker, those that count for nothing among them: others may wait in each pass.
+        if self._several:
+            pieces += [batch.without_targets()] * (self._guard.parts - len(pieces))
+        return pieces
 
     def _take(self, batch: PackedBatch, global_targets: int) -> dict[str, Tensor] | None:
         """The metrics of a forward and a backward pass; None where some worker is out of memory and all know."""

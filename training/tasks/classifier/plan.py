@@ -5,7 +5,6 @@ Imports neither torch nor transformers, so that a plan and a refusal are there a
 
 import shutil
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -33,8 +32,12 @@ class ClassifierPlan(TaskPlan):
     """A classifier of labelled sequences."""
 
     def prepare(self, root: Path, progress: ProgressCallback | None = None) -> Path:
-        labelled = self._labelled(root, progress)
-        ensure_tokens(labelled.store, tokenizer_of(self.config.model, labelled), labelled.path.parent, progress)
+        config = self.config
+        self.check_settings(config.data.labels.kind)
+        labelled = LabelledStore(ensure_labelled_store(config.data, config.model.tokenizer, root, progress))
+        if (weights := config.model.classifier.label_weights) is not None:
+            read_label_weights(Path(weights), labelled.label_space)  # refuses those that do not go with its labels
+        ensure_tokens(labelled.store, tokenizer_of(config.model, labelled), labelled.path.parent, progress)
         return labelled.path
 
     def location(self, root: Path) -> Path:
@@ -46,16 +49,6 @@ class ClassifierPlan(TaskPlan):
 
     def checksum(self, path: Path) -> str:
         return self.opened(path).checksum
-
-    def measure(self, path: Path) -> TaskSize:
-        labelled = self.opened(path)
-        return self._measured(labelled, tokenizer_of(self.config.model, labelled))
-
-    def estimate(self) -> TaskSize:
-        """Prepare the data in a folder that is thrown away: labels decide the model's size."""
-        with TemporaryDirectory() as folder:
-            labelled = self._labelled(Path(folder))
-            return self._measured(labelled, tokenizer_of(self.config.model, labelled, keep=False))
 
     def check_resumed(self, checkpoint: CheckpointFolder, path: Path) -> None:
         """Refuse another tokenizer than the checkpoint was trained with."""
@@ -75,14 +68,6 @@ class ClassifierPlan(TaskPlan):
         tokenizer_of(self.config.model, labelled).save(run.tokenizer)
         labelled.label_space.save(run.path)
 
-    def _labelled(self, root: Path, progress: ProgressCallback | None = None) -> LabelledStore:
-        """Make or find the labelled store; refuse label weights that do not go with its labels."""
-        self.check_settings(self.config.data.labels.kind)
-        labelled = LabelledStore(ensure_labelled_store(self.config.data, self.config.model.tokenizer, root, progress))
-        if (weights := self.config.model.classifier.label_weights) is not None:
-            read_label_weights(Path(weights), labelled.label_space)
-        return labelled
-
     def check_settings(self, kind: TargetKind) -> None:
         """Refuse what the config alone shows to be impossible for targets of this kind."""
         section = self.config.model.classifier
@@ -91,8 +76,9 @@ class ClassifierPlan(TaskPlan):
         check_pooling(section, kind)
         check_source(self.config.model.backbone)
 
-    def _measured(self, labelled: LabelledStore, tokenizer: SequenceTokenizer) -> TaskSize:
-        config = self.config
+    def measure(self, path: Path) -> TaskSize:
+        config, labelled = self.config, self.opened(path)
+        tokenizer = tokenizer_of(config.model, labelled)
         tokens = ensure_tokens(labelled.store, tokenizer, labelled.path.parent)
         special = len(tokenizer.prefix) + len(tokenizer.suffix)
         lengths_N = cropped_lengths(tokens.lengths, config.data.max_length) + special
@@ -121,10 +107,10 @@ class ClassifierPlan(TaskPlan):
         return backbone_facts(self.config.model.backbone, tokenizer.vocabulary_size, tokenizer.pad)
 
 
-def tokenizer_of(model: ModelSection, labelled: Any, *, keep: bool = True) -> SequenceTokenizer:
-    """The config's tokenizer; one that is trained on the labelled store is kept beside it if ``keep``."""
+def tokenizer_of(model: ModelSection, labelled: Any) -> SequenceTokenizer:
+    """The config's tokenizer; one that is trained on the labelled store is saved beside it."""
     path, section = labelled.path, model.tokenizer
-    trained = path.with_name(f"{path.name}-tokenizer-{section.vocabulary_size}") if keep else None
+    trained = path.with_name(f"{path.name}-tokenizer-{section.vocabulary_size}")
     return load_tokenizer(
         section, model.backbone.source, lambda: [labelled.text(index) for index in labelled.training.tolist()], trained
     )

@@ -14,14 +14,12 @@ from train_config.classifier_schema import TargetKind
 from train_config.schema import BackboneSection
 from train_config.terms_schema import COMPOSITION
 from training.tasks.classifier.plan import ClassifierPlan, tokenizer_of
-from training.tasks.plan import TaskPlan
 
 
 class TermsPlan(ClassifierPlan):
     """A classifier whose labels are the terms of an ontology."""
 
     in_process = True
-    estimate = TaskPlan.estimate
 
     def prepare(self, root: Path, progress: ProgressCallback | None = None) -> Path:
         self.check_settings("multilabel")
