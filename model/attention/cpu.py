@@ -4,25 +4,31 @@ In: queries, keys and values of all sequences end to end, as the projections giv
 tables: the kernel rotates while it copies a head into its cache, which saves the passes over memory. One call does all
 sequences and heads of a batch. The kernel is ``cpu.cpp``, compiled for each head size.
 
-Shape legend: T tokens in the batch, N sequences, H heads, d channels of a head.
+Shape legend: T tokens in the batch, N sequences, P positions, H heads, d channels of a head.
 """
 
 import ctypes
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from common import compiled_code
-from model.attention.rotary import RotaryTables
 
 _DTYPES = (torch.float32, torch.bfloat16)
 _LARGEST_HEAD = 256
 _Pointer = ctypes.c_void_p
 _DONE, _BAD_SEQUENCES = 1, -1
 """The kernel's result; 0 where it is out of memory."""
+
+
+class RotaryTables(NamedTuple):
+    """Cosines and sines of the angles, for positions from 0: (P, d/2) fp32, contiguous."""
+
+    cosines: Tensor
+    sines: Tensor
 
 
 def kernel_takes(query: Tensor, key: Tensor) -> bool:

@@ -6,7 +6,7 @@ kernel rotates, and GELU is one pass in place of five. Each Linear and LayerNorm
 (ZeRO-3 gathers weights in them), adapters and gradient checkpointing work. Query, key and value stay three products:
 joined to one they gain 3 % of their own time on the CPU.
 
-Shape legend: T tokens in the batch, N sequences, H heads, d channels of a head, D = H d channels.
+Shape legend: T tokens in the batch, N sequences, P positions, H heads, d channels of a head, D = H d channels.
 """
 
 from collections.abc import Callable, Set
@@ -20,9 +20,8 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from transformers import EsmModel
 
 from dataset.packed_batch import PackedBatch
-from model.attention.cpu import cpu_attention, kernel_takes
+from model.attention.cpu import RotaryTables, cpu_attention, kernel_takes
 from model.attention.packed import attend
-from model.attention.rotary import RotaryTables, rotary_tables, rotate
 from model.backbones.base import PackedBackbone
 
 _TRAINED_MASK_SHARE = 0.15 * 0.8
@@ -134,6 +133,23 @@ class _Layout(NamedTuple):
 
 
 _Layer: TypeAlias = Callable[[Any, Tensor, _Layout], Tensor]
+
+
+def rotary_tables(frequencies: Tensor, num_positions: int) -> RotaryTables:
+    """Tables for the first P positions. ``frequencies``: (d/2,) fp32, radians a position.
+
+    Of RoFormer (Su et al. 2021, equation 34); ESM-2 rotates channels i and i + d/2 of each head of queries and keys.
+    """
+    positions_P = torch.arange(num_positions, device=frequencies.device, dtype=torch.float32)
+    angles = torch.outer(positions_P, frequencies.float())
+    return RotaryTables(angles.cos(), angles.sin())
+
+
+def rotate(x_THd: Tensor, cosines_T1d: Tensor, sines_T1d: Tensor) -> Tensor:
+    """Rotate every head in fp32, by the rows (T, 1, d/2) of the tables at each token's position; in its own dtype."""
+    first, second = x_THd.float().chunk(2, dim=-1)
+    rotated = (first * cosines_T1d - second * sines_T1d, second * cosines_T1d + first * sines_T1d)
+    return torch.cat(rotated, dim=-1).to(x_THd.dtype)
 
 
 def _layout(model: Any, hidden_TD: Tensor, batch: PackedBatch) -> _Layout:

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from common import compiled_code
 from model.attention.cpu import cpu_attention, kernel_takes
-from model.attention.rotary import rotary_tables, rotate
+from model.backbones.esm2 import rotary_tables, rotate
 
 LENGTHS = [5, 1, 64, 130, 17, 16, 200]
 TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 8e-3}
