@@ -19,14 +19,13 @@ from common.errors import ConfigError, DataError
 from common.progress import ConversionProgress, ProgressCallback
 from common.text import counted
 from dataset.fasta.counts import IngestCounts, SourceFile
-from dataset.fasta.faults import Fault
 from dataset.fasta.reader import find_files, is_fasta_name
 from dataset.labels.parts import LabelledPart, LabelledSource, header_pattern, place_in_file, texts_of
 from dataset.labels.residues import ResidueLabels
 from dataset.labels.values import Label, label_reader, part, weight
 from dataset.store.conversion import SAMPLE, sample_source
 from dataset.store.format import SampleSource
-from dataset.store.ingest import CleanBlock, Ingest
+from dataset.store.ingest import CleanBlock, Fault, Ingest
 from dataset.table import is_table_name
 from train_config.classifier_schema import LabelsSection, TokenizerSection
 from train_config.schema import IngestSection, SampleSection

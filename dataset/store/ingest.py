@@ -3,22 +3,27 @@
 In: :class:`~dataset.fasta.reader.RecordBatch` and the policies of :class:`~train_config.schema.IngestSection`. Out:
 :class:`CleanBlock`. A batch whose letters are all in the alphabet, which is nearly every one, is checked in one piece;
 only a batch with something to mend is looked at record by record. Text, which a classifier may read in place of
-residues, is taken as it is.
+residues, is taken as it is. Refused records are gathered in one pass, so that a file can be mended in one go.
 
 Shape legend: N records of the block.
 """
 
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import compress
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
+from common.errors import DataError
+from common.text import counted
 from dataset.fasta.alphabet import GAPS, STORE_ALPHABET, STORE_BYTES, CleanSequence, all_stored, bad_to_x, clean
 from dataset.fasta.counts import IngestCounts
-from dataset.fasta.faults import Fault, Faults, PlacesOfIds
 from dataset.fasta.kernel import HashSet64, Kernel
+from dataset.fasta.locate import places_of_records
 from dataset.fasta.reader import RecordBatch
 from dataset.fasta.records import Lines, hashes_of, lengths_of
 from train_config.schema import IngestSection
@@ -33,6 +38,29 @@ _FEWEST_LETTERS = 300
 _GLANCE_LETTERS, _GLANCE_SHARE = 256, 0.35
 """A batch is looked at record by record where this share of so many letters, evenly spread, may be nucleotides. Of the
 letters of proteins a quarter may; so every tenth letter of DNA in a batch is enough."""
+
+SHOWN = 10
+"""Faults that are shown with their places; all are counted."""
+
+PlacesOfIds = Callable[[set[str]], dict[str, str]]
+"""Gives the places of the first records with these ids."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One refused record.
+
+    Attributes:
+        problem: what is wrong, and what to do; of a repeated id what to do.
+        residue: which of its letters is meant, if any.
+        repeats: the id, where another record had it before.
+    """
+
+    batch: RecordBatch
+    index: int
+    problem: str
+    residue: int | None = None
+    repeats: str | None = None
 
 
 @dataclass(frozen=True)
@@ -224,3 +252,68 @@ def _bad_character(character: str, remedy: str) -> str:
         return f"the gap {character!r} of an alignment; remove the gaps (models read unaligned sequences), or {remedy}"
     where = " inside a sequence (it is dropped at the end alone)" if character == "*" else ""
     return f"the character {character!r}{where} is not in the alphabet {STORE_ALPHABET}; mend the record, or {remedy}"
+
+
+class Faults:
+    """Records refused so far; true when there are some.
+
+    One :class:`~common.errors.DataError` at the end counts them by kind and names the first with their places, which
+    are looked up then, in one pass over each file.
+    """
+
+    def __init__(self, places_of_ids: PlacesOfIds) -> None:
+        self._places_of_ids = places_of_ids
+        self._counts: Counter[str] = Counter()
+        self._first: list[Fault] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._counts)
+
+    def add(self, kind: str, fault: Fault) -> None:
+        """Count a fault, its kind a noun for :func:`~common.text.counted`, and keep it if it is among the first."""
+        self._counts[kind] += 1
+        if len(self._first) < SHOWN:
+            self._first.append(fault)
+
+    @contextmanager
+    def raised_at_end(self) -> Iterator[None]:
+        """Raise all faults as one DataError when the block ends, with the one that ended it if there was one."""
+        try:
+            yield
+        except DataError as error:
+            if self:
+                raise DataError(*self._lines(*error.problems)) from error
+            raise
+        if self:
+            raise DataError(*self._lines())
+
+    def _lines(self, *ended_by: str) -> list[str]:
+        number = self._counts.total() + len(ended_by)
+        lines = [*self._placed(), *ended_by]
+        if number == 1:
+            return lines
+        kinds = [counted(count, kind) for kind, count in self._counts.most_common()]
+        kinds += [f"{counted(len(ended_by), 'fault{s}')} that ended the reading"] if ended_by else []
+        shown = "" if len(lines) == number else f"; the first {len(lines) - len(ended_by)}"
+        return [f"{number:,} faults: {', '.join(kinds)}{shown}", *lines]
+
+    def _placed(self) -> list[str]:
+        numbers = {id(fault.batch): number for number, fault in reversed(list(enumerate(self._first)))}
+        first = sorted(self._first, key=lambda fault: (numbers[id(fault.batch)], fault.index))
+        origins = [fault.batch.origin(fault.index) for fault in first]
+        wanted: defaultdict[Path, list[tuple[int, int | None]]] = defaultdict(list)
+        for origin, fault in zip(origins, first, strict=True):
+            if origin is not None:
+                wanted[origin[0]].append((origin[1], fault.residue))
+        places = {path: iter(places_of_records(path, records)) for path, records in wanted.items()}
+        repeated = {fault.repeats for fault in first if fault.repeats is not None}
+        before = self._places_of_ids(repeated) if repeated else {}
+        lines = []
+        for origin, fault in zip(origins, first, strict=True):
+            place = next(places[origin[0]]) if origin else fault.batch.place(fault.index, fault.residue)
+            if fault.repeats is not None:
+                first_place = before.get(fault.repeats, "an earlier record")
+                lines.append(f"{place}: the id {fault.repeats!r} stands already in {first_place}; {fault.problem}")
+            else:
+                lines.append(f"{place}: {fault.problem}")
+        return lines
