@@ -1,6 +1,5 @@
 """Checks before anything of a run is written: refuse, resume, or finished already."""
 
-from dataclasses import dataclass
 from functools import cached_property
 
 from common.errors import CheckpointError, ConfigError
@@ -12,19 +11,13 @@ from train_config.natures import END, FIXED, FREE, UNSEEN, OnResume, on_resume
 from train_config.schema import Config
 
 
-@dataclass(frozen=True)
 class Resumption:
     """A config, and the run of its name, which may have begun with other settings."""
 
-    config: Config
-
-    @cached_property
-    def run(self) -> RunFolder:
-        return RunFolder(self.config.run.storage_path, self.config.run.name)
-
-    @cached_property
-    def checkpoints(self) -> CheckpointStore:
-        return CheckpointStore(self.run.checkpoints)
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.run = RunFolder(config.run.storage_path, config.run.name)
+        self.checkpoints = CheckpointStore(self.run.checkpoints)
 
     def as_begun(self) -> "Resumption":
         """The same with the warm-up that the run began with, where none is given."""

@@ -93,11 +93,8 @@ class CheckpointWriter:
         section: CheckpointSection,
         on_complete: Callable[[CheckpointFolder], None] | None = None,
     ):
-        self._store = store
-        self._rank = rank
-        self._world_size = world_size
-        self._section = section
-        self._on_complete = on_complete
+        self._store, self._rank, self._world_size = store, rank, world_size
+        self._section, self._on_complete = section, on_complete
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self._given_up = threading.Event()
@@ -109,14 +106,12 @@ class CheckpointWriter:
         raises ResourceError where that could not be written.
         """
         self.wait()
-        if not self._section.asynchronous:
-            self._write_all(shards, manifest)
-            self.check()
-            return
         self._thread = threading.Thread(
             target=self._write_all, args=(shards, manifest), name="checkpoint-writer", daemon=True
         )
         self._thread.start()
+        if not self._section.asynchronous:
+            self.wait()
 
     def wait(self) -> None:
         """Return once nothing is being written any more; ResourceError where it could not be written."""

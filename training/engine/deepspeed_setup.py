@@ -50,7 +50,8 @@ def compiling_alone() -> Iterator[None]:
     if os.environ.get(_VARIABLE):
         yield
         return
-    folder = cache_folder("operators") / _environment()
+    environment = [sys.prefix, sys.version, version("torch"), version("deepspeed"), processor()]
+    folder = cache_folder("operators") / hashlib.sha256("\0".join(environment).encode()).hexdigest()[:16]
     with exclusive(folder):
         for mark in folder.glob(f"*/{_MARK}"):
             _LOG.warning("%s: left by a compilation that was killed; removed", mark)
@@ -63,11 +64,6 @@ def compiling_alone() -> Iterator[None]:
         finally:
             del os.environ[_VARIABLE]
             os.environ["PATH"] = path
-
-
-def _environment() -> str:
-    parts = [sys.prefix, sys.version, version("torch"), version("deepspeed"), processor()]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 def _import_muon_uncompiled() -> None:

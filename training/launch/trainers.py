@@ -6,8 +6,6 @@
 import logging
 import os
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -76,25 +74,21 @@ def _train(arguments: dict[str, Any], context: WorkerContext) -> None:
 
     config = Config.model_validate(arguments["config"])
     torch.set_num_threads(arguments["cpus"])
-    with _logged_to_file(RunFolder(config.run.storage_path, config.run.name), context.rank, context.world_size):
-        train_worker(config, context, arguments["store_path"], arguments["wandb_run_id"])
-
-
-@contextmanager
-def _logged_to_file(run: RunFolder, rank: int, world_size: int) -> Iterator[None]:
-    run.logs.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(run.logs / f"worker-{rank}.log")
+    logs = RunFolder(config.run.storage_path, config.run.name).logs
+    logs.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(logs / f"worker-{context.rank}.log")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()
     level = root.level
     root.addHandler(handler)
     root.setLevel(logging.INFO)
     logging.captureWarnings(True)
-    logger.info("rank %d of %d on %s, process %d", rank, world_size, socket.gethostname(), os.getpid())
+    place = (context.rank, context.world_size, socket.gethostname(), os.getpid())
+    logger.info("rank %d of %d on %s, process %d", *place)
     try:
-        yield
+        train_worker(config, context, arguments["store_path"], arguments["wandb_run_id"])
     except Exception:
-        logger.exception("worker %d failed", rank)
+        logger.exception("worker %d failed", context.rank)
         raise
     finally:
         root.removeHandler(handler)

@@ -82,7 +82,11 @@ def _find_checkpoint(
     names = control.from_rank_0("\n".join(folder.path.name for folder in store.complete())).split("\n")
     for name in filter(None, names):
         folder = CheckpointFolder(store.root / name)
-        problem = _problem(folder, rank)
+        problem = ""
+        try:
+            folder.verify([rank])
+        except CheckpointError as error:
+            problem = str(error)
         if control.all_true(not problem):
             return folder, warnings
         warnings.append(f"{name} can't be used: {problem or 'another worker found its part of it damaged'}")
@@ -92,14 +96,6 @@ def _find_checkpoint(
             "restore one from a copy, or start anew under another run.name"
         )
     return None, []
-
-
-def _problem(folder: CheckpointFolder, rank: int) -> str:
-    try:
-        folder.verify([rank])
-    except CheckpointError as error:
-        return str(error)
-    return ""
 
 
 def random_states() -> dict[str, Any]:

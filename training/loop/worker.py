@@ -188,11 +188,8 @@ def save(worker: Worker, position: Position, validation_cost: float | None) -> N
     )
     worker.writer.write(shards, manifest)
     worker.forget_peak()
-    metrics = {"step": float(position.step), "tokens_seen": float(position.tokens_seen)}
-    if validation_cost is not None:
-        metrics["validation_cost"] = validation_cost
     # Every worker, and after the same steps: Ray Train waits in its report for all of them.
-    worker.context.report(metrics)
+    worker.context.report({"step": float(position.step)})
 
 
 def _next_step(
