@@ -1,7 +1,6 @@
 """The folder of a search, and its trials: a file each, written where a trial ran before Ray Tune hears of its result.
 
-Ray Tune (2.60) copies its own state into the folder some seconds later, so that a search that is killed would repeat
-what it has measured since.
+Ray Tune (2.60) saves its own state some seconds later: a search that is killed would repeat what was measured since.
 """
 
 import json

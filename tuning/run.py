@@ -46,10 +46,9 @@ CHANGES_SPEED = (
 
 
 def tune(config: Config, search: TuneConfig, make_group: Callable[..., Any] | None = None) -> int:
-    """Search to the end, with workers that ``make_group`` makes (see :class:`~tuning.records.Job`).
+    """Search to the end; returns the exit code, 0 finished, 128 + signal when stopped. ``make_group``: of a Job.
 
-    Returns the process's exit code: 0 finished, 128 + signal when stopped. Raises EsmerayError where it can't start, or
-    no configuration fits.
+    Raises EsmerayError where it can't start, or no configuration fits.
     """
     job = Job(with_absolute_paths(config), search, make_group)
     return until_signal(job.folder, lambda signals: _tune_locked(job, signals), "the search")

@@ -28,8 +28,7 @@ STARTUP_TRIALS = 6
 class Search(OptunaSearch):
     """Ray Tune's searcher by Optuna, over configurations of which only some are valid.
 
-    It learns from the files of the trials, so that a search that resumes, or is given another limit, knows all that was
-    measured before.
+    It learns from the files of the trials: a search that resumes, or has another limit, knows all that was measured.
     """
 
     def __init__(self, space: SearchSpace, search: TuneConfig, trials: Path) -> None:

@@ -67,11 +67,9 @@ class Settings:
         return cls(**values | {"stage": stage, "workers": workers})
 
     def applied(self, config: Config, keep_global_tokens: bool) -> Config:
-        """The config with these settings.
+        """The config with these settings; ConfigError where they don't go together.
 
-        With ``keep_global_tokens`` the global batch and so the result of training stay; else a step is one batch of
-        each worker. Raises ConfigError where they don't go together, as where ``tokens`` does not divide the global
-        batch.
+        With ``keep_global_tokens`` the result of training stays; else a step is one batch of each worker.
         """
         plain = config.model_dump(mode="json")
         if not keep_global_tokens:
@@ -88,17 +86,14 @@ class Settings:
 
 @dataclass(frozen=True)
 class Measurement:
-    """The result of a trial.
+    """The result of a trial, which took ``seconds``.
 
     Attributes:
         status: ``pruned``: it could not win any more; ``refused``: the settings can't be run.
         tokens_per_s: real tokens of all workers; the median of the last two windows, or of all if no two agree.
-        windows: tokens per second of each window.
         peak_memory_bytes: the largest over the workers.
         total_memory_bytes: of one device; on the CPU what one worker may take.
-        shares: of the time of a step, mean over the workers: ``data_wait``, ``forward``, ``backward``, ``optimizer``,
-            ``communication``.
-        seconds: that the trial took, whole.
+        shares: of the time of a step by phase, mean over the workers.
         reusable: the workers can take the next trial. After a crash others may wait in a step for ever.
     """
 

@@ -133,10 +133,7 @@ def _refusals(
     workers: Mapping[int, Workers],
     values: Mapping[str, Sequence[Any]],
 ) -> Callable[[Settings], str | None]:
-    """A function that says why a configuration is left out: it is not possible, or makes no difference.
-
-    ``global_tokens`` are those that a budget has to divide.
-    """
+    """A function that says why a configuration is left out; a budget has to divide ``global_tokens``."""
     needed = data.max_length + SPECIAL_TOKENS_PER_SEQUENCE
     on_cpu = any(placed.device == "cpu" for placed in workers.values())
     prefetch = data.prefetch if data.prefetch in values["prefetch"] else values["prefetch"][0]

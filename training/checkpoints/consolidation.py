@@ -18,10 +18,7 @@ from training.checkpoints.writer import load_tensors
 
 
 def full_precision_state(folder: CheckpointFolder) -> dict[str, Tensor]:
-    """Trainable parameters and persistent buffers of a checkpoint, in fp32 on the CPU.
-
-    Raises CheckpointError where a file is missing or damaged; nothing in it is run.
-    """
+    """Trainable parameters and persistent buffers, in fp32 on the CPU; CheckpointError where a file is damaged."""
     manifest = folder.verify()
     names = [entry.name for rank in sorted(manifest.files) for entry in manifest.files[rank]]
     models = [load_tensors(folder.path / name) for name in names if name.endswith("model_states.pt")]

@@ -58,10 +58,7 @@ class ShardFiles(CheckpointEngine):
 
 
 def load_tensors(path: Path, map_location: Any = "cpu") -> Any:
-    """``torch.load`` of tensors, plain containers and DeepSpeed's own few classes.
-
-    Raises CheckpointError where the file is missing, damaged or holds anything else, which is then not run.
-    """
+    """Tensors, plain containers and DeepSpeed's few classes; CheckpointError for a file of anything else, never run."""
     try:
         with torch.serialization.safe_globals(SAFE_CLASSES):
             return torch.load(path, map_location=map_location, weights_only=True)

@@ -89,10 +89,7 @@ class ControlGroup:
 
 
 class MetricSums:
-    """Sums of metrics over batches; additive, so that metrics are those of the whole and no mean of means.
-
-    ``own``: this worker's, float64 on the device.
-    """
+    """This worker's sums of metrics over batches (``own``), float64 on the device: additive, and no mean of means."""
 
     def __init__(self) -> None:
         self.own: dict[str, Tensor] = {}

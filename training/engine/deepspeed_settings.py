@@ -40,10 +40,7 @@ def check_precision(training: TrainingSection, device_type: str) -> None:
 
 
 def deepspeed_settings(training: TrainingSection, section: DeepSpeedSection) -> dict[str, Any]:
-    """DeepSpeed's configuration: the file's settings with what the experiment decides.
-
-    Raises ConfigError where the file is missing, no mapping, or holds a key of :data:`OWNED_KEYS`.
-    """
+    """The configuration; ConfigError where the file is missing, no mapping, or has a key of :data:`OWNED_KEYS`."""
     settings = _read_settings(Path(absolute_path(section.config, SHIPPED_PATH)))
     zero = settings.setdefault("zero_optimization", {})
     if section.stage is not None:

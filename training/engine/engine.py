@@ -185,10 +185,7 @@ class TrainingEngine:
         return [(str(path), state) for path, state in collected]
 
     def load_shards(self, folder: Path) -> None:
-        """Load the state that :meth:`copy_shards` gave, from a verified checkpoint folder. Every rank calls it.
-
-        Raises CheckpointError where a file can't be loaded.
-        """
+        """Load a verified checkpoint folder. Every rank calls it. CheckpointError where a file can't be loaded."""
         # Frozen parameters are not in the checkpoint: they came with the model.
         groups = self._engine.optimizer.param_groups
         settings = [{name: group[name] for name in ADAMW_SETTINGS} for group in groups]

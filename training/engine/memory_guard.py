@@ -52,10 +52,7 @@ class MemoryGuard:
         return self.parts > 1
 
     def halve(self, reason: str) -> None:
-        """Split batches into twice as many parts from here on, and let go of memory. Every worker calls it alike.
-
-        Raises ResourceError where that was done as often as it may be.
-        """
+        """Double the parts and free memory; ResourceError after as many times as may be. Every worker calls it."""
         self._double()
         self.meter.free()
         self._report(
@@ -63,14 +60,13 @@ class MemoryGuard:
         )
 
     def start_anew(self, reason: str) -> NewStartError:
-        """Record that batches are to be split into twice as many parts; returns what to raise. One worker calls it."""
+        """Double the parts; returns what to raise. One worker calls it."""
         self._double()
         return NewStartError(
             f"{reason}: training starts again from the last checkpoint, with every batch in {self.parts} parts"
         )
 
     def refuse_to_split(self, tokens: int) -> ResourceError:
-        """Return what to raise where memory ran out on a single sequence of so many tokens."""
         return ResourceError(f"out of memory on a single sequence of {tokens} tokens, which can't be split: {REMEDY}")
 
     def _double(self) -> None:

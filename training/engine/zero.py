@@ -24,16 +24,13 @@ class ClippingAdamW(torch.optim.AdamW):
     norm: Tensor | None = None
 
     def clip(self, norm: Tensor, max_norm: float) -> None:
-        """Have the next steps divide by norm / max_norm where that is above 1, and do nothing for a norm not finite.
-
-        The names are those that torch's gradient scaler sets on fused optimizers.
-        """
+        """Have the next steps divide by norm / max_norm where that is above 1, and do nothing for a norm not finite."""
+        # The names that torch's gradient scaler sets on fused optimizers.
         self.found_inf = (~norm.isfinite()).float()
         self.grad_scale = ((norm + 1e-6) / max_norm).clamp(min=1.0) if max_norm > 0 else torch.ones_like(norm)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Update unless some gradient is not finite."""
         if self.max_norm is not None:
             gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
             self.norm = nn.utils.get_total_norm(gradients).float()

@@ -75,8 +75,7 @@ def _find_checkpoint(
 ) -> tuple[CheckpointFolder | None, list[str]]:
     """The newest intact checkpoint, and warnings about newer ones; None where the run never completed one.
 
-    Every worker calls it and checks its own files. Raises CheckpointError where there are checkpoints and none of them
-    can be used. Number of workers and data were held against them by :mod:`training.checkpoints.resuming`.
+    Every worker checks its own files. Raises CheckpointError where there are checkpoints and none can be used.
     """
     warnings: list[str] = []
     names = control.from_rank_0("\n".join(folder.path.name for folder in store.complete())).split("\n")

@@ -52,7 +52,6 @@ class StepResults:
         return self._log_all_but(int(self._late), position)
 
     def log_all(self, position: Position) -> Position:
-        """Log what waits; returns the position with what every step came to."""
         return self._log_all_but(0, position)
 
     def _log_all_but(self, count: int, position: Position) -> Position:
@@ -61,7 +60,6 @@ class StepResults:
         return position
 
     def _log_and_count(self, taken: _Taken, position: Position) -> Position:
-        """Log a step and count it in the position where it was left out."""
         worker, own = self._worker, taken.values.read()
         norm = float(own.pop(_NORM))
         skipped = not math.isfinite(norm)

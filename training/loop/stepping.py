@@ -53,10 +53,7 @@ def every_step(batches: TrainingSteps, epoch: int = 0, step_in_epoch: int = 0) -
 
 
 class Stepper:
-    """Forward and backward of one optimizer step over its micro-batches.
-
-    ``guard`` takes batches in parts when memory runs out; without one, that is raised.
-    """
+    """Forward and backward of a step; with a ``guard``, batches are taken in parts when memory runs out."""
 
     def __init__(
         self, engine: TrainingEngine, control: ControlGroup, clock: StepClock, guard: MemoryGuard | None = None
@@ -69,10 +66,9 @@ class Stepper:
         engine.time_collectives(clock, before=self._before_collective)
 
     def forward_backward(self, step: StepBatches, global_targets: int) -> MetricSums:
-        """Accumulate the gradients of a step and return this worker's sums of metrics. Every worker calls it.
+        """Accumulate the gradients of a step; returns this worker's sums of metrics. Every worker calls it.
 
-        Raises ResourceError where memory runs out also in the smallest parts, NewStartError where only a new start from
-        the last checkpoint helps.
+        Raises ResourceError where memory runs out also in the smallest parts, or NewStartError.
         """
         while True:
             sums = self._attempt(step, global_targets)

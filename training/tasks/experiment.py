@@ -83,10 +83,6 @@ class Experiment(ABC):
     exports_best = False
 
     def __init__(self, config: Config, context: WorkerContext, run: RunFolder, path: Path) -> None:
-        """Stage the data of :meth:`TaskPlan.prepare` where it is to be, and open it; DataError where it can't be read.
-
-        The run has what the plan's ``write_names`` wrote.
-        """
         self.model_section, self.data = config.model, config.data
         self.batch, self.training, self.seed = config.batch, config.training, config.run.seed
         self.names: dict[str, bytes] = {}
@@ -97,9 +93,9 @@ class Experiment(ABC):
 
     @abstractmethod
     def open_data(self, path: Path, context: WorkerContext, run: RunFolder) -> None:
-        """Open the prepared data, on this node where it is staged, and :meth:`take` its batches.
+        """Open prepared data, staged where it is to be, and :meth:`take` batches; DataError where it can't be read.
 
-        Raises DataError where it can't be read.
+        The run has what the plan's ``write_names`` wrote.
         """
 
     def take(

@@ -1,7 +1,6 @@
 """The tasks by name: the one place that knows them. A new task is a package beside this file and its name here.
 
-A part of a task is imported when it is first used: the driver must not wait for torch, nor a reader of settings for
-either.
+A part of a task is imported when it is first used: the driver must not wait for torch.
 """
 
 from pathlib import Path

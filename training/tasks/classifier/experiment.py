@@ -177,10 +177,7 @@ class ClassifierExperiment(Experiment):
         return json.loads(control.from_rank_0(json.dumps(metrics)))
 
     def cost(self, metrics: dict[str, float]) -> float | None:
-        """The value of ``classifier.best_metric``, negated where higher is better; None where it is not defined.
-
-        That is so where all predictions are equal, or all targets, or no label is true or predicted.
-        """
+        """The value of ``classifier.best_metric``, negated where higher is better; None where it is not defined."""
         name = self._best_metric
         if name not in metrics:
             return None
