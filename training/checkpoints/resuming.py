@@ -1,5 +1,6 @@
 """Checks before anything of a run is written: refuse, resume, or finished already."""
 
+from dataclasses import dataclass
 from functools import cached_property
 
 from common.errors import CheckpointError, ConfigError
@@ -11,12 +12,14 @@ from train_config.natures import END, FIXED, FREE, UNSEEN, OnResume, on_resume
 from train_config.schema import Config
 
 
+@dataclass
 class Resumption:
     """A config, and the run of its name, which may have begun with other settings."""
 
-    def __init__(self, config: Config) -> None:
-        self.config = config
-        self.run = RunFolder(config.run.storage_path, config.run.name)
+    config: Config
+
+    def __post_init__(self) -> None:
+        self.run = RunFolder(self.config.run.storage_path, self.config.run.name)
         self.checkpoints = CheckpointStore(self.run.checkpoints)
 
     def as_begun(self) -> "Resumption":
