@@ -25,6 +25,7 @@ from training.loop.finishing import repeatable
 from training.loop.results import StepResults
 from training.loop.stepping import Stepper
 from training.loop.worker import EarlyStopping, train_worker
+from training.tasks import experiment
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
@@ -246,8 +247,10 @@ def test_results_logged_a_step_later_are_the_same(undisturbed, store_path, tmp_p
 
 
 def test_batches_of_one_shape_train_and_resume_as_others_do(undisturbed, store_path, tmp_path, monkeypatch):
-    place = {"rank": 0, "world_size": 1, "fixed_shapes": True}
-    monkeypatch.setattr(WorkerContext, "place", property(lambda self: place))
+    for name in ("TrainingSteps", "ValidationSteps"):
+        steps = getattr(experiment, name)
+        filled = lambda *a, steps=steps, **options: steps(*a, **options | {"fixed_shapes": True})  # noqa: E731
+        monkeypatch.setattr(experiment, name, filled)
     config, stopped = tiny_config(tmp_path / "whole"), tiny_config(tmp_path / "stopped")
     assert train(config, store_path).status == "finished"
     stop_after(stopped, store_path, 4)
