@@ -17,7 +17,7 @@ from service.http.metrics import Metrics
 from service.http.models import Call, Models
 from service.replicas.replica import ModelReplica, by_queued_tokens, set_up_process
 from train_config.natures import with_absolute_paths
-from train_config.service_schema import ServedModel, ServiceConfig
+from train_config.service_schema import ServedModel, ServeSection, ServiceSettings
 
 APPLICATION = "esmeray"
 ONGOING = 1024
@@ -32,7 +32,7 @@ class Ingress:
 
     def __init__(self, config: dict[str, Any], handles: dict[str, DeploymentHandle]) -> None:
         set_up_process()
-        settings, metrics = ServiceConfig(**config), Metrics()
+        settings, metrics = ServeSection(**config), Metrics()
         calls = {
             name: Call(handle.about.remote, handle.run.remote, handle.tokens.remote) for name, handle in handles.items()
         }
@@ -44,7 +44,7 @@ class Ingress:
         return self._app
 
 
-def application(config: ServiceConfig, device: str) -> serve.Application:
+def application(config: ServeSection, device: str) -> serve.Application:
     """The application for Serve; models without a device of their own get this one."""
     config = with_absolute_paths(config)  # Ray starts replicas in other folders
     handles = {model.name: _deployment(model, model.device or device) for model in config.models}
@@ -62,9 +62,10 @@ def application(config: ServiceConfig, device: str) -> serve.Application:
 
 def build(arguments: dict[str, str]) -> serve.Application:
     """For ``serve run service.deployments:build config=FILE`` and RayService. ``device`` is cpu or cuda."""
-    from train_config.loading import load_service_config
+    from train_config.loading import load_settings
 
-    return application(load_service_config(arguments["config"]), arguments.get("device", "cpu"))
+    settings = load_settings(ServiceSettings, arguments["config"])
+    return application(settings.serve, arguments.get("device", "cpu"))
 
 
 def version_of(source: str) -> str:

@@ -21,7 +21,7 @@ from cluster.signals import StopSignals
 from common.errors import ConfigError, EsmerayError, ResourceError
 from common.progress import status_line
 from service.http.access import read_keys
-from train_config.service_schema import ServiceConfig
+from train_config.service_schema import ServeSection, ServiceSettings
 
 KEEP_ALIVE_S = 75
 SERVE_ENVIRONMENT = {
@@ -34,18 +34,18 @@ SERVE_ENVIRONMENT = {
 _ERROR = re.compile(r"^([\w.]+(?:Error|Exception)): (.+)", re.MULTILINE)
 
 
-def run(read: Callable[[], ServiceConfig], say: Callable[[str], None]) -> int:
+def run(read: Callable[[], ServiceSettings], say: Callable[[str], None]) -> int:
     """Serve until a signal comes; returns the exit code. ``read`` gives the settings, at the start and at SIGHUP.
 
     Raises ConfigError where a model, key file or certificate can't be taken, ResourceError where the cluster has not
     what the replicas need.
     """
-    config = read()
-    _check_files(config)
+    settings = read()
+    _check_files(settings.serve)
     signals = StopSignals()
     with signals:
         try:
-            return _serve(config, read, say, signals)
+            return _serve(settings, read, say, signals)
         except (KeyboardInterrupt, SystemExit) as error:
             signum = signals.behind(error)
             if signum is None:
@@ -54,15 +54,15 @@ def run(read: Callable[[], ServiceConfig], say: Callable[[str], None]) -> int:
 
 
 def _serve(
-    config: ServiceConfig, read: Callable[[], ServiceConfig], say: Callable[[str], None], signals: StopSignals
+    settings: ServiceSettings, read: Callable[[], ServiceSettings], say: Callable[[str], None], signals: StopSignals
 ) -> int:
-    start_s = time.perf_counter()
+    start_s, config = time.perf_counter(), settings.serve
     for name, value in SERVE_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    own = find(config.ray) == LOCAL
+    own = find(settings.ray) == LOCAL
     with status_line() as show:
         show("starting Ray")
-        with connected(config.ray) as dashboard:
+        with connected(settings.ray) as dashboard:
             signals.reinstall()
             from ray import serve
 
@@ -100,7 +100,7 @@ def _serve(
                 woken.wait()
                 woken.clear()
                 if not stop.is_set():
-                    say(_updated(serve, lambda: application(read(), device), APPLICATION))
+                    say(_updated(serve, lambda: application(read().serve, device), APPLICATION))
             serve.delete(APPLICATION)
             if not own and not serve.status().applications:  # others may serve on this cluster, too
                 serve.shutdown()
@@ -118,13 +118,13 @@ def _updated(serve: Any, made: Callable[[], Any], name: str) -> str:
     return "updated: replicas of what has changed were replaced"
 
 
-def _http_options(config: ServiceConfig) -> dict[str, Any]:
+def _http_options(config: ServeSection) -> dict[str, Any]:
     access = config.access
     tls = {"ssl_certfile": access.tls_certificate, "ssl_keyfile": access.tls_key} if access.tls_key else {}
     return {"host": config.host, "port": config.port, "keep_alive_timeout_s": KEEP_ALIVE_S, **tls}
 
 
-def _check_files(config: ServiceConfig) -> None:
+def _check_files(config: ServeSection) -> None:
     """Refuse what can be seen before anything is started."""
     if config.access.keys is not None:
         read_keys(config.access.keys)
@@ -133,7 +133,7 @@ def _check_files(config: ServiceConfig) -> None:
             raise ConfigError(f"access: {path}: there is no such file")
 
 
-def _check_resources(config: ServiceConfig, cpus: int, gpus: int, device: str) -> None:
+def _check_resources(config: ServeSection, cpus: int, gpus: int, device: str) -> None:
     needed_cpus = sum(model.cpus * model.replicas for model in config.models)
     on_gpu = [model for model in config.models if (model.device or device) == "cuda"]
     needed_gpus = sum(model.gpus * model.replicas for model in on_gpu)

@@ -14,7 +14,8 @@ from common.command_line import run
 from service.http.metrics import Metrics
 from tests.conftest import REPOSITORY
 from tools.__main__ import main as esmeray
-from train_config.loading import load_service_config
+from train_config.loading import load_settings
+from train_config.service_schema import ServiceSettings
 
 DOCKER = REPOSITORY / "docker"
 DOCKERFILE = (DOCKER / "Dockerfile").read_text()
@@ -76,7 +77,8 @@ def test_the_rayservice_builds_with_keys(tmp_path):
     module, function = application["import_path"].split(":")
     assert f"\ndef {function}(" in Path(find_spec(module).origin).read_text()
     (tmp_path / "serve.yaml").write_text(KINDS["ConfigMap"]["data"]["serve.yaml"])
-    files = application["args"]["config"], load_service_config(tmp_path / "serve.yaml").access.keys
+    settings = load_settings(ServiceSettings, tmp_path / "serve.yaml")
+    files = application["args"]["config"], settings.serve.access.keys
     mounts = {mount["mountPath"] for mount in pods()[-1]["containers"][0]["volumeMounts"]}
     assert {str(Path(file).parent) for file in files} == mounts
 

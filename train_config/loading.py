@@ -22,7 +22,6 @@ from common.processor import computes_bf16
 from common.text import did_you_mean, refusal
 from train_config.schema import Config
 from train_config.section import KeyPath, Overrides, Section, is_section, settings_of
-from train_config.service_schema import ServiceConfig, ServiceSettings
 from train_config.tune_schema import TuneConfig
 
 Settings = TypeVar("Settings", bound=Section)
@@ -81,12 +80,6 @@ def load_settings(schema: type[Settings], path: str | Path | None, overrides: Ov
 def load_tune_config(path: str | Path | None, overrides: Overrides | None = None) -> TuneConfig:
     """Read, merge and check the settings of a search, as :func:`load_config` does those of an experiment."""
     return _load(TuneConfig, path, overrides or {}, "tune.")
-
-
-def load_service_config(path: str | Path | None, overrides: Overrides | None = None) -> ServiceConfig:
-    """Read, merge and check the settings of the service, as :func:`load_config` does those of an experiment."""
-    settings = load_settings(ServiceSettings, path, overrides)
-    return ServiceConfig(**dict(settings.serve), ray=settings.ray)
 
 
 def _load(

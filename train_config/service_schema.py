@@ -127,14 +127,8 @@ class ServeSection(Section):
         return self
 
 
-class ServiceConfig(ServeSection):
-    """The service and its cluster."""
-
-    ray: RaySection = RaySection()
-
-
 class ServiceSettings(Section):
-    """The service and its cluster, as a file has them."""
+    """The service and its cluster."""
 
     serve: ServeSection
     ray: RaySection = RaySection()

@@ -21,7 +21,7 @@ from function.ontology import read_ontology
 from inference.function.prediction import predict
 from train_config.loading import load_config
 from train_config.schema import IngestSection
-from train_config.terms_schema import EvaluationSection
+from train_config.terms_schema import EvaluationSection, PredictTermsSection
 from training.launch.driver import train
 from training.tasks.registry import after_training
 
@@ -104,7 +104,8 @@ def _measured(data: Path, folder: Path, setting: Setting) -> dict[str, dict[str,
     for part in (BLEND, *PARTS):
         setting.note(f"predicting and evaluating {part}")
         source, output = [str(folder / "targets.fasta")], folder / f"{part}.tsv"
-        predict(folder / "function", source, output, terms=1500, part=part, ingest=IngestSection(), overwrite=True)
+        options = PredictTermsSection.model_validate({"input": source, "output": output, "terms": 1500, "part": part})
+        predict(folder / "function", options, IngestSection(), overwrite=True)
         scores, metrics[part] = read_scores(output, ontology, targets, unknown="ignore"), {}
         for aspect, (name, truth) in truths.items():
             evaluation = evaluate(

@@ -30,7 +30,7 @@ from inference.models.source import EXPORT_FOLDER
 from run_folder.job import Journal, accept, journal, unfinished
 from train_config.loading import load_recorded
 from train_config.schema import IngestSection
-from train_config.terms_schema import TermsSection
+from train_config.terms_schema import PredictTermsSection, TermsSection
 
 TRAIN = "esmeray train --config train_config/function.yaml"
 MADE_BY = "predict_function"
@@ -50,13 +50,12 @@ def _finished(run: Path) -> tuple[TermsSection, dict[str, Any]]:
         raise DataError(f"{blend}: is damaged ({type(error).__name__}); train again") from error
 
 
-def predict(
-    run: Path, sources: list[str], output: Path, *, terms: int, part: str, ingest: IngestSection, overwrite: bool
-) -> int:
+def predict(run: Path, options: PredictTermsSection, ingest: IngestSection, *, overwrite: bool) -> int:
     """Write the predictions of the blend, or of one part; return the number of proteins.
 
     Raises ConfigError for work of another command in ``OUTPUT.partial``, DataError for sequences that can't be read.
     """
+    part, output = options.part, options.output
     settings, blend = _finished(run)
     weights = {name: aspect["weights"] for name, aspect in blend.items()}
     if part != "blend":
@@ -65,11 +64,11 @@ def predict(
         if not (weights := {name: {part: 1.0} for name, parts in weights.items() if part in parts}):
             raise ConfigError(f"--predict.part {part}: the run has {known}")
     with unfinished(output) as partial:
-        store = open_store(sources, ingest, partial)
+        store = open_store(options.input, ingest, partial)
         blend_hash = file_xxh128(run / FOLDER / BLEND_FILE)
-        accept(partial, {"run": blend_hash, "input": store.checksum, "part": part, "terms": terms})
+        accept(partial, {"run": blend_hash, "input": store.checksum, "part": part, "terms": options.terms})
         with journal(partial) as done:
-            _predict(run, settings, weights, store, partial, terms, done)
+            _predict(run, settings, weights, store, partial, options.terms, done)
             with made_file(output, MADE_BY, overwrite) as building, building.open("w", encoding="utf-8") as file:
                 file.writelines(done.lines())
         shutil.rmtree(partial)

@@ -17,7 +17,7 @@ from service.http.models import Models
 from service.http.refusals import RefusalError
 from service.http.routes import native, nim, openai, operations, tei
 from service.http.routes.common import Service, problems
-from train_config.service_schema import ServiceConfig
+from train_config.service_schema import ServeSection
 
 log = logging.getLogger("esmeray.service")
 
@@ -27,7 +27,7 @@ DESCRIPTION = """Embeddings, latents, classes and mutation scores of proteins. B
 with the other fields in the query; answers are JSON, or Arrow, .npy, Parquet and CSV as `Accept` asks."""
 
 
-def build_app(config: ServiceConfig, models: Models, metrics: Metrics, *, adds_request_id: bool = True) -> Guard:
+def build_app(config: ServeSection, models: Models, metrics: Metrics, *, adds_request_id: bool = True) -> Guard:
     """The application; ``adds_request_id`` says that no proxy adds the header X-Request-ID.
 
     Raises ConfigError where keys or the start-up hook can't be read.

@@ -23,7 +23,7 @@ from tests.classifiers import classifier_config, export_tiny
 from tests.dataset.tokenizer_folders import esm
 from tests.model.small_models import save_masked_lm
 from tests.model.support import build_model, tiny_section
-from train_config.service_schema import ServedModel, ServiceConfig
+from train_config.service_schema import ServedModel, ServeSection
 
 Result = TypeVar("Result")
 BATCH_TOKENS = 128
@@ -67,7 +67,7 @@ class Serving:
     def app(self, calls: dict[str, Call] | None = None, **config: Any) -> Guard:
         """The application of all models, or of these calls; ``limits`` override those of the tests."""
         metrics = Metrics()
-        settings = ServiceConfig(models=self.models, **{**config, "limits": {**LIMITS, **config.get("limits", {})}})
+        settings = ServeSection(models=self.models, **{**config, "limits": {**LIMITS, **config.get("limits", {})}})
         return build_app(settings, Models(calls or self.calls, metrics, (LostError,)), metrics)
 
     @contextmanager

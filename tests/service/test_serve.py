@@ -17,7 +17,7 @@ from tests.dataset.tokenizer_folders import esm
 from tests.model.small_models import save_masked_lm
 from tests.model.support import random_sequences
 from tests.service.serving import PRECISION
-from train_config.service_schema import ServiceConfig
+from train_config.service_schema import ServeSection
 
 pytestmark = pytest.mark.slow
 SEQUENCES = random_sequences([20, 40, 9])
@@ -25,7 +25,7 @@ ASK = httpx.Client(timeout=60)  # the machine may be busy
 
 
 @pytest.fixture(scope="module")
-def served(ray_address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, ServiceConfig]]:
+def served(ray_address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, ServeSection]]:
     from ray import serve
 
     from service.deployments import APPLICATION, application
@@ -35,7 +35,7 @@ def served(ray_address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    config = ServiceConfig.model_validate(
+    config = ServeSection.model_validate(
         {"models": [{"name": "esm", "source": str(folder), **PRECISION}], "port": port}
     )
     serve.start(http_options={"host": "127.0.0.1", "port": port})
@@ -77,7 +77,7 @@ def replica_pid(address: str) -> int:
     return int(lines[-1].split('replica="')[1].split('"')[0])
 
 
-def test_requests_are_answered_as_by_the_model_itself(served: tuple[str, ServiceConfig]):
+def test_requests_are_answered_as_by_the_model_itself(served: tuple[str, ServeSection]):
     from tests.inference.models.opened import opened, rows_of
 
     address, config = served
@@ -90,7 +90,7 @@ def test_requests_are_answered_as_by_the_model_itself(served: tuple[str, Service
     assert ASK.post(f"{address}/v1/encode", content=b" " * 16_000_001).status_code == 413
 
 
-def test_a_killed_replica_costs_a_retry_at_most_and_is_replaced(served: tuple[str, ServiceConfig]):
+def test_a_killed_replica_costs_a_retry_at_most_and_is_replaced(served: tuple[str, ServeSection]):
     address, _ = served
     before = replica_pid(address)
 
@@ -107,7 +107,7 @@ def test_a_killed_replica_costs_a_retry_at_most_and_is_replaced(served: tuple[st
     assert replica_pid(address) != before and not psutil.pid_exists(before)
 
 
-def test_a_changed_model_replaces_the_replica_and_no_request_fails(served: tuple[str, ServiceConfig]):
+def test_a_changed_model_replaces_the_replica_and_no_request_fails(served: tuple[str, ServeSection]):
     from ray import serve
 
     from service.deployments import APPLICATION, application

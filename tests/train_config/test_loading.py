@@ -8,10 +8,11 @@ from common.errors import ConfigError
 from tools.grammar import Plain, read_words
 from tools.train.run import TuneSettings
 from train_config.command_schema import COMMANDS
-from train_config.loading import SHIPPED, dump_config, load_config, load_service_config, load_tune_config
+from train_config.loading import SHIPPED, dump_config, load_config, load_settings, load_tune_config
 from train_config.reference import config_reference
 from train_config.schema import Config
 from train_config.section import settings_of
+from train_config.service_schema import ServiceSettings
 from train_config.tune_schema import TuneConfig
 
 SEARCH = SHIPPED / "tune_throughput.yaml"
@@ -166,7 +167,7 @@ def test_shipped_files_are_found_from_any_folder_and_are_valid(tmp_path, monkeyp
             assert load_config(f"train_config/{path.name}") == load_config(path.stem)
     assert load_tune_config(f"train_config/{SEARCH.name}") == TuneConfig()
     assert load_tune_config("tune_tokens").space.num_workers is None
-    assert load_service_config("train_config/serve.yaml").models[0].random_weights
+    assert load_settings(ServiceSettings, "train_config/serve.yaml").serve.models[0].random_weights
     with pytest.raises(ConfigError, match=r"esm2a\.yaml: can't be read .*\(did you mean esm2ae\?\); .*train_config"):
         load_config("train_config/esm2a.yaml")
 

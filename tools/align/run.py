@@ -62,7 +62,16 @@ def main(argv: list[str]) -> int:
     start_s = time.perf_counter()
     with unfinished(arguments.output) as folder:
         queries = open_store([arguments.queries], settings.data.ingest, folder)
-        accept(folder, {**_job(arguments, by, queries, store), "embeddings": vectors})
+        job = {
+            **arguments.model_dump(include={"hits", "prefilter", "candidates"}),
+            "evalue": str(arguments.evalue),
+            "queries": queries.checksum,
+            "store": store.checksum,
+            "matrix": by.scores.tolist(),
+            "gap penalties": [by.gap_open, by.gap_extend],
+            "embeddings": vectors,
+        }
+        accept(folder, job)
         with journal(folder) as kept:
             scores = _on_gpu(store, by) if arguments.device == "cuda" else None
             search = Search(store, by, threads=arguments.threads, scores=scores)
@@ -78,18 +87,6 @@ def main(argv: list[str]) -> int:
     aligned = f"{counted(len(queries), 'protein{s}')} with {len(store):,}"
     print(f"{arguments.output}: {counted(hits, 'hit{s}')} of {aligned} ({time.perf_counter() - start_s:.1f} s)")
     return 0
-
-
-def _job(arguments: AlignSection, by: Scoring, queries: Store, store: Store) -> dict[str, Any]:
-    """Everything that the hits depend on."""
-    return {
-        **arguments.model_dump(include={"hits", "prefilter", "candidates"}),
-        "evalue": str(arguments.evalue),
-        "queries": queries.checksum,
-        "store": store.checksum,
-        "matrix": by.scores.tolist(),
-        "gap penalties": [by.gap_open, by.gap_extend],
-    }
 
 
 def _align(search: Search, queries: Store, arguments: AlignSection, kept: Journal) -> None:

@@ -20,18 +20,10 @@ MADE_BY = "predict_function"
 
 def main(argv: list[str]) -> int:
     plain, settings = parse(argv, "function predict", __doc__, OnRun, PredictTermsSettings)
-    section = settings.predict
-    refuse_file(section.output, MADE_BY, plain.overwrite)
+    output = settings.predict.output
+    refuse_file(output, MADE_BY, plain.overwrite)
     from inference.function.prediction import predict  # here: it loads torch
 
-    number = predict(
-        plain.run,
-        section.input,
-        section.output,
-        terms=section.terms,
-        part=section.part,
-        ingest=settings.data.ingest,
-        overwrite=plain.overwrite,
-    )
-    print(f"{section.output}: {counted(number, 'protein{s}')}")
+    number = predict(plain.run, settings.predict, settings.data.ingest, overwrite=plain.overwrite)
+    print(f"{output}: {counted(number, 'protein{s}')}")
     return 0

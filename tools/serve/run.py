@@ -14,9 +14,11 @@ Examples:
   esmeray serve run --serve.models esm2_t6_8M --serve.random_weights true --serve.port 8080
 """
 
+from functools import partial
+
 from common.command_line import result_console
 from tools.grammar import Plain, parse, read_words
-from train_config.loading import dump_config, load_service_config
+from train_config.loading import dump_config, load_settings
 from train_config.service_schema import ServiceSettings
 
 
@@ -37,4 +39,5 @@ def main(argv: list[str]) -> int:
 
     console = result_console()
     # Each time anew: the file may have changed.
-    return run(lambda: load_service_config(file, overrides), lambda text: console.print(text, markup=False))
+    say = partial(console.print, markup=False)
+    return run(lambda: load_settings(ServiceSettings, file, overrides), say)

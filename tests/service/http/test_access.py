@@ -11,7 +11,8 @@ import yaml
 from common.errors import ConfigError
 from service.http.access import PUBLIC, Access, new_key, read_keys
 from tests.service.serving import Serving, problem
-from train_config.loading import load_service_config
+from train_config.loading import load_settings
+from train_config.service_schema import ServiceSettings
 
 SCOPES: dict[str, dict[str, Any]] = {
     "all": {},
@@ -166,10 +167,9 @@ def test_a_damaged_file_of_keys_is_refused_before_anything_starts(tmp_path: Path
 def test_another_host_than_this_one_needs_keys(host: str):
     models = [{"name": "esm", "source": "esm2_t6_8M"}]
     with pytest.raises(ConfigError, match=r"without access\.keys the service listens on 127\.0\.0\.1 alone"):
-        load_service_config(None, {("serve", "models"): models, ("serve", "host"): host})
-    config = load_service_config(
-        None, {("serve", "models"): models, ("serve", "host"): host, ("serve", "access", "keys"): "keys.yaml"}
-    )
-    assert config.host == host
+        load_settings(ServiceSettings, None, {("serve", "models"): models, ("serve", "host"): host})
+    options = {("serve", "models"): models, ("serve", "host"): host, ("serve", "access", "keys"): "keys.yaml"}
+    assert load_settings(ServiceSettings, None, options).serve.host == host
     for local in ("127.0.0.1", "127.8.8.8", "::1", "localhost"):
-        assert load_service_config(None, {("serve", "models"): models, ("serve", "host"): local}).access.keys is None
+        options = {("serve", "models"): models, ("serve", "host"): local}
+        assert load_settings(ServiceSettings, None, options).serve.access.keys is None
