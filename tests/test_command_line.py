@@ -46,6 +46,7 @@ def test_without_a_command_each_is_listed_with_an_example_on_one_screen(called):
 
 def test_an_unknown_name_gets_a_suggestion(called):
     refused(called("trian"), 2, "there is no command 'trian' (did you mean train?)")
+    refused(called("export"), 2, "there is no command 'export' (did you mean train export?)")
     refused(called("train", "run"), 2, "there is no subcommand 'run'")
     refused(called("data", "convrt"), 2, "there is no subcommand 'convrt' (did you mean convert?)")
 

@@ -39,7 +39,8 @@ def main(argv: list[str]) -> int:
         return 0
     command, *arguments = argv
     if command not in COMMANDS:
-        hint = did_you_mean(command, COMMANDS)
+        places = [f"{name} {command}" for name in COMMANDS if command in subcommands(name)]
+        hint = f" (did you mean {' or '.join(places)}?)" if places else did_you_mean(command, COMMANDS)
         raise ConfigError(f"there is no command {command!r}{hint}; there are {', '.join(COMMANDS)}")
     names = subcommands(command)
     if names and arguments[:1] in (["-h"], ["--help"]):
