@@ -1,5 +1,6 @@
 """Routes for whoever runs the service, and the page: /health, /ready, /metrics, /."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +49,11 @@ def add(app: FastAPI, service: Service, **documents: Any) -> None:
         """The page."""
         return FileResponse(PAGE / "page.html", headers=_POLICY)
 
-    async def file(request: Request) -> Response:
-        return FileResponse(FILES[request.url.path])
+    async def file(path: Path, _: Request) -> Response:
+        return FileResponse(path)
 
-    for name in FILES:
-        app.add_route(name, file, name="page", include_in_schema=False)
+    for name, path in FILES.items():
+        app.add_route(name, partial(file, path), name="page", include_in_schema=False)
 
     @app.get("/docs", name="docs", include_in_schema=False)
     async def docs() -> Response:
