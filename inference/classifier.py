@@ -75,11 +75,9 @@ class Predictions:
         """(residues of the whole texts,) which have a prediction; None where a text has one, not its residues."""
         if self.lengths is None:
             return None
-        pieces = [np.ones(0, bool)]
-        for kept, cut in zip(self.lengths.tolist(), self.cropped.tolist(), strict=True):
-            head = head_length(kept, self.crop)
-            pieces += [np.ones(head, bool), np.zeros(cut, bool), np.ones(kept - head, bool)]
-        return np.concatenate(pieces)
+        heads_N = np.array([head_length(kept, self.crop) for kept in self.lengths.tolist()], dtype=np.int64)
+        sizes_N3 = np.stack([heads_N, self.cropped, self.lengths - heads_N], axis=1)
+        return np.repeat(np.tile([True, False, True], len(self)), sizes_N3.ravel())
 
     def of_whole_texts(self, values_R: NDArray, missing: str | float) -> list[NDArray]:
         """The values (R, ...) of each text's residues, with ``missing`` where one was cropped, for per_residue."""

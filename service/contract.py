@@ -20,7 +20,6 @@ class About:
         labels, label_kind: of a classifier, else empty.
         one_token_per_residue: sequences are of residues; else they are any text.
         longest: residues of a sequence at most; None for any.
-        fingerprint: of weights and architecture.
         tokens: token budget of a batch.
     """
 
@@ -46,9 +45,7 @@ class Reply:
 
     Attributes:
         results: an array for each payload, in their order; (N, D) where each has one vector.
-        refused: ``overloaded``, ``memory`` or ``model``.
-        retry_after_s: after which an overloaded replica has room.
-        detail: of the refusal.
+        refused: ``overloaded`` (the replica has room after ``retry_after_s``), ``memory`` or ``model``.
         statistics: of the replica, for the ingress' metrics.
     """
 

@@ -29,7 +29,6 @@ from dataset.targets import has_target
 from train_config.classifier_schema import TargetKind
 
 _BY_COLUMN = ("multilabel", "regression")
-_TEXT_REGULARISATION = 20.0
 _WORD = r"\b\w+\b"
 _ITERATIONS = 2000
 
@@ -61,11 +60,16 @@ def baselines(
         return results  # nothing can be fitted
     if content == "text":
         words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, token_pattern=_WORD)
-        features, name = (words.fit_transform(known_texts), words.transform(texts)), "TF-IDF"
+        features, name, strength = (words.fit_transform(known_texts), words.transform(texts)), "TF-IDF", 20.0
     else:
-        features, name = (composition(known_texts), composition(texts)), "composition"
-    linear = "ridge regression" if kind == "regression" else "logistic regression"
-    results[f"{linear} on {name}"] = _fitted(_linear(kind, content), kind, features, targets, guess)
+        features, name, strength = (composition(known_texts), composition(texts)), "composition", 1.0
+    model: Any = LogisticRegression(C=strength, max_iter=_ITERATIONS)
+    linear = "logistic regression"
+    if kind == "regression":
+        model, linear = Ridge(), "ridge regression"
+    if content != "text":  # TF-IDF is of one scale already and keeps it
+        model = make_pipeline(StandardScaler(), model)
+    results[f"{linear} on {name}"] = _fitted(model, kind, features, targets, guess)
     return results
 
 
@@ -85,13 +89,6 @@ def _guess(kind: TargetKind, targets: NDArray, num_outputs: int) -> NDArray[np.f
         return (sums_C / np.maximum(known_NC.sum(axis=0), 1)).astype(np.float32)
     counts_C = np.bincount(targets, minlength=num_outputs)
     return (counts_C / max(counts_C.sum(), 1)).astype(np.float32)
-
-
-def _linear(kind: TargetKind, content: str) -> Any:
-    """An estimator to fit; TF-IDF is of one scale already and keeps it."""
-    strength = _TEXT_REGULARISATION if content == "text" else 1.0
-    model = Ridge() if kind == "regression" else LogisticRegression(C=strength, max_iter=_ITERATIONS)
-    return model if content == "text" else make_pipeline(StandardScaler(), model)
 
 
 def _fitted(

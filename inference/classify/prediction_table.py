@@ -31,7 +31,11 @@ def writing_predictions(path: Path, final_name: str, space: LabelSpace, separato
 
     The separator stands between the names of a multilabel target.
     """
-    schema = _schema(space)
+    numbers = pa.list_(pa.float32()) if space.kind == "per_residue" else pa.float32()
+    words, prefix = (["id"], "predicted") if space.kind == "regression" else (["id", "label"], "probability")
+    schema = pa.schema(
+        [(name, pa.string()) for name in words] + [(f"{prefix}_{name}", numbers) for name in space.names]
+    )
     if final_name.endswith(".parquet"):
         with pq.ParquetWriter(path, schema) as file:
 
@@ -49,12 +53,6 @@ def writing_predictions(path: Path, final_name: str, space: LabelSpace, separato
             rows.writerows(zip(*map(_words, _columns(ids, predictions, separator)), strict=True))
 
         yield write_text
-
-
-def _schema(space: LabelSpace) -> pa.Schema:
-    numbers = pa.list_(pa.float32()) if space.kind == "per_residue" else pa.float32()
-    words, prefix = (["id"], "predicted") if space.kind == "regression" else (["id", "label"], "probability")
-    return pa.schema([(name, pa.string()) for name in words] + [(f"{prefix}_{name}", numbers) for name in space.names])
 
 
 def _columns(ids: Sequence[str], predictions: Predictions, separator: str) -> list[Any]:

@@ -35,13 +35,12 @@ _WITH_UNIT = ("mse", "mae")
 
 @dataclass(frozen=True)
 class Scored:
-    """N records with their targets and a model's predictions.
+    """N records with their targets and a model's predictions, as
+    :func:`model.metrics.classification.classification_metrics` has them.
 
     Attributes:
-        label_space: what the columns mean.
-        ids: of the N records.
         probabilities: (N, C), or (R, C) for per_residue.
-        targets: (N,), (N, C) or (R,), as of :func:`model.metrics.classification.classification_metrics`.
+        targets: (N,), (N, C) or (R,).
         weights: (N,) weight of each record, or None.
         lengths: (N,) residues of each record, for per_residue, whose resamplings draw whole records; else None.
     """

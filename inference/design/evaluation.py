@@ -34,13 +34,8 @@ _Statistic: TypeAlias = Callable[[NDArray[np.int64]], float]
 
 @dataclass
 class Evaluation:
-    """Metrics of the proteins.
-
-    Attributes:
-        metrics: by name: value, and the ends of its 95 % interval.
-        proteins: evaluated.
-        left_out: records without a structure, or without a native residue to recover.
-    """
+    """Metrics of the evaluated proteins: value, and the ends of its 95 % interval; ``left_out`` are records without a
+    structure, or without a native residue to recover."""
 
     proteins: int
     left_out: int

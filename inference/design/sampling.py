@@ -53,14 +53,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Design:
-    """A generated sequence.
-
-    Attributes:
-        residues: L letters.
-        probabilities: (L, 20) of the amino acids in the order of
-            :data:`~dataset.fasta.alphabet.AMINO_ACIDS`, when the position was decided; 1 for a fixed residue.
-        seed: number of the design.
-    """
+    """A generated sequence of L letters, the number of its seed, and (L, 20) probabilities of
+    :data:`~dataset.fasta.alphabet.AMINO_ACIDS` when the position was decided; 1 for a fixed residue."""
 
     residues: str
     probabilities: NDArray[np.float32]
@@ -113,15 +107,8 @@ def amino_acid_logits(model: SequenceDiffusion, logits_TK: Tensor) -> Tensor:
 
 
 class _Drafts:
-    """Designs in the making, (copies) of them.
-
-    Attributes:
-        batch: with the structure's residues.
-        conditions: (T, H).
-        groups: (L,) group of each position.
-        hidden: (copies, G) what is to be decided.
-        draws: randomness of each design.
-    """
+    """Designs in the making, (copies) of them: their batch, (T, H) conditions, the (L,) group of each position,
+    (copies, G) what is hidden, and the randomness of each."""
 
     def __init__(self, model: SequenceDiffusion, request: Request, seed: int, numbers: list[int]) -> None:
         self.model, self.request, device = model, request, next(model.parameters()).device

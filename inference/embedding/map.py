@@ -31,14 +31,8 @@ box.oninput = () => {
 
 
 class Points(NamedTuple):
-    """P proteins.
-
-    Attributes:
-        ids: (P,) strings.
-        lengths: (P,) residues.
-        labels: (P,) numbers with NaN, or names with an empty one, where there is no label.
-        xy: (P, 2) places.
-    """
+    """(P,) ids, lengths in residues, labels (numbers with NaN, or names with an empty one, where there is none), and
+    (P, 2) places."""
 
     ids: NDArray
     lengths: NDArray[np.integer]

@@ -175,12 +175,7 @@ def _bounds(tokens: Indices, most: int) -> Indices:
 
 @dataclass(frozen=True)
 class JobFacts(ModelFacts):
-    """A model as a job uses it.
-
-    Attributes:
-        outputs: in the order asked for.
-        cache_keys: fingerprint of the features of each output that can be cached.
-    """
+    """A model as a job uses it: its outputs, and fingerprints of the features of those that can be cached."""
 
     outputs: tuple[Output, ...] = ()
     cache_keys: dict[str, str] = field(default_factory=dict)

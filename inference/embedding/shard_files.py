@@ -5,6 +5,7 @@ A shard is ``OUTPUT/00012.safetensors`` for each output, then ``rows/00012.json`
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -88,18 +89,11 @@ class ShardFiles:
             if path.suffix == ".tmp":
                 path.unlink(missing_ok=True)
             elif path.parent.name == _ROWS:
-                row = self._row(path)
-                if row is not None:
-                    rows[row.number] = row
+                with suppress(OSError, ValidationError):
+                    row = ShardRow.model_validate_json(path.read_bytes())
+                    if row.xxh128 and all(self.path(output, row.number).is_file() for output in row.xxh128):
+                        rows[row.number] = row
         return rows
-
-    def _row(self, path: Path) -> ShardRow | None:
-        try:
-            row = ShardRow.model_validate_json(path.read_bytes())
-        except (OSError, ValidationError):
-            return None
-        whole = all(self.path(output, row.number).is_file() for output in row.xxh128)
-        return row if whole and row.xxh128 else None
 
 
 class Cache:

@@ -62,12 +62,9 @@ class ShardTexts:
 
 
 class ShardWorker:
-    """Computes shards with one model.
+    """Computes shards with one model on its device, by settings with the defaults of the device.
 
-    Args:
-        model: on the device.
-        store: of the sequences.
-        settings: of the job, with the defaults of the device. Raises ConfigError for those that the model can't take.
+    Raises ConfigError for settings that the model can't take.
     """
 
     def __init__(self, model: Model, store: Store, settings: EmbedSection) -> None:

@@ -33,12 +33,11 @@ _MERGED = 256
 
 @dataclass(frozen=True)
 class FoldingSettings:
-    """What predicts, and where it is kept.
+    """What predicts, and where it is cached.
 
     Attributes:
         predictor, source: name and weights.
         cache: folder that all nodes see.
-        device: cpu or cuda.
         modules: imported in each process, for predictors that they register.
         cpus: cores that a process computes on; None for all.
         section: of the settings, which messages name.

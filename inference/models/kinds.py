@@ -34,13 +34,8 @@ if TYPE_CHECKING:
 class Output(NamedTuple):
     """One output of a model.
 
-    Attributes:
-        name: unique, and its file's.
-        kind: a module of :mod:`inference.models.outputs`.
-        layer: counted from 0, the embeddings; None for what has no layers.
-        channels: values of a row.
-        per: what has a row.
-        description: words for the manifest.
+    ``kind`` names a module of :mod:`inference.models.outputs`, ``layer`` counts from 0, the embeddings (None for what
+    has no layers), ``channels`` are the values of a row, ``per`` is what has one.
     """
 
     name: str
@@ -53,20 +48,15 @@ class Output(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Properties of a model.
+    """Properties of a model, by the name that it was opened by.
 
     Attributes:
-        name: as given.
         task: that exported it; None for a model of transformers.
         fingerprint: of weights, architecture and tokenizer, hex.
-        num_layers, hidden_size: of the backbone.
         longest: residues of the longest sequence that can be taken; None for any.
         special_tokens: that the tokenizer puts around each sequence.
         flops_per_token: of the matrix products of a forward pass.
         attention_flops: of attention in a forward pass, for a token and each token that it attends to.
-        device_name: of the device that it is on.
-        precision: of the computation.
-        random_weights: not trained.
     """
 
     name: str
@@ -89,7 +79,7 @@ class ModelFacts:
 
 
 class HasOutputs(Protocol):
-    """A model as its outputs read it, so that they need not import :class:`inference.models.model.Model`."""
+    """A :class:`~inference.models.model.Model` as its outputs read it, which therefore need not import it."""
 
     facts: ModelFacts
     tokenizer: SequenceTokenizer

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.profiler import record_function
 
 from common.errors import ConfigError, DataError
@@ -35,11 +36,7 @@ Features: TypeAlias = dict[Any, Tensor]
 class Model:
     """See the module; made by :func:`inference.models.opening.open_model`.
 
-    Attributes:
-        facts: what is known of it.
-        tokenizer, backbone: of the model.
-        heads: what computes from features, by the name of its task.
-        device: where it computes.
+    ``heads`` has what computes from features, by the name of its task.
     """
 
     def __init__(
@@ -172,19 +169,15 @@ class Model:
             chunk = starts[first : first + at_once]
             windows = pack(self.tokenizer, [ids[start : start + length] for start in chunk]).to(self.device)
             for key, features_TC in self._features(windows, outputs).items():
+                counted_TC = functional.pad(features_TC.float(), (0, 1), value=1.0)  # the last column counts windows
                 if key not in sums:
-                    sums[key] = torch.zeros(prefix + ids.size + suffix, features_TC.shape[1], device=self.device)
+                    sums[key] = counted_TC.new_zeros(prefix + ids.size + suffix, counted_TC.shape[1])
                 total_TC = sums[key]
-                for row_WC, start in zip(features_TC.float().unflatten(0, (-1, width)), chunk, strict=True):
+                for row_WC, start in zip(counted_TC.unflatten(0, (-1, width)), chunk, strict=True):
                     total_TC[:prefix] += row_WC[:prefix]
                     total_TC[prefix + start : prefix + start + length] += row_WC[prefix : prefix + length]
                     total_TC[prefix + ids.size :] += row_WC[prefix + length :]
-        counts_L = np.zeros(ids.size, dtype=np.float32)
-        for start in starts:
-            counts_L[start : start + length] += 1
-        around = np.full(max(prefix, suffix), len(starts), dtype=np.float32)
-        counts_T = torch.from_numpy(np.concatenate([around[:prefix], counts_L, around[:suffix]])).to(self.device)
-        means = {key: total_TC / counts_T[:, None] for key, total_TC in sums.items()}
+        means = {key: total_TC[:, :-1] / total_TC[:, -1:] for key, total_TC in sums.items()}
         return self._rows(means, pack(self.tokenizer, [ids]).to(self.device), outputs)
 
     def _features(self, packed: Packed, outputs: Sequence[Output]) -> Features:

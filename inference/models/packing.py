@@ -36,12 +36,7 @@ class Packed(NamedTuple):
 
 @dataclass(frozen=True)
 class Tokenized:
-    """N texts as ids, without special tokens.
-
-    Attributes:
-        pieces: ids of each text that are used.
-        cropped: (N,) int64, ids of each that are not.
-    """
+    """Ids of N texts that are used, without special tokens, and (N,) int64 how many of each are not."""
 
     pieces: Sequence[NDArray[np.int32]]
     cropped: NDArray[np.int64]

@@ -21,11 +21,7 @@ from model.forward_loop import ForwardLoop, Places
 
 
 class Texts(Protocol):
-    """Texts that a model is run on.
-
-    Attributes:
-        lengths: (N,) rows of each in an output of residues.
-    """
+    """Texts that a model is run on; ``lengths`` (N,) are the rows of each in an output of residues."""
 
     @property
     def lengths(self) -> NDArray[np.int64]: ...
@@ -61,14 +57,8 @@ class TokenizedTexts:
 
 
 class BatchRows(NamedTuple):
-    """Rows of the texts of a batch.
-
-    Attributes:
-        places: (n,) of the texts.
-        lengths: (n,) of the texts, in residues.
-        arrays: (rows, C) by name of the output, text after text.
-        splits: batches that were halved for memory until now.
-    """
+    """Rows of the texts of a batch: (n,) their places and lengths in residues; (rows, C) by name of the output, text
+    after text; and the batches that were halved for memory until now."""
 
     places: Places
     lengths: NDArray[np.int64]

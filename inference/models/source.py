@@ -21,13 +21,8 @@ _RUN_FILE = "metrics.jsonl"
 
 
 class ModelSource(NamedTuple):
-    """Where a model is.
-
-    Attributes:
-        path: folder, hub name or size.
-        task: that exported it; None for what transformers alone opens.
-        random_weights: its weights are random, as ``path`` is a size.
-    """
+    """A folder, hub name or size; the task that exported it (None for what transformers alone opens); and whether its
+    weights are random, as of a size."""
 
     path: str
     task: str | None

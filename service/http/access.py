@@ -6,9 +6,10 @@ and residues_per_minute. Out: the key of a request, or a refusal. Without a file
 
 import hashlib
 import hmac
+import math
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -75,8 +76,8 @@ class _Bucket:
     """What is left of an amount a minute; it fills up steadily, to a minute's amount at most."""
 
     per_minute: float
-    left: float
-    seen_s: float
+    left: float = math.inf
+    seen_s: float = field(default_factory=time.monotonic)
 
     def take(self, amount: float) -> float:
         """Take an amount, or return the seconds until it is there. Of more than a minute's, the rest is on credit."""
@@ -129,8 +130,7 @@ class Access:
         per_minute = key.requests_per_minute if unit == "requests" else key.residues_per_minute
         if per_minute is None:
             return
-        empty = _Bucket(per_minute, per_minute, time.monotonic())
-        wait_s = self._buckets.setdefault((key.name, unit), empty).take(amount)
+        wait_s = self._buckets.setdefault((key.name, unit), _Bucket(per_minute)).take(amount)
         if wait_s:
             detail = f"the key's {per_minute:,} {unit} a minute are used up; try again later"
             raise RefusalError(429, detail, retry_after_s=int(wait_s) + 1, limit=f"{unit}_per_minute")

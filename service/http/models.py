@@ -6,6 +6,7 @@ A call whose replica was lost is tried once more, with another.
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
@@ -28,26 +29,20 @@ class Call(NamedTuple):
     tokens: Callable[[Sequence[str]], Any]
 
 
+@dataclass
 class Models:
     """The models of the service, by name; the first is the default.
 
-    Args:
-        calls: of each.
-        lost: errors that say that a replica was lost.
-        busy: errors that say that too many requests wait.
+    ``lost`` and ``busy`` are the errors that say that a replica was lost, or that too many requests wait.
     """
 
-    def __init__(
-        self,
-        calls: Mapping[str, Call],
-        metrics: Metrics,
-        lost: tuple[type[BaseException], ...] = (),
-        busy: tuple[type[BaseException], ...] = (),
-    ) -> None:
-        self._calls, self._metrics, self._lost, self._busy = calls, metrics, lost, busy
-        self.about: dict[str, About] = {}
-        self._full: dict[str, tuple[float, RefusalError]] = {}
-        self._loading: asyncio.Task[None] | None = None
+    calls: Mapping[str, Call]
+    metrics: Metrics
+    lost: tuple[type[BaseException], ...] = ()
+    busy: tuple[type[BaseException], ...] = ()
+    about: dict[str, About] = field(default_factory=dict)
+    _full: dict[str, tuple[float, RefusalError]] = field(default_factory=dict)
+    _loading: asyncio.Task[None] | None = None
 
     def load(self) -> asyncio.Task[None]:
         """The task that ends when every model is loaded, begun at the first call."""
@@ -56,11 +51,11 @@ class Models:
         return self._loading
 
     async def _load(self) -> None:
-        self.about = {name: await self._call(call.about) for name, call in self._calls.items()}
+        self.about = {name: await self._call(call.about) for name, call in self.calls.items()}
 
     def named(self, name: str | None) -> About:
         """What is known of a model, by default of the first; raises RefusalError (404) where there is none."""
-        known = list(self._calls)
+        known = list(self.calls)
         if name is not None and name not in known:
             raise RefusalError(404, f"no such model; there are {', '.join(known)} (GET /v1/models)")
         return self.about[name or known[0]]
@@ -70,8 +65,8 @@ class Models:
         until_s, refusal = self._full.get(model, (0.0, None))
         if refusal is not None and time.monotonic() < until_s:
             raise refusal
-        reply = await self._call(self._calls[model].run, output, payloads)
-        self._metrics.of_replica(model, reply.statistics)
+        reply = await self._call(self.calls[model].run, output, payloads)
+        self.metrics.of_replica(model, reply.statistics)
         if reply.refused == "overloaded":
             refusal = RefusalError(
                 429, "too much is waiting; try again later", reply.retry_after_s, limit="queue_tokens"
@@ -86,15 +81,15 @@ class Models:
         return results
 
     async def tokens(self, model: str, texts: Sequence[str]) -> list[list[int]]:
-        ids: list[list[int]] = await self._call(self._calls[model].tokens, texts)
+        ids: list[list[int]] = await self._call(self.calls[model].tokens, texts)
         return ids
 
     async def _call(self, method: Callable[..., Any], *arguments: Any) -> Any:
         for _ in range(2):
             try:
                 return await method(*arguments)
-            except self._busy as error:
+            except self.busy as error:
                 raise RefusalError(429, "too many requests are waiting; try again later", RETRY_S) from error
-            except self._lost:
-                self._metrics.replicas_lost.inc()
+            except self.lost:
+                self.metrics.replicas_lost.inc()
         raise RefusalError(503, "the model's process was lost and is being replaced; try again", RETRY_S)

@@ -15,14 +15,8 @@ _LONGEST_DETAIL = 600
 
 
 class RefusalError(Exception):
-    """A request that is not answered.
-
-    Attributes:
-        status: of HTTP.
-        detail: one sentence: what is wrong, where, and what to do.
-        facts: further members of the body, as ``record`` and ``limit``.
-        retry_after_s: of 429 and 503.
-    """
+    """A request that is not answered: the status of HTTP, one sentence of what is wrong, where, and what to do, and
+    further members of the body, as ``record`` and ``limit``."""
 
     def __init__(self, status: int, detail: str, retry_after_s: int | None = None, **facts: Any) -> None:
         super().__init__(detail)

@@ -25,14 +25,10 @@ _NOT_BEFORE_S, _MOST_S = 1, 60
 
 
 class Item(NamedTuple):
-    """A sequence, or latents to decode, and what is wanted of it.
+    """A sequence as it was tokenised, or latents to decode (whose ``text`` is empty), and the output that is wanted of
+    it.
 
-    Attributes:
-        output: name of the result.
-        key: by which equal items are found.
-        payload: what is computed from.
-        tokens: of the budget.
-        text: that was tokenised to the payload; empty for latents.
+    Equal items have the same ``key``; ``tokens`` count in the budget.
     """
 
     output: str

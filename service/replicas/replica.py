@@ -31,10 +31,7 @@ WARM_UP_LETTERS = "LAGVSERTIDPKQNFYMHWC"
 class ModelReplica:
     """The deployment of one model.
 
-    Args:
-        model: settings.
-        device: cpu or cuda.
-        version: of the weights' files; another one makes Serve replace the replicas, one after the other.
+    Another ``version`` of the weights' files makes Serve replace the replicas, one after the other.
     """
 
     def __init__(self, model: dict[str, Any], device: str, version: str) -> None:
