@@ -56,7 +56,13 @@ class ModelJob:
             if self.settings.cache is not None:
                 cache = Cache(self.settings.cache.absolute(), self.facts, self.settings)
             self.plan = self._plan(cache)
-            self.job = self._identity()
+            self.job = {
+                "input": self.store.checksum,
+                "model": self.facts.fingerprint,
+                "device": self.facts.device_name,
+                "settings": self.settings.model_dump(mode="json", include=set(EmbedSection.model_fields)),
+                "plan": self.plan.checksum,
+            }
             if complete:
                 changes = [differences(before, self.job) for before in complete]
                 if all(changes):
@@ -130,15 +136,6 @@ class ModelJob:
 
     def _write_spent(self) -> None:
         write_atomically(self.folder / "spent.json", self.spent.model_dump_json())
-
-    def _identity(self) -> dict[str, Any]:
-        return {
-            "input": self.store.checksum,
-            "model": self.facts.fingerprint,
-            "device": self.facts.device_name,
-            "settings": self.settings.model_dump(mode="json", include=set(EmbedSection.model_fields)),
-            "plan": self.plan.checksum,
-        }
 
     def _restore(self, cache: Cache | None) -> None:
         self.rows = self.files.done()

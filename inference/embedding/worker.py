@@ -71,7 +71,13 @@ class ShardWorker:
         self.model, self._store, self._settings = model, store, settings
         outputs = model.outputs(settings.outputs, settings.layers)
         if settings.long == "window":
-            _check_windows(model, outputs)
+            if not model.tokenizer.one_token_per_residue:
+                raise ConfigError("--embed.long window: this model's tokens are not single residues; choose crop")
+            wrong = [output.kind for output in outputs if kind_of(output.kind).reads == "tokens"]
+            if wrong:
+                raise ConfigError(
+                    f"--embed.outputs {wrong[0]}: it can't be averaged over windows; choose --embed.long crop"
+                )
         crop = "start" if settings.long == "crop" else f"{settings.long} {settings.overlap}"
         cache_keys = {output.name: model.cache_key(output, settings.max_length, crop) for output in outputs}
         self.facts = JobFacts(**vars(model.facts), outputs=outputs, cache_keys=cache_keys)
@@ -102,7 +108,7 @@ class ShardWorker:
                 batch_s.append(now_s - last_s)
             last_s = now_s
             progress(len(batch.places))
-        tokens_n = shard.lengths + facts.special_tokens
+        tokens_n, device = shard.lengths + facts.special_tokens, self.model.device
         row = ShardRow(
             number=shard.number,
             sequences=shard.records.size,
@@ -113,7 +119,7 @@ class ShardWorker:
             batch_s=batch_s,
             splits=splits,
             flops=facts.flops(tokens_n),
-            peak_bytes=self._peak(memory),
+            peak_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else max(memory),
             mean_bytes=int(np.mean(memory)),
         )
         return {output.name: self._joined(output, rows[output.name]) for output in facts.outputs}, row
@@ -132,11 +138,6 @@ class ShardWorker:
             return int(torch.cuda.memory_allocated(self.model.device))
         return int(psutil.Process().memory_info().rss)
 
-    def _peak(self, memory: list[int]) -> int:
-        if self.model.device.type == "cuda":
-            return int(torch.cuda.max_memory_allocated(self.model.device))
-        return max(memory)
-
 
 def open_worker(source: str, job: EmbedJobSection, store: Store) -> ShardWorker:
     """A worker with a model of a job, of which only the heads are loaded that its outputs take."""
@@ -145,16 +146,6 @@ def open_worker(source: str, job: EmbedJobSection, store: Store) -> ShardWorker:
         source, job.precision or "fp32", job.device or "cpu", heads=heads, random_weights=job.random_weights
     )
     return ShardWorker(model, store, job)
-
-
-def _check_windows(model: Model, outputs: Sequence[Output]) -> None:
-    if not model.tokenizer.one_token_per_residue:
-        raise ConfigError("--embed.long window: this model's tokens are not single residues; choose crop")
-    for output in outputs:
-        if kind_of(output.kind).reads == "tokens":
-            raise ConfigError(
-                f"--embed.outputs {output.kind}: it can't be averaged over windows; choose --embed.long crop"
-            )
 
 
 class LocalEngine:

@@ -39,7 +39,9 @@ def wanted(request: Request) -> str:
 
 
 def json_answer(content: Any, headers: dict[str, str] | None = None) -> Response:
-    return Response(to_json(content, fallback=_plain), headers=headers, media_type="application/json")
+    return Response(
+        to_json(content, fallback=lambda values: values.tolist()), headers=headers, media_type="application/json"
+    )
 
 
 def arrays_answer(
@@ -91,11 +93,3 @@ def _column(arrays: Arrays) -> pa.Array:
         return vectors
     offsets = np.cumsum([0, *map(len, arrays)], dtype=np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), vectors)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if isinstance(value, np.generic):
-        return value.item()
-    raise TypeError(type(value).__name__)

@@ -50,7 +50,7 @@ def build_app(config: ServeSection, models: Models, metrics: Metrics, *, adds_re
                 f"startup_hook: {name}: can't be imported ({error}); name it as MODULE:FUNCTION"
             ) from error
         hook(app)
-    return Guard(app, models, access, config.limits, metrics, adds_request_id=adds_request_id)
+    return Guard(app, service, adds_request_id)
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

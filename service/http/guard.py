@@ -14,10 +14,9 @@ from datetime import UTC, datetime
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.http.access import PUBLIC, Access
-from service.http.metrics import Metrics
-from service.http.models import Models
+from service.http.access import PUBLIC
 from service.http.refusals import RefusalError
+from service.http.routes.common import Service
 from train_config.service_schema import LimitsSection
 
 log = logging.getLogger("esmeray.service")
@@ -33,10 +32,7 @@ class Guard:
     """ASGI middleware; see the module."""
 
     app: ASGIApp
-    models: Models
-    access: Access
-    limits: LimitsSection
-    metrics: Metrics
+    service: Service
     adds_request_id: bool = True
     ongoing: int = 0
 
@@ -44,7 +40,7 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers = dict(scope["headers"])
+        headers, service = dict(scope["headers"]), self.service
         request_id = headers.get(REQUEST_ID, b"").decode("latin-1")
         if not _REQUEST_ID.fullmatch(request_id):
             request_id = uuid.uuid4().hex
@@ -52,23 +48,23 @@ class Guard:
         answer = _Answer(send, request_id, [(REQUEST_ID, request_id.encode())] if self.adds_request_id else [])
         start_s = time.perf_counter()
         self.ongoing += 1
-        self.metrics.ongoing.set(self.ongoing)
+        service.metrics.ongoing.set(self.ongoing)
         try:
-            if self.ongoing > self.limits.requests:
+            if self.ongoing > service.limits.requests:
                 raise RefusalError(429, "too many requests at once; try again later", 1, limit="requests")
-            self.access.check_host(headers.get(b"host", b"").decode("latin-1"))
-            key = self.access.key_of(scope["path"], headers.get(b"authorization", b"").decode("latin-1"))
+            service.access.check_host(headers.get(b"host", b"").decode("latin-1"))
+            key = service.access.key_of(scope["path"], headers.get(b"authorization", b"").decode("latin-1"))
             scope["state"]["key"] = key
-            self.access.charge(key, "requests", 1)
-            loading = self.models.load()
-            async with asyncio.timeout(self.limits.timeout_s):
+            service.access.charge(key, "requests", 1)
+            loading = service.models.load()
+            async with asyncio.timeout(service.limits.timeout_s):
                 if scope["path"] not in PUBLIC:
                     await asyncio.shield(loading)
-                await self.app(scope, _Body(receive, headers, self.limits), answer)
+                await self.app(scope, _Body(receive, headers, service.limits), answer)
         except RefusalError as refusal:
             await answer.refuse(refusal, scope, receive)
         except TimeoutError:
-            detail = f"no answer within {self.limits.timeout_s:g} s; send fewer sequences at once"
+            detail = f"no answer within {service.limits.timeout_s:g} s; send fewer sequences at once"
             await answer.refuse(RefusalError(504, detail, limit="timeout_s"), scope, receive)
         except Exception:
             if not answer.status:
@@ -81,9 +77,9 @@ class Guard:
     def _note(self, scope: Scope, answer: "_Answer", seconds: float) -> None:
         route = scope.get("route")
         endpoint = getattr(route, "name", "other")
-        self.metrics.ongoing.set(self.ongoing)
-        self.metrics.requests.labels(endpoint, str(answer.status)).inc()
-        self.metrics.seconds.labels(endpoint).observe(seconds)
+        self.service.metrics.ongoing.set(self.ongoing)
+        self.service.metrics.requests.labels(endpoint, str(answer.status)).inc()
+        self.service.metrics.seconds.labels(endpoint).observe(seconds)
         if endpoint in _NOT_COUNTED:
             return
         state = scope["state"]

@@ -38,12 +38,11 @@ class Item(NamedTuple):
     text: str = ""
 
 
+@dataclass(eq=False)
 class OverloadedError(Exception):
     """Too many tokens wait; ``retry_after_s`` is when they will have been computed."""
 
-    def __init__(self, retry_after_s: int) -> None:
-        super().__init__(retry_after_s)
-        self.retry_after_s = retry_after_s
+    retry_after_s: int
 
 
 @dataclass(eq=False)
@@ -108,7 +107,8 @@ class TokenBatcher:
         new = {item.key: item for _, item in missing if item.key not in self._in_flight}
         added = sum(item.tokens for item in new.values())
         if self.queued_tokens and self.queued_tokens + added > self._queue_tokens:
-            raise OverloadedError(self._drained_in_s())
+            rate = self.totals.tokens / self.totals.computing_s if self.totals.computing_s else self.budget
+            raise OverloadedError(max(_NOT_BEFORE_S, min(_MOST_S, round(self.queued_tokens / rate))))
         now_s = time.monotonic()
         for item in new.values():
             waiting = _Waiting(item, asyncio.get_running_loop().create_future(), now_s)
@@ -198,10 +198,6 @@ class TokenBatcher:
         self.totals.tokens += tokens
         self.totals.budgets += max(self.budget, tokens)
         self.totals.computing_s += time.monotonic() - start_s
-
-    def _drained_in_s(self) -> int:
-        rate = self.totals.tokens / self.totals.computing_s if self.totals.computing_s else self.budget
-        return max(_NOT_BEFORE_S, min(_MOST_S, round(self.queued_tokens / rate)))
 
 
 @dataclass

@@ -21,7 +21,6 @@ from dataset.tokens.base import EsmSequenceTokenizer
 from dataset.tokens.esm import MASK, VOCABULARY
 from inference.classifier import DEFAULT_TOKENS
 from inference.models.kinds import prediction_of
-from inference.models.model import Model
 from inference.models.opening import open_model
 from inference.models.outputs.latents import decoded
 from inference.models.packing import Tokenized
@@ -48,17 +47,24 @@ class Computer:
             served.source, precision, device, random_weights=served.random_weights, key="models"
         )
         for head in model.heads.values():
-            if refusal := getattr(head, "not_served", ""):
+            refusal = getattr(head, "not_served", "")
+            if refusal:
                 raise ConfigError(f"models: {served.source}: {refusal.replace('SOURCE', served.source)}")
-        self._max_length: int | None = model.facts.longest
-        self._crop: FixedCrop | None = None
+        self._longest: int | None = model.facts.longest
+        self._cropped: tuple[int | None, FixedCrop] | None = None  # else the ingress has refused what is too long
         if prediction is not None:
             data = config_of(served.source).data
-            self._max_length, self._crop = data.max_length, fixed_crop(data.crop)
+            self._longest = data.max_length
+            self._cropped = data.max_length, fixed_crop(data.crop)
         outputs = model.outputs(None if prediction is None else [prediction])
         self._outputs = {output.name: output for output in outputs if output.per != "pair"}
         self.about = self._about(served, tokens)
-        self._cache = _opened_caches(served.cache, model, list(self._outputs.values()))
+        stores = {}
+        if served.cache is not None:
+            folder = Path(served.cache).expanduser()
+            keys = {name: model.cache_key(output, None, "error 256") for name, output in self._outputs.items()}
+            stores = {name: FeatureStore(folder / key) for name, key in keys.items()}
+        self._cache = {name: store for name, store in stores.items() if len(store)}
 
     def items(self, output: str, payloads: Sequence[Any]) -> list[Item]:
         """Items of texts, which are tokenised here and nowhere else, or of latents (L, D)."""
@@ -84,9 +90,7 @@ class Computer:
         return [results[place] for place in range(len(items))]
 
     def _tokenize(self, texts: Sequence[str]) -> Tokenized:
-        if self._crop is None:  # the ingress has refused what is too long
-            return self._model.tokenize(texts)
-        return self._model.tokenize(texts, self._max_length, self._crop)
+        return self._model.tokenize(texts, *(self._cropped or ()))
 
     def _cached(self, items: Sequence[Item]) -> dict[int, NDArray[np.float32]]:
         """Results that embed or training has left in the cache's folder."""
@@ -158,20 +162,10 @@ class Computer:
             labels=() if space is None else tuple(space.names),
             label_kind="" if space is None else space.kind,
             one_token_per_residue=model.tokenizer.one_token_per_residue,
-            longest=self._max_length,
+            longest=self._longest,
             fingerprint=facts.fingerprint,
             device=facts.device_name,
             precision=facts.precision,
             tokens=tokens,
             random_weights=facts.random_weights,
         )
-
-
-def _opened_caches(folder: str | None, model: Model, outputs: Sequence[Any]) -> dict[str, FeatureStore]:
-    """What embed or training has computed of each output, where there is some."""
-    if folder is None:
-        return {}
-    root = Path(folder).expanduser()
-    keys = {output.name: model.cache_key(output, None, "error 256") for output in outputs}
-    stores = {name: FeatureStore(root / key) for name, key in keys.items()}
-    return {name: store for name, store in stores.items() if len(store)}

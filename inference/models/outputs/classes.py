@@ -2,7 +2,6 @@
 
 from torch import Tensor
 
-from dataset.embeddings.manifest import Per
 from inference.models.kinds import HasOutputs, OutputKind
 from inference.models.packing import Packed
 from model.tasks.losses import probabilities
@@ -20,14 +19,10 @@ def _channels(model: HasOutputs) -> int | None:
     return model.heads["classifier"].label_space.num_outputs if "classifier" in model.heads else None
 
 
-def _per(model: HasOutputs) -> Per:
-    return "residue" if model.heads["classifier"].per_residue else "protein"
-
-
 KIND = OutputKind(
     "probability of each class; special tokens left out",
     rows=_probabilities,
-    per=_per,
+    per=lambda model: "residue" if model.heads["classifier"].per_residue else "protein",
     reads="tokens",
     head="classifier",
     predicts=True,
