@@ -33,7 +33,6 @@ def log_likelihoods(
     sequences: Sequence[str],
     *,
     label: int = NO_LABEL,
-    draws: int = DRAWS,
     tokens: int = 8192,
 ) -> NDArray[np.float64]:
     """(sequences,) mean log-likelihood of a residue, in nats, given the structure. Residues that are no amino acid are
@@ -41,10 +40,10 @@ def log_likelihoods(
     length = len(structure.residues)
     at_once = max(1, tokens // (length + 2))
     random = torch.Generator().manual_seed(0)  # the same places for every sequence, so that scores compare
-    order = torch.rand(draws, length, generator=random).argsort(1).argsort(1)
-    hidden_counts = torch.tensor([max(1, round(length * (draw + 0.5) / draws)) for draw in range(draws)])
+    order = torch.rand(DRAWS, length, generator=random).argsort(1).argsort(1)
+    hidden_counts = torch.tensor([max(1, round(length * (draw + 0.5) / DRAWS)) for draw in range(DRAWS)])
     hidden = order < hidden_counts[:, None]
-    jobs = [(number, draw) for number in range(len(sequences)) for draw in range(draws)]
+    jobs = [(number, draw) for number in range(len(sequences)) for draw in range(DRAWS)]
     device = next(model.parameters()).device
 
     @torch.inference_mode()
@@ -63,7 +62,7 @@ def log_likelihoods(
         return {"sums": chosen.sum(1), "counts": judged.sum(1)}
 
     loop = ForwardLoop(device, launch, lambda place: f"sequence {jobs[place][0] + 1} of {length:,} residues")
-    sums, counts = np.zeros((len(sequences), draws)), np.zeros((len(sequences), draws))
+    sums, counts = np.zeros((len(sequences), DRAWS)), np.zeros((len(sequences), DRAWS))
     for places, totals in loop.run(consecutive(len(jobs), at_once)):
         sums.flat[places], counts.flat[places] = totals["sums"].numpy(), totals["counts"].numpy()
     known = counts > 0

@@ -128,13 +128,13 @@ def kind_of(name: str) -> OutputKind:
     return kind
 
 
-def check_names(names: Collection[str], key: str = "outputs") -> None:
+def check_names(names: Collection[str]) -> None:
     """Raise ConfigError for a name that no kind has."""
     known = output_names()
     for name in names:
         if name not in known:
             raise ConfigError(
-                f"{key} {name}: there is no such output{did_you_mean(name, known)}; choose of {', '.join(known)}"
+                f"outputs {name}: there is no such output{did_you_mean(name, known)}; choose of {', '.join(known)}"
             )
 
 

@@ -51,13 +51,13 @@ def find_model(source: str | Path, key: str = "model") -> ModelSource:
     return ModelSource(str(folder), task_of(folder))
 
 
-def exported_by(task: str, source: str | Path, key: str = "model") -> Path:
+def exported_by(task: str, source: str | Path) -> Path:
     """The folder of the model of this task that a setting means; raises ConfigError where it is of another."""
-    located = find_model(source, key)
+    located = find_model(source)
     if located.task != task:
         holds = f"a model of task {located.task}" if located.task else "no exported model"
         raise ConfigError(
-            f"{key} {source}: {holds}; give a run of model.task {task} or its export: a run exports at its end, and "
+            f"model {source}: {holds}; give a run of model.task {task} or its export: a run exports at its end, and "
             "'esmeray train export RUN' does so from a checkpoint"
         )
     return located.folder

@@ -38,10 +38,9 @@ def wanted(request: Request) -> str:
     raise RefusalError(406, f"answers are application/json, {ARROW}, {NPY}, {PARQUET} or {CSV}")
 
 
-def json_answer(content: Any, headers: dict[str, str] | None = None) -> Response:
-    return Response(
-        to_json(content, fallback=lambda values: values.tolist()), headers=headers, media_type="application/json"
-    )
+def json_answer(content: Any) -> Response:
+    text = to_json(content, fallback=lambda values: values.tolist())
+    return Response(text, media_type="application/json")
 
 
 def arrays_answer(
