@@ -22,7 +22,7 @@ from dataset.batches.plan import Indices, longest_first
 from dataset.embeddings.formats.base import Format
 from dataset.embeddings.formats.registry import FORMATS
 from dataset.store.reader import Store
-from inference.models.kinds import ModelFacts, Output, check_names
+from inference.models.kinds import ModelFacts, Output, output_names
 from train_config.embed_schema import CPU_TOKENS, EmbedSection
 from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
 
@@ -189,11 +189,12 @@ def format_of(settings: EmbedSection, output: Output) -> Format:
 
 def check_registered(settings: EmbedSection) -> None:
     """Raise ConfigError for an output or a format that there is not."""
-    check_names(settings.outputs)
-    known = [name for name, kind in FORMATS.items() if "protein" in kind.holds]
-    if settings.format not in known:
-        wrong = f"--embed.format {settings.format}: there is no such format{did_you_mean(settings.format, known)}"
-        raise ConfigError(f"{wrong}; choose of {', '.join(known)}")
+    formats = [name for name, kind in FORMATS.items() if "protein" in kind.holds]
+    names = [("outputs", "output", name, output_names()) for name in settings.outputs]
+    for key, kind, name, known in [*names, ("format", "format", settings.format, formats)]:
+        if name not in known:
+            wrong = f"--embed.{key} {name}: there is no such {kind}{did_you_mean(name, known)}"
+            raise ConfigError(f"{wrong}; choose of {', '.join(known)}")
 
 
 def check_settings(settings: EmbedSection, outputs: tuple[Output, ...]) -> None:

@@ -8,7 +8,7 @@ Shape legend: T tokens of a batch, N sequences, R residues of all of them, D cha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import ConfigError
-from common.text import did_you_mean
 from dataset.embeddings.manifest import Per
 from inference.models import outputs
 
@@ -126,16 +124,6 @@ def kind_of(name: str) -> OutputKind:
     """The kind of this name."""
     kind: OutputKind = import_module(f"{outputs.__name__}.{name}").KIND
     return kind
-
-
-def check_names(names: Collection[str]) -> None:
-    """Raise ConfigError for a name that no kind has."""
-    known = output_names()
-    for name in names:
-        if name not in known:
-            raise ConfigError(
-                f"outputs {name}: there is no such output{did_you_mean(name, known)}; choose of {', '.join(known)}"
-            )
 
 
 def prediction_of(task: str | None) -> str | None:
