@@ -85,10 +85,10 @@ def _values(
     truth = Annotations(tuple(data.ids[record] for record in aspect.records[rows]), aspect.terms[rows])
     settings = EvaluationSection(draws=0, orphans=False)
     values = {}
-    for part, part_scores in scores.items():
-        evaluation = evaluate(aspect.aspect, truth, part_scores, accretion_V=aspect.accretion, settings=settings)
+    for predictor, predicted in scores.items():
+        evaluation = evaluate(aspect.aspect, truth, predicted, accretion_V=aspect.accretion, settings=settings)
         metrics = evaluation.metrics
-        values[part] = {metric: metrics[metric].value if metrics else 0.0 for metric in _METRICS}
+        values[predictor] = {metric: metrics[metric].value if metrics else 0.0 for metric in _METRICS}
     return values
 
 
@@ -96,8 +96,8 @@ def _print(blend: dict[str, Any]) -> None:
     console = result_console()
     for name, aspect in blend.items():
         table = Table("part", "weight", "Fmax", "weighted Fmax")
-        for part, values in aspect["validation"].items():
-            weight = f"{aspect['weights'][part]:.2f}" if part in aspect["weights"] else ""
-            table.add_row(part, weight, f"{values['fmax']:.3f}", f"{values['fmax_w']:.3f}")
+        for predictor, values in aspect["validation"].items():
+            weight = f"{aspect['weights'][predictor]:.2f}" if predictor in aspect["weights"] else ""
+            table.add_row(predictor, weight, f"{values['fmax']:.3f}", f"{values['fmax_w']:.3f}")
         console.print(f"{name}: {counted(aspect['proteins'], 'held-out protein{s}')}")
         console.print(table)
