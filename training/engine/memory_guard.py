@@ -1,6 +1,6 @@
 """Out of memory while training: batches are split, and the run continues with the same result.
 
-In: the settings, a memory meter, the run's folder. Out: the number of parts of every batch, kept in the folder, so that
+In: the settings, a memory meter, the run's folder. Out: the number of parts of every batch, in the folder too, so that
 a resumed run does not run out again. Detecting it, reporting it to the other workers and repeating the step are
 :mod:`training.loop.stepping`'s. Splitting changes no sum: losses and gradients are those of whole batches, to rounding,
 but where a model draws random numbers (dropout) it draws others.
@@ -47,8 +47,8 @@ class MemoryGuard:
 
     def restore(self, control: ControlGroup) -> bool:
         """Restore the number of parts that this run came to before; True for more than one. Every worker calls it."""
-        kept = self._path.read_text() if control.rank == 0 and self._path.exists() else '{"parts": 1}'
-        self.parts = json.loads(control.from_rank_0(kept))["parts"]
+        saved = self._path.read_text() if control.rank == 0 and self._path.exists() else '{"parts": 1}'
+        self.parts = json.loads(control.from_rank_0(saved))["parts"]
         return self.parts > 1
 
     def halve(self, reason: str) -> None:

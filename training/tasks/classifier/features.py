@@ -1,4 +1,4 @@
-"""Features of a frozen backbone, computed by all workers before the first step and kept for every run after it.
+"""Features of a frozen backbone, computed by all workers before the first step and cached for every run after it.
 
 Each worker computes a share of what is missing and writes it shard by shard; what an interrupted run has written stays.
 Shape legend: N sequences, T tokens of a batch, D channels.
@@ -64,7 +64,7 @@ def ensure_features(
     """
     distinct, first, uses = np.unique(hashes[records], return_index=True, return_counts=True)
     missing = ~FeatureStore(path).has(distinct)
-    found_share = 1 - float(uses[missing].sum() / max(1, records.size))
+    hit_rate = 1 - float(uses[missing].sum() / max(1, records.size))
     control.all_true(True)  # nobody writes before everybody has looked
     if missing.any():
         wanted = records[first][missing]
@@ -79,7 +79,7 @@ def ensure_features(
             rows = dict(_computed(model, backbone, source, shard, max_tokens, context.device))
             write_shard(path, name, hashes[shard], [rows[place] for place in range(shard.size)])
     control.all_true(True)
-    return FeatureStore(path), found_share
+    return FeatureStore(path), hit_rate
 
 
 def _computed(
