@@ -10,6 +10,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -24,14 +25,13 @@ from model.device import DTYPES, HostCopy, is_out_of_memory
 from model.tasks.base import TaskModel
 from monitoring.sampling.memory_meter import MemoryMeter
 from run_folder.paths import RunFolder
-from train_config.schema import Config, DeepSpeedSection, TrainingSection
+from train_config.schema import Config, TrainingSection
 from train_config.tune_schema import MeasurementSection, SearchSection
 from training.engine.collective import ControlGroup, WorkerContext
 from training.engine.deepspeed_settings import zero_stage
 from training.engine.engine import TrainingEngine, apply_device_settings, prepare_layers
 from training.engine.step_clock import StepClock
 from training.loop.stepping import Stepper, every_step, learning_rate
-from training.tasks.experiment import Experiment
 from training.tasks.registry import experiment_class
 from tuning.settings import Measurement, Status
 
@@ -69,8 +69,18 @@ def measure_on_worker(
         torch.manual_seed(config.run.seed + context.rank)
         apply_device_settings(config.training)
         folder = RunFolder(config.run.storage_path, config.run.name)
-        experiment = experiment_class(config.model.task)(config, context, folder, Path(store_path))
-        return _on_work(experiment, config.training, config.deepspeed, inference, trial)
+        training, task = config.training, experiment_class(config.model.task)
+        with closing(task(config, context, folder, Path(store_path))) as experiment:
+            model = experiment.build_model()
+            experiment.open(model, context, trial.control)
+            experiment.prepare(model, context, trial.control, brief=True)
+            stage = 0 if inference else zero_stage(training, config.deepspeed)
+            prepare_layers(model.backbone, training, context.device, stage)
+            if inference:
+                return trial.run(_Inference(training.precision, model, context), experiment.batches)
+            rate_shares = experiment.rate_shares(model)
+            with closing(TrainingEngine(model, training, config.deepspeed, context.device, rate_shares)) as engine:
+                return trial.run(TrainingWork(engine, training, trial.control), experiment.batches)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -80,26 +90,6 @@ def measure_on_worker(
     finally:
         torch.compiler.reset()
         meter.free()
-
-
-def _on_work(
-    experiment: Experiment, training: TrainingSection, deepspeed: DeepSpeedSection, inference: bool, trial: "_Trial"
-) -> Measurement:
-    context = trial.context
-    try:
-        model = experiment.build_model()
-        experiment.open(model, context, trial.control)
-        experiment.prepare(model, context, trial.control, brief=True)
-        prepare_layers(model.backbone, training, context.device, 0 if inference else zero_stage(training, deepspeed))
-        if inference:
-            return trial.run(_Inference(training.precision, model, context), experiment.batches)
-        engine = TrainingEngine(model, training, deepspeed, context.device, experiment.rate_shares(model))
-        try:
-            return trial.run(TrainingWork(engine, training, trial.control), experiment.batches)
-        finally:
-            engine.close()
-    finally:
-        experiment.close()
 
 
 class TrainingWork:
