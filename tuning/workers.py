@@ -29,7 +29,7 @@ from monitoring.sampling.host import memory_of_this_machine
 from train_config.schema import Config, DataSection, TrainingSection
 from train_config.tune_schema import TuneConfig
 from training.engine.collective import WorkerContext
-from training.tasks.registry import stage
+from training.tasks.registry import experiment_class
 from tuning.records import StoppedError
 from tuning.settings import Measurement
 from tuning.trial import FAILURES, measure_on_worker
@@ -69,7 +69,7 @@ class WorkerGroup:
         try:
             self._connect()
             if data.stage_dir is not None:
-                ray.get([actor.stage.remote(store_path, task, data) for actor in self._actors])
+                ray.get([actor.stage.remote(store_path, task, data.stage_dir) for actor in self._actors])
         except RayError as error:
             self.close()
             raise ResourceError(f"the workers that measure did not start: {last_line(error)}") from error
@@ -164,8 +164,8 @@ class _MeasuringActor:
         join(meeting, self._rank, self._workers.count, address, backend, COLLECTIVE_TIMEOUT)
         prepare_deepspeed(device)  # may compile: not in the time of the first trial
 
-    def stage(self, store_path: str, task: str, data: DataSection) -> None:
-        stage(task, data, Path(store_path))
+    def stage(self, store_path: str, task: str, stage_dir: str) -> None:
+        experiment_class(task).stage(Path(store_path), Path(stage_dir))
 
     def measure(self, call: Callable[..., Measurement]) -> Measurement:
         try:

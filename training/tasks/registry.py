@@ -3,12 +3,11 @@
 A part of a task is imported when it is first used: the driver must not wait for torch.
 """
 
-from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 from run_folder.metrics_log import MetricLabel, MetricLabels
-from train_config.schema import Config, DataSection
+from train_config.schema import Config
 from training.tasks.plan import TaskPlan
 
 TASKS = ("autoencoder", "masked_lm", "diffusion", "classifier", "terms")
@@ -75,10 +74,3 @@ def after_training(config: Config) -> None:
 def metric_labels() -> MetricLabels:
     """Return the words for the metrics of all tasks, by the metric's name."""
     return {name: label for task in TASKS for name, label in task_named(task).metrics.items()}
-
-
-def stage(task: str, data: DataSection, path: Path) -> Path:
-    """Return where this node has the prepared data; copied and verified once in a process where it is to be staged."""
-    if data.stage_dir is None:
-        return path
-    return experiment_class(task).stage(path, Path(data.stage_dir))
