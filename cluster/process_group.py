@@ -36,21 +36,14 @@ def listen(address: str, workers: int) -> int:
 
 
 def join(meeting: tuple[str, int], rank: int, workers: int, address: str, backend: str, timeout: timedelta) -> None:
-    interface = _interface(address)
-    if interface is not None:
-        # gloo would take the address that the host's name stands for: on some machines every node's is 127.0.1.1.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-        if address == LOOPBACK:  # among several interfaces to other nodes NCCL chooses better
-            os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
+    for interface, entries in psutil.net_if_addrs().items():
+        if any(entry.address == address for entry in entries):
+            # gloo would take the address that the host's name stands for: on some machines every node's is 127.0.1.1.
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+            if address == LOOPBACK:  # among several interfaces to other nodes NCCL chooses better
+                os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
     store = _stores[0] if rank == 0 else dist.TCPStore(*meeting, workers, is_master=False)
     dist.init_process_group(backend, store=store, rank=rank, world_size=workers, timeout=timeout)
-
-
-def _interface(address: str) -> str | None:
-    for name, entries in psutil.net_if_addrs().items():
-        if any(entry.address == address for entry in entries):
-            return name
-    return None
 
 
 class ProcessGroupConfig(TorchConfig):

@@ -47,10 +47,12 @@ class PackedBackbone(nn.Module, ABC):
         gradient_checkpointing: recompute each layer in the backward pass; "selective": all but products and attention.
         residue_ids: (33,) int64, the backbone's id of each token of the ESM alphabet, in which its batches are then
             given; None where batches come in the backbone's own vocabulary.
+        longest: tokens of the longest sequence that can be taken, special ones included; None if any can.
         lora_export: how an adapter around its layers is to be exported; "merged" also where there is none.
     """
 
     model: Any
+    longest: int | None = None
     lora_export: Literal["merged", "adapter"] = "merged"
     residue_ids: Tensor | None
 
@@ -92,11 +94,6 @@ class PackedBackbone(nn.Module, ABC):
         """True where a token's features depend on earlier tokens alone, so that only the last has seen the sequence."""
         return is_causal(self.config)
 
-    @property
-    def longest(self) -> int | None:
-        """Tokens of the longest sequence that can be taken, special ones included; None if any can."""
-        return None
-
     def train(self, mode: bool = True) -> "PackedBackbone":
         return super().train(mode and not self.frozen)
 
@@ -119,11 +116,10 @@ class PackedBackbone(nn.Module, ABC):
         return self._hidden_states(self._accepted(batch), frozenset(layers))
 
     def _accepted(self, batch: PackedBatch) -> PackedBatch:
-        longest = self.longest
-        if longest is not None and batch.max_seqlen > longest:
+        if self.longest is not None and batch.max_seqlen > self.longest:
             raise ConfigError(
-                f"a sequence of {batch.max_seqlen} tokens exceeds the {longest} positions of this backbone; "
-                f"set data.max_length to at most {longest - 2}"
+                f"a sequence of {batch.max_seqlen} tokens exceeds the {self.longest} positions of this backbone; "
+                f"set data.max_length to at most {self.longest - 2}"
             )
         return batch if self.residue_ids is None else replace(batch, tokens=self.residue_ids[batch.tokens])
 

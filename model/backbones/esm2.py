@@ -33,19 +33,14 @@ class EsmBackbone(PackedBackbone):
 
     def __init__(self, model: EsmModel, **settings: Any) -> None:
         super().__init__(model, **settings)
+        if model.embeddings.position_embedding_type == "absolute":
+            self.longest = int(self.config.max_position_embeddings - _first_position(model.embeddings))
         self._layer: _Layer = _layer
         self._selective_layer: _Layer = _selective_layer
 
     def compile_layers(self, backend: str = "inductor") -> None:
         self._layer = torch.compile(_layer, fullgraph=True, backend=backend)
         self._selective_layer = torch.compile(_selective_layer, fullgraph=True, backend=backend)
-
-    @property
-    def longest(self) -> int | None:
-        embeddings = self.model.embeddings
-        if embeddings.position_embedding_type != "absolute":
-            return None
-        return int(self.config.max_position_embeddings - _first_position(embeddings))
 
     def _hidden_states(self, batch: PackedBatch, layers: Set[int]) -> dict[int, Tensor]:
         checkpointing = self.training and torch.is_grad_enabled() and self.gradient_checkpointing

@@ -37,13 +37,9 @@ class HuggingFaceBackbone(PackedBackbone):
     def __init__(self, model: PreTrainedModel, **settings: Any) -> None:
         _set_packed_attention(model)
         super().__init__(model, **settings)
-        self._first_position, self._longest = _positions(model)
+        self._first_position, reach = _positions(model)
+        self.longest = min((limit for limit in (reach, _window(model.config)) if limit is not None), default=None)
         _set_checkpointing(model, not self.frozen and self.gradient_checkpointing)
-
-    @property
-    def longest(self) -> int | None:
-        limits = [limit for limit in (self._longest, _window(self.config)) if limit is not None]
-        return min(limits, default=None)
 
     def _features(self, batch: PackedBatch) -> Tensor:
         features_TD: Tensor = self._output(batch).last_hidden_state[0]
@@ -83,12 +79,8 @@ class PaddedBackbone(PackedBackbone):
         super().__init__(model, **settings)
         self._pad = pad
         self._settings = {"use_cache": False} if "use_cache" in parameters else {}
-        _, self._longest = _positions(model)
+        _, self.longest = _positions(model)
         _set_checkpointing(model, not self.frozen and self.gradient_checkpointing)
-
-    @property
-    def longest(self) -> int | None:
-        return self._longest
 
     def _hidden_states(self, batch: PackedBatch, layers: Set[int]) -> dict[int, Tensor]:
         rows: dict[int, list[Tensor]] = {}

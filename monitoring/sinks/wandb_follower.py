@@ -31,9 +31,8 @@ import psutil
 import yaml
 
 from common.text import first_line
-from run_folder.metrics_log import Record
+from run_folder.metrics_log import Record, RunTail
 from run_folder.paths import RunFolder
-from run_folder.tail import RunTail
 from train_config.schema import WandbSection
 
 POLL_S = 0.5

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from monitoring.advice import advise
 from monitoring.watch.progress import Pace
-from run_folder.metrics_log import MetricsLog, Record
-from run_folder.tail import RecordTail
+from run_folder.metrics_log import MetricsLog, Record, RecordTail
 from train_config.schema import AlertsSection
 
 BAND_PERCENT = 5.0

@@ -8,9 +8,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from run_folder.metrics_log import Record
+from run_folder.metrics_log import Record, RunTail
 from run_folder.paths import RunFolder
-from run_folder.tail import RunTail
 
 logger = logging.getLogger(__name__)
 

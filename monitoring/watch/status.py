@@ -12,9 +12,8 @@ from common.text import amount, did_you_mean, duration
 from monitoring.advice import Facts, what_limits
 from monitoring.watch.progress import Pace, describe_alert, describe_validation, loss_text
 from run_folder.job import is_abandoned
-from run_folder.metrics_log import MetricLabels, Record
+from run_folder.metrics_log import MetricLabels, Record, RecordTail
 from run_folder.paths import Outcome, RunFolder
-from run_folder.tail import RecordTail
 
 _RECENT_BYTES = 1 << 20
 """End of a long metrics.jsonl that is read."""

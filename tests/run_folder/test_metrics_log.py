@@ -1,17 +1,22 @@
+"""Records are written whole or not at all; those of a run are followed in the order of its time."""
+
 import json
 import math
 import os
+import tracemalloc
+from collections import deque
+from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import DataError
-from run_folder.metrics_log import MetricsLog, encode_record, read_metrics
-
-
-def train(step: int, **values) -> dict:
-    return {"kind": "train", "step": step, "loss": 1.0, **values}
+from run_folder import metrics_log
+from run_folder.metrics_log import MetricsLog, Record, RecordTail, RunTail, encode_record, read_metrics
+from run_folder.paths import RunFolder
+from tests.monitoring.samples import append, sample, sample_file, train
 
 
 @given(st.lists(st.floats(), max_size=4), st.floats())
@@ -25,24 +30,24 @@ def test_every_line_is_valid_json_and_says_what_was_not_finite(values, loss):
 def test_rewind_drops_what_comes_after_the_step(tmp_path):
     with MetricsLog(tmp_path / "m.jsonl") as log:
         for step in range(1, 6):
-            log.append(train(step))
+            log.append(train(step, step))
         assert log.rewind(3) == 2
-        log.append(train(4, loss=9.0))
+        log.append(train(4, 4, loss=9.0))
     assert [(r["step"], r["loss"]) for r in read_metrics(tmp_path / "m.jsonl")][2:] == [(3, 1.0), (4, 9.0)]
 
 
 def test_partial_last_line_of_a_killed_writer_is_passed_over_and_dropped(tmp_path):
     path = tmp_path / "m.jsonl"
-    path.write_bytes(encode_record(train(1)) + b'{"kind":"tra')
+    path.write_bytes(encode_record(train(1, 1)) + b'{"kind":"tra')
     assert [r["step"] for r in read_metrics(path)] == [1]
     with MetricsLog(path) as log:
-        log.append(train(2))
+        log.append(train(2, 2))
     assert [r["step"] for r in read_metrics(path)] == [1, 2]
 
 
 def test_damaged_line_is_refused_with_its_number(tmp_path):
     path = tmp_path / "m.jsonl"
-    path.write_bytes(encode_record(train(1)) + b"nonsense\n" + encode_record(train(2)))
+    path.write_bytes(encode_record(train(1, 1)) + b"nonsense\n" + encode_record(train(2, 2)))
     with pytest.raises(DataError, match="line 2"):
         read_metrics(path)
 
@@ -51,4 +56,117 @@ def test_a_full_disk_is_not_taken_for_success(tmp_path, monkeypatch):
     with MetricsLog(tmp_path / "m.jsonl") as log:
         monkeypatch.setattr(os, "write", lambda descriptor, data: len(data) - 1)
         with pytest.raises(OSError, match="No space left"):
-            log.append(train(1))
+            log.append(train(1, 1))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path.parent, tmp_path.name)
+
+
+def times(records: Iterable[Record]) -> list[float]:
+    return [record["time"] - 1.7e9 for record in records]
+
+
+def test_records_of_all_files_come_by_time(run):
+    tail = RunTail(run)
+    assert list(tail.poll()) == []
+    append(run.metrics, train(1, 2), train(2, 5))
+    append(sample_file(run.monitoring, 1), sample(1, 1), sample(1, 6))
+    append(sample_file(run.monitoring, 0), sample(0, 3))
+    append(run.alerts, {"kind": "alert", "step": 1, "time": 1.7e9 + 4, "name": "memory", "state": "raised"})
+    assert times(tail.poll()) == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_worker_that_appears_late_is_given_from_its_first_sample(run, live):
+    append(sample_file(run.monitoring, 0), sample(0, 1))
+    tail = RunTail(run, live=live)
+    append(sample_file(run.monitoring, 0), sample(0, 2))
+    append(sample_file(run.monitoring, 1), sample(1, 3), sample(1, 4))
+    assert times(tail.poll()) == ([] if live else [1]) + [2, 3, 4]
+
+
+def test_resumed_run_adds_its_samples_though_its_steps_are_those_of_before(run):
+    path = sample_file(run.monitoring, 0)
+    tail = RunTail(run)
+    append(path, sample(0, 1, step=10))
+    assert times(tail.poll()) == [1]
+    with path.open("ab") as file:
+        file.write(b'{"kind":"sam')  # killed; the next writer replaces the file
+    append(path, sample(0, 2, step=5))
+    assert times(tail.poll()) == [2]
+
+
+def test_damaged_line_is_reported_once_and_costs_no_other(run):
+    path = sample_file(run.monitoring, 0)
+    warnings: list[str] = []
+    tail = RunTail(run, warn=warnings.append)
+    append(path, sample(0, 1))
+    with path.open("ab") as file:
+        file.write(b"nonsense\n")
+    append(path, sample(0, 2), sample(0, 3))
+    append(run.metrics, train(1, 4))
+    assert times(tail.poll()) == [1, 2, 3, 4]
+    assert len(warnings) == 1 and "worker-00000.jsonl" in warnings[0] and "nonsense" in warnings[0]
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_history_of_any_length_takes_little_memory(run, live):
+    run.monitoring.mkdir()
+    for worker in range(3):
+        lines = (encode_record(sample(worker, time_s + worker / 10, gpu__0__util=50.0)) for time_s in range(3000))
+        sample_file(run.monitoring, worker).write_bytes(b"".join(lines))
+    size = sum(path.stat().st_size for path in run.monitoring.iterdir())
+    tracemalloc.start()
+    try:
+        tail = RunTail(run, live=live)
+        deque(tail.poll(), maxlen=0)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert size > 900_000
+    assert peak < 300_000
+
+
+def steps(records: Iterable[Record]) -> list[int]:
+    return [record["step"] for record in records]
+
+
+def test_what_is_present_is_left_out_and_steps_repeated_by_a_resumed_run_are_given(tmp_path):
+    path = tmp_path / "m.jsonl"
+    with MetricsLog(path) as log:
+        log.append(train(1, 1))
+        log.append(train(2, 2))
+        tail = RecordTail(path, skip_present=True)
+        assert steps(tail.poll()) == []
+        log.append(train(3, 3))
+        assert steps(tail.poll()) == [3]
+        log.rewind(2)
+        assert steps(tail.poll()) == []
+        log.append(train(3, 9))
+        assert steps(tail.poll()) == [3]
+
+
+def test_poll_ends_where_the_file_did_when_it_began(tmp_path):
+    with MetricsLog(tmp_path / "m.jsonl") as log:
+        log.append(train(0, 0))
+        tail = RecordTail(log.path)
+        given: list[int] = []
+        for record in tail.poll():
+            given.append(record["step"])
+            log.append(train(record["step"] + 1, record["step"] + 1))
+        assert given == [0]
+        assert next(tail.poll())["step"] == 1
+
+
+def test_long_file_is_read_at_its_beginning_and_end_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(metrics_log, "HEAD_BYTES", 300)
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b"".join(encode_record(train(step, step)) for step in range(1, 1001)))
+    tail = RecordTail(path, recent_bytes=1000)
+    given = steps(tail.poll())
+    assert (given[0], given[-1], tail.damaged) == (1, 1000, 0)
+    assert len(given) < 30
+    append(path, train(1001, 1001))
+    assert steps(tail.poll()) == [1001]

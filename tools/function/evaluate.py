@@ -110,8 +110,6 @@ def _print(evaluations: dict[str, Evaluation]) -> None:
 
 
 def _write(folder: Path, evaluations: dict[str, Evaluation], settings: EvaluationSection) -> None:
-    from function.figure import draw_curves
-
     aspects: dict[str, Any] = {}
     names = list(dict.fromkeys(name for evaluation in evaluations.values() for name in evaluation.curves))
     lines = ["\t".join(["ns", "tau", *names])]
@@ -125,4 +123,26 @@ def _write(folder: Path, evaluations: dict[str, Evaluation], settings: Evaluatio
     content = {"settings": settings.model_dump(include=set(EvaluationSection.model_fields)), "aspects": aspects}
     (folder / "evaluation.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     (folder / "curves.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    draw_curves(evaluations, folder / "curves.png")
+    _draw_curves(evaluations, folder / "curves.png")
+
+
+def _draw_curves(evaluations: dict[str, Evaluation], path: Path) -> None:
+    """Precision over recall of each aspect, with the best value marked."""
+    from common.figure_style import BLUE, ORANGE, heading, legend, new_figure, save, style  # here: it loads matplotlib
+
+    kinds = {"": ("all terms alike", BLUE), "_w": ("by information accretion", ORANGE)}
+    figure = new_figure(5 * len(evaluations), 4.6, "Precision and recall")
+    for number, (name, evaluation) in enumerate(evaluations.items(), 1):
+        axes = figure.add_subplot(1, len(evaluations), number)
+        style(axes)
+        heading(axes, f"{name.replace('_', ' ')}, {evaluation.proteins:,} proteins")
+        for ending, (label, colour) in kinds.items():
+            if f"f{ending}" in evaluation.curves:
+                recall_T, precision_T = evaluation.curves[f"rc{ending}"], evaluation.curves[f"pr{ending}"]
+                best = int(evaluation.curves[f"f{ending}"].argmax())
+                value = evaluation.metrics[f"fmax{ending}"].value
+                axes.plot(recall_T, precision_T, color=colour, label=f"{label}: Fmax {value:.3f}")
+                axes.plot(recall_T[best], precision_T[best], "o", color=colour)
+        axes.set(xlabel="recall", ylabel="precision", xlim=(0, 1.02), ylim=(0, 1.02))
+        legend(axes, over_curves=True)
+    save(figure, path)

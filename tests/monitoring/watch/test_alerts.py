@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from monitoring.watch.alerts import AlertSink
-from run_folder.metrics_log import Record
-from run_folder.tail import RecordTail
+from run_folder.metrics_log import Record, RecordTail
 from tests.monitoring.samples import GIB, sample, train
 from train_config.schema import AlertsSection
 
