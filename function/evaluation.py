@@ -22,8 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from common.bootstrap import percentile_interval, resamplings
-from common.fmax import counts_reaching, f_measure, ratio
+from common.statistics import counts_reaching, f_measure, percentile_interval, ratio, resamplings
 from function.annotations import Annotations
 from function.ontology import BLOCK, Aspect, Method, dense, propagate_dense
 from train_config.terms_schema import EvaluationSection, Normalisation

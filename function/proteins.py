@@ -28,13 +28,7 @@ from dataset.batches.splitting import split_records
 from dataset.labels.label_space import LabelSpace
 from dataset.store.conversion import SAMPLE, ensure_store, file_identities, name_of_content, store_location
 from dataset.store.reader import Store
-from function.annotations import (
-    EXPERIMENTAL,
-    Annotations,
-    information_accretion,
-    read_accretion,
-    read_annotations,
-)
+from function.annotations import EXPERIMENTAL, Annotations, information_accretion, read_accretion, read_annotations
 from function.ontology import Aspect, Ontology, lines_of, read_ontology
 from function.sample import write_sample
 from train_config.schema import DataSection

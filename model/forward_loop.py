@@ -32,10 +32,7 @@ class ForwardLoop:
     """
 
     def __init__(
-        self,
-        device: torch.device,
-        launch: Callable[[Places], Mapping[str, Tensor]],
-        name: Callable[[int], str],
+        self, device: torch.device, launch: Callable[[Places], Mapping[str, Tensor]], name: Callable[[int], str]
     ) -> None:
         self.splits = 0
         self._device, self._launch, self._name = device, launch, name

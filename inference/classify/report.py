@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.bootstrap import SHARE
+from common.statistics import SHARE
 from dataset.labels.label_space import LabelSpace
 from dataset.targets import has_target
 from inference.classify.plots import draw_confusion, draw_predictions, draw_reliability, draw_roc_pr

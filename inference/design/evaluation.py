@@ -13,8 +13,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from common.bootstrap import percentile_interval, resamplings
 from common.errors import DataError
+from common.statistics import percentile_interval, resamplings
 from dataset.fasta.alphabet import AMINO_ACIDS
 from dataset.structures.store import Structure, StructureStore
 from inference.design.sampling import Request, generate

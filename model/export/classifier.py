@@ -33,13 +33,7 @@ from dataset.tokens.base import SequenceTokenizer, open_tokenizer
 from model.backbones.huggingface import PaddedBackbone
 from model.backbones.loading import build_backbone, quiet_transformers, seeded
 from model.backbones.lora import ADAPTER_CONFIG_FILE, base_state, load_adapter, merged_state, save_adapter
-from model.export.exported_folder import (
-    CONFIG_FILE,
-    WEIGHTS_FILE,
-    ClassifierSettings,
-    exported_folder,
-    read_settings,
-)
+from model.export.exported_folder import CONFIG_FILE, WEIGHTS_FILE, ClassifierSettings, exported_folder, read_settings
 from model.export.model_card import Opening, classifier_card, example_text, model_card
 from model.saved_settings import damaged, write_settings
 from model.tasks.classifier import Classifier

@@ -22,8 +22,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from common.bootstrap import percentile_interval, resamplings
 from common.errors import DivergenceError
+from common.statistics import percentile_interval, resamplings
 from dataset.labels.label_space import predicted_positive
 from dataset.targets import has_target
 from model.metrics.weighted import Correlation, Metrics, Ranking, weighted_metrics
@@ -61,7 +61,7 @@ def bootstrap_intervals(
     weights: Values | None = None,
     groups: Values | None = None,
 ) -> dict[str, tuple[float, float]]:
-    """Percentile intervals of the metrics, by resampling records S times (:mod:`common.bootstrap`).
+    """Percentile intervals of the metrics, by resampling records S times (:mod:`common.statistics`).
 
     In a resampling a mean over classes is that over the classes which occur in it. The calibration error of resampled
     records is on average above that of the records, so its interval leans upwards. A metric that is undefined in more

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.fmax import counts_reaching, f_measure, ratio
+from common.statistics import counts_reaching, f_measure, ratio
 from dataset.labels.label_space import predicted_positive
 from train_config.classifier_schema import TargetKind
 
@@ -188,7 +188,7 @@ class _Calibration:
 
 
 class _Fmax:
-    """Fmax (:mod:`common.fmax`) in full evaluation: records without a true label are no part of it.
+    """Fmax (:mod:`common.statistics`) in full evaluation: records without a true label are no part of it.
 
     Probabilities are compared with the thresholds in single precision, so that 0.29 is not below 0.29.
     """

@@ -1,0 +1,61 @@
+"""The bootstrap, and the sums of Fmax, which several rooms share.
+
+Shape legend: N records, S resamplings, T thresholds.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+SHARE = 0.95
+_MOST_UNDEFINED = 0.5
+
+
+def resamplings(records: int, samples: int, seed: int) -> Iterator[NDArray[np.int64]]:
+    """(N,) how often each record is drawn, with replacement, of so many resamplings; the same seed draws the same."""
+    random = np.random.default_rng(seed)
+    for _ in range(samples):
+        yield np.bincount(random.integers(records, size=records), minlength=records)
+
+
+def percentile_interval(values_S: ArrayLike) -> tuple[float, float] | None:
+    """Percentile interval (Efron and Tibshirani 1993, section 13.3) that holds :data:`SHARE` of the resampled values.
+
+    None where a value is undefined (NaN or infinite) in more than half of the resamplings, or there are none.
+    """
+    values_S = np.asarray(values_S, dtype=np.float64)
+    defined_S = values_S[np.isfinite(values_S)]
+    if len(defined_S) < max(1, _MOST_UNDEFINED * len(values_S)):
+        return None
+    low, high = np.quantile(defined_S, [(1 - SHARE) / 2, (1 + SHARE) / 2])
+    return float(low), float(high)
+
+
+def counts_reaching(
+    records: NDArray[np.integer],
+    reached: NDArray[np.integer],
+    shape: tuple[int, int],
+    weights: NDArray[np.float64] | None = None,
+) -> NDArray:
+    """(N, T): how many predictions of each record reach each threshold, or their weights together.
+
+    Of each prediction: its record, and how many of the thresholds its score reaches, from the lowest on. Fmax as CAFA
+    has it (Radivojac et al. 2013, equations 1 to 3): precision is the mean over the records with at least one
+    prediction, recall the mean over all records; F is their harmonic mean, and Fmax the highest F of all thresholds.
+    """
+    bins = shape[1] + 1
+    histogram = np.bincount(records * bins + reached, weights, minlength=shape[0] * bins).reshape(shape[0], bins)
+    return histogram[:, :0:-1].cumsum(axis=1)[:, ::-1]
+
+
+def ratio(above: Any, below: Any) -> NDArray[np.float64]:
+    """The quotient; 0 where nothing is below."""
+    above, below = np.broadcast_arrays(np.asarray(above, dtype=np.float64), below)
+    return np.divide(above, below, out=np.zeros(above.shape), where=below > 0)
+
+
+def f_measure(precision: NDArray[np.float64], recall: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Harmonic mean of precision and recall; 0 where both are."""
+    return ratio(2 * precision * recall, precision + recall)
