@@ -1,8 +1,7 @@
 """Best hits of a query among all of a store, by exact Smith-Waterman with affine gaps.
 
-parasail (Daily 2016) computes the scores, striped over 8-bit lanes and repeated with wider ones where they saturate. It
-holds no Python lock, so that threads fill the cores. Alignments are traced for the best hits alone, one at a time, in a
-byte of memory for each pair of residues.
+parasail (Daily 2016) computes the scores and holds no Python lock, so that threads fill the cores. Alignments are
+traced for the best hits alone, one at a time, in a byte of memory for each pair of residues.
 
 Shape legend: N records of the store, M of them that a prefilter names, A columns of an alignment.
 """

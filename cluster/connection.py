@@ -37,7 +37,6 @@ NOT_UPLOADED = [".git", ".venv", "runs", "stores", "wandb", "tests", "docs", "be
 
 
 def cluster_resources() -> list[NodeResources]:
-    """CPU cores and GPUs of each machine of the connected cluster."""
     resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     return [NodeResources(int(r.get("CPU", 0)), int(r.get("GPU", 0))) for r in resources]
 

@@ -65,7 +65,6 @@ def place_workers(section: RaySection, nodes: list[NodeResources]) -> Workers:
 
 
 def _places(nodes: list[NodeResources], cpus_each: int, use_gpu: bool) -> int:
-    """Workers that fit when each takes so many cores, and a GPU where ``use_gpu``."""
     return sum(min(node.cpus // cpus_each, node.gpus) if use_gpu else node.cpus // cpus_each for node in nodes)
 
 

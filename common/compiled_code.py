@@ -1,8 +1,7 @@
 """C++ sources compiled on the machine that runs them, once; the libraries are kept.
 
 Where there is no compiler the caller has a slower way, and one warning says what is missing. A source includes no
-header of torch, so that it compiles in seconds; one that uses OpenMP runs in torch's own threads, since the loader
-finds the library that torch brought.
+header of torch, so that it compiles in seconds; OpenMP's threads are torch's, whose library the loader finds.
 """
 
 import ctypes

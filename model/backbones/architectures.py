@@ -1,7 +1,7 @@
 """Architectures of transformers: which one a source names, which know packed sequences, which have a masked-LM head.
 
-In: the backbone section of the config. Out: a Hugging Face config and the class of the model. A config.json is read as
-data: its ``model_type`` is looked up among transformers' own classes, and no code that it names is run.
+A config.json is read as data: its ``model_type`` is looked up among transformers' own classes, and no code that it
+names is run.
 """
 
 from typing import Any
@@ -67,9 +67,9 @@ _BERT_POSITIONS = 4096
 def read_config(section: BackboneSection, vocabulary_size: int, pad: int) -> PreTrainedConfig:
     """The config that the section means; from the hub, only config.json is fetched.
 
-    ``vocabulary_size``: rows of the embedding, where weights are random; ESM-2 has its own. ``pad``: id whose embedding
-    is 0 and not learnt, where weights are random. Raises ConfigError (unknown source, impossible size, or an
-    architecture that packed attention does not know) or ResourceError (the hub can't be reached).
+    Where weights are random, ``vocabulary_size`` are the rows of the embedding, but for ESM-2, and ``pad`` is the id
+    whose embedding is 0 and not learnt. Raises ConfigError (unknown source, impossible size, or an architecture that
+    packed attention does not know) or ResourceError (the hub can't be reached).
     """
     if source_type(section) == "esm" and (has_random_weights(section) or not section.padded):
         return EsmConfig.from_dict(esm_settings(section))

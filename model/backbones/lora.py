@@ -1,7 +1,6 @@
 """Low-rank adapters (Hu et al. 2022) around the layers of a backbone, by peft.
 
-In: a packed backbone, whose Hugging Face module is adapted in place. Out: the same backbone with every weight frozen
-but the adapters'; later its weights with the update in them, or the adapter as peft keeps it. A layer's output becomes
+A packed backbone is adapted in place, every weight frozen but the adapters'. A layer's output becomes
 ``W x + alpha / rank * B A x`` with B zero at the start, so that adapting changes nothing until something is learnt.
 """
 

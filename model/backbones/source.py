@@ -1,8 +1,7 @@
 """Sources of a backbone: names whose weights are random, local folders, and models of the hub.
 
-In: the backbone section of the config. Out: sizes of random weights, and for loaded weights the local folder that holds
-config.json and safetensors. A folder or repository that has nothing but pickles is refused, and pickles are not even
-downloaded. Imports neither torch nor transformers, so that a wrong source is refused at once.
+A folder or repository that has nothing but pickles is refused, and pickles are not even downloaded. Imports neither
+torch nor transformers, so that a wrong source is refused at once.
 """
 
 from pathlib import Path
@@ -99,10 +98,7 @@ def gated_inner_size(hidden_size: int) -> int:
 
 
 def check_source(section: BackboneSection) -> None:
-    """Refuse a source or a size that can't be, before any weights are read or large libraries imported.
-
-    Raises ConfigError (unknown source or impossible size) or ResourceError (the hub can't be reached).
-    """
+    """Raise ConfigError (unknown source, impossible size) or ResourceError (hub) before weights are read."""
     if has_random_weights(section):
         random_size(section)
     else:
@@ -110,18 +106,12 @@ def check_source(section: BackboneSection) -> None:
 
 
 def config_folder(section: BackboneSection) -> Path:
-    """Local folder with the config.json of loaded weights, which are not fetched.
-
-    Raises ConfigError (unknown source) or ResourceError (the hub can't be reached).
-    """
+    """Local folder with the config.json of loaded weights, which are not fetched. Raises as :func:`check_source`."""
     return _folder(section, [CONFIG_FILE])
 
 
 def weights_folder(section: BackboneSection) -> Path:
-    """Local folder with config.json and safetensors, fetched from the hub if need be.
-
-    Raises ConfigError (unknown source, or there are no safetensors) or ResourceError (the hub can't be reached).
-    """
+    """Local folder with config.json and safetensors, fetched if need be. Raises as :func:`check_source`."""
     folder = _folder(section, [CONFIG_FILE, *_WEIGHT_PATTERNS])
     if any((folder / name).is_file() for name in _WEIGHT_FILES):
         return folder

@@ -2,10 +2,9 @@
 
 Model FLOPs as in Kaplan et al. 2020 (Scaling Laws, section 2.1) and Chowdhery et al. 2022 (PaLM, appendix B): two for
 each weight that a token is multiplied by in the forward pass and four in the backward pass, and for attention
-12 x layers x width x context over both. Embedding look-ups, norms and the softmax are left out, and what gradient
-checkpointing computes again is no progress and not counted either. Both papers train all weights; here a frozen weight
-has no gradient of its own (two less), and through a backbone without any trainable weight no gradient passes (two less
-again).
+12 x layers x width x context over both. Embedding look-ups, norms, the softmax and what gradient checkpointing computes
+again are not counted. Both papers train all weights; here a frozen weight has no gradient of its own (two less), and
+through a backbone without any trainable weight no gradient passes (two less again).
 """
 
 from typing import Any

@@ -1,9 +1,9 @@
 """Backbone atoms to what a network may see of them: neighbours, and numbers that no rotation or translation changes.
 
-In: coordinates of N, CA, C and O of the packed residues, NaN where they are not known. Out: for each residue its
-nearest neighbours, features of each pair, and features of its own. Features are those of ProteinMPNN (Dauparas et al.
-2022): distances between all pairs of five atoms in radial basis functions and the places in the chain; besides, as in
-Ingraham et al. 2019, direction and orientation of the neighbour in the residue's own frame, and torsion angles.
+Coordinates are those of N, CA, C and O of the packed residues, NaN where they are not known. Features are those of
+ProteinMPNN (Dauparas et al. 2022): distances between all pairs of five atoms in radial basis functions and the places
+in the chain; besides, as in Ingraham et al. 2019, direction and orientation of the neighbour in the residue's own
+frame, and torsion angles.
 
 Shape legend: T tokens in the batch (special tokens have no coordinates), k neighbours of each, A = 4 atoms.
 """

@@ -1,9 +1,8 @@
 """The autoencoder: each residue's features to a small latent and back.
 
-In: packed batches whose residues have their own id as target. Out: reconstructed features and residues. Features are
-normalised per channel, squeezed through bias-free layers with GELU between them, and expanded by the mirror image; a
-bias-free linear head reads the residues off. The features are a detached target: a backbone that trains along could
-otherwise lower the loss by making them constant. R² is taken against the variance that the features have now.
+Features are normalised per channel, squeezed through bias-free layers with GELU between them, and expanded by the
+mirror image; a bias-free linear head reads the residues off. The features are a detached target: a backbone that trains
+along could otherwise lower the loss by making them constant. R² is against the variance that the features have now.
 
 Shape legend: T tokens in the batch, L residues of one sequence, D channels of the backbone, Z channels of the latent,
 K tokens of the vocabulary.
@@ -92,8 +91,7 @@ class ESM2Autoencoder(ResidueModel):
         """Weighted loss summed over the residues, those tokens that have a target.
 
         All T tokens go through the layers and the few without a target are masked out of the sums: on CUDA that costs
-        less than waiting for the device to count them. Metrics: ``targets``, ``loss``, ``feature_loss``, ``cosine``,
-        ``residue_loss``, ``correct`` and ``feature_square`` are scalars, ``feature_sum`` is (D,).
+        less than waiting for the device to count them. Metrics are scalars, but for ``feature_sum`` (D,).
         """
         targets_T = batch.targets
         normal_TD = self.normalization(self.backbone(batch))

@@ -1,9 +1,8 @@
 """Sequence diffusion: predict hidden residues from the others and from a backbone structure.
 
-In: packed batches whose hidden residues are <mask> with their id as target, with coordinates and labels. Out: weighted
-cross entropy. A masked language model gives features of each residue, the structure encoder others; an adapter as in
-LM-Design (Zheng et al. 2023) lets each residue look at the structure, before the language model's own head. A new
-adapter adds nothing: training starts from what the language model predicts.
+A masked language model gives features of each residue, the structure encoder others; an adapter as in LM-Design (Zheng
+et al. 2023) lets each residue look at the structure, before the language model's own head. A new adapter adds nothing:
+training starts from what the language model predicts.
 
 Shape legend: T tokens in the batch, M tokens with a target, N sequences, D channels of the backbone, H of the structure
 encoder, K tokens of the vocabulary.

@@ -1,7 +1,4 @@
-"""Heads of a classifier, from a backbone's features to outputs.
-
-In: features in fp32 or the dtype of the weights. Out: outputs in fp32. :class:`LightAttention` pools with weights of
-its own; pooling that needs none is in :mod:`model.tasks.pooling`.
+"""Heads of a classifier, from a backbone's features to fp32 outputs, and pooling with weights of its own.
 
 Shape legend: T tokens in the batch, N sequences, S rows with gaps between the sequences, M rows of a head (sequences,
 or tokens), D channels, K outputs.

@@ -1,8 +1,7 @@
 """Masked language modelling: predict the residues that the batch hides (Devlin et al. 2019; ESM-2, Lin et al. 2023).
 
-In: packed batches whose masked tokens have their true id as target. Out: summed cross entropy. The head is that of
-Hugging Face's masked language model of the architecture, and is evaluated at the targets alone: at 15 % masking that
-saves 85 % of the head and of the logits.
+The head is that of Hugging Face's masked language model of the architecture, and is evaluated at the targets alone: at
+15 % masking that saves 85 % of the head and of the logits.
 
 Shape legend: T tokens in the batch, M tokens with a target, D channels, K tokens of the backbone's vocabulary.
 """

@@ -1,7 +1,7 @@
 """Terms of proteins from one vector each: the classifier's head and loss where no backbone runs.
 
-In: batches without tokens, with a vector (C,) of each sequence as its features. Out: as the classifier. The vectors are
-standardised by mean and standard deviation of the training proteins, which are part of the state.
+Batches have no tokens, but a vector (C,) of each sequence as its features. The vectors are standardised by mean and
+standard deviation of the training proteins, which are part of the state.
 
 Shape legend: N sequences, C channels, K terms.
 """
