@@ -20,7 +20,7 @@ CONNECT_TIMEOUT_S = 10.0
 
 
 class NodeResources(NamedTuple):
-    """Of one machine."""
+    """CPU cores and GPUs of one machine."""
 
     cpus: int
     gpus: int
