@@ -279,6 +279,8 @@ def run_tool(name: str, arguments: list[str], workspace: Path, monkeypatch: pyte
     words = {"FILE": "mine.csv"}
     try:
         options = [*(words.get(argument, argument) for argument in arguments), *QUICK.get(name, [])]
+        if name == "profile model" and options[0].endswith(".yaml"):
+            options += ["--batch.tokens", "1024", "--batch.global_tokens", "1024"]
         return run(esmeray, [*name.split(), *options])
     except SystemExit as ended:
         return int(ended.code or 0)

@@ -16,14 +16,13 @@ import pytest
 import yaml
 
 from common.errors import ConfigError, ResourceError
-from tests.runs import merged, run_folder, tiny_config, train_losses
+from tests.runs import merged, tiny_config
 from tests.tuning import made_up_cluster
 from tests.tuning.formula_group import STATUSES, FailingGroup, FormulaGroup
 from tests.tuning.injected_faults import a_group
 from train_config.loading import load_config
 from train_config.schema import Config
 from train_config.tune_schema import TuneConfig
-from training.launch.driver import train
 from tuning.records import SearchFolder, read_trials
 from tuning.run import tune
 
@@ -181,7 +180,7 @@ def test_four_devices_take_four_trials_side_by_side_and_a_killed_search_loses_an
 
 
 @pytest.mark.slow
-def test_crash_and_hang_of_real_workers_are_results_and_best_yaml_trains_as_it_is(ray_address, store_path, tmp_path):
+def test_crash_and_hang_of_real_workers_are_results(ray_address, store_path, tmp_path):
     config, folder = an_experiment(tmp_path, ray_address), SearchFolder(tmp_path, "fast")
     search = a_search(
         space={"tokens": [128, 256, 512], "num_workers": [0]},
@@ -193,8 +192,4 @@ def test_crash_and_hang_of_real_workers_are_results_and_best_yaml_trains_as_it_i
     assert {tokens: result.status for tokens, result in results.items()} == {256: "timeout", 512: "crash", 128: "ok"}
     assert results[256].reason == "a worker did not end within 5 s"
     assert "a worker's process ended" in results[512].reason
-    best = load_config(folder.best)
-    assert best.batch.tokens == 128
-    assert train(best) == 0
-    assert len(train_losses(best)) == 8
-    assert run_folder(best).export.is_dir()
+    assert load_config(folder.best).batch.tokens == 128

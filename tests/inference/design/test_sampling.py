@@ -21,17 +21,17 @@ def designs(number: int = 4, *, model=MODEL, seed: int = 0, tokens: int = 8192, 
     return list(generate(model, asked, number, seed=seed, tokens=tokens))
 
 
-def test_fixed_positions_are_exact_and_omitted_residues_absent_in_ten_thousand_samples():
+def test_fixed_positions_are_exact_and_omitted_residues_absent_in_a_thousand_samples():
     short = replace(
         FOLD, **{name: getattr(FOLD, name)[:20] for name in ("residues", "coordinates", "confidence", "chains")}
     )
     fixed = (0, 3, 4, 19)
-    found = designs(10_000, structure=short, fixed=fixed, omitted="CMW", steps=2)
+    found = designs(1000, structure=short, fixed=fixed, omitted="CMW", steps=2)
     assert {tuple(design.residues[place] for place in fixed) for design in found} == {
         tuple(short.residues[place] for place in fixed)
     }
     drawn = {design.residues[place] for design in found for place in range(20) if place not in fixed}
-    assert drawn == set(AMINO_ACIDS) - set("CMW") and len({design.residues for design in found}) == 10_000
+    assert drawn == set(AMINO_ACIDS) - set("CMW") and len({design.residues for design in found}) == 1000
 
 
 def test_a_design_depends_on_its_seed_alone_and_not_on_its_batch():

@@ -121,44 +121,27 @@ def test_alert_is_told_once_at_the_terminal_in_its_file_and_in_wandb(undisturbed
     assert sent == [alert["message"]]
 
 
-def test_memory_that_ran_out_while_workers_wait_is_made_do_with_after_a_new_start(undisturbed, ray_address, tmp_path):
-    config = tiny_config(tmp_path, **SLOW_STEPS)
-    process = start(config, ray_address, program=("-m", "tests.training.memory_runs_out"))
-    output = finish(process)
-    assert process.returncode == 0, output
-    assert [event["step"] for event in events(config, "resumed")] == [5]
-    assert [(event["step"], event["parts"]) for event in events(config, "memory_guard")] == [(5, 2)]
-    assert output.count("every batch is taken in 2 parts") == 1
-    assert train_losses(config) == pytest.approx(train_losses(undisturbed[0]), rel=1e-5)
-
-
-def test_run_that_is_terminated_and_whose_driver_and_worker_are_killed_resumes_to_the_same_result(
+def test_run_that_was_out_of_memory_and_whose_driver_is_killed_resumes_with_smaller_batches(
     undisturbed, ray_address, tmp_path
 ):
+    """Out of memory while workers wait for each other: Ray Train starts them again."""
     config = tiny_config(tmp_path, **SLOW_STEPS)
-    process = start(config, ray_address)
-    wait_for(lambda: steps_done(config) >= 2, process)
-    process.terminate()
-    assert "stopping, saving a checkpoint" in finish(process)
-    assert process.returncode == 128 + signal.SIGTERM
-    terminated_at = steps_done(config)
-    process = start(config, ray_address)
+    process = start(config, ray_address, program=("-m", "tests.training.memory_runs_out"))
     wait_for(lambda: steps_done(config) >= 12, process)
     process.kill()
-    process.communicate()
+    assert process.communicate()[0].count("every batch is taken in 2 parts") == 1
     run = run_folder(config)
     wait_until_gone(worker_process(config, rank=0))
     run.ray_snapshot.write_text('{"ray_version": "2.6')
     process = start(config, ray_address)
-    wait_for(lambda: len(events(config, "resumed")) == 2 and steps_done(config) >= 17, process)
-    os.kill(worker_process(config, rank=1), signal.SIGKILL)
     output = finish(process)
     assert process.returncode == 0, output
-    after_signal, after_driver, after_worker = events(config, "resumed")
-    assert after_signal["step"] == terminated_at
+    after_memory, after_driver = events(config, "resumed")
+    assert after_memory["step"] == 5
     assert after_driver["step"] >= 10
-    assert after_worker["step"] == 15, "no more is lost than to the last checkpoint"
-    assert_same_result(config, undisturbed[0])
+    guarded = [(event["step"], event["parts"]) for event in events(config, "memory_guard")]
+    assert guarded == [(5, 2), (after_driver["step"], 2)]
+    assert train_losses(config) == pytest.approx(train_losses(undisturbed[0]), rel=1e-5)
 
 
 def wait_until_gone(pid: int) -> None:
@@ -170,14 +153,14 @@ def wait_until_gone(pid: int) -> None:
 
 def test_a_lost_node_is_replaced_by_a_new_one_with_the_same_result(undisturbed, tmp_path):
     with started_cluster(1, 1) as cluster:
-        config = tiny_config(tmp_path, **merged(SLOW_STEPS, {"training": {"max_steps": 20}}))
+        config = tiny_config(tmp_path, **SLOW_STEPS)
         process = start(config, cluster.address)
         wait_for(lambda: steps_done(config) >= 7, process)
         cluster.lose(cluster.nodes[1])
         cluster.add(1)
         output = finish(process)
     assert process.returncode == 0, output
-    assert events(config, "resumed"), output
+    assert events(config, "resumed")[0]["step"] >= 5, output
     assert_same_result(config, undisturbed[0])
 
 
