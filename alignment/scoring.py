@@ -155,11 +155,11 @@ def scoring(matrix: str = "BLOSUM62", gap_open: int | None = None, gap_extend: i
         scores = parasail.Matrix(name.lower()).matrix[: len(letters), : len(letters)].astype(np.int32)
     elif Path(matrix).is_file():
         if gap_open is None or gap_extend is None:
-            raise ConfigError(f"--matrix {matrix}: give --gap-open and --gap-extend with a matrix from a file")
+            raise ConfigError(f"align.matrix {matrix}: give gap_open and gap_extend with a matrix from a file")
         letters, scores = read_matrix(Path(matrix))
     else:
         raise ConfigError(
-            f"--matrix {matrix}: no such matrix or file{did_you_mean(name, MATRICES)}; there are {', '.join(MATRICES)}"
+            f"align.matrix {matrix}: no such matrix or file{did_you_mean(name, MATRICES)}; there are {', '.join(MATRICES)}"
         )
     ungapped, *rows = [[*map(float, row.split())] for row in _CONSTANTS.get(name, "0 0").split(";")]
     constants = {(int(row[0]), int(row[1])): Statistics(*row[2:], *ungapped) for row in rows}

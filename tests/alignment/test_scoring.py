@@ -71,7 +71,7 @@ def score(by, a: str, b: str) -> int:
 
 REFUSED = {
     "unknown": (None, {}, "did you mean BLOSUM62"),
-    "no penalties": (" A R\nA 1 0\nR 0 1\n", {}, "give --gap-open and --gap-extend"),
+    "no penalties": (" A R\nA 1 0\nR 0 1\n", {}, "give gap_open and gap_extend"),
     "empty": ("", {}, "has no column A"),
     "not text": ("Ä", {}, "can't be read as text"),
     "rows": (" A R\nA 1 0\n", {}, "letters of its rows"),

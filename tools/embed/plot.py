@@ -65,9 +65,8 @@ def main(argv: list[str]) -> int:
     with made_folder(output.absolute(), *made) as building:
         draw(building / "embeddings.png", points, *texts)
         write_page(building / "embeddings.html", points, *texts)
-    print(
-        f"{output}: embeddings.png and embeddings.html of {drawn}, {size - points.are_labelled.sum():,} without a label"
-    )
+    unlabelled = size - points.are_labelled.sum()
+    print(f"{output}: embeddings.png and embeddings.html of {drawn}, {unlabelled:,} without a label")
     return 0
 
 
@@ -76,7 +75,7 @@ def _labels(path: Path, id_column: str, label_column: str, embeddings: Embedding
 
     Raises DataError for a table that can't be read, repeats ids or has none of the embeddings'.
     """
-    columns = Table(path, {id_column: "id-column", label_column: "label-column"}).columns()
+    columns = Table(path, {id_column: "plot.id_column", label_column: "plot.label_column"}).columns()
     ids = [text_of(value) for value in columns[id_column]]
     if repeated := [record_id for record_id, count in Counter(ids).items() if count > 1]:
         raise DataError(f"{path}: id {repeated[0]!r} repeats; leave one row of it")
