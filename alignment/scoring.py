@@ -159,7 +159,8 @@ def scoring(matrix: str = "BLOSUM62", gap_open: int | None = None, gap_extend: i
         letters, scores = read_matrix(Path(matrix))
     else:
         raise ConfigError(
-            f"align.matrix {matrix}: no such matrix or file{did_you_mean(name, MATRICES)}; there are {', '.join(MATRICES)}"
+            f"align.matrix {matrix}: no such matrix or file{did_you_mean(name, MATRICES)}; there are "
+            f"{', '.join(MATRICES)}"
         )
     ungapped, *rows = [[*map(float, row.split())] for row in _CONSTANTS.get(name, "0 0").split(";")]
     constants = {(int(row[0]), int(row[1])): Statistics(*row[2:], *ungapped) for row in rows}

@@ -95,8 +95,8 @@ class DataSection(Section):
     validation_share: Annotated[Share, FIXED] = 0.05
     """Share of distinct sequences held out, chosen by a hash of the sequence."""
     num_workers: Annotated[int, Field(ge=0, le=1024), UNSEEN] = 1
-    """Loader processes per training worker; 0 loads in the worker itself, as do kept features of a frozen backbone and
-    data.predictions always."""
+    """Loader processes per training worker; 0 loads in the worker itself, as do cached features of a frozen backbone
+    and data.predictions always."""
     prefetch: Annotated[Channels, UNSEEN] = 4
     """Batches that each loader process prepares ahead."""
     ingest: IngestSection = IngestSection()

@@ -21,7 +21,7 @@ class ServedModel(Section):
     source: Annotated[str, PATH_OR_NAME]
     """Folder or hub name of transformers, an Esmeray run, or its export."""
     random_weights: bool = False
-    """Take a size (esm2_t6_8M), whose weights are drawn, to try the service out."""
+    """Take a size (esm2_t6_8M), whose weights are random, to try the service out."""
     precision: Literal["fp32", "bf16", "fp16"] | None = None
     """Of the computation. Default: bf16; fp32 on a processor without instructions for bf16, and for classifiers."""
     device: Literal["cpu", "cuda"] | None = None
