@@ -130,7 +130,8 @@ def text_batches(text: BinaryIO | io.BufferedIOBase, path: Path, delimiter: str)
     is_checked = False
     for batch in _read(text, path, parse, has_header=True):
         # Of a stray quote pyarrow makes a value that goes on to the next quote, over the ends of rows.
-        if not is_checked and _holds_line_breaks(batch):
+        has_breaks = (pc.any(pc.match_substring(column, "\n")).as_py() for column in batch.columns)
+        if not is_checked and any(has_breaks):
             _refuse_stray_quotes(path, delimiter)
             is_checked = True
         yield batch
@@ -195,10 +196,6 @@ def _read(
         numbered = re.search(r"Row #(\d+)", str(error))
         place = f", {what} {int(numbered[1]) - has_header}" if numbered else ""
         raise DataError(f"{path}{place}: not UTF-8; save the file as UTF-8") from error
-
-
-def _holds_line_breaks(batch: pa.RecordBatch) -> bool:
-    return any(pc.any(pc.match_substring(column, "\n")).as_py() for column in batch.columns)
 
 
 def _refuse_stray_quotes(path: Path, delimiter: str) -> None:

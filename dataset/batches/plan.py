@@ -105,11 +105,16 @@ def plan_epoch(
     Raises DataError where a sequence is longer than the budget.
     """
     names_N = np.arange(lengths_N.size, dtype=np.int64) if records is None else records
-    _refuse_longer_than(budget, lengths_N, names_N)
+    too_long = np.flatnonzero(lengths_N > budget)
+    if too_long.size:
+        first = too_long[0]
+        raise DataError(
+            f"record {names_N[first]} has {lengths_N[first]} tokens, more than a batch holds ({budget}; "
+            f"{counted(too_long.size, 'such record{s}')}): raise batch.tokens or lower data.max_length"
+        )
     random = np.random.Generator(np.random.Philox(np.random.SeedSequence((_SHUFFLE_STREAM, seed, epoch))))
     most = max(1, lengths_N.size) if max_sequences is None else max_sequences
-    packer = _WindowPacker(lengths_N, budget, most, window, random)
-    order, sizes = packer.pack()
+    order, sizes = _WindowPacker(lengths_N, budget, most, window, random).pack()
     # Last, since windows would else follow each other, and the batches of the end, filled otherwise, come at the end.
     order, offsets = _shuffle_batches(order, sizes, random)
     return EpochPlan(
@@ -134,16 +139,6 @@ def longest_first(tokens_N: NDArray[np.integer], budget: int) -> list[Indices]:
         batches.append(order[first:last])
         first, before = last, int(used[last - 1])
     return batches
-
-
-def _refuse_longer_than(budget: int, lengths_N: NDArray[np.integer], names_N: Indices) -> None:
-    too_long = np.flatnonzero(lengths_N > budget)
-    if too_long.size:
-        first = too_long[0]
-        raise DataError(
-            f"record {names_N[first]} has {lengths_N[first]} tokens, more than a batch holds ({budget}; "
-            f"{counted(too_long.size, 'such record{s}')}): raise batch.tokens or lower data.max_length"
-        )
 
 
 def _shuffle_batches(order: Indices, sizes: Indices, random: np.random.Generator) -> tuple[Indices, Indices]:

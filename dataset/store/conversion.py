@@ -89,7 +89,11 @@ def ensure_store(data: DataSection, default_root: Path, progress: ProgressCallba
         return target
     with exclusive(target):
         if target.exists():
-            _check_made_of(Store(target, verify="full"), data)
+            made_with = Store(target, verify="full").manifest
+            check_source(target, made_with.source, data, find_files)
+            if made_with.ingest != data.ingest:
+                problem = f"made with other data.ingest settings ({made_with.ingest})"
+                raise DataError(f"{target}: {problem}; {other_store(target)}")
         elif data.source == [SAMPLE]:
             _make_sample(data, target)
         else:
@@ -218,14 +222,6 @@ def name_of_content(first_name: str, described: list) -> str:
     stem = re.sub(r"[^A-Za-z0-9_-]+", "-", first_name.split(".")[0]).strip("-") or "store"
     digest = hashlib.sha256(json.dumps(described).encode()).hexdigest()
     return f"{stem}-{digest[:12]}"
-
-
-def _check_made_of(store: Store, data: DataSection) -> None:
-    check_source(store.path, store.manifest.source, data, find_files)
-    if store.manifest.ingest != data.ingest:
-        raise DataError(
-            f"{store.path}: made with other data.ingest settings ({store.manifest.ingest}); {other_store(store.path)}"
-        )
 
 
 def check_source(

@@ -165,14 +165,20 @@ class Ingest:
         repaired: list[CleanSequence] = []
         for index, (raw, id_length) in enumerate(zip(batch.sequences, batch.records.ids.lengths, strict=True)):
             if not id_length:
-                self.faults.add(
-                    "header{s} without an id", Fault(batch, index, "a header without an id; write one right after '>'")
-                )
+                problem = "a header without an id; write one right after '>'"
+                self.faults.add("header{s} without an id", Fault(batch, index, problem))
                 continue
             cleaned = CleanSequence(raw, False, False, 0, 0) if self._is_text else clean(raw)
             residues = self._without_bad(batch, index, cleaned)
-            if residues is None or (not residues and self._may_drop_empty(batch, index)):
+            if residues is None:
                 continue
+            if not residues and self._policies.empty_sequences == "skip":
+                self.counts.records_skipped_empty += 1
+                continue
+            if not residues:
+                remedy = "complete or remove the record, or give --data.ingest.empty_sequences skip"
+                fault = Fault(batch, index, f"a header without a sequence; {remedy}")
+                self.faults.add("header{s} without a sequence", fault)
             kept.append(index)
             sequences.append(residues)
             repaired.append(cleaned)
@@ -201,16 +207,6 @@ class Ingest:
         problem = _bad_character(chr(cleaned.residues[at]), "give --data.ingest.bad_characters to_x (or skip)")
         self.faults.add("record{s} with characters outside the alphabet", Fault(batch, index, problem, at))
         return bad_to_x(cleaned.residues)
-
-    def _may_drop_empty(self, batch: RecordBatch, index: int) -> bool:
-        if self._policies.empty_sequences == "skip":
-            self.counts.records_skipped_empty += 1
-            return True
-        problem = (
-            "a header without a sequence; complete or remove the record, or give --data.ingest.empty_sequences skip"
-        )
-        self.faults.add("header{s} without a sequence", Fault(batch, index, problem))
-        return False
 
     def _settle_ids(self, batch: RecordBatch, kept: Sequence[int], ids: list[bytes], fresh_N: np.ndarray) -> None:
         """Apply the policy to ids that are not new: say in place who stays, and under which name."""

@@ -258,8 +258,15 @@ def stage_store(store_path: Path, stage_dir: Path) -> Path:
     name = f"{store.path.name}-{store.manifest.data_xxh128[:16]}"
     target = Path(os.path.abspath(stage_dir)) / name  # noqa: PTH100
     with exclusive(target):
-        if not _is_good(target):
-            _copy(store, target)
+        if _is_good(target):
+            return target
+        free = shutil.disk_usage(target.parent).free
+        if free < store.manifest.data_bytes:
+            raise disk_full(target, f"staging takes {store.manifest.data_bytes / 1e9:.1f} GB")
+        with published(target) as folder:
+            for name in (DATA_FILE, MANIFEST_FILE):
+                shutil.copyfile(store.path / name, folder / name)
+            Store(folder, verify="full")
     return target
 
 
@@ -270,20 +277,8 @@ def stage_once(store_path: Path, stage_dir: Path) -> Path:
 
 
 def _is_good(target: Path) -> bool:
-    if not target.exists():
-        return False
     try:
         Store(target, verify="full")
     except DataError:
         return False  # made again from the original, which is verified in turn
     return True
-
-
-def _copy(store: Store, target: Path) -> None:
-    free = shutil.disk_usage(target.parent).free
-    if free < store.manifest.data_bytes:
-        raise disk_full(target, f"staging takes {store.manifest.data_bytes / 1e9:.1f} GB")
-    with published(target) as folder:
-        for name in (DATA_FILE, MANIFEST_FILE):
-            shutil.copyfile(store.path / name, folder / name)
-        Store(folder, verify="full")

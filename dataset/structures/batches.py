@@ -62,6 +62,7 @@ class StructureSource(BatchSource):
         targets_T = np.full(tokens_T.size, IGNORED_TARGET)
         targets_T[hidden_M] = tokens_T[hidden_M]
         tokens_T[hidden_M] = MASK
+        unlabelled_N = self._dropped(_NO_LABEL, epoch, records_N)
         coordinates, chains = self._structures(epoch, records_N, starts_N, lengths_N, cu_seqlens)
         batch = packed_from_tokens(
             tokens_T,
@@ -74,7 +75,7 @@ class StructureSource(BatchSource):
             },
             by_sequence={
                 WEIGHTS: torch.from_numpy(loss_weights(shares_N, self._section).astype(np.float32)),
-                LABELS: torch.from_numpy(self._labels(epoch, records_N)),
+                LABELS: torch.from_numpy(np.where(unlabelled_N, NO_LABEL, self._store.labels[records_N])),
             },
             target_positions=torch.from_numpy(hidden_M),
         )
@@ -82,15 +83,10 @@ class StructureSource(BatchSource):
 
     def filler(self) -> PackedBatch:
         batch = filler_batch()
+        nowhere = torch.full((batch.num_tokens, 4, 3), torch.nan)
         return batch.adding(
-            by_token={
-                COORDINATES: torch.full((batch.num_tokens, 4, 3), torch.nan),
-                CHAINS: torch.zeros_like(batch.tokens),
-            },
-            by_sequence={
-                WEIGHTS: torch.zeros(1),
-                LABELS: torch.full((1,), NO_LABEL),
-            },
+            by_token={COORDINATES: nowhere, CHAINS: torch.zeros_like(batch.tokens)},
+            by_sequence={WEIGHTS: torch.zeros(1), LABELS: torch.full((1,), NO_LABEL)},
         )
 
     def _hidden_shares(self, epoch: int, records_N: Indices) -> NDArray[np.float64]:
@@ -118,9 +114,6 @@ class StructureSource(BatchSource):
                 noise = np.random.default_rng(key).standard_normal((length, 4, 3), dtype=np.float32)
                 coordinates[rows] += self._section.noise * noise
         return coordinates, chains
-
-    def _labels(self, epoch: int, records_N: Indices) -> NDArray[np.int64]:
-        return np.where(self._dropped(_NO_LABEL, epoch, records_N), NO_LABEL, self._store.labels[records_N])
 
     def _dropped(self, purpose: int, epoch: int, records_N: Indices) -> NDArray[np.bool_]:
         share = self._section.drop_share if self._training else 0.0

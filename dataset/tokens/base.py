@@ -40,14 +40,7 @@ _TRAINING_FILE = "training.json"
 """The settings of a trained tokenizer, beside it."""
 
 PADDING_TOKEN, END_TOKEN = "<|pad|>", "<|endoftext|>"
-_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-"""Pattern at which Qwen2 splits a text into words."""
-
 _NUM_BYTES = 256
-_SMALLEST_COUNT = 2
-"""Pairs that occur once are not learnt: they would be a record's own words, and no help with others."""
 
 
 class EsmSequenceTokenizer:
@@ -168,41 +161,29 @@ def _trained(
 def train_bpe(texts: Iterable[str], vocabulary_size: int) -> HuggingFaceTokenizer:
     """Byte-pair encoding of bytes (Radford et al. 2019), learnt from these texts: nothing is ever unknown.
 
-    Text is split into words as Qwen2 does, and normalised to NFC; no character is lost. What looks like a special token
-    in a text is taken as text. The same texts give the same tokens. ``vocabulary_size`` counts the 256 bytes, the
-    padding and the end token; few texts give fewer. Raises ConfigError where it can't hold all bytes.
+    Text is split into words and normalised (NFC) by the pipeline of Qwen2, which ``AutoTokenizer`` puts in the place
+    of another beside a Qwen2. What looks like a special token in a text is taken as text. The same texts give the same
+    tokens. ``vocabulary_size`` counts the 256 bytes, the padding and the end token; few texts give fewer. Raises
+    ConfigError where it can't hold all bytes.
     """
-    from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
     from tokenizers.processors import TemplateProcessing
     from transformers import Qwen2Tokenizer
 
-    special = [PADDING_TOKEN, END_TOKEN]
-    if vocabulary_size < _NUM_BYTES + len(special):
+    special = {PADDING_TOKEN: 0, END_TOKEN: 1}
+    least = _NUM_BYTES + len(special)
+    if vocabulary_size < least:
         raise ConfigError(
             f"model.tokenizer.vocabulary_size {vocabulary_size} can't hold the {_NUM_BYTES} bytes and {len(special)} "
-            f"special tokens; set it to at least {_NUM_BYTES + len(special)}"
+            f"special tokens; set it to at least {least}"
         )
-    backend = Tokenizer(models.BPE())
-    backend.normalizer = normalizers.NFC()
-    words = pre_tokenizers.Split(Regex(_WORDS), behavior="isolated")
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.pre_tokenizer = pre_tokenizers.Sequence([words, byte_level])
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary_size,
-        special_tokens=special,
-        min_frequency=_SMALLEST_COUNT,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    backend.train_from_iterator(texts, trainer)
-    learnt = json.loads(backend.to_str())["model"]
     names = {"unk_token": END_TOKEN, "eos_token": END_TOKEN, "pad_token": PADDING_TOKEN}
-    merges: Any = [tuple(merge) for merge in learnt["merges"]]
-    tokenizer: Any = Qwen2Tokenizer(vocab=learnt["vocab"], merges=merges, split_special_tokens=True, **names)
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single=f"$A {END_TOKEN}", pair=None, special_tokens=[(END_TOKEN, special.index(END_TOKEN))]
+    empty: Any = Qwen2Tokenizer(vocab=special, merges=[], split_special_tokens=True, **names)
+    # Pairs that occur once would be a record's own words, and no help with others.
+    learnt = empty.train_new_from_iterator(texts, vocabulary_size, min_frequency=2, show_progress=False)
+    learnt.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"$A {END_TOKEN}", pair=None, special_tokens=[(END_TOKEN, special[END_TOKEN])]
     )
-    return HuggingFaceTokenizer(tokenizer, spaced=False)
+    return HuggingFaceTokenizer(learnt, spaced=False)
 
 
 def _is_esm(folder: Path, key: str) -> bool:

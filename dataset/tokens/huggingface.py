@@ -73,7 +73,9 @@ class HuggingFaceTokenizer:
         self._backend.encode_special_tokens = self._tokenizer.split_special_tokens
         self.prefix, self.suffix = _around(self._backend)
         self.unknown: int | None = _unknown_id(self._tokenizer)
-        self.pad = _padding_id(self._tokenizer)
+        # Its padding token, or any other that stands for no text; attention never looks at it.
+        padding = (self._tokenizer.pad_token_id, self._tokenizer.eos_token_id, 0)
+        self.pad = next(int(index) for index in padding if index is not None)
         self.mask: int | None = getattr(self._tokenizer, "mask_token_id", None)
         vocabulary = self._tokenizer.get_vocab()
         self.vocabulary_size = max(vocabulary.values()) + 1
@@ -234,12 +236,6 @@ def _unknown_id(tokenizer: Any) -> int | None:
     if type(model).__name__ == "BPE" and model.unk_token is None:
         return None
     return tokenizer.unk_token_id
-
-
-def _padding_id(tokenizer: Any) -> int:
-    """Its padding token, or any other that stands for no text; attention never looks at it."""
-    candidates = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
-    return next(int(index) for index in candidates if index is not None)
 
 
 def _has_single_letters(tokenizer: Any) -> bool:

@@ -33,25 +33,18 @@ def fetch(name: str, patterns: Sequence[str], key: str, advice: str) -> Path:
 
     Raises ConfigError where there is no such public model, ResourceError where the hub can't be reached.
     """
-    from huggingface_hub import snapshot_download  # here, since few need it and importing it takes a while
-    from huggingface_hub.errors import (
-        EntryNotFoundError,
-        HFValidationError,
-        HTTPError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-    )
+    from huggingface_hub import errors, snapshot_download  # here, since few need it and importing it takes a while
 
     unreachable = ResourceError(f"{key}: {name} is not in the local cache and the hub can't be reached; {advice}")
     try:
         return Path(snapshot_download(name, allow_patterns=list(patterns)))
-    except (RepositoryNotFoundError, HFValidationError) as error:
+    except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
         raise ConfigError(f"{key}: the hub has no (public) model {name}") from error
-    except LocalEntryNotFoundError as error:
+    except errors.LocalEntryNotFoundError as error:
         raise unreachable from error
-    except EntryNotFoundError as error:
+    except errors.EntryNotFoundError as error:
         raise ConfigError(f"{key}: {name} on the hub has no {patterns[0]}") from error
-    except (OSError, HTTPError) as error:  # refused, timed out, offline mode, proxy
+    except (OSError, errors.HTTPError) as error:  # refused, timed out, offline mode, proxy
         raise unreachable from error
 
 
