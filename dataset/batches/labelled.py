@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dataset.batches.cropping import Crop, CropCount, count_cropped, crop_starts, cropped_lengths, head_length
+from dataset.batches.cropping import Crop, crop_starts, cropped_lengths, head_length
 from dataset.batches.steps import BatchSource, Indices, SourceBatch
 from dataset.packed_batch import FEATURES, TARGETS, WEIGHTS, PackedBatch, filler_value
 from dataset.targets import IGNORED_TARGET, SparseTargets, has_target
@@ -51,9 +51,6 @@ class LabelledSource(BatchSource):
 
     def token_lengths(self, records_N: Indices) -> NDArray[np.int64]:
         return self._kept(records_N) + self._num_special
-
-    def count_cropped(self, records_N: Indices) -> CropCount:
-        return count_cropped(self._tokens.lengths[records_N], self._max_length)
 
     def filler(self) -> PackedBatch:
         """A sequence of two padding tokens, whose targets no loss looks at."""

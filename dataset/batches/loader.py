@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dataset.batches.cropping import CropCount, count_cropped, cropped_lengths
+from dataset.batches.cropping import cropped_lengths
 from dataset.batches.loader_process import LoaderProcess
 from dataset.batches.preparation import NO_TARGET, PreparationSettings, PreparedBatch, prepare_batch
 from dataset.batches.steps import BatchSource, Indices, Request, SourceBatch
@@ -48,9 +48,6 @@ class ResidueSource(BatchSource):
 
     def token_lengths(self, records_N: Indices) -> NDArray[np.int64]:
         return cropped_lengths(self._store.lengths[records_N], self._settings.max_length) + SPECIAL_TOKENS_PER_SEQUENCE
-
-    def count_cropped(self, records_N: Indices) -> CropCount:
-        return count_cropped(self._store.lengths[records_N], self._settings.max_length)
 
     def batch(self, epoch: int, records_N: Indices) -> SourceBatch:
         """Raises DataError where the store is damaged."""

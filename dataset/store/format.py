@@ -5,7 +5,7 @@ of those pages of ``data.mdb`` that LMDB follows to find values (its two meta pa
 pointer is noticed before LMDB maps the file and follows it out of the map.
 
 ``data.mdb`` is LMDB in the 0.9 format. Keys are 8-byte big-endian integers: blocks of sequences from 0 on, then, at
-:data:`FIRST_ARRAY_KEY` and up, three arrays over all records or blocks. Every value is a :class:`Frame`: a header of
+:data:`FIRST_ARRAY_KEY` and up, three arrays over all records or blocks. Every value is a frame: a header of
 40 bytes with a CRC-32 of header and payload, then the payload, little-endian:
 
 =========== ========================================================================================================
@@ -25,7 +25,7 @@ import json
 import struct
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -85,15 +85,6 @@ class Kind(IntEnum):
         return key_bytes(FIRST_ARRAY_KEY + int(self))
 
 
-class Frame(NamedTuple):
-    """A value that was read and whose checksum holds: the index of a block's first record, the records of a block or
-    the elements of an array, and a zero-copy view."""
-
-    first: int
-    num_items: int
-    payload: memoryview
-
-
 def key_bytes(key: int) -> bytes:
     """Big-endian, so that LMDB's order of bytes is the order of the integers."""
     return key.to_bytes(8, "big")
@@ -109,11 +100,14 @@ def frame(kind: Kind, first: int, count: int, parts: list[bytes | memoryview]) -
     return b"".join([header, crc.to_bytes(4, "little"), *parts])
 
 
-def unframe(value: memoryview, kind: Kind) -> Frame:
-    """Check a value's header and CRC-32. Raises ValueError that says what is wrong, without the place."""
+def unframe(value: memoryview, kind: Kind) -> tuple[int, memoryview]:
+    """Check a value's header and CRC-32; its number of records or elements, and a zero-copy view of its payload.
+
+    Raises ValueError that says what is wrong, without the place.
+    """
     if len(value) < HEADER_BYTES:
         raise ValueError(f"{len(value)} bytes are too few for a header")
-    magic, version, value_kind, first, count, payload_bytes, _, crc = _HEADER.unpack_from(value)
+    magic, version, value_kind, _, count, payload_bytes, _, crc = _HEADER.unpack_from(value)
     if magic != _MAGIC or version != FORMAT_VERSION or value_kind != kind:
         raise ValueError(f"its header is not that of a {kind.name} of format {FORMAT_VERSION}")
     payload = value[HEADER_BYTES:]
@@ -121,7 +115,7 @@ def unframe(value: memoryview, kind: Kind) -> Frame:
         raise ValueError(f"it has {len(payload)} bytes where its header says {payload_bytes}")
     if crc32(payload, crc32(value[:_CRC_AT])) != crc:
         raise ValueError("its checksum does not hold")
-    return Frame(first, count, payload)
+    return count, payload
 
 
 class SampleSource(BaseModel):

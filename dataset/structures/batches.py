@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dataset.batches.cropping import CropCount, count_cropped, crop_starts, cropped_lengths
+from dataset.batches.cropping import crop_starts, cropped_lengths
 from dataset.batches.loader import filler_batch
 from dataset.batches.preparation import chosen_places
 from dataset.batches.random_bits import Bits, keyed_bits, positional_bits, threshold
@@ -43,9 +43,6 @@ class StructureSource(BatchSource):
 
     def token_lengths(self, records_N: Indices) -> NDArray[np.int64]:
         return cropped_lengths(self._lengths(records_N), self._max_length) + SPECIAL_TOKENS_PER_SEQUENCE
-
-    def count_cropped(self, records_N: Indices) -> CropCount:
-        return count_cropped(self._lengths(records_N), self._max_length)
 
     def batch(self, epoch: int, records_N: Indices) -> SourceBatch:
         whole_N = self._lengths(records_N)

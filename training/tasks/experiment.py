@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from common.errors import CheckpointError
-from dataset.batches.cropping import CropCount
+from dataset.batches.cropping import CropCount, count_cropped
 from dataset.batches.loader import Loader, ResidueSource
 from dataset.batches.preparation import PreparationSettings
 from dataset.batches.splitting import split_records
@@ -204,7 +204,7 @@ class ResidueExperiment(Experiment):
         source = ResidueSource(store, PreparationSettings(length, self.seed, random_crops=True, masking=masking))
         # Held-out batches depend on no run's seed, so that metrics of runs compare.
         fixed = ResidueSource(store, PreparationSettings(length, 0, random_crops=False, masking=masking))
-        self.cropped = source.count_cropped(training)
+        self.cropped = count_cropped(store.lengths[training], length)
         loader = Loader(source, self.data.num_workers, self.data.prefetch)
         self.take(loader, training, fixed, held_out, self.training.evaluation_batches)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from common.errors import ConfigError
-from dataset.batches.cropping import fixed_crop
+from dataset.batches.cropping import count_cropped, fixed_crop
 from dataset.batches.labelled import FeatureSource, LabelledSource, Labels
 from dataset.batches.loader import Loader
 from dataset.batches.steps import BatchSource
@@ -63,7 +63,7 @@ class ClassifierExperiment(Experiment):
         self._held_out = held_out
         self._features = path.parent / "features"
         self._hit_rate: float | None = None
-        self.cropped = training.count_cropped(self._labelled.training)
+        self.cropped = count_cropped(tokens.lengths[self._labelled.training], data.max_length)
         self.patience, self.exports_best = self._section.patience, self._labelled.validation.size > 0
         self._take(Loader(training, data.num_workers, data.prefetch), held_out)
 

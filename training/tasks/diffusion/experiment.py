@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from dataset.batches.cropping import count_cropped
 from dataset.batches.loader import Loader
 from dataset.store.format import SEQUENCES_FOLDER
 from dataset.store.reader import stage_once
@@ -34,7 +35,7 @@ class DiffusionExperiment(Experiment):
         # Predicted structures are waited for, and counted, where they are asked for.
         num_workers = 0 if self._predictions is not None else data.num_workers
         loader = Loader(training, num_workers, data.prefetch)
-        self.cropped = training.count_cropped(structures.training)
+        self.cropped = count_cropped(structures.store.lengths[structures.training], length)
         max_batches = self.training.evaluation_batches
         self.take(loader, structures.training, held_out, structures.validation, max_batches)
 
