@@ -33,74 +33,64 @@ class Labels:
 
 
 class LabelledSource(BatchSource):
-    """Batches of labelled records, or, without labels, of those to predict.
+    """Batches of labelled records.
 
     ``max_length``: tokens without special ones; a longer record is cropped. ``seed``: of random windows.
     """
 
-    def __init__(
-        self, tokens: TokenStore, labels: Labels | None, *, max_length: int, crop: Crop, seed: int = 0
-    ) -> None:
+    def __init__(self, tokens: TokenStore, labels: Labels, *, max_length: int, crop: Crop, seed: int = 0) -> None:
         self._tokens, self._labels = tokens, labels
         self._max_length, self._crop, self._seed = max_length, crop, seed
-        self._prefix = np.asarray(tokens.prefix, dtype=np.int64)
-        self._suffix = np.asarray(tokens.suffix, dtype=np.int64)
-        self._num_special = self._prefix.size + self._suffix.size
+        self._around = [np.asarray(ids, dtype=np.int64) for ids in (tokens.prefix, tokens.suffix)]
+        self._num_special = sum(ids.size for ids in self._around)
         lengths = tokens.lengths.astype(np.int64)
-        self._residue_starts = np.cumsum(lengths) - lengths if labels is not None and labels.per_residue else None
+        self._residue_starts = np.cumsum(lengths) - lengths
 
     def token_lengths(self, records_N: Indices) -> NDArray[np.int64]:
         return self._kept(records_N) + self._num_special
 
     def filler(self) -> PackedBatch:
         """A sequence of two padding tokens, whose targets no loss looks at."""
-        by_token: dict[str, torch.Tensor] = {}
-        by_sequence: dict[str, torch.Tensor] = {}
-        if self._labels is not None:
-            no_targets = torch.from_numpy(self._labels.targets[:0])
-            rows = 2 if self._labels.per_residue else 1
-            value = filler_value(TARGETS, no_targets.dtype)
-            targets = no_targets.new_full((rows, *no_targets.shape[1:]), value)
-            (by_token if self._labels.per_residue else by_sequence)[TARGETS] = targets
-            if self._labels.weights is not None:
-                by_sequence[WEIGHTS] = torch.zeros(1)
-        tokens_T, no_records = np.array([self._tokens.pad] * 2), np.empty(0, dtype=np.int64)
-        return packed_from_tokens(tokens_T, np.array([2]), no_records, by_token=by_token, by_sequence=by_sequence)
+        no_targets = torch.from_numpy(self._labels.targets[:0])
+        rows = 2 if self._labels.per_residue else 1
+        targets = no_targets.new_full((rows, *no_targets.shape[1:]), filler_value(TARGETS, no_targets.dtype))
+        batch = packed_from_tokens(np.array([self._tokens.pad] * 2), np.array([2]), np.empty(0, dtype=np.int64))
+        return self._with_labels(batch, targets, np.zeros(1, dtype=np.float32))
 
     def without_tokens(self, records_N: Indices) -> SourceBatch:
         """Targets and weights of records, whose sequences have no tokens here; not for targets of residues."""
-        nothing, no_lengths_N = np.empty(0, dtype=np.int64), np.zeros_like(records_N)
-        batch = packed_from_tokens(nothing, no_lengths_N, records_N)
-        return self._labelled(batch, self.token_lengths(records_N), [])
+        batch = packed_from_tokens(np.empty(0, dtype=np.int64), np.zeros_like(records_N), records_N)
+        return self._labelled(batch, self.token_lengths(records_N), self._labels.targets[records_N])
 
     def batch(self, epoch: int, records_N: Indices) -> SourceBatch:
         kept_N = self._kept(records_N)
+        prefix, suffix = self._around
         pieces: list[NDArray[np.generic]] = []
-        targets: list[NDArray[np.generic]] = []
+        residue_targets: list[NDArray[np.generic]] = []
         for record, spans in zip(records_N.tolist(), self._spans(epoch, records_N, kept_N), strict=True):
-            cut = [self._tokens.piece(record, start, length) for start, length in spans]
-            pieces += [self._prefix, *cut, self._suffix]
-            if self._residue_starts is not None:
-                targets += self._residue_targets(int(self._residue_starts[record]), spans)
+            pieces += [prefix, *(self._tokens.piece(record, start, length) for start, length in spans), suffix]
+            if self._labels.per_residue:
+                first = int(self._residue_starts[record])
+                inner = [self._labels.targets[first + start : first + start + length] for start, length in spans]
+                before, after = (np.full_like(ids, IGNORED_TARGET) for ids in self._around)
+                residue_targets += [before, *inner, after]
         lengths_N = kept_N + self._num_special
-        return self._labelled(packed_from_tokens(np.concatenate(pieces), lengths_N, records_N), lengths_N, targets)
+        batch = packed_from_tokens(np.concatenate(pieces), lengths_N, records_N)
+        targets = np.concatenate(residue_targets) if residue_targets else self._labels.targets[records_N]
+        return self._labelled(batch, lengths_N, targets)
 
-    def _labelled(
-        self, batch: PackedBatch, lengths_N: NDArray[np.int64], residue_targets: list[NDArray[np.generic]]
-    ) -> SourceBatch:
-        num_tokens = int(lengths_N.sum())
-        if self._labels is None:
-            return SourceBatch(batch, 0, num_tokens)
-        records_N = batch.records.numpy()
-        if self._labels.weights is not None:
-            batch = batch.adding(by_sequence={WEIGHTS: torch.from_numpy(self._labels.weights[records_N])})
+    def _labelled(self, batch: PackedBatch, lengths_N: Indices, targets: NDArray[np.generic]) -> SourceBatch:
+        weights = self._labels.weights
+        weights_N = None if weights is None else weights[batch.records.numpy()]
+        labelled = self._with_labels(batch, torch.from_numpy(np.ascontiguousarray(targets)), weights_N)
+        return SourceBatch(labelled, int(has_target(targets).sum()), int(lengths_N.sum()))
+
+    def _with_labels(self, batch: PackedBatch, targets: torch.Tensor, weights_N: NDArray | None) -> PackedBatch:
+        if self._labels.weights is not None and weights_N is not None:
+            batch = batch.adding(by_sequence={WEIGHTS: torch.from_numpy(weights_N)})
         if self._labels.per_residue:
-            targets = torch.from_numpy(np.concatenate(residue_targets).astype(np.int64))
-            batch = batch.adding(by_token={TARGETS: targets})
-        else:
-            targets = torch.from_numpy(np.ascontiguousarray(self._labels.targets[records_N]))
-            batch = batch.adding(by_sequence={TARGETS: targets})
-        return SourceBatch(batch, int(has_target(targets).sum()), num_tokens)
+            return batch.adding(by_token={TARGETS: targets})
+        return batch.adding(by_sequence={TARGETS: targets})
 
     def _kept(self, records_N: Indices) -> NDArray[np.int64]:
         return cropped_lengths(self._tokens.lengths[records_N], self._max_length)
@@ -108,19 +98,12 @@ class LabelledSource(BatchSource):
     def _spans(self, epoch: int, records_N: Indices, kept_N: NDArray[np.int64]) -> list[list[tuple[int, int]]]:
         """Windows of each record, as (start, length)."""
         whole_N = self._tokens.lengths[records_N].astype(np.int64)
+        if self._crop == "ends":
+            return [_both_ends(whole, kept) for whole, kept in zip(whole_N.tolist(), kept_N.tolist(), strict=True)]
+        starts_N = np.zeros_like(kept_N)
         if self._crop == "random":
             starts_N = crop_starts(whole_N, self._max_length, records_N, self._seed, epoch)
-            return [[span] for span in zip(starts_N.tolist(), kept_N.tolist(), strict=True)]
-        if self._crop == "start":
-            return [[(0, length)] for length in kept_N.tolist()]
-        return [_both_ends(whole, kept) for whole, kept in zip(whole_N.tolist(), kept_N.tolist(), strict=True)]
-
-    def _residue_targets(self, first: int, spans: list[tuple[int, int]]) -> list[NDArray[np.generic]]:
-        assert self._labels is not None
-        before = np.full(self._prefix.size, IGNORED_TARGET)
-        after = np.full(self._suffix.size, IGNORED_TARGET)
-        inner = [self._labels.targets[first + start : first + start + length] for start, length in spans]
-        return [before, *inner, after]
+        return [[span] for span in zip(starts_N.tolist(), kept_N.tolist(), strict=True)]
 
 
 def _both_ends(whole: int, kept: int) -> list[tuple[int, int]]:

@@ -16,14 +16,8 @@ from numpy.typing import NDArray
 from dataset.batches.cropping import crop_starts, cropped_lengths
 from dataset.batches.random_bits import Bits, keyed_bits, positional_bits, splitmix64, threshold
 from dataset.store.reader import Store
-from dataset.tokens.esm import (
-    FIRST_RESIDUE,
-    LAST_RESIDUE,
-    MASK,
-    STANDARD_RESIDUES,
-    cumulative_lengths,
-    tokenize_pieces,
-)
+from dataset.tokens import esm
+from dataset.tokens.esm import FIRST_RESIDUE, LAST_RESIDUE, STANDARD_RESIDUES
 from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE, MaskedLMSection
 
 Tokens = NDArray[np.uint8]
@@ -82,8 +76,8 @@ def prepare_batch(
         starts_N = crop_starts(whole_N, settings.max_length, records_N, settings.seed, epoch)
     else:
         starts_N = np.zeros_like(lengths_N)
-    tokens_T = tokenize_pieces(store.windows(records_N, starts_N, lengths_N))
-    cu_seqlens = cumulative_lengths(lengths_N + SPECIAL_TOKENS_PER_SEQUENCE)
+    tokens_T = esm.tokenize_pieces(store.windows(records_N, starts_N, lengths_N))
+    cu_seqlens = esm.cumulative_lengths(lengths_N + SPECIAL_TOKENS_PER_SEQUENCE)
     if settings.masking is None:
         return PreparedBatch(tokens_T, residue_targets(tokens_T), cu_seqlens, None)
     return mask_tokens(tokens_T, cu_seqlens, records_N, settings.masking, settings.seed, epoch)
@@ -145,7 +139,7 @@ def chosen_places(bits_T: Bits, tokens_T: Tokens, cu_seqlens: NDArray[np.integer
 
 def _replacements(tokens_M: Tokens, bits_M: Bits, shares: MaskedLMSection) -> Tokens:
     """(M,) what stands in place of each chosen token: <mask>, a random standard residue, or the token itself."""
-    replaced_M = np.full(tokens_M.size, MASK, dtype=np.uint8)
+    replaced_M = np.full(tokens_M.size, esm.MASK, dtype=np.uint8)
     others = (bits_M >= threshold(shares.mask_token_share)).nonzero()[0]
     bits = bits_M[others]
     drawn = STANDARD_RESIDUES[(splitmix64(bits) % np.uint64(STANDARD_RESIDUES.size)).view(np.int64)]

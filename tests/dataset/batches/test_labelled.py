@@ -14,6 +14,7 @@ from dataset.targets import IGNORED_TARGET, has_target
 from train_config.schema import BatchSection
 
 BATCH = BatchSection(tokens=64, global_tokens=128, packing_window=16)
+NO_LABELS = Labels(np.zeros(1, dtype=np.int64))
 
 
 class Tokens:
@@ -36,7 +37,7 @@ def sequences(batch) -> list[list[int]]:
     return [part.tolist() for part in batch.tokens.split(torch.diff(batch.cu_seqlens).tolist())]
 
 
-def source(tokens, labels=None, max_length=40, crop="start", **others) -> LabelledSource:
+def source(tokens, labels=NO_LABELS, max_length=40, crop="start", **others) -> LabelledSource:
     return LabelledSource(tokens, labels, max_length=max_length, crop=crop, **others)
 
 
@@ -103,9 +104,8 @@ def test_targets_that_are_not_known_are_not_counted():
         Labels(np.zeros((4, 3), dtype=np.float32), weights=np.ones(4, dtype=np.float32)),
         Labels(LabelSpace("multilabel", ("a", "b", "c")).encode([["a"], [], ["b", "c"], []])),
         Labels(np.zeros(4, dtype=np.int64), per_residue=True),
-        None,
     ],
-    ids=["classes", "numbers", "lists of names", "residues", "none"],
+    ids=["classes", "numbers", "lists of names", "residues"],
 )
 def test_a_filler_has_the_form_of_a_batch_and_no_target(labels):
     cut = source(Tokens([1, 1, 1, 1]), labels)
@@ -113,9 +113,6 @@ def test_a_filler_has_the_form_of_a_batch_and_no_target(labels):
     assert filler.records.numel() == 0
     assert filler.by_token.keys() == batch.by_token.keys()
     assert filler.by_sequence.keys() == batch.by_sequence.keys()
-    if labels is None:
-        assert filler.named(TARGETS) is None
-        return
     assert filler.named(TARGETS).dtype == batch.named(TARGETS).dtype
     assert filler.named(TARGETS).shape[1:] == batch.named(TARGETS).shape[1:]
     assert not has_target(filler.named(TARGETS)).any()
