@@ -55,7 +55,9 @@ class LabelledSource(BatchSource):
         rows = 2 if self._labels.per_residue else 1
         targets = no_targets.new_full((rows, *no_targets.shape[1:]), filler_value(TARGETS, no_targets.dtype))
         batch = packed_from_tokens(np.array([self._tokens.pad] * 2), np.array([2]), np.empty(0, dtype=np.int64))
-        return self._with_labels(batch, targets, np.zeros(1, dtype=np.float32))
+        return self._with_labels(
+            batch, targets, None if self._labels.weights is None else np.zeros(1, dtype=np.float32)
+        )
 
     def without_tokens(self, records_N: Indices) -> SourceBatch:
         """Targets and weights of records, whose sequences have no tokens here; not for targets of residues."""
@@ -86,7 +88,7 @@ class LabelledSource(BatchSource):
         return SourceBatch(labelled, int(has_target(targets).sum()), int(lengths_N.sum()))
 
     def _with_labels(self, batch: PackedBatch, targets: torch.Tensor, weights_N: NDArray | None) -> PackedBatch:
-        if self._labels.weights is not None and weights_N is not None:
+        if weights_N is not None:
             batch = batch.adding(by_sequence={WEIGHTS: torch.from_numpy(weights_N)})
         if self._labels.per_residue:
             return batch.adding(by_token={TARGETS: targets})

@@ -10,7 +10,7 @@ Shape legend: T tokens, N sequences, B batches.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
@@ -200,8 +200,7 @@ class ValidationSteps:
         plan = _plan(source, indices.astype(np.int64), batch, seed=0, epoch=0)
         self._shape = _shape(source, indices, plan) if fixed_shapes else None
         num_batches = min(plan.num_batches, max_batches or plan.num_batches)
-        mine: list[int | None] = list(range(rank, num_batches, world_size))
-        mine += [None] * (micro_batches(num_batches, world_size) - len(mine))
+        mine = replace(plan, batches_per_step=num_batches).rank_batches(0, rank, world_size)
         self._requests = [_request(plan, 0, batch) for batch in mine]
 
     def __len__(self) -> int:

@@ -77,12 +77,11 @@ extern "C" int64_t parse_plain_fasta(const uint8_t* text, int64_t size, Hash has
     return n;
 }
 
-// Puts hashes other than 0 into a table of buckets of 8 places, as dataset/hash_set.py does: into the first free place of
-// the bucket that the low bits name, or of one behind it. Sets fresh where a hash was not there; returns how many.
-extern "C" int64_t insert_hashes(uint64_t* table, uint64_t bucket_mask, const uint64_t* hashes, int64_t count,
+// Puts hashes other than 0 into a table of buckets of 8 places: into the first free place of
+// the bucket that the low bits name, or of one behind it. Sets fresh where a hash was not there.
+extern "C" void insert_hashes(uint64_t* table, uint64_t bucket_mask, const uint64_t* hashes, int64_t count,
                                  uint8_t* fresh) {
     constexpr int64_t places = 8, ahead = 8;
-    int64_t num_fresh = 0;
     for (int64_t i = 0; i < count; ++i) {
         if (i + ahead < count) __builtin_prefetch(table + (hashes[i + ahead] & bucket_mask) * places, 1);
         const uint64_t hash = hashes[i];
@@ -92,7 +91,5 @@ extern "C" int64_t insert_hashes(uint64_t* table, uint64_t bucket_mask, const ui
         }
         fresh[i] = table[place] == 0;
         table[place] = hash;
-        num_fresh += fresh[i];
     }
-    return num_fresh;
 }

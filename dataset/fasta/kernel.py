@@ -66,7 +66,7 @@ class Kernel:
         self._parse.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, *[ctypes.c_void_p] * 9]
 
         self._insert = library.insert_hashes
-        self._insert.restype = ctypes.c_int64
+        self._insert.restype = None
         self._insert.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
 
     def parse(self, text: np.ndarray, columns: _Columns) -> Records | None:

@@ -101,14 +101,13 @@ class FastaSource:
         self.bytes_total = sum(path.stat().st_size for path in self.paths)
         self.kernel = load_kernel()
         self.finished: list[SourceFile] = []
-        self._bytes_finished = 0
         self._opened: ReadAhead | None = None
         self._damage: DataError | None = None
 
     @property
     def bytes_read(self) -> int:
         """Bytes of the files, as they lie on disk, that went into what was parsed so far."""
-        return self._bytes_finished + (self._opened.bytes_read if self._opened else 0)
+        return sum(file.bytes for file in self.finished) + (self._opened.bytes_read if self._opened else 0)
 
     def batches(self) -> Iterator[RecordBatch]:
         """Batches of at least :data:`BATCH_RESIDUES` residues (the last excepted), running on from file to file.
@@ -154,7 +153,6 @@ class FastaSource:
                 self._opened = text
                 yield from self._parsed(path, text)
                 self.finished.append(text.source_file())
-                self._bytes_finished += text.bytes_read
                 self._opened = None
         except DataError as error:
             self._damage = error

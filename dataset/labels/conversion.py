@@ -20,24 +20,10 @@ from dataset.fasta.alphabet import STORE_ALPHABET
 from dataset.fasta.counts import IngestCounts
 from dataset.fasta.reader import find_files
 from dataset.fasta.records import hashes_of
+from dataset.labels import store as layout
 from dataset.labels.label_space import MAPPINGS_FILE, LabelSpace, UnseenLabelError
-from dataset.labels.labelled_file import (
-    LabelledCounts,
-    LabelledRecords,
-    check_label_settings,
-    find_labelled_files,
-    read_labelled,
-)
-from dataset.labels.store import (
-    FORMAT_VERSION,
-    LABELS_FILE,
-    LEFT_OUT,
-    MANIFEST_FILE,
-    PARTS,
-    LabelledManifest,
-    LabelledStore,
-    labels_checksum,
-)
+from dataset.labels.labelled_file import LabelledRecords, check_label_settings, find_labelled_files, read_labelled
+from dataset.labels.store import LEFT_OUT, PARTS, LabelledManifest, LabelledStore
 from dataset.store import conversion as stores
 from dataset.store.conversion import SAMPLE
 from dataset.store.format import TEXT_ALPHABET, SampleSource, signed_json
@@ -95,7 +81,15 @@ def _make(data: DataSection, tokenizer: TokenizerSection, target: Path, progress
     parts_N = _split(records, hashes_N, data)
     space = _label_space(records, parts_N, data)
     targets = _encoded(records, parts_N, space, data)
-    counts = _counted(records, parts_N, hashes_N, targets, space)
+    counts = records.counts.model_copy()
+    for code, name in enumerate(PARTS):
+        setattr(counts, name, int((parts_N == code).sum()))
+    held_out_N = (parts_N != 0) & (parts_N != LEFT_OUT)
+    counts.held_out_also_in_training = int(np.isin(hashes_N[held_out_N], hashes_N[parts_N == 0]).sum())
+    counts.records_unseen_label = int((parts_N == LEFT_OUT).sum())
+    if space.kind == "per_residue":
+        ignored = sum(sum(map(letters.count, ".?-")) for letters in records.labels or [])  # type: ignore[arg-type]
+        counts.residues_unseen_label = int(np.count_nonzero(targets == IGNORED_TARGET)) - ignored
     if records.weights is not None and not records.weights[parts_N == 0].any():
         raise DataError(f"{records.place(0)}: the weight of every training record is 0, so nothing would be learnt")
     alphabet = TEXT_ALPHABET if tokenizer.content == "text" else STORE_ALPHABET
@@ -113,10 +107,10 @@ def _make(data: DataSection, tokenizer: TokenizerSection, target: Path, progress
             tensors["targets"] = targets
         if records.weights is not None:
             tensors["weights"] = records.weights
-        checksum = labels_checksum(store_checksum, space, tensors)
+        checksum = layout.labels_checksum(store_checksum, space, tensors)
         if space.kind == "per_residue":
             tensors["targets"] = tensors["targets"].astype(np.int32)
-        save_file(tensors, folder / LABELS_FILE)
+        save_file(tensors, folder / layout.LABELS_FILE)
         manifest = LabelledManifest(
             format_version=2 if sparse else 1,
             num_records=len(records),
@@ -125,29 +119,26 @@ def _make(data: DataSection, tokenizer: TokenizerSection, target: Path, progress
             held_out_source=records.held_out_source,
             labels_source=records.labels_source,
             sequences_checksum=store_checksum,
-            files={name: file_xxh128(folder / name) for name in (LABELS_FILE, MAPPINGS_FILE)},
+            files={name: file_xxh128(folder / name) for name in (layout.LABELS_FILE, MAPPINGS_FILE)},
             checksum=checksum,
             counts=counts,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
         )
-        (folder / MANIFEST_FILE).write_text(signed_json(manifest), encoding="utf-8")
+        (folder / layout.MANIFEST_FILE).write_text(signed_json(manifest), encoding="utf-8")
 
 
 def _split(records: LabelledRecords, hashes_N: NDArray[np.uint64], data: DataSection) -> NDArray[np.uint8]:
     """(N,) uint8: index in :data:`PARTS` of each record's part."""
     parts_N = np.zeros(len(records), dtype=np.uint8)
     if records.parts is not None:
-        codes = {name: code for code, name in enumerate(PARTS)}
-        parts_N[:] = [codes[name] for name in records.parts]
+        parts_N[:] = [PARTS.index(name) for name in records.parts]
         if not (parts_N == 0).any():
             raise DataError(
                 f"{data.source[0]}: no record is for training; say 'train' in column {data.labels.split_column!r}"
             )
         return parts_N
     if data.labels.split == "stratified":
-        names: list[str] = list(records.labels)  # type: ignore[arg-type]
-        codes = {name: code for code, name in enumerate(sorted(set(names)))}
-        classes_N = np.array([codes[name] for name in names], dtype=np.int64)
+        _, classes_N = np.unique(np.array(records.labels), return_inverse=True)
         _, validation = split_stratified(hashes_N, classes_N, data.validation_share)
     else:
         _, validation = split_records(hashes_N, data.validation_share)
@@ -188,25 +179,6 @@ def _encoded(
     return targets
 
 
-def _counted(
-    records: LabelledRecords,
-    parts_N: NDArray[np.uint8],
-    hashes_N: NDArray[np.uint64],
-    targets: NDArray | SparseTargets,
-    space: LabelSpace,
-) -> LabelledCounts:
-    counts = records.counts.model_copy()
-    for code, name in enumerate(PARTS):
-        setattr(counts, name, int((parts_N == code).sum()))
-    held_out_N = (parts_N != 0) & (parts_N != LEFT_OUT)
-    counts.held_out_also_in_training = int(np.isin(hashes_N[held_out_N], hashes_N[parts_N == 0]).sum())
-    counts.records_unseen_label = int((parts_N == LEFT_OUT).sum())
-    if space.kind == "per_residue":
-        ignored = sum(sum(map(letters.count, ".?-")) for letters in records.labels or [])  # type: ignore[arg-type]
-        counts.residues_unseen_label = int(np.count_nonzero(targets == IGNORED_TARGET)) - ignored
-    return counts
-
-
 def _settings(data: DataSection, tokenizer: TokenizerSection) -> dict[str, Any]:
     """The settings that the content of a labelled store depends on, besides its files."""
     settings: dict[str, Any] = {
@@ -220,7 +192,7 @@ def _settings(data: DataSection, tokenizer: TokenizerSection) -> dict[str, Any]:
 
 
 def _store_name(data: DataSection, tokenizer: TokenizerSection) -> str:
-    described = [FORMAT_VERSION, _settings(data, tokenizer)]
+    described = [layout.FORMAT_VERSION, _settings(data, tokenizer)]
     if data.labels.validation_source:
         described.append(stores.file_identities(find_labelled_files(data.labels.validation_source)))
     if data.labels.labels_file:
@@ -237,7 +209,7 @@ def _labels_files(labels: LabelsSection) -> list[Path]:
 
 
 def _source_store(data: DataSection) -> Path | None:
-    return stores.source_store(data, MANIFEST_FILE, "labelled store")
+    return stores.source_store(data, layout.MANIFEST_FILE, "labelled store")
 
 
 def _check_fits(labelled: LabelledStore, data: DataSection, tokenizer: TokenizerSection) -> None:

@@ -95,7 +95,8 @@ class LabelledSource:
                 records = located_records(self._sample.records, self._sample.families, self._sample.seed)
             else:
                 records = message_records(self._sample.records, self._sample.seed)
-            yield from ((-1, part) for part in self._numbered(sample_batches(records), _SAMPLE_PATTERN))
+            parts = self._numbered(sample_batches(records), _SAMPLE_PATTERN)
+            yield from ((-1, labelled_part) for labelled_part in parts)
         for number, path in enumerate(self.paths):
             if is_table_name(path):
                 self._opened = table = Table(path, self._wanted_columns(path))
@@ -104,7 +105,7 @@ class LabelledSource:
                 self._refuse_columns(path)
                 self._opened = fasta = FastaSource([str(path)])
                 parts = self._numbered(fasta.batches())
-            yield from ((number, part) for part in parts)
+            yield from ((number, labelled_part) for labelled_part in parts)
             self.finished += self._opened.finished
             self._opened = None
 

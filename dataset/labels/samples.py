@@ -127,7 +127,7 @@ def message_records(records: int, seed: int) -> Iterator[tuple[str, str]]:
 
 
 def _message(intent: str, random: np.random.Generator) -> str:
-    parts = [_filled(_one(_REQUESTS[intent], random), random)]
+    parts = [_filled(_choice(_REQUESTS[intent], random), random)]
     if random.random() < 0.6:
         parts.insert(int(2 * random.random()), _filled("{remark}", random))
     text = ". ".join(parts)
@@ -135,19 +135,17 @@ def _message(intent: str, random: np.random.Generator) -> str:
         text = _filled("{greeting}, ", random) + text
     if random.random() < 0.3:
         text += _filled(" {close}", random)
-    return _mistyped(text, random) if random.random() < 0.3 else text
+    if random.random() < 0.3:
+        missing = int(len(text) * random.random())
+        text = text[:missing] + text[missing + 1 :]
+    return text
 
 
 def _filled(text: str, random: np.random.Generator) -> str:
     while blank := _BLANK.search(text):
-        text = text[: blank.start()] + _one(_WORDS[blank[1]], random) + text[blank.end() :]
+        text = text[: blank.start()] + _choice(_WORDS[blank[1]], random) + text[blank.end() :]
     return text
 
 
-def _mistyped(text: str, random: np.random.Generator) -> str:
-    at = int(len(text) * random.random())
-    return text[:at] + text[at + 1 :]
-
-
-def _one(choices: Sequence[str], random: np.random.Generator) -> str:
+def _choice(choices: Sequence[str], random: np.random.Generator) -> str:
     return choices[int(random.random() * len(choices))]

@@ -225,10 +225,7 @@ def name_of_content(first_name: str, described: list) -> str:
 
 
 def check_source(
-    path: Path,
-    made_of: list[SourceFile] | SampleSource,
-    data: DataSection,
-    find: Callable[[list[str]], list[Path]],
+    path: Path, made_of: list[SourceFile] | SampleSource, data: DataSection, find: Callable[[list[str]], list[Path]]
 ) -> None:
     """Raise DataError for a store that was made of other files, or of another sample, than ``data.source`` names."""
     if data.source == [SAMPLE]:

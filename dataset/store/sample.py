@@ -63,14 +63,11 @@ def sample_records(records: int, families: int, seed: int) -> Iterator[tuple[str
         members = records // families + (family < records % families)
         random = np.random.Generator(np.random.PCG64([seed, family]))
         ancestor_L = _ancestor(random)
-        rates_L = _position_rates(random, len(ancestor_L))
+        # Of substitution, mean about 1: most positions evolve slowly, a few fast.
+        rates_L = -np.log(1 - random.random(len(ancestor_L)))
         for member in range(members):
-            residues = _descend(ancestor_L, rates_L, random)
-            yield f"family{family:0{width}d}_{member:04d}", _text(residues)
-
-
-def _text(residues_L: np.ndarray) -> str:
-    return _LETTERS[residues_L].tobytes().decode("ascii")
+            residues_L = _descend(ancestor_L, rates_L, random)
+            yield f"family{family:0{width}d}_{member:04d}", _LETTERS[residues_L].tobytes().decode("ascii")
 
 
 def _ancestor(random: np.random.Generator) -> np.ndarray:
@@ -101,11 +98,6 @@ def _segment_weights(length: int, random: np.random.Generator) -> Iterator[np.nd
         yield weights * np.exp(_AMPHIPATHICITY * moment[:, None] * _HYDROPATHY)
         covered += segment
         kind += 1
-
-
-def _position_rates(random: np.random.Generator, length: int) -> np.ndarray:
-    """(L,) relative rates of substitution, mean about 1: most positions evolve slowly, a few fast."""
-    return -np.log(1 - random.random(length))
 
 
 def _descend(ancestor_L: np.ndarray, rates_L: np.ndarray, random: np.random.Generator) -> np.ndarray:

@@ -26,20 +26,10 @@ from dataset.store.conversion import SAMPLE
 from dataset.store.format import MANIFEST_FILE as STORE_MANIFEST
 from dataset.store.format import SEQUENCES_FOLDER, signed_json
 from dataset.store.writer import write_sequences
+from dataset.structures import store as layout
 from dataset.structures.files import SUFFIXES, is_structure_name, read_structures
 from dataset.structures.sample import GENERATOR_VERSION, sample_structures
-from dataset.structures.store import (
-    ARRAYS_FILE,
-    FORMAT_VERSION,
-    HELD_OUT,
-    MANIFEST_FILE,
-    Structure,
-    StructureCounts,
-    StructureManifest,
-    StructureStore,
-    arrays_checksum,
-    write_structures,
-)
+from dataset.structures.store import Structure, StructureCounts, StructureManifest, StructureStore
 from dataset.table import Table
 from train_config.diffusion_schema import StructuresSection
 from train_config.schema import DataSection, IngestSection
@@ -63,7 +53,7 @@ def convert_structures(
     target = stores.absolute(target)
     data = data.model_copy(update={"source": sources})
     with exclusive(target):
-        files = MANIFEST_FILE, ARRAYS_FILE, SEQUENCES_FOLDER
+        files = layout.MANIFEST_FILE, layout.ARRAYS_FILE, SEQUENCES_FOLDER
         is_other = partial(stores.not_a_store, files=files, file_format="esmeray-structures")
         refuse_existing(target, "structure store", overwrite, is_other)
         return _make(data, target, progress)
@@ -89,14 +79,14 @@ def structure_store_location(data: DataSection, default_root: Path) -> Path:
 
 
 def _source_store(data: DataSection) -> Path | None:
-    return stores.source_store(data, MANIFEST_FILE, "structure store")
+    return stores.source_store(data, layout.MANIFEST_FILE, "structure store")
 
 
 def _store_name(data: DataSection) -> str:
     files = _files(data)
     first = SAMPLE if data.source == [SAMPLE] else files[_SOURCE][0].name.split(".")[0]
-    described = [FORMAT_VERSION, _settings(data), {key: stores.file_identities(paths) for key, paths in files.items()}]
-    return stores.name_of_content(f"{first}-structures", described)
+    identities = {key: stores.file_identities(paths) for key, paths in files.items()}
+    return stores.name_of_content(f"{first}-structures", [layout.FORMAT_VERSION, _settings(data), identities])
 
 
 def find_structure_files(sources: list[str]) -> list[Path]:
@@ -153,7 +143,7 @@ def _make(data: DataSection, target: Path, progress: ProgressCallback | None) ->
     held_out = np.arange(num_given, len(structures))
     if not held_out.size and len(set(hashes_N.tolist())) > 1:
         _, held_out = split_records(hashes_N, data.validation_share)
-    parts_N[held_out] = HELD_OUT
+    parts_N[held_out] = layout.HELD_OUT
     names, labels_N = _labels(structures, data.structures)
     described = {key: [SourceFile.of(path) for path in paths] for key, paths in files.items()}
     with published(target) as folder:
@@ -161,17 +151,17 @@ def _make(data: DataSection, target: Path, progress: ProgressCallback | None) ->
         counted_records = IngestCounts(records_read=len(texts))
         source = described[_SOURCE]
         checksum = write_sequences(folder, target, ids, texts, hashes_N, source, data.ingest, counted_records)
-        write_structures(folder, structures, labels_N, parts_N)
+        layout.write_structures(folder, structures, labels_N, parts_N)
         manifest = StructureManifest(
             settings=_settings(data),
             files=described,
             label_names=names,
             sequences_checksum=checksum,
-            checksum=arrays_checksum(checksum, open_arrays(folder / ARRAYS_FILE)),
+            checksum=layout.arrays_checksum(checksum, open_arrays(folder / layout.ARRAYS_FILE)),
             counts=counts,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
         )
-        (folder / MANIFEST_FILE).write_text(signed_json(manifest), encoding="utf-8")
+        (folder / layout.MANIFEST_FILE).write_text(signed_json(manifest), encoding="utf-8")
     return manifest
 
 

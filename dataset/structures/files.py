@@ -144,9 +144,8 @@ def _chain_names(atoms: Any, path: Path) -> list[str]:
     """Chains in the order of the file. Raises DataError where a name stands for two."""
     names = atoms.chain_id[~atoms.hetero]
     starts: Any = np.flatnonzero(np.concatenate([[True], names[1:] != names[:-1]])) if len(names) else []
-    run_names = [str(names[start]) for start in starts]
-    twice = {name for name in run_names if run_names.count(name) > 1}
-    if twice:
+    runs = Counter(str(names[start]) for start in starts)
+    if twice := [name for name, count in runs.items() if count > 1]:
         raise DataError(f"{path}: chain {', '.join(sorted(twice))!r} stands twice in the file; rename one of them")
     return list(dict.fromkeys(map(str, atoms.chain_id)))
 

@@ -47,13 +47,13 @@ class PredictedStructures:
         self, cache: Path | str, on_miss: Literal["error", "null", "wait"] = "error", longest: int | None = None
     ) -> None:
         self._cache, self._on_miss, self._longest = Path(cache), on_miss, longest
-        self._asked = self._found = 0
+        self._wanted = self._hits = 0
         self._open()
 
     @property
     def hit_rate(self) -> float:
-        """Share of the structures asked for that were there at once."""
-        return self._found / max(1, self._asked)
+        """Share of the wanted structures that were there at once."""
+        return self._hits / max(1, self._wanted)
 
     def has(self, hashes_N: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """(N,) bool: which sequences had a structure when the folder was last looked at."""
@@ -65,8 +65,8 @@ class PredictedStructures:
         Raises DataError where it should have one, whoever predicts failed, or nothing came for half an hour.
         """
         hash_1 = np.array([sequence], dtype=np.uint64)
-        self._asked += 1
-        self._found += int(self.has(hash_1).all())
+        self._wanted += 1
+        self._hits += int(self.has(hash_1).all())
         waits = self._on_miss == "wait" and length <= (self._longest or length)
         deadline = time.monotonic() + _PATIENCE_S
         while not self.has(hash_1).all():
@@ -92,13 +92,10 @@ class PredictedStructures:
     def _open(self) -> None:
         """Look at what is there now; once more where shards were merged meanwhile."""
         self._looked_s = time.monotonic()
-        for tries_left in (2, 1, 0):
-            try:
-                self._features = FeatureStore(predictor_folder(self._cache))
-                return
-            except DataError:
-                if not tries_left:
-                    raise
+        try:
+            self._features = FeatureStore(predictor_folder(self._cache))
+        except DataError:
+            self._features = FeatureStore(predictor_folder(self._cache))
 
     def check(self, hashes_N: NDArray[np.uint64]) -> None:
         """Raise DataError where structures are missing that should be there."""

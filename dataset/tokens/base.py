@@ -17,16 +17,8 @@ from numpy.typing import NDArray
 from common.errors import ConfigError
 from common.publishing import exclusive, published
 from dataset.fasta.alphabet import AMINO_ACIDS
-from dataset.tokens import esm
-from dataset.tokens.huggingface import (
-    SOURCE_KEY,
-    TOKENIZER_CONFIG_FILE,
-    HuggingFaceTokenizer,
-    Spaced,
-    end_to_end,
-    open_folder,
-    tokenizer_folder,
-)
+from dataset.tokens import esm, huggingface
+from dataset.tokens.huggingface import SOURCE_KEY, HuggingFaceTokenizer, Spaced
 from dataset.tokens.model_folder import CONFIG_FILE, local_folder, read_settings
 from train_config.classifier_schema import TokenizerSection
 
@@ -61,7 +53,7 @@ class EsmSequenceTokenizer:
             ids_T = esm.RESIDUE_TABLE[np.frombuffer(joined.encode("ascii"), dtype=np.uint8)]
             if not (ids_T == esm.UNK).any():
                 return ids_T.astype(np.int32), esm.sequence_lengths(texts)
-        return end_to_end([esm.encode(text)[1:-1] for text in texts])
+        return huggingface.end_to_end([esm.encode(text)[1:-1] for text in texts])
 
     def save(self, folder: Path, **settings: int) -> None:
         """Write vocab.txt and the config of an ``EsmTokenizer`` with these settings."""
@@ -112,8 +104,8 @@ def open_tokenizer(folder_or_hub: str | Path, spaced: Spaced = "auto", key: str 
     only as words, or where it was saved so; ``key`` is the setting, for messages. Raises ConfigError where there is no
     such tokenizer, ResourceError where the hub can't be reached.
     """
-    folder = tokenizer_folder(str(folder_or_hub), key)
-    return EsmSequenceTokenizer() if _is_esm(folder, key) else open_folder(folder, spaced, key)
+    folder = huggingface.tokenizer_folder(str(folder_or_hub), key)
+    return EsmSequenceTokenizer() if _is_esm(folder, key) else huggingface.open_folder(folder, spaced, key)
 
 
 def _automatic(section: TokenizerSection, backbone_source: str) -> str:
@@ -155,7 +147,7 @@ def _trained(
             with published(folder) as building:
                 tokenizer.save(building)
                 (building / _TRAINING_FILE).write_text(json.dumps(facts) + "\n", encoding="utf-8")
-    return open_folder(folder, False, SOURCE_KEY)
+    return huggingface.open_folder(folder, False, SOURCE_KEY)
 
 
 def train_bpe(texts: Iterable[str], vocabulary_size: int) -> HuggingFaceTokenizer:
@@ -188,7 +180,7 @@ def train_bpe(texts: Iterable[str], vocabulary_size: int) -> HuggingFaceTokenize
 
 def _is_esm(folder: Path, key: str) -> bool:
     """Return whether the folder's tokenizer is the ESM alphabet; raises ConfigError for one with other ids."""
-    named = folder / TOKENIZER_CONFIG_FILE
+    named = folder / huggingface.TOKENIZER_CONFIG_FILE
     model = folder / CONFIG_FILE
     kind = read_settings(named, key).get("tokenizer_class") if named.is_file() else None
     if kind is None and model.is_file() and read_settings(model, key).get("model_type") == "esm":

@@ -72,7 +72,10 @@ class HuggingFaceTokenizer:
         self._backend.no_padding()
         self._backend.encode_special_tokens = self._tokenizer.split_special_tokens
         self.prefix, self.suffix = _around(self._backend)
-        self.unknown: int | None = _unknown_id(self._tokenizer)
+        model = self._tokenizer.backend_tokenizer.model
+        # Byte-level vocabularies know all, whatever the tokenizer's config names as its unknown token.
+        knows_all = type(model).__name__ == "BPE" and model.unk_token is None
+        self.unknown: int | None = None if knows_all else self._tokenizer.unk_token_id
         # Its padding token, or any other that stands for no text; attention never looks at it.
         padding = (self._tokenizer.pad_token_id, self._tokenizer.eos_token_id, 0)
         self.pad = next(int(index) for index in padding if index is not None)
@@ -228,14 +231,6 @@ def _around(backend: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
             "the tokenizer puts special tokens elsewhere than before and after a text, which can't be kept"
         )
     return tuple(prefix), tuple(suffix)
-
-
-def _unknown_id(tokenizer: Any) -> int | None:
-    """None for byte-level vocabularies, whatever the tokenizer's config names as its unknown token."""
-    model = tokenizer.backend_tokenizer.model
-    if type(model).__name__ == "BPE" and model.unk_token is None:
-        return None
-    return tokenizer.unk_token_id
 
 
 def _has_single_letters(tokenizer: Any) -> bool:

@@ -113,7 +113,7 @@ def ensure_tokens(
     """
     target = root.absolute() / f"{store.checksum[:16]}-{tokenizer.fingerprint[:16]}"
     with exclusive(target):
-        tokens = _found(target, store, tokenizer)
+        tokens = _opened(target, store, tokenizer)
         if tokens is None:
             with published(target) as folder:
                 _write(folder, store, tokenizer, progress)
@@ -130,7 +130,7 @@ def _map_file(path: Path, dtype: str, count: int) -> NDArray[Any]:
         raise DataError(f"{path}: can't be read: {error}; {_REMEDY}") from error
 
 
-def _found(target: Path, store: Store, tokenizer: SequenceTokenizer) -> TokenStore | None:
+def _opened(target: Path, store: Store, tokenizer: SequenceTokenizer) -> TokenStore | None:
     """The token store of that name, if it is whole and of this store and tokenizer."""
     try:
         tokens = TokenStore(target)
