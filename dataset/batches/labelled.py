@@ -55,9 +55,8 @@ class LabelledSource(BatchSource):
         rows = 2 if self._labels.per_residue else 1
         targets = no_targets.new_full((rows, *no_targets.shape[1:]), filler_value(TARGETS, no_targets.dtype))
         batch = packed_from_tokens(np.array([self._tokens.pad] * 2), np.array([2]), np.empty(0, dtype=np.int64))
-        return self._with_labels(
-            batch, targets, None if self._labels.weights is None else np.zeros(1, dtype=np.float32)
-        )
+        weights_N = None if self._labels.weights is None else np.zeros(1, dtype=np.float32)
+        return self._with_labels(batch, targets, weights_N)
 
     def without_tokens(self, records_N: Indices) -> SourceBatch:
         """Targets and weights of records, whose sequences have no tokens here; not for targets of residues."""

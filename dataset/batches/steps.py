@@ -82,14 +82,13 @@ def _arrays_of(make: Callable[..., SourceBatch], epoch: int, records_N: Indices)
 
 @dataclass(frozen=True)
 class StepBatches:
-    """The batches of one rank in one optimizer step.
+    """The batches of one rank in one optimizer step, equally many on every rank and in every step, fillers among them.
 
     Attributes:
-        batches: micro-batches, equally many on every rank and in every step; fillers among them.
-        epoch, step: which step this is, counted from 0 in its epoch.
+        step: counted from 0 in its epoch.
         next_epoch, next_step: the position after it, from which a run resumes.
-        num_tokens: tokens of this rank's batches, special tokens included, fillers not.
-        num_targets: tokens of this rank's batches that a loss is taken at.
+        num_tokens: of this rank, special tokens included, fillers not.
+        num_targets: tokens of this rank that a loss is taken at.
     """
 
     batches: list[PackedBatch]

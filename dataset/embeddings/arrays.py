@@ -25,9 +25,8 @@ def write_arrays(path: Path, arrays: Arrays) -> None:
     """Write fp32, fp16, int8, int64, uint64, and bf16 as uint16, atomically. ResourceError where the disk refuses."""
     header, end = {}, 0
     for name, array in arrays.items():
-        kind = {"dtype": _NAMES[array.dtype.name], "shape": list(array.shape)}
-        header[name] = {**kind, "data_offsets": [end, end + array.nbytes]}
-        end += array.nbytes
+        start, end = end, end + array.nbytes
+        header[name] = {"dtype": _NAMES[array.dtype.name], "shape": list(array.shape), "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-(len(text) + 8) % _ALIGNMENT)
     with writing(path), atomic_file(path) as temporary, temporary.open("wb") as file:

@@ -40,10 +40,6 @@ class Embeddings(Index):
     ``embeddings[id]`` or ``embeddings[number]`` is a record's: (C,) where the output has one vector a protein, (L, C)
     where it has one a residue, (L, L) for contacts. ``embeddings[start:stop]`` is (n, C), or a list of arrays. Unknown
     ids raise KeyError, numbers beyond the end IndexError.
-
-    Attributes:
-        manifest: of the folder.
-        output: of this output: what it is, its channels and dtype.
     """
 
     def __init__(self, folder: Path, output: str | None) -> None:

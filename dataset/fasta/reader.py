@@ -62,10 +62,6 @@ class RecordBatch:
     records: Records
     origins: list[Origin] = field(default_factory=list)
 
-    @classmethod
-    def of(cls, headers: list[bytes], sequences: list[bytes]) -> "RecordBatch":
-        return cls(Records.of(headers, sequences))
-
     def __len__(self) -> int:
         return len(self.records)
 

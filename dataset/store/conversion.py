@@ -21,6 +21,7 @@ from common.text import counted
 from dataset.fasta.counts import IngestCounts, SourceFile
 from dataset.fasta.locate import places_of_ids
 from dataset.fasta.reader import FastaSource, RecordBatch, find_files
+from dataset.fasta.records import Records
 from dataset.store.format import DATA_FILE, FORMAT_VERSION, MANIFEST_FILE, SampleSource, StoreManifest
 from dataset.store.ingest import CleanBlock, Ingest
 from dataset.store.reader import Store
@@ -155,7 +156,7 @@ def sample_batches(records: Iterator[tuple[str, str]]) -> Iterator[RecordBatch]:
     """Ids and texts of an embedded sample as a FASTA file's reader would give them."""
     while batch := list(islice(records, _SAMPLE_BATCH_RECORDS)):
         ids, sequences = ([text.encode("ascii") for text in texts] for texts in zip(*batch, strict=True))
-        yield RecordBatch.of(ids, sequences)
+        yield RecordBatch(Records.of(ids, sequences))
 
 
 def sample_source(sample: SampleSection) -> SampleSource:

@@ -72,17 +72,12 @@ def sample_records(records: int, families: int, seed: int) -> Iterator[tuple[str
 
 def _ancestor(random: np.random.Generator) -> np.ndarray:
     """(L,) residues that begin with methionine."""
-    length = _length(random)
+    normal = NormalDist().inv_cdf(min(max(random.random(), 1e-12), 1 - 1e-12))
+    length = min(max(round(MEDIAN_LENGTH * math.exp(LENGTH_SIGMA * normal)), MIN_LENGTH), MAX_LENGTH)
     weights = np.concatenate(list(_segment_weights(length, random)))[:length]
     residues_L = _draw(np.cumsum(weights, axis=1), random)
     residues_L[0] = AMINO_ACIDS.index("M")
     return residues_L
-
-
-def _length(random: np.random.Generator) -> int:
-    normal = NormalDist().inv_cdf(min(max(random.random(), 1e-12), 1 - 1e-12))
-    length = round(MEDIAN_LENGTH * math.exp(LENGTH_SIGMA * normal))
-    return min(max(length, MIN_LENGTH), MAX_LENGTH)
 
 
 def _segment_weights(length: int, random: np.random.Generator) -> Iterator[np.ndarray]:

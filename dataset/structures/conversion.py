@@ -3,6 +3,7 @@
 All files that are refused are named together, the first ten with what is wrong.
 """
 
+from collections import Counter
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -189,11 +190,9 @@ def _read(
 
 
 def check_ids(structures: list[Structure]) -> None:
-    seen: set[str] = set()
-    for structure in structures:
-        if structure.id in seen:
-            raise DataError(f"{structure.id}: two records have this id; rename one of them, or its file")
-        seen.add(structure.id)
+    for record_id, count in Counter(structure.id for structure in structures).items():
+        if count > 1:
+            raise DataError(f"{record_id}: two records have this id; rename one of them, or its file")
 
 
 def _labels(structures: list[Structure], section: StructuresSection) -> tuple[list[str], NDArray[np.int64]]:

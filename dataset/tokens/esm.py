@@ -53,8 +53,6 @@ RESIDUE_TABLE.setflags(write=False)
 _BETWEEN = b"\xff\xfe"
 """Joins sequences; :data:`_JOINED_TABLE` makes <eos><cls> of it. Outside ASCII, so that no residue is meant by it."""
 
-_BETWEEN_TEXT = _BETWEEN.decode("latin-1")
-
 _JOINED_TABLE = RESIDUE_TABLE.tobytes()[:-2] + bytes([CLS, EOS])  # of the bytes 0xfe and 0xff
 
 
@@ -87,7 +85,7 @@ def _tokenize_joined(joined: bytes) -> NDArray[np.uint8]:
 def tokenize_residue_texts(sequences: Sequence[str]) -> NDArray[np.uint8] | None:
     """(T,) uint8 ids of texts, each between its own <cls> and <eos>; None where some character is no residue."""
     try:
-        joined = _BETWEEN_TEXT.join(["", *sequences, ""]).encode("latin-1")
+        joined = _BETWEEN.decode("latin-1").join(["", *sequences, ""]).encode("latin-1")
     except UnicodeEncodeError:
         return None
     tokens_T = _tokenize_joined(joined)

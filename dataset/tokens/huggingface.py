@@ -45,8 +45,7 @@ _PATTERNS = (
 _SPACED_KEY = "esmeray_spaced"
 """Key that :meth:`HuggingFaceTokenizer.save` adds to tokenizer_config.json; other readers ignore it."""
 
-_RARE = "UZOB"
-_RARE_TO_X = str.maketrans(_RARE, "X" * len(_RARE))
+_RARE_TO_X = str.maketrans("UZOB", "XXXX")
 _WORD_MARKS = ("▁", "Ġ", "##")
 """Marks that sentencepiece, byte-level BPE and WordPiece put before a token to say whether a word starts."""
 

@@ -41,10 +41,9 @@ Append: TypeAlias = Callable[[Block], None]
 
 @dataclass(frozen=True)
 class Source:
-    """Values of one output, to be merged into final files.
+    """Values of one output of N records, to be merged into final files.
 
     Attributes:
-        records: N.
         blocks: gives them in the order of the records, so many at a time.
         largest: gives the largest absolute value of each channel, (C,).
         shards: files of arrays of distinct sequences, in order, where there are any.

@@ -6,12 +6,14 @@ import xxhash
 
 from common.errors import DataError
 from dataset.fasta.reader import RecordBatch
+from dataset.fasta.records import Records
 from dataset.store.ingest import CleanBlock, Ingest
 from train_config.schema import IngestSection
 
 
 def batch(*records: tuple[str, str]) -> RecordBatch:
-    return RecordBatch.of([header.encode() for header, _ in records], [sequence.encode() for _, sequence in records])
+    headers, sequences = [header.encode() for header, _ in records], [sequence.encode() for _, sequence in records]
+    return RecordBatch(Records.of(headers, sequences))
 
 
 def pairs(block: CleanBlock | None) -> list[tuple[str, str]]:
