@@ -1,7 +1,4 @@
-"""Advice from measured facts: the one place that says what limits a run and which setting to change.
-
-Each caller fills in what it measured of :class:`Facts`. A new rule is an entry in :data:`RULES`.
-"""
+"""Advice from measured facts, by :data:`RULES`: the one place that says what limits a run and what to change."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -89,10 +86,7 @@ class Advice(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """A fact and the values of it that are worth a line: from ``least`` on, and below ``below``.
-
-    ``weight`` times the share that is lost is the cost of the advice.
-    """
+    """A fact and the values of it that are worth a line; ``weight`` times the share that is lost is their cost."""
 
     fact: str
     finding: str

@@ -41,8 +41,7 @@ class GpuSummary(NamedTuple):
         utilisation, idle: mean utilisation, and share with almost none, of that time.
         power_mean_w, clock_share: mean power, and mean clock as a share of the highest, while busy.
         thermal, power_capped: shares of the busy time with clocks lowered for heat, or for power.
-        spans_s: stretches that are idle, or throttled, by these names, in seconds since the log's first sample.
-        advice: the costliest first.
+        spans_s: stretches by these names, in seconds since the log's first sample.
         notes: what could not be judged, and memory errors.
     """
 

@@ -1,8 +1,7 @@
-"""Memory, CPU, disk and network of the machine and of this process, by psutil.
+"""Memory, CPU, disk and network of the machine and of a process, by psutil.
 
-What counts up (CPU time, bytes) is given as a rate between two readings, so that the first reading lacks it. In a
-container, memory is that of its cgroup where this is tighter than the machine's. Resident memory of a worker is summed
-over it and the processes that it started (its loaders); pages that they share are counted in each, as ``top`` does.
+What counts up (CPU time, bytes) is given as a rate between two readings, so that the first reading lacks it. Of
+processes that are summed, pages that they share are counted in each, as ``top`` does.
 """
 
 import contextlib
@@ -121,7 +120,7 @@ def _disks() -> list[Any]:
 
 
 def _cgroup_folders() -> list[tuple[Path, str, str]]:
-    """Folders from this process's cgroup up to the root, with the names of their files of limit and use."""
+    """Folders from this process's cgroup up to the root, with their files of limit and use."""
     try:
         lines = (_PROC / "self" / "cgroup").read_text().splitlines()
     except OSError:

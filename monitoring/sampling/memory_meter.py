@@ -1,9 +1,8 @@
 """Memory that a worker needs, and memory that there is, on a GPU or on the CPU.
 
 On a GPU torch's allocator knows both. On the CPU the resident memory of the whole process is measured; a limit stands
-in for a device's memory, so that out of memory can be handled, and tried, without a GPU. Linux keeps the peak (VmHWM):
-exact but for the few pages that each thread counts for itself. Where a sandbox does not let a process reset it, the
-memory in use at the time of reading stands in.
+in for a device's memory. Linux keeps the peak (VmHWM): exact but for the few pages that each thread counts for itself.
+Where a sandbox does not let a process reset it, the memory in use at the time of reading stands in.
 """
 
 import ctypes

@@ -56,14 +56,11 @@ class Sampler:
 
     Attributes:
         path: the file; made, with its folder, if absent, else appended to.
-        worker: rank of the worker.
-        device: what it computes on.
+        worker, device: its rank and what it computes on.
         node: also look at the machine and all its GPUs: one worker of each machine does.
-        interval_s: seconds between samples.
         prometheus: also export the values through Ray, where it runs.
         warn: called from the thread with one line where something can't be read or written, once for each cause.
-        flops_per_token, peak_tflops: of forward and backward pass, and of all devices together: for the model FLOPs
-            utilisation, which is left out where one is not known.
+        flops_per_token, peak_tflops: of both passes, and of all devices together; for the model FLOPs utilisation.
         clock: Unix seconds; for tests.
     """
 
@@ -107,10 +104,8 @@ class Sampler:
         self._epoch = epoch if self._epoch is None else min(self._epoch, epoch)
 
     def new_epoch(self) -> None:
-        """Reset torch's peak of memory; a sample of its own reports that of the epoch that has ended.
-
-        The last step of an epoch may be noted under the next one, as the position from which the run would resume.
-        """
+        """Reset torch's peak of memory; a sample of its own reports that of the epoch that has ended."""
+        # Its last step may be noted under the next one, as the position from which the run would resume.
         ended = self._noted.epoch if self._epoch is None else self._epoch
         self._epoch = max(self._noted.epoch, ended + 1)
         if self.device.type == "cuda":

@@ -64,7 +64,8 @@ def main(argv: list[str]) -> NoReturn:
     parser.add_argument("--worker", type=int, help="only this worker's records, as a W&B run of its own")
     parser.add_argument("--follow", action="store_true", help="until standard input ends; default: what is there now")
     arguments = parser.parse_args(argv)
-    replies = _take_standard_output()
+    replies = os.dup(1)  # the pipe to the driver, which wandb's service does not inherit; 1 then leads to the log
+    os.dup2(2, 1)
     try:
         problem = _Follower(arguments, replies).run()
     except Exception as error:  # noqa: BLE001 - whatever wandb raises is reported in a line
@@ -158,11 +159,8 @@ class _Follower:
             "resume": "allow",
             "console": "off",
             "save_code": False,
-            "disable_code": True,
-            "disable_git": True,
-            "disable_job_creation": True,
-            "silent": True,
-            "x_disable_stats": True,  # it would sample the driver's machine
+            # Statistics would be of the driver's machine.
+            **dict.fromkeys(("disable_code", "disable_git", "disable_job_creation", "silent", "x_disable_stats"), True),
             "init_timeout": section.init_timeout_s,
             "finish_timeout": max(section.finish_timeout_s - 1.0, section.finish_timeout_s / 2),
             "x_transaction_log_flush_interval": FLUSH_S,
@@ -189,13 +187,6 @@ class _Complaints(io.TextIOBase):
         return self._stream.fileno()
 
 
-def _take_standard_output() -> int:
-    """The pipe to the driver, under a descriptor that wandb's service does not inherit; 1 then leads to the log."""
-    replies = os.dup(1)
-    os.dup2(2, 1)
-    return replies
-
-
 def _leave(replies: int, problem: str | None) -> NoReturn:
     if problem is not None:
         with contextlib.suppress(BrokenPipeError):  # the driver was killed
@@ -206,10 +197,9 @@ def _leave(replies: int, problem: str | None) -> NoReturn:
 
 
 class Row(NamedTuple):
-    """One row of W&B's history.
+    """One row of W&B's history, with an alert to send.
 
     ``position`` names the value that grows with each row of this stream: by it those that the server has are known.
-    ``alert`` holds ``title``, ``text`` and ``level`` of an alert to send with the row.
     """
 
     position: str
@@ -254,7 +244,7 @@ class WandbRows:
 
 
 def wandb_values(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return W&B's values of a record of the loop: ``step``, and ``kind/name`` for each number (``event/name`` = 1)."""
+    """W&B's values of a record of the loop: ``step``, and ``kind/name`` for each number (``event/name`` = 1)."""
     step, kind = int(record["step"]), record["kind"]
     if kind == "event":
         return {"step": step, f"event/{record['event']}": 1}
@@ -263,10 +253,7 @@ def wandb_values(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sample_values(record: Mapping[str, Any], name_nodes: bool) -> dict[str, float]:
-    """A sample's values under W&B's names, without what records of the loop have anyway (``train/loss``).
-
-    The machine of worker 0 is plain ``gpu/0/util``, that of another worker ``node/<host>/gpu/0/util``.
-    """
+    """A sample's values, without those of the loop's records: ``gpu/0/util``; ``node/HOST/gpu/0/util`` of others."""
     node = f"node/{record['host']}/" if name_nodes and record["worker"] != 0 else ""
     return {
         (node + name if name.startswith(NODE_NAMESPACES) else name): value

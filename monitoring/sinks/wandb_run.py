@@ -52,8 +52,7 @@ class WandbFollowers:
         self._followers: list[tuple[threading.Thread, subprocess.Popen[bytes]]] = []
         if section.mode == "disabled":
             return
-        own = [[]] if section.runs == "one" else [["--worker", str(worker)] for worker in range(workers)]
-        for arguments in own:
+        for arguments in [[]] if section.runs == "one" else [["--worker", str(worker)] for worker in range(workers)]:
             self._start(arguments)
 
     def close(self, timeout_s: float = math.inf) -> None:

@@ -21,10 +21,7 @@ _GIB = 2.0**30
 
 
 class AlertSink:
-    """Writes the run's alerts.jsonl; a sink of :class:`~monitoring.watch.run_watcher.RunWatcher`.
-
-    ``path`` is made with the first alert. What an earlier start of the run left raised is cleared.
-    """
+    """Writes ``path``, which is made with the first alert; what an earlier start of the run left raised is cleared."""
 
     def __init__(self, path: Path, settings: AlertsSection) -> None:
         self._path, self._settings = path, settings

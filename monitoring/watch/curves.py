@@ -30,7 +30,6 @@ from run_folder.metrics_log import MetricLabels, Record
 
 SMOOTHING_SHARE = 0.02
 """Share of the run's points over which the smoothed loss is averaged."""
-
 LOWEST_METRIC = -1.0
 """Lower end of the metrics' axis; lower values are marked there."""
 
@@ -38,10 +37,9 @@ Kinds = dict[str, list[Record]]
 
 
 def draw_curves(records: Iterable[Record], path: Path | str, title: str, labels: MetricLabels) -> None:
-    """Draw the records of metrics.jsonl to ``path``, a PNG, which is replaced only when the new one is complete.
+    """Draw the records of metrics.jsonl to a PNG; where a step occurs twice (resumed), the last counts.
 
-    Where a step occurs twice (resumed), the last counts. ``labels`` name the metrics of validations that are drawn, in
-    the order in which they get their colours.
+    ``labels`` name the metrics of validations that are drawn, in the order in which they get their colours.
     """
     kinds = _by_kind(records)
     figure = new_figure(11, 6.4, title)
@@ -125,7 +123,7 @@ def _draw_speed(axes: Axes, records: Sequence[Record]) -> None:
 
 
 def _by_kind(records: Iterable[Record]) -> Kinds:
-    """Records of each kind by step; of a step that was done twice, the last one. Every event is kept."""
+    """Steps and validations in order of their steps, the last of each, and every event."""
     latest: dict[str, dict[int, Record]] = {"train": {}, "validation": {}}
     events: list[Record] = []
     for record in records:

@@ -1,7 +1,7 @@
-"""Progress of a run: its pace, by its last records, and at the terminal one line that is kept up to date.
+"""Progress of a run: its pace, by its last records, and a line about it.
 
-On a terminal it shows step, loss, tokens/s, learning rate, time left and last validation, above which warnings scroll
-by; elsewhere a plain line now and then, and one for each validation, event and alert.
+On a terminal the line is kept up to date, and warnings scroll by above it; elsewhere a plain line comes now and then,
+and one for each validation, event and alert.
 """
 
 import math
@@ -9,6 +9,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from statistics import fmean, harmonic_mean
 from typing import Any, TextIO
 
 from rich.console import Console
@@ -35,7 +36,6 @@ _EVENTS = {
     "memory_guard": "step {step}: {message}",
 }
 """Words for events; none for those that the line itself or the end of the run reports."""
-
 _NO_STEP: Record = {"step": 0}
 _STEPS = 50
 """Logged steps over which everything is averaged."""
@@ -45,10 +45,7 @@ _STEP_PARTS = ("data_wait", "forward", "backward", "optimizer", "communication",
 class Pace:
     """The last steps since the run began or was resumed: what lies between two attempts is no part of a step.
 
-    Attributes:
-        step: the last logged step's record.
-        validation: the last one's record.
-        total_steps: of the run; the workers know it exactly, whoever begins with one by an estimate.
+    ``step``, ``validation``: the last records. ``total_steps``: first an estimate, which the workers correct.
     """
 
     def __init__(self, total_steps: int | None = None) -> None:
@@ -74,12 +71,12 @@ class Pace:
     def mean(self, name: str) -> float | None:
         """Return the mean of a value, None where no step has it."""
         known = [value for record in self._steps if (value := record.get(name)) is not None]
-        return sum(known) / len(known) if known else None
+        return fmean(known) if known else None
 
     def tokens_per_s(self) -> float:
         """Return the harmonic mean: steps are of like size, so that these are tokens over time. 0 where unknown."""
         rates = [rate for record in self._steps if (rate := record.get("tokens_per_s"))]
-        return len(rates) / sum(1 / rate for rate in rates) if rates else 0.0
+        return harmonic_mean(rates) if rates else 0.0
 
     def seconds_per_step(self) -> float | None:
         """Return the time by the clock, validations and checkpoints included."""
@@ -106,10 +103,7 @@ class Pace:
 
 
 class ProgressSink:
-    """A progress line on ``stream``; where that is no terminal, a line every ``plain_every_s``.
-
-    ``labels`` are the words for the metrics of validations.
-    """
+    """A progress line on ``stream``; ``labels`` are the words for the metrics of validations."""
 
     def __init__(
         self,
@@ -162,7 +156,7 @@ class ProgressSink:
         print(line, file=self._stream, flush=True)
 
     def _draw(self) -> Table:
-        """The line on a terminal, by rich, which also keeps what others print above it."""
+        """The line on a terminal, by rich, which keeps what others print above it."""
         line, width = Table.grid(padding=(0, 1, 0, 0)), self._console.width
         bar = []
         if width >= MIN_BAR_COLUMNS:

@@ -1,4 +1,4 @@
-"""The thread of the driver that follows what a run writes about itself and hands each record to the sinks.
+"""The thread of the driver that follows what a run writes and hands each record to the sinks.
 
 A sink that raises is reported once and dropped, and neither the run nor the other sinks notice.
 """
@@ -25,18 +25,13 @@ class Sink(Protocol):
 
 
 class RunWatcher:
-    """Follows a run in a daemon thread.
+    """Follows a run from now on in a daemon thread: each new record goes to the sinks in order.
 
-    What is in the files at this moment is history, which sinks don't get; each new record goes to them in order.
     ``warn`` is called with the line that says that a sink was dropped, or a file is damaged.
     """
 
     def __init__(
-        self,
-        run: RunFolder,
-        sinks: Sequence[Sink],
-        poll_s: float = 0.5,
-        warn: Callable[[str], None] = logger.warning,
+        self, run: RunFolder, sinks: Sequence[Sink], poll_s: float = 0.5, warn: Callable[[str], None] = logger.warning
     ) -> None:
         self._sinks, self._poll_s, self._warn = list(sinks), poll_s, warn
         self._tail = RunTail(run, live=True, warn=warn)

@@ -22,9 +22,9 @@ _QUIET_S = 60.0
 
 
 class RunStatus:
-    """A run; :meth:`update` reads what is new.
+    """A run; :meth:`update` reads what is new. Raises ConfigError where the folder is none of a run.
 
-    ``labels`` are the words for metrics of validations. Raises ConfigError where the folder is none of a run.
+    ``labels`` are the words for metrics of validations.
     """
 
     def __init__(self, folder: Path, labels: MetricLabels) -> None:

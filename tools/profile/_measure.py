@@ -9,7 +9,6 @@ Shape legend: N texts.
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,9 +65,7 @@ _SEED = 0
 class Subject(NamedTuple):
     """A model with the outputs that are measured.
 
-    Attributes:
-        tokens: budget of a batch.
-        max_length, crop: of longer texts this part is used; by default what the model can take, from the start.
+    ``tokens``: budget of a batch. ``max_length``, ``crop``: of longer texts this part is used.
     """
 
     model: Model
@@ -254,7 +251,7 @@ def profiler_of(on_cuda: bool, **options: Any) -> profile:
     """A profiler with shapes and stacks; options are torch's."""
     # Without 'verbose' the events carry no Python stacks (torch 2.0 and later, pytorch/pytorch#100253).
     verbose = torch._C._profiler._ExperimentalConfig(verbose=True)
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
+    activities = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * on_cuda]
     options |= dict.fromkeys(("record_shapes", "profile_memory", "with_stack"), True)
     return profile(activities=activities, experimental_config=verbose, **options)
 
@@ -351,11 +348,11 @@ def measure_batches(
 ) -> dict[str, Any]:
     """Measure each size or budget, one after the other, so that none's memory hides in another's.
 
-    Each run takes other texts of a shuffled list, so that the spread of latencies is that of the data as well. Returns
-    ``unit`` and ``rows`` of plain values, times from texts to rows on the host in milliseconds, memory in MB (1e6
-    bytes), rates in 1/s; or with an ``error``.
+    Each run takes other texts of a shuffled list, so that the spread of latencies is that of the data as well. Times
+    are from texts to rows on the host in ms, memory is in MB (1e6 bytes), rates in 1/s; a row may have an ``error``.
     """
     unit, rows = "tokens" if settings.token_budgets else "batch_size", []
+    device, on_cuda = subject.model.device, subject.model.device.type == "cuda"
     shuffled = [texts[place] for place in np.random.default_rng(_SEED).permutation(len(texts)).tolist()]
     for value in settings.token_budgets or settings.batch_sizes:
         show(f"{unit} {value}")
@@ -363,11 +360,17 @@ def measure_batches(
         try:
             for _ in range(settings.warmup_runs):
                 _measured(subject, next(batches))
-            with _memory(subject.model.device) as memory_mb:
-                measured = [_measured(subject, next(batches)) for _ in range(settings.runs)]
+            if on_cuda:
+                torch.cuda.reset_peak_memory_stats(device)
+            resident = MemoryMeter(torch.device("cpu"))
+            measured = [_measured(subject, next(batches)) for _ in range(settings.runs)]
         except ResourceError:
             rows.append({unit: value, "error": "out of memory", "runs": []})
         else:
+            memory_mb = {
+                "cpu_memory_peak_mb": resident.peak_bytes() / 1e6,
+                "gpu_memory_peak_mb": torch.cuda.max_memory_allocated(device) / 1e6 if on_cuda else None,
+            }
             rows.append({unit: value, "error": None, **_summary(measured), **memory_mb, "runs": measured})
     return {"unit": unit, "rows": rows}
 
@@ -412,16 +415,3 @@ def _batches(subject: Subject, texts: Sequence[str], unit: str, value: int) -> I
             left -= int(costs_N[place % len(texts)])
             place += 1
         yield batch
-
-
-@contextmanager
-def _memory(device: torch.device) -> Iterator[dict[str, float | None]]:
-    """Peak memory of the block in MB (1e6 bytes), filled in when it ends; that of a GPU is None without one."""
-    on_cuda = device.type == "cuda"
-    if on_cuda:
-        torch.cuda.reset_peak_memory_stats(device)
-    resident = MemoryMeter(torch.device("cpu"))
-    peaks_mb: dict[str, float | None] = {}
-    yield peaks_mb
-    peaks_mb["cpu_memory_peak_mb"] = resident.peak_bytes() / 1e6
-    peaks_mb["gpu_memory_peak_mb"] = torch.cuda.max_memory_allocated(device) / 1e6 if on_cuda else None

@@ -120,7 +120,7 @@ def _means(batches: "Sequence[BatchRows]") -> NDArray[np.float32]:
 
 
 def agreement(first_ND: NDArray[np.float32], second_ND: NDArray[np.float32]) -> dict[str, float]:
-    """Cosine of each protein's two vectors, and the norm of their difference over that of the first."""
+    """Cosine of each protein's two vectors, and the norm of their difference over the first's."""
     norms_N = np.linalg.norm(first_ND, axis=1)
     cosines_N = (first_ND * second_ND).sum(axis=1) / (norms_N * np.linalg.norm(second_ND, axis=1))
     return {

@@ -20,7 +20,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
@@ -34,6 +33,7 @@ from train_config.command_schema import GpuProfileSection
 
 _REQUIREMENTS = Path(__file__).resolve().parents[2] / "requirements.txt"
 _INSTALL = "pip install -r requirements.lock"
+_CUDA_BUILD = "torch's CUDA build brings it"
 _HIDES_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
@@ -90,23 +90,22 @@ def _steps_work() -> bool:
     """Train in each precision, with a line for each."""
     try:
         from model.device import choose_device
-        from tools.profile._gpu_trial import Precision, precisions, single_process_group, train_two_steps
+        from tools.profile._gpu_trial import precisions, single_process_group, train_two_steps
     except ImportError as error:
         raise ResourceError(f"no step can be trained: {_first_line(error)}; see the lines above") from error
     device = choose_device(0)
-
-    def train(precision: Precision) -> Finding:
-        try:
-            with _quiet():
-                return Finding("ok", f"2 on {device}: {train_two_steps(precision, device)}")
-        except Exception as error:  # noqa: BLE001 - whatever breaks is the verdict
-            remedy = f"training would not work on {device} either: see the lines above"
-            return Finding("failed", f"on {device}: {_first_line(error)}", remedy)
-
     print(f"training on {device}, where the first steps wait for compilers ...", file=sys.stderr)
+    works = True
     with single_process_group(device):
-        verdicts = [_report(f"{precision} steps", partial(train, precision)) for precision in precisions(device)]
-    return all(verdict == "ok" for verdict in verdicts)
+        for precision in precisions(device):
+            try:
+                with _quiet():
+                    finding = Finding("ok", f"2 on {device}: {train_two_steps(precision, device)}")
+            except Exception as error:  # noqa: BLE001 - whatever breaks is the verdict
+                remedy = f"training would not work on {device} either: see the lines above"
+                finding = Finding("failed", f"on {device}: {_first_line(error)}", remedy)
+            works &= _print(f"{precision} steps", finding) == "ok"
+    return works
 
 
 def _report(part: str, check: Callable[[], Finding]) -> str:
@@ -117,6 +116,10 @@ def _report(part: str, check: Callable[[], Finding]) -> str:
         finding = Finding("missing", f"{error.name} is not installed", _INSTALL)
     except Exception as error:  # noqa: BLE001 - whatever breaks is what this tool reports
         finding = Finding("mismatch", f"it breaks when it is asked ({_first_line(error)})", f"reinstall: {_INSTALL}")
+    return _print(part, finding)
+
+
+def _print(part: str, finding: Finding) -> str:
     text = " ".join("; ".join(filter(None, finding[1:])).split())
     print(f"{part:<14} {finding.verdict:<8} {text}", flush=True)
     return finding.verdict
@@ -200,16 +203,15 @@ def check_cudnn() -> Finding:
     import torch
 
     if not torch.backends.cudnn.is_available():
-        return Finding("missing", "not in this build of torch", "torch's CUDA build brings it")
+        return Finding("missing", "not in this build of torch", _CUDA_BUILD)
     return Finding("ok", str(torch.backends.cudnn.version()))
 
 
 def check_nccl() -> Finding:
-    """Report NCCL's version."""
     import torch
 
     if not torch.distributed.is_nccl_available():
-        return Finding("missing", "not in this build of torch; the CPU needs none", "torch's CUDA build brings it")
+        return Finding("missing", "not in this build of torch; the CPU needs none", _CUDA_BUILD)
     return Finding("ok", ".".join(map(str, torch.cuda.nccl.version())))
 
 
@@ -254,7 +256,7 @@ def check_ray() -> Finding:
 
 
 def pinned_version(package: str) -> str:
-    """Return the version that requirements.txt asks for."""
+    """The version that requirements.txt asks for."""
     pattern = rf"^{package}(?:\[[^]]*\])?==([^\s;]+)"
     pin = re.search(pattern, _REQUIREMENTS.read_text(encoding="utf-8"), re.MULTILINE)
     assert pin is not None
