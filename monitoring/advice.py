@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 RISE = 0.03
 """Speed that the largest token budget must gain over the next smaller one for memory to be what limits."""
-FULL_MEMORY, UNUSED_MEMORY = 0.95, 0.6
 
 
 @dataclass(frozen=True)
@@ -200,10 +199,10 @@ RULES = {
         "memory",
         "Peak memory is {:.0%}, so that one longer batch may be out of memory",
         (Action("batch.tokens", "lower batch.tokens by a tenth"), *_SAVE_MEMORY),
-        least=FULL_MEMORY,
+        least=0.95,
         weight=0.0,
     ),
-    "memory unused": Rule("memory", "Peak memory is {:.0%}", (_MORE_TOKENS,), below=UNUSED_MEMORY, weight=0.0),
+    "memory unused": Rule("memory", "Peak memory is {:.0%}", (_MORE_TOKENS,), below=0.6, weight=0.0),
     "heat": Rule(
         "thermal",
         "Too hot in {:.0%} of its busy time",

@@ -30,8 +30,6 @@ _CLOCK_SETTINGS = 0x002 | 0x010 | 0x100
 """NVML's bits of clocks lowered by a setting: application clocks, sync boost, display clocks."""
 _FEW_SAMPLES = 30
 
-Span = tuple[float, float]
-
 
 class GpuSummary(NamedTuple):
     """One GPU, by its label in the log. A value that the log lacks is None.
@@ -57,7 +55,7 @@ class GpuSummary(NamedTuple):
     clock_share: float | None
     thermal: float | None
     power_capped: float | None
-    spans_s: dict[str, list[Span]]
+    spans_s: dict[str, list[tuple[float, float]]]
     advice: list[Advice]
     notes: list[str]
 
@@ -168,7 +166,7 @@ def _sustained(mask: pd.Series) -> pd.Series:
     return mask & (mask.groupby(stretch).transform("size") >= _SUSTAINED_SAMPLES)
 
 
-def _spans(times: pd.Series, mask: pd.Series) -> list[Span]:
+def _spans(times: pd.Series, mask: pd.Series) -> list[tuple[float, float]]:
     """Begin and end of each stretch where ``mask`` holds; an end is the time of the sample after it."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(int)))
     ends = np.minimum(edges[1::2], len(times) - 1)

@@ -1,7 +1,6 @@
 """GPU logs, CSV as ``nvidia-smi --query-gpu=... --format=csv`` writes it: their columns, and one table for each GPU.
 
-A column is never guessed: where one is missing that an analysis needs, the error names it, the most similar column,
-and the columns of the log.
+A column is never guessed: where one is missing, the error names it, the most similar one, and those of the log.
 """
 
 import difflib
@@ -73,7 +72,6 @@ class GpuLog(NamedTuple):
     """A log as read.
 
     Attributes:
-        path: of the file.
         start: the first sample's time as it stands in the file.
         gpus: by the GPU's number, in order: a table with the columns of COLUMNS, in order of time. ``time`` is in
             seconds since the log's first sample; a metric that is not known is NaN.
@@ -151,7 +149,9 @@ def _values(cells: pd.DataFrame, titles: dict[str, str], path: Path) -> pd.DataF
     matches = [re.match(r"clocks_(?:event|throttle)_reasons\.(\w+)", title) for title in cells]
     reasons = {match.string: REASON_BITS[match[1]] for match in matches if match and match[1] in REASON_BITS}
     if reasons and "throttle_reasons" not in titles:
-        active = pd.DataFrame({title: read(title, _active, "'Active' or 'Not Active'") for title in reasons})
+        states = {"Active": 1.0, "Not Active": 0.0}
+        words = "'Active' or 'Not Active'"
+        active = pd.DataFrame({title: read(title, lambda cells: cells.map(states), words) for title in reasons})
         table["throttle_reasons"] = (active * pd.Series(reasons)).sum(axis=1, min_count=1)
     table = table.dropna(subset=[TIME]).sort_values(TIME, kind="stable", ignore_index=True)
     table[TIME] -= table[TIME].iloc[0]
@@ -166,11 +166,6 @@ def _numbers(cells: pd.Series) -> pd.Series:
     factors = parts["unit"].map(FACTORS).where(parts["unit"].notna(), usual)
     bits = parts["hex"].map(lambda cell: int(cell, 16), na_action="ignore")
     return (pd.to_numeric(parts["number"]) * factors).fillna(bits).astype(float)
-
-
-def _active(cells: pd.Series) -> pd.Series:
-    """1 where a reason is active, 0 where it is not; NaN for other text."""
-    return cells.map({"Active": 1.0, "Not Active": 0.0})
 
 
 def _seconds(cells: pd.Series) -> pd.Series:

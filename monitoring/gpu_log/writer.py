@@ -85,10 +85,9 @@ def _cell(name: str, value: float | None) -> str:
 
 
 def record_gpus(path: Path, settings: GpuProfileSection, warn: Callable[[str], None]) -> int:
-    """Append a sample to ``path`` every so often, until Ctrl-C or what the settings name; returns their number.
+    """Append samples to ``path`` until Ctrl-C or what the settings name; returns their number.
 
-    On a terminal the last one is shown in a line. Raises ConfigError for a GPU or process that is not there,
-    ResourceError without a GPU, and as :class:`GpuLogWriter` does.
+    Raises ConfigError for a GPU or process that is not there, ResourceError without a GPU, and as the writer does.
     """
     devices, duration_s = NvmlDevices(warn), settings.duration_s or math.inf
     try:
@@ -97,7 +96,10 @@ def record_gpus(path: Path, settings: GpuProfileSection, warn: Callable[[str], N
             raise ResourceError("no GPU to record: NVML sees none on this machine; `esmeray profile gpu` says why")
         if absent := sorted(set(settings.gpus) - set(present)):
             raise ConfigError(f"GPU {' '.join(map(str, absent))} is not on this machine; there are: {present}")
-        watched = [_process(pid) for pid in settings.pid]
+        try:
+            watched = [psutil.Process(pid) for pid in settings.pid]
+        except psutil.NoSuchProcess as error:
+            raise ConfigError(f"profile.pid {error.pid}: there is no such process") from error
         host, processes = HostSampler(), [ProcessSampler(process) for process in watched]
         begin_s, samples = time.monotonic(), 0
         with GpuLogWriter(path) as log, status_line() as show, contextlib.suppress(KeyboardInterrupt):
@@ -117,15 +119,7 @@ def record_gpus(path: Path, settings: GpuProfileSection, warn: Callable[[str], N
         devices.close()
 
 
-def _process(pid: int) -> psutil.Process:
-    try:
-        return psutil.Process(pid)
-    except psutil.Error as error:
-        raise ConfigError(f"profile.pid {pid}: there is no such process") from error
-
-
 def _state(gpus: Sequence[GpuSample], host: HostSampler, processes: Sequence[ProcessSampler]) -> list[str]:
-    """GPUs, machine and watched processes in words."""
     words = []
     for gpu in gpus:
         values = [form.format(gpu.metrics[name]) for name, form in _SHOWN.items() if name in gpu.metrics]

@@ -8,7 +8,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psutil
 
@@ -55,8 +55,8 @@ class HostSampler:
     def read(self) -> dict[str, float]:
         """Return ``mem/host_*_bytes``, ``cpu/percent`` (of all cores), ``disk/*`` and ``net/*_bytes_per_s``."""
         total, available = map(float, memory_of_this_machine())
-        metrics = {"mem/host_total_bytes": total, "mem/host_available_bytes": available}
-        metrics["mem/host_used_bytes"] = total - available
+        memory = {"total": total, "available": available, "used": total - available}
+        metrics = {f"mem/host_{name}_bytes": value for name, value in memory.items()}
         busy_percent = psutil.cpu_percent()  # since the last call
         if self._has_read:
             metrics["cpu/percent"] = busy_percent
@@ -104,19 +104,15 @@ def memory_of_this_machine() -> Memory:
 def _counters() -> dict[str, float]:
     """Bytes since the machine started. A container or a machine without disks may have no counters."""
     counters: dict[str, float] = {}
-    if disks := _disks():
+    every = psutil.disk_io_counters(perdisk=True) or {}
+    # What LVM, encryption or RAID make of disks would count the same bytes again.
+    real = [disk for name, disk in every.items() if (_BLOCKS / name.replace("/", "!") / "device").exists()]
+    if disks := real or list(every.values()):
         counters["disk/read_bytes_per_s"] = sum(disk.read_bytes for disk in disks)
         counters["disk/write_bytes_per_s"] = sum(disk.write_bytes for disk in disks)
     if (net := psutil.net_io_counters()) is not None:
         counters |= {"net/sent_bytes_per_s": net.bytes_sent, "net/received_bytes_per_s": net.bytes_recv}
     return counters
-
-
-def _disks() -> list[Any]:
-    """Counters of each disk. What LVM, encryption or RAID make of disks would count the same bytes again."""
-    every = psutil.disk_io_counters(perdisk=True) or {}
-    real = [counters for name, counters in every.items() if (_BLOCKS / name.replace("/", "!") / "device").exists()]
-    return real or list(every.values())
 
 
 def _cgroup_folders() -> list[tuple[Path, str, str]]:
@@ -142,12 +138,10 @@ def _cgroup_folders() -> list[tuple[Path, str, str]]:
 
 def _file_cache_bytes(folder: Path) -> int:
     try:
-        lines = (folder / "memory.stat").read_text().splitlines()
+        values = dict(line.split(maxsplit=1) for line in (folder / "memory.stat").read_text().splitlines())
     except OSError:
         return 0
-    values = dict(line.split(maxsplit=1) for line in lines if " " in line)
-    kinds = ("inactive_file", "active_file")
-    return sum(int(values.get(f"total_{kind}", values.get(kind, 0))) for kind in kinds)
+    return sum(int(values.get(f"total_{kind}", values.get(kind, 0))) for kind in ("inactive_file", "active_file"))
 
 
 def _number(path: Path) -> int | None:

@@ -58,10 +58,9 @@ class GpuSample:
 
 
 class NvmlDevices:
-    """The GPUs of this machine; not for several threads at once.
+    """The GPUs of this machine, none where NVML can't be used; not for several threads at once.
 
-    None where NVML can't be used. ``warn`` is called with one line, once for each cause, when it should be usable or a
-    GPU can't be read any more. ``clock`` gives seconds; for tests.
+    ``warn`` is called with one line, once for each cause. ``clock`` gives seconds; for tests.
     """
 
     def __init__(self, warn: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
@@ -100,7 +99,6 @@ class NvmlDevices:
         return samples
 
     def close(self) -> None:
-        """Let go of NVML. May be called again."""
         self._gpus.clear()
         if self._open:
             self._open = False
@@ -128,10 +126,7 @@ class _Gpu:
         self._questions = self._all_questions()
 
     def read(self, pcie: bool) -> GpuSample:
-        """Ask everything; what the GPU does not support is asked once only. PCIe traffic takes 40 ms.
-
-        Raises NVMLError where the GPU is lost, or nothing could be read of it.
-        """
+        """Ask everything. Raises NVMLError where the GPU is lost, or nothing could be read of it."""
         metrics, failure = Metrics(), None
         for question in list(self._questions):
             if question == self._pcie_traffic and not pcie:
@@ -141,7 +136,7 @@ class _Gpu:
             except pynvml.NVMLError as error:
                 if error.value in _LOST:
                     raise
-                if error.value in _CANNOT_SAY:
+                if error.value in _CANNOT_SAY:  # never: it is not asked again
                     self._questions.remove(question)
                 else:
                     failure = error  # a timeout, say: it may be better next time
@@ -150,7 +145,7 @@ class _Gpu:
         return GpuSample(self.index, self._uuid, self._name, metrics)
 
     def _all_questions(self) -> list[Callable[[], Metrics]]:
-        nvml, handle = pynvml, self._handle
+        nvml, handle, ecc = pynvml, self._handle, pynvml.nvmlDeviceGetTotalEccErrors
         return [
             lambda: _fields(nvml.nvmlDeviceGetUtilizationRates(handle), util="gpu", mem_util="memory"),
             lambda: _fields(nvml.nvmlDeviceGetMemoryInfo(handle), mem_used_bytes="used", mem_total_bytes="total"),
@@ -162,8 +157,8 @@ class _Gpu:
             lambda: {"sm_clock_max_mhz": nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)},
             lambda: {"memory_clock_mhz": nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)},
             lambda: {"processes": len(nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle))},
-            lambda: {"ecc_corrected": self._memory_errors(nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED)},
-            lambda: {"ecc_uncorrected": self._memory_errors(nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED)},
+            lambda: {"ecc_corrected": ecc(handle, nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_VOLATILE_ECC)},
+            lambda: {"ecc_uncorrected": ecc(handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)},
             self._throttling,
             self._nvlink_traffic,
             self._pcie_traffic,
@@ -175,9 +170,6 @@ class _Gpu:
             return {"throttle_reasons": pynvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle)}
         except pynvml.NVMLError_FunctionNotFound:
             return {"throttle_reasons": pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle)}
-
-    def _memory_errors(self, kind: int) -> int:
-        return int(pynvml.nvmlDeviceGetTotalEccErrors(self._handle, kind, pynvml.NVML_VOLATILE_ECC))
 
     def _nvlink_traffic(self) -> Metrics:
         """Payload over all links; NVML counts it in KiB."""

@@ -25,33 +25,21 @@ class Peaks(NamedTuple):
     fp32: float
 
 
-_HOPPER_SXM = Peaks(989.4, 989.4, 494.7, 66.9)
-_HOPPER_NVL = Peaks(835.5, 835.5, 417.5, 60.0)
-
 # By a pattern that the whole name has to match, without "NVIDIA", "Tesla" and the size of the memory.
 _KNOWN: tuple[tuple[str, Peaks], ...] = (
-    # NVIDIA Blackwell HGX B200 data sheet (per GPU, halved where it is given with sparsity)
+    # NVIDIA's data sheets of these GPUs; B200: HGX, per GPU, halved where it is given with sparsity
     (r"B200", Peaks(2250.0, 2250.0, 1125.0, 75.0)),
-    # NVIDIA H200 and GH200 data sheets
-    (r"H200 NVL", _HOPPER_NVL),
-    (r"H200|GH200", _HOPPER_SXM),
-    # NVIDIA H100 Tensor Core GPU data sheet: SXM, NVL, PCIe
-    (r"H100 NVL", _HOPPER_NVL),
+    (r"H[12]00 NVL", Peaks(835.5, 835.5, 417.5, 60.0)),
     (r"H100 PCIe", Peaks(756.5, 756.5, 378.0, 51.2)),
-    (r"H100( HBM3)?", _HOPPER_SXM),
-    # NVIDIA A100 Tensor Core GPU data sheet
+    (r"H100( HBM3)?|H200|GH200", Peaks(989.4, 989.4, 494.7, 66.9)),
     (r"A100[- ](SXM4|PCIE|PCIe)|A100", Peaks(312.0, 312.0, 156.0, 19.5)),
-    # NVIDIA Ada: L4 and L40S data sheets
     (r"L4", Peaks(121.0, 121.0, 60.0, 30.3)),
     (r"L40S", Peaks(362.05, 362.05, 183.0, 91.6)),
-    # NVIDIA A10G data sheet
     (r"A10G", Peaks(70.0, 70.0, 35.0, 35.0)),
-    # NVIDIA T4 data sheet
     (r"T4", Peaks(None, 65.0, None, 8.1)),
-    # NVIDIA V100 data sheet: SXM2, PCIe
     (r"V100[- ]SXM[23](-LS)?", Peaks(None, 125.0, None, 15.7)),
     (r"V100[- ]PCIE", Peaks(None, 112.0, None, 14.0)),
-    # NVIDIA whitepapers of GA102, Ada and RTX Blackwell, appendix A: tensor TFLOPS with FP32 accumulate
+    # NVIDIA's whitepapers of GA102, Ada and RTX Blackwell, appendix A: tensor TFLOPS with FP32 accumulate
     (r"GeForce RTX 3090", Peaks(71.2, 71.2, 35.6, 35.6)),
     (r"GeForce RTX 4090", Peaks(165.2, 165.2, 82.6, 82.6)),
     (r"GeForce RTX 5090", Peaks(209.5, 209.5, 104.8, 104.8)),
@@ -69,13 +57,6 @@ def peak_tflops(gpu_name: str, precision: Precision) -> float | None:
             value = getattr(peaks, precision)
             return peaks.fp32 if value is None and precision == "tf32" else value
     return None
-
-
-def matrix_precision(precision: str, tf32: bool) -> Precision:
-    """The precision of matrix products under ``training.precision`` and ``training.tf32``."""
-    if precision == "fp32":
-        return "tf32" if tf32 else "fp32"
-    return "bf16" if precision == "bf16" else "fp16"
 
 
 def product_flops_per_s(device: torch.device | str, dtype: torch.dtype, size: int) -> float:

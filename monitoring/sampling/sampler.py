@@ -91,7 +91,6 @@ class Sampler:
         self._thread = threading.Thread(target=self._work, name="sampler", daemon=True)
 
     def start(self) -> Sampler:
-        """Begin: the first sample at once."""
         try:
             self._thread.start()
         except RuntimeError as error:  # no more threads
@@ -191,7 +190,7 @@ class Sampler:
             return {}
 
     def _warn(self, message: str, cause: str = "") -> None:
-        """Report to the log and, for who follows the run, to the file, unless this cause was reported. Never raises."""
+        """Report to the log and to the file, unless this cause was reported. Never raises."""
         if (cause or message) in self._warned:
             return
         self._warned.add(cause or message)

@@ -6,11 +6,9 @@ continues, and rows that are there are left out:
 
     python -m monitoring.sinks.wandb_follower RUN_FOLDER --mode online
 
-The settings are those of the run's config.yaml (section wandb). Standard output says in one line what went wrong.
-
-Records of the loop have the step as their axis. Samples and alerts have the time: they continue while no step does, and
-a resumed run repeats steps but no moment. W&B's own clock is set to the moment of the record as well: a history that is
-uploaded later would else be shown as if it happened then.
+Settings are those of the run's config.yaml. Standard output says in one line what went wrong. Records of the loop have
+the step as their axis. Samples and alerts have the time: they continue while no step does, and a resumed run repeats
+steps but no moment. W&B's own clock is set to the moment of the record: an upload may come later.
 """
 
 import argparse
@@ -42,7 +40,6 @@ SHUTDOWN_S = 3.0
 """Seconds that wandb's service may take to close its file beyond finish_timeout_s."""
 FLUSH_S = 1.0
 """Seconds between wandb's writes to its file: what an untimely end can lose of it."""
-
 ELAPSED = "elapsed_s"
 """Seconds since the run's first record: the axis of samples and alerts."""
 POSITION = "position"
@@ -74,8 +71,6 @@ def main(argv: list[str]) -> NoReturn:
 
 
 class _Follower:
-    """One W&B run."""
-
     def __init__(self, arguments: argparse.Namespace, replies: int) -> None:
         path = arguments.run_folder.absolute()
         self._run = RunFolder(path.parent, path.name)
@@ -143,9 +138,8 @@ class _Follower:
 
     def _settings(self) -> dict[str, Any]:
         section = self._section
-        run_id, name, group = self._run.wandb_run_id.read_text().strip(), self._run.path.name, section.group
-        if self._worker is not None:
-            group = group or name
+        run_id, name = self._run.wandb_run_id.read_text().strip(), self._run.path.name
+        group = section.group if self._worker is None else section.group or name
         if self._worker:
             run_id, name = f"{run_id}-{self._worker}", f"{name}-worker-{self._worker}"
         return {

@@ -6,10 +6,8 @@ so, with the command that uploads them.
 """
 
 import contextlib
-import logging
 import math
 import os
-import secrets
 import subprocess
 import sys
 import threading
@@ -21,8 +19,6 @@ import psutil
 from run_folder.paths import RunFolder
 from train_config.schema import WandbSection
 
-logger = logging.getLogger(__name__)
-
 MARGIN_S = 10.0
 """Seconds that a follower, which ends by itself when its own time is over, may take for that."""
 START_LIMIT_S = 60.0
@@ -33,20 +29,13 @@ _TIED = ("WANDB_SERVICE", "WANDB_RUN_ID", "WANDB_RESUME", "WANDB_MODE", "WANDB_D
 """Variables of another wandb run that this process may belong to."""
 
 
-def new_run_id() -> str:
-    """An id for W&B. Made once for a run and kept in its folder, so that resuming continues it."""
-    return secrets.token_hex(4)
-
-
 class WandbFollowers:
     """The processes of one run: one, or one for each worker (``wandb.runs``).
 
     ``warn`` is called with the one warning that W&B may cause.
     """
 
-    def __init__(
-        self, section: WandbSection, run: RunFolder, workers: int, warn: Callable[[str], None] = logger.warning
-    ) -> None:
+    def __init__(self, section: WandbSection, run: RunFolder, workers: int, warn: Callable[[str], None]) -> None:
         self._section, self._run, self._warn = section, run, warn
         self._warned = threading.Lock()  # taken by whoever warns first
         self._followers: list[tuple[threading.Thread, subprocess.Popen[bytes]]] = []

@@ -50,14 +50,13 @@ class AlertSink:
         """Each alert is in the file already."""
 
     def _check_loss(self, record: Record) -> None:
-        step = record["step"]
         self._finite_losses = 0 if record["loss"] is None else self._finite_losses + 1
         if record["loss"] is None:
             remedy = "lower training.learning_rate, or look at the records listed in the run's folder nonfinite"
-            message = f"the loss is not finite at step {step}: {remedy}"
+            message = f"the loss is not finite at step {record['step']}: {remedy}"
             self._set("nonfinite_loss", "loss", True, message, record)
         elif self._finite_losses >= FINITE_LOSSES:
-            self._set("nonfinite_loss", "loss", False, f"finite again at step {step}", record)
+            self._set("nonfinite_loss", "loss", False, f"finite again at step {record['step']}", record)
 
     def _check_gpu(self, gpu: str, values: Mapping[str, float], record: Record) -> None:
         self._check_memory(gpu, values, "lower batch.tokens or set model.backbone.gradient_checkpointing", record)

@@ -69,7 +69,6 @@ class Pace:
             self._steps.append(record)
 
     def mean(self, name: str) -> float | None:
-        """Return the mean of a value, None where no step has it."""
         known = [value for record in self._steps if (value := record.get(name)) is not None]
         return fmean(known) if known else None
 
@@ -86,7 +85,6 @@ class Pace:
         return max(0.0, (last["time"] - first["time"]) / max(1, last["step"] - first["step"]))
 
     def seconds_left(self) -> float | None:
-        """Return the time to the last step; None while it is not known."""
         step_s = self.seconds_per_step()
         if step_s is None or self.total_steps is None:
             return None
@@ -203,7 +201,6 @@ class ProgressSink:
 
 
 def describe_validation(record: Record, labels: MetricLabels) -> str:
-    """Return the loss of a validation record, and those metrics that have a word, in one phrase."""
     metrics = [
         f"{label.word} {record[name]:.3f}"
         for name, label in labels.items()

@@ -3,15 +3,12 @@
 A sink that raises is reported once and dropped, and neither the run nor the other sinks notice.
 """
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from run_folder.metrics_log import Record, RunTail
 from run_folder.paths import RunFolder
-
-logger = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
@@ -30,9 +27,7 @@ class RunWatcher:
     ``warn`` is called with the line that says that a sink was dropped, or a file is damaged.
     """
 
-    def __init__(
-        self, run: RunFolder, sinks: Sequence[Sink], poll_s: float = 0.5, warn: Callable[[str], None] = logger.warning
-    ) -> None:
+    def __init__(self, run: RunFolder, sinks: Sequence[Sink], warn: Callable[[str], None], poll_s: float = 0.5) -> None:
         self._sinks, self._poll_s, self._warn = list(sinks), poll_s, warn
         self._tail = RunTail(run, live=True, warn=warn)
         self._closing = threading.Event()

@@ -32,7 +32,6 @@ _MODEL = ModelSection(
     task="masked_lm", backbone=BackboneSection(source="esm2_t6_8M", layers=2, hidden_size=64, heads=4)
 )
 _SEQUENCES = ("MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQAPILSRVGDGTQDNLSGAEKAVQVKVKALPDAQ", "GAVLIPFWMSTNQDEHKRC" * 3)
-_MASKED_EVERY = 7
 
 
 def precisions(device: torch.device) -> tuple[Precision, ...]:
@@ -77,7 +76,7 @@ def train_two_steps(precision: Precision, device: torch.device) -> str:
 def _masked_batch() -> PackedBatch:
     batch = pack_sequences(_SEQUENCES)
     residues = (batch.tokens != CLS) & (batch.tokens != EOS)
-    masked = residues & (batch.positions % _MASKED_EVERY == 0)
+    masked = residues & (batch.positions % 7 == 0)
     targets = torch.where(masked, batch.tokens, IGNORED_TARGET)
     return replace(batch, tokens=torch.where(masked, MASK, batch.tokens), by_token={TARGETS: targets})
 

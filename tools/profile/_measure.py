@@ -9,7 +9,9 @@ Shape legend: N texts.
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import cycle
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,9 +59,6 @@ RANGES = ("pooling", *NOT_COMPUTED)
 """Stages that inference records by their names."""
 INSIDE = {("pooling", stage) for stage in OPERATORS} | {("tokenize", "pack")}
 """Ranges, and stages inside of them that count as themselves: an output that reads tokens runs the whole model."""
-MOST_OPERATORS = 3
-PERCENTILES = (5, 50, 95, 99)
-_SEED = 0
 
 
 class Subject(NamedTuple):
@@ -75,7 +74,6 @@ class Subject(NamedTuple):
     crop: FixedCrop = "start"
 
     def run(self, texts: Sequence[str], token_budget: int | None = None) -> list[BatchRows]:
-        """Rows of these texts; without a budget in a single batch."""
         tokenized = self.model.tokenize(texts, self.max_length, self.crop)
         return list(run(self.model, TokenizedTexts(tokenized, self.model), self.outputs, token_budget))
 
@@ -118,7 +116,19 @@ def profile_model(
     own = {key: getattr(settings, key) for key in ("layers", "long", "max_length", "tokens", "precision")}
     embed = EmbedSection(outputs=settings.outputs or ["mean"], **own).resolved(device == "cuda")
     subject = open_subject(name, embed, device, settings.random_weights, settings.outputs)
-    result = describe(subject.model)
+    facts, backbone = subject.model.facts, subject.model.backbone
+    result: dict[str, Any] = {
+        "model": facts.name,
+        "task": facts.task,
+        "architecture": type(backbone.model).__name__,
+        "random_weights": facts.random_weights,
+        "parameters": sum(parameter.numel() for parameter in backbone.parameters()),
+        "model_size_mb": sum(tensor.nbytes for tensor in (*backbone.parameters(), *backbone.buffers())) / 1e6,
+        "device": facts.device_name,
+        "precision": facts.precision,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
     with tempfile.TemporaryDirectory() as scratch:
         if "classifier" in subject.model.heads:
             config = config_of(name, overrides)
@@ -181,24 +191,6 @@ def _accuracy(subject: Subject, labelled: LabelledTexts, show: Callable[[str], N
     targets = labelled.targets if rows is None else labelled.targets[rows]
     metrics = classification_metrics(pipeline.label_space.kind, predictions.probabilities, targets)
     return {"samples": count, "seconds": seconds, "samples_per_s": count / seconds, "metrics": metrics}
-
-
-def describe(model: Model) -> dict[str, Any]:
-    """The model and what it runs on, as plain values."""
-    tensors = [*model.backbone.parameters(), *model.backbone.buffers()]
-    facts = model.facts
-    return {
-        "model": facts.name,
-        "task": facts.task,
-        "architecture": type(model.backbone.model).__name__,
-        "random_weights": facts.random_weights,
-        "parameters": sum(parameter.numel() for parameter in model.backbone.parameters()),
-        "model_size_mb": sum(tensor.nbytes for tensor in tensors) / 1e6,
-        "device": facts.device_name,
-        "precision": facts.precision,
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-    }
 
 
 # --- time by stage
@@ -273,7 +265,7 @@ def operators(profiler: profile, on_cuda: bool) -> list[dict[str, Any]]:
         if event.device_type == DeviceType.CPU and ".py(" not in event.key and not event.key.startswith("<")
     }
     total_us = sum(times_us.values()) or 1.0
-    largest = sorted(times_us, key=times_us.__getitem__, reverse=True)[:MOST_OPERATORS]
+    largest = sorted(times_us, key=times_us.__getitem__, reverse=True)[:3]
     return [
         {"name": e.key, "calls": e.count, "self_ms": times_us[e] / 1e3, "share": times_us[e] / total_us}
         for e in largest
@@ -353,7 +345,7 @@ def measure_batches(
     """
     unit, rows = "tokens" if settings.token_budgets else "batch_size", []
     device, on_cuda = subject.model.device, subject.model.device.type == "cuda"
-    shuffled = [texts[place] for place in np.random.default_rng(_SEED).permutation(len(texts)).tolist()]
+    shuffled = [texts[place] for place in np.random.default_rng(0).permutation(len(texts)).tolist()]
     for value in settings.token_budgets or settings.batch_sizes:
         show(f"{unit} {value}")
         batches = _batches(subject, shuffled, unit, value)
@@ -398,20 +390,18 @@ def _summary(runs: Sequence[dict[str, float]]) -> dict[str, Any]:
 
 def _distribution(values: Sequence[float]) -> dict[str, float]:
     """Mean, standard deviation (0 of a single value) and percentiles."""
-    percentiles = {f"p{percent}": float(np.percentile(values, percent)) for percent in PERCENTILES}
-    deviation = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
-    return {"mean": float(np.mean(values)), "std": deviation, **percentiles}
+    percentiles = {f"p{percent}": float(np.percentile(values, percent)) for percent in (5, 50, 95, 99)}
+    return {"mean": fmean(values), "std": stdev(values) if len(values) > 1 else 0.0, **percentiles}
 
 
 def _batches(subject: Subject, texts: Sequence[str], unit: str, value: int) -> Iterator[Sequence[str]]:
     """Without end: so many texts, or as many as the budget of tokens holds, one after the other."""
-    costs_N = subject.token_counts(texts) if unit == "tokens" else np.ones(len(texts), dtype=np.int64)
-    place = 0
-    while True:
-        batch: list[str] = []
-        left = value
-        while not batch or costs_N[place % len(texts)] <= left:
-            batch.append(texts[place % len(texts)])
-            left -= int(costs_N[place % len(texts)])
-            place += 1
-        yield batch
+    costs = subject.token_counts(texts).tolist() if unit == "tokens" else [1] * len(texts)
+    batch: list[str] = []
+    left = value
+    for text, cost in cycle(zip(texts, costs, strict=True)):
+        if batch and cost > left:
+            yield batch
+            batch, left = [], value
+        batch.append(text)
+        left -= cost

@@ -33,7 +33,6 @@ _HEATMAP = (
 
 
 def report(profile: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines of a profile: model, speed, stages, operators, batch sizes, accuracy, advice."""
     yield f"{profile['model']} on {profile['device']} in {profile['precision']}, {profile['threads']} threads"
     if "stages" in profile:
         yield from _stage_lines(profile)

@@ -24,10 +24,9 @@ _TRACED = MeasurementSection(warmup_steps=2 + TRACED_STEPS, window_s=0.01, max_w
 
 
 def profile_training(config: Config, folder: Path) -> dict[str, Any]:
-    """Train as the config says until speeds agree, then a few steps under the profiler; nothing is saved.
+    """Train as the config says until speeds agree, then some steps under the profiler, whose files go to ``folder``.
 
-    Writes ``trace.json`` and ``stacks.txt`` to ``folder``. Raises ResourceError where a step fails, DataError and
-    ConfigError as training does.
+    Raises ResourceError where a step fails, DataError and ConfigError as training does.
     """
     device = choose_device(0)
     if device.type == "cpu":  # as training does: without it DeepSpeed warns of having found no accelerator

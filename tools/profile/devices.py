@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,15 +33,11 @@ from train_config.command_schema import DeviceProfileSection
 from train_config.embed_schema import EmbedSection
 from train_config.loading import load_config
 
-if TYPE_CHECKING:
-    from inference.models.running import BatchRows
-
 MADE_BY = "profile devices"
 _COLUMNS = ("model", "device", "proteins/s", "residues/s", "speed-up", "saved per 1M", "lowest cosine", "difference")
 
 
 def main(argv: list[str]) -> int:
-    """Measure, write, and print a table."""
     flags, settings, overrides = parse_with_run(argv, MADE_BY, __doc__, Overwriting, DeviceProfileSection)
     if not settings.models or ("data", "source") not in overrides:
         raise ConfigError(f"missing: --profile.models or --data.source; {example_of(__doc__, MADE_BY)}")
@@ -112,8 +108,8 @@ def compare(
     }
 
 
-def _means(batches: "Sequence[BatchRows]") -> NDArray[np.float32]:
-    """(N, D) in the order of the texts."""
+def _means(batches: Sequence[Any]) -> NDArray[np.float32]:
+    """(N, D) of batches of rows, in the order of the texts."""
     places = np.concatenate([batch.places for batch in batches])
     rows_ND = np.concatenate([batch.arrays["mean"] for batch in batches])
     return rows_ND[np.argsort(places)]

@@ -61,7 +61,6 @@ class Driver(NamedTuple):
 
 
 def main(argv: list[str]) -> int:
-    """Print what is seen, and train if asked; or record."""
     arguments, settings = parse(argv, "profile gpu", __doc__, Arguments, GpuProfileSection)
     if settings.log is not None:
         from monitoring.gpu_log.writer import record_gpus
@@ -87,7 +86,6 @@ def main(argv: list[str]) -> int:
 
 
 def _steps_work() -> bool:
-    """Train in each precision, with a line for each."""
     try:
         from model.device import choose_device
         from tools.profile._gpu_trial import precisions, single_process_group, train_two_steps
@@ -147,14 +145,12 @@ def check_driver() -> tuple[Driver, Finding]:
 
 
 def check_torch() -> Finding:
-    """Check torch's version and report what it was built for."""
     import torch
 
     return _pinned("torch", f"{torch.__version__}, built for CUDA {torch.version.cuda or 'none'}")
 
 
 def check_cuda(driver: Driver) -> Finding:
-    """Check that torch can use the GPUs that there are."""
     import torch
 
     built_for = torch.version.cuda
@@ -256,7 +252,6 @@ def check_ray() -> Finding:
 
 
 def pinned_version(package: str) -> str:
-    """The version that requirements.txt asks for."""
     pattern = rf"^{package}(?:\[[^]]*\])?==([^\s;]+)"
     pin = re.search(pattern, _REQUIREMENTS.read_text(encoding="utf-8"), re.MULTILINE)
     assert pin is not None

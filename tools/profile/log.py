@@ -35,7 +35,6 @@ class Arguments(Overwriting):
 
 
 def main(argv: list[str]) -> int:
-    """Read, summarise, draw and print."""
     arguments, settings = parse(argv, MADE_BY, __doc__, Arguments, LogProfileSection)
     output = Path(settings.output or arguments.log.with_suffix(".png"))
     json_output = Path(settings.json_output) if settings.json_output else None

@@ -42,7 +42,6 @@ class Arguments(Overwriting):
 
 
 def main(argv: list[str]) -> int:
-    """Measure, write, and print the report."""
     arguments, settings, overrides = parse_with_run(argv, MADE_BY, __doc__, Arguments, ModelProfileSection)
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # above those of torch's profiler, which reports start and stop
     output = Path(settings.output or f"profile-{Path(arguments.model).stem}").absolute()
@@ -66,7 +65,6 @@ def main(argv: list[str]) -> int:
 
 
 def _write(profile: Mapping[str, Any], folder: Path) -> list[str]:
-    """The files of the profile, and the lines of its report."""
     from tools.profile._report import draw_batches, draw_heatmap, draw_stages, report
 
     lines = list(report(profile))
@@ -79,18 +77,13 @@ def _write(profile: Mapping[str, Any], folder: Path) -> list[str]:
         measured = profile["batch_sizes"]
         draw_batches(folder / "batches.png", measured, title)
         draw_heatmap(folder / "heatmap.png", measured, title)
-        _write_runs(folder / "batches.csv", measured)
+        unit = measured["unit"]
+        names = [unit, "run", "sequences", "batch_tokens", "ms", "ms_per_sample", "error"]
+        with (folder / "batches.csv").open("w", newline="", encoding="utf-8") as file:
+            table = csv.DictWriter(file, names, lineterminator="\n")
+            table.writeheader()
+            for row in measured["rows"]:
+                if row["error"]:
+                    table.writerow({unit: row[unit], "error": row["error"]})
+                table.writerows({unit: row[unit], "run": number, **run} for number, run in enumerate(row["runs"], 1))
     return lines
-
-
-def _write_runs(path: Path, measured: Mapping[str, Any]) -> None:
-    """A row for each batch, as CSV."""
-    unit = measured["unit"]
-    names = [unit, "run", "sequences", "batch_tokens", "ms", "ms_per_sample", "error"]
-    with path.open("w", newline="", encoding="utf-8") as file:
-        table = csv.DictWriter(file, names, lineterminator="\n")
-        table.writeheader()
-        for row in measured["rows"]:
-            if row["error"]:
-                table.writerow({unit: row[unit], "error": row["error"]})
-            table.writerows({unit: row[unit], "run": number, **run} for number, run in enumerate(row["runs"], 1))

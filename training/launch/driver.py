@@ -5,6 +5,7 @@ the workers; its metrics come back through metrics.jsonl in the run's folder.
 """
 
 import math
+import secrets
 import shutil
 import sys
 import threading
@@ -22,7 +23,7 @@ from common.progress import conversion_bar
 from common.publishing import refuse_existing, write_atomically, writing
 from common.text import counted, last_line
 from model.export.exported_folder import MADE_BY
-from monitoring.sinks.wandb_run import WandbFollowers, new_run_id
+from monitoring.sinks.wandb_run import WandbFollowers
 from monitoring.watch.alerts import AlertSink
 from monitoring.watch.progress import ProgressSink
 from monitoring.watch.run_watcher import RunWatcher, Sink
@@ -206,7 +207,7 @@ def _launch(
         write_atomically(run.config, dump_config(config))
         task_plan(config).write_names(run, store_path)
         if not run.wandb_run_id.exists():
-            write_atomically(run.wandb_run_id, new_run_id())
+            write_atomically(run.wandb_run_id, secrets.token_hex(4))
     say("starting the workers ...")
     signals.hand_over(run.request_stop, "stopping, saving a checkpoint (Ctrl-C again ends at once)")
     sinks: list[Sink] = [ProgressSink(plan.total_steps, metric_labels())]

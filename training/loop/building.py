@@ -12,7 +12,7 @@ import torch
 
 from model.cost.flops import training_flops_per_token
 from monitoring.sampling.memory_meter import MemoryMeter
-from monitoring.sampling.peaks import matrix_precision, peak_tflops
+from monitoring.sampling.peaks import peak_tflops
 from monitoring.sampling.sampler import Sampler
 from run_folder.checkpoints import CheckpointFolder, CheckpointStore
 from run_folder.metrics_log import MetricsLog
@@ -98,8 +98,9 @@ class Worker:
         config, context = self.config, self.context
         peak = config.monitoring.peak_tflops
         if peak is None and context.device.type == "cuda":
-            precision = matrix_precision(config.training.precision, config.training.tf32)
-            peak = peak_tflops(torch.cuda.get_device_name(context.device), precision)
+            is_tf32 = config.training.precision == "fp32" and config.training.tf32
+            name = torch.cuda.get_device_name(context.device)
+            peak = peak_tflops(name, "tf32" if is_tf32 else config.training.precision)
         return Sampler(
             path=sample_file(self.run.monitoring, context.rank),
             worker=context.rank,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from monitoring.sampling.peaks import matrix_precision, peak_tflops
+from monitoring.sampling.peaks import peak_tflops
 
 
 @pytest.mark.parametrize(
@@ -27,11 +27,3 @@ def test_known_gpus_have_their_peak_and_like_names_none(name, bf16):
 def test_older_gpus_have_no_tf32():
     assert peak_tflops("Tesla V100-SXM2-32GB", "fp16") == 125.0
     assert peak_tflops("Tesla V100-SXM2-32GB", "tf32") == peak_tflops("Tesla V100-SXM2-32GB", "fp32")
-
-
-@pytest.mark.parametrize(
-    ("precision", "tf32", "expected"),
-    [("bf16", True, "bf16"), ("fp16", False, "fp16"), ("fp32", True, "tf32"), ("fp32", False, "fp32")],
-)
-def test_precision_of_matrix_products_follows_the_settings(precision, tf32, expected):
-    assert matrix_precision(precision, tf32) == expected

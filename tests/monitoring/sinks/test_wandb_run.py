@@ -244,7 +244,7 @@ from monitoring.sinks.wandb_run import WandbFollowers
 from run_folder.paths import RunFolder
 from train_config.schema import WandbSection
 path = Path(sys.argv[1])
-WandbFollowers(WandbSection(mode="online"), RunFolder(path.parent, path.name), 1)
+WandbFollowers(WandbSection(mode="online"), RunFolder(path.parent, path.name), 1, print)
 time.sleep(600)
 """
 

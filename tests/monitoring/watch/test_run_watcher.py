@@ -39,7 +39,7 @@ def run(tmp_path):
 def test_sinks_get_every_new_record_and_are_closed_once(run):
     append(run.metrics, {"kind": "train", "step": 1})
     sink = Recorder()
-    watcher = RunWatcher(run, [sink], poll_s=0.01)
+    watcher = RunWatcher(run, [sink], print, poll_s=0.01)
     with MetricsLog(run.metrics) as log:
         log.append({"kind": "train", "step": 2})
         wait_until(lambda: sink.steps == [2])
@@ -51,7 +51,7 @@ def test_sinks_get_every_new_record_and_are_closed_once(run):
 
 def test_broken_sink_is_reported_once_and_disturbs_no_other(run):
     broken, honest, warnings = Recorder(fails_at=2), Recorder(), []
-    watcher = RunWatcher(run, [broken, honest], poll_s=0.01, warn=warnings.append)
+    watcher = RunWatcher(run, [broken, honest], warnings.append, poll_s=0.01)
     append(run.metrics, *({"kind": "train", "step": step} for step in (1, 2, 3)))
     watcher.close()
     assert honest.steps == [1, 2, 3]
@@ -68,7 +68,7 @@ def test_what_a_sink_writes_as_an_alert_reaches_the_others_even_at_the_end(run):
             if record["kind"] == "train":
                 append(run.alerts, {"kind": "alert", "step": record["step"] + 100})
 
-    watcher = RunWatcher(run, [Alarm(), recorder], poll_s=60.0)
+    watcher = RunWatcher(run, [Alarm(), recorder], print, poll_s=60.0)
     append(run.metrics, {"kind": "train", "step": 1})
     watcher.close()
     assert recorder.steps == [1, 101]
@@ -76,7 +76,7 @@ def test_what_a_sink_writes_as_an_alert_reaches_the_others_even_at_the_end(run):
 
 def test_samples_of_all_workers_reach_the_sinks(run):
     sink = Recorder()
-    watcher = RunWatcher(run, [sink], poll_s=60.0)
+    watcher = RunWatcher(run, [sink], print, poll_s=60.0)
     append(sample_file(run.monitoring, 0), sample(0, 1, step=3), sample(0, 2, step=3))
     append(sample_file(run.monitoring, 1), sample(1, 1, step=4))
     watcher.close()
