@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dataset.batches.cropping import FixedCrop, fixed_crop, head_length
+from dataset.batches.preparation import FixedCrop, fixed_crop, head_length
 from dataset.labels.label_space import LabelSpace, predicted_positive
 from inference.models.model import Model
 from inference.models.opening import open_model

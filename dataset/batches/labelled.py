@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dataset.batches.cropping import Crop, crop_starts, cropped_lengths, head_length
+from dataset.batches.preparation import Crop, crop_starts, cropped_lengths, head_length
 from dataset.batches.steps import BatchSource, Indices, SourceBatch
 from dataset.packed_batch import FEATURES, TARGETS, WEIGHTS, PackedBatch, filler_value
 from dataset.targets import IGNORED_TARGET, SparseTargets, has_target

@@ -15,9 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dataset.batches.cropping import cropped_lengths
 from dataset.batches.loader_process import LoaderProcess
-from dataset.batches.preparation import NO_TARGET, PreparationSettings, PreparedBatch, prepare_batch
+from dataset.batches.preparation import NO_TARGET, PreparationSettings, PreparedBatch, cropped_lengths, prepare_batch
 from dataset.batches.steps import BatchSource, Indices, Request, SourceBatch
 from dataset.packed_batch import TARGETS, PackedBatch
 from dataset.store.reader import Store

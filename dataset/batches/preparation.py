@@ -4,16 +4,18 @@ Out come NumPy arrays, of bytes where they can be, since they may come from a lo
 function of (settings, epoch, record, position), so it is the same on any rank, in any loader process and in any order
 of batches. Nothing here needs torch, so that loader processes start fast.
 
+Sequences that are longer than the model takes are cropped: in training to a random window, in validation and prediction
+to the start, so that metrics of different steps compare; or to both ends, in all of them.
+
 Shape legend: T tokens, N sequences, M tokens to predict.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset.batches.cropping import crop_starts, cropped_lengths
 from dataset.batches.random_bits import Bits, keyed_bits, positional_bits, splitmix64, threshold
 from dataset.store.reader import Store
 from dataset.tokens import esm
@@ -29,8 +31,15 @@ NO_TARGET = 156
 _RESIDUE_TARGETS = bytes(token if FIRST_RESIDUE <= token <= LAST_RESIDUE else NO_TARGET for token in range(256))
 """The target of each token where every residue is reconstructed."""
 
-_PURPOSE = 2
+_CROP, _MASK = 1, 2
+"""Purposes of random bits."""
+
 _NEVER = np.uint64(2**64 - 1)
+
+Crop = Literal["random", "start", "ends"]
+"""The crop of a sequence that is too long: a random window, its start, or half from either end."""
+FixedCrop = Literal["start", "ends"]
+"""The same of what is judged or predicted, where nothing is random."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +114,7 @@ def mask_tokens(
     one with the lowest bits of its sequence is chosen in any case, so that no sequence is read for nothing: that adds
     (1 - mask_share)^length targets on average. Validation gives the same ``epoch`` every time.
     """
-    bits_T = positional_bits(keyed_bits(_PURPOSE, seed, epoch, records_N), cu_seqlens)
+    bits_T = positional_bits(keyed_bits(_MASK, seed, epoch, records_N), cu_seqlens)
     chosen_M = chosen_places(bits_T, tokens_T, cu_seqlens, threshold(shares.mask_share))
     tokens_M = tokens_T[chosen_M]
     targets_T = np.full(tokens_T.size, NO_TARGET, dtype=np.uint8)
@@ -146,3 +155,47 @@ def _replacements(tokens_M: Tokens, bits_M: Bits, shares: MaskedLMSection) -> To
     is_drawn = bits < threshold(shares.mask_token_share + shares.random_token_share)
     replaced_M[others] = np.where(is_drawn, drawn, tokens_M[others])
     return replaced_M
+
+
+class CropCount(NamedTuple):
+    """Sequences that an epoch crops, and residues that it leaves out by that."""
+
+    sequences: int
+    residues: int
+
+
+def fixed_crop(crop: Crop) -> FixedCrop:
+    """The crop in validation and prediction after training with ``crop``."""
+    return "start" if crop == "random" else crop
+
+
+def head_length(kept: int, crop: FixedCrop) -> int:
+    """Residues of the ``kept`` ones of a longer sequence that come from its start; the rest comes from its end."""
+    return kept if crop == "start" else (kept + 1) // 2
+
+
+def cropped_lengths(lengths_N: NDArray[np.integer], max_length: int) -> NDArray[np.int64]:
+    """(N,) residues that are left of each sequence."""
+    return np.minimum(lengths_N.astype(np.int64), max_length)
+
+
+def count_cropped(lengths_N: NDArray[np.integer], max_length: int) -> CropCount:
+    """Count what cropping to ``max_length`` residues leaves out; the same in each epoch."""
+    excess_N = lengths_N.astype(np.int64) - cropped_lengths(lengths_N, max_length)
+    return CropCount(int(np.count_nonzero(excess_N)), int(excess_N.sum()))
+
+
+def crop_starts(
+    lengths_N: NDArray[np.integer], max_length: int, records_N: NDArray[np.integer], seed: int, epoch: int
+) -> NDArray[np.int64]:
+    """(N,) start of each sequence's random window: uniform over all windows, 0 for those that fit.
+
+    ``lengths_N`` are residues of the whole sequences, ``records_N`` their indices in the store.
+    """
+    starts_N = np.zeros(lengths_N.size, dtype=np.int64)
+    longer = (lengths_N > max_length).nonzero()[0]
+    if longer.size:  # few are in most batches, and none in many
+        windows = lengths_N[longer].astype(np.uint64) - np.uint64(max_length - 1)
+        # The modulo favours early windows by less than windows / 2^64, which no run can notice.
+        starts_N[longer] = keyed_bits(_CROP, seed, epoch, records_N[longer]) % windows
+    return starts_N

@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dataset.batches.cropping import crop_starts, cropped_lengths
 from dataset.batches.loader import filler_batch
-from dataset.batches.preparation import chosen_places
+from dataset.batches.preparation import chosen_places, crop_starts, cropped_lengths
 from dataset.batches.random_bits import Bits, keyed_bits, positional_bits, threshold
 from dataset.batches.steps import BatchSource, Indices, SourceBatch
 from dataset.packed_batch import CHAINS, COORDINATES, LABELS, NO_LABEL, TARGETS, WEIGHTS, PackedBatch

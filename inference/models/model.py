@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.profiler import record_function
 
 from common.errors import ConfigError, DataError
-from dataset.batches.cropping import FixedCrop, head_length
+from dataset.batches.preparation import FixedCrop, head_length
 from dataset.tokens.base import EsmSequenceTokenizer
 from dataset.tokens.esm import sequence_lengths, tokenize_pieces
 from inference.models.kinds import ModelFacts, Output, kind_of, output_names

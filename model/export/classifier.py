@@ -27,7 +27,7 @@ from huggingface_hub.errors import HTTPError
 from torch import Tensor
 
 from common.errors import DataError, ResourceError
-from dataset.batches.cropping import FixedCrop, fixed_crop
+from dataset.batches.preparation import FixedCrop, fixed_crop
 from dataset.labels.label_space import LabelSpace
 from dataset.tokens.base import SequenceTokenizer, open_tokenizer
 from model.backbones.huggingface import PaddedBackbone

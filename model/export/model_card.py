@@ -16,7 +16,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
-from dataset.batches.cropping import FixedCrop, head_length
+from dataset.batches.preparation import FixedCrop, head_length
 from dataset.tokens.base import SequenceTokenizer
 from model.tasks.classifier import Classifier
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from common.errors import ConfigError
-from dataset.batches.cropping import FixedCrop, fixed_crop
+from dataset.batches.preparation import FixedCrop, fixed_crop
 from dataset.embeddings.cache import FeatureStore
 from dataset.tokens.base import EsmSequenceTokenizer
 from dataset.tokens.esm import MASK, VOCABULARY

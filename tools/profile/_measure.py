@@ -23,8 +23,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from common.errors import ResourceError
 from common.publishing import atomic_file
 from common.timing import timed
-from dataset.batches.cropping import FixedCrop, fixed_crop
 from dataset.batches.plan import longest_first
+from dataset.batches.preparation import FixedCrop, fixed_crop
 from dataset.store.conversion import open_store
 from dataset.store.reader import Store
 from inference.classifier import ClassifierPipeline

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from common.errors import CheckpointError
-from dataset.batches.cropping import CropCount, count_cropped
 from dataset.batches.loader import Loader, ResidueSource
-from dataset.batches.preparation import PreparationSettings
+from dataset.batches.preparation import CropCount, PreparationSettings, count_cropped
 from dataset.batches.splitting import split_records
 from dataset.batches.steps import BatchSource, Indices, TrainingSteps, ValidationSteps
 from dataset.packed_batch import PackedBatch

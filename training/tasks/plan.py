@@ -14,7 +14,7 @@ import numpy as np
 
 from common.errors import ConfigError
 from common.progress import ProgressCallback
-from dataset.batches.cropping import CropCount, count_cropped, cropped_lengths
+from dataset.batches.preparation import CropCount, count_cropped, cropped_lengths
 from dataset.batches.splitting import split_records
 from dataset.fasta.counts import IngestCounts
 from dataset.fasta.reader import FastaSource

@@ -5,8 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataset.batches.cropping import crop_starts
-from dataset.batches.preparation import NO_TARGET, PreparationSettings, mask_tokens, prepare_batch, residue_targets
+from dataset.batches.preparation import (
+    NO_TARGET,
+    PreparationSettings,
+    crop_starts,
+    mask_tokens,
+    prepare_batch,
+    residue_targets,
+)
 from dataset.tokens.esm import CLS, EOS, MASK, STANDARD_RESIDUES, cumulative_lengths, encode
 from train_config.schema import MaskedLMSection
 

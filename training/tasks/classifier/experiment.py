@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from common.errors import ConfigError
-from dataset.batches.cropping import count_cropped, fixed_crop
 from dataset.batches.labelled import FeatureSource, LabelledSource, Labels
 from dataset.batches.loader import Loader
+from dataset.batches.preparation import count_cropped, fixed_crop
 from dataset.batches.steps import BatchSource
 from dataset.labels.label_space import MAPPINGS_FILE, LabelSpace
 from dataset.labels.store import LabelledStore

@@ -11,7 +11,7 @@ import numpy as np
 
 from common.errors import CheckpointError, ConfigError
 from common.progress import ProgressCallback
-from dataset.batches.cropping import count_cropped, cropped_lengths
+from dataset.batches.preparation import count_cropped, cropped_lengths
 from dataset.labels.conversion import ensure_labelled_store, labelled_store_location
 from dataset.labels.store import LabelledStore
 from dataset.labels.values import read_label_weights

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from dataset.batches.cropping import count_cropped
 from dataset.batches.loader import Loader
+from dataset.batches.preparation import count_cropped
 from dataset.store.format import SEQUENCES_FOLDER
 from dataset.store.reader import stage_once
 from dataset.structures.batches import StructureSource
