@@ -19,7 +19,8 @@ pytestmark = pytest.mark.slow
 
 
 def actor_processes() -> list[psutil.Process]:
-    return [p for p in psutil.process_iter() if any("_EmbeddingActor" in word for word in p.cmdline())]
+    processes = psutil.process_iter(["cmdline"])  # None of another's that ended and was not waited for
+    return [p for p in processes if any("_EmbeddingActor" in word for word in p.info["cmdline"] or ())]
 
 
 def test_actors_give_the_bytes_of_one_process_and_a_lost_one_is_replaced(tmp_path: Path, ray_address: str):
