@@ -13,8 +13,10 @@ time that the service asks for. Needs neither torch nor Ray.
 import asyncio
 import io
 import random
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import httpx
@@ -37,7 +39,8 @@ GivenSequence = str | tuple[str, str]
 
 
 class Client:
-    """Client of a service; requests are sent by an event loop of its own, which runs while an answer is waited for.
+    """Client of a service. Its event loop has a thread of its own, so that it works where a loop runs already, as in a
+    notebook.
 
     Args:
         address: of the service.
@@ -71,6 +74,8 @@ class Client:
         self._http = httpx.AsyncClient(base_url=address, headers=headers, timeout=timeout_s, limits=limits)
         self._model, self._concurrency, self._retries = model, concurrency, retries
         self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="client", daemon=True)
+        self._thread.start()
 
     def embed(self, sequences: Iterable[GivenSequence], output: str = "mean") -> NDArray | list[NDArray]:
         """(N, D), or (L, D) of each for an output with rows for residues."""
@@ -83,7 +88,7 @@ class Client:
             yield from answer.json()["data"]
 
     def models(self) -> list[dict[str, Any]]:
-        data: list[dict[str, Any]] = self._loop.run_until_complete(self._send("GET", "/v1/models")).json()["data"]
+        data: list[dict[str, Any]] = self._sent("GET", "/v1/models").result().json()["data"]
         return data
 
     def stream(self, sequences: Iterable[GivenSequence], output: str = "mean") -> Iterator[tuple[str, NDArray]]:
@@ -96,8 +101,17 @@ class Client:
             yield from zip(table.column("id").to_pylist(), _arrays(table.column("embedding")), strict=True)
 
     def close(self) -> None:
-        self._loop.run_until_complete(self._http.aclose())
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
         self._loop.close()
+
+    async def _end(self) -> None:
+        requests = asyncio.all_tasks() - {asyncio.current_task()}
+        for request in requests:
+            request.cancel()
+        await asyncio.gather(*requests, return_exceptions=True)
+        await self._http.aclose()
 
     def __enter__(self) -> "Client":
         return self
@@ -109,21 +123,21 @@ class Client:
         self, sequences: Iterable[GivenSequence], path: str, fields: dict[str, Any], accept: str
     ) -> Iterator[httpx.Response]:
         """Answers in order, while later requests are on their way."""
-        waiting: deque[asyncio.Task[httpx.Response]] = deque()
+        waiting: deque[Future[httpx.Response]] = deque()
         try:
             for records in _requests(sequences):
                 body = {"sequences": records, "model": self._model, **fields}
-                request = self._send("POST", path, json=body, headers={"Accept": accept})
-                waiting.append(self._loop.create_task(request))
+                waiting.append(self._sent("POST", path, json=body, headers={"Accept": accept}))
                 if len(waiting) >= self._concurrency:
-                    yield self._loop.run_until_complete(waiting.popleft())
+                    yield waiting.popleft().result()
             while waiting:
-                yield self._loop.run_until_complete(waiting.popleft())
+                yield waiting.popleft().result()
         finally:
-            for task in waiting:
-                task.cancel()
-            if waiting:
-                self._loop.run_until_complete(asyncio.wait(waiting))
+            for request in waiting:
+                request.cancel()
+
+    def _sent(self, method: str, path: str, **request: Any) -> Future[httpx.Response]:
+        return asyncio.run_coroutine_threadsafe(self._send(method, path, **request), self._loop)
 
     async def _send(self, method: str, path: str, **request: Any) -> httpx.Response:
         wait_s = _FIRST_WAIT_S

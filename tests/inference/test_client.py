@@ -1,5 +1,6 @@
 """The client keeps order, sends again what was refused for overload, and names what went wrong."""
 
+import asyncio
 import json
 import socket
 from typing import Any
@@ -49,6 +50,23 @@ def test_a_stream_that_is_left_early_leaves_the_client_usable(address: str, smal
             assert name == "0"
             break
         assert len(client.embed(["MKT"])) == 1
+
+
+def test_the_client_works_where_an_event_loop_runs(address: str):
+    async def notebook() -> tuple[Any, Any]:
+        with Client(address) as client:
+            return client.embed(["MKT"]), await asyncio.to_thread(client.embed, ["MKT"])
+
+    here, in_a_thread = asyncio.run(notebook())
+    np.testing.assert_array_equal(here, in_a_thread)
+
+
+def test_a_client_is_closed_while_requests_are_on_their_way(address: str, small_requests: None):
+    client = Client(address)
+    stream = client.stream(random_sequences([20] * 60))
+    next(stream)
+    client.close()
+    stream.close()
 
 
 class Stub:
