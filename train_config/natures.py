@@ -36,9 +36,10 @@ class PathKind(Enum):
     PATH = "of the current folder"
     PATH_OR_NAME = "of the current folder, where it is one; else a name"
     SHIPPED_PATH = "of the current folder, where it is there; else of the repository"
+    LINKED_PATH = "of the current folder; links stay, as Kubernetes mounts a secret by links that differ between nodes"
 
 
-PATH, PATH_OR_NAME, SHIPPED_PATH = PathKind
+PATH, PATH_OR_NAME, SHIPPED_PATH, LINKED_PATH = PathKind
 
 
 def on_resume(schema: type[Section], key: str) -> OnResume:
@@ -72,13 +73,13 @@ def with_absolute_paths(section: Settings) -> Settings:
 
 
 def absolute_path(value: str, kind: PathKind = PATH) -> str:
-    """A path of this kind, absolute and without symbolic links; a name as it is."""
+    """A path of this kind, absolute and, but for LINKED_PATH, without symbolic links; a name as it is."""
     path = Path(value).expanduser()
     if kind is PATH_OR_NAME and not path.exists():
         return value
     if kind is SHIPPED_PATH and not path.exists():
         return str(REPOSITORY / path)
-    return str(path.resolve())
+    return str(path.absolute() if kind is LINKED_PATH else path.resolve())
 
 
 def _metadata(field: FieldInfo, kind: type[Nature]) -> Nature | None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from train_config.natures import PATH, PATH_OR_NAME
+from train_config.natures import LINKED_PATH, PATH, PATH_OR_NAME
 from train_config.schema import RaySection
 from train_config.section import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section, Tokens
 
@@ -68,7 +68,7 @@ class LimitsSection(Section):
 class AccessSection(Section):
     """Callers, and the encryption of what they send."""
 
-    keys: Annotated[str | None, PATH] = None
+    keys: Annotated[str | None, LINKED_PATH] = None
     """YAML file of API keys, as 'esmeray serve key' writes it. Default: none; host must then be a loopback
     address."""
     tls_certificate: str | None = None

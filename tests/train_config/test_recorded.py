@@ -8,6 +8,7 @@ from tests.runs import run_folder, tiny_config
 from train_config.loading import dump_config, load_config, load_recorded
 from train_config.natures import FIXED, FREE, UNSEEN, on_resume, with_absolute_paths
 from train_config.schema import Config
+from train_config.service_schema import ServeSection
 from training.checkpoints.resuming import Resumption
 
 
@@ -62,3 +63,11 @@ def test_paths_become_absolute_and_names_stay(tmp_path, monkeypatch):
     assert absolute.data.stage_dir == str(tmp_path / "fast") and absolute.deepspeed.config.startswith("/")
     assert absolute.model.backbone.source == str(tmp_path / "weights")
     assert with_absolute_paths(Config()).model.backbone.source == Config().model.backbone.source
+
+
+def test_links_to_keys_of_the_service_stay_as_they_lead_elsewhere_on_another_node(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "..2026_11_25").mkdir()
+    (tmp_path / "keys.yaml").symlink_to("..2026_11_25/keys.yaml")
+    settings = {"models": ["weights"], "access": {"keys": "keys.yaml"}}
+    assert with_absolute_paths(ServeSection.model_validate(settings)).access.keys == str(tmp_path / "keys.yaml")
