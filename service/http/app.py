@@ -45,6 +45,8 @@ def build_app(config: ServeSection, models: Models, metrics: Metrics, *, adds_re
     if name is not None:
         try:
             hook = resolve_name(name)
+            if not callable(hook):
+                raise ValueError("it is no function")
         except (ImportError, AttributeError, ValueError) as error:
             raise ConfigError(
                 f"startup_hook: {name}: can't be imported ({error}); name it as MODULE:FUNCTION"

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from common.errors import ConfigError
 from dataset.fasta.alphabet import AMINO_ACIDS
 from inference.classifier import ClassifierPipeline
 from service.http.models import Call
@@ -285,6 +286,12 @@ def test_health_comes_before_models_and_ready_after(serving: Serving):
         serving.run(_set(loaded))
         assert client.get("/v1/models").json()["data"][0]["id"] == "esm"
         assert client.get("/ready").json() == {"status": "ready", "models": ["esm"]}
+
+
+@pytest.mark.parametrize("name", ["nowhere:mark", "json:nothing", "json"])
+def test_a_start_up_hook_that_is_no_function_is_refused(serving: Serving, name: str):
+    with pytest.raises(ConfigError, match=f"startup_hook: {name}: can't be imported .*name it as MODULE:FUNCTION"):
+        serving.app(startup_hook=name)
 
 
 def test_request_ids_are_kept_or_made(client: httpx.Client):
