@@ -55,7 +55,8 @@ def main(argv: list[str]) -> int:
     ((_, gpus),) = local_resources()
     section = RaySection(address=settings.ray.address)
     many = (job.workers or 1) > 1 or (gpus > 1 and job.device != "cpu")
-    cluster = section if many or section.address or find(section) != LOCAL else None
+    elsewhere = find(section) != LOCAL  # asked first: a cluster that can't be used is refused before anything is made
+    cluster = section if many or section.address or elsewhere else None
     # Here: they load torch.
     from inference.embedding.job import estimate, run_job
     from inference.embedding.report import table
