@@ -118,7 +118,7 @@ class LabelledSource:
                 yield number, labelled_part, ingest.clean(labelled_part.batch) if len(labelled_part.batch) else None
 
     def places(self, ids: set[str]) -> dict[str, str]:
-        """Place of the first record with each of these ids; all is read again, for a refusal alone."""
+        """Place of the first record with each of these ids; read again, for a refusal alone, up to the last of them."""
         places: dict[str, str] = {}
         again = LabelledSource(self.paths, self._settings, self._content, with_labels=False, sample=self._sample)
         for file, labelled_part in again:
@@ -126,6 +126,8 @@ class LabelledSource:
                 record_id = encoded.decode("utf-8")
                 if record_id in ids and record_id not in places:
                     places[record_id] = "the sample" if file < 0 else place_in_file(self.paths[file], number)
+            if len(places) == len(ids):
+                break  # what can't be read further on is another fault
         return places
 
     def _numbered(self, batches: Iterable[RecordBatch], default_pattern: str | None = None) -> Iterator[LabelledPart]:
