@@ -57,9 +57,10 @@ def convert(
     """
     target = absolute(target)
     refuse_existing(target, "store", overwrite, not_a_store)
+    source = FastaSource(sources)  # before the lock, which makes the target's folder and may have to be waited for
     with exclusive(target):
         refuse_existing(target, "store", overwrite, not_a_store)  # another process may have made it meanwhile
-        return _convert_locked(FastaSource(sources), target, ingest, progress)
+        return _convert_locked(source, target, ingest, progress)
 
 
 def check(sources: list[str], policies: IngestSection, *, progress: ProgressCallback | None = None) -> CheckedData:

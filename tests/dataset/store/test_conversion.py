@@ -116,6 +116,12 @@ def test_progress_ends_at_all_bytes_and_records(tmp_path, sample):
     assert seen[-1] == (source.stat().st_size, source.stat().st_size, len(sample))
 
 
+def test_a_source_that_is_missing_is_refused_before_a_folder_is_made(tmp_path):
+    with pytest.raises(DataError, match="no such file"):
+        convert([str(tmp_path / "absent.fasta")], tmp_path / "new" / "store", IngestSection())
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_failed_conversion_leaves_nothing(tmp_path, sample):
     source = write_fasta(tmp_path / "in.fasta", [*sample, ("bad", "MK-L")])
     with pytest.raises(DataError, match="record 3001 'bad'"):
