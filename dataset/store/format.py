@@ -175,11 +175,11 @@ def read_signed(path: Path, model: type[Manifest], remedy: str, kind: str = "sto
     """Read and check what :func:`signed_json` wrote, against the model's format and versions.
 
     Raises DataError, with the remedy, where it is damaged, or of another format or version; where there is none, with
-    the advice, and ``kind`` for its folder.
+    the advice, by default the remedy, and ``kind`` for its folder.
     """
     if not path.is_file():
         problem = f"not a {kind}, it has no {path.name}" if path.parent.exists() else "no such folder"
-        raise DataError(f"{path.parent}: {problem}; {advice}")
+        raise DataError(f"{path.parent}: {problem}; {advice or remedy}")
     wanted, versions = model.model_fields["format"].default, get_args(model.model_fields["format_version"].annotation)
 
     def damaged(problem: str) -> DataError:

@@ -66,7 +66,7 @@ class TokenStore:
         Raises DataError where it is no token store, one of another format version, or damaged.
         """
         self.path = Path(path).absolute()
-        self.manifest = read_signed(self.path / MANIFEST_FILE, TokenManifest, _REMEDY)
+        self.manifest = read_signed(self.path / MANIFEST_FILE, TokenManifest, _REMEDY, "token store")
         self.prefix, self.suffix = self.manifest.prefix, self.manifest.suffix
         self.pad = self.manifest.pad
         _check_files(self.path, self.manifest, full=verify == "full")
