@@ -44,7 +44,8 @@ class LabelledSource(BatchSource):
         self._around = [np.asarray(ids, dtype=np.int64) for ids in (tokens.prefix, tokens.suffix)]
         self._num_special = sum(ids.size for ids in self._around)
         lengths = tokens.lengths.astype(np.int64)
-        self._residue_starts = np.cumsum(lengths) - lengths
+        # Of residues alone: it travels to each loader process.
+        self._residue_starts = np.cumsum(lengths) - lengths if labels.per_residue else lengths[:0]
 
     def token_lengths(self, records_N: Indices) -> NDArray[np.int64]:
         return self._kept(records_N) + self._num_special
