@@ -90,12 +90,15 @@ class PredictedStructures:
         return Predicted(rows[:, :12].reshape(-1, 4, 3), rows[:, 12])
 
     def _open(self) -> None:
-        """Look at what is there now; once more where shards were merged meanwhile."""
+        """Look at what is there now; up to twice more where shards were merged meanwhile, which removes one by one."""
         self._looked_s = time.monotonic()
-        try:
-            self._features = FeatureStore(predictor_folder(self._cache))
-        except DataError:
-            self._features = FeatureStore(predictor_folder(self._cache))
+        for tries_left in (2, 1, 0):
+            try:
+                self._features = FeatureStore(predictor_folder(self._cache))
+                return
+            except DataError:
+                if not tries_left:
+                    raise
 
     def check(self, hashes_N: NDArray[np.uint64]) -> None:
         """Raise DataError where structures are missing that should be there."""

@@ -1,0 +1,31 @@
+"""Predicted structures are read while whoever predicts merges their shards."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dataset.embeddings import cache
+from dataset.embeddings.cache import write_shard
+from dataset.structures.predictions import PredictedStructures
+
+HASHES = np.array([3, 7], dtype=np.uint64)
+
+
+@pytest.mark.parametrize("merges", [1, 2])
+def test_shards_that_are_removed_while_they_are_opened_are_looked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, merges: int
+):
+    rows = [np.zeros((4, 13), np.float16)] * 2
+    for number in range(merges):
+        write_shard(tmp_path, f"small{number}", HASHES, rows)
+    write_shard(tmp_path, "zmerged", HASHES, rows)
+    open_arrays = cache.open_arrays
+
+    def removed_first(path: Path):
+        if "small" in path.name:
+            path.unlink()
+        return open_arrays(path)
+
+    monkeypatch.setattr(cache, "open_arrays", removed_first)
+    assert PredictedStructures(tmp_path).has(HASHES).all()
