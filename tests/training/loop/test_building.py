@@ -1,0 +1,28 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.runs import tiny_config
+from training.engine.collective import WorkerContext
+from training.loop import building
+
+
+@pytest.mark.parametrize(
+    ("training", "peak_tflops"),
+    [
+        ({"precision": "bf16"}, 312.0),
+        ({"precision": "fp32", "tf32": True}, 156.0),
+        ({"precision": "fp32", "tf32": False}, 19.5),
+    ],
+)
+def test_utilization_is_held_to_the_peak_of_all_devices_in_the_precision_of_products(
+    training, peak_tflops, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100-SXM4-80GB")
+    monkeypatch.setattr(building, "Sampler", lambda **given: SimpleNamespace(start=lambda: given))
+    run = SimpleNamespace(monitoring=tmp_path)
+    for own, expected in ({}, 2 * peak_tflops), ({"monitoring": {"peak_tflops": 10.0}}, 20.0):
+        context = WorkerContext(0, 2, 0, torch.device("cuda"))
+        worker = SimpleNamespace(config=tiny_config(tmp_path, training=training, **own), context=context, run=run)
+        assert building.Worker._start_sampler(worker, 1e9)["peak_tflops"] == expected
