@@ -23,6 +23,7 @@ from tests.tuning.injected_faults import a_group
 from train_config.loading import load_config
 from train_config.schema import Config
 from train_config.tune_schema import TuneConfig
+from training.launch.driver import dry_run
 from tuning.records import SearchFolder, read_trials
 from tuning.run import tune
 
@@ -180,7 +181,9 @@ def test_four_devices_take_four_trials_side_by_side_and_a_killed_search_loses_an
 
 
 @pytest.mark.slow
-def test_crash_and_hang_of_real_workers_are_results(ray_address, store_path, tmp_path):
+def test_crash_and_hang_of_real_workers_are_results_and_best_yaml_is_planned_as_it_is(
+    ray_address, store_path, tmp_path
+):
     config, folder = an_experiment(tmp_path, ray_address), SearchFolder(tmp_path, "fast")
     search = a_search(
         space={"tokens": [128, 256, 512], "num_workers": [0]},
@@ -192,4 +195,6 @@ def test_crash_and_hang_of_real_workers_are_results(ray_address, store_path, tmp
     assert {tokens: result.status for tokens, result in results.items()} == {256: "timeout", 512: "crash", 128: "ok"}
     assert results[256].reason == "a worker did not end within 5 s"
     assert "a worker's process ended" in results[512].reason
-    assert load_config(folder.best).batch.tokens == 128
+    best = load_config(folder.best)
+    assert best.batch.tokens == 128
+    assert dry_run(best) == 0
