@@ -1,16 +1,17 @@
+from itertools import islice
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from common.errors import ResourceError
+from common.errors import DataError, ResourceError
 from dataset.batches.steps import StepBatches
 from dataset.packed_batch import TARGETS, PackedBatch
 from monitoring.sampling.memory_meter import MemoryMeter
 from train_config.schema import MemoryGuardSection, TrainingSection
 from training.engine.memory_guard import MemoryGuard, NewStartError
 from training.engine.step_clock import StepClock
-from training.loop.stepping import Stepper, learning_rate
+from training.loop.stepping import Stepper, every_step, learning_rate
 
 
 def batch_of(*lengths: int) -> PackedBatch:
@@ -165,3 +166,10 @@ def test_warms_up_linearly_then_falls_to_the_floor():
     assert learning_rate(60, 110, training) == pytest.approx(0.55)
     assert learning_rate(110, 110, training) == pytest.approx(0.1)
     assert learning_rate(9, 200, TrainingSection(learning_rate=1.0)) == pytest.approx(0.5), "a tenth of the run"
+
+
+def test_steps_resume_inside_their_epoch_and_an_epoch_without_any_ends_them():
+    epochs = SimpleNamespace(epoch=lambda number, start=0: ((number, step) for step in range(start, 3)))
+    assert list(islice(every_step(epochs, 1, 2), 4)) == [(1, 2), (2, 0), (2, 1), (2, 2)]
+    with pytest.raises(DataError, match="no record to train on"):
+        next(every_step(SimpleNamespace(epoch=lambda number, start=0: iter(()))))

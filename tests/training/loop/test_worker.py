@@ -171,6 +171,22 @@ def test_planted_pickle_never_runs(stopped_at_6, store_path, tmp_path):
     assert not marker.exists()
 
 
+def test_checkpoint_with_more_random_states_than_are_kept_now_is_resumed_to_the_same_end(
+    stopped_at_6, store_path, undisturbed
+):
+    """Earlier versions saved those of NumPy and Python, too."""
+    folder = run_folder(stopped_at_6).checkpoints / "step-00000006"
+    path = folder / "rng-rank-00000.pt"
+    more = {
+        "numpy": ["MT19937", torch.arange(624), 624, 0, 0.0],
+        "python": [3, torch.arange(625), None],
+    }
+    torch.save(torch.load(path) | more, path)
+    vouch_for(folder, path)
+    assert train(stopped_at_6, store_path).step == 8
+    assert_same_run(stopped_at_6, undisturbed)
+
+
 def vouch_for(folder, path) -> None:
     manifest = CheckpointFolder(folder).manifest()
     content = path.read_bytes()
