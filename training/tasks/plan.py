@@ -93,8 +93,11 @@ class TaskPlan(ABC):
 
     def estimate(self) -> TaskSize:
         """Return the sizes of :meth:`measure`, or about so, with nothing left behind; refuses alike."""
+        data, plan = self.config.data, self
+        if data.store is not None and not Path(data.store).exists():  # it would stay
+            plan = type(self)(self.config.model_copy(update={"data": data.model_copy(update={"store": None})}))
         with TemporaryDirectory() as folder:
-            return self.measure(self.prepare(Path(folder)))
+            return plan.measure(plan.prepare(Path(folder)))
 
     def check_resumed(self, checkpoint: CheckpointFolder, path: Path) -> None:  # noqa: B027
         """Raise CheckpointError for data that its model would read otherwise than before, as with another tokenizer."""
