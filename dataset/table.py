@@ -129,7 +129,7 @@ def text_batches(text: BinaryIO | io.BufferedIOBase, path: Path, delimiter: str)
     parse = pacsv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
     is_checked = False
     for batch in _read(text, path, parse, has_header=True):
-        # Of a stray quote pyarrow makes a value that goes on to the next quote, over the ends of rows.
+        # Of a stray quote pyarrow makes a value that reaches to the next quote, over the ends of rows.
         has_breaks = (pc.any(pc.match_substring(column, "\n")).as_py() for column in batch.columns)
         if not is_checked and any(has_breaks):
             _refuse_stray_quotes(path, delimiter)

@@ -1,4 +1,4 @@
-"""What ingress and replicas tell each other: plain records, which both import and neither side's room hides."""
+"""Messages of ingress and replicas: plain records, which both import and neither side's room hides."""
 
 from dataclasses import dataclass, field
 

@@ -1,7 +1,7 @@
 """The server that people write around transformers: FastAPI, one request at a time.
 
 fp32, a tokenizer that pads, one forward pass for the sequences of a request, means over residues as JSON. Its process
-has as many threads as torch takes by itself.
+has as many threads as torch takes by default.
 """
 
 import sys

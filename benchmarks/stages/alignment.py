@@ -88,12 +88,12 @@ def _prefiltered(search: Search, queries: list[str], judged: list[str], facts: F
     yield Case(QUERIES, "queries/s", contenders, rounds=3, facts={"candidates": CANDIDATES, **facts})
 
     def recall() -> float:
-        found = kept = 0
+        judged_hits = kept = 0
         for query in map(str.encode, judged):
             related = {hit.record for hit in hits(query, ALL, EVALUE, 11)[1:]}
             kept += len(related & {hit.record for hit in hits(query, WORDS, EVALUE, 11)})
-            found += len(related)
-        return kept / max(1, found)
+            judged_hits += len(related)
+        return kept / max(1, judged_hits)
 
     recalled = {"candidates": CANDIDATES, "largest E-value": EVALUE, **facts}
     yield Case(RECALL, "share", (Contender(WORDS, recall, "value"),), rounds=1, facts=recalled)

@@ -39,7 +39,7 @@ _Reply: TypeAlias = Any
 
 
 class LoaderProcessLost(errors.ResourceError):
-    """A loader process ended by itself, or was killed."""
+    """A loader process ended or was killed."""
 
     retryable = True
 
@@ -48,7 +48,7 @@ class LoaderProcess:
     """The worker's end: hand in requests, take prepared batches in the same order."""
 
     def __init__(self, prepare: _Prepare) -> None:
-        """Start the process; it unpickles ``prepare`` and with it opens stores by itself."""
+        """Start the process; it unpickles ``prepare``, which opens its own stores."""
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "dataset.batches.loader_process"],
             stdin=subprocess.PIPE,

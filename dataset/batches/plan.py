@@ -7,7 +7,7 @@ part of the plan; nothing is exchanged between ranks.
 How a batch is filled: the epoch's records are shuffled. Of a window of them, half is laid end to end and cut into
 batches as it comes, so what shares a batch is random; the other half is a pool, sorted by length, from which
 each batch's last gap is filled with the longest sequence that fits, until none does or the batch has its most
-sequences. What is left of the pool and of the last cut is shuffled into the next window. Work is a few binary searches
+sequences. The rest of the pool and of the last cut is shuffled into the next window. Work is a few binary searches
 for each batch, not for each record.
 
 Shape legend: N sequences, B batches.

@@ -26,7 +26,7 @@ class SourceFile(BaseModel):
 
 
 class Counts(BaseModel):
-    """Counts of what reading did; those with a description are told to a person."""
+    """Counts of what reading did; those with a description are reported."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -1,4 +1,4 @@
-"""Clean blocks to ``data.mdb``, in transactions of bounded size and a map that grows by itself.
+"""Clean blocks to ``data.mdb``, in transactions of bounded size and a map that grows as it fills.
 
 In: :class:`~dataset.store.ingest.CleanBlock` in order. Out: the files of a store (:mod:`dataset.store.format`) in a
 folder that someone else made and will rename; the manifest comes last.
@@ -137,7 +137,7 @@ class StoreWriter:
     def _put_array(self, kind: Kind, array: np.ndarray) -> None:
         _check_value_size(array.nbytes + 64, f"the {kind.name.lower()} of {self._num_records:,} records")
         self._put(_Value(kind.key, kind, 0, len(array), [_bytes(array)]), array.nbytes)
-        self._commit()  # by itself: these values are the only ones that grow with the store
+        self._commit()  # in a transaction of its own: these values are the only ones that grow with the store
         self._thread.wait()
 
     def _put(self, value: _Value, num_bytes: int) -> None:

@@ -145,7 +145,7 @@ def predict_structures(
         (folder / FAILURE_FILE).unlink(missing_ok=True)
         absent = ~PredictedStructures(folder, "null").has(hashes(distinct))
         lengths = np.array(list(map(len, distinct)), dtype=np.int64)
-        # Planned over all, so that a job that goes on takes the batches that it would have taken.
+        # Planned over all, so that a resumed job takes the batches that it would have taken.
         planned = [places[absent[places]] for places in plan(lengths, tokens)]
         batches = [[distinct[place] for place in places.tolist()] for places in planned if places.size]
         cached = done = int(len(distinct) - absent.sum())

@@ -83,7 +83,7 @@ class _Layer(nn.Module):
 
 
 class _Message(nn.Module):
-    """What a neighbour tells a residue, (T, k, H): a perceptron of both and of their pair.
+    """Messages of neighbours to residues, (T, k, H): a perceptron of both and of their pair.
 
     Its first product is taken of residues and of pairs apart, which is the same and a third of the work.
     """

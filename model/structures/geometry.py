@@ -19,7 +19,7 @@ from dataset.packed_batch import PackedBatch
 RADII = torch.linspace(2.0, 22.0, 16)
 """Centres of the radial basis functions, in Å; their width is the distance between two."""
 FARTHEST_OFFSET = 32
-"""Residues along the chain beyond which places are not told apart."""
+"""Residues along the chain beyond which places are not distinguished."""
 PAIR_FEATURES = 25 * len(RADII) + (2 * FARTHEST_OFFSET + 2) + 12
 RESIDUE_FEATURES = 6
 _LONGEST_BOND = 2.5

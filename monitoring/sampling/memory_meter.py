@@ -65,7 +65,7 @@ class MemoryMeter:
         return self._limit_bytes or memory_of_this_machine().total
 
     def check(self) -> None:
-        """Raise torch.OutOfMemoryError where the peak passed the limit. On a GPU the allocator notices by itself."""
+        """Raise torch.OutOfMemoryError where the peak passed the limit. On a GPU the allocator raises it."""
         if self._limit_bytes is not None and (peak := self.peak_bytes()) > self._limit_bytes:
             taken, limit = (f"{size_bytes / 2**20:,.0f} MiB" for size_bytes in (peak, self._limit_bytes))
             raise torch.OutOfMemoryError(f"the process took {taken} of memory, {limit} is what it may take")

@@ -20,7 +20,7 @@ from run_folder.paths import RunFolder
 from train_config.schema import WandbSection
 
 MARGIN_S = 10.0
-"""Seconds that a follower, which ends by itself when its own time is over, may take for that."""
+"""Seconds that a follower, which ends when its own time is over, may take for that."""
 START_LIMIT_S = 60.0
 """Seconds in which Python must have imported wandb, or written an offline file, on a loaded machine."""
 PROGRAM = "monitoring.sinks.wandb_follower"

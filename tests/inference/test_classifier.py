@@ -142,10 +142,10 @@ def test_a_label_at_a_probability_of_a_half_is_predicted_nowhere():
     in_training = model.metrics(model.output_of(logits, batch).metrics)
     scores = probabilities(logits, "multilabel").numpy()
     in_report = classification_metrics("multilabel", scores, targets)
-    for figures in (in_training, in_report):
-        assert (figures["accuracy"], figures["f1_micro"]) == (1.0, 1.0)
+    for values in (in_training, in_report):
+        assert (values["accuracy"], values["f1_micro"]) == (1.0, 1.0)
     assert bootstrap_intervals("multilabel", scores, targets, samples=5, seed=0)["f1_micro"] == (1.0, 1.0)
-    assert [figures["predicted"] for figures in metrics_of_each("multilabel", scores, targets)] == [0, 0, 2]
+    assert [values["predicted"] for values in metrics_of_each("multilabel", scores, targets)] == [0, 0, 2]
     assert Predictions(model.label_space, scores, None, np.zeros(2, np.int64)).labels() == ["GO:3", "GO:3"]
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import threading
 from typing import Any
 
 import numpy as np
@@ -62,11 +63,14 @@ def test_the_client_works_where_an_event_loop_runs(address: str):
 
 
 def test_a_client_is_closed_while_requests_are_on_their_way(address: str, small_requests: None):
+    threads = threading.active_count()
     client = Client(address)
+    assert threading.active_count() == threads + 1
     stream = client.stream(random_sequences([20] * 60))
     next(stream)
     client.close()
     stream.close()
+    assert threading.active_count() == threads
 
 
 class Stub:

@@ -1,4 +1,4 @@
-"""Interface of a format of embeddings: write a file block by block, read it, tell its size, merge values into it.
+"""Interface of a format of embeddings: write a file block by block, read it, estimate its size, merge values into it.
 
 Shape legend: N records, n of a block, C channels, L residues of a record, U distinct sequences.
 """

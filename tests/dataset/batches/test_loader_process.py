@@ -1,4 +1,4 @@
-"""A loader process answers in order, ends with its worker, survives Ctrl-C, and tells what went wrong."""
+"""A loader process answers in order, ends with its worker, survives Ctrl-C, and reports what went wrong."""
 
 import os
 import signal

@@ -51,7 +51,7 @@ def test_share_is_met_whatever_the_hashes_look_like(share, kind):
 
 
 def test_split_is_the_same_in_every_version():
-    # Held-out figures of two runs compare only while this does not change.
+    # Held-out metrics of two runs compare only while this does not change.
     assert split_records(np.arange(40, dtype=np.uint64), 0.1)[1].tolist() == [1, 18, 25, 27]
 
 

@@ -1,4 +1,4 @@
-"""Transactions are bounded, the map grows by itself, and a full disk is one clear refusal."""
+"""Transactions are bounded, the map grows as it fills, and a full disk is one clear refusal."""
 
 import subprocess
 import sys

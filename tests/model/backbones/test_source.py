@@ -1,4 +1,4 @@
-"""Sources of a backbone are told apart, and each wrong one is refused in a line that says what to do."""
+"""Sources of a backbone are distinguished, and each wrong one is refused in a line that says what to do."""
 
 import pytest
 

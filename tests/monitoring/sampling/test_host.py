@@ -1,4 +1,4 @@
-"""Host figures are those of psutil and the cgroup; a worker's are summed over what it started."""
+"""Host metrics are those of psutil and the cgroup; a worker's are summed over what it started."""
 
 import subprocess
 import sys
