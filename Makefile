@@ -15,7 +15,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help train serve test test-fast lint size format bench lock docs clean
+.PHONY: help install train serve test test-fast lint size format bench lock docs clean
 
 help:  ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /make \1|/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -39,6 +39,8 @@ $(VENV)/.installed-dev: requirements-dev.lock $(VENV)/.installed
 $(VENV)/.installed-bench: requirements-bench.lock $(VENV)/.installed-dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-bench.lock
 	@touch $@
+
+install: $(VENV)/.installed  ## set up .venv
 
 train: $(VENV)/.installed  ## train the ESM-2 autoencoder (CONFIG=FILE, ARGS="--section.key VALUE ...")
 	$(BIN)/python train_ray.py --config $(CONFIG) $(ARGS)

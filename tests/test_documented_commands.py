@@ -30,8 +30,10 @@ from tools.__main__ import COMMANDS, subcommands
 from tools.__main__ import main as esmeray
 from tools.profile import _gpu_trial as trial
 from tools.serve import query
+from train_config.command_schema import COMMANDS as SCHEMAS
 from train_config.loading import dump_config
 from train_config.schema import Config
+from train_config.section import Section, settings_of
 from training.engine.collective import WorkerContext
 from training.loop.worker import train_worker
 
@@ -286,6 +288,20 @@ def run_tool(name: str, arguments: list[str], workspace: Path, monkeypatch: pyte
         return run(esmeray, [*name.split(), *options])
     except SystemExit as ended:
         return int(ended.code or 0)
+
+
+def test_readmes_table_of_commands_names_commands_and_settings_that_there_are():
+    commands = re.findall(r"`(esmeray \w[^`]*)`", (REPOSITORY / "README.md").read_text(encoding="utf-8"))
+    for command in commands:
+        words = [word for word in words_of(command) if word not in ("...", "COMMAND")]
+        if words[:1] == ["--help"]:
+            continue
+        name = name_of(command)
+        settings = {**settings_of(Config), **settings_of(SCHEMAS.get(name, Section))}
+        options = {word[2:] for word in words if word.startswith("--")}
+        assert name.split()[0] in COMMANDS, command
+        assert options <= {".".join(key) for key in settings} | {"config", "check", "verify"}, command
+    assert {name_of(command).split()[0] for command in commands} >= set(COMMANDS)
 
 
 @pytest.mark.parametrize("number", range(len(ALL_SNIPPETS)))

@@ -18,11 +18,11 @@ from common.text import did_you_mean
 COMMANDS = {
     "data": ("convert", "Convert FASTA and structure files to stores, and inspect stores."),
     "train": ("run", "Train a model or a classifier, or resume it; show the state of a run, export it."),
-    "tune": ("run", "Search for the fastest settings of an experiment, and for its batch size."),
+    "tune": ("run", "Search for the fastest settings of an experiment by Ray Tune, and for its batch size."),
     "embed": ("run", "Compute embeddings of proteins; join, search and plot them."),
     "classify": ("predict", "Predict labels by a trained classifier, and evaluate it."),
     "design": ("generate", "Generate and score sequences for a structure; predict structures."),
-    "function": ("predict", "Predict functions of proteins, and evaluate predictions as CAFA does."),
+    "function": ("predict", "Predict functions (GO terms) of proteins, and evaluate predictions as CAFA does."),
     "align": ("run", "Align proteins with all of a store, exactly, and write the best hits as BLAST does."),
     "serve": ("run", "Serve embeddings, classes and mutation scores over HTTP; send a file, make API keys."),
     "profile": ("model", "Find out what is slow; compare devices; check and record GPUs, analyse a log."),
@@ -74,10 +74,10 @@ def _module(command: str, names: list[str], arguments: list[str]) -> tuple[str, 
     )
 
 
-def example(command: str) -> str:
-    """A command line that shows the command."""
-    lines = _docstring(command, COMMANDS[command][0]).splitlines()
-    return next(line.strip() for line in lines if line.startswith("  esmeray "))
+def example(command: str, module: str | None = None) -> str:
+    """The first example of a subcommand; of the one that shows the command best where none is named."""
+    text = _docstring(command, module or COMMANDS[command][0])
+    return next(line.strip() for line in text.splitlines() if line.startswith("  esmeray "))
 
 
 def _overview() -> str:
@@ -86,15 +86,19 @@ def _overview() -> str:
         names = subcommands(command)
         others = f" ({', '.join(names)})" if names else ""
         lines += [f"{command:<9} {subject}{others}", f"          {example(command)}"]
-    return "\n".join([*lines, "", f"{program_of('COMMAND')} --help says more."])
+    end = f"{program_of('COMMAND')} --help has an example of each subcommand; README.md has one of each purpose."
+    return "\n".join([*lines, "", end])
 
 
 def _command_overview(command: str, names: list[str]) -> str:
     width = max(map(len, names))
-    lines = [f"  {name:<{width}}  {_docstring(command, name).splitlines()[0]}" for name in names]
     usage = f"usage: {program_of(command)} {'[SUBCOMMAND]' if command in ALONE else 'SUBCOMMAND'} ..."
+    lines = []
+    for name in names:
+        subject = _docstring(command, name).splitlines()[0]
+        lines += [f"  {name:<{width}}  {subject}", f"  {'':<{width}}  {example(command, name)}"]
     end = f"{program_of(command)} SUBCOMMAND --help explains one.{' Without one:' if command in ALONE else ''}"
-    return "\n".join([usage, "", *lines, "", f"Example: {example(command)}", end, ""])
+    return "\n".join([usage, "", *lines, "", end, ""])
 
 
 def _docstring(command: str, module: str) -> str:
