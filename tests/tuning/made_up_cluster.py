@@ -11,9 +11,9 @@ from tests.tuning.formula_group import FormulaGroup
 from train_config.tune_schema import TuneConfig
 from tuning.run import tune
 
-DEVICES, TRIALS, SLEEP_S = 4, 12, 3.0
+DEVICES, TRIALS, SLEEP_S = 4, 16, 3.0
 SPACE = {
-    "tokens": [64, 128, 256],
+    "tokens": [64, 128, 256, 512],
     "prefetch": [1, 2, 3, 4],
     "num_workers": [1],
     "gradient_checkpointing": [False],
@@ -21,13 +21,13 @@ SPACE = {
 }
 
 
-def main(folders: list[Path]) -> int:
-    """Search in one folder after the other; what was begun there is resumed."""
+def main(folder: Path) -> int:
+    """Search in a folder; what was begun there is resumed."""
     ray.init(num_cpus=DEVICES, num_gpus=DEVICES, include_dashboard=False, log_to_driver=False)
     search = TuneConfig.model_validate({"name": "fast", "space": SPACE, "search": {"max_trials": TRIALS}})
     group = functools.partial(FormulaGroup, delay_s=SLEEP_S, failing=False)
-    return max(tune(tiny_config(folder, ray={"num_workers": 1}), search, group) for folder in folders)
+    return tune(tiny_config(folder, ray={"num_workers": 1}), search, group)
 
 
 if __name__ == "__main__":
-    sys.exit(main([Path(folder) for folder in sys.argv[1:]]))
+    sys.exit(main(Path(sys.argv[1])))

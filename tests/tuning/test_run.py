@@ -156,28 +156,23 @@ def test_workers_that_do_not_start_end_the_search_with_the_reason(ray_address, t
 
 @pytest.mark.slow
 def test_four_devices_take_four_trials_side_by_side_and_a_killed_search_loses_and_repeats_none(tmp_path):
-    command = [sys.executable, "-m", "tests.tuning.made_up_cluster"]
+    command = [sys.executable, "-m", "tests.tuning.made_up_cluster", str(tmp_path)]
     environment = os.environ | {"RAY_AUTH_MODE": "disabled"}
-    whole, killed = SearchFolder(tmp_path / "whole", "fast"), SearchFolder(tmp_path / "killed", "fast")
-    folders = [str(folder.path.parent) for folder in (whole, killed)]
-    with subprocess.Popen([*command, *folders], env=environment, stdout=subprocess.DEVNULL) as search:
-        while len([*killed.trials.glob("*.json")]) < made_up_cluster.DEVICES + 1:
+    trials, devices = SearchFolder(tmp_path, "fast").trials, made_up_cluster.DEVICES
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as search:
+        while len([*trials.glob("*.json")]) < 3 * devices:
             assert search.poll() is None
             time.sleep(0.05)
         search.kill()
-    ends = sorted(json.loads(path.read_text())["time"] for path in whole.trials.iterdir())
-    assert len(ends) == made_up_cluster.TRIALS
-    # From the end of the first four: their processes start on the cores, which other tests take.
-    seconds, one_by_one_s = ends[-1] - ends[3], len(ends[4:]) * made_up_cluster.SLEEP_S
-    assert seconds <= 0.4 * one_by_one_s
-
-    before = {path: path.read_bytes() for path in killed.trials.glob("*.json")}
-    assert before
+    before = {path: path.read_bytes() for path in trials.glob("*.json")}
     assert len(before) < made_up_cluster.TRIALS
-    subprocess.run([*command, folders[-1]], env=environment, timeout=120, check=True)
+    ends = sorted(json.loads(content)["time"] for content in before.values())
+    # From the end of the first four: their processes start on the cores, which other tests take.
+    assert ends[-1] - ends[devices - 1] <= 0.4 * len(ends[devices:]) * made_up_cluster.SLEEP_S
+    subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, timeout=120, check=True)
     assert all(path.read_bytes() == content for path, content in before.items()), "none is measured again"
-    configurations = {trial.settings for trial in read_trials(killed.trials)}
-    assert len(configurations) == len([*killed.trials.iterdir()]) == made_up_cluster.TRIALS, "none is lost"
+    configurations = {trial.settings for trial in read_trials(trials)}
+    assert len(configurations) == len([*trials.iterdir()]) == made_up_cluster.TRIALS, "none is lost"
 
 
 @pytest.mark.slow

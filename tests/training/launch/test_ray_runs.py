@@ -144,26 +144,19 @@ def test_run_that_was_out_of_memory_and_whose_driver_is_killed_resumes_with_smal
     assert train_losses(config) == pytest.approx(train_losses(undisturbed[0]), rel=1e-5)
 
 
-def test_run_that_is_terminated_and_then_killed_resumes_to_the_same_result(undisturbed, ray_address, tmp_path):
+def test_run_that_is_terminated_resumes_to_the_same_result(undisturbed, ray_address, tmp_path):
     config = tiny_config(tmp_path, **SLOW_STEPS)
     process = start(config, ray_address)
-    wait_for(lambda: steps_done(config) >= 2, process)
+    wait_for(lambda: steps_done(config) >= 7, process)
     process.terminate()
     output = finish(process)
     assert process.returncode == 128 + signal.SIGTERM, output
     assert "stopping, saving a checkpoint" in output
     terminated_at = steps_done(config)
     process = start(config, ray_address)
-    wait_for(lambda: steps_done(config) >= 12, process)
-    process.kill()
-    process.communicate()
-    wait_until_gone(worker_process(config, rank=0))
-    process = start(config, ray_address)
     output = finish(process)
     assert process.returncode == 0, output
-    after_signal, after_kill = events(config, "resumed")
-    assert after_signal["step"] == terminated_at
-    assert after_kill["step"] >= 10, "no more is lost than to the last checkpoint"
+    assert events(config, "resumed")[0]["step"] == terminated_at
     assert_same_result(config, undisturbed[0])
 
 
