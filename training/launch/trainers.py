@@ -3,6 +3,7 @@
 ``arguments`` are the config (plain values), store_path, cpus and wandb_run_id.
 """
 
+import gc
 import logging
 import os
 import socket
@@ -25,6 +26,7 @@ def train_here(arguments: dict[str, Any]) -> None:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     # At most OMP_NUM_THREADS: in steps of a small network threads take most of their time to wait for one another.
     _train(arguments | {"cpus": min(arguments["cpus"], torch.get_num_threads())}, WorkerContext())
+    gc.collect()  # DeepSpeed's engine refers to itself: weights and optimizer state would outlive training
 
 
 def ray_trainer(arguments: dict[str, Any], workers: Workers, run: RunSection, max_failures: int) -> Any:
