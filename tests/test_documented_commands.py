@@ -30,6 +30,7 @@ from tools.__main__ import COMMANDS, subcommands
 from tools.__main__ import main as esmeray
 from tools.profile import _gpu_trial as trial
 from tools.serve import query
+from tools.train.run import TuneSettings
 from train_config.command_schema import COMMANDS as SCHEMAS
 from train_config.loading import dump_config
 from train_config.schema import Config
@@ -297,7 +298,7 @@ def test_readmes_table_of_commands_names_commands_and_settings_that_there_are():
         if words[:1] == ["--help"]:
             continue
         name = name_of(command)
-        settings = {**settings_of(Config), **settings_of(SCHEMAS.get(name, Section))}
+        settings = {**settings_of(TuneSettings), **settings_of(SCHEMAS.get(name, Section))}
         options = {word[2:] for word in words if word.startswith("--")}
         assert name.split()[0] in COMMANDS, command
         assert options <= {".".join(key) for key in settings} | {"config", "check", "verify"}, command
