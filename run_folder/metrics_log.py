@@ -12,7 +12,6 @@ import json
 import logging
 import math
 import os
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from common.errors import DataError
 from common.publishing import atomic_file
+from common.steady_time import steady_time
 from run_folder.paths import RunFolder, sample_files
 
 logger = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ class MetricsLog:
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Write one record. ``time`` is added where it is missing."""
-        line = encode_record({**record, "time": record.get("time", time.time())})
+        line = encode_record({**record, "time": record.get("time", steady_time())})
         written = os.write(self._descriptor, line)
         if written != len(line):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))

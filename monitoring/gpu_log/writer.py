@@ -15,6 +15,7 @@ import psutil
 
 from common.errors import ConfigError, DataError, ResourceError
 from common.progress import status_line
+from common.steady_time import steady_time
 from common.text import counted
 from monitoring.gpu_log.reader import COLUMNS, FACTORS, GPU, NAME, TIME, UUID
 from monitoring.sampling.host import HostSampler, ProcessSampler
@@ -105,7 +106,7 @@ def record_gpus(path: Path, settings: GpuProfileSection, warn: Callable[[str], N
         with GpuLogWriter(path) as log, status_line() as show, contextlib.suppress(KeyboardInterrupt):
             while not watched or psutil.wait_procs(watched, timeout=0)[1]:
                 gpus = [gpu for gpu in devices.read() if gpu.index in (settings.gpus or present)]
-                log.append(time.time(), gpus)
+                log.append(steady_time(), gpus)
                 samples += 1
                 show(" · ".join([counted(samples, "sample{s}"), *_state(gpus, host, processes), "Ctrl-C ends"]))
                 elapsed_s = time.monotonic() - begin_s

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from common.steady_time import steady_time
 from monitoring.sampling.host import HostSampler, ProcessSampler
 from monitoring.sampling.metric_names import Metric, find
 from monitoring.sampling.nvml import NvmlDevices
@@ -73,7 +74,7 @@ class Sampler:
     warn: Callable[[str], None]
     flops_per_token: float | None = None
     peak_tflops: float | None = None
-    clock: Callable[[], float] = time.time
+    clock: Callable[[], float] = steady_time
 
     def __post_init__(self) -> None:
         self._host_name = socket.gethostname()

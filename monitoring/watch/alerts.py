@@ -4,10 +4,10 @@ Each is raised once, and again only after its cause was over.
 """
 
 import math
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from common.steady_time import steady_time
 from monitoring.advice import advise
 from monitoring.watch.progress import Pace
 from run_folder.metrics_log import MetricsLog, Record, RecordTail
@@ -129,7 +129,7 @@ class AlertSink:
         last = {(record.get("name"), record.get("subject")): record for record in RecordTail(self._path).poll()}
         for record in last.values():
             if record.get("state") == "raised":
-                over = {"state": "cleared", "message": "the run was started again", "time": time.time()}
+                over = {"state": "cleared", "message": "the run was started again", "time": steady_time()}
                 self._append(record | over, record)
 
     def _append(self, alert: Record, record: Record) -> None:

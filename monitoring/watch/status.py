@@ -36,21 +36,29 @@ class RunStatus:
             raise ConfigError(f"{folder} is not the folder of a run: no config.yaml{did_you_mean(folder.name, runs)}")
         self._pace = Pace()
         self._alerts: dict[tuple[str, str], Record] = {}
-        self._last_s = 0.0
+        self._heard_s: float | None = None  # by the monotonic clock
         self._outcome: Outcome | None = None
         self._is_left = False  # nothing holds the run's lock
         paths = (self.files.metrics, self.files.alerts)
         self._tails = [RecordTail(path, recent_bytes=_RECENT_BYTES) for path in paths]
 
     def update(self) -> None:
+        has_news = False
         for tail in self._tails:
             for record in tail.poll():
+                has_news = True
                 self._pace.take(record)
-                self._last_s = max(self._last_s, record.get("time") or 0.0)
                 if record["kind"] == "alert":
                     self._alerts[str(record.get("name")), str(record.get("subject"))] = record
+        if has_news:
+            self._heard_s = time.monotonic() - (self._age_s() if self._heard_s is None else 0.0)
         self._is_left = is_abandoned(self.files.path)  # before the outcome, which is written while it is held
         self._outcome = self.files.read_outcome()
+
+    def _age_s(self) -> float:
+        """Seconds since the files were written to: their records' times are of no clock that can be asked."""
+        written_s = [tail.path.stat().st_mtime for tail in self._tails if tail.path.exists()]
+        return max(0.0, time.time() - max(written_s, default=0.0))
 
     @property
     def has_ended(self) -> bool:
@@ -84,7 +92,8 @@ class RunStatus:
             return "crashed, its process ended without an outcome (killed?); the same command resumes it"
         if self._pace.step is None:
             return "starting, no step is done yet"
-        if time.time() - self._last_s > max(_QUIET_S, 3 * (self._pace.seconds_per_step() or 0.0)):
+        assert self._heard_s is not None  # of the step
+        if time.monotonic() - self._heard_s > max(_QUIET_S, 3 * (self._pace.seconds_per_step() or 0.0)):
             return "quiet, validating for long, or ended without notice"
         return "running"
 

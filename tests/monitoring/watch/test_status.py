@@ -1,5 +1,6 @@
 """A run's state is told from its files: while they are written, after the end, and when its process was killed."""
 
+import os
 import socket
 import time
 from pathlib import Path
@@ -57,6 +58,8 @@ def test_waiting_for_data_and_a_loss_that_is_not_finite_are_said(run):
 def test_states_before_the_first_step_and_after_the_end(run):
     assert lines(run) == ["mine: starting, no step is done yet"]
     append(run.metrics, step(1))
+    assert lines(run)[0] == "mine: running", "its clock is a hundred seconds behind"
+    os.utime(run.metrics, (time.time() - 100,) * 2)
     assert lines(run)[0].startswith("mine: quiet")
     run.write_outcome(Outcome("finished", 1, "trained 1 step", 0))
     assert lines(run)[0] == "mine: finished, trained 1 step"

@@ -2,7 +2,9 @@ import hashlib
 import json
 import pickle
 import shutil
+import time
 from contextlib import suppress
+from itertools import count
 
 import pytest
 import torch
@@ -99,6 +101,21 @@ def test_stopped_and_resumed_run_equals_one_never_stopped_also_with_leftovers_be
     assert not (checkpoints / "step-00000008.partial").exists()
     assert events(stopped_at_6, "resumed")[0]["step"] == 6
     assert_same_run(stopped_at_6, undisturbed)
+
+
+def test_clock_that_jumps_by_a_day_at_each_look_changes_neither_the_result_nor_the_order_of_records(
+    undisturbed, store_path, tmp_path, monkeypatch
+):
+    real, days = time.time, count()
+    monkeypatch.setattr(time, "time", lambda: real() + (-1) ** next(days) * 86_400 * next(days))
+    config = tiny_config(tmp_path, checkpoint={"every_steps": 2})
+    stop_after(config, store_path, 6)
+    train(config, store_path)
+    assert events(config, "resumed")[0]["step"] == 6
+    assert_same_run(config, undisturbed)
+    times = [record["time"] for record in read_metrics(run_folder(config).metrics)]
+    assert times == sorted(times)
+    assert times[-1] - times[0] < 3600
 
 
 def test_resuming_in_a_later_epoch_equals_never_stopping(store_path, tmp_path):
