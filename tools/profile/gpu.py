@@ -11,7 +11,7 @@ nvidia-smi writes it. 'esmeray profile log' summarises and draws such a file.
 
 Examples:
   esmeray profile gpu --verify
-  esmeray profile gpu --verify && esmeray train --config train_config/masked_lm.yaml
+  esmeray profile gpu --verify && esmeray train --config masked_lm
   esmeray profile gpu --profile.log gpus.csv --profile.interval_s 0.5 --profile.duration_s 600
 """
 

@@ -10,12 +10,12 @@ configurations instead and writes the fastest as best.yaml, which is an experime
 An option overrides the file. Lists take several values; none clears an optional setting and empties a list.
 
 Examples:
-  esmeray train --config train_config/esm2ae.yaml --data.source proteins.fasta.gz --run.name first
+  esmeray train --config esm2ae --data.source proteins.fasta.gz --run.name first
   esmeray train --config masked_lm --data.source proteins.fasta.gz --model.backbone.source facebook/esm2_t6_8M_UR50D
   esmeray train --config my_classifier --data.source proteins.csv
   esmeray train --config masked_lm --ray.address HOST:6379 --run.storage_path /shared/runs --data.stage_dir /tmp/stores
-  esmeray train --config train_config/esm2ae.yaml --dry_run
-  esmeray train --config train_config/esm2ae.yaml --tune train_config/tune_throughput.yaml
+  esmeray train --config esm2ae --dry_run
+  esmeray train --config esm2ae --tune train_config/tune_throughput.yaml
 """
 
 from contextlib import AbstractContextManager, nullcontext

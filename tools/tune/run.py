@@ -4,7 +4,7 @@ Measures configurations on your data, model and machine and writes the fastest a
 FILE. Without --tune the search is that of train_config/tune_throughput.yaml; `esmeray train --tune FILE` does the same.
 
 Example:
-  esmeray tune --config train_config/masked_lm.yaml --tune.search.max_trials 20
+  esmeray tune --config masked_lm --tune.search.max_trials 20
 """
 
 from tools.train.run import SEARCH, start

@@ -4,7 +4,7 @@ A search over token budgets alone, by train_config/tune_tokens.yaml, of about a 
 --tune.inference true measures forward passes alone, without gradients and optimizer.
 
 Example:
-  esmeray tune tokens --config train_config/masked_lm.yaml
+  esmeray tune tokens --config masked_lm
 """
 
 from tools.train.run import start
