@@ -281,6 +281,9 @@ class TrainingSection(Section):
     """Memory that a worker's process may take on the CPU, MiB, where it stands in for a GPU's: beyond it the
     worker counts as out of memory."""
     memory_guard: Annotated[MemoryGuardSection, UNSEEN] = MemoryGuardSection()
+    watchdog_s: Annotated[PositiveFloat | None, UNSEEN] = 600.0
+    """Seconds without progress after which a worker on Ray saves its threads' stacks and ends, to be started again; the
+    first step, a checkpoint and the export may take five times as long. none: wait for ever."""
 
     @model_validator(mode="after")
     def _repeatable_kernels(self) -> "TrainingSection":

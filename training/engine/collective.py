@@ -20,7 +20,7 @@ class WorkerContext:
     """All that the training loop knows of its launcher; by default a single process on the CPU, started by none.
 
     ``local_rank`` is among the workers on this machine. ``report`` passes metrics to the launcher; every rank calls it
-    equally often, as it may be a barrier.
+    equally often, as it may be a barrier. ``replaced``: the launcher starts the workers again where one is lost.
     """
 
     rank: int = 0
@@ -28,6 +28,7 @@ class WorkerContext:
     local_rank: int = 0
     device: torch.device = CPU
     report: Callable[[dict[str, float]], None] = lambda metrics: None
+    replaced: bool = False
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ from train_config.natures import with_absolute_paths
 from train_config.schema import Config, RaySection, TrainingSection
 from training.checkpoints.resuming import Resumption, check_worker_count
 from training.engine.deepspeed_settings import check_precision
+from training.engine.watchdog import left_stacks
 from training.launch.planning import Plan, check_warm_up, make_plan
 from training.tasks.plan import TaskPlan, TaskSize
 from training.tasks.registry import metric_labels, task_plan
@@ -282,6 +283,9 @@ def _conclude(run: RunFolder, error: Exception | None, signals: StopSignals, max
     failures = getattr(error, "worker_failures", None)
     tried = f", also after {max_failures} more tries" if failures else ""
     cause: Any = next(iter(failures.values())) if failures else error
+    if stacks := left_stacks(run.logs):
+        where = ", ".join(map(str, stacks))
+        raise ResourceError(f"training failed{tried}: workers made no progress, their stacks are in {where}") from error
     raise ResourceError(f"training failed{tried}: {last_line(cause)} (the workers' logs are in {run.logs})") from error
 
 

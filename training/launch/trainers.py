@@ -67,7 +67,7 @@ def ray_train_loop(arguments: dict[str, Any]) -> None:
     if device.type == "cuda":  # Ray Train lets every worker of a node see all of its GPUs
         torch.cuda.set_device(device)
     rank, world_size, local_rank = place.get_world_rank(), place.get_world_size(), place.get_local_rank()
-    _train(arguments, WorkerContext(rank, world_size, local_rank, device, ray.train.report))
+    _train(arguments, WorkerContext(rank, world_size, local_rank, device, ray.train.report, replaced=True))
 
 
 def _train(arguments: dict[str, Any], context: WorkerContext) -> None:

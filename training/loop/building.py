@@ -23,6 +23,7 @@ from training.engine.collective import ControlGroup, WorkerContext
 from training.engine.deepspeed_settings import zero_stage
 from training.engine.engine import TrainingEngine, apply_device_settings, prepare_layers
 from training.engine.memory_guard import MemoryGuard
+from training.engine.watchdog import Watchdog, set_stacks_aside
 from training.tasks.experiment import Experiment
 from training.tasks.registry import experiment_class
 
@@ -30,7 +31,10 @@ logger = logging.getLogger(__name__)
 
 
 class Worker:
-    """Everything that one worker holds during training; ``step`` is the number of steps taken."""
+    """Everything that one worker holds during training.
+
+    ``step`` is the number of steps taken; ``hung`` holds the stacks of an attempt that a watchdog ended.
+    """
 
     def __init__(
         self, config: Config, context: WorkerContext, run: RunFolder, store_path: str, wandb_run_id: str | None
@@ -46,6 +50,7 @@ class Worker:
         model = experiment.build_model()
         experiment.open(model, context, control)
         self.checkpoints = CheckpointStore(run.checkpoints)
+        self.hung = set_stacks_aside(run.logs) if context.rank == 0 else None  # before the others open files there
         starts_anew = not control.from_rank_0("\n".join(folder.path.name for folder in self.checkpoints.complete()))
         if starts_anew:
             experiment.prepare(model, context, control)
@@ -62,9 +67,15 @@ class Worker:
         self.total_steps = training.max_steps or experiment.batches.total_steps(training.epochs)
         self.guard = self._make_guard()
         self.sampler = self._start_sampler(flops_per_token) if training.gpu_log_interval > 0 else None
+        # Last: features of a frozen backbone, say, may have taken hours.
+        self.watchdog = Watchdog(run.logs, context.rank, self._watchdog_s())
 
     def stop_requested(self) -> bool:
-        """True on worker 0 where the driver asked for an end; the agreement before a step shares it."""
+        """True on worker 0 where the driver asked for an end; the agreement before a step shares it.
+
+        Asked before each step and each batch of an evaluation, which is progress.
+        """
+        self.watchdog.progress()
         return self.context.rank == 0 and self.run.stop_requested()
 
     def forget_peak(self) -> None:
@@ -77,8 +88,18 @@ class Worker:
         if self.sampler is not None:
             self.sampler.close()
 
+    def leave(self) -> None:
+        """End what works beside training. May be called again."""
+        self.stop_sampling()
+        self.watchdog.close()
+
     def _log_checkpoint(self, folder: CheckpointFolder) -> None:
         self.log.event("checkpoint", folder.step, checkpoint=folder.path.name)
+
+    def _watchdog_s(self) -> float | None:
+        # A batch that waits for structures, which are predicted meanwhile, may wait for any time.
+        waits = self.config.data.predictions.on_miss == "wait"
+        return self.config.training.watchdog_s if self.context.replaced and not waits else None
 
     def _make_guard(self) -> MemoryGuard | None:
         training = self.config.training

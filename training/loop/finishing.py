@@ -22,6 +22,7 @@ _LOST_PEER = re.compile(r"gloo|nccl|connection (closed|reset|refused)|timed? ?ou
 
 def finish(worker: Worker, outcome: Outcome) -> Outcome:
     """Wait for the last checkpoint, export the model, record the outcome."""
+    worker.watchdog.extend()
     if outcome.status == "failed":
         worker.writer.give_up()
     else:
@@ -37,7 +38,7 @@ def finish(worker: Worker, outcome: Outcome) -> Outcome:
     if worker.context.rank == 0 and worker.run.read_outcome() is None:
         worker.log.event(outcome.status, max(outcome.step, 0), message=outcome.message)
         worker.run.write_outcome(outcome)
-    worker.stop_sampling()
+    worker.leave()
     worker.log.close()
     worker.experiment.close()
     worker.engine.close()

@@ -47,6 +47,9 @@ def restore(worker: Worker) -> Position:
             worker.checkpoints.discard_after(position.step)
             worker.checkpoints.write_latest(folder)
         log.event("resumed", position.step, checkpoint=folder.path.name, total_steps=worker.total_steps)
+    if worker.hung is not None:
+        message = f"started again, as there was no progress for too long; stacks of the workers: {worker.hung}"
+        log.event("hung", position.step, message=message)
     if worker.guard is not None and worker.guard.restore(control):
         parts = worker.guard.parts
         message = f"out of memory before: every batch is taken in {parts} parts ({worker.run.memory_guard})"

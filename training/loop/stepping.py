@@ -11,7 +11,7 @@ launcher starts again from the last checkpoint.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 
 import torch
@@ -53,12 +53,21 @@ def every_step(batches: TrainingSteps, epoch: int = 0, step_in_epoch: int = 0) -
 
 
 class Stepper:
-    """Forward and backward of a step; with a ``guard``, batches are taken in parts when memory runs out."""
+    """Forward and backward of a step; with a ``guard``, batches are taken in parts when memory runs out.
+
+    ``progress`` is called after each of them.
+    """
 
     def __init__(
-        self, engine: TrainingEngine, control: ControlGroup, clock: StepClock, guard: MemoryGuard | None = None
+        self,
+        engine: TrainingEngine,
+        control: ControlGroup,
+        clock: StepClock,
+        guard: MemoryGuard | None = None,
+        progress: Callable[[], None] = lambda: None,
     ) -> None:
         self._engine, self._control, self._clock, self._guard = engine, control, clock, guard
+        self._progress = progress
         self._copies = BatchCopies(engine.device)
         self._several = engine.world_size > 1
         self._agrees = guard is not None and self._several and engine.can_discard
@@ -88,6 +97,7 @@ class Stepper:
                 if metrics is None:
                     return None
                 sums.add(metrics)
+                self._progress()
         # Without a collective in the backward passes nobody was asked yet, and the update is about to have one.
         with self._clock.phase("communication"):
             return None if self._ran_out() else sums

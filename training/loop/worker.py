@@ -46,7 +46,7 @@ def train_worker(config: Config, context: WorkerContext, store_path: str, wandb_
             outcome = loop(worker, position)
             return finish(worker, outcome)
         finally:
-            worker.stop_sampling()
+            worker.leave()
     except Exception as error:
         if (exit_code := repeatable(error)) is not None:
             run.write_outcome(Outcome("failed", -1, described(error), exit_code))
@@ -65,7 +65,7 @@ def loop(worker: Worker, position: Position) -> Outcome:
     batch = worker.config.batch
     budget_tokens = batch.tokens * micro_batches(batch.batches_per_step, worker.context.world_size)
     clock = StepClock(training.log_every_steps, worker.context.device, budget_tokens)
-    stepper = Stepper(worker.engine, control, clock, worker.guard)
+    stepper = Stepper(worker.engine, control, clock, worker.guard, worker.watchdog.progress)
     # On CUDA a step's results are read while the next one computes: reading them at once would wait for the device.
     results = StepResults(worker, clock, late=worker.context.device.type == "cuda")
     while position.step < worker.total_steps:
@@ -92,6 +92,7 @@ def loop(worker: Worker, position: Position) -> Outcome:
         position = _advance(position, step, agreement)
         worker.step = position.step
         clock.stepped(agreement.tokens, step.num_tokens)
+        worker.watchdog.stepped()
         position = results.add(position, step.batches, sums, result, rate)
         if position.step_in_epoch == 0 and worker.sampler is not None:
             worker.sampler.new_epoch()
@@ -158,6 +159,7 @@ def _earlier_costs(worker: Worker, position: Position) -> list[float]:
 
 def validate(worker: Worker, position: Position) -> float | None:
     """Evaluate on the held-out records; returns the cost that ranks checkpoints. Every worker calls it."""
+    worker.watchdog.extend()
     metrics = worker.experiment.evaluate(worker.engine, worker.control, worker.stop_requested)
     # The guard compares steps: an evaluation has batches and memory of its own.
     worker.forget_peak()
@@ -169,6 +171,7 @@ def validate(worker: Worker, position: Position) -> float | None:
 
 def save(worker: Worker, position: Position, validation_cost: float | None) -> None:
     """Start writing a checkpoint and report to the launcher. Every worker calls it."""
+    worker.watchdog.extend()
     rank, config = worker.context.rank, worker.config
     # Copied now, written in the background: the next step changes the weights in place.
     shards = [*worker.engine.copy_shards(), (rng_file(rank), random_states())]

@@ -1,0 +1,56 @@
+"""A process without progress ends in time with its stacks saved; one with progress lives."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from training.engine import watchdog
+from training.engine.watchdog import Watchdog, left_stacks, set_stacks_aside
+
+SCRIPT = """
+import ctypes, sys, time
+from pathlib import Path
+from training.engine import watchdog
+watchdog.GRACE_S, watchdog.LONGER = 0.5, 3
+dog = watchdog.Watchdog(Path(sys.argv[1]), 0, 1.0)
+time.sleep(1.5)
+dog.stepped()
+for _ in range(4):
+    time.sleep(0.5)
+    dog.progress()
+print("hangs", flush=True)
+{hang}  # the line
+"""
+
+
+@pytest.mark.parametrize("hang", ["time.sleep(600)", "ctypes.PyDLL(None).sleep(600)"], ids=["waits", "holds the GIL"])
+def test_worker_that_hangs_ends_within_the_setting_and_its_stack_names_the_line(tmp_path, hang):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(hang=hang))
+    process = subprocess.Popen([sys.executable, script, tmp_path], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "hangs\n", "it had progress"
+    begun = time.monotonic()
+    assert process.wait(60) == -signal.SIGALRM
+    assert time.monotonic() - begun < 1 + 10
+    (stacks,) = left_stacks(tmp_path)
+    line = next(number for number, text in enumerate(SCRIPT.splitlines(), 1) if "the line" in text)
+    assert f'"{script}", line {line} in <module>' in stacks.read_text()
+    folder = set_stacks_aside(tmp_path)
+    assert folder == tmp_path / "hung-1"
+    assert (folder / stacks.name).exists()
+    assert left_stacks(tmp_path) == []
+
+
+def test_closed_watchdog_lets_its_process_live_and_leaves_no_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(watchdog, "GRACE_S", 0.1)
+    dog = Watchdog(tmp_path, 0, 0.05)
+    assert [path.name for path in tmp_path.iterdir()] == ["stacks-0.txt"]
+    dog.stepped()
+    dog.close()
+    dog.close()
+    time.sleep(0.3)
+    assert not [*tmp_path.iterdir()]
+    Watchdog(tmp_path, 0, None).progress()
