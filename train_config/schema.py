@@ -273,6 +273,9 @@ class TrainingSection(Section):
     """Packed batches, over all workers, that an evaluation looks at."""
     max_nonfinite_steps: PositiveInt = 5
     """Steps in a row with a NaN or infinite loss or gradient that end the run; fewer are skipped and counted."""
+    checksum_every_steps: Annotated[PositiveInt | None, UNSEEN] = None
+    """Steps between comparisons of the weights over the workers (ZeRO-0 to 2), beside one before each checkpoint; where
+    they differ, training starts again from the newest checkpoint. none: never."""
     log_every_steps: Annotated[PositiveInt, UNSEEN] = 1
     """Steps between lines of metrics.jsonl."""
     gpu_log_interval: Annotated[NonNegativeFloat, UNSEEN] = 5.0

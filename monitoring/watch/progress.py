@@ -34,6 +34,7 @@ _EVENTS = {
     "resumed": "step {step}: resumed from {checkpoint}",
     "nonfinite": "step {step}: loss or gradient not finite, update left out",
     **dict.fromkeys(("memory_guard", "hung"), "step {step}: {message}"),
+    "weights_differ": "{message}",
 }
 """Words for events; none for those that the line itself or the end of the run reports."""
 _NO_STEP: Record = {"step": 0}

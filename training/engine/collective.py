@@ -76,9 +76,13 @@ class ControlGroup:
 
     def gather_rows(self, rows: Tensor) -> Tensor:
         """The rows (n, ...) of all workers in host memory, rank after rank, on every worker; n may differ."""
-        parts: list[Any] = [None] * dist.get_world_size(self._group)
-        dist.all_gather_object(parts, rows, group=self._group)
-        return torch.cat(parts)
+        return torch.cat(self.gather(rows))
+
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all workers, by rank, on every worker."""
+        values: list[Any] = [None] * dist.get_world_size(self._group)
+        dist.all_gather_object(values, value, group=self._group)
+        return values
 
     def all_true(self, value: bool) -> bool:
         return bool(self.gather_rows(torch.tensor([value])).all())

@@ -50,6 +50,11 @@ def deepspeed_settings(training: TrainingSection, section: DeepSpeedSection) -> 
         if stage == 0:
             raise ConfigError("deepspeed.offload_optimizer needs ZeRO stage 1 to 3, deepspeed.stage is 0")
         zero["offload_optimizer"] = {"device": "cpu"}
+    if stage == 3 and training.checksum_every_steps is not None:
+        raise ConfigError(
+            "training.checksum_every_steps: under ZeRO-3 no two workers have the same weights to compare: set it to "
+            "none, or deepspeed.stage to 2"
+        )
     if stage < 2:  # DeepSpeed 0.19.8 refuses it where the caller ends the accumulation
         zero["overlap_comm"] = False
     if stage == 0 or training.precision == "fp32":  # stage 0 knows no gradient dtype but the model's

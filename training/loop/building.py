@@ -33,14 +33,15 @@ logger = logging.getLogger(__name__)
 class Worker:
     """Everything that one worker holds during training.
 
-    ``step`` is the number of steps taken; ``hung`` holds the stacks of an attempt that a watchdog ended.
+    ``step`` is the number of steps taken, ``saved_step`` that of the newest checkpoint; ``hung`` holds the stacks of an
+    attempt that a watchdog ended.
     """
 
     def __init__(
         self, config: Config, context: WorkerContext, run: RunFolder, store_path: str, wandb_run_id: str | None
     ) -> None:
         self.config, self.context, self.run, self.wandb_run_id = config, context, run, wandb_run_id
-        self.step = 0
+        self.step = self.saved_step = 0
         training = config.training
         torch.manual_seed(config.run.seed + context.rank)
         apply_device_settings(training)

@@ -20,6 +20,7 @@ from train_config.schema import Config
 from training.checkpoints.writer import CheckpointWriter
 from training.engine.collective import StepAgreement, WorkerContext
 from training.engine.step_clock import StepClock
+from training.engine.weight_check import WeightsDifferError, differing_weights
 from training.loop.building import Worker
 from training.loop.finishing import described, diverged, failed, finish, repeatable
 from training.loop.restoring import random_states, restore, rng_file
@@ -56,7 +57,7 @@ def train_worker(config: Config, context: WorkerContext, store_path: str, wandb_
 def loop(worker: Worker, position: Position) -> Outcome:
     """Step until the planned end, a request to stop or a failure that would repeat."""
     training, control, experiment = worker.config.training, worker.control, worker.experiment
-    worker.step = saved_step = position.step
+    worker.step = worker.saved_step = position.step
     stopping = EarlyStopping(experiment.patience, _earlier_costs(worker, position))
     if position.step == 0:
         # The first point of every curve is the model as it starts.
@@ -81,7 +82,7 @@ def loop(worker: Worker, position: Position) -> Outcome:
         if agreement.failed or step is None:
             return failed(worker.run, position, error)
         if agreement.stop:
-            if position.step > saved_step:
+            if position.step > worker.saved_step:
                 save(worker, position, None)
             return Outcome("stopped", position.step, f"stopped at step {position.step}; the same command resumes it", 0)
         # The divisor is the targets of all workers, known before the pass: gradients then only have to be added up.
@@ -96,12 +97,7 @@ def loop(worker: Worker, position: Position) -> Outcome:
         position = results.add(position, step.batches, sums, result, rate)
         if position.step_in_epoch == 0 and worker.sampler is not None:
             worker.sampler.new_epoch()
-        last = position.step == worker.total_steps
-        saving = last or position.step % worker.config.checkpoint.every_steps == 0
-        validating = last or position.step % training.evaluate_every_steps == 0
-        if saving and worker.config.checkpoint.keep_best:
-            # A checkpoint is one of the best only if its loss is known.
-            validating = True
+        validating, saving, checking = _due(worker, position.step)
         if validating or saving:
             # Their results say whether the steps were finite: after too many that were not, nothing is saved.
             position = results.log_all(position)
@@ -111,17 +107,28 @@ def loop(worker: Worker, position: Position) -> Outcome:
         cost = validate(worker, position) if validating else None
         if cost is not None:
             stopping.note(cost)
-        is_best = cost is not None and stopping.is_best
-        if saving or (is_best and experiment.exports_best):
+        saving |= cost is not None and stopping.is_best and experiment.exports_best
+        if saving:
             with clock.phase("checkpoint"):
                 save(worker, position, cost)
-            saved_step = position.step
+        elif checking:
+            check_weights(worker)
         # After saving: what is exported then is a checkpoint.
-        if stopping.is_over and not last:
+        if stopping.is_over and position.step < worker.total_steps:
             waited = f"{experiment.patience} evaluations without a better one"
             return Outcome("finished", position.step, f"trained {position.step} steps, then {waited}", 0)
         clock.start()
     return Outcome("finished", position.step, f"trained {position.step} steps", 0)
+
+
+def _due(worker: Worker, step: int) -> tuple[bool, bool, bool]:
+    """What follows a step: an evaluation, a checkpoint, a comparison of the weights."""
+    checkpoint, training = worker.config.checkpoint, worker.config.training
+    last = step == worker.total_steps
+    saving = last or step % checkpoint.every_steps == 0
+    # A checkpoint is one of the best only if its loss is known.
+    validating = last or step % training.evaluate_every_steps == 0 or (saving and checkpoint.keep_best > 0)
+    return validating, saving, step % (training.checksum_every_steps or step + 1) == 0
 
 
 class EarlyStopping:
@@ -169,9 +176,21 @@ def validate(worker: Worker, position: Position) -> float | None:
     return worker.experiment.cost(metrics)
 
 
+def check_weights(worker: Worker) -> None:
+    """Raise WeightsDifferError where they do between the workers, and log it. Every worker calls it."""
+    if worker.config.training.checksum_every_steps is None or worker.context.world_size == 1:
+        return
+    if problem := differing_weights(worker.engine.module, worker.control):
+        worker.writer.wait()
+        # At the checkpoint that training returns to: the log drops what comes after it.
+        worker.log.event("weights_differ", worker.saved_step, message=f"at step {worker.step} {problem}")
+        raise WeightsDifferError(problem)
+
+
 def save(worker: Worker, position: Position, validation_cost: float | None) -> None:
     """Start writing a checkpoint and report to the launcher. Every worker calls it."""
     worker.watchdog.extend()
+    check_weights(worker)
     rank, config = worker.context.rank, worker.config
     # Copied now, written in the background: the next step changes the weights in place.
     shards = [*worker.engine.copy_shards(), (rng_file(rank), random_states())]
@@ -190,6 +209,7 @@ def save(worker: Worker, position: Position, validation_cost: float | None) -> N
         files={},
     )
     worker.writer.write(shards, manifest)
+    worker.saved_step = position.step
     worker.forget_peak()
     # Every worker, and after the same steps: Ray Train waits in its report for all of them.
     worker.context.report({"step": float(position.step)})
