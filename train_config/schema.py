@@ -272,7 +272,13 @@ class TrainingSection(Section):
     evaluation_batches: PositiveInt = 32
     """Packed batches, over all workers, that an evaluation looks at."""
     max_nonfinite_steps: PositiveInt = 5
-    """Steps in a row with a NaN or infinite loss or gradient that end the run; fewer are skipped and counted."""
+    """Steps in a row with a NaN or infinite loss or gradient after which training diverged; fewer are skipped and
+    counted."""
+    on_divergence: Literal["stop", "rewind"] = "stop"
+    """stop: end the run; rewind: return to the weights of the newest checkpoint before these steps, and leave out the
+    batches since then."""
+    max_rewinds: PositiveInt = 3
+    """Times that a run is rewound; then it ends."""
     checksum_every_steps: Annotated[PositiveInt | None, UNSEEN] = None
     """Steps between comparisons of the weights over the workers (ZeRO-0 to 2), beside one before each checkpoint; where
     they differ, training starts again from the newest checkpoint. none: never."""

@@ -33,7 +33,7 @@ _EVENTS = {
     "exports_best": "the best checkpoint is {checkpoint}, which is exported",
     "resumed": "step {step}: resumed from {checkpoint}",
     "nonfinite": "step {step}: loss or gradient not finite, update left out",
-    **dict.fromkeys(("memory_guard", "hung"), "step {step}: {message}"),
+    **dict.fromkeys(("memory_guard", "hung", "rewound"), "step {step}: {message}"),
     "weights_differ": "{message}",
 }
 """Words for events; none for those that the line itself or the end of the run reports."""

@@ -57,6 +57,37 @@ def restore(worker: Worker) -> Position:
     return position
 
 
+def rewind(worker: Worker, position: Position) -> bool:
+    """Load weights and optimizer of the newest checkpoint from before the steps that were not finite.
+
+    Training continues at ``position``: the batches since that checkpoint are left out. False where it has to end:
+    by ``training.on_divergence``, after as many rewinds as may be, or without such a checkpoint. Every worker calls it.
+    """
+    training, control = worker.config.training, worker.control
+    if training.on_divergence == "stop":
+        return False
+    worker.watchdog.extend()
+    worker.writer.wait()
+    records = read_metrics(worker.run.metrics) if worker.context.rank == 0 else []
+    rewinds = int(control.from_rank_0(str(sum(record.get("event") == "rewound" for record in records))))
+    if rewinds >= training.max_rewinds:
+        return False
+    try:
+        folder, _ = _find_checkpoint(worker.checkpoints, worker.context.rank, control, finite=True)
+    except CheckpointError:
+        folder = None
+    if folder is None:
+        return False
+    worker.engine.load_shards(folder.path)
+    message = (
+        f"loss or gradient was not finite in {position.nonfinite_in_a_row} steps in a row: weights and optimizer are "
+        f"again those of step {folder.step}, the batches since then are left out (rewind {rewinds + 1} of at most "
+        f"{training.max_rewinds})"
+    )
+    worker.log.event("rewound", position.step, message=message)
+    return True
+
+
 def _refuse_to_begin_again(worker: Worker) -> None:
     """Refuse step 0 for a run that saved a checkpoint once, or where ``run.resume`` is ``must``."""
     metrics = worker.run.metrics
@@ -74,11 +105,12 @@ def _refuse_to_begin_again(worker: Worker) -> None:
 
 
 def _find_checkpoint(
-    store: CheckpointStore, rank: int, control: ControlGroup
+    store: CheckpointStore, rank: int, control: ControlGroup, finite: bool = False
 ) -> tuple[CheckpointFolder | None, list[str]]:
     """The newest intact checkpoint, and warnings about newer ones; None where the run never completed one.
 
-    Every worker checks its own files. Raises CheckpointError where there are checkpoints and none can be used.
+    ``finite``: of those whose last step was so. Every worker checks its own files. Raises CheckpointError where there
+    are checkpoints and none can be used.
     """
     warnings: list[str] = []
     names = control.from_rank_0("\n".join(folder.path.name for folder in store.complete())).split("\n")
@@ -86,7 +118,9 @@ def _find_checkpoint(
         folder = CheckpointFolder(store.root / name)
         problem = ""
         try:
-            folder.verify([rank])
+            manifest = folder.verify([rank])
+            if finite and manifest.position.nonfinite_in_a_row:
+                problem = "its last step was not finite"
         except CheckpointError as error:
             problem = str(error)
         if control.all_true(not problem):

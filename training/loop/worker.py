@@ -23,7 +23,7 @@ from training.engine.step_clock import StepClock
 from training.engine.weight_check import WeightsDifferError, differing_weights
 from training.loop.building import Worker
 from training.loop.finishing import described, diverged, failed, finish, repeatable
-from training.loop.restoring import random_states, restore, rng_file
+from training.loop.restoring import random_states, restore, rewind, rng_file
 from training.loop.results import StepResults
 from training.loop.stepping import Stepper, every_step, learning_rate
 
@@ -102,7 +102,10 @@ def loop(worker: Worker, position: Position) -> Outcome:
             # Their results say whether the steps were finite: after too many that were not, nothing is saved.
             position = results.log_all(position)
         if position.nonfinite_in_a_row >= training.max_nonfinite_steps:
-            return diverged(worker.run, position)
+            if not rewind(worker, position):
+                return diverged(worker.run, position)
+            position = position.model_copy(update={"nonfinite_in_a_row": 0})
+            saving = True  # a worker that is lost later must not come to the same steps again
         # Before saving: the manifest of a checkpoint holds its cost.
         cost = validate(worker, position) if validating else None
         if cost is not None:

@@ -251,6 +251,40 @@ def exported_is_finite(config) -> bool:
     return all(bool(tensor.isfinite().all()) for tensor in exported_weights(config).values())
 
 
+@pytest.mark.parametrize(("stage", "late", "spoiled", "at"), [(0, False, {6, 7}, 8), (2, True, {4, 5}, 7)])
+def test_rewound_run_equals_one_that_left_out_the_steps_since_the_checkpoint(
+    store_path, tmp_path, monkeypatch, stage, late, spoiled, at
+):
+    """Also those that were finite: steps 5 and 6, or 7."""
+    changes = {"deepspeed": {"stage": stage}, "checkpoint": {"every_steps": 4, "asynchronous": True}}
+    training = {"max_steps": 12, "max_nonfinite_steps": 2, "on_divergence": "rewind"}
+    rewound = tiny_config(tmp_path / "rewound", training=training, **changes)
+    left_out = tiny_config(tmp_path / "left out", training={"max_steps": 12}, **changes)
+    with monkeypatch.context() as patch:
+        if late:
+            log_late(patch)
+        spoil(patch, spoiled)
+        assert train(rewound, store_path).status == "finished"
+    spoil(monkeypatch, range(4, at))
+    train(left_out, store_path)
+    (event,) = events(rewound, "rewound")
+    assert event["step"] == at
+    assert "again those of step 4" in event["message"]
+    assert exported_is_finite(rewound)
+    expected, actual = exported_weights(left_out), exported_weights(rewound)
+    assert all(torch.equal(actual[name], expected[name]) for name in expected)
+    assert len([*run_folder(rewound).nonfinite.iterdir()]) == 2
+
+
+def test_run_that_diverges_after_its_last_rewind_ends(store_path, tmp_path, monkeypatch):
+    spoil(monkeypatch, {4, 5, 6, 7})
+    training = {"max_nonfinite_steps": 2, "on_divergence": "rewind", "max_rewinds": 1, "gpu_log_interval": 0}
+    config = tiny_config(tmp_path, training=training)
+    outcome = train(config, store_path)
+    assert (outcome.status, outcome.exit_code, outcome.step) == ("diverged", 5, 8)
+    assert [event["step"] for event in events(config, "rewound")] == [6]
+
+
 def test_nan_steps_in_a_row_end_the_run_and_name_the_records(store_path, tmp_path, monkeypatch):
     spoil(monkeypatch, {2, 3, 4, 5, 6})
     config = tiny_config(tmp_path, training={"max_nonfinite_steps": 3, "gpu_log_interval": 0})
