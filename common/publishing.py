@@ -222,17 +222,18 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def take_lock(path: Path, patience_s: float = math.inf) -> int:
+def take_lock(path: Path, patience_s: float = math.inf, shared: bool = False) -> int:
     """Lock a file, which is made with its folder, and return its descriptor; closing it releases the lock.
 
-    The last holder may remove the file while it holds it. Raises BlockingIOError where another process holds it longer.
+    ``shared``: beside others that share it. The last holder may remove the file while it holds it. Raises
+    BlockingIOError where another process holds it longer.
     """
     deadline_s = time.monotonic() + patience_s
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
             if _is_same_file(descriptor, path):
                 return descriptor
         except BlockingIOError:

@@ -326,6 +326,11 @@ class CheckpointSection(Section):
     """Checkpoints with the best validation loss to keep as well."""
     asynchronous: bool = True
     """Write and hash checkpoints in the background while training continues."""
+    memory_every_steps: PositiveInt | None = None
+    """Steps between copies of the state in the host's /dev/shm, from which training resumes when a worker is lost and
+    its machine is not; the newest two are kept until the run ends. none: on the disk alone."""
+    memory_limit_gib: PositiveFloat | None = None
+    """The most that these copies may take on a machine, GiB. Default: what /dev/shm has free at the start."""
 
 
 class RaySection(Section):

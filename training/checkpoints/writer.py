@@ -80,7 +80,10 @@ def copy_to_host(value: Any) -> Any:
 
 
 class CheckpointWriter:
-    """Writes this rank's part of each checkpoint; rank 0 completes it and calls ``on_complete`` with the folder."""
+    """Writes this rank's part of each checkpoint; rank 0 completes it and calls ``on_complete`` with the folder.
+
+    ``alone``: the store has this rank's part only, which it completes itself.
+    """
 
     def __init__(
         self,
@@ -89,8 +92,10 @@ class CheckpointWriter:
         world_size: int,
         section: CheckpointSection,
         on_complete: Callable[[CheckpointFolder], None] | None = None,
+        alone: bool = False,
     ):
-        self._store, self._rank, self._world_size = store, rank, world_size
+        self._store, self._rank = store, rank
+        self._ranks = [rank] if alone else range(world_size)
         self._section, self._on_complete = section, on_complete
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
@@ -138,7 +143,7 @@ class CheckpointWriter:
         try:
             entries = [_write_shard(partial, name, state) for name, state in shards]
             write_atomically(_rank_file(partial, self._rank), json.dumps([entry.model_dump() for entry in entries]))
-            if self._rank == 0:
+            if self._rank == self._ranks[0]:
                 self._complete(partial, manifest)
         except Exception as error:  # noqa: BLE001 - handed to the training thread, which raises it
             self._error = error
@@ -147,7 +152,7 @@ class CheckpointWriter:
                     (partial / name).unlink()
 
     def _complete(self, partial: Path, manifest: Manifest) -> None:
-        files = {rank: self._entries_of(partial, rank) for rank in range(self._world_size)}
+        files = {rank: self._entries_of(partial, rank) for rank in self._ranks}
         sealed = manifest.model_copy(update={"files": files}).sealed()
         for rank in files:
             _rank_file(partial, rank).unlink()

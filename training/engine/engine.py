@@ -28,6 +28,9 @@ from training.engine.step_clock import StepClock, time_collectives
 from training.engine.zero import ClippingAdamW, add_up_in_place, clear_partitioned_gradients, clip_on_device
 
 SHARDS_FOLDER = "deepspeed"
+MODEL_FILE = "model_states.pt"
+"""End of its name, as DeepSpeed gives it."""
+
 ADAMW_SETTINGS = ("betas", "eps", "weight_decay")
 _FP8_CAPABILITY = (9, 0)
 CUBLAS_WORKSPACE = ":4096:8"
@@ -124,6 +127,10 @@ class TrainingEngine:
             scaler.raise_error_at_min_scale = False
         self._shards = ShardFiles()
         self._engine.checkpoint_engine = self._shards
+        # The model's file is alike on all workers, and under ZeRO-3 new ones have none: rank 0's has the pp rank 0.
+        self._engine._get_all_ckpt_names = lambda path, tag: [
+            self._engine._get_ckpt_name(path, tag, pp_placeholder="0")
+        ]
         # DeepSpeed 0.19.8 would copy a script beside the shards that unpickles them.
         self._engine._copy_recovery_script = lambda save_path: None
         self._end_timing: Callable[[], None] | None = None
@@ -178,11 +185,21 @@ class TrainingEngine:
             norm = math.nan
         return StepResult(torch.as_tensor(norm), loss_scale <= LOWEST_LOSS_SCALE)
 
-    def copy_shards(self) -> list[tuple[str, Any]]:
-        """This rank's part of a checkpoint as ``(file name, state in host memory)``. Every rank calls it."""
+    def copy_shards(self, with_model: bool = False) -> list[tuple[str, Any]]:
+        """This rank's part of a checkpoint as ``(file name, state in host memory)``. Every rank calls it.
+
+        ``with_model``: the model's file as well, which up to ZeRO-2 is rank 0's, as it is the same on all.
+        """
+        is_part = self._engine.save_non_zero_checkpoint
+        self._engine.save_non_zero_checkpoint = is_part or with_model
         self._engine.save_checkpoint(SHARDS_FOLDER, tag="state", save_latest=False, exclude_frozen_parameters=True)
+        self._engine.save_non_zero_checkpoint = is_part
         collected, self._shards.collected = self._shards.collected, []
         return [(str(path), state) for path, state in collected]
+
+    def writes(self, name: str) -> bool:
+        """Test for a file of :meth:`copy_shards` that is this rank's to write where all write to one folder."""
+        return self._engine.save_non_zero_checkpoint or not name.endswith(MODEL_FILE)
 
     def load_shards(self, folder: Path) -> None:
         """Load a verified checkpoint folder. Every rank calls it. CheckpointError where a file can't be loaded."""

@@ -3,6 +3,7 @@
 In: the config, rank and device, the run's folder, a store on disk. Out: a :class:`Worker`.
 """
 
+import json
 import logging
 import os
 from functools import partial
@@ -23,6 +24,7 @@ from training.engine.collective import ControlGroup, WorkerContext
 from training.engine.deepspeed_settings import zero_stage
 from training.engine.engine import TrainingEngine, apply_device_settings, prepare_layers
 from training.engine.memory_guard import MemoryGuard
+from training.engine.memory_state import MemoryState, copy_bytes, sweep
 from training.engine.watchdog import Watchdog, set_stacks_aside
 from training.tasks.experiment import Experiment
 from training.tasks.registry import experiment_class
@@ -60,11 +62,13 @@ class Worker:
             model, experiment.batches.mean_context, runs_backbone=experiment.runs_backbone
         )
         rate_shares = experiment.rate_shares(model)
+        trained = sum(p.numel() for p in model.parameters() if p.requires_grad)  # before ZeRO-3 cuts them
         self.engine = TrainingEngine(model, training, config.deepspeed, context.device, rate_shares)
         self.log = MetricsLog(run.metrics if context.rank == 0 else os.devnull)
         self.writer = CheckpointWriter(
             self.checkpoints, context.rank, context.world_size, config.checkpoint, self._log_checkpoint
         )
+        self.memory = self._memory_state(trained)
         self.total_steps = training.max_steps or experiment.batches.total_steps(training.epochs)
         self.guard = self._make_guard()
         self.sampler = self._start_sampler(flops_per_token) if training.gpu_log_interval > 0 else None
@@ -89,13 +93,28 @@ class Worker:
         if self.sampler is not None:
             self.sampler.close()
 
-    def leave(self) -> None:
-        """End what works beside training. May be called again."""
+    def leave(self, is_over: bool) -> None:
+        """End what works beside training; the copies in memory go where the run is over. May be called again."""
         self.stop_sampling()
         self.watchdog.close()
+        if self.memory is not None:
+            self.memory.close(keep=not is_over)
 
     def _log_checkpoint(self, folder: CheckpointFolder) -> None:
         self.log.event("checkpoint", folder.step, checkpoint=folder.path.name)
+
+    def _memory_state(self, trained: int) -> MemoryState | None:
+        config, context = self.config, self.context
+        if config.checkpoint.memory_every_steps is None:
+            sweep()
+            return None
+        size_bytes = copy_bytes(
+            trained, stage=self.engine.stage, world_size=context.world_size, precision=config.training.precision
+        )
+        # Of the same command alone: what may change on resume is for the disk's checkpoints.
+        same = [str(self.run.path), self.wandb_run_id, self.experiment.checksum, context.world_size]
+        identity = json.dumps([*same, config.model_dump(mode="json")])
+        return MemoryState(identity, config.checkpoint, context, self.control, size_bytes)
 
     def _watchdog_s(self) -> float | None:
         # A batch that waits for structures, which are predicted meanwhile, may wait for any time.

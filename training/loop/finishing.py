@@ -38,7 +38,7 @@ def finish(worker: Worker, outcome: Outcome) -> Outcome:
     if worker.context.rank == 0 and worker.run.read_outcome() is None:
         worker.log.event(outcome.status, max(outcome.step, 0), message=outcome.message)
         worker.run.write_outcome(outcome)
-    worker.leave()
+    worker.leave(is_over=True)
     worker.log.close()
     worker.experiment.close()
     worker.engine.close()

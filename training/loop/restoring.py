@@ -1,14 +1,14 @@
 """Restoring the newest intact checkpoint of a run; a run that saved one never starts from step 0 silently."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from common.errors import CheckpointError
-from run_folder.checkpoints import CheckpointFolder, CheckpointStore, Position
+from run_folder.checkpoints import CheckpointFolder, Position
 from run_folder.metrics_log import read_metrics
 from training.checkpoints.writer import load_tensors
-from training.engine.collective import ControlGroup
 from training.loop.building import Worker
 
 
@@ -19,7 +19,8 @@ def restore(worker: Worker) -> Position:
         worker.run.checkpoints.mkdir(parents=True, exist_ok=True)
         worker.checkpoints.sweep()
     control.all_true(True)  # nobody looks before rank 0 has swept
-    folder, warnings = _find_checkpoint(worker.checkpoints, context.rank, control)
+    copies = worker.memory.common(control) if worker.memory is not None else []
+    folder, warnings = _find_checkpoint(worker, copies)
     if folder is None:
         _refuse_to_begin_again(worker)
         position = Position()
@@ -43,10 +44,16 @@ def restore(worker: Worker) -> Position:
         if torch.cuda.is_available() and states["cuda"]:
             torch.cuda.set_rng_state(states["cuda"][0])
         control.all_true(True)  # nobody renames before everybody has read
+        in_memory = folder.path.parent != worker.checkpoints.root
+        worker.saved_step = 0 if in_memory else position.step
         if context.rank == 0:
-            worker.checkpoints.discard_after(position.step)
-            worker.checkpoints.write_latest(folder)
-        log.event("resumed", position.step, checkpoint=folder.path.name, total_steps=worker.total_steps)
+            worker.checkpoints.discard_after(position.step - in_memory)
+            if not in_memory:
+                worker.checkpoints.write_latest(folder)
+        name = folder.path.name + " in memory" * in_memory
+        log.event("resumed", position.step, checkpoint=name, total_steps=worker.total_steps)
+    if worker.memory is not None:
+        worker.memory.discard_after(position.step)
     if worker.hung is not None:
         message = f"started again, as there was no progress for too long; stacks of the workers: {worker.hung}"
         log.event("hung", position.step, message=message)
@@ -73,7 +80,7 @@ def rewind(worker: Worker, position: Position) -> bool:
     if rewinds >= training.max_rewinds:
         return False
     try:
-        folder, _ = _find_checkpoint(worker.checkpoints, worker.context.rank, control, finite=True)
+        folder, _ = _find_checkpoint(worker, finite=True)
     except CheckpointError:
         folder = None
     if folder is None:
@@ -105,27 +112,30 @@ def _refuse_to_begin_again(worker: Worker) -> None:
 
 
 def _find_checkpoint(
-    store: CheckpointStore, rank: int, control: ControlGroup, finite: bool = False
+    worker: Worker, copies: Iterable[CheckpointFolder] = (), finite: bool = False
 ) -> tuple[CheckpointFolder | None, list[str]]:
     """The newest intact checkpoint, and warnings about newer ones; None where the run never completed one.
 
-    ``finite``: of those whose last step was so. Every worker checks its own files. Raises CheckpointError where there
-    are checkpoints and none can be used.
+    ``copies`` in memory count as well; ``finite``: of those whose last step was so. Every worker checks its own files.
+    Raises CheckpointError where there are checkpoints on disk and none can be used.
     """
     warnings: list[str] = []
+    store, control = worker.checkpoints, worker.control
     names = control.from_rank_0("\n".join(folder.path.name for folder in store.complete())).split("\n")
-    for name in filter(None, names):
-        folder = CheckpointFolder(store.root / name)
+    on_disk = [CheckpointFolder(store.root / name) for name in filter(None, names)]
+    for folder in sorted([*on_disk, *copies], key=lambda folder: folder.step, reverse=True):
         problem = ""
         try:
-            manifest = folder.verify([rank])
+            manifest = folder.verify([worker.context.rank])
             if finite and manifest.position.nonfinite_in_a_row:
                 problem = "its last step was not finite"
         except CheckpointError as error:
             problem = str(error)
         if control.all_true(not problem):
             return folder, warnings
-        warnings.append(f"{name} can't be used: {problem or 'another worker found its part of it damaged'}")
+        if folder in on_disk:
+            reason = problem or "another worker found its part of it damaged"
+            warnings.append(f"{folder.path.name} can't be used: {reason}")
     if warnings:
         raise CheckpointError(
             f"{store.root}: no checkpoint can be used ({'; '.join(warnings)}): "

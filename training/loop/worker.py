@@ -46,8 +46,11 @@ def train_worker(config: Config, context: WorkerContext, store_path: str, wandb_
             position = restore(worker)
             outcome = loop(worker, position)
             return finish(worker, outcome)
+        except Exception as error:
+            worker.leave(is_over=repeatable(error) is not None)
+            raise
         finally:
-            worker.leave()
+            worker.leave(is_over=False)
     except Exception as error:
         if (exit_code := repeatable(error)) is not None:
             run.write_outcome(Outcome("failed", -1, described(error), exit_code))
@@ -57,7 +60,7 @@ def train_worker(config: Config, context: WorkerContext, store_path: str, wandb_
 def loop(worker: Worker, position: Position) -> Outcome:
     """Step until the planned end, a request to stop or a failure that would repeat."""
     training, control, experiment = worker.config.training, worker.control, worker.experiment
-    worker.step = worker.saved_step = position.step
+    worker.step = position.step
     stopping = EarlyStopping(experiment.patience, _earlier_costs(worker, position))
     if position.step == 0:
         # The first point of every curve is the model as it starts.
@@ -97,8 +100,8 @@ def loop(worker: Worker, position: Position) -> Outcome:
         position = results.add(position, step.batches, sums, result, rate)
         if position.step_in_epoch == 0 and worker.sampler is not None:
             worker.sampler.new_epoch()
-        validating, saving, checking = _due(worker, position.step)
-        if validating or saving:
+        validating, saving, copying, checking = _due(worker, position.step)
+        if validating or saving or copying:
             # Their results say whether the steps were finite: after too many that were not, nothing is saved.
             position = results.log_all(position)
         if position.nonfinite_in_a_row >= training.max_nonfinite_steps:
@@ -111,9 +114,9 @@ def loop(worker: Worker, position: Position) -> Outcome:
         if cost is not None:
             stopping.note(cost)
         saving |= cost is not None and stopping.is_best and experiment.exports_best
-        if saving:
+        if saving or copying:
             with clock.phase("checkpoint"):
-                save(worker, position, cost)
+                save(worker, position, cost, on_disk=saving)
         elif checking:
             check_weights(worker)
         # After saving: what is exported then is a checkpoint.
@@ -124,14 +127,15 @@ def loop(worker: Worker, position: Position) -> Outcome:
     return Outcome("finished", position.step, f"trained {position.step} steps", 0)
 
 
-def _due(worker: Worker, step: int) -> tuple[bool, bool, bool]:
-    """What follows a step: an evaluation, a checkpoint, a comparison of the weights."""
+def _due(worker: Worker, step: int) -> tuple[bool, bool, bool, bool]:
+    """What follows a step: an evaluation, a checkpoint, a copy in memory, a comparison of the weights."""
     checkpoint, training = worker.config.checkpoint, worker.config.training
     last = step == worker.total_steps
     saving = last or step % checkpoint.every_steps == 0
     # A checkpoint is one of the best only if its loss is known.
     validating = last or step % training.evaluate_every_steps == 0 or (saving and checkpoint.keep_best > 0)
-    return validating, saving, step % (training.checksum_every_steps or step + 1) == 0
+    copying = step % (checkpoint.memory_every_steps or step + 1) == 0
+    return validating, saving, copying, step % (training.checksum_every_steps or step + 1) == 0
 
 
 class EarlyStopping:
@@ -185,37 +189,48 @@ def check_weights(worker: Worker) -> None:
         return
     if problem := differing_weights(worker.engine.module, worker.control):
         worker.writer.wait()
+        if worker.memory is not None:
+            worker.memory.close()  # nobody compared the weights of these copies
         # At the checkpoint that training returns to: the log drops what comes after it.
         worker.log.event("weights_differ", worker.saved_step, message=f"at step {worker.step} {problem}")
         raise WeightsDifferError(problem)
 
 
-def save(worker: Worker, position: Position, validation_cost: float | None) -> None:
-    """Start writing a checkpoint and report to the launcher. Every worker calls it."""
+def save(worker: Worker, position: Position, validation_cost: float | None, on_disk: bool = True) -> None:
+    """Start writing the state: a checkpoint, reported to the launcher, and a copy in memory. Every worker calls it."""
     worker.watchdog.extend()
     check_weights(worker)
-    rank, config = worker.context.rank, worker.config
+    rank, memory = worker.context.rank, worker.memory
     # Copied now, written in the background: the next step changes the weights in place.
-    shards = [*worker.engine.copy_shards(), (rng_file(rank), random_states())]
-    if rank == 0:
-        shards += worker.experiment.names.items()
-    manifest = Manifest(
+    shards = [*worker.engine.copy_shards(with_model=memory is not None), (rng_file(rank), random_states())]
+    manifest = _manifest(worker, position, validation_cost)
+    if memory is not None and position.step < worker.total_steps:
+        memory.write(shards, manifest, worker.control)
+    if on_disk:
+        shards = [(name, state) for name, state in shards if worker.engine.writes(name)]
+        if rank == 0:
+            shards += worker.experiment.names.items()
+        worker.writer.write(shards, manifest)
+        worker.saved_step = position.step
+    worker.forget_peak()
+    if on_disk:
+        # Every worker, and after the same steps: Ray Train waits in its report for all of them.
+        worker.context.report({"step": float(position.step)})
+
+
+def _manifest(worker: Worker, position: Position, validation_cost: float | None) -> Manifest:
+    return Manifest(
         position=position,
         world_size=worker.context.world_size,
-        seed=config.run.seed,
+        seed=worker.config.run.seed,
         store_checksum=worker.experiment.checksum,
         wandb_run_id=worker.wandb_run_id,
         validation_cost=validation_cost,
-        config=config.model_dump(mode="json"),
+        config=worker.config.model_dump(mode="json"),
         versions=installed_versions(),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         files={},
     )
-    worker.writer.write(shards, manifest)
-    worker.saved_step = position.step
-    worker.forget_peak()
-    # Every worker, and after the same steps: Ray Train waits in its report for all of them.
-    worker.context.report({"step": float(position.step)})
 
 
 def _next_step(

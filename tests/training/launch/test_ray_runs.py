@@ -180,6 +180,23 @@ def test_a_lost_node_is_replaced_by_a_new_one_with_the_same_result(undisturbed, 
     assert_same_result(config, undisturbed[0])
 
 
+def test_a_stopped_worker_is_noticed_by_the_others_and_started_again_from_the_step_before(
+    undisturbed, ray_address, tmp_path
+):
+    config = tiny_config(
+        tmp_path, **merged(SLOW_STEPS, {"training": {"watchdog_s": 6}, "checkpoint": {"memory_every_steps": 1}})
+    )
+    process = start(config, ray_address, program=("-m", "tests.training.hangs"))
+    output = finish(process)
+    assert process.returncode == 0, output
+    run = run_folder(config)
+    assert [event["checkpoint"] for event in events(config, "resumed")] == ["step-00000007 in memory"], output
+    assert "stacks of the workers:" in output
+    assert "all_reduce" in (run.logs / "hung-1" / "stacks-0.txt").read_text()
+    assert not [*run.logs.glob("stacks-*"), *(run.path / "memory").iterdir()]
+    assert_same_result(config, undisturbed[0])
+
+
 def test_ctrl_c_saves_ends_within_30_s_and_leaves_no_process(tmp_path):
     """With a local cluster of its own, which must end too. Ctrl-C goes to the terminal's whole process group."""
     config = tiny_config(tmp_path, **merged(SLOW_STEPS, {"training": {"max_steps": 2000}, "ray": {"num_workers": 1}}))
