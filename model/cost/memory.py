@@ -3,6 +3,7 @@
 Rajbhandari et al. 2020 (ZeRO), section 3.1 and figure 1: with mixed precision and Adam, 2 bytes a parameter for
 weights, 2 for gradients and 12 for the optimizer (in fp32 4, 4 and 8); ZeRO-1 divides the optimizer state over the
 devices, ZeRO-2 the gradients too, ZeRO-3 the weights too. Activations, buckets and the allocator's slack come on top.
+Here gradients are added up in fp32 from ZeRO-1 on (grad_accum_dtype in the shipped settings): 4 bytes.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 
 _ADAM_MOMENT_BYTES = 8
 _MASTER_WEIGHT_BYTES = 4
+_FP32_BYTES = 4
+KEPT_VECTORS: dict[bool | str, float] = {False: 16.0, "selective": 10.0, True: 1.0}
+"""Vectors of hidden_size channels that a token leaves in a layer of ESM-2 for the backward pass, by
+``gradient_checkpointing``."""
 
 
 class ParameterCount(NamedTuple):
@@ -140,7 +145,13 @@ def estimate_memory(
     return MemoryEstimate(
         parameters=count,
         parameter_bytes=share(element_bytes * total, 3),
-        gradient_bytes=share(element_bytes * trainable, 2),
+        gradient_bytes=share((_FP32_BYTES if stage else element_bytes) * trainable, 2),
         optimizer_bytes=0 if offload_optimizer else optimizer_bytes,
         host_optimizer_bytes=optimizer_bytes if offload_optimizer else 0,
     )
+
+
+def activation_bytes_per_token(layers: int, hidden_size: int, precision: str, checkpointing: bool | str) -> float:
+    """Bytes that a token of a micro-batch keeps until its backward pass; of a layer computed again, all."""
+    recomputed = KEPT_VECTORS[False] - KEPT_VECTORS[checkpointing]
+    return (2 if precision != "fp32" else 4) * hidden_size * (layers * KEPT_VECTORS[checkpointing] + recomputed)

@@ -69,7 +69,7 @@ def test_sizes_have_the_published_number_of_parameters(name, billions):
 
 
 @pytest.mark.parametrize(
-    ("stage", "weights", "gradients", "optimizer"), [(0, 2, 2, 12), (1, 2, 2, 3), (2, 2, 0.5, 3), (3, 0.5, 0.5, 3)]
+    ("stage", "weights", "gradients", "optimizer"), [(0, 2, 2, 12), (1, 2, 4, 3), (2, 2, 1, 3), (3, 0.5, 1, 3)]
 )
 def test_mixed_precision_bytes_per_parameter_on_four_devices(stage, weights, gradients, optimizer):
     count = count_masked_lm_parameters(tiny_section("masked_lm"))
