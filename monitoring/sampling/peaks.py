@@ -1,8 +1,8 @@
-"""Peak speed of devices, of data sheets or measured.
+"""Peaks of devices, of data sheets or measured: products, memory, the link to the other GPUs of a node.
 
-Known are GPUs by the name that the driver gives them, and a precision: TFLOP/s of dense matrix products with fp32 sums,
-which is what training computes; a data sheet's "with sparsity" value is twice that. A GPU that is not listed, or a MIG
-slice of one that is, has no known peak: ``monitoring.peak_tflops`` gives it.
+Known are GPUs by the name that the driver gives them. TFLOP/s are of dense matrix products with fp32 sums, which is
+what training computes; a data sheet's "with sparsity" value is twice that. A GPU that is not listed, or a MIG slice of
+one that is, has no known peaks: ``monitoring.peak_tflops`` gives that of a run.
 """
 
 import re
@@ -17,33 +17,53 @@ Precision = Literal["bf16", "fp16", "tf32", "fp32"]
 
 
 class Peaks(NamedTuple):
-    """Peaks of one GPU, dense TFLOP/s; None where it lacks the precision in hardware."""
+    """Peaks of one GPU: dense TFLOP/s, None where it lacks the precision in hardware; memory; NVLink, or else PCIe.
+
+    ``link_gb_per_s`` is of one direction: half of what data sheets give.
+    """
 
     bf16: float | None
     fp16: float | None
     tf32: float | None
     fp32: float
+    memory_gb: float
+    memory_gb_per_s: float
+    link_gb_per_s: float
 
 
-# By a pattern that the whole name has to match, without "NVIDIA", "Tesla" and the size of the memory.
+# By a pattern that the whole name has to match, without "NVIDIA" and "Tesla"; the size of the memory may stand in it.
 _KNOWN: tuple[tuple[str, Peaks], ...] = (
     # NVIDIA's data sheets of these GPUs; B200: HGX, per GPU, halved where it is given with sparsity
-    (r"B200", Peaks(2250.0, 2250.0, 1125.0, 75.0)),
-    (r"H[12]00 NVL", Peaks(835.5, 835.5, 417.5, 60.0)),
-    (r"H100 PCIe", Peaks(756.5, 756.5, 378.0, 51.2)),
-    (r"H100( HBM3)?|H200|GH200", Peaks(989.4, 989.4, 494.7, 66.9)),
-    (r"A100[- ](SXM4|PCIE|PCIe)|A100", Peaks(312.0, 312.0, 156.0, 19.5)),
-    (r"L4", Peaks(121.0, 121.0, 60.0, 30.3)),
-    (r"L40S", Peaks(362.05, 362.05, 183.0, 91.6)),
-    (r"A10G", Peaks(70.0, 70.0, 35.0, 35.0)),
-    (r"T4", Peaks(None, 65.0, None, 8.1)),
-    (r"V100[- ]SXM[23](-LS)?", Peaks(None, 125.0, None, 15.7)),
-    (r"V100[- ]PCIE", Peaks(None, 112.0, None, 14.0)),
+    (r"B200", Peaks(2250.0, 2250.0, 1125.0, 75.0, 180, 7700, 900)),
+    (r"H200 NVL", Peaks(835.5, 835.5, 417.5, 60.0, 141, 4800, 450)),
+    (r"H100 NVL", Peaks(835.5, 835.5, 417.5, 60.0, 94, 3900, 300)),
+    (r"H100 PCIe", Peaks(756.5, 756.5, 378.0, 51.2, 80, 2000, 64)),
+    (r"H100( HBM3)?", Peaks(989.4, 989.4, 494.7, 66.9, 80, 3350, 450)),
+    (r"H200", Peaks(989.4, 989.4, 494.7, 66.9, 141, 4800, 450)),
+    (r"GH200", Peaks(989.4, 989.4, 494.7, 66.9, 96, 4000, 450)),
+    (r"A100(-SXM4)?-40GB", Peaks(312.0, 312.0, 156.0, 19.5, 40, 1555, 300)),
+    (r"A100[- ]PCIE-40GB", Peaks(312.0, 312.0, 156.0, 19.5, 40, 1555, 32)),
+    (r"A100[- ]PCI[Ee]", Peaks(312.0, 312.0, 156.0, 19.5, 80, 1935, 32)),
+    (r"A100([- ]SXM4)?", Peaks(312.0, 312.0, 156.0, 19.5, 80, 2039, 300)),
+    (r"L4", Peaks(121.0, 121.0, 60.0, 30.3, 24, 300, 32)),
+    (r"L40S", Peaks(362.05, 362.05, 183.0, 91.6, 48, 864, 32)),
+    (r"A10G", Peaks(70.0, 70.0, 35.0, 35.0, 24, 600, 32)),
+    (r"T4", Peaks(None, 65.0, None, 8.1, 16, 320, 16)),
+    (r"V100[- ]SXM[23](-LS)?-32GB", Peaks(None, 125.0, None, 15.7, 32, 900, 150)),
+    (r"V100[- ]SXM[23](-LS)?", Peaks(None, 125.0, None, 15.7, 16, 900, 150)),
+    (r"V100[- ]PCIE", Peaks(None, 112.0, None, 14.0, 16, 900, 16)),
     # NVIDIA's whitepapers of GA102, Ada and RTX Blackwell, appendix A: tensor TFLOPS with FP32 accumulate
-    (r"GeForce RTX 3090", Peaks(71.2, 71.2, 35.6, 35.6)),
-    (r"GeForce RTX 4090", Peaks(165.2, 165.2, 82.6, 82.6)),
-    (r"GeForce RTX 5090", Peaks(209.5, 209.5, 104.8, 104.8)),
+    (r"GeForce RTX 3090", Peaks(71.2, 71.2, 35.6, 35.6, 24, 936, 32)),
+    (r"GeForce RTX 4090", Peaks(165.2, 165.2, 82.6, 82.6, 24, 1008, 32)),
+    (r"GeForce RTX 5090", Peaks(209.5, 209.5, 104.8, 104.8, 32, 1792, 64)),
 )
+
+
+def known_peaks(gpu_name: str) -> Peaks | None:
+    """Peaks of a GPU by its driver's name (``NVIDIA H100 80GB HBM3``) or in short (``h100``); None for another."""
+    whole = re.sub(r"^(NVIDIA\s+)?(Tesla\s+)?", "", gpu_name.strip())
+    names = whole, re.sub(r"\s*[- ]\d+GB\b", "", whole)
+    return next((peaks for pattern, peaks in _KNOWN if any(re.fullmatch(pattern, n, re.I) for n in names)), None)
 
 
 def peak_tflops(gpu_name: str, precision: Precision) -> float | None:
@@ -51,12 +71,11 @@ def peak_tflops(gpu_name: str, precision: Precision) -> float | None:
 
     A GPU without TF32 computes fp32.
     """
-    name = re.sub(r"\s*[- ]\d+GB\b|^NVIDIA\s+|^Tesla\s+", "", gpu_name.removeprefix("NVIDIA ")).strip()
-    for pattern, peaks in _KNOWN:
-        if re.fullmatch(pattern, name):
-            value = getattr(peaks, precision)
-            return peaks.fp32 if value is None and precision == "tf32" else value
-    return None
+    peaks = known_peaks(gpu_name)
+    if peaks is None:
+        return None
+    value: float | None = getattr(peaks, precision)
+    return peaks.fp32 if value is None and precision == "tf32" else value
 
 
 def product_flops_per_s(device: torch.device | str, dtype: torch.dtype, size: int) -> float:
