@@ -35,6 +35,7 @@ MODULES = (
     "service",
     "training",
     "runs",
+    "plan",
     "alignment",
     "function_evaluation",
     "function_prediction",

@@ -50,12 +50,18 @@ class _StepLog:
         """Events are not measured."""
 
 
-def train(workload: dict[str, Any], folder: str) -> list[StepLine]:
-    """The steps of a workload (:class:`~benchmarks.programs.training_workload.Workload`)."""
+def train(
+    workload: dict[str, Any], folder: str, threads: int | None = None, rank: int = 0, meeting: str = ""
+) -> list[StepLine]:
+    """The steps of a workload (:class:`~benchmarks.programs.training_workload.Workload`).
+
+    ``meeting``: a file at which two workers on the CPU meet; left out, this process is alone.
+    """
     work = Workload(**workload)
+    torch.set_num_threads(threads or torch.get_num_threads())
     torch.manual_seed(recipe.SEED)
     config = run_config(work, folder)
-    context, run = begin(config.run)
+    context, run = begin_pair(config.run, rank, meeting) if meeting else begin(config.run)
     worker = Worker(config, context, run, work.store, None)
     position = restore(worker)
     worker.log = log = _StepLog(work.total_steps)  # type: ignore[assignment]
@@ -100,6 +106,14 @@ def begin(section: RunSection) -> tuple[WorkerContext, RunFolder]:
     run = RunFolder(section.storage_path, section.name)
     run.path.mkdir(parents=True)
     return WorkerContext(device=make_group()), run
+
+
+def begin_pair(section: RunSection, rank: int, meeting: str) -> tuple[WorkerContext, RunFolder]:
+    """A group of two workers, and the run's folder."""
+    run = RunFolder(section.storage_path, section.name)
+    run.path.mkdir(parents=True, exist_ok=True)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
+    return WorkerContext(rank, 2, rank), run
 
 
 def make_group() -> torch.device:
