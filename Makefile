@@ -5,6 +5,7 @@ VENV ?= .venv
 CONFIG ?= train_config/esm2ae.yaml
 SERVE_CONFIG ?= train_config/serve.yaml
 ARGS ?=
+SBOM ?= esmeray.cdx.json
 # Tests run in two processes, a file's in one of them, in the order of tests/conftest.py; each has a Ray cluster while it
 # needs one.
 SPREAD ?= -n 2 --dist loadfile --no-loadscope-reorder
@@ -15,7 +16,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help install train serve test test-fast lint size format bench lock docs clean
+.PHONY: help install train serve test test-fast lint size format bench lock sbom image docs clean
 
 help:  ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /make \1|/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -26,18 +27,24 @@ $(BIN)/python:
 	then $(PYTHON) -m venv --system-site-packages $(VENV); \
 	else $(PYTHON) -m venv $(VENV); fi
 
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# The lock is complete, and every file of it is checked. torch is not in it, since each machine has a build of its own from an
+# index of its own: requirements.txt brings it, and what that build pins.
+LOCKED := $(INSTALL) --no-deps --require-hashes -r
+
 # The command esmeray, from any folder; setuptools, which makes it, is in the lock: nothing is downloaded for it.
-$(VENV)/.installed: requirements.lock pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+$(VENV)/.installed: requirements.lock requirements.txt pyproject.toml | $(BIN)/python
+	$(LOCKED) requirements.lock
+	$(INSTALL) -r requirements.txt
+	$(INSTALL) --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(VENV)/.installed-dev: requirements-dev.lock $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.lock
+	$(LOCKED) requirements-dev.lock
 	@touch $@
 
 $(VENV)/.installed-bench: requirements-bench.lock $(VENV)/.installed-dev
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-bench.lock
+	$(LOCKED) requirements-bench.lock
 	@touch $@
 
 install: $(VENV)/.installed  ## set up .venv
@@ -76,12 +83,19 @@ docs: $(VENV)/.installed  ## docs/config.md from the schema
 bench: $(VENV)/.installed-bench  ## speed beside what people use today (ARGS="--quick" or names of stages)
 	$(BIN)/python -m benchmarks $(ARGS)
 
-# What torch's CUDA build brings along is left out: torch pins it itself, and a CPU machine must not install it.
+# What torch's CUDA build brings along is left out with torch: it pins that itself, and a CPU machine must not install it.
 lock: $(VENV)/.installed-dev  ## pin everything that requirements.txt, -dev.txt and -bench.txt bring along
 	for name in requirements requirements-dev requirements-bench; do \
-		$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate $$name.txt \
-		| awk '/^nvidia-ml-py==/ || !/^(nvidia-|cuda-|triton==)/' | sed '1i # Made by make lock from '$$name'.txt. Not to be edited.' \
-		> $$name.lock; done
+		$(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header --no-annotate $$name.txt \
+		| awk '/^[^ ]/ {kept = /^nvidia-ml-py==/ || !/^(torch==|nvidia-|cuda-|triton==)/} kept' \
+		| sed '1i # Made by make lock from '$$name'.txt. Not to be edited.' > $$name.lock; done
+
+sbom: $(VENV)/.installed-dev  ## esmeray.cdx.json: the locked packages with their hashes, in CycloneDX's format
+	(cat requirements.lock; grep ^torch== requirements.txt) | $(BIN)/cyclonedx-py requirements --pyproject pyproject.toml \
+		--output-reproducible --output-file $(SBOM) -
+
+image:  ## build docker/Dockerfile without Docker, and run it (root, buildah, debootstrap; ARGS=FILE keeps it)
+	docker/build $(ARGS)
 
 clean:  ## remove the environment and caches, no run
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
