@@ -17,6 +17,7 @@ from ray._private.worker import BaseContext
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
 from cluster.access import authentication_mode, own_token
+from cluster.nodes import check_nodes
 from cluster.placement import LOCAL, NodeResources, Workers, find, local_resources
 from common.errors import ResourceError
 from common.publishing import take_lock
@@ -62,11 +63,11 @@ def worker_environment() -> dict[str, Any]:
 
 
 @contextmanager
-def connected(section: RaySection) -> Iterator[str]:
+def connected(section: RaySection, shared: Path | None = None) -> Iterator[str]:
     """Connect, or start a local cluster, for the length of the block; yields the dashboard's address or ''.
 
     A cluster that was started here is stopped here; a process that is connected when it comes here stays so. Raises
-    ResourceError where nothing answers at ``ray.address``.
+    ResourceError where nothing answers at ``ray.address``, or a node has other versions or does not see ``shared``.
     """
     # Ray Train finds out about a lost worker by polling: every 2 s by default.
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
@@ -86,6 +87,7 @@ def connected(section: RaySection) -> Iterator[str]:
             except (OSError, RuntimeError, ValueError) as error:
                 reason = " ".join(str(error).split())
                 raise ResourceError(f"ray.address: no Ray cluster can be used at {address} ({reason})") from error
+            check_nodes(worker_environment(), shared)
             _spare_processes()
             yield f"{context.dashboard_url}{remark}" if context.dashboard_url else ""
         finally:  # also when a signal breaks the start off

@@ -40,11 +40,18 @@ class StartedCluster:
     def address(self) -> str:
         return (self._folder / "ray" / "ray_current_cluster").read_text()
 
-    def add(self, cpus: int) -> subprocess.Popen[bytes]:
-        """Start a node, the head first, and wait until it is there."""
+    def add(self, cpus: int, *wrapper: str) -> subprocess.Popen[bytes]:
+        """Start a node, the head first, by a program if one is given, and wait until it is there."""
         joined = ["--address", self.address] if self.nodes else ["--head", "--port=0", "--include-dashboard=false"]
         log = self._folder / f"node-{len(self.nodes)}.log"
-        command = [str(Path(sys.executable).with_name("ray")), "start", "--block", f"--num-cpus={cpus}", *joined]
+        command = [
+            *wrapper,
+            str(Path(sys.executable).with_name("ray")),
+            "start",
+            "--block",
+            f"--num-cpus={cpus}",
+            *joined,
+        ]
         memory = f"--object-store-memory={100 * 1024 * 1024}"
         # One after the other: two that start at once may choose the same port.
         with exclusive(Path(tempfile.gettempdir()) / f"esmeray-cluster-{os.getuid()}"):

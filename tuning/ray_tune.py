@@ -68,7 +68,7 @@ def search_on_cluster(job: Job, data_tokens: int, signals: StopSignals) -> tuple
     ``data_tokens`` are those of all training sequences.
     """
     folder, config, search = job.folder, job.config, job.search
-    with connection.connected(config.ray) as dashboard:
+    with connection.connected(config.ray, folder.path) as dashboard:
         signals.reinstall()
         _check_hardware(folder)
         nodes = connection.cluster_resources()

@@ -65,7 +65,7 @@ def run_job(
     if overwrite or not complete:
         refuse_existing(output, MADE_BY, overwrite)
         complete = []
-    with unfinished(output) as partial, _logging(partial), _connected(cluster):
+    with unfinished(output) as partial, _logging(partial), _connected(cluster, partial):
         job = _resolved(job, cluster)
         store = open_store(job.input, ingest or IngestSection(), partial)
         folders = names if len(names) > 1 else [_ONE_MODEL]
@@ -142,13 +142,13 @@ def _estimate(job: EmbedJobSection, source: str, store: Store) -> Estimate:
     return Estimate(facts, plan, disk_bytes, measured_tokens / passed_s, seconds)
 
 
-def _connected(cluster: RaySection | None) -> AbstractContextManager[Any]:
+def _connected(cluster: RaySection | None, shared: Path | None = None) -> AbstractContextManager[Any]:
     """Ray for the time of a block, where a cluster computes."""
     if cluster is None:
         return nullcontext()
     from cluster.connection import connected
 
-    return connected(cluster)
+    return connected(cluster, shared)
 
 
 def _resolved(job: EmbedJobSection, cluster: RaySection | None) -> EmbedJobSection:

@@ -100,7 +100,7 @@ def _train_locked(resumption: Resumption, signals: StopSignals, beside: Beside) 
         return _launch(resumption, store_path, size, signals, beside, local)
     from cluster import connection  # here: it imports Ray, and the work that needs it begins
 
-    with connection.connected(config.ray) as dashboard:
+    with connection.connected(config.ray, run.path) as dashboard:
         signals.reinstall()
         workers = place_workers(config.ray, connection.cluster_resources())
         _check_start(config.training, run, workers)

@@ -1,0 +1,98 @@
+"""Comparison of a cluster's nodes with this process, before work begins: packages, Esmeray's own code, shared storage.
+
+In: a folder that every node has to see, if there is one. Out: a refusal in one line. One task a node, without a core.
+"""
+
+import hashlib
+import os
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from common.errors import ResourceError
+from common.text import first_line
+from run_folder.checkpoints import installed_versions
+
+TIMEOUT_S = 60.0
+NOT_COMPARED = ("tests", "benchmarks")
+
+
+class NodeFacts(NamedTuple):
+    """A node's versions of packages, the digest of Esmeray's code there, and whether the shared file is usable."""
+
+    versions: dict[str, str]
+    code: str
+    sees: bool
+
+
+def check_nodes(environment: dict[str, Any], shared: Path | None) -> None:
+    """Compare every node that has cores with this process. Ray is connected.
+
+    Args:
+        environment: Ray's runtime environment of the workers that follow.
+        shared: folder that every node has to read and write.
+
+    A node that is lost meanwhile, or has not replied after a minute, is left to what follows. Raises ResourceError.
+    """
+    others = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if _computes_elsewhere(node)}
+    if not others:
+        return
+    with ExitStack() as stack:
+        mark = (
+            stack.enter_context(tempfile.NamedTemporaryFile(dir=shared, prefix=".node-check-")).name if shared else ""
+        )
+        here = facts(mark)
+        task: Any = ray.remote(facts)
+        replies = {_start(task, identity, environment, mark): address for identity, address in others.items()}
+        done, _ = ray.wait(list(replies), num_returns=len(replies), timeout=TIMEOUT_S)
+        for reply in done:
+            if lacks := _lacks(reply, here, shared):
+                raise ResourceError(f"ray.address: the node {replies[reply]} {'; '.join(lacks)}")
+
+
+def facts(mark: str) -> NodeFacts:
+    """Facts of the node that this runs on; ``mark`` is a file in the shared folder, or empty."""
+    sees = not mark or (Path(mark).exists() and os.access(Path(mark).parent, os.W_OK))
+    return NodeFacts(installed_versions(), code_digest(Path(__file__).resolve().parents[1]), sees)
+
+
+def code_digest(root: Path) -> str:
+    """Digest of the Python files of Esmeray's packages in this folder."""
+    digest = hashlib.sha256()
+    packages = {path.parent.name for path in root.glob("*/__init__.py")}.difference(NOT_COMPARED)
+    for path in sorted(path for package in packages for path in (root / package).rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _computes_elsewhere(node: dict[str, Any]) -> bool:
+    resources = node["Resources"]
+    own = None if ray.util.client.ray.is_connected() else ray.get_runtime_context().get_node_id()
+    return bool(node["Alive"] and node["NodeID"] != own and (resources.get("CPU") or resources.get("GPU")))
+
+
+def _start(task: Any, node: str, environment: dict[str, Any], mark: str) -> Any:
+    strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+    options = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": strategy, "runtime_env": environment}
+    return task.options(**options).remote(mark)
+
+
+def _lacks(reply: Any, here: NodeFacts, shared: Path | None) -> list[str]:
+    try:
+        there = NodeFacts(*ray.get(reply))
+    except RayTaskError as error:  # a package that is missing, or an Esmeray without this module
+        return [f"can't run this version of Esmeray ({first_line(error.cause or error)})"]
+    except RayError:
+        return []
+    differing = [name for name, version in here.versions.items() if there.versions.get(name) != version]
+    lacks = [f"has {name} {there.versions.get(name)} ({here.versions[name]} here)" for name in differing]
+    if there.code != here.code:
+        lacks.append("has other code of Esmeray ('ray job submit --working-dir' sends it)")
+    if not there.sees:
+        lacks.append(f"sees another folder at {shared}, or can't write to it (mount the same one on every node)")
+    return lacks
