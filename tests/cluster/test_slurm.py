@@ -1,0 +1,90 @@
+"""The script for Slurm, with an srun that starts the nodes on this machine."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.conftest import REPOSITORY
+
+SRUN = f"""#!{sys.executable}
+import os, signal, subprocess, sys, tempfile
+from pathlib import Path
+sys.path.insert(0, "{REPOSITORY}")
+from common.publishing import exclusive
+
+nodes = []
+signal.signal(signal.SIGTERM, lambda *_: [node.terminate() for node in nodes])
+options = [word for word in sys.argv[1:] if word.startswith("--")]
+assert "--nodes=2" in options and "--ntasks-per-node=1" in options and "--cpus-per-task=1" in options
+# One after the other: two that start at once may choose the same port.
+with exclusive(Path(tempfile.gettempdir()) / f"esmeray-cluster-{{os.getuid()}}"):
+    for number in range(2):
+        environment = os.environ | {{"SLURM_NODEID": str(number)}}
+        nodes.append(subprocess.Popen(sys.argv[1 + len(options) :], env=environment, stdout=subprocess.PIPE, text=True))
+        for line in nodes[-1].stdout:
+            print(line, end="", flush=True)
+            if "Ray runtime started" in line:
+                break
+sys.exit(max(abs(node.wait()) for node in nodes))
+"""
+COMMAND = """
+import signal, sys
+from cluster.connection import connected, hardware
+from train_config.schema import RaySection
+
+with connected(RaySection()):
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+    print(hardware(), flush=True)
+    signal.pause()
+"""
+
+
+@pytest.mark.slow
+def test_a_slurm_job_has_its_nodes_a_token_of_its_own_and_the_exit_code_and_signals_of_its_command(tmp_path: Path):
+    srun = tmp_path / "bin" / "srun"
+    srun.parent.mkdir()
+    srun.write_text(SRUN)
+    srun.chmod(0o755)
+    with socket.create_server(("", 0)) as probe:
+        port = probe.getsockname()[1]
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_AUTH", "RAY_ADDRESS"))}
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as sockets:  # whose paths must be short
+        job = {"SLURM_JOB_NUM_NODES": "2", "SLURM_CPUS_ON_NODE": "1", "SLURM_JOB_ID": "5", "RAY_PORT": str(port)}
+        here = {
+            "PATH": f"{srun.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PYTHONPATH": str(REPOSITORY),
+            "HOME": str(tmp_path),
+            "RAY_TMPDIR": sockets,
+            "RAY_DEFAULT_OBJECT_STORE_MEMORY_PROPORTION": "0.01",
+        }
+        batch = subprocess.Popen(
+            [REPOSITORY / "docker" / "slurm.sh", "python", "-c", COMMAND],
+            cwd=tmp_path,
+            env=inherited | job | here,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        assert batch.stdout.readline() == "2 x 1 CPU cores, 0 GPUs\n", (tmp_path / "ray-5.log").read_text()
+        batch.send_signal(signal.SIGTERM)
+        assert batch.wait(60) == 7
+    assert "Ray runtime started" in (tmp_path / "ray-5.log").read_text()
+    assert not (tmp_path / ".ray").exists()
+    started = [process for process in psutil.process_iter() if sockets in " ".join(safe_command(process))]
+    _, alive = psutil.wait_procs(started, timeout=20)
+    assert not alive
+
+
+def safe_command(process: psutil.Process) -> list[str]:
+    """Its command line, empty where it has ended meanwhile."""
+    with suppress(psutil.Error):
+        return process.cmdline()
+    return []
