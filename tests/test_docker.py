@@ -19,15 +19,28 @@ from train_config.service_schema import ServiceSettings
 
 DOCKER = REPOSITORY / "docker"
 DOCKERFILE = (DOCKER / "Dockerfile").read_text()
+CONFINED = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+PORTS = {
+    "node-manager-port",
+    "object-manager-port",
+    "runtime-env-agent-port",
+    "dashboard-agent-grpc-port",
+    "min-worker-port",
+    "max-worker-port",
+}
 COMPOSE = yaml.safe_load(re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", (DOCKER / "compose.yaml").read_text()))
 OBJECTS = [part for path in sorted(DOCKER.glob("kuberay/*.yaml")) for part in yaml.safe_load_all(path.read_text())]
 KINDS = {part["kind"]: part for part in OBJECTS}
+CLUSTERS = [KINDS["RayCluster"]["spec"], KINDS["RayService"]["spec"]["rayClusterConfig"]]
 IMAGE = "esmeray:" + tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
 
 
+def groups(cluster: dict) -> list[dict]:
+    return [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+
+
 def pods() -> list[dict]:
-    specs = [KINDS["RayCluster"]["spec"], KINDS["RayService"]["spec"]["rayClusterConfig"]]
-    return [group["template"]["spec"] for s in specs for group in (s["headGroupSpec"], *s["workerGroupSpecs"])]
+    return [group["template"]["spec"] for cluster in CLUSTERS for group in groups(cluster)]
 
 
 def commands() -> list[str]:
@@ -48,28 +61,53 @@ def test_the_image_runs_as_a_user_and_holds_all_code():
     assert DOCKERFILE.rpartition("\nUSER ")[2].startswith("1000:1000\n") and "\nHEALTHCHECK " in DOCKERFILE
     allowed = set(re.findall(r"^!(.*)", (REPOSITORY / ".dockerignore").read_text(), re.MULTILINE))
     code = {path.parent.name for path in REPOSITORY.glob("*/__init__.py")} | {p.name for p in REPOSITORY.glob("*.py")}
-    assert allowed == code - {"tests", "benchmarks"} | {"requirements.lock", "LICENSE"}
+    assert allowed == code - {"tests", "benchmarks"} | {"requirements.lock", "requirements.txt", "LICENSE"}
 
 
 def test_compose_keeps_to_itself():
     for name, service in COMPOSE["services"].items():
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", [])), name
-        assert int(service["user"].split(":")[0]) > 0 and service["cap_drop"] == ["ALL"], name
+        assert int(service["user"].split(":")[0]) > 0 and service["cap_drop"] == ["ALL"] and service["read_only"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
         assert set(service["secrets"]) <= set(COMPOSE["secrets"]) and "healthcheck" in service, name
         assert {"condition": "service_healthy"} in [*service.get("depends_on", {}).values()] or name == "head"
-        for source, *_ in (volume.split(":") for volume in service["volumes"]):
+        for source, *_ in (volume.split(":") for volume in service["volumes"] if ":" in volume):
             assert (DOCKER / source).exists() if source.startswith(".") else source in COMPOSE["volumes"], source
     for service in (COMPOSE["services"]["head"], COMPOSE["services"]["worker"], COMPOSE["services"]["serve"]):
         assert service["image"] == IMAGE and service["environment"]["RAY_AUTH_MODE"] == "token"
+        assert {"/tmp", "/home/esmeray"} <= set(service["volumes"])
 
 
-def test_kubernetes_pods_are_of_one_image_and_no_root():
+def test_kubernetes_pods_are_of_one_image_no_root_and_write_to_volumes_alone():
     for pod in pods():
         (container,) = pod["containers"]
         assert container["image"] == IMAGE and container["resources"]["requests"]
-        assert pod["securityContext"]["runAsNonRoot"] and not container["securityContext"]["allowPrivilegeEscalation"]
+        assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["runAsUser"] == 1000
+        expected = {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert container["securityContext"] == expected
+        assert {"/tmp", "/home/esmeray"} <= {mount["mountPath"] for mount in container["volumeMounts"]}
         assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
-    assert KINDS["RayJob"]["spec"]["clusterSelector"]["ray.io/cluster"] == KINDS["RayCluster"]["metadata"]["name"]
+        assert all("value" not in variable for variable in container.get("env", [])), "keys come from secrets"
+
+
+def test_every_cluster_asks_for_a_token_has_fixed_ports_and_a_policy_that_lets_nobody_else_in():
+    policies = [part["spec"] for part in OBJECTS if part["kind"] == "NetworkPolicy"]
+    for cluster in CLUSTERS:
+        assert cluster["authOptions"] == {"mode": "token"}
+        (labels,) = {json.dumps(group["template"]["metadata"]["labels"]) for group in groups(cluster)}
+        assert all(set(group["rayStartParams"]) >= PORTS for group in groups(cluster))
+        (policy,) = [spec for spec in policies if json.dumps(spec["podSelector"]["matchLabels"]) == labels]
+        assert policy["policyTypes"] == ["Ingress"]
+        within, *others = policy["ingress"]
+        assert within == {"from": [{"podSelector": {"matchLabels": json.loads(labels)}}]}
+        assert {port["port"] for rule in others for port in rule["ports"]} <= {8000, 8080, 8265}
+        assert [rule["ports"] for rule in others if "from" not in rule] in ([], [[{"port": 8000}]])
+    for job in (part for part in OBJECTS if part["kind"] == "RayJob"):
+        assert job["spec"]["clusterSelector"]["ray.io/cluster"] == KINDS["RayCluster"]["metadata"]["name"]
 
 
 def test_the_rayservice_builds_with_keys(tmp_path):
@@ -80,7 +118,7 @@ def test_the_rayservice_builds_with_keys(tmp_path):
     settings = load_settings(ServiceSettings, tmp_path / "serve.yaml")
     files = application["args"]["config"], settings.serve.access.keys
     mounts = {mount["mountPath"] for mount in pods()[-1]["containers"][0]["volumeMounts"]}
-    assert {str(Path(file).parent) for file in files} == mounts
+    assert {str(Path(file).parent) for file in files} == mounts - {"/tmp", "/home/esmeray"}
 
 
 def test_panels_read_metrics_of_the_service():

@@ -16,7 +16,7 @@ from transformers import AutoModel
 
 from run_folder.checkpoints import CheckpointStore
 from run_folder.metrics_log import read_metrics
-from tests.clusters import started_cluster
+from tests.clusters import TOKEN, started_cluster
 from tests.conftest import REPOSITORY
 from tests.monitoring.wandb_file import read_records
 from tests.runs import events, exported_weights, merged, run_folder, tiny_config, train_losses
@@ -33,6 +33,8 @@ SLOW_STEPS = {
     "ray": {"num_workers": 2, "cpus_per_worker": 1},
 }
 """Steps that take long enough to be killed in."""
+KEYS = {"WANDB_API_KEY": "3f9a" * 10, "HF_TOKEN": "hf_" + "5bd1" * 9}
+"""In the environment, beside Ray's token."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -81,7 +83,10 @@ def worker_process(config: Config, rank: int) -> int:
 def undisturbed(ray_address, tmp_path_factory) -> tuple[Config, str]:
     config = tiny_config(tmp_path_factory.mktemp("undisturbed"), **SLOW_STEPS)
     watched = ["--training.gpu_log_interval", "1", "--monitoring.alerts.memory_percent", "1"]  # which any machine uses
-    process = start(config, ray_address, "--wandb.mode", "offline", *watched)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, key in KEYS.items():
+            patch.setenv(name, key)
+        process = start(config, ray_address, "--wandb.mode", "offline", *watched)
     output = finish(process)
     assert process.returncode == 0, output
     return config, output
@@ -108,6 +113,16 @@ def test_run_reports_where_the_result_is_and_leaves_it_there(undisturbed):
     assert [run_id in file.name for file in files] == [True]
     newest = CheckpointStore(run.checkpoints).complete()[0]
     assert newest.manifest().wandb_run_id == run_id
+
+
+def test_keys_of_the_environment_are_in_no_file_of_the_run_and_not_at_the_terminal(undisturbed):
+    config, output = undisturbed
+    folder = run_folder(config).path
+    files = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert len(files) > 20 and any(path.suffix == ".wandb" for path in files)
+    for key in (TOKEN, *KEYS.values()):
+        assert key not in output
+        assert [path for path, content in files.items() if key.encode() in content] == []
 
 
 def test_alert_is_told_once_at_the_terminal_in_its_file_and_in_wandb(undisturbed):
