@@ -83,12 +83,7 @@ def test_kubernetes_pods_are_of_one_image_no_root_and_write_to_volumes_alone():
         (container,) = pod["containers"]
         assert container["image"] == IMAGE and container["resources"]["requests"]
         assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["runAsUser"] == 1000
-        expected = {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        }
-        assert container["securityContext"] == expected
+        assert container["securityContext"] == CONFINED
         assert {"/tmp", "/home/esmeray"} <= {mount["mountPath"] for mount in container["volumeMounts"]}
         assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
         assert all("value" not in variable for variable in container.get("env", [])), "keys come from secrets"
