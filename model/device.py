@@ -42,6 +42,14 @@ def is_out_of_memory(error: BaseException) -> bool:
     return known or any(text in str(error) for text in OUT_OF_MEMORY_TEXTS)
 
 
+def seed_draws(device: torch.device, seed: int) -> None:
+    """Seed what is drawn on the CPU and on ``device``, the process's current one."""
+    # torch.manual_seed would wake every device that there is, and format the stack for those that it does not find.
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+
+
 class HostCopy:
     """Tensors on their way to the host: reading them waits for these copies, not for what the device does after."""
 

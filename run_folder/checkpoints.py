@@ -4,7 +4,6 @@
         step-00000015/           complete: its name was given last, by rename
             manifest.json        position, config, store and each rank's files with size and SHA-256
             deepspeed/...        the shards, written by DeepSpeed
-            rng-rank-00000.pt    random states of each rank
             label_mappings.json, tokenizer/...   of a classifier: what its outputs and tokens mean
         step-00000020.partial/   being written, or left by a process that was killed
         latest                   name of the newest complete one, for people and other tools
@@ -36,6 +35,9 @@ FORMAT_VERSION: Literal[2] = 2
 PARTIAL_SUFFIX = ".partial"
 MANIFEST = "manifest.json"
 LATEST = "latest"
+MODEL_FILE, OPTIMIZER_FILE = "model_states.pt", "optim_states.pt"
+"""Ends of the names that DeepSpeed gives the shards."""
+
 PACKAGES = ("torch", "ray", "deepspeed", "transformers", "lmdb", "numpy")
 _NAME = re.compile(r"step-\d{8,}")
 

@@ -25,7 +25,7 @@ from tests.clusters import TOKEN
 if TYPE_CHECKING:
     from dataset.batches.loader_process import LoaderProcess
     from tests.service.serving import Serving
-    from tests.worker_pair import WorkerPair
+    from tests.worker_group import WorkerGroup
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 # At Ray's own 15, what the tests beside start leaves its workers a thirtieth of a core, and their time limits pass.
@@ -127,13 +127,13 @@ def loader_processes(monkeypatch: pytest.MonkeyPatch) -> list[LoaderProcess]:
 
 
 @pytest.fixture(scope="session")
-def worker_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPair]:
-    """Two processes of a gloo group for tests of two ranks."""
-    from tests.worker_pair import WorkerPair
+def worker_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerGroup]:
+    """Processes of a gloo group for tests of several ranks."""
+    from tests.worker_group import WorkerGroup
 
-    pair = WorkerPair(tmp_path_factory.mktemp("worker-pair"))
-    yield pair
-    pair.close()
+    group = WorkerGroup(tmp_path_factory.mktemp("worker-group"))
+    yield group
+    group.close()
 
 
 @pytest.fixture(scope="session")

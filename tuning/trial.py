@@ -66,7 +66,7 @@ def measure_on_worker(
     meter.free()
     try:
         trial = _Trial(context, measurement, best_tokens_per_s or 0.0, prune_margin, ControlGroup(), meter, on_step)
-        torch.manual_seed(config.run.seed + context.rank)
+        torch.manual_seed(config.run.seed)
         apply_device_settings(config.training)
         folder = RunFolder(config.run.storage_path, config.run.name)
         training, task = config.training, experiment_class(config.model.task)

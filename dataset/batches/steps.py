@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dataset.batches.plan import EpochPlan, micro_batches, plan_epoch
+from dataset.batches.plan import EpochPlan, plan_epoch
 from dataset.packed_batch import FEATURES, BatchShape, PackedBatch
 from train_config.schema import BatchSection
 
@@ -89,6 +89,7 @@ class StepBatches:
         next_epoch, next_step: the position after it, from which a run resumes.
         num_tokens: of this rank, special tokens included, fillers not.
         num_targets: tokens of this rank that a loss is taken at.
+        seeds: of what a model draws in each batch, dropout say: the same whichever rank takes it.
     """
 
     batches: list[PackedBatch]
@@ -98,6 +99,7 @@ class StepBatches:
     next_step: int
     num_tokens: int
     num_targets: int
+    seeds: list[int]
 
     def __iter__(self) -> Iterator[PackedBatch]:
         return iter(self.batches)
@@ -156,8 +158,10 @@ class TrainingSteps(AbstractContextManager):
         made = self._source.batches(_request(plan, epoch, batch) for batch in mine)
         for step in steps:
             following = (epoch + 1, 0) if step + 1 == plan.num_steps else (epoch, step + 1)
-            taken = list(islice(made, micro_batches(plan.batches_per_step, self._world_size)))
-            yield _step(taken, (epoch, step), following, shape, self._pin_memory)
+            numbers = plan.rank_batches(step, self._rank, self._world_size)
+            taken = list(islice(made, len(numbers)))
+            seeds = [_seed(self._seed, epoch, number) for number in numbers]
+            yield _step(taken, seeds, (epoch, step), following, shape, self._pin_memory)
 
     @property
     def queue_depth(self) -> int | None:
@@ -213,7 +217,7 @@ class ValidationSteps:
     def steps(self) -> Iterator[StepBatches]:
         """One batch of this rank at a time, fillers included; nothing where nothing is held out."""
         for step, made in enumerate(self._source.batches(self._requests)):
-            yield _step([made], (0, step), (0, step + 1), self._shape)
+            yield _step([made], [0], (0, step), (0, step + 1), self._shape)
 
 
 def _plan(source: BatchSource, indices: Indices, batch: BatchSection, seed: int, epoch: int) -> EpochPlan:
@@ -240,8 +244,14 @@ def _shape(source: BatchSource, indices: Indices, plan: EpochPlan) -> BatchShape
     return BatchShape(plan.budget, 1 << (sequences - 1).bit_length(), longest)
 
 
+def _seed(seed: int, epoch: int, batch: int | None) -> int:
+    """Seed of a batch, from its number in the epoch's plan; what is drawn in a filler counts for nothing."""
+    return int(np.random.SeedSequence((seed, epoch, batch or 0)).generate_state(1, np.uint64)[0])
+
+
 def _step(
     made: list[SourceBatch],
+    seeds: list[int],
     position: tuple[int, int],
     following: tuple[int, int],
     shape: BatchShape | None,
@@ -260,4 +270,5 @@ def _step(
         *following,
         num_tokens=sum(source_batch.num_tokens for source_batch in made),
         num_targets=sum(source_batch.num_targets for source_batch in made),
+        seeds=seeds,
     )

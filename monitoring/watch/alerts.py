@@ -45,6 +45,8 @@ class AlertSink:
                 self._check_gpu(f"GPU {index} on {record['host']}", values, record)
         elif record["kind"] == "event" and record["event"] in ("started", "resumed"):
             self._idle_since_s.clear()  # a GPU rests between two attempts
+            self._worked.clear()  # and may be no worker's in the next
+            self._own_gpus.clear()
 
     def close(self) -> None:
         """Each alert is in the file already."""

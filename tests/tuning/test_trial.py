@@ -45,7 +45,7 @@ class OneStepEpochs:
     """Epochs of a single step."""
 
     def epoch(self, epoch: int, start_step: int = 0):
-        yield StepBatches([], epoch, 0, epoch + 1, 0, num_tokens=TOKENS_PER_STEP, num_targets=1)
+        yield StepBatches([], epoch, 0, epoch + 1, 0, num_tokens=TOKENS_PER_STEP, num_targets=1, seeds=[])
 
 
 def scripted(monkeypatch, step_s: list[float], best: float | None = None, **measurement) -> tuple[Measurement, int]:

@@ -1,59 +1,109 @@
-"""From the shards of a checkpoint to whole fp32 weights, without starting a process group.
+"""From the shards of a checkpoint to whole parameters, without starting a process group.
 
-DeepSpeed's own ``zero_to_fp32`` unpickles whatever the files hold; this reads tensors only. Layouts are those of
-DeepSpeed 0.19.8: stages 1 and 2 keep, for each parameter group, one flat fp32 vector cut into equal parts over the
-ranks; stage 3 cuts each parameter on its own; stage 0 keeps whole weights.
+DeepSpeed's own ``zero_to_fp32`` unpickles whatever the files hold; this reads tensors only, from files mapped into
+memory, so that a process holds what it cuts out of them. Layouts are those of DeepSpeed 0.19.8: stages 1 and 2 keep,
+for each parameter group, one flat fp32 vector cut into equal parts over the ranks, and AdamW's moments alike; stage 3
+cuts each parameter on its own; stage 0 keeps whole weights.
 """
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from common.errors import CheckpointError
-from run_folder.checkpoints import CheckpointFolder
+from run_folder.checkpoints import MODEL_FILE, OPTIMIZER_FILE, CheckpointFolder
 from training.checkpoints.writer import load_tensors
+
+FP32 = "fp32"
+Shapes = Mapping[str, torch.Size]
+"""Of the parameters of a group, by name, in their order in its vector."""
+
+
+@dataclass(frozen=True)
+class ShardedParameter:
+    """A parameter in the shards.
+
+    ``pieces``: views that are, end to end, its flat weights (:data:`FP32`) and its moments by AdamW's names.
+    ``rest``: what AdamW keeps of it besides, its step.
+    """
+
+    shape: torch.Size
+    pieces: dict[str, list[Tensor]]
+    rest: dict[str, Tensor]
 
 
 def full_precision_state(folder: CheckpointFolder) -> dict[str, Tensor]:
     """Trainable parameters and persistent buffers, in fp32 on the CPU; CheckpointError where a file is damaged."""
-    manifest = folder.verify()
-    names = [entry.name for rank in sorted(manifest.files) for entry in manifest.files[rank]]
-    models = [load_tensors(folder.path / name) for name in names if name.endswith("model_states.pt")]
-    shards = [
-        load_tensors(folder.path / name)["optimizer_state_dict"] for name in names if name.endswith("optim_states.pt")
-    ]
-    if not models:
-        raise CheckpointError(f"{folder.path}: holds no model")
+    folder.verify()
+    model, shards = read_shards(folder)
     # What rank 0 keeps whole: all weights up to stage 2, buffers in stage 3.
-    whole = {name: value for name, value in models[0]["module"].items() if isinstance(value, Tensor) and value.numel()}
+    whole = {name: value for name, value in model["module"].items() if isinstance(value, Tensor) and value.numel()}
     state = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in whole.items()}
     if not shards or "zero_stage" not in shards[0]:
         return state
-    merge = _merge_stage_3 if int(shards[0]["zero_stage"]) == 3 else _merge_stage_2
-    return state | merge(models[0]["param_shapes"], shards)
+    parameters = sharded_parameters(model["param_shapes"], shards)
+    return state | {name: torch.cat(p.pieces[FP32]).float().view(p.shape) for name, p in parameters.items()}
 
 
-def _merge_stage_2(groups: list[Mapping[str, torch.Size]], shards: list[Mapping[str, Any]]) -> dict[str, Tensor]:
-    state = {}
+def read_shards(folder: CheckpointFolder) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Rank 0's state of the model, and every rank's of the optimizer, none without ZeRO; CheckpointError."""
+    manifest = folder.manifest()
+    paths = [folder.path / entry.name for rank in sorted(manifest.files) for entry in manifest.files[rank]]
+    models = [path for path in paths if path.name.endswith(MODEL_FILE)]
+    if not models:
+        raise CheckpointError(f"{folder.path}: holds no model")
+    shards = [load_tensors(path, mmap=True) for path in paths if path.name.endswith(OPTIMIZER_FILE)]
+    return load_tensors(models[0], mmap=True), [shard["optimizer_state_dict"] for shard in shards]
+
+
+def sharded_parameters(groups: list[Shapes], shards: list[dict[str, Any]]) -> dict[str, ShardedParameter]:
+    """The parameters of all ``groups`` by name."""
+    weights, optimizer = shard_keys(shards[0])
+    parameters = {}
     for index, shapes in enumerate(groups):
-        flat = torch.cat([shard["single_partition_of_fp32_groups"][index] for shard in shards])
+        states = [shard[optimizer]["state"].get(index, {}) for shard in shards]
+        parts = {key: [state[key] for state in states] for key, value in states[0].items() if value.dim()}
+        parts[FP32] = [shard[weights][index].reshape(-1) for shard in shards]
+        rest = {key: value for key, value in states[0].items() if not value.dim()}
         offset = 0
-        for name, shape in shapes.items():
-            state[name] = flat[offset : offset + shape.numel()].view(shape).clone()
-            offset += shape.numel()
-    return state
-
-
-def _merge_stage_3(groups: list[Mapping[str, torch.Size]], shards: list[Mapping[str, Any]]) -> dict[str, Tensor]:
-    parts = [torch.cat([group.reshape(-1) for group in shard["fp32_flat_groups"]]) for shard in shards]
-    state, offset = {}, 0
-    for shapes in groups:
-        for name, shape in shapes.items():
-            length = math.ceil(shape.numel() / len(parts))
-            whole = torch.cat([shard[offset : offset + length] for shard in parts])
-            state[name] = whole[: shape.numel()].view(shape).clone()
+        for (name, shape), padding in zip(shapes.items(), paddings(shards[0], index, shapes), strict=True):
+            numel = shape.numel()
+            if is_stage_3(shards[0]):
+                length = math.ceil(numel / len(shards))
+                own = {key: [part[offset : offset + length] for part in cut] for key, cut in parts.items()}
+                pieces = {key: span(cut, 0, numel) for key, cut in own.items()}
+            else:
+                length = numel + padding
+                pieces = {key: span(cut, offset, offset + numel) for key, cut in parts.items()}
+            parameters[name] = ShardedParameter(shape, pieces, rest)
             offset += length
-    return state
+    return parameters
+
+
+def is_stage_3(shard: Mapping[str, Any]) -> bool:
+    return int(shard["zero_stage"]) == 3
+
+
+def shard_keys(shard: Mapping[str, Any]) -> tuple[str, str]:
+    """Names in a shard of its weights, a vector a group, and of AdamW's state."""
+    if is_stage_3(shard):
+        return "fp32_flat_groups", "optimizer_state_dict"
+    return "single_partition_of_fp32_groups", "base_optimizer_state"
+
+
+def paddings(shard: Mapping[str, Any], group: int, shapes: Shapes) -> list[int]:
+    """Elements after each parameter in its group's vector (stages 1 and 2, DeepSpeed's ``parameter_alignment``)."""
+    return shard["param_alignment_paddings"][group] if "param_alignment_paddings" in shard else [0] * len(shapes)
+
+
+def span(pieces: list[Tensor], start: int, stop: int) -> list[Tensor]:
+    """Views of the elements from ``start`` to ``stop`` of what the pieces are end to end."""
+    views, offset = [], 0
+    for piece in pieces:
+        views.append(piece[max(start - offset, 0) : max(stop - offset, 0)])
+        offset += piece.numel()
+    return views

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from common.errors import CheckpointError, ConfigError
+from common.text import counted
 from run_folder.checkpoints import CheckpointStore
 from run_folder.job import Difference, differences
 from run_folder.paths import RunFolder
@@ -83,19 +84,16 @@ class Resumption:
                 "or choose another run.name"
             )
 
+    def remark_on_workers(self, count: int) -> str | None:
+        """A remark where this many workers resume the checkpoint of another number."""
+        folder = self.checkpoints.newest_intact()
+        if folder is None or (written_by := folder.manifest().world_size) == count:
+            return None
+        return f"{counted(count, 'worker{s}')} resume what {counted(written_by, 'worker{s}')} began"
+
     @cached_property
     def _changes(self) -> list[Difference]:
         return differences(load_recorded(self.run.config).model_dump(), self.config.model_dump())
 
     def _changed(self, nature: OnResume) -> Difference | None:
         return next((change for change in self._changes if on_resume(Config, change.key) is nature), None)
-
-
-def check_worker_count(run: RunFolder, count: int) -> None:
-    """Raise CheckpointError for another number of workers than the newest checkpoint was written by."""
-    folder = CheckpointStore(run.checkpoints).newest_intact()
-    if folder is not None and (written_by := folder.manifest().world_size) != count:
-        raise CheckpointError(
-            f"{folder.path}: written by {written_by} workers, this run has {count}; "
-            f"ZeRO's shards belong to a number of workers: set ray.num_workers to {written_by}"
-        )

@@ -38,10 +38,11 @@ SAFE_CLASSES = [LossScaler, DynamicLossScaler, fragment_address, ZeroStageEnum]
 
 
 class ShardFiles(CheckpointEngine):
-    """DeepSpeed's checkpoint engine: collects copies to write, loads tensors only."""
+    """DeepSpeed's checkpoint engine: collects copies to write, loads tensors only, by ``read``."""
 
     def __init__(self) -> None:
         self.collected: list[tuple[Path, Any]] = []
+        self.read: Callable[[Path, Any], Any] = load_tensors
 
     def create(self, info: Any) -> None: ...
 
@@ -51,17 +52,20 @@ class ShardFiles(CheckpointEngine):
         self.collected.append((Path(path), copy_to_host(state_dict)))
 
     def load(self, path: str, map_location: Any = None) -> Any:
-        return load_tensors(Path(path), map_location)
+        return self.read(Path(path), map_location)
 
     def commit(self, info: Any) -> bool:
         return True
 
 
-def load_tensors(path: Path, map_location: Any = "cpu") -> Any:
-    """Tensors, plain containers and DeepSpeed's few classes; CheckpointError for a file of anything else, never run."""
+def load_tensors(path: Path, map_location: Any = "cpu", mmap: bool = False) -> Any:
+    """Tensors, plain containers and DeepSpeed's few classes; CheckpointError for a file of anything else, never run.
+
+    With ``mmap`` a tensor's values are read when they are used.
+    """
     try:
         with torch.serialization.safe_globals(SAFE_CLASSES):
-            return torch.load(path, map_location=map_location, weights_only=True)
+            return torch.load(path, map_location=map_location, weights_only=True, mmap=mmap)
     except Exception as error:  # torch raises pickle, zip and runtime errors alike; each means: not ours
         reason = first_line(error)
         raise CheckpointError(f"{path}: can't be loaded as tensors, nothing in it was run ({reason})") from error
@@ -141,6 +145,7 @@ class CheckpointWriter:
     def _write_all(self, shards: list[tuple[str, Any]], manifest: Manifest) -> None:
         partial = self._store.partial_path(manifest.position.step)
         try:
+            partial.mkdir(parents=True, exist_ok=True)  # without ZeRO only rank 0 has shards
             entries = [_write_shard(partial, name, state) for name, state in shards]
             write_atomically(_rank_file(partial, self._rank), json.dumps([entry.model_dump() for entry in entries]))
             if self._rank == self._ranks[0]:

@@ -9,7 +9,6 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from dataset.packed_batch import PackedBatch
 from model.backbones.base import PackedBackbone
 from model.optimization import use_fp8
 from model.parameter_groups import RATE_SHARE, parameter_groups
+from run_folder.checkpoints import MODEL_FILE, CheckpointFolder
 from train_config.schema import DeepSpeedSection, TrainingSection
 from training.engine.deepspeed_settings import LOWEST_LOSS_SCALE, check_precision, deepspeed_settings
 from training.engine.deepspeed_setup import prepare_deepspeed
@@ -28,9 +28,6 @@ from training.engine.step_clock import StepClock, time_collectives
 from training.engine.zero import ClippingAdamW, add_up_in_place, clear_partitioned_gradients, clip_on_device
 
 SHARDS_FOLDER = "deepspeed"
-MODEL_FILE = "model_states.pt"
-"""End of its name, as DeepSpeed gives it."""
-
 ADAMW_SETTINGS = ("betas", "eps", "weight_decay")
 _FP8_CAPABILITY = (9, 0)
 CUBLAS_WORKSPACE = ":4096:8"
@@ -201,16 +198,26 @@ class TrainingEngine:
         """Test for a file of :meth:`copy_shards` that is this rank's to write where all write to one folder."""
         return self._engine.save_non_zero_checkpoint or not name.endswith(MODEL_FILE)
 
-    def load_shards(self, folder: Path) -> None:
-        """Load a verified checkpoint folder. Every rank calls it. CheckpointError where a file can't be loaded."""
+    def load_shards(self, folder: CheckpointFolder) -> None:
+        """Load a verified checkpoint of any number of workers. Every rank calls it.
+
+        CheckpointError where a file can't be loaded.
+        """
+        from training.checkpoints.resharding import Resharding
+        from training.checkpoints.writer import load_tensors
+
+        self._shards.read = load_tensors
+        if self.stage > 0 and folder.manifest().world_size != self.world_size:
+            groups, rank = self._engine._get_zero_param_shapes(), torch.distributed.get_rank()
+            self._shards.read = Resharding(folder, groups, rank, self.world_size).load
         # Frozen parameters are not in the checkpoint: they came with the model.
         groups = self._engine.optimizer.param_groups
         settings = [{name: group[name] for name in ADAMW_SETTINGS} for group in groups]
         loaded, _ = self._engine.load_checkpoint(
-            str(folder / SHARDS_FOLDER), tag="state", load_module_strict=False, load_lr_scheduler_states=False
+            str(folder.path / SHARDS_FOLDER), tag="state", load_module_strict=False, load_lr_scheduler_states=False
         )
         if loaded is None:  # DeepSpeed would start from scratch
-            raise CheckpointError(f"{folder}: DeepSpeed found no state in it")
+            raise CheckpointError(f"{folder.path}: DeepSpeed found no state in it")
         # The checkpoint brings the settings that it was made with; those of the config count.
         for group, values in zip(self._engine.optimizer.param_groups, settings, strict=True):
             group.update(values)

@@ -23,12 +23,11 @@ from typing import Any
 
 from common.errors import ConfigError, ResourceError
 from common.publishing import take_lock
-from run_folder.checkpoints import CheckpointFolder, CheckpointStore, Manifest
+from run_folder.checkpoints import MODEL_FILE, CheckpointFolder, CheckpointStore, Manifest
 from run_folder.job import LOCK_FILE
 from train_config.schema import CheckpointSection
 from training.checkpoints.writer import CheckpointWriter
 from training.engine.collective import ControlGroup, WorkerContext
-from training.engine.engine import MODEL_FILE
 
 SHARED_MEMORY = Path("/dev/shm")
 COPIES = 2

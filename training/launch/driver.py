@@ -34,7 +34,7 @@ from run_folder.paths import RESERVE_BYTES, RunFolder, no_space
 from train_config.loading import dump_config
 from train_config.natures import with_absolute_paths
 from train_config.schema import Config, RaySection, TrainingSection
-from training.checkpoints.resuming import Resumption, check_worker_count
+from training.checkpoints.resuming import Resumption
 from training.engine.deepspeed_settings import check_precision
 from training.engine.watchdog import left_stacks
 from training.launch.planning import Plan, check_warm_up, make_plan
@@ -168,11 +168,10 @@ def _plan(resumption: Resumption, workers: Workers, size: TaskSize) -> Plan:
 
 
 def _check_start(training: TrainingSection, run: RunFolder, workers: Workers | None) -> None:
-    """Refuse what could not be exported after training, and what these workers, where known, can't do or resume."""
+    """Refuse what could not be exported after training, and what these workers, where known, can't do."""
     refuse_existing(run.export, MADE_BY, overwrite=True, remedy="move it away, the run exports its model there")
     if workers is not None:
         check_precision(training, workers.device)
-        check_worker_count(run, workers.count)
 
 
 def resources_to_plan_with(ray: RaySection) -> list[NodeResources]:
@@ -198,6 +197,8 @@ def _launch(
     """Train to the end; returns the exit code. ``dashboard``: the cluster's, may be ''; None trains in this process."""
     config, run = resumption.config, resumption.run
     plan = _plan(resumption, workers, size)
+    if remark := resumption.remark_on_workers(workers.count):
+        warn(remark)
     say(f"run {config.run.name}: {run.path}")
     at = f", dashboard http://{dashboard}" if dashboard else ""
     say(f"{counted(workers.count, 'worker{s}')} on {workers.device}{at}")

@@ -45,7 +45,7 @@ class Worker:
         self.config, self.context, self.run, self.wandb_run_id = config, context, run, wandb_run_id
         self.step = self.saved_step = 0
         training = config.training
-        torch.manual_seed(config.run.seed + context.rank)
+        torch.manual_seed(config.run.seed)
         apply_device_settings(training)
         self.control = control = ControlGroup()
         experiment: Experiment = experiment_class(config.model.task)(config, context, run, Path(store_path))

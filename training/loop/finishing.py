@@ -68,7 +68,7 @@ def _load_best(worker: Worker) -> int:
     folder = worker.checkpoints.best() if worker.context.rank == 0 else None
     name = worker.control.from_rank_0("" if folder is None else folder.path.name)
     chosen = CheckpointFolder(worker.checkpoints.root / name)
-    worker.engine.load_shards(chosen.path)
+    worker.engine.load_shards(chosen)
     worker.log.event("exports_best", chosen.step, checkpoint=name)
     return chosen.step
 

@@ -1,14 +1,10 @@
 """Restoring the newest intact checkpoint of a run; a run that saved one never starts from step 0 silently."""
 
 from collections.abc import Iterable
-from typing import Any
-
-import torch
 
 from common.errors import CheckpointError
 from run_folder.checkpoints import CheckpointFolder, Position
 from run_folder.metrics_log import read_metrics
-from training.checkpoints.writer import load_tensors
 from training.loop.building import Worker
 
 
@@ -38,11 +34,7 @@ def restore(worker: Worker) -> Position:
         log.rewind(position.step)
         for warning in warnings:
             log.event("warning", position.step, message=warning)
-        worker.engine.load_shards(folder.path)
-        states = load_tensors(folder.path / rng_file(context.rank))
-        torch.set_rng_state(states["torch"])
-        if torch.cuda.is_available() and states["cuda"]:
-            torch.cuda.set_rng_state(states["cuda"][0])
+        worker.engine.load_shards(folder)
         control.all_true(True)  # nobody renames before everybody has read
         in_memory = folder.path.parent != worker.checkpoints.root
         worker.saved_step = 0 if in_memory else position.step
@@ -50,8 +42,13 @@ def restore(worker: Worker) -> Position:
             worker.checkpoints.discard_after(position.step - in_memory)
             if not in_memory:
                 worker.checkpoints.write_latest(folder)
-        name = folder.path.name + " in memory" * in_memory
-        log.event("resumed", position.step, checkpoint=name, total_steps=worker.total_steps)
+        log.event(
+            "resumed",
+            position.step,
+            checkpoint=folder.path.name + " in memory" * in_memory,
+            total_steps=worker.total_steps,
+            workers=context.world_size,
+        )
     if worker.memory is not None:
         worker.memory.discard_after(position.step)
     if worker.hung is not None:
@@ -85,7 +82,7 @@ def rewind(worker: Worker, position: Position) -> bool:
         folder = None
     if folder is None:
         return False
-    worker.engine.load_shards(folder.path)
+    worker.engine.load_shards(folder)
     message = (
         f"loss or gradient was not finite in {position.nonfinite_in_a_row} steps in a row: weights and optimizer are "
         f"again those of step {folder.step}, the batches since then are left out (rewind {rewinds + 1} of at most "
@@ -116,8 +113,9 @@ def _find_checkpoint(
 ) -> tuple[CheckpointFolder | None, list[str]]:
     """The newest intact checkpoint, and warnings about newer ones; None where the run never completed one.
 
-    ``copies`` in memory count as well; ``finite``: of those whose last step was so. Every worker checks its own files.
-    Raises CheckpointError where there are checkpoints on disk and none can be used.
+    ``copies`` in memory count as well; ``finite``: of those whose last step was so. Every worker checks the files of
+    its own rank, and a share of those of ranks that have no worker any more. Raises CheckpointError where there are
+    checkpoints on disk and none can be used.
     """
     warnings: list[str] = []
     store, control = worker.checkpoints, worker.control
@@ -126,7 +124,8 @@ def _find_checkpoint(
     for folder in sorted([*on_disk, *copies], key=lambda folder: folder.step, reverse=True):
         problem = ""
         try:
-            manifest = folder.verify([worker.context.rank])
+            place = worker.context
+            manifest = folder.verify(range(place.rank, folder.manifest().world_size, place.world_size))
             if finite and manifest.position.nonfinite_in_a_row:
                 problem = "its last step was not finite"
         except CheckpointError as error:
@@ -142,14 +141,3 @@ def _find_checkpoint(
             "restore one from a copy, or start anew under another run.name"
         )
     return None, []
-
-
-def random_states() -> dict[str, Any]:
-    """The random states of torch, which alone draws in training: dropout, and weights before the first step."""
-    cuda = [torch.cuda.get_rng_state()] if torch.cuda.is_available() else []
-    return {"torch": torch.get_rng_state(), "cuda": cuda}
-
-
-def rng_file(rank: int) -> str:
-    """The file of a worker's random states in a checkpoint."""
-    return f"rng-rank-{rank:05d}.pt"

@@ -20,7 +20,7 @@ from torch import Tensor
 from common.errors import DataError
 from dataset.batches.steps import StepBatches, TrainingSteps
 from dataset.packed_batch import PackedBatch
-from model.device import is_out_of_memory
+from model.device import is_out_of_memory, seed_draws
 from train_config.schema import TrainingSection
 from training.engine.collective import ControlGroup, MetricSums
 from training.engine.engine import TrainingEngine
@@ -91,7 +91,9 @@ class Stepper:
     def _attempt(self, step: StepBatches, global_targets: int) -> MetricSums | None:
         """The sums of metrics; None where some worker is out of memory and all repeat the step."""
         sums = MetricSums()
-        for batch in step:
+        for batch, seed in zip(step, step.seeds, strict=True):
+            # What a model draws depends on the batch: not on the worker, nor on what was drawn before.
+            seed_draws(self._engine.device, seed)
             for piece in self._parts(batch):
                 metrics = self._take(piece, global_targets)
                 if metrics is None:

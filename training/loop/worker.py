@@ -23,7 +23,7 @@ from training.engine.step_clock import StepClock
 from training.engine.weight_check import WeightsDifferError, differing_weights
 from training.loop.building import Worker
 from training.loop.finishing import described, diverged, failed, finish, repeatable
-from training.loop.restoring import random_states, restore, rewind, rng_file
+from training.loop.restoring import restore, rewind
 from training.loop.results import StepResults
 from training.loop.stepping import Stepper, every_step, learning_rate
 
@@ -202,7 +202,7 @@ def save(worker: Worker, position: Position, validation_cost: float | None, on_d
     check_weights(worker)
     rank, memory = worker.context.rank, worker.memory
     # Copied now, written in the background: the next step changes the weights in place.
-    shards = [*worker.engine.copy_shards(with_model=memory is not None), (rng_file(rank), random_states())]
+    shards = worker.engine.copy_shards(with_model=memory is not None)
     manifest = _manifest(worker, position, validation_cost)
     if memory is not None and position.step < worker.total_steps:
         memory.write(shards, manifest, worker.control)

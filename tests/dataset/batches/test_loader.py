@@ -97,6 +97,15 @@ def test_every_step_has_the_same_records_and_counts_for_any_number_of_workers(st
         assert step.num_tokens == sum(part.num_tokens for part in parts)
         assert step.num_targets == sum(part.num_targets for part in parts)
         assert len({len(part) for part in parts}) == 1
+        assert seeds(step) == {records: seed for part in parts for records, seed in seeds(part).items()}
+    drawn = [seed for step in (*alone, *training(store_path, split[0]).epoch(1)) for seed in seeds(step).values()]
+    assert len(set(drawn)) == len(drawn), "no two batches of a run draw the same"
+
+
+def seeds(step: StepBatches) -> dict[tuple, int]:
+    """The seed of each batch, by its records; fillers left out."""
+    by_records = {tuple(batch.records.tolist()): seed for batch, seed in zip(step, step.seeds, strict=True)}
+    return {records: seed for records, seed in by_records.items() if records}
 
 
 @pytest.mark.parametrize("masking", [MASKED, None])

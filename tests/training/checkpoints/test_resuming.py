@@ -10,7 +10,7 @@ from run_folder.job import held
 from run_folder.paths import Outcome
 from tests.runs import a_manifest, run_folder, tiny_config
 from train_config.loading import dump_config
-from training.checkpoints.resuming import Resumption, check_worker_count
+from training.checkpoints.resuming import Resumption
 
 
 @pytest.fixture
@@ -30,13 +30,14 @@ def test_run_that_must_or_must_not_exist_is_refused(begun, tmp_path):
         Resumption(missing).check()
 
 
-def test_another_number_of_workers_is_refused(begun):
+def test_another_number_of_workers_is_remarked(begun, tmp_path):
     folder = CheckpointStore(begun.checkpoints).final_path(4)
     folder.mkdir(parents=True)
     (folder / "manifest.json").write_text(a_manifest(4, world_size=2).sealed().model_dump_json())
-    check_worker_count(begun, 2)
-    with pytest.raises(CheckpointError, match=r"set ray\.num_workers to 2"):
-        check_worker_count(begun, 3)
+    resumption = Resumption(tiny_config(tmp_path, ray={"num_workers": 3}))
+    assert resumption.check() == []
+    assert resumption.remark_on_workers(2) is None
+    assert resumption.remark_on_workers(3) == "3 workers resume what 2 workers began"
 
 
 def test_setting_that_may_change_is_remarked_and_so_is_any_before_the_first_checkpoint(begun, tmp_path):

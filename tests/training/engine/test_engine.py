@@ -88,7 +88,7 @@ def test_checkpoint_holds_the_weights_and_training_resumes_from_it_bit_for_bit(
         assert torch.equal(state[name], value), name
     expected = [train_step(engine)[0] for _ in range(2)]
     resumed = make_engine(stage, precision)
-    resumed.load_shards(folder.path)
+    resumed.load_shards(folder)
     assert [train_step(resumed)[0] for _ in range(2)] == expected
 
 
@@ -125,7 +125,7 @@ def test_optimizer_settings_of_the_config_count_after_resuming(process_group, tm
     )
     model = build_model(config.model, seed=0)
     engine = TrainingEngine(model, config.training, DeepSpeedSection(stage=2), CPU)
-    engine.load_shards(folder.path)
+    engine.load_shards(folder)
     decaying, plain = engine._engine.optimizer.param_groups
     assert (decaying["weight_decay"], plain["weight_decay"]) == (0.25, 0.0)
     assert decaying["betas"] == (0.5, 0.6)

@@ -8,7 +8,7 @@ from tests.training.engine.test_memory_guard import (
     backward_needs_memory,
     forward_needs_memory,
 )
-from tests.worker_pair import WorkerPair
+from tests.worker_group import WorkerGroup
 from train_config.schema import Config
 from training.engine.collective import WorkerContext
 from training.loop.worker import train_worker
@@ -30,9 +30,9 @@ def train_rank(rank: int, runs: list[tuple[dict, str | None]], store_path: str) 
         dist.barrier()
 
 
-def train(pair: WorkerPair, store_path: str, *runs: tuple[Config, str | None]) -> None:
+def train(group: WorkerGroup, store_path: str, *runs: tuple[Config, str | None]) -> None:
     run_folder(runs[0][0]).path.mkdir(parents=True, exist_ok=True)
-    pair.run(train_rank, [(config.model_dump(), fault) for config, fault in runs], store_path)
+    group.run(train_rank, [(config.model_dump(), fault) for config, fault in runs], store_path)
 
 
 def config_for(folder, **changes) -> Config:
@@ -45,7 +45,7 @@ def config_for(folder, **changes) -> Config:
 
 
 @pytest.fixture(scope="module")
-def trained(worker_pair, store_path, tmp_path_factory) -> dict[str, Config]:
+def trained(worker_group, store_path, tmp_path_factory) -> dict[str, Config]:
     folder = tmp_path_factory.mktemp("trained")
     runs = [("undisturbed", {}, None), ("forward", {}, "forward")]
     for stage, precision, offload in ENGINES:
@@ -60,7 +60,7 @@ def trained(worker_pair, store_path, tmp_path_factory) -> dict[str, Config]:
         if "in parts" in name:
             run_folder(config).path.mkdir(parents=True)
             run_folder(config).memory_guard.write_text('{"parts": 2}')
-    train(worker_pair, store_path, *((configs[name], fault) for name, _, fault in runs))
+    train(worker_group, store_path, *((configs[name], fault) for name, _, fault in runs))
     return configs
 
 

@@ -13,7 +13,7 @@ import torch
 
 from common.errors import ConfigError, ResourceError
 from tests.runs import events, exported_weights, run_folder, tiny_config, train_losses
-from tests.worker_pair import WorkerPair
+from tests.worker_group import WorkerGroup
 from train_config.schema import Config
 from training.checkpoints.writer import load_tensors
 from training.engine import memory_state
@@ -186,7 +186,7 @@ def assert_size(settings: Config, copy: Path) -> None:
 
 @pytest.mark.slow
 def test_two_workers_resume_from_memory_to_the_same_bits_under_each_stage(
-    store_path, tmp_path, worker_pair: WorkerPair, shared_memory
+    store_path, tmp_path, worker_group: WorkerGroup, shared_memory
 ):
     training = {"max_steps": 4, "warmup_steps": 1, "evaluate_every_steps": 100}
     runs: dict[tuple[int, bool], Config] = {}
@@ -198,7 +198,7 @@ def test_two_workers_resume_from_memory_to_the_same_bits_under_each_stage(
             run_folder(config).path.mkdir(parents=True)
             runs[stage, is_lost] = config
     calls = [(config.model_dump(), is_lost) for (_, is_lost), config in runs.items()]
-    worker_pair.run(train_rank, calls, shared_memory, store_path)
+    worker_group.run(train_rank, calls, shared_memory, store_path)
     for stage, _ in ENGINES:
         assert [event["step"] for event in events(runs[stage, True], "resumed")] == [2]
         assert_same_run(runs[stage, True], runs[stage, False])

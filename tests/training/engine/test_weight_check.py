@@ -8,7 +8,7 @@ import torch
 from common.errors import ConfigError
 from run_folder.paths import RunFolder
 from tests.runs import events, exported_weights, run_folder, tiny_config, train_losses
-from tests.worker_pair import WorkerPair
+from tests.worker_group import WorkerGroup
 from train_config.schema import Config, DeepSpeedSection, TrainingSection
 from training.engine import weight_check
 from training.engine.collective import WorkerContext
@@ -71,7 +71,7 @@ def train_rank(rank: int, undisturbed: dict, disturbed: dict, store_path: str) -
 
 @pytest.mark.slow
 def test_flipped_bit_on_one_worker_is_noticed_and_the_run_ends_as_undisturbed(
-    store_path, tmp_path: Path, worker_pair: WorkerPair
+    store_path, tmp_path: Path, worker_group: WorkerGroup
 ):
     changes = {
         "training": {"max_steps": 6, "checksum_every_steps": 1},
@@ -84,7 +84,7 @@ def test_flipped_bit_on_one_worker_is_noticed_and_the_run_ends_as_undisturbed(
     )
     for one in (undisturbed, config):
         run_folder(one).path.mkdir(parents=True)
-    worker_pair.run(train_rank, undisturbed.model_dump(), config.model_dump(), store_path)
+    worker_group.run(train_rank, undisturbed.model_dump(), config.model_dump(), store_path)
     (event,) = events(config, "weights_differ")
     assert event["step"] == 2
     assert event["message"].startswith("at step 3 ")

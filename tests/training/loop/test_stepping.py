@@ -27,7 +27,7 @@ def batch_of(*lengths: int) -> PackedBatch:
 
 
 def step_of(*batches: PackedBatch) -> StepBatches:
-    return StepBatches(list(batches), 0, 0, 0, 1, num_tokens=0, num_targets=0)
+    return StepBatches(list(batches), 0, 0, 0, 1, num_tokens=0, num_targets=0, seeds=[0] * len(batches))
 
 
 class Engine:

@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.runs import exported_weights, run_folder, tiny_config, train_losses
-from tests.worker_pair import WorkerPair
+from tests.worker_group import WorkerGroup
 from tools.train.export import main as export
 from train_config.loading import dump_config
 from train_config.schema import Config
@@ -17,19 +17,19 @@ def train_rank(rank: int, config: dict, store_path: str) -> None:
     train_worker(Config.model_validate(config), WorkerContext(rank, 2, rank), store_path)
 
 
-def train_with(workers: int, config: Config, store_path: str, pair: WorkerPair) -> None:
+def train_with(workers: int, config: Config, store_path: str, group: WorkerGroup) -> None:
     (Path(config.run.storage_path) / config.run.name).mkdir(parents=True, exist_ok=True)
     if workers == 1:
         train_worker(config, WorkerContext(), store_path)
     else:
-        pair.run(train_rank, config.model_dump(), store_path)
+        group.run(train_rank, config.model_dump(), store_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "batches_per_step"), [("masked_lm", 2), ("autoencoder", 3)], ids=["masked_lm", "autoencoder with a filler"]
 )
-def test_two_workers_match_one(task, batches_per_step, store_path, tmp_path, process_group, worker_pair):
+def test_two_workers_match_one(task, batches_per_step, store_path, tmp_path, process_group, worker_group):
     changes = {
         "model": {"task": task},
         "batch": {"global_tokens": 256 * batches_per_step},
@@ -37,7 +37,7 @@ def test_two_workers_match_one(task, batches_per_step, store_path, tmp_path, pro
     }
     runs = {workers: tiny_config(tmp_path / str(workers), **changes) for workers in (1, 2)}
     for workers, config in runs.items():
-        train_with(workers, config, store_path, worker_pair)
+        train_with(workers, config, store_path, worker_group)
     one, two = train_losses(runs[1]), train_losses(runs[2])
     assert len(one) == 6
     assert two == pytest.approx(one, rel=1e-5)

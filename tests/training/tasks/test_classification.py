@@ -425,13 +425,13 @@ def test_random_windows_can_not_be_kept(table, tmp_path, process_group):
 
 
 @pytest.mark.slow
-def test_two_workers_give_the_figures_of_one_and_those_of_scikit_learn(table, tmp_path, process_group, worker_pair):
+def test_two_workers_give_the_figures_of_one_and_those_of_scikit_learn(table, tmp_path, process_group, worker_group):
     changes = {"training": {"max_steps": 6, "evaluate_every_steps": 3}}
     figures = {}
     for workers in (1, 2):
         config = config_of(tmp_path / str(workers), table, **changes)
         path = prepared(config)
-        train_with(workers, config, str(path), worker_pair)
+        train_with(workers, config, str(path), worker_group)
         figures[workers] = validations(config)
     for one, two in zip(figures[1], figures[2], strict=True):
         names = [name for name, value in one.items() if isinstance(value, float) and name != "time"]

@@ -33,10 +33,10 @@ def diffusion_config(folder: Path, **changes: Any) -> tuple[Config, str]:
     return config, str(task_plan(config).prepare(run_folder(config).stores))
 
 
-def test_it_learns_what_the_fold_says_and_its_export_opens(process_group, worker_pair, tmp_path: Path):
+def test_it_learns_what_the_fold_says_and_its_export_opens(process_group, worker_group, tmp_path: Path):
     changes = {"training": {"max_steps": 60, "evaluate_every_steps": 30, "learning_rate": 5e-3}}
     config, path = diffusion_config(tmp_path, **changes)
-    train_with(1, config, path, worker_pair)
+    train_with(1, config, path, worker_group)
     first, *_, last = validations(config)
     assert last["loss"] < first["loss"] and last["loss"] < last["unconditional_loss"] - 0.1
     assert last["residue_recovery"] > 0.15
@@ -78,11 +78,11 @@ def test_sequences_of_a_class_are_written_and_guidance_makes_more_of_it(tmp_path
 
 
 @pytest.mark.slow
-def test_two_workers_match_one(tmp_path: Path, process_group, worker_pair):
+def test_two_workers_match_one(tmp_path: Path, process_group, worker_group):
     runs = {}
     for workers in (1, 2):
         runs[workers], path = diffusion_config(tmp_path / str(workers))
-        train_with(workers, runs[workers], path, worker_pair)
+        train_with(workers, runs[workers], path, worker_group)
     assert train_losses(runs[2]) == pytest.approx(train_losses(runs[1]), rel=1e-5)
     expected, actual = exported_weights(runs[1]), exported_weights(runs[2])
     for name in expected:
