@@ -130,7 +130,9 @@ def _find_checkpoint(
                 problem = "its last step was not finite"
         except CheckpointError as error:
             problem = str(error)
-        if control.all_true(not problem):
+        is_intact = control.all_true(not problem)
+        worker.watchdog.extend()  # checking large files took long, and so may reading them
+        if is_intact:
             return folder, warnings
         if folder in on_disk:
             reason = problem or "another worker found its part of it damaged"
