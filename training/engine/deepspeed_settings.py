@@ -94,7 +94,9 @@ def _read_settings(path: Path) -> dict[str, Any]:
         raise ConfigError(
             f"deepspeed.config: {path} sets {', '.join(owned)}, which the experiment's config decides: remove it there"
         )
-    if (settings.get("zero_optimization") or {}).get("round_robin_gradients"):
-        # DeepSpeed 0.19.8 then maps parameters to the wrong fp32 values: exported weights would be garbage.
-        raise ConfigError(f"deepspeed.config: {path} sets round_robin_gradients, which can't be used: remove it there")
+    zero = settings.get("zero_optimization") or {}
+    # DeepSpeed 0.19.8 maps parameters to the wrong fp32 values by round_robin_gradients: exported weights would be
+    # garbage. Its elastic_checkpoint is another layout of shards, for one number of workers all the same.
+    if unusable := [name for name in ("round_robin_gradients", "elastic_checkpoint") if zero.get(name)]:
+        raise ConfigError(f"deepspeed.config: {path} sets {unusable[0]}, which can't be used: remove it there")
     return settings
