@@ -55,6 +55,8 @@ class MemoryState:
     ) -> None:
         self._rank, host = context.rank, socket.gethostname()
         folder = SHARED_MEMORY / f"{_PREFIX}{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
+        sweep([*folder.glob("rank-*")])  # copies of this run with other workers, say, need no room
+        control.all_true(True)  # nobody measures before all have swept
         workers = control.gather((host, size_bytes, _room(folder, section.memory_limit_gib)))
         _check_room(workers)
         folder.mkdir(mode=0o700, exist_ok=True)

@@ -14,12 +14,12 @@ import torch
 from common.errors import ConfigError, ResourceError
 from tests.runs import events, exported_weights, run_folder, tiny_config, train_losses
 from tests.worker_group import WorkerGroup
-from train_config.schema import Config
+from train_config.schema import CheckpointSection, Config
 from training.checkpoints.writer import load_tensors
 from training.engine import memory_state
-from training.engine.collective import WorkerContext
+from training.engine.collective import ControlGroup, WorkerContext
 from training.engine.engine import TrainingEngine
-from training.engine.memory_state import copy_bytes
+from training.engine.memory_state import MemoryState, copy_bytes
 from training.loop.worker import train_worker
 
 EVERY_STEP = {"checkpoint": {"every_steps": 4, "memory_every_steps": 1, "asynchronous": True}}
@@ -135,6 +135,22 @@ def test_run_whose_two_copies_do_not_fit_is_refused_in_one_line(
         train(config, store_path)
     assert run_folder(config).read_outcome().exit_code == 2
     assert not [*shared_memory.iterdir()]
+
+
+def test_copies_of_the_run_with_other_workers_take_no_room(process_group, shared_memory, monkeypatch):
+    total, usage = 30_000, shutil.disk_usage(shared_memory)
+    left = shared_memory / "esmeray-0123" / "rank-00000"
+    left.mkdir(parents=True)
+    (left / ".lock").touch()
+    (left / "copy").write_bytes(bytes(20_000))
+
+    def disk_usage(folder: Path) -> object:
+        return usage._replace(free=total - sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()))
+
+    monkeypatch.setattr(shutil, "disk_usage", disk_usage)
+    memory = MemoryState("fewer workers", CheckpointSection(), WorkerContext(), ControlGroup(), 10_000)
+    assert not left.parent.exists()
+    memory.close()
 
 
 HOLDER = """
