@@ -1,0 +1,71 @@
+"""A head node with the ports of the manifests, in a network of its own."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.clusters import TOKEN
+from tests.conftest import REPOSITORY
+
+ALONE = ["unshare", "--net", *([] if os.getuid() == 0 else ["--map-root-user"])]
+NODE = "10.9.8.7"
+FIXED = {6379, 6380, 6381, 6382, 6383, 8265, 10001, 52365}
+METRICS = {8080, 44217, 44227}
+SCAN = """
+import json, subprocess, sys, time
+import psutil
+from tests.ports import listening, reply
+
+with subprocess.Popen(sys.argv[1:], stdout=subprocess.PIPE, text=True) as head:
+    for line in head.stdout:
+        if "Ray runtime started" in line:
+            break
+    root = psutil.Process(head.pid)
+    deadline = time.monotonic() + 60
+    while not {port for _, port in listening([root])} >= {8080, 44217, 52365, 10001} and time.monotonic() < deadline:
+        time.sleep(0.5)
+    time.sleep(2)
+    sockets = listening([root])
+    print(json.dumps([[address, port, program, reply(address, port)] for (address, port), program in sockets.items()]))
+    for process in root.children(recursive=True):
+        process.kill()
+    head.kill()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(subprocess.run([*ALONE, "ip", "a"], check=False).returncode != 0, reason="needs own networks")
+def test_a_head_with_the_ports_of_the_manifests_has_no_others_and_refuses_without_a_token():
+    documents = yaml.safe_load_all((REPOSITORY / "docker" / "kuberay" / "raycluster.yaml").read_text())
+    (cluster,) = [part["spec"] for part in documents if part["kind"] == "RayCluster"]
+    options = cluster["headGroupSpec"]["rayStartParams"] | {
+        "node-ip-address": NODE,
+        "dashboard-host": NODE,  # KubeRay's own are every address, and this port of metrics
+        "metrics-export-port": "8080",
+        "object-store-memory": str(100 * 1024 * 1024),
+    }
+    network = f'ip link set lo up && ip address add {NODE}/32 dev lo && exec "$@"'
+    ray = str(Path(sys.executable).with_name("ray"))
+    head = [ray, "start", "--head", "--block", *(f"--{name}={value}" for name, value in options.items())]
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as sockets:  # whose paths must be short
+        done = subprocess.run(
+            [*ALONE, "sh", "-c", network, "sh", sys.executable, "-c", SCAN, *head],
+            cwd=REPOSITORY,
+            env=os.environ | {"RAY_TMPDIR": sockets, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout.splitlines()[-1])
+    workers = range(10002, 11000)
+    assert {port for _, port, *_ in rows if port not in workers} == FIXED | METRICS
+    for address, port, program, replied in rows:
+        if port not in METRICS:
+            assert replied.startswith(("401", "UNAUTHENTICATED", "200 /, 401")), (address, port, program, replied)

@@ -1,0 +1,105 @@
+"""TCP ports on which a program and what it starts listen, and the reply of each to a request without a token.
+
+    python -m tests.ports python train_ray.py ...
+
+prints the table when the command has ended, or got SIGINT.
+"""
+
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from contextlib import suppress
+
+import grpc
+import httpx
+import psutil
+
+PATHS = ("/metrics", "/api/jobs/", "/api/v0/nodes", "/api/cluster_status", "/health", "/v1/models", "/")
+CALLS = (
+    "ray.rpc.NodeInfoGcsService/GetAllNodeInfo",
+    "ray.rpc.NodeManagerService/GetNodeStats",
+    "ray.rpc.ObjectManagerService/Pull",
+    "ray.rpc.CoreWorkerService/GetCoreWorkerStats",
+    "ray.rpc.ReporterService/GetTraceback",
+    "ray.rpc.RayletDriver/ClusterInfo",
+    "ray.serve.ASGIService/HandleRequest",
+)
+START_S = 3.0
+"""Seconds between a program's first listening and its first reply."""
+NO_SERVER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+
+
+def listening(roots: Iterable[psutil.Process]) -> dict[tuple[str, int], str]:
+    """The program that listens at each address and port, of these processes and their descendants."""
+    sockets = {}
+    for root in roots:
+        with suppress(psutil.Error):
+            for process in (root, *root.children(recursive=True)):
+                with suppress(psutil.Error):
+                    bound = [part.laddr for part in process.net_connections("tcp") if part.status == "LISTEN"]
+                    sockets |= {(at.ip.removeprefix("::ffff:"), at.port): _program(process) for at in bound}
+    return sockets
+
+
+def reply(address: str, port: int) -> str:
+    """What comes back without a token: HTTP's statuses by path, else gRPC's first status, else ``silent``."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}.get(address, address)
+    return _http(f"http://{host}:{port}") or _grpc(f"{host}:{port}") or "silent"
+
+
+def _program(process: psutil.Process) -> str:
+    words = process.cmdline() or [process.name()]
+    scripts = [word.rpartition("site-packages/")[2] for word in words if word.endswith(".py")]
+    if words[0].startswith("ray::"):
+        return words[0].partition(".")[0].removesuffix("<Actor>")
+    return (scripts or [words[0].rpartition("/")[2]])[0]
+
+
+def _http(base: str) -> str:
+    statuses = {}
+    with httpx.Client(base_url=base, timeout=5, trust_env=False) as client, suppress(httpx.HTTPError):
+        for path in PATHS:
+            statuses.setdefault(client.get(path).status_code, []).append(path)
+    return ", ".join(f"{status} {' '.join(paths)}" for status, paths in sorted(statuses.items()) if status != 404)
+
+
+def _grpc(target: str) -> str:
+    with grpc.insecure_channel(target, [("grpc.enable_http_proxy", 0)]) as channel:
+        for call in CALLS:
+            try:
+                channel.unary_unary(f"/{call}")(b"", timeout=5)
+            except grpc.RpcError as error:
+                if error.code() in NO_SERVER:
+                    return ""
+                if error.code() != grpc.StatusCode.UNIMPLEMENTED:
+                    return f"{error.code().name} {call}"
+            else:
+                return f"OK {call}"
+    return "UNIMPLEMENTED"
+
+
+def main() -> None:
+    """Run the command, and print address, port, program and reply."""
+    first_seen: dict[tuple[str, int, str], float] = {}
+    rows: dict[tuple[str, str, str], set[int]] = defaultdict(set)
+    asked = set()
+    signal.signal(signal.SIGINT, lambda *_: None)
+    command = subprocess.Popen(sys.argv[1:])
+    while command.poll() is None:
+        for (address, port), program in listening([psutil.Process(command.pid)]).items():
+            server = address, port, program
+            since = first_seen.setdefault(server, time.monotonic())
+            if server not in asked and time.monotonic() > since + START_S:
+                asked.add(server)
+                rows[program, address, reply(address, port)].add(port)
+        time.sleep(0.3)
+    for (program, address, answer), ports in sorted(rows.items()):
+        print(f"| {program} | {address} | {' '.join(map(str, sorted(ports)))} | {answer} |")
+    sys.exit(command.returncode)
+
+
+if __name__ == "__main__":
+    main()
