@@ -89,7 +89,7 @@ class Resumption:
         folder = self.checkpoints.newest_intact()
         if folder is None or (written_by := folder.manifest().world_size) == count:
             return None
-        return f"{counted(count, 'worker{s}')} resume what {counted(written_by, 'worker{s}')} began"
+        return f"a checkpoint of {counted(written_by, 'worker{s}')} is resumed by {counted(count, 'worker{s}')}"
 
     @cached_property
     def _changes(self) -> list[Difference]:

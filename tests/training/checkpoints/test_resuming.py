@@ -37,7 +37,7 @@ def test_another_number_of_workers_is_remarked(begun, tmp_path):
     resumption = Resumption(tiny_config(tmp_path, ray={"num_workers": 3}))
     assert resumption.check() == []
     assert resumption.remark_on_workers(2) is None
-    assert resumption.remark_on_workers(3) == "3 workers resume what 2 workers began"
+    assert resumption.remark_on_workers(3) == "a checkpoint of 2 workers is resumed by 3 workers"
 
 
 def test_setting_that_may_change_is_remarked_and_so_is_any_before_the_first_checkpoint(begun, tmp_path):
