@@ -16,7 +16,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help install train serve test test-fast lint size format bench lock sbom image docs clean
+.PHONY: help install train serve test test-fast chaos lint size format bench lock sbom image docs clean
 
 help:  ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /make \1|/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -63,6 +63,9 @@ test: $(VENV)/.installed-dev  ## all tests
 
 test-fast: $(VENV)/.installed-dev  ## the tests that are not marked slow
 	$(BIN)/python -m pytest $(SPREAD) -m "not slow" $(ARGS)
+
+chaos: $(VENV)/.installed-dev  ## faults at random, as root, compared with undisturbed runs (ARGS="--minutes 15 --seed 0")
+	$(BIN)/python -m tests.chaos $(ARGS)
 
 lint: $(VENV)/.installed-dev  ## style, types and the direction of imports
 	$(BIN)/ruff check .

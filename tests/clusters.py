@@ -6,9 +6,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -16,6 +17,11 @@ from common.publishing import exclusive
 
 TOKEN = "test-" + "0" * 59
 START_TIMEOUT_S = 120
+MARK = "ESMERAY_MACHINES"
+NETWORK = "10.231.77."
+
+Mend = Callable[[], Any] | None
+"""What ends a fault, if anything has to."""
 
 
 class StartedCluster:
@@ -32,6 +38,8 @@ class StartedCluster:
         self._folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
         self._mode = mode
         ours = {"RAY_TMPDIR": str(self._folder), "RAY_AUTH_TOKEN": TOKEN}
+        # Ray (2.60) gives a node's processes 15 to 30 s, too little beside tests that keep the machine busy.
+        ours |= {"RAY_agent_register_timeout_ms": "100000", "RAY_raylet_start_wait_time_s": "100"}
         inherited = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "RAY_AUTH_MODE")}
         self.environment = inherited | ours
         self.nodes: list[subprocess.Popen[bytes]] = []
@@ -64,14 +72,21 @@ class StartedCluster:
                 )
             self.nodes.append(node)
             deadline = time.monotonic() + START_TIMEOUT_S
-            while "Ray runtime started" not in log.read_text():
+            while "will now block" not in log.read_text():  # by now its address is in a file
                 assert node.poll() is None and time.monotonic() < deadline, log.read_text()
                 time.sleep(0.1)
         return node
 
-    def lose(self, node: subprocess.Popen[bytes]) -> None:
-        """End all of a node's processes at once, as a machine that is switched off."""
-        for process in [psutil.Process(node.pid), *psutil.Process(node.pid).children(recursive=True)]:
+    def processes(self, node: subprocess.Popen[bytes], name: str = "") -> list[psutil.Process]:
+        """A node's processes, those of a name."""
+        with suppress(psutil.NoSuchProcess):
+            family = [psutil.Process(node.pid), *psutil.Process(node.pid).children(recursive=True)]
+            return [process for process in family if name in process.name()]
+        return []
+
+    def lose(self, node: subprocess.Popen[bytes], name: str = "") -> None:
+        """End all of a node's processes at once, as a machine that is switched off, or those of a name."""
+        for process in self.processes(node, name):
             with suppress(psutil.NoSuchProcess):
                 process.kill()
 
@@ -93,3 +108,70 @@ def started_cluster(*cpus: int, mode: str = "token") -> Iterator[StartedCluster]
         yield cluster
     finally:
         cluster.close()
+
+
+def shell(*commands: str) -> None:
+    for command in commands:
+        subprocess.run(command.split(), check=True, capture_output=True)
+
+
+class Machines:
+    """Two nodes of a Ray cluster on this machine, the second in a network of its own, and their disk of 64 MiB."""
+
+    def __init__(self) -> None:
+        self.cluster: StartedCluster | None = None
+        self.disk = Path(tempfile.mkdtemp(prefix="chaos-disk-"))
+        self._link, inside = f"cho{os.getpid()}", f"chi{os.getpid()}"
+        os.environ[MARK] = str(self.disk)  # every process that comes of this one has it
+        apart, ours = f"ip -n {self._link}", f"dev {self._link}"
+        shell(f"mount -t tmpfs -o size=64m chaos {self.disk}", f"ip netns add {self._link}")
+        shell(f"ip link add {self._link} type veth peer name {inside} netns {self._link}")
+        shell(f"ip addr add {NETWORK}1/24 {ours}", f"ip link set {ours} up", f"{apart} link set lo up")
+        shell(f"{apart} addr add {NETWORK}2/24 dev {inside}", f"{apart} link set {inside} up")
+
+    def restore(self) -> StartedCluster:
+        """The cluster, with new nodes for those that were lost."""
+        if self.cluster is not None and self.cluster.nodes[0].poll() is not None:
+            self.cluster.close()
+            self.cluster = None
+        self.cluster = self.cluster or StartedCluster()
+        self.cluster.nodes = [node for node in self.cluster.nodes if node.poll() is None]
+        for number in range(1 + len(self.cluster.nodes), 3):
+            within = ["ip", "netns", "exec", self._link] if number == 2 else []
+            self.cluster.add(1, *within, "sh", "-c", f'exec "$@" --node-ip-address={NETWORK}{number}', "sh")
+        return self.cluster
+
+    def find(self, name: str) -> tuple[int, float] | None:
+        """A process of a name, and now."""
+        nodes = self.cluster.nodes if self.cluster else []
+        pids = [process.pid for node in nodes for process in self.cluster.processes(node, name)]
+        return (pids[0], time.monotonic()) if pids else None
+
+    def cut(self) -> Mend:
+        """Drop every packet of the second node, until another comes for it."""
+        shell(f"iptables -I INPUT -i {self._link} -j DROP")
+        return lambda: (shell(f"iptables -D INPUT -i {self._link} -j DROP"), self.kill("", 1)())
+
+    def kill(self, name: str, number: int) -> Mend:
+        """Kill processes of a node; what mends that starts another."""
+        self.cluster.lose(self.cluster.nodes[number], name)
+        return self.restore
+
+    def fill(self) -> Mend:
+        filler = self.disk / "filler"
+        subprocess.run(["dd", "if=/dev/zero", f"of={filler}"], check=False, capture_output=True)
+        return filler.unlink
+
+    def protect(self) -> Mend:
+        """Make the disk read-only for whatever is opened from now on."""
+        shell(f"mount --bind {self.disk} {self.disk}", f"mount -o remount,bind,ro {self.disk}")
+        return lambda: shell(f"umount --lazy {self.disk}")
+
+    def close(self) -> list[str]:
+        """End the cluster; returns the processes that are left of anything that was started since the beginning."""
+        if self.cluster is not None:
+            self.cluster.close()
+        shell(f"ip link del {self._link}", f"ip netns del {self._link}", f"umount --lazy {self.disk}")
+        self.disk.rmdir()
+        running = psutil.process_iter(["environ"])
+        return [f"left: {p}" for p in running if (p.info["environ"] or {}).get(MARK) == str(self.disk)]

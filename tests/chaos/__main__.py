@@ -1,0 +1,90 @@
+"""Faults at random, for so many minutes: ``python -m tests.chaos --seed 1 --minutes 15``, by ``make chaos``.
+
+Needs root: nodes have networks of their own, runs a disk. Ends with exit code 1 where a round did not come to what the
+undisturbed one came to.
+"""
+
+import argparse
+import random
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+from tests.chaos.faults import FAULTS, PHASES, STEPPING
+from tests.chaos.rounds import Embedding, Met, Round, Service, Training
+from tests.clusters import Machines
+
+OTHERS: dict[str, type[Round]] = {"embedding": Embedding, "service": Service}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=15)
+    parser.add_argument("--kinds", nargs="+", choices=[*FAULTS], default=[*FAULTS])
+    parser.add_argument("--phases", nargs="+", choices=PHASES, default=PHASES)
+    parser.add_argument("--spacing", type=int, default=4, help="steps between faults, about")
+    parser.add_argument("--out", type=Path, help="Markdown file for the table of results")
+    given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    machines, rounds, undisturbed = Machines(), list[Round](), dict[type[Round], Round]()
+    try:
+        until = time.monotonic() + 60 * given.minutes
+        for faults in schedule(random.Random(given.seed), given.kinds, given.phases, given.spacing):
+            if time.monotonic() > until:
+                break
+            subject = OTHERS.get(faults[0].phase, Training)
+            if subject not in undisturbed:
+                undisturbed[subject] = subject(machines, [], given.spacing).run()
+            rounds.append(subject(machines, faults, given.spacing, undisturbed[subject]).run())
+            print(rounds[-1], flush=True)
+    finally:
+        for round_ in undisturbed.values():
+            round_.close()
+        left = machines.close()
+    if given.out:
+        given.out.write_text("\n".join(table(rounds)) + "\n")
+    wrong = [line for round_ in rounds for line in round_.wrong] + left
+    print(f"{len(rounds)} rounds, {sum(len(round_.faults) for round_ in rounds)} faults, {len(wrong)} wrong: {wrong}")
+    return bool(wrong)
+
+
+def schedule(chance: random.Random, kinds: list[str], phases: list[str], spacing: int) -> Iterator[list[Met]]:
+    """Each kind in each of its phases, in an order of the seed, up to four that go together a round; for ever."""
+    while True:
+        pairs = [(kind, phase) for kind in kinds for phase in FAULTS[kind].phases if phase in phases]
+        chance.shuffle(pairs)
+        while pairs:
+            together = [phase if phase in OTHERS else FAULTS[kind].settings for kind, phase in pairs]
+            chosen = [pair for pair, name in zip(pairs, together, strict=True) if name == together[0]][:4]
+            pairs = [pair for pair in pairs if pair not in chosen]
+            faults, gap = list[Met](), 4 if together[0] in OTHERS else spacing
+            for kind, phase in sorted(chosen, key=lambda pair: {"loader": -1, "export": 1}.get(pair[1], 0)):
+                step = faults[-1].step + chance.randint(gap // 2, gap) if faults else gap // 2
+                if FAULTS[kind].what == "checkpoint":  # there has to be an older one
+                    step = max(step, 3 * gap)
+                rank = chance.randint(0, 1) if phase in STEPPING else 0
+                faults.append(Met(kind, phase, 0 if phase == "loader" else step, rank))
+            yield faults
+
+
+def table(rounds: list[Round]) -> Iterator[str]:
+    """A row for each kind of fault."""
+    yield "| | fault | in | times | s until the next step (longest) | steps again | goodput | rounds equal |"
+    yield "|---|---|---|---|---|---|---|---|"
+    met = [(type(round_).__name__.lower(), fault.kind, fault, round_) for round_ in rounds for fault in round_.faults]
+    for subject, kind in sorted({row[:2] for row in met}):
+        faults, own = zip(*[row[2:] for row in met if row[:2] == (subject, kind)], strict=True)
+        back = [fault.back_s for fault in faults if fault.back_s is not None]
+        seconds = f"{median(back):.1f} ({max(back):.1f})" if back else "–"
+        goodput = sum(fault.useful_s for fault in faults) / sum(fault.until - fault.time for fault in faults)
+        phases, again = ", ".join({fault.phase: 0 for fault in faults}), median(fault.again for fault in faults)
+        equal = f"{sum(not round_.wrong for round_ in own)}/{len(own)}"
+        yield f"| {subject} | {kind} | {phases} | {len(faults)} | {seconds} | {again:.0f} | {goodput:.0%} | {equal} |"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

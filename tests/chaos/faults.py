@@ -1,0 +1,67 @@
+"""The faults: in which phases, what is inflicted on which process, disk or network, and what mends it."""
+
+import os
+import signal
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.clusters import Machines, Mend
+
+STEPPING = ("forward", "reduction", "update")
+SAVING = ("checkpoint", "publishing")
+ALL = ("loader", *STEPPING, *SAVING, "export", "embedding")
+PHASES = (*ALL, "service")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """``how``: a signal to ``worker`` or ``driver``; a function of ``machines`` or of a ``checkpoint`` file; which may
+    return what mends it after ``lasts_s``; an ``act`` of the worker (tests/chaos/observed.py)."""
+
+    what: str
+    how: Any
+    phases: tuple[str, ...]
+    settings: str = "usual"
+    lasts_s: float = 5.0
+
+    def inflict(self, machines: Machines, driver: subprocess.Popen[bytes], pid: int, checkpoints: Path) -> Mend:
+        if self.what in ("worker", "driver"):
+            os.kill(pid if self.what == "worker" else driver.pid, self.how)
+        elif self.what == "machines":
+            return self.how(machines)
+        elif self.what == "checkpoint":
+            driver.kill()
+            files = [path for path in max(checkpoints.glob("step-????????")).rglob("*") if path.is_file()]
+            self.how(max(files, key=lambda path: path.stat().st_size))
+        return None
+
+
+FAULTS = {
+    "worker SIGKILL": Fault("worker", signal.SIGKILL, PHASES),
+    "worker abort": Fault("worker", signal.SIGABRT, (*STEPPING, "embedding", "service")),
+    "worker segfault": Fault("worker", signal.SIGSEGV, (*STEPPING, "checkpoint", "service")),
+    "worker SIGSTOP": Fault("worker", signal.SIGSTOP, (*STEPPING, "publishing")),
+    "driver SIGKILL": Fault("driver", signal.SIGKILL, ALL),
+    "driver SIGTERM": Fault("driver", signal.SIGTERM, ALL),
+    "GIL held": Fault("act", "hold the GIL", ("forward", "update")),
+    "asynchronous exception": Fault("act", "raise", (*STEPPING, "checkpoint")),
+    "slow rank": Fault("act", "be slow", ("forward",)),
+    "clock +1 h": Fault("act", "clock forward", ("forward", "checkpoint")),
+    "clock -1 h": Fault("act", "clock back", ("update", "checkpoint")),
+    "bit of a weight flipped": Fault("act", "flip a bit", ("update",)),
+    "disk slow": Fault("act", "slow disk", ("update",)),
+    "W&B away": Fault("act", "wait", ("forward",), "W&B away"),
+    "raylet SIGKILL": Fault("machines", lambda m: m.kill("raylet", 1), ("forward", "checkpoint", "embedding")),
+    "GCS SIGKILL": Fault("machines", lambda m: m.kill("gcs_server", 0), ("update", "publishing", "embedding")),
+    "node lost": Fault("machines", lambda m: m.kill("", 1), PHASES),
+    "network cut": Fault("machines", Machines.cut, ("reduction", "publishing"), lasts_s=30),
+    "disk full": Fault("machines", Machines.fill, ("update", *SAVING, "export", "embedding")),
+    "disk read-only": Fault("machines", Machines.protect, (*SAVING, "export", "embedding")),
+    "shard damaged": Fault(
+        "checkpoint", lambda p: p.write_bytes(p.read_bytes()[:-99] + bytes(99)), ("update",), "on disk"
+    ),
+    "shard truncated": Fault("checkpoint", lambda p: os.truncate(p, p.stat().st_size // 2), ("update",), "on disk"),
+    "shard missing": Fault("checkpoint", Path.unlink, ("update",), "on disk"),
+}

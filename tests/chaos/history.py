@@ -1,0 +1,100 @@
+"""The history that workers append to, and the proof from it that training was one sequence of the planned steps.
+
+Lines of JSON: ``start``, where a worker is about to step, after ``step`` steps (the workers of a start have one
+``attempt``); ``step``, where it has taken one, with hashes of its batches' records, the bits of its loss and a checksum
+of all weights. Times are of CLOCK_MONOTONIC, which a machine's processes share.
+"""
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+TOLERANCE = 1e-5
+"""Of losses and weights once another number of workers took part, which adds up in another order."""
+
+
+@dataclass
+class Attempt:
+    """A start of so many workers after ``begins`` steps, their processes, and what each did, by step."""
+
+    world: int
+    begins: int
+    time: float
+    pids: set[int] = field(default_factory=set)
+    steps: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+
+    def ended(self, number: int) -> float:
+        """Time of the end of a step; of the start where it was taken before."""
+        return max((step["time"] for step in self.steps.get(number, [])), default=self.time)
+
+
+def read_history(path: Path) -> list[Attempt]:
+    """The attempts in the order of their starts."""
+    attempts: dict[str, Attempt] = {}
+    for record in map(json.loads, path.read_text().splitlines() if path.exists() else []):
+        attempt = attempts.setdefault(record["attempt"], Attempt(record["world"], record["step"], record["time"]))
+        if record["kind"] == "start":
+            attempt.pids.add(record["pid"])
+        else:
+            attempt.steps.setdefault(record["step"], []).append(record)
+    return sorted(attempts.values(), key=lambda attempt: attempt.time)
+
+
+def committed(attempts: list[Attempt]) -> dict[int, Attempt]:
+    """The attempt that took each step that counts: what the attempt after it began with, from the end back."""
+    taken: dict[int, Attempt] = {}
+    limit = max((number for attempt in attempts for number in attempt.steps), default=0)
+    for attempt in reversed(attempts):
+        taken |= {number: attempt for number in attempt.steps if number <= limit}
+        limit = min(limit, attempt.begins)
+    return dict(sorted(taken.items()))
+
+
+def problems(attempts: list[Attempt], planned: Attempt) -> list[str]:
+    """What a run did otherwise than once through the steps of ``planned``, an undisturbed run."""
+    taken = committed(attempts)
+    found = [f"step {number} is lost or not planned" for number in planned.steps.keys() ^ taken.keys()]
+    is_exact = True
+    for number in sorted(taken.keys() & planned.steps.keys()):
+        attempt, wanted = taken[number], planned.steps[number]
+        steps = sorted(attempt.steps[number], key=lambda step: step["rank"])
+        is_exact &= attempt.world == planned.world
+        tests = {
+            "was not taken once by each worker": [step["rank"] for step in steps] == [*range(attempt.world)],
+            "had other batches than planned": _batches(steps) == _batches(wanted),
+            "left other weights on another worker": len({step["weights"] for step in steps}) == 1,
+            "came to other bits": not is_exact or _bits(steps) == _bits(wanted),
+            "had another loss": abs(_loss(steps) - _loss(wanted)) <= TOLERANCE * max(1, abs(_loss(wanted))),
+        }
+        found += [f"step {number} {problem}" for problem, holds in tests.items() if not holds]
+    began = float("inf")
+    for attempt in reversed(attempts):
+        late = [number for number in attempt.steps if attempt.ended(number) > began]
+        found += [f"step {number} was taken while a later attempt took steps" for number in late]
+        began = min([began, *(step["time"] for steps in attempt.steps.values() for step in steps)])
+    return found
+
+
+def _batches(steps: list[dict[str, Any]]) -> Counter[str]:
+    return Counter(batch for step in steps for batch in step["batches"])
+
+
+def _bits(steps: list[dict[str, Any]]) -> set[tuple[Any, ...]]:
+    return {(step["rank"], *step["batches"], step["loss"], step["weights"]) for step in steps}
+
+
+def _loss(steps: list[dict[str, Any]]) -> float:
+    return sum(float.fromhex(step["loss"]) for step in steps)
+
+
+def cost(attempts: list[Attempt], time: float, until: float) -> tuple[int, float | None, float]:
+    """Of a fault, ``until`` the next one: steps taken again, seconds to the next step and in those that count."""
+    later = [attempt for attempt in attempts if time < attempt.time < until]
+    next_steps = [a.ended(n) for a in later or attempts for n in a.steps if time < a.ended(n) < until]
+    before = [n for a in attempts for n in a.steps if later and a.time < time and a.ended(n) < later[0].time]
+    again = max(before, default=0) - min((attempt.begins for attempt in later), default=0)
+    useful = [(attempt.ended(n - 1), attempt.ended(n)) for n, attempt in committed(attempts).items()]
+    useful_s = sum(max(0, min(end, until) - max(begin, time)) for begin, end in useful)
+    return max(0, again) if later else 0, min(next_steps) - time if next_steps else None, useful_s

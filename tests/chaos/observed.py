@@ -1,0 +1,151 @@
+"""train_ray.py whose workers keep a history and meet faults: ``python -m tests.chaos.observed FOLDER --config FILE``.
+
+FOLDER has history.jsonl (tests/chaos/history.py) and faults.json, the faults in the order in which they are met: phase,
+step, rank, act. met-N names the worker that met fault N; in the act ``wait`` it waits in the phase for go-N.
+"""
+
+import ctypes
+import hashlib
+import json
+import os
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray.train
+import torch
+
+from dataset.batches.steps import TrainingSteps
+from run_folder.checkpoints import Manifest
+from train_ray import main
+
+WRITER = "checkpoint-writer"
+
+
+class Observer:
+    """Of one worker."""
+
+    def __init__(self, folder: Path, rank: int, world: int) -> None:
+        self.folder, self.rank, self.world = folder, rank, world
+        self.faults = json.loads((folder / "faults.json").read_text())
+        self.step, self.attempt, self.model = 0, "", torch.nn.Module()
+
+    def log(self, kind: str, **values: Any) -> None:
+        place = {"attempt": self.attempt, "rank": self.rank, "world": self.world, "step": self.step}
+        line = json.dumps({"kind": kind, **place, "time": time.monotonic(), **values}) + "\n"
+        with (self.folder / "history.jsonl").open("ab", buffering=0) as file:
+            file.write(line.encode())
+
+    def started(self, position: Any, worker: Any) -> None:
+        self.model, self.step = worker.engine.module, position.step
+        self.attempt = worker.control.from_rank_0(os.urandom(4).hex())
+        self.log("start", pid=os.getpid())
+
+    def stepped(self, _: Any, results: Any, position: Any, batches: list[Any], sums: Any, *others: Any) -> None:
+        self.step, weights = position.step, 0
+        for parameter in self.model.parameters():
+            weights = zlib.crc32(parameter.detach().numpy().tobytes(), weights)
+        records = [batch.records.numpy().tobytes() for batch in batches if batch.records.numel()]
+        hashes = [hashlib.sha256(content).hexdigest() for content in records]
+        self.log("step", batches=hashes, loss=float(sums.own["loss"]).hex(), weights=weights)
+
+    def enter(self, phase: str, thread: str = "") -> None:
+        """Meet the next fault where it is one of this phase."""
+        number = len([*self.folder.glob("met-*")])
+        fault = self.faults[number] if number < len(self.faults) else {"phase": None}
+        is_here = fault["phase"] == phase and thread in threading.current_thread().name
+        if not is_here or fault["rank"] % self.world != self.rank or self.step < fault["step"]:
+            return
+        partial = self.folder / f"partial-{os.getpid()}"
+        partial.write_text(json.dumps([os.getpid(), time.monotonic()]))
+        partial.rename(self.folder / f"met-{number}")
+        ACTS[fault["act"]](self, self.folder / f"go-{number}")
+
+
+def _wait(_: Observer, go: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not go.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def _flip(observer: Observer, _: Path) -> None:
+    max(observer.model.parameters(), key=torch.Tensor.numel).data.view(torch.int32).view(-1)[0] ^= 1 << 10
+
+
+def _raise_from_outside(*_: Any) -> None:
+    thread = ctypes.c_ulong(threading.get_ident())
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(RuntimeError))
+
+
+def _set_clock(seconds: float) -> None:
+    clock = time.time
+    time.time = lambda: clock() + seconds
+
+
+def _slow_disk(*_: Any) -> None:
+    sync = os.fsync
+    os.fsync = lambda descriptor: time.sleep(0.5) or sync(descriptor)
+
+
+ACTS: dict[str, Callable[[Observer, Path], Any]] = {
+    "wait": _wait,
+    "hold the GIL": lambda *_: ctypes.PyDLL(None).sleep(3600),
+    "raise": _raise_from_outside,
+    "be slow": lambda *_: time.sleep(3),
+    "slow disk": _slow_disk,
+    "clock forward": lambda *_: _set_clock(3600),
+    "clock back": lambda *_: _set_clock(-3600),
+    "flip a bit": _flip,
+}
+
+
+def wrap(owner: Any, name: str, before: Callable[..., Any], after: Callable[..., Any] = lambda *_: None) -> None:
+    original = getattr(owner, name)
+
+    def wrapped(*arguments: Any, **named: Any) -> Any:
+        before()
+        result = original(*arguments, **named)
+        after(result, *arguments)
+        return result
+
+    setattr(owner, name, wrapped)
+
+
+def observe(observer: Observer) -> None:
+    """Have the observer called where this process enters a phase, starts to step and has taken a step."""
+    from training.engine.engine import TrainingEngine
+    from training.loop import worker
+    from training.loop.results import StepResults
+    from training.loop.stepping import Stepper
+
+    wrap(TrainingSteps, "epoch", partial(observer.enter, "loader"))
+    wrap(TrainingEngine, "__call__", partial(observer.enter, "forward"))
+    wrap(Stepper, "_before_collective", partial(observer.enter, "reduction"))
+    wrap(TrainingEngine, "step", partial(observer.enter, "update"))
+    wrap(TrainingEngine, "full_precision_state", partial(observer.enter, "export"))
+    wrap(torch, "save", partial(observer.enter, "checkpoint", WRITER))
+    wrap(Manifest, "sealed", partial(observer.enter, "publishing", WRITER))
+    wrap(worker, "restore", lambda: None, observer.started)
+    wrap(StepResults, "add", lambda: None, observer.stepped)
+
+
+def observed_loop(folder: Path, train: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
+    def loop(arguments: dict[str, Any]) -> None:
+        context = ray.train.get_context()
+        observe(Observer(folder, context.get_world_rank(), context.get_world_size()))
+        train(arguments)
+
+    return loop
+
+
+if __name__ == "__main__":
+    from tests.chaos.observed import observed_loop as importable  # of a module's name, which workers can import
+    from training.launch import trainers
+
+    trainers.ray_train_loop = importable(Path(sys.argv.pop(1)), trainers.ray_train_loop)
+    sys.exit(main(sys.argv[1:]))

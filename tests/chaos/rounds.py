@@ -1,0 +1,234 @@
+"""A round: a command that meets faults one after the other, and is started again until it ends well."""
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from pyarrow.parquet import read_table
+from yaml import safe_dump as dump_yaml
+
+from tests.chaos.faults import FAULTS
+from tests.chaos.history import TOLERANCE, committed, cost, problems, read_history
+from tests.clusters import Machines, Mend
+from tests.conftest import REPOSITORY
+from tests.inference.embedding.jobs import final_bytes, small_model_folder, write_proteins
+from tests.model.support import random_sequences
+from tests.runs import exported_weights, merged, run_folder, tiny_config, train_losses
+from train_config.loading import dump_config
+
+LEFT_S = 20.0  # for processes to end after the command
+USUAL: dict[str, Any] = {
+    "data": {"num_workers": 1},
+    "training": {"watchdog_s": 6.0, "checksum_every_steps": 2},
+    "checkpoint": {"asynchronous": True, "keep_last": 3, "memory_every_steps": 2},
+    "ray": {"num_workers": 2, "cpus_per_worker": 1, "max_failures": 10},
+}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "usual": {},
+    "on disk": {"checkpoint": {"memory_every_steps": None}},
+    "W&B away": {"wandb": {"mode": "online", "init_timeout_s": 1, "finish_timeout_s": 1}},
+}
+
+
+@dataclass
+class Met:
+    """A fault to be met, and what it cost from then on until the next one."""
+
+    kind: str
+    phase: str
+    step: int
+    rank: int = 0
+    time: float = 0.0
+    until: float = 0.0
+    again: int = 0
+    back_s: float | None = None
+    useful_s: float = 0.0
+
+
+class Round:
+    """``spacing``: steps, shards or seconds from a fault to the next, about; ``undisturbed``: a round that has run.
+
+    Subclasses have its ``command``, ``met`` (the process that has met a fault, and when) and ``same`` (as undisturbed).
+    """
+
+    def __init__(self, machines: Machines, faults: list[Met], spacing: int, undisturbed: Any = None) -> None:
+        self.machines, self.faults, self.spacing, self.undisturbed = machines, faults, spacing, undisturbed
+        self.folder, self.data = (Path(tempfile.mkdtemp(prefix="chaos-", dir=at)) for at in (None, machines.disk))
+        self.seconds, self.starts, self.wrong, self.checkpoints = 0.0, 0, list[str](), Path()
+        self._mends: list[tuple[float, Mend]] = []
+        (self.folder / "temporary").mkdir()
+
+    def check(self) -> list[str]:
+        """Compare the outcome with that of the undisturbed round; sets what the faults cost."""
+        for fault in self.faults:
+            fault.useful_s = (fault.until - fault.time) * min(1, self.undisturbed.seconds / self.seconds)
+        return [] if self.same() else ["the result is not that of the undisturbed round"]
+
+    def left(self) -> list[Any]:
+        """Processes and files that the round left, for now."""
+        return [*(self.folder / "temporary").iterdir()]
+
+    def run(self) -> "Round":
+        """Start the command and inflict faults on it until it ends well."""
+        began, struck, code = time.monotonic(), 0, -1
+        while code != 0 and time.monotonic() < began + 300 + 6 * self.spacing:
+            if code is not None:
+                self._mend(float("inf"))
+                self.process, self.starts = self._start(), self.starts + 1
+            if struck < len(self.faults) and (met := self.met(struck)):
+                fault, (pid, fault.time) = self.faults[struck], met
+                mend = FAULTS[fault.kind].inflict(self.machines, self.process, pid, self.checkpoints)
+                self._mends.append((time.monotonic() + FAULTS[fault.kind].lasts_s, mend))
+                (self.folder / f"go-{struck}").touch()
+                struck += 1
+            self._mend(time.monotonic())
+            time.sleep(0.02)
+            code = self.process.poll()
+        ended = time.monotonic()
+        self.seconds = ended - began
+        self._mend(float("inf"))
+        for fault, until in zip(self.faults, [*(fault.time for fault in self.faults[1:]), ended], strict=False):
+            fault.until = until
+        self.wrong = [f"{fault.kind} in {fault.phase} was never met" for fault in self.faults[struck:]]
+        if code != 0:
+            self.process.kill()
+            self.wrong.append(f"the command did not end well, see {self.folder / 'output.txt'}")
+        elif self.undisturbed is not None:
+            self.wrong += self.check()
+        while (left := self.left()) and time.monotonic() < ended + LEFT_S:
+            time.sleep(0.2)
+        self.wrong += [f"left: {each}" for each in left]
+        if self.undisturbed is not None and not self.wrong:
+            self.close()
+        return self
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, *self.command(self.machines.restore().address)]
+        with (self.folder / "output.txt").open("ab") as output:
+            streams: dict[str, Any] = {"stdout": output, "stderr": subprocess.STDOUT, "start_new_session": True}
+            return subprocess.Popen(command, cwd=REPOSITORY, env=self.environment(), **streams)
+
+    def environment(self) -> dict[str, str]:
+        return self.machines.restore().environment | {"TMPDIR": str(self.folder / "temporary")}
+
+    def _mend(self, now: float) -> None:
+        due = [mend for when, mend in self._mends if when <= now]
+        self._mends = [(when, mend) for when, mend in self._mends if when > now]
+        for mend in filter(None, due):
+            mend()
+
+    def close(self) -> None:
+        shutil.rmtree(self.folder)
+        shutil.rmtree(self.data)
+
+    def __str__(self) -> str:
+        faults = ", ".join(f"{fault.kind} in {fault.phase} at {fault.step}" for fault in self.faults)
+        return f"{type(self).__name__}: {faults}: {self.seconds:.0f} s, {self.starts} starts, {self.wrong or 'equal'}"
+
+
+class Training(Round):
+    def __init__(self, machines: Machines, faults: list[Met], spacing: int, undisturbed: Any = None) -> None:
+        super().__init__(machines, faults, spacing, undisturbed)
+        sizes = {"max_steps": 6 * spacing, "evaluate_every_steps": 2 * spacing}
+        steps = {"training": sizes, "checkpoint": {"every_steps": spacing + 1}}
+        settings = SETTINGS[FAULTS[faults[-1].kind].settings] if faults else {}
+        self.config = tiny_config(self.data, **merged(merged(USUAL, steps), settings))
+        self.checkpoints = run_folder(self.config).checkpoints
+        acts = [FAULTS[fault.kind].how if FAULTS[fault.kind].what == "act" else "wait" for fault in faults]
+        plan = [{**asdict(fault), "act": act} for fault, act in zip(faults, acts, strict=True)]
+        (self.folder / "faults.json").write_text(json.dumps(plan))
+        (self.folder / "config.yaml").write_text(dump_config(self.config))
+
+    def command(self, address: str) -> list[str]:
+        program = ["-m", "tests.chaos.observed", str(self.folder)]
+        return [*program, "--config", str(self.folder / "config.yaml"), "--ray.address", address]
+
+    def met(self, number: int) -> tuple[int, float] | None:
+        path = self.folder / f"met-{number}"
+        return tuple(json.loads(path.read_text())) if path.exists() else None
+
+    def outcome(self) -> Any:
+        return read_history(self.folder / "history.jsonl"), train_losses(self.config), exported_weights(self.config)
+
+    def check(self) -> list[str]:
+        (planned,), losses, weights = self.undisturbed.outcome()
+        attempts, own_losses, exported = self.outcome()
+        for fault in self.faults:
+            fault.again, fault.back_s, fault.useful_s = cost(attempts, fault.time, fault.until)
+        found = problems(attempts, planned)
+        if own_losses.keys() != losses.keys():
+            found.append("metrics.jsonl is not a line a step")
+        same_workers = all(attempt.world == planned.world for attempt in committed(attempts).values())
+        distance = max(float((exported[name] - weights[name]).abs().max()) for name in weights)
+        if not distance <= (0 if same_workers else TOLERANCE):
+            found.append(f"exported weights are up to {distance:.1e} from the undisturbed run's")
+        return found
+
+    def left(self) -> list[Any]:
+        pids = {pid for attempt in read_history(self.folder / "history.jsonl") for pid in attempt.pids}
+        copies = list(Path("/dev/shm").glob("esmeray-*/**/manifest.json"))
+        files = [path for path in copies if f'"{self.data}' in path.read_text()] + [*self.data.rglob("*.partial")]
+        return [*filter(psutil.pid_exists, pids), *files, *super().left()]
+
+
+class Embedding(Round):
+    def __init__(self, machines: Machines, faults: list[Met], spacing: int, undisturbed: Any = None) -> None:
+        super().__init__(machines, faults, spacing, undisturbed)
+        small_model_folder(self.folder / "model")
+        write_proteins(self.folder / "proteins.fasta", random_sequences([400] * 72))
+
+    def command(self, address: str) -> list[str]:
+        files = {"models": self.folder / "model", "input": self.folder / "proteins.fasta", "output": self.data / "out"}
+        files["stage_dir"] = self.folder  # copies that stay for later jobs
+        sizes = {"shard_tokens": 1200, "tokens": 256, "precision": "fp32", "workers": 2}
+        words = [word for name, value in (files | sizes).items() for word in (f"--embed.{name}", str(value))]
+        return ["-m", "tools", "embed", "run", *words, "--ray.address", address]
+
+    def met(self, number: int) -> tuple[int, float] | None:
+        is_due = len([*self.data.glob("out.partial/model/rows/*")]) >= self.faults[number].step
+        return self.machines.find("_EmbeddingActor") if is_due else None
+
+    def same(self) -> bool:
+        return final_bytes(self.data / "out") == final_bytes(self.undisturbed.data / "out")
+
+
+class Service(Round):
+    """The command is the client, which asks again what is refused; the service has a replica on each node."""
+
+    def command(self, address: str) -> list[str]:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        model = {"name": "esm", "source": str(small_model_folder(self.folder / "model")), "replicas": 2}
+        serve = {"models": [model | {"precision": "fp32"}], "port": port, "ingress_replicas": 2}
+        (self.folder / "serve.yaml").write_text(dump_yaml({"serve": serve, "ray": {"address": address}}))
+        command = [sys.executable, "serve_ray.py", "--config", str(self.folder / "serve.yaml")]
+        self.service = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, env=self.environment())
+        assert b"ready" in self.service.stdout.readline()  # type: ignore[union-attr]
+        write_proteins(self.folder / "proteins.fasta", random_sequences([400] * 4000))
+        self.began = time.monotonic()
+        files = ["--query.input", str(self.folder / "proteins.fasta"), "--query.output", str(self.data / "out.parquet")]
+        return ["-m", "tools", "serve", "query", *files, "--query.address", f"http://127.0.0.1:{port}"]
+
+    def met(self, number: int) -> tuple[int, float] | None:
+        is_due = time.monotonic() > self.began + self.faults[number].step
+        return self.machines.find("ServeReplica:esmeray:esm") if is_due else None
+
+    def same(self) -> bool:
+        (ids, values), (planned_ids, planned) = (
+            (table["id"].to_pylist(), np.stack(table["embedding"].to_numpy()))
+            for table in (read_table(round_.data / "out.parquet") for round_ in (self, self.undisturbed))
+        )
+        return ids == planned_ids and np.allclose(values, planned, rtol=1e-4, atol=1e-5) and self.starts == 1
+
+    def left(self) -> list[Any]:
+        self.service.terminate()
+        return [*super().left(), *([] if self.service.wait(60) == 143 else ["the service did not end well"])]

@@ -1,0 +1,58 @@
+"""A round on the tests' cluster, and what the checker finds in a history that is wrong."""
+
+import copy
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chaos.history import Attempt, problems
+from tests.chaos.rounds import Met, Round, Training
+
+pytestmark = pytest.mark.slow
+
+
+class Here:
+    """The tests' cluster in place of machines of its own."""
+
+    def __init__(self, address: str, disk: Path) -> None:
+        self.address, self.disk, self.environment = address, disk, dict(os.environ)
+
+    def restore(self) -> "Here":
+        return self
+
+
+@pytest.fixture(scope="module")
+def undisturbed(ray_address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Round]:
+    round_ = Training(Here(ray_address, tmp_path_factory.mktemp("chaos")), [], spacing=3).run()
+    yield round_
+    round_.close()
+
+
+def test_a_run_that_loses_workers_and_driver_takes_each_planned_step_once(undisturbed: Training):
+    faults = [Met("worker SIGKILL", "publishing", 3), Met("driver SIGKILL", "update", 9, rank=1)]
+    assert not Training(undisturbed.machines, faults, 3, undisturbed).run().wrong
+    assert [fault.again > 0 and fault.back_s is not None for fault in faults] == [True, True]
+
+
+BREAKING: dict[str, Callable[[list[Attempt]], Any]] = {
+    "step 5 is lost or not planned": lambda attempts: attempts[0].steps.pop(5),
+    "step 5 was not taken once by each worker": lambda attempts: attempts[0].steps[5].pop(),
+    "step 5 had other batches than planned": lambda attempts: attempts[0].steps[5][0].update(batches=["other"]),
+    "step 5 left other weights on another worker": lambda attempts: attempts[0].steps[5][0].update(weights=0),
+    "step 5 came to other bits": lambda attempts: attempts[0].steps[5][0].update(loss="0x1p-1"),
+    "while a later attempt took steps": lambda attempts: attempts.append(
+        Attempt(2, 18, 0.0, steps={19: attempts[0].steps[4]})
+    ),
+}
+
+
+@pytest.mark.parametrize("words", BREAKING)
+def test_what_is_wrong_is_found(undisturbed: Training, words: str):
+    (planned,), _, _ = undisturbed.outcome()
+    attempts = [copy.deepcopy(planned)]
+    assert not problems(attempts, planned)
+    BREAKING[words](attempts)
+    assert words in str(problems(attempts, planned))
