@@ -17,7 +17,9 @@ import io
 import math
 import os
 import re
+import shutil
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -63,6 +65,8 @@ def main(argv: list[str]) -> NoReturn:
     arguments = parser.parse_args(argv)
     replies = os.dup(1)  # the pipe to the driver, which wandb's service does not inherit; 1 then leads to the log
     os.dup2(2, 1)
+    # For wandb's temporary folders (0.31), which its atexit hook would remove.
+    os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp()
     try:
         problem = _Follower(arguments, replies).run()
     except Exception as error:  # noqa: BLE001 - whatever wandb raises is reported in a line
@@ -187,6 +191,7 @@ def _leave(replies: int, problem: str | None) -> NoReturn:
             os.write(replies, problem.encode())
     for process in psutil.Process().children(recursive=True):
         process.kill()
+    shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
     os._exit(problem is not None)
 
 

@@ -118,14 +118,15 @@ def series(history: list[dict[str, Any]], name: str) -> list[Any]:
 # --- in good order
 
 
-def test_offline_is_the_default_and_its_file_holds_config_and_values(tmp_path, mark, server):
+def test_offline_is_the_default_and_its_file_holds_config_and_values(tmp_path, monkeypatch, mark, server):
     assert WandbSection().mode == "offline"
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     run = Run(tmp_path / "run")
     append(run.folder.metrics, *RECORDS[:50])
     wandb = run.start()
     append(run.folder.metrics, *RECORDS[50:])
     wandb.close()
-    assert run.warnings == [] and marked_processes(mark) == []
+    assert run.warnings == [] and marked_processes(mark) == [] and not [*tmp_path.glob("tmp*")]
     (file,) = run.files()
     assert read_history(file) == VALUES
     assert read_run_id(file) == RUN_ID
