@@ -10,26 +10,25 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 from ray._private.worker import BaseContext
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+from ray.exceptions import RayError
 
 from cluster.access import authentication_mode, own_token
 from cluster.nodes import check_nodes
-from cluster.placement import LOCAL, NodeResources, Workers, find, local_resources
+from cluster.placement import LOCAL, Capacity, NodeResources, Workers, find, in_words, local_resources
 from common.errors import ResourceError
 from common.publishing import take_lock
+from common.text import first_line
 from train_config.schema import RaySection
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PORTS_TRIED = 100
 START_TIMEOUT_S = 300
 """Seconds that workers may take to get their place and import what they need."""
-
-WATCHES = "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"
-"""Environment variable: Ray Train watches for machines that are about to be taken away."""
 
 OBJECT_STORE_BYTES = 256 * 1024 * 1024
 """Batches do not travel through Ray's object store; a local cluster needs little of it."""
@@ -38,21 +37,67 @@ NOT_UPLOADED = [".git", ".venv", "runs", "stores", "wandb", "tests", "docs", "be
 
 
 def cluster_resources() -> list[NodeResources]:
-    resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    return [NodeResources(int(r.get("CPU", 0)), int(r.get("GPU", 0))) for r in resources]
+    return [_resources(node["Resources"]) for node in ray.nodes() if node["Alive"]]
 
 
-def missing_now(workers: Workers) -> str | None:
-    """A remark if others use so much of the cluster at the moment that training has to wait for it."""
-    free = ray.available_resources()
-    cpus, gpus = int(free.get("CPU", 0)), int(free.get("GPU", 0))
-    needed_cpus, needed_gpus = workers.count * workers.cpus_each, workers.count * workers.use_gpu
-    if cpus >= needed_cpus and gpus >= needed_gpus:
-        return None
-    return (
-        f"training needs {needed_cpus} CPU cores and {needed_gpus} GPUs, the cluster has {cpus} and {gpus} free just "
-        f"now: it waits {START_TIMEOUT_S} s for the rest"
-    )
+def capacity(workers: Workers) -> Capacity:
+    """The number of workers of Ray Train that the cluster holds, those that this process has started among them.
+
+    Raises ResourceError where the cluster does not answer.
+    """
+    try:
+        if ray.util.client.ray.is_connected():  # from outside (ray://), where only the cluster itself can tell
+            task = ray.remote(num_cpus=0, runtime_env=worker_environment())(_machines)
+            machines = ray.get(task.remote())
+        else:
+            machines = _machines()
+    except (RayError, RuntimeError) as error:
+        raise ResourceError(f"the Ray cluster does not answer ({first_line(error)})") from error
+    staying = [machine for machine in machines if not machine.draining]
+    whole = [_resources(machine.resources) for machine in staying]
+    now = [
+        _resources(machine.free, machine.workers * workers.cpus_each, machine.workers * workers.use_gpu)
+        for machine in staying
+    ]
+    leaving = tuple(machine.address for machine in machines if machine.draining and machine.workers)
+    return Capacity(workers.largest(now), workers.largest(whole), in_words(whole), leaving)
+
+
+class _Machine(NamedTuple):
+    """A machine of the cluster. ``workers``: those of Ray Train that this job has there."""
+
+    address: str
+    resources: dict[str, float]
+    free: dict[str, float]
+    draining: bool
+    workers: int
+
+
+def _machines() -> list[_Machine]:
+    state = ray._private.state.state  # Ray (2.60) gives what is free of each node, and nodes to be drained, here alone
+    draining, free = state.get_draining_nodes(), state.available_resources_per_node()
+    actors = state.actor_table(None, None, "ALIVE").values()
+    job = ray.get_runtime_context().get_job_id()
+    mine = [actor for actor in actors if (actor["JobID"], actor["ActorClassName"]) == (job, "RayTrainWorker")]
+    workers = Counter(actor["Address"]["NodeID"] for actor in mine)
+    return [
+        _Machine(node["NodeManagerAddress"], node["Resources"], free.get(name, {}), name in draining, workers[name])
+        for node in ray.nodes()
+        if node["Alive"] and _answers(node) and (name := node["NodeID"])
+    ]
+
+
+def _answers(node: dict[str, Any]) -> bool:
+    """Test for a machine that is there: Ray (2.60) takes a lost one for alive until 15 s of health checks failed."""
+    try:
+        socket.create_connection((node["NodeManagerAddress"], node["NodeManagerPort"]), timeout=1.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def _resources(resources: dict[str, float], cpus: int = 0, gpus: int = 0) -> NodeResources:
+    return NodeResources(int(resources.get("CPU", 0)) + cpus, int(resources.get("GPU", 0)) + gpus)
 
 
 def worker_environment() -> dict[str, Any]:
@@ -71,10 +116,10 @@ def connected(section: RaySection, shared: Path | None = None) -> Iterator[str]:
     """
     # Ray Train finds out about a lost worker by polling: every 2 s by default.
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
-    os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(START_TIMEOUT_S))
+    # Machines that are about to be taken away are watched for in training/launch/elastic.py, without another process.
+    os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
     connected_before = ray.is_initialized()
     if connected_before and section.address in (None, ray.get_runtime_context().gcs_address):
-        _spare_processes()
         yield ""
         return
     address = find(section)
@@ -88,7 +133,6 @@ def connected(section: RaySection, shared: Path | None = None) -> Iterator[str]:
                 reason = " ".join(str(error).split())
                 raise ResourceError(f"ray.address: no Ray cluster can be used at {address} ({reason})") from error
             check_nodes(worker_environment(), shared)
-            _spare_processes()
             yield f"{context.dashboard_url}{remark}" if context.dashboard_url else ""
         finally:  # also when a signal breaks the start off
             if not connected_before:
@@ -121,12 +165,6 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
         for name, value in before.items():
             os.environ.pop(name, None)
             os.environ.update({} if value is None else {name: value})
-
-
-def _spare_processes() -> None:
-    """Watch for no machines that are taken away where there is one: each watcher is a process (ray 2.60)."""
-    if len(cluster_resources()) == 1:
-        os.environ.setdefault(WATCHES, "0")
 
 
 def _start_local(section: RaySection) -> BaseContext:

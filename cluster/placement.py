@@ -28,15 +28,54 @@ class NodeResources(NamedTuple):
 
 @dataclass(frozen=True)
 class Workers:
-    """The number of training workers, and what each reserves."""
+    """The number of training workers, and what each reserves.
+
+    ``sizes``: numbers that take turns as machines come and go, ascending; none where the number is fixed.
+    """
 
     count: int
     cpus_each: int
     use_gpu: bool
+    sizes: tuple[int, ...] = ()
 
     @property
     def device(self) -> str:
         return "cuda" if self.use_gpu else "cpu"
+
+    @property
+    def allowed(self) -> tuple[int, ...]:
+        return self.sizes or (self.count,)
+
+    @property
+    def each(self) -> str:
+        """What a worker reserves, in words."""
+        return f"{counted(self.cpus_each, 'CPU core{s}')}{' and a GPU' if self.use_gpu else ''}"
+
+    @property
+    def numbers(self) -> str:
+        """The allowed numbers in words."""
+        return f"{self.sizes[0]} to {self.sizes[-1]}" if self.sizes else f"{self.count:,}"
+
+    def largest(self, nodes: list[NodeResources]) -> int:
+        """The largest allowed number that these machines hold; 0 where they hold none."""
+        return _largest(self.allowed, _places(nodes, self.cpus_each, self.use_gpu))
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """The largest allowed number of workers that a cluster holds, 0 where it holds none.
+
+    Attributes:
+        now: beside what others use.
+        whole: if nobody else used it.
+        machines: its resources in words.
+        leaving: machines with a worker that are about to be taken away, which count for nothing.
+    """
+
+    now: int
+    whole: int
+    machines: str = ""
+    leaving: tuple[str, ...] = ()
 
 
 def place_workers(section: RaySection, nodes: list[NodeResources]) -> Workers:
@@ -46,14 +85,20 @@ def place_workers(section: RaySection, nodes: list[NodeResources]) -> Workers:
     """
     cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
     use_gpu = gpus > 0
-    count = section.num_workers if section.num_workers != "auto" else gpus if use_gpu else min(2, max(1, cpus))
-    has = f"the cluster has {cpus} CPU cores and {gpus} GPUs on {counted(len(nodes), 'machine{s}')}"
-    available = _places(nodes, 1, use_gpu)
-    if count > available:
-        unit = "GPU and CPU core" if use_gpu else "CPU core"
-        raise ResourceError(
-            f"ray.num_workers: {count} workers asked, one {unit} each, but {has}: ask for at most {available}"
-        )
+    has = in_words(nodes)
+    if isinstance(section.num_workers, tuple):
+        least = 1 if section.cpus_per_worker == "auto" else section.cpus_per_worker
+        count = _largest(section.sizes, _places(nodes, least, use_gpu))
+        if not count:
+            raise ResourceError(f"ray.num_workers: at least {section.sizes[0]} workers asked, but {has}: ask for fewer")
+    else:
+        count = section.num_workers if section.num_workers != "auto" else gpus if use_gpu else min(2, max(1, cpus))
+        available = _places(nodes, 1, use_gpu)
+        if count > available:
+            unit = "GPU and CPU core" if use_gpu else "CPU core"
+            raise ResourceError(
+                f"ray.num_workers: {count} workers asked, one {unit} each, but {has}: ask for at most {available}"
+            )
     most_cpus_each = max(cores for cores in range(1, cpus + 1) if _places(nodes, cores, use_gpu) >= count)
     cpus_each = section.cpus_per_worker if section.cpus_per_worker != "auto" else most_cpus_each
     if cpus_each > most_cpus_each:
@@ -61,7 +106,16 @@ def place_workers(section: RaySection, nodes: list[NodeResources]) -> Workers:
             f"ray.cpus_per_worker: {count} workers with {cpus_each} CPU cores each asked, but {has}: "
             f"ask for at most {most_cpus_each}"
         )
-    return Workers(count, cpus_each, use_gpu)
+    return Workers(count, cpus_each, use_gpu, section.sizes)
+
+
+def in_words(nodes: list[NodeResources]) -> str:
+    cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
+    return f"the cluster has {cpus} CPU cores and {gpus} GPUs on {counted(len(nodes), 'machine{s}')}"
+
+
+def _largest(sizes: tuple[int, ...], places: int) -> int:
+    return max((size for size in sizes if size <= places), default=0)
 
 
 def _places(nodes: list[NodeResources], cpus_each: int, use_gpu: bool) -> int:

@@ -36,6 +36,14 @@ def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
         return 0
 
 
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr, flush=True)
+
+
 def program_of(command: str) -> str:
     """The words that start a command, as this process was started."""
     name = Path(sys.argv[0]).name

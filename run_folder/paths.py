@@ -16,6 +16,7 @@
     alerts.jsonl         warnings of what went wrong
     memory_guard.json    into how many parts batches are split since memory ran out
     stop.requested       written by the driver on Ctrl-C or SIGTERM, seen by rank 0
+    resize.requested     likewise, for another number of workers
 """
 
 import json
@@ -35,7 +36,7 @@ TOKENIZER = "tokenizer"
 RESERVE_BYTES = 16_384
 """Room on the disk that a run keeps while it trains, so that a full disk can be reported."""
 
-Status = Literal["finished", "stopped", "diverged", "failed"]
+Status = Literal["finished", "stopped", "resizing", "diverged", "failed"]
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class RunFolder:
         self.lock = self.path / ".lock"
         self.outcome = self.path / "outcome.json"
         self._reserve = self.path / ".outcome.reserve"
-        self._stop = self.path / "stop.requested"
+        self._stop, self._resize = self.path / "stop.requested", self.path / "resize.requested"
 
     @property
     def exists(self) -> bool:
@@ -80,13 +81,21 @@ class RunFolder:
         """Ask the workers to save and end after the step in progress."""
         self._stop.touch()
 
+    def request_resize(self) -> None:
+        """Ask for the same, so that another number of workers may resume."""
+        self._resize.touch()
+
     def stop_requested(self) -> bool:
         return self._stop.exists()
 
+    def end_requested(self) -> bool:
+        return self._stop.exists() or self._resize.exists()
+
     def clear_requests(self) -> None:
         """Forget how an earlier attempt ended and what was asked of it; keep room for how this one will end."""
-        self._stop.unlink(missing_ok=True)
-        self.outcome.unlink(missing_ok=True)
+        self.ray_snapshot.unlink(missing_ok=True)  # Ray Train fails on a damaged one, or on one of another version
+        for path in (self._stop, self._resize, self.outcome):
+            path.unlink(missing_ok=True)
         if self.path.exists():
             self._reserve.write_bytes(bytes(RESERVE_BYTES))
 

@@ -1,7 +1,9 @@
 """Ray clusters on this machine, started by the program ``ray start``, as users have them."""
 
 import os
+import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -30,6 +32,7 @@ class StartedCluster:
     Attributes:
         environment: of a shell on the head node, which has the token, and knows the cluster as the one of this machine.
         address: HOST:PORT.
+        client: ray://HOST:PORT of the head.
         nodes: ``ray start --block`` of each; what it started ends with it.
     """
 
@@ -43,6 +46,9 @@ class StartedCluster:
         inherited = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "RAY_AUTH_MODE")}
         self.environment = inherited | ours
         self.nodes: list[subprocess.Popen[bytes]] = []
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self._client_port = probe.getsockname()[1]
+        self.client = f"ray://127.0.0.1:{self._client_port}"
 
     @property
     def address(self) -> str:
@@ -50,7 +56,8 @@ class StartedCluster:
 
     def add(self, cpus: int, *wrapper: str) -> subprocess.Popen[bytes]:
         """Start a node, the head first, by a program if one is given, and wait until it is there."""
-        joined = ["--address", self.address] if self.nodes else ["--head", "--port=0", "--include-dashboard=false"]
+        head = ["--head", "--port=0", f"--ray-client-server-port={self._client_port}", "--include-dashboard=false"]
+        joined = ["--address", self.address] if self.nodes else head
         log = self._folder / f"node-{len(self.nodes)}.log"
         command = [
             *wrapper,
@@ -89,6 +96,19 @@ class StartedCluster:
         for process in self.processes(node, name):
             with suppress(psutil.NoSuchProcess):
                 process.kill()
+
+    def drain(self, node: subprocess.Popen[bytes], within_s: int) -> None:
+        """Announce that a machine is to be taken away, as an autoscaler does of one that is preempted."""
+        commands = [" ".join(process.cmdline()) for process in psutil.Process(node.pid).children()]
+        (name,) = set(re.findall(r"--node[-_]id=(\w+)", " ".join(commands)))
+        program = [str(Path(sys.executable).with_name("ray")), "drain-node", f"--address={self.address}"]
+        why = ["--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=preempted"]
+        deadline = f"--deadline-remaining-seconds={within_s}"
+        subprocess.run(
+            [*program, f"--node-id={name}", *why, deadline],
+            env=self.environment | {"RAY_AUTH_MODE": self._mode},
+            check=True,
+        )
 
     def close(self) -> None:
         for node in self.nodes:

@@ -6,7 +6,7 @@ import typing
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeGuard
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 
 KeyPath = tuple[str, ...]
@@ -37,6 +37,8 @@ Tokens = Annotated[int, Field(gt=0, le=2**24)]
 Channels = Annotated[int, Field(gt=0, le=2**16)]
 """Also layers, heads, processes and other sizes of which no machine holds more."""
 Precision = Literal["fp32", "bf16", "fp16"]
+OneOrMore = BeforeValidator(lambda value: value[0] if isinstance(value, list) and len(value) == 1 else value)
+"""Of a setting that is one value or a list: on the command line both are lists."""
 FolderName = Annotated[str, AfterValidator(_is_folder_name)]
 """Name of a run or a search, in the storage path."""
 

@@ -14,11 +14,12 @@ from ray.tune.execution import class_cache
 from cluster import connection
 from cluster.placement import NodeResources
 from cluster.signals import StopSignals
+from common.command_line import say
 from common.errors import ConfigError, EsmerayError, ResourceError
 from common.publishing import write_atomically
 from common.text import last_line
 from train_config.loading import dump_config, load_tune_config
-from training.launch.driver import fit, say
+from training.launch.elastic import fit
 from tuning.records import Job, SearchFolder, StoppedError, read_trials
 from tuning.results import Results, describe
 from tuning.search import Search

@@ -19,6 +19,7 @@ from rich.console import Console
 
 from cluster.placement import LOCAL, find, local_resources
 from cluster.signals import StopSignals
+from common.command_line import say, warn
 from common.errors import ConfigError, EsmerayError
 from common.progress import conversion_bar
 from run_folder.job import differences
@@ -26,12 +27,7 @@ from train_config.loading import dump_config, load_recorded, load_tune_config
 from train_config.natures import with_absolute_paths
 from train_config.schema import Config
 from train_config.tune_schema import TuneConfig
-from training.launch.driver import (
-    resources_to_plan_with,
-    say,
-    until_signal,
-    warn,
-)
+from training.launch.driver import resources_to_plan_with, until_signal
 from training.tasks.registry import task_plan
 from tuning.records import Job, read_trials
 from tuning.results import Results, nothing_fits, speed_text, to_set, write_best

@@ -28,10 +28,11 @@ BAR_COLUMNS = 20
 _STYLES = {"raised": "yellow", "validation": "dim"}
 """Of alerts by state, and of the words for metrics."""
 _EVENTS = {
-    **dict.fromkeys(("started", "finished", "stopped", "diverged", "failed"), ""),
+    **dict.fromkeys(("started", "finished", "stopped", "resizing", "diverged", "failed"), ""),
     "checkpoint": "step {step}: checkpoint saved",
     "exports_best": "the best checkpoint is {checkpoint}, which is exported",
     "resumed": "step {step}: resumed from {checkpoint}",
+    "resized": "step {step}: from {from} to {to} workers ({why})",
     "nonfinite": "step {step}: loss or gradient not finite, update left out",
     **dict.fromkeys(("memory_guard", "hung", "rewound"), "step {step}: {message}"),
     "weights_differ": "{message}",

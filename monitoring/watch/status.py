@@ -63,7 +63,8 @@ class RunStatus:
     @property
     def has_ended(self) -> bool:
         """True when nothing more comes, unless the run is resumed."""
-        return self._outcome is not None or self._is_left
+        resizing = self._outcome is not None and self._outcome.status == "resizing"
+        return self._is_left or (self._outcome is not None and not resizing)
 
     def lines(self) -> Iterator[str]:
         """Yield state, step, speed with the time left, last validation, what limits the speed, and alerts."""

@@ -4,22 +4,16 @@ import sys
 
 import pytest
 
-from cluster.connection import WATCHES, missing_now
-from cluster.placement import Workers
+from cluster.placement import Capacity
 from tests.clusters import started_cluster
 from tests.conftest import REPOSITORY
 
-
-def test_busy_cluster_is_told(ray_address):
-    assert missing_now(Workers(count=1, cpus_each=1, use_gpu=False)) is None
-    assert "waits" in missing_now(Workers(count=2, cpus_each=100, use_gpu=False))
-
-
 TWO_MACHINES = """
-import os
+import sys
 import ray
 from train_config.schema import RaySection
-from cluster.connection import WATCHES, connected, hardware, worker_environment
+from cluster.connection import capacity, connected, hardware, worker_environment
+from cluster.placement import Workers
 
 class Probe:
     def has_the_code(self):
@@ -29,21 +23,25 @@ class Probe:
 
 with connected(RaySection()):
     print(hardware())
-    assert WATCHES not in os.environ
-    probe = ray.remote(Probe).options(runtime_env=worker_environment()).remote()
+    probe = ray.remote(Probe).options(num_cpus=1, runtime_env=worker_environment()).remote()
     print(ray.get(probe.has_the_code.remote()))
+    print(capacity(Workers(2, 1, use_gpu=False, sizes=(1, 2))))
+with connected(RaySection(address=sys.argv[1])):
+    print(capacity(Workers(2, 1, use_gpu=False, sizes=(1, 2))))
 """
 
 
 @pytest.mark.slow
-def test_code_goes_along_to_the_machines_of_the_cluster_that_was_started_here():
+def test_code_goes_along_to_the_machines_of_a_cluster_and_what_others_leave_of_them_counts():
     with started_cluster(1, 1) as cluster:
-        # Local clusters of other tests set it.
-        alone = {name: value for name, value in cluster.environment.items() if name != WATCHES}
-        program = [sys.executable, "-c", TWO_MACHINES]
-        done = subprocess.run(program, cwd=REPOSITORY, env=alone, capture_output=True, text=True, check=False)
+        program = [sys.executable, "-c", TWO_MACHINES, cluster.client]
+        done = subprocess.run(
+            program, cwd=REPOSITORY, env=cluster.environment, capture_output=True, text=True, check=False
+        )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["2 x 1 CPU cores, 0 GPUs", "[True, True]"]
+    has = "the cluster has 2 CPU cores and 0 GPUs on 2 machines"
+    held = [str(Capacity(now, 2, has)) for now in (1, 2)]
+    assert done.stdout.splitlines() == ["2 x 1 CPU cores, 0 GPUs", "[True, True]", *held]
 
 
 LOCAL_RUN = """

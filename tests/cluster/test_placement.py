@@ -32,6 +32,36 @@ def test_more_workers_than_the_cluster_has_are_refused_with_what_it_has():
         place_workers(RaySection(num_workers=3), [NodeResources(64, 2)])
 
 
+@pytest.mark.parametrize(
+    ("nodes", "placed", "held"),
+    [
+        ([(2, 0)], (2, 1), 2),
+        ([(1, 0)], (1, 1), 1),
+        ([(16, 0), (16, 0)], (4, 8), 4),
+        ([(7, 0)], (4, 1), 4),
+        ([(16, 4), (2, 8)], (4, 4), 4),
+        ([(48, 3)], (2, 24), 2),
+    ],
+    ids=str,
+)
+def test_of_a_range_the_largest_allowed_number_is_placed_whose_share_of_cores_stays(nodes, placed, held):
+    section = RaySection(num_workers=(1, 8), allowed_workers=[1, 2, 4, 16])
+    nodes = [NodeResources(*node) for node in nodes]
+    workers = place_workers(section, nodes)
+    assert (workers.count, workers.cpus_each) == placed
+    assert workers.allowed == (1, 2, 4) and workers.numbers == "1 to 4"
+    assert workers.largest(nodes) == held
+    assert workers.largest(nodes * 8) == 4
+    assert workers.largest([NodeResources(0, 0)]) == 0
+
+
+def test_of_a_range_with_given_cores_what_they_leave_room_for_is_placed():
+    nodes = [NodeResources(16, 0)]
+    assert place_workers(RaySection(num_workers=(1, 4), cpus_per_worker=8), nodes).count == 2
+    with pytest.raises(ResourceError, match="at least 3 workers asked, but the cluster has 16 CPU cores"):
+        place_workers(RaySection(num_workers=(3, 4), cpus_per_worker=8), nodes)
+
+
 def test_more_cores_than_one_machine_has_are_refused():
     with pytest.raises(ResourceError, match="ask for at most 4"):
         place_workers(RaySection(num_workers=2, cpus_per_worker=6), [NodeResources(4, 0), NodeResources(4, 0)])

@@ -21,6 +21,7 @@ class WorkerContext:
 
     ``local_rank`` is among the workers on this machine. ``report`` passes metrics to the launcher; every rank calls it
     equally often, as it may be a barrier. ``replaced``: the launcher starts the workers again where one is lost.
+    ``resized``: why this attempt has another number of workers than the last.
     """
 
     rank: int = 0
@@ -29,6 +30,7 @@ class WorkerContext:
     device: torch.device = CPU
     report: Callable[[dict[str, float]], None] = lambda metrics: None
     replaced: bool = False
+    resized: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ import math
 import secrets
 import shutil
 import sys
-import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -18,10 +17,11 @@ from typing import Any
 
 from cluster.placement import LOCAL, NodeResources, Workers, find, local_resources, place_workers
 from cluster.signals import StopSignals
+from common.command_line import say, warn
 from common.errors import DataError, ResourceError
 from common.progress import conversion_bar
 from common.publishing import refuse_existing, write_atomically, writing
-from common.text import counted, last_line
+from common.text import last_line
 from model.export.exported_folder import MADE_BY
 from monitoring.sinks.wandb_run import WandbFollowers
 from monitoring.watch.alerts import AlertSink
@@ -37,6 +37,7 @@ from train_config.schema import Config, RaySection, TrainingSection
 from training.checkpoints.resuming import Resumption
 from training.engine.deepspeed_settings import check_precision
 from training.engine.watchdog import left_stacks
+from training.launch.elastic import Attempts, fit
 from training.launch.planning import Plan, check_warm_up, make_plan
 from training.tasks.plan import TaskPlan, TaskSize
 from training.tasks.registry import metric_labels, task_plan
@@ -104,8 +105,6 @@ def _train_locked(resumption: Resumption, signals: StopSignals, beside: Beside) 
         signals.reinstall()
         workers = place_workers(config.ray, connection.cluster_resources())
         _check_start(config.training, run, workers)
-        if missing := connection.missing_now(workers):
-            warn(missing)
         return _launch(resumption, store_path, size, signals, beside, workers, dashboard)
 
 
@@ -179,7 +178,7 @@ def resources_to_plan_with(ray: RaySection) -> list[NodeResources]:
     (local,) = local_resources()
     if ray.address in (None, LOCAL):
         return [local]
-    count = ray.num_workers if ray.num_workers != "auto" else 1
+    count = ray.sizes[-1] if isinstance(ray.num_workers, tuple) else 1 if ray.num_workers == "auto" else ray.num_workers
     cpus_each = ray.cpus_per_worker if ray.cpus_per_worker != "auto" else 1
     warn(f"the cluster at {ray.address} is not asked in a dry run: planned for {count} workers like this machine")
     return [NodeResources(max(local.cpus, cpus_each), min(1, local.gpus))] * count
@@ -201,10 +200,9 @@ def _launch(
         warn(remark)
     say(f"run {config.run.name}: {run.path}")
     at = f", dashboard http://{dashboard}" if dashboard else ""
-    say(f"{counted(workers.count, 'worker{s}')} on {workers.device}{at}")
+    say(f"{workers.numbers} worker{'' if workers.allowed == (1,) else 's'} on {workers.device}{at}")
     say("\n".join(plan.lines()[1:]))
     with writing(run.path):
-        run.ray_snapshot.unlink(missing_ok=True)  # Ray Train fails on a damaged one, or on one of another version
         run.clear_requests()
         write_atomically(run.config, dump_config(config))
         task_plan(config).write_names(run, store_path)
@@ -216,7 +214,7 @@ def _launch(
     if config.monitoring.alerts.enabled:
         sinks.append(AlertSink(run.alerts, config.monitoring.alerts))
     watcher = RunWatcher(run, sinks, warn=warn)
-    wandb = WandbFollowers(config.wandb, run, workers.count, warn=warn)
+    wandb = WandbFollowers(config.wandb, run, workers.allowed[-1], warn=warn)
     try:
         with beside(config, store_path) as workers_config:
             arguments = {
@@ -230,33 +228,15 @@ def _launch(
             if dashboard is None:
                 error = fit(partial(trainers.train_here, arguments), signals)
             else:
-                error = fit(trainers.ray_trainer(arguments, workers, config.run, config.ray.max_failures).fit, signals)
+                from cluster.connection import capacity  # here: it imports Ray
+
+                attempts = Attempts(run, workers, partial(capacity, workers), signals, config.ray)
+                error = attempts.train(partial(trainers.fit_workers, arguments, workers, config.run))
     finally:
         watcher.close(signals.remaining_s(WATCHER_TIMEOUT_S))
         wandb.close(signals.remaining_s(math.inf))
     _draw(run)
     return _conclude(run, error, signals, config.ray.max_failures)
-
-
-def fit(train: Callable[[], Any], signals: StopSignals) -> Exception | None:
-    """Run ``fit`` of a trainer or tuner of Ray to its end or that of the grace period after a signal.
-
-    Returns its error. It runs in a thread: in the main thread Ray would install a signal handler of its own that aborts
-    without saving.
-    """
-    errors: list[Exception] = []
-
-    def run() -> None:
-        try:
-            train()
-        except Exception as error:  # noqa: BLE001 - reported by the main thread
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name="trainer-fit", daemon=True)
-    thread.start()
-    while thread.is_alive() and not signals.expired:
-        thread.join(0.2)
-    return errors[0] if errors else None
 
 
 def _conclude(run: RunFolder, error: Exception | None, signals: StopSignals, max_failures: int) -> int:
@@ -299,11 +279,3 @@ def _draw(run: RunFolder) -> None:
             draw_curves(read_metrics(run.metrics), run.curves, run.path.name, metric_labels())
     except (OSError, DataError) as error:
         warn(f"{run.curves}: not drawn ({error})")
-
-
-def say(text: str) -> None:
-    print(text, flush=True)
-
-
-def warn(text: str) -> None:
-    print(f"warning: {text}", file=sys.stderr, flush=True)

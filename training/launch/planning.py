@@ -38,7 +38,7 @@ class Plan:
             tokens_per_step = f"at most {tokens_per_step} of {sequences} at most"
         host_bytes = memory.host_optimizer_bytes
         return [
-            f"workers          {self.workers.count} x {self.workers.device}, {self.workers.cpus_each} CPU cores each",
+            f"workers          {self.workers.numbers} x {self.workers.device}, {self.workers.cpus_each} CPU cores each",
             f"precision        {self.training.precision}",
             f"training data    {about}{counted(self.data.sequences, 'sequence{s}')}, {self.data.tokens:,} tokens",
             f"held out         {about}{counted(self.data.held_out, 'sequence{s}')}",
@@ -68,7 +68,7 @@ def make_plan(
     memory = estimate_memory(
         size.parameters,
         stage=stage,
-        world_size=workers.count,
+        world_size=workers.allowed[0],  # fewer have more of the state each
         precision=training.precision,
         offload_optimizer=deepspeed.offload_optimizer,
     )

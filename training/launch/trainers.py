@@ -1,6 +1,6 @@
 """What runs the training loop in workers: Ray Train, or this process for tasks that need no more than one on the CPU.
 
-``arguments`` are the config (plain values), store_path, cpus and wandb_run_id.
+``arguments`` are the config (plain values), store_path, cpus and wandb_run_id; workers get ``resized`` beside them.
 """
 
 import gc
@@ -16,6 +16,7 @@ from cluster.placement import Workers
 from run_folder.paths import RunFolder
 from train_config.schema import Config, RunSection
 from training.engine.collective import WorkerContext
+from training.launch.elastic import Resized
 
 logger = logging.getLogger(__name__)
 
@@ -29,22 +30,22 @@ def train_here(arguments: dict[str, Any]) -> None:
     gc.collect()  # DeepSpeed's engine refers to itself: weights and optimizer state would outlive training
 
 
-def ray_trainer(arguments: dict[str, Any], workers: Workers, run: RunSection, max_failures: int) -> Any:
-    """The trainer of Ray Train, whose workers get ``arguments``."""
+def fit_workers(arguments: dict[str, Any], workers: Workers, run: RunSection, count: int, resized: Resized) -> None:
+    """Train with so many workers of Ray Train, which get ``arguments``. Raises what ended the first that failed."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
     from cluster.connection import worker_environment
     from cluster.process_group import ProcessGroupConfig
 
-    # Ray waits for workers on a busy cluster for ever without the limit. Its types know neither name.
-    failures: dict[str, Any] = {"max_failures": max_failures, "controller_failure_limit": 1}
+    # Workers that can't start are tried for ever without the limit. Ray's types know neither name.
+    failures: dict[str, Any] = {"max_failures": 0, "controller_failure_limit": 0}
     environment: dict[str, Any] = {"worker_runtime_env": worker_environment()}
-    return TorchTrainer(
+    trainer = TorchTrainer(
         ray_train_loop,
-        train_loop_config=arguments,
+        train_loop_config=arguments | {"resized": resized},
         scaling_config=ScalingConfig(
-            num_workers=workers.count,
+            num_workers=count,
             use_gpu=workers.use_gpu,
             resources_per_worker={"CPU": workers.cpus_each} | ({"GPU": 1} if workers.use_gpu else {}),
         ),
@@ -56,6 +57,7 @@ def ray_trainer(arguments: dict[str, Any], workers: Workers, run: RunSection, ma
         ),
         torch_config=ProcessGroupConfig(backend="nccl" if workers.use_gpu else "gloo"),
     )
+    trainer.fit()
 
 
 def ray_train_loop(arguments: dict[str, Any]) -> None:
@@ -67,7 +69,10 @@ def ray_train_loop(arguments: dict[str, Any]) -> None:
     if device.type == "cuda":  # Ray Train lets every worker of a node see all of its GPUs
         torch.cuda.set_device(device)
     rank, world_size, local_rank = place.get_world_rank(), place.get_world_size(), place.get_local_rank()
-    _train(arguments, WorkerContext(rank, world_size, local_rank, device, ray.train.report, replaced=True))
+    context = WorkerContext(
+        rank, world_size, local_rank, device, ray.train.report, replaced=True, resized=arguments["resized"]
+    )
+    _train(arguments, context)
 
 
 def _train(arguments: dict[str, Any], context: WorkerContext) -> None:

@@ -75,11 +75,13 @@ class Worker:
         # Last: features of a frozen backbone, say, may have taken hours.
         self.watchdog = Watchdog(run.logs, context.rank, self._watchdog_s())
 
-    def stop_requested(self) -> bool:
-        """True on worker 0 where the driver asked for an end; the agreement before a step shares it.
+    def end_requested(self) -> bool:
+        """True on worker 0 where the driver asked for an end; the agreement before a step shares it."""
+        self.watchdog.progress()
+        return self.context.rank == 0 and self.run.end_requested()
 
-        Asked before each step and each batch of an evaluation, which is progress.
-        """
+    def stop_requested(self) -> bool:
+        """The same for an end that can't wait for an evaluation, which is not taken again: asked before its batches."""
         self.watchdog.progress()
         return self.context.rank == 0 and self.run.stop_requested()
 

@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 from common.errors import EsmerayError
 from dataset.batches.plan import micro_batches
 from dataset.batches.steps import StepBatches
-from run_folder.checkpoints import CheckpointStore, Manifest, Position, installed_versions
+from run_folder.checkpoints import Manifest, Position, installed_versions
 from run_folder.metrics_log import read_metrics
-from run_folder.paths import Outcome, RunFolder
+from run_folder.paths import Outcome, RunFolder, Status
 from train_config.schema import Config
 from training.checkpoints.writer import CheckpointWriter
 from training.engine.collective import StepAgreement, WorkerContext
@@ -36,14 +36,12 @@ def train_worker(config: Config, context: WorkerContext, store_path: str, wandb_
     again, the outcome is written first.
     """
     run = RunFolder(config.run.storage_path, config.run.name)
-    if (earlier := run.read_outcome()) is not None:
-        if context.rank == 0:
-            CheckpointStore(run.checkpoints).sweep()
-        return earlier  # a failure that would repeat: the launcher tried again all the same
     try:
         worker = Worker(config, context, run, store_path, wandb_run_id)
         try:
             position = restore(worker)
+            if context.resized is not None:
+                worker.log.event("resized", position.step, **context.resized)
             outcome = loop(worker, position)
             return finish(worker, outcome)
         except Exception as error:
@@ -78,7 +76,7 @@ def loop(worker: Worker, position: Position) -> Outcome:
         # Before anything is computed: a worker that left now would keep the others waiting in a collective.
         with clock.phase("communication"):
             targets, tokens = (step.num_targets, step.num_tokens) if step else (0, 0)
-            agreement = control.agree(targets, tokens, stop=worker.stop_requested(), failed=error is not None)
+            agreement = control.agree(targets, tokens, stop=worker.end_requested(), failed=error is not None)
         if agreement.failed or agreement.stop or step is None:
             # What was done is logged before the end: the outcome has to name the last step.
             position = results.log_all(position)
@@ -87,7 +85,8 @@ def loop(worker: Worker, position: Position) -> Outcome:
         if agreement.stop:
             if position.step > worker.saved_step:
                 save(worker, position, None)
-            return Outcome("stopped", position.step, f"stopped at step {position.step}; the same command resumes it", 0)
+            status: Status = "stopped" if worker.run.stop_requested() else "resizing"
+            return Outcome(status, position.step, f"{status} at step {position.step}; the same command resumes it", 0)
         # The divisor is the targets of all workers, known before the pass: gradients then only have to be added up.
         sums = stepper.forward_backward(step, agreement.targets)
         rate = learning_rate(position.step, worker.total_steps, training)

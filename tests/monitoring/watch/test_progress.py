@@ -93,6 +93,10 @@ def test_alerts_are_shown_and_so_is_their_end(stream):
         ({"event": "warning", "message": "look here"}, "warning: look here"),
         ({"event": "nonfinite"}, "step 3: loss or gradient not finite, update left out"),
         ({"event": "loss_scale_lowered"}, "step 3: loss scale lowered"),
+        (
+            {"event": "resized", "from": 2, "to": 1, "why": "workers failed"},
+            "step 3: from 2 to 1 workers (workers failed)",
+        ),
         ({"event": "diverged", "message": "not finite"}, None),
         ({"event": "finished", "message": "x"}, None),
     ],

@@ -65,6 +65,15 @@ def test_states_before_the_first_step_and_after_the_end(run):
     assert lines(run)[0] == "mine: finished, trained 1 step"
 
 
+def test_run_between_two_numbers_of_workers_has_not_ended(run):
+    status = RunStatus(run.path, metric_labels())
+    with held(run.path):
+        for outcome, ended in (("resizing", False), ("stopped", True)):
+            run.write_outcome(Outcome(outcome, 1, "", 0))
+            status.update()
+            assert status.has_ended is ended
+
+
 def test_killed_run_is_crashed_as_soon_as_its_lock_is_free(run):
     append(run.metrics, step(99))
     with held(run.path):

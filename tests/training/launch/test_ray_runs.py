@@ -20,6 +20,7 @@ from tests.clusters import TOKEN, started_cluster
 from tests.conftest import REPOSITORY
 from tests.monitoring.wandb_file import read_records
 from tests.runs import events, exported_weights, merged, run_folder, tiny_config, train_losses
+from tests.training.waits_for_steps import allowed_steps
 from train_config.loading import dump_config
 from train_config.schema import Config
 
@@ -182,17 +183,40 @@ def wait_until_gone(pid: int) -> None:
         time.sleep(0.1)
 
 
-def test_a_lost_node_is_replaced_by_a_new_one_with_the_same_result(undisturbed, tmp_path):
+def test_workers_follow_a_cluster_that_loses_a_node_gets_one_and_is_told_that_it_goes(undisturbed, tmp_path):
+    config = tiny_config(tmp_path, **merged(SLOW_STEPS, {"ray": {"num_workers": (1, 2), "minimum_stay_s": 0}}))
+    run = run_folder(config)
+
+    def allow(steps: int) -> None:
+        """Let the run take so many steps, and wait until it has, with the workers that it has then."""
+        allowed_steps(run).write_text(str(steps))
+        wait_for(lambda: steps_done(config) >= steps, process)
+
+    def change(number: int, cluster_change: Callable[[], object]) -> None:
+        cluster_change()
+        wait_for(lambda: len(events(config, "resized")) == number, process)
+
     with started_cluster(1, 1) as cluster:
-        config = tiny_config(tmp_path, **SLOW_STEPS)
-        process = start(config, cluster.address)
-        wait_for(lambda: steps_done(config) >= 7, process)
-        cluster.lose(cluster.nodes[1])
-        cluster.add(1)
+        process = start(config, cluster.address, program=("-m", "tests.training.waits_for_steps"))
+        wait_for(run.config.exists, process)
+        allow(7)
+        change(1, lambda: cluster.lose(cluster.nodes[1]))
+        allow(12)
+        change(2, lambda: cluster.add(1))
+        allow(16)
+        change(3, lambda: cluster.drain(cluster.nodes[2], within_s=TIMEOUT_S))
+        allow(20)
         output = finish(process)
     assert process.returncode == 0, output
-    assert events(config, "resumed")[0]["step"] >= 5, output
-    assert_same_result(config, undisturbed[0])
+    sizes = [(event["step"], event["from"], event["to"]) for event in events(config, "resized")]
+    assert sizes == [(5, 2, 1), (12, 1, 2), (16, 2, 1)], output
+    lost, held, leaving = (event["why"] for event in events(config, "resized"))
+    assert (lost, held) == ("workers failed", "the cluster holds 2 workers")
+    assert leaving.endswith(" is about to be taken away")
+    assert train_losses(config) == pytest.approx(train_losses(undisturbed[0]), rel=1e-5)
+    expected, actual = exported_weights(undisturbed[0]), exported_weights(config)
+    for name in expected:
+        torch.testing.assert_close(actual[name], expected[name], rtol=1e-5, atol=1e-5)
 
 
 def test_a_stopped_worker_is_noticed_by_the_others_and_started_again_from_the_step_before(

@@ -1,0 +1,185 @@
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cluster.placement import Capacity, Workers
+from cluster.signals import StopSignals
+from common.errors import ResourceError
+from run_folder.checkpoints import CheckpointStore
+from run_folder.paths import Outcome, RunFolder
+from tests.runs import a_manifest, run_folder, tiny_config, train_losses
+from train_config.schema import RaySection
+from training.engine.collective import WorkerContext
+from training.launch import elastic
+from training.launch.elastic import Attempts, Need
+from training.loop.worker import train_worker
+
+WORKERS = Workers(4, 1, use_gpu=False, sizes=(1, 2, 4))
+
+
+def needs(count: int, held: list[int], stay: int = 3) -> list[str]:
+    """What a number of workers needs after each second in which the cluster holds so many."""
+    need = Need(count, stay)
+    for second, now in enumerate(held):
+        need.look(Capacity(now, 4), second)
+    return [need.why] if need.why else []
+
+
+def test_more_workers_are_used_once_they_were_possible_for_the_stay_without_a_break():
+    assert needs(2, [4, 4, 4]) == []
+    assert needs(2, [4, 4, 4, 4]) == ["the cluster holds 4 workers"]
+    flapping = [4, 4, 4, 2] * 50
+    assert needs(2, flapping) == [] and needs(2, [4, 4, 4, 0] * 50) == []
+    assert needs(2, [*flapping, 4, 4, 4, 4]) == ["the cluster holds 4 workers"]
+    assert needs(4, [4] * 50) == [] and needs(2, [1] * 50) == [], "fewer only where workers are lost"
+    assert needs(2, [4], stay=0) == ["the cluster holds 4 workers"]
+
+
+def test_a_machine_that_is_about_to_be_taken_away_is_left_at_once_though_as_many_workers_fit():
+    need = Need(2, 300)
+    assert need.look(Capacity(2, 2, leaving=("10.0.0.3",)), 0.0)
+    assert need.why == "10.0.0.3 is about to be taken away"
+
+
+class MadeUpCluster:
+    """A cluster that holds ``now`` workers, and attempts on it, each of which does what the next of ``ends`` does."""
+
+    def __init__(self, folder: Path, now: int) -> None:
+        self.run = RunFolder(folder, "run")
+        self.run.path.mkdir()
+        self.now, self.whole, self.counts, self.resized = now, 0, [], []
+        self.signals = StopSignals()
+        self.ends: list[Callable[[], None]] = []
+
+    def train(self, **section: object) -> Exception | None:
+        settings = RaySection(num_workers=(1, 4), allowed_workers=[1, 2, 4], minimum_stay_s=0.0, **section)
+        return Attempts(self.run, WORKERS, self.look, self.signals, settings).train(self.start)
+
+    def look(self) -> Capacity:
+        return Capacity(self.now, self.whole or self.now, "the cluster has nothing")
+
+    def start(self, count: int, resized: dict | None) -> None:
+        assert self.run.read_outcome() is None
+        self.counts.append(count)
+        self.resized.append(resized)
+        self.ends.pop(0)()
+
+    def hold(self, now: int, lost: bool = False, step: int = 0) -> Callable[[], None]:
+        """An attempt in which the cluster comes to hold so many workers, and which ends where it is asked to."""
+
+        def attempt() -> None:
+            self.now = now
+            if step:
+                folder = CheckpointStore(self.run.checkpoints).final_path(step)
+                folder.mkdir(parents=True)
+                (folder / "manifest.json").write_text(a_manifest(step).sealed().model_dump_json())
+            if lost:
+                raise OSError("a machine is gone")
+            while not self.run.end_requested():
+                time.sleep(0.001)
+            self.run.write_outcome(Outcome("stopped" if self.run.stop_requested() else "resizing", 5, "", 0))
+
+        return attempt
+
+    def finish(self) -> None:
+        self.run.write_outcome(Outcome("finished", 9, "", 0))
+
+    def interrupt(self) -> None:
+        self.signals.received = 2
+        self.run.request_stop()
+
+
+@pytest.fixture
+def made_up(tmp_path, monkeypatch) -> MadeUpCluster:
+    monkeypatch.setattr(elastic, "LOOK_S", 0.01)
+    monkeypatch.setattr(elastic, "SETTLE_S", 0.05)
+    return MadeUpCluster(tmp_path, now=4)
+
+
+def test_the_number_of_workers_follows_the_cluster_and_each_change_says_why(made_up, capsys):
+    made_up.ends = [made_up.hold(1, lost=True), made_up.hold(2), made_up.finish]
+    assert made_up.train() is None
+    assert made_up.counts == [4, 1, 2]
+    assert made_up.resized == [
+        None,
+        {"from": 4, "to": 1, "why": "workers failed"},
+        {"from": 1, "to": 2, "why": "the cluster holds 2 workers"},
+    ]
+    said = capsys.readouterr().out
+    assert "workers failed, starting again from step 0" in said
+    assert "the cluster holds 2 workers: saving a checkpoint" in said
+
+
+def test_failures_are_counted_until_there_is_a_new_checkpoint(made_up):
+    lost = [made_up.hold(4, lost=True, step=step) for step in (5, 0, 10, 0, 0)]
+    made_up.ends = [*lost, made_up.finish]
+    assert str(made_up.train(max_failures=2)) == "a machine is gone"
+    assert made_up.counts == [4] * 5
+    assert made_up.ends == [made_up.finish]
+
+
+def test_machines_that_are_missing_or_used_by_others_are_waited_for_with_one_line(made_up, capsys):
+    made_up.now = 0
+    looks = []
+
+    def look() -> Capacity:
+        looks.append(time.monotonic())
+        return Capacity(4 if looks[-1] - looks[0] > 0.3 else 0, 4, "the cluster has 4 CPU cores")
+
+    made_up.look, made_up.ends = look, [made_up.finish]
+    assert made_up.train() is None
+    assert made_up.counts == [4] and len(looks) > 10
+    waits = (
+        "waiting for machines with 1 CPU core for each of 1 worker: the cluster has 4 CPU cores, of which others use"
+    )
+    assert capsys.readouterr().out.count(waits) == 1
+
+
+def test_what_workers_that_ended_held_is_waited_for_but_not_what_others_hold(made_up):
+    made_up.now, made_up.whole, made_up.ends = 1, 4, [made_up.finish]
+    assert made_up.train() is None
+    assert made_up.counts == [1]
+
+
+def test_a_signal_between_attempts_ends_the_run_as_one_within_them_does(made_up):
+    made_up.ends = [lambda: (made_up.interrupt(), made_up.hold(2)())]
+    made_up.train()
+    assert (made_up.counts, made_up.run.read_outcome().status) == ([4], "stopped")
+    made_up.run.clear_requests()
+    made_up.train()
+    assert (made_up.counts, made_up.run.read_outcome().status) == ([4], "stopped")
+
+
+def test_a_cluster_that_does_not_answer_ends_the_wait_but_no_attempt(made_up):
+    def unreachable() -> Capacity:
+        raise ResourceError("does not answer")
+
+    def attempt() -> None:
+        made_up.look = unreachable
+        time.sleep(0.05)
+        made_up.finish()
+
+    answers = made_up.look
+    made_up.ends = [attempt]
+    made_up_look = lambda: made_up.look()  # noqa: E731
+    attempts = Attempts(made_up.run, WORKERS, made_up_look, made_up.signals, RaySection(num_workers=4))
+    assert attempts.train(made_up.start) is None
+    with pytest.raises(ResourceError, match="does not answer"):
+        attempts.train(made_up.start)
+    assert answers().now == 4
+
+
+def test_full_disk_ends_the_run_at_once_and_leaves_nothing_half_written(process_group, store_path, tmp_path, full_disk):
+    config = tiny_config(tmp_path, checkpoint={"every_steps": 2, "asynchronous": True})
+    run = run_folder(config)
+    run.path.mkdir()
+    attempts = Attempts(run, WORKERS, lambda: Capacity(1, 1), StopSignals(), config.ray)
+    with full_disk(32_768):
+        attempts.train(lambda count, resized: train_worker(config, WorkerContext(), store_path))
+    outcome = run.read_outcome()
+    assert (outcome.status, outcome.exit_code) == ("failed", 4)
+    assert "the disk is full" in outcome.message
+    assert max(train_losses(config)) < 8
+    assert not [path for path in run.path.rglob("*") if path.name.endswith((".tmp", ".partial", ".reserve"))]

@@ -1,0 +1,38 @@
+"""train_ray.py whose workers wait before each step until a file allows so many, or until they are asked to end.
+
+As a program: ``python -m tests.training.waits_for_steps --config FILE``, with the options of train_ray.py.
+"""
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import training.launch.trainers
+from run_folder.paths import RunFolder
+from train_ray import main
+from training.launch.trainers import ray_train_loop
+from training.loop.building import Worker
+
+
+def allowed_steps(run: RunFolder) -> Path:
+    """The file that holds how many steps may be taken; without it none."""
+    return run.path / "steps.allowed"
+
+
+def loop_that_waits(arguments: dict[str, Any]) -> None:
+    honest = Worker.end_requested
+
+    def end_requested(self: Worker) -> bool:
+        allowed = allowed_steps(self.run)
+        while not self.run.end_requested() and (not allowed.exists() or self.step >= int(allowed.read_text() or 0)):
+            time.sleep(0.05)
+        return honest(self)
+
+    Worker.end_requested = end_requested
+    ray_train_loop(arguments)
+
+
+if __name__ == "__main__":
+    training.launch.trainers.ray_train_loop = loop_that_waits
+    sys.exit(main(sys.argv[1:]))
