@@ -231,7 +231,10 @@ def take_lock(path: Path, patience_s: float = math.inf, shared: bool = False) ->
     deadline_s = time.monotonic() + patience_s
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        try:
+            descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        except FileNotFoundError:  # its folder was removed since
+            continue
         try:
             fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
             if _is_same_file(descriptor, path):

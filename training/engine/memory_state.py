@@ -18,6 +18,7 @@ import shutil
 import socket
 from collections.abc import Iterable
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ class MemoryState:
     ) -> None:
         self._rank, host = context.rank, socket.gethostname()
         folder = SHARED_MEMORY / f"{_PREFIX}{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
-        sweep([*folder.glob("rank-*")])  # copies of this run with other workers, say, need no room
+        sweep(_names(folder, "rank-*"))  # copies of this run with other workers, say, need no room
         control.all_true(True)  # nobody measures before all have swept
         workers = control.gather((host, size_bytes, _room(folder, section.memory_limit_gib)))
         _check_room(workers)
@@ -108,13 +109,20 @@ class MemoryState:
 
 def sweep(living: Iterable[Path] = ()) -> None:
     """Remove the copies of processes of this machine that have ended, but for these folders."""
-    for lock in SHARED_MEMORY.glob(f"{_PREFIX}*/rank-*/{LOCK_FILE}"):
+    locks = [_names(folder, f"rank-*/{LOCK_FILE}") for folder in SHARED_MEMORY.glob(f"{_PREFIX}*")]
+    for lock in chain(*locks):
         if lock.parent not in living:
             with suppress(OSError):  # held, or another user's
                 descriptor = take_lock(lock, 0)
                 shutil.rmtree(lock.parent)
                 os.close(descriptor)
                 lock.parent.parent.rmdir()
+
+
+def _names(folder: Path, pattern: str) -> list[Path]:
+    with suppress(FileNotFoundError):  # another process swept it meanwhile
+        return list(folder.glob(pattern))
+    return []
 
 
 def _room(folder: Path, limit_gib: float | None) -> float:
