@@ -57,7 +57,7 @@ def measure() -> Iterator[tuple[str, float, float, str]]:
     lines = sum(text.count("\n") for text in ours.values())
     yield "lines outside tests", lines, 47_200, ""
     yield "lines of code outside tests", sum(code_lines(*item) for item in ours.items()), 32_500, ""
-    yield "lines of tests", sum(text.count("\n") for text in texts.values()) - lines, 26_500, ""
+    yield "lines of tests", sum(text.count("\n") for text in texts.values()) - lines, 28_000, ""
     trees = {file: ast.parse(text) for file, text in ours.items() if file.endswith(".py")}
     folders = Counter(str(Path(file).parent) for file in trees if not file.endswith("__init__.py"))
     folder, modules = folders.most_common(1)[0]
