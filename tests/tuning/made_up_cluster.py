@@ -1,7 +1,9 @@
-"""A search on a made-up cluster of four devices whose trials only sleep: ``-m tests.tuning.made_up_cluster FOLDER``."""
+"""A search on a made-up cluster of four devices: ``-m tests.tuning.made_up_cluster FOLDER``."""
 
 import functools
+import os
 import sys
+import time
 from pathlib import Path
 
 import ray
@@ -11,7 +13,7 @@ from tests.tuning.formula_group import FormulaGroup
 from train_config.tune_schema import TuneConfig
 from tuning.run import tune
 
-DEVICES, TRIALS, SLEEP_S = 4, 16, 3.0
+DEVICES, TRIALS, PATIENCE_S = 4, 16, 120.0
 SPACE = {
     "tokens": [64, 128, 256, 512],
     "prefetch": [1, 2, 3, 4],
@@ -21,11 +23,28 @@ SPACE = {
 }
 
 
+class MeetingGroup(FormulaGroup):
+    """Measures nothing before as many processes as there are devices have a trial each."""
+
+    def __init__(self, *arguments, meeting: Path) -> None:
+        super().__init__(*arguments, delay_s=0.5, failing=False)
+        self.meeting = meeting
+
+    def measure(self, *arguments):
+        self.meeting.mkdir(exist_ok=True)
+        (self.meeting / str(os.getpid())).touch()
+        deadline = time.monotonic() + PATIENCE_S
+        while len([*self.meeting.iterdir()]) < DEVICES:
+            assert time.monotonic() < deadline, "trials do not run side by side"
+            time.sleep(0.05)
+        return super().measure(*arguments)
+
+
 def main(folder: Path) -> int:
     """Search in a folder; what was begun there is resumed."""
     ray.init(num_cpus=DEVICES, num_gpus=DEVICES, include_dashboard=False, log_to_driver=False)
     search = TuneConfig.model_validate({"name": "fast", "space": SPACE, "search": {"max_trials": TRIALS}})
-    group = functools.partial(FormulaGroup, delay_s=SLEEP_S, failing=False)
+    group = functools.partial(MeetingGroup, meeting=folder / "meeting")
     return tune(tiny_config(folder, ray={"num_workers": 1}), search, group)
 
 

