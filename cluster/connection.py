@@ -22,6 +22,7 @@ from cluster.nodes import check_nodes
 from cluster.placement import LOCAL, Capacity, NodeResources, Workers, find, in_words, local_resources
 from common.errors import ResourceError
 from common.publishing import take_lock
+from common.remote import VARIABLE
 from common.text import first_line
 from train_config.schema import RaySection
 
@@ -104,7 +105,8 @@ def worker_environment() -> dict[str, Any]:
     """Ray's runtime environment of actors and workers, beside that of the job, which has the code."""
     paths = [str(REPOSITORY), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     variables = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "TOKENIZERS_PARALLELISM": "false"}
-    return {"env_vars": variables}
+    storage = {name: os.environ[name] for name in (VARIABLE,) if name in os.environ}
+    return {"env_vars": variables | storage}
 
 
 @contextmanager

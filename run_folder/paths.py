@@ -12,6 +12,7 @@
     wandb/, wandb_run_id
     outcome.json         how the run ended
     .lock                held by the process that trains
+    .first-worker        held by worker 0 where it uses the same folder as the driver
     monitoring/          samples of every worker
     alerts.jsonl         warnings of what went wrong
     memory_guard.json    into how many parts batches are split since memory ran out
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Literal
 
 from common.publishing import write_atomically
+from common.remote import uri_of, work_path
 from train_config.section import STORES
 
 logger = logging.getLogger(__name__)
@@ -50,10 +52,12 @@ class Outcome:
 
 
 class RunFolder:
-    """Paths of one run."""
+    """Paths of one run. Where the storage path is a URI, those of a working copy (:mod:`run_folder.mirror`)."""
 
     def __init__(self, storage_path: str | Path, name: str):
-        self.path = Path(storage_path).expanduser().resolve() / name
+        storage = uri_of(storage_path)
+        self.uri = storage and f"{storage}/{name}"
+        self.path = (work_path(storage) if storage else Path(storage_path).expanduser().resolve()) / name
         self.stores = self.path.parent / STORES
         self.config = self.path / "config.yaml"
         self.metrics = self.path / "metrics.jsonl"
@@ -70,6 +74,7 @@ class RunFolder:
         self.ray_snapshot = self.path / "checkpoint_manager_snapshot.json"
         self.lock = self.path / ".lock"
         self.outcome = self.path / "outcome.json"
+        self.first_worker = self.path / ".first-worker"
         self._reserve = self.path / ".outcome.reserve"
         self._stop, self._resize = self.path / "stop.requested", self.path / "resize.requested"
 

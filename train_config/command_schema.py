@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field, create_model
 from train_config.classifier_schema import Part
 from train_config.diffusion_schema import CaOnly, StructuresSection
 from train_config.embed_schema import EmbedJobSection
-from train_config.schema import IngestSection
+from train_config.schema import IngestSection, StorageSection
 from train_config.section import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -206,6 +206,7 @@ class EmbedSettings(Section):
 
     embed: EmbedJobSection
     data: IngestedSection = IngestedSection()
+    storage: StorageSection = StorageSection()
     ray: ClusterSection = ClusterSection()
 
 
@@ -362,16 +363,16 @@ class ClassifyPredictSection(ClassifierRunSection):
     """Texts, predictions, and how the classifier runs."""
 
     input: str
-    """File, folder or quoted glob."""
+    """File, folder or quoted glob, or a URI."""
     output: Path
-    """File to write: .csv, .tsv or .parquet."""
+    """File to write: .csv, .tsv or .parquet, or its URI."""
 
 
 class ClassifyEvaluateSection(ClassifierRunSection):
     """Records, report, and how the classifier runs."""
 
     input: str | None = None
-    """Labelled file, folder or quoted glob. Default: the run's own records."""
+    """Labelled file, folder or quoted glob, or a URI. Default: the run's own records."""
     output: Path | None = None
     """Folder of the report. Default: RUN/evaluations/INPUT-PART, or evaluation-INPUT-PART."""
     part: Part | None = None

@@ -51,11 +51,11 @@ class EmbedJobSection(EmbedSection):
     """A job: models, sequences, devices, outputs."""
 
     models: list[str] = Field(min_length=1)
-    """Folders, hub names or runs; of several each gets a folder in the output."""
+    """Folders, URIs, hub names or runs; of several each gets a folder in the output."""
     input: list[str] = Field(min_length=1)
-    """FASTA files, folders, quoted globs, or one store."""
+    """FASTA files, folders, quoted globs, or one store; each also as a URI."""
     output: Path
-    """Folder to make."""
+    """Folder to make, or a URI."""
     random_weights: bool = False
     """Take names of sizes (esm2_t6_8M), whose weights are random, to try things out."""
     device: Literal["cpu", "cuda"] | None = None

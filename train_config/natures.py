@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic.fields import FieldInfo
 
+from common.remote import uri_of
 from train_config.section import Section, is_section
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -73,7 +74,9 @@ def with_absolute_paths(section: Settings) -> Settings:
 
 
 def absolute_path(value: str, kind: PathKind = PATH) -> str:
-    """A path of this kind, absolute and, but for LINKED_PATH, without symbolic links; a name as it is."""
+    """A path of this kind, absolute and, but for LINKED_PATH, without symbolic links; a name or a URI as it is."""
+    if (uri := uri_of(value)) is not None:
+        return uri
     path = Path(value).expanduser()
     if kind is PATH_OR_NAME and not path.exists():
         return value

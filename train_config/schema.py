@@ -6,11 +6,12 @@ unit; the command line's help and docs/config.md are generated from it.
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
+from common.remote import use
 from train_config.classifier_schema import ClassifierSection, LabelsSection, LoraSection, TokenizerSection
 from train_config.diffusion_schema import DiffusionSection, PredictionsSection, StructuresSection
-from train_config.natures import END, FIXED, PATH, PATH_OR_NAME, SHIPPED_PATH, UNSEEN
+from train_config.natures import END, FIXED, PATH, PATH_OR_NAME, SHIPPED_PATH, UNSEEN, with_absolute_paths
 from train_config.section import (
     Channels,
     FolderName,
@@ -37,18 +38,11 @@ class RunSection(Section):
     name: FolderName = "esm2ae"
     """Name of the run and of its folder. The same name resumes the run."""
     storage_path: Annotated[str, UNSEEN, PATH] = "runs"
-    """Folder that holds the runs; on a cluster, one that every node sees."""
+    """Folder that holds the runs; on a cluster, one that every node sees, or a URI such as s3://bucket/runs."""
     resume: Annotated[Literal["must", "allow", "never"], UNSEEN] = "allow"
     """must: resume or fail; allow: resume where there is a checkpoint; never: refuse a run that exists."""
     seed: Annotated[NonNegativeInt, FIXED] = 0
     """Seed of weights, shuffling, cropping and masking."""
-
-    @field_validator("storage_path")
-    @classmethod
-    def _is_a_folder(cls, path: str) -> str:
-        if "://" in path:
-            raise ValueError("must be a folder that every node sees, such as a mounted file system, not a URL")
-        return path
 
 
 class SampleSection(Section):
@@ -82,7 +76,7 @@ class DataSection(Section):
 
     source: Annotated[list[str], UNSEEN] = Field(["sample"], min_length=1)
     """FASTA files (plain, .gz, .bz2, .xz, .zst), for the classifier also CSV, TSV and Parquet, for diffusion PDB, mmCIF
-    and BinaryCIF; folders or globs; or 'sample' for the embedded default."""
+    and BinaryCIF; folders or globs; each also as a URI (s3://, gs://, hf://); or 'sample' for the embedded default."""
     store: Annotated[str | None, UNSEEN] = None
     """Folder of the LMDB store. Default: made from the source, in the storage path."""
     stage_dir: Annotated[str | None, UNSEEN, PATH] = None
@@ -142,7 +136,7 @@ class BackboneSection(Section):
     """Network that gives each token a feature vector: ESM-2, ESM C or another encoder or decoder of transformers."""
 
     source: Annotated[str, PATH_OR_NAME] = "esm2_t6_8M"
-    """Local folder or hub name (weights are loaded), or a size with random weights: esm2_t6_8M, esm2_t12_35M,
+    """Folder, URI of one, or hub name (weights are loaded), or a size with random weights: esm2_t6_8M, esm2_t12_35M,
     esm2_t30_150M, esm2_t33_650M, esm2_t36_3B, esm2_t48_15B; or bert, qwen2, llama or t5 with random weights
     of the size given by layers, hidden_size and heads."""
     layers: Channels | None = None
@@ -334,6 +328,22 @@ class CheckpointSection(Section):
     """The most that these copies may take on a machine, GiB. Default: what /dev/shm has free at the start."""
 
 
+class StorageSection(Section):
+    """Stores of objects: sources, models, runs and results may be URIs (s3://, gs://, hf://, file://)."""
+
+    cache_folder: Annotated[str | None, PATH] = None
+    """Folder on each node's own disk for copies of sources, and for runs while they train. Default: esmeray/storage in
+    XDG_CACHE_HOME or ~/.cache."""
+    cache_gb: PositiveFloat = 100.0
+    """Size of the copies; beyond it the least recently used are removed."""
+    patience_s: PositiveFloat = 3600.0
+    """Seconds that a store may be away while a run goes on, or at its end."""
+
+    def apply(self) -> None:
+        """Follow these settings in this process and those that it starts."""
+        use(**with_absolute_paths(self).model_dump())
+
+
 class RaySection(Section):
     """The cluster."""
 
@@ -427,6 +437,7 @@ class Config(Section):
     training: TrainingSection = TrainingSection()
     deepspeed: DeepSpeedSection = DeepSpeedSection()
     checkpoint: Annotated[CheckpointSection, UNSEEN] = CheckpointSection()
+    storage: Annotated[StorageSection, UNSEEN] = StorageSection()
     ray: Annotated[RaySection, UNSEEN] = RaySection()
     wandb: Annotated[WandbSection, UNSEEN] = WandbSection()
     monitoring: Annotated[MonitoringSection, UNSEEN] = MonitoringSection()

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from common.errors import DataError
+from common.errors import ConfigError, DataError
 from common.publishing import write_atomically
 from run_folder.paths import RunFolder
 from train_config.schema import Config
@@ -27,6 +27,8 @@ class SearchFolder(RunFolder):
 
     def __init__(self, storage_path: str | Path, name: str) -> None:
         super().__init__(storage_path, name)
+        if self.uri is not None:
+            raise ConfigError(f"run.storage_path: a search needs a folder that every node sees, not {storage_path}")
         self.tune = self.path / "tune.yaml"
         self.hardware = self.path / "hardware.txt"
         self.trials = self.path / "trials"

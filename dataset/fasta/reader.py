@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from common.errors import DataError, reading
+from common.remote import local_path
 from dataset.fasta.counts import SourceFile
 from dataset.fasta.kernel import PlainFasta, load_kernel
 from dataset.fasta.locate import BYTE_ORDER_MARK, place_of_line, place_of_record
@@ -230,7 +231,7 @@ def find_files(
 
 
 def _expand(source: str, is_wanted: Callable[[Path], bool], kind: str) -> list[Path]:
-    path = Path(source)
+    path = local_path(source)
     if path.is_dir():
         files = sorted(p for p in path.rglob("*") if p.is_file() and is_wanted(p) and not p.name.startswith("."))
         if not files:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from common.errors import DataError
 from common.progress import ConversionProgress, ProgressCallback, conversion_bar
 from common.publishing import exclusive, file_xxh128, published, refuse_existing
+from common.remote import local_path
 from common.text import counted
 from dataset.fasta.counts import IngestCounts, SourceFile
 from dataset.fasta.locate import places_of_ids
@@ -196,14 +197,14 @@ def source_store(data: DataSection, manifest_file: str, kind: str) -> Path | Non
 
     Raises DataError where it stands beside other sources, or ``data.store`` names another.
     """
-    stores = [source for source in data.source if (Path(source) / manifest_file).is_file()]
+    stores = [path for path in map(local_path, data.source) if (path / manifest_file).is_file()]
     if not stores:
         return None
     if len(data.source) > 1:
         raise DataError(f"{stores[0]}: a {kind} can't be joined with other sources; give it as the only source")
-    if data.store is not None and absolute(Path(data.store)) != absolute(Path(stores[0])):
+    if data.store is not None and absolute(Path(data.store)) != absolute(stores[0]):
         raise DataError(f"{stores[0]}: the source is a {kind} already; leave data.store out")
-    return Path(stores[0])
+    return stores[0]
 
 
 def _store_name(data: DataSection) -> str:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from common.errors import DataError
 from common.progress import ConversionProgress, ProgressCallback
 from common.publishing import exclusive, published, refuse_existing
+from common.remote import local_path
 from common.text import counted
 from dataset.batches.splitting import split_records
 from dataset.embeddings.arrays import open_arrays
@@ -105,7 +106,7 @@ def read_proteins(sources: list[str], policies: IngestSection | None = None) -> 
 def _files(data: DataSection) -> dict[str, list[Path]]:
     source = []
     if _is_store(data.source):
-        source = [Path(data.source[0]) / STORE_MANIFEST]
+        source = [local_path(data.source[0]) / STORE_MANIFEST]
     elif data.source != [SAMPLE]:
         source = (find_files if _is_fasta(data.source) else find_structure_files)(data.source)
     section = data.structures
@@ -114,12 +115,12 @@ def _files(data: DataSection) -> dict[str, list[Path]]:
 
 
 def _is_store(sources: list[str]) -> bool:
-    return (Path(sources[0]) / STORE_MANIFEST).is_file()
+    return (local_path(sources[0]) / STORE_MANIFEST).is_file()
 
 
 def _is_fasta(sources: list[str]) -> bool:
     """Return whether the sources are sequences, by the first one's name, or what is in the folder."""
-    first = Path(sources[0])
+    first = local_path(sources[0])
     names = [path for path in first.rglob("*") if path.is_file()] if first.is_dir() else [first]
     return any(map(is_fasta_name, names)) and not any(map(is_structure_name, names))
 

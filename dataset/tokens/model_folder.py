@@ -4,21 +4,26 @@ Nothing is imported or unpickled: patterns name what is fetched, and config.json
 """
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError, ResourceError
+from common.remote import local_path
 
 CONFIG_FILE = "config.json"
+LEFT_OUT = re.compile(r"(checkpoints|wandb|monitoring)/.*|.*\.(bin|pt|pth|ckpt|pkl)")
+"""Files of a model by URI that are not fetched."""
 
 
 def local_folder(source: str, key: str, wanted: str = CONFIG_FILE) -> Path | None:
     """The folder that ``source`` names, or None if it is no path; ``key`` and ``wanted``, a file, are for messages.
 
-    Raises ConfigError where it is a file, or a path that is not there.
+    Of a URI a copy, without pickles and a run's checkpoints. Raises ConfigError where it is a file, or a path that is
+    not there.
     """
-    path = Path(source).expanduser()
+    path = local_path(source, lambda name: not LEFT_OUT.fullmatch(name))
     if path.is_dir():
         return path
     if path.exists():

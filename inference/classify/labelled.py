@@ -5,7 +5,6 @@ of files to predict. Shape legend: N records, R residues of all records end to e
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import compress
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +24,7 @@ from run_folder.checkpoints import check_data
 from run_folder.paths import RunFolder
 from train_config.classifier_schema import LabelsSection, Part, TokenizerSection
 from train_config.schema import Config, DataSection, IngestSection
-from train_config.section import STORES, Overrides
+from train_config.section import Overrides
 
 
 @dataclass(frozen=True)
@@ -83,11 +82,12 @@ def own_texts(config: Config, space: LabelSpace, part: Part, progress: ProgressC
     source gives other labels than the model has or the split has no such part, CheckpointError where the source is not
     the one that the run's checkpoints name.
     """
-    path = ensure_labelled_store(config.data, config.model.tokenizer, Path(config.run.storage_path) / STORES, progress)
+    run = RunFolder(config.run.storage_path, config.run.name)
+    path = ensure_labelled_store(config.data, config.model.tokenizer, run.stores, progress)
     store = LabelledStore(path)
     if store.label_space != space:
         raise DataError(f"{', '.join(config.data.source)}: gives other labels than the model was trained for")
-    check_data(RunFolder(config.run.storage_path, config.run.name), config.data, store.checksum)
+    check_data(run, config.data, store.checksum)
     parts = {"training": store.training, "validation": store.validation, "test": store.test}
     in_parts = np.sort(np.concatenate([*parts.values()]))  # without records that the split left out, counted already
     records = in_parts if part == "all" else parts[part]

@@ -11,6 +11,8 @@ import ray
 
 from cluster.actor_pool import ActorPool
 from common.errors import ResourceError
+from common.remote import local_path, retried, upload_folder
+from dataset.store.format import MANIFEST_FILE
 from dataset.store.reader import Store
 from inference.embedding.plan import JobFacts, Shard
 from inference.embedding.shard_files import ShardFiles, ShardRow
@@ -25,13 +27,14 @@ SHARDS_AT_ONCE = 2
 
 class ActorSettings(NamedTuple):
     """The job and the model of an actor, with the store's path, the folder of each node's own disk to which it is
-    copied (None reads it where it is), and the folder of the shards, which all nodes see."""
+    copied (None reads it where it is), the folder of the shards, which all nodes see, or else their URI."""
 
     job: EmbedJobSection
     source: str
     store: Path
     stage_dir: Path | None
     shards: Path
+    uri: str | None
 
 
 class _EmbeddingActor:
@@ -39,7 +42,7 @@ class _EmbeddingActor:
 
     def __init__(self, actor: ActorSettings) -> None:
         self._settings = actor
-        self._files = ShardFiles(actor.shards)
+        self._files = ShardFiles(actor.shards, actor.uri)
         self._computing = threading.Lock()
 
     def load(self) -> JobFacts:
@@ -49,8 +52,10 @@ class _EmbeddingActor:
         from dataset.store.reader import stage_store
         from inference.embedding.worker import open_worker
 
-        job, source, path, stage_dir, _ = self._settings
+        job, source, path, stage_dir, _, uri = self._settings
         torch.set_num_threads(job.cpus_per_worker)
+        if uri is not None:
+            path = local_path(f"{uri}.store")
         if stage_dir is not None:
             path = stage_store(path, stage_dir)
         self._worker = open_worker(source, job, Store(path))
@@ -77,7 +82,9 @@ class ClusterEngine:
         if stage_dir is None and len(ray.nodes()) > 1:
             stage_dir = Path(tempfile.gettempdir()) / "esmeray-stores"
         source = absolute_path(source, PATH_OR_NAME)
-        actor = ActorSettings(job, source, store.path, stage_dir, files.folder.absolute())
+        if (uri := files.uri) is not None:
+            retried(lambda: upload_folder(store.path, f"{uri}.store", MANIFEST_FILE), uri)
+        actor = ActorSettings(job, source, store.path, stage_dir, files.folder.absolute(), uri)
         gpus = job.gpus_per_worker if job.device == "cuda" else 0
         self._pool = ActorPool(
             _EmbeddingActor,

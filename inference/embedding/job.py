@@ -24,12 +24,14 @@ from cluster.placement import local_resources
 from common.errors import ConfigError, ResourceError
 from common.progress import status_line
 from common.publishing import made_folder, refuse_existing, writing
+from common.remote import publish, target_path, uri_of
 from dataset.embeddings.manifest import MANIFEST_FILE, read_manifest
 from dataset.store.conversion import open_store
 from dataset.store.reader import Store
 from inference.embedding.model_job import ModelJob
 from inference.embedding.plan import JobFacts, Plan, check_registered, check_settings, format_of, make_plan
 from inference.embedding.report import report_name
+from inference.embedding.shard_files import ShardFiles
 from inference.embedding.worker import open_worker
 from run_folder.job import JOB_FILE, other_job, unfinished
 from train_config.embed_schema import EmbedJobSection
@@ -60,19 +62,21 @@ def run_job(
     names = [re.sub(r"[^\w.+-]+", "_", Path(model).name or model) for model in job.models]
     if len(set(names)) < len(names):
         raise ConfigError("--embed.models: two of them have the same name, and would share a folder; rename one")
-    output = job.output.absolute()
+    uri, output = uri_of(job.output), target_path(job.output).absolute()
     complete = [read_manifest(path.parent) for path in output.glob(f"**/{MANIFEST_FILE}")]
     if overwrite or not complete:
         refuse_existing(output, MADE_BY, overwrite)
         complete = []
-    with unfinished(output) as partial, _logging(partial), _connected(cluster, partial):
+    with unfinished(output) as partial, _logging(partial), _connected(cluster, None if uri else partial):
+        if uri is not None:
+            ShardFiles(partial, f"{uri}.partial").fetch()
         job = _resolved(job, cluster)
         store = open_store(job.input, ingest or IngestSection(), partial)
         folders = names if len(names) > 1 else [_ONE_MODEL]
         if others := {path.parent.name for path in partial.glob(f"*/{JOB_FILE}")} - {*folders}:
             raise other_job(partial, f"of model {min(others)}", "choose another --embed.output, or remove this folder")
         models = [
-            ModelJob(job, cluster, model, partial / name, store)
+            ModelJob(job, cluster, model, ShardFiles(partial / name, uri and f"{uri}.partial/{name}"), store)
             for model, name in zip(job.models, folders, strict=True)
         ]
         for model in models:
@@ -87,6 +91,7 @@ def run_job(
                 folder.mkdir(exist_ok=True)
                 reports.append(model.assemble(folder, show))
             shutil.copytree(partial / "logs", building / "logs")
+        publish(job.output)
         shutil.rmtree(partial)
         return reports
 

@@ -33,10 +33,10 @@ class ModelJob:
     """One model of a job: its part of the unfinished folder, and what was computed."""
 
     def __init__(
-        self, settings: EmbedJobSection, cluster: RaySection | None, source: str, folder: Path, store: Store
+        self, settings: EmbedJobSection, cluster: RaySection | None, source: str, files: ShardFiles, store: Store
     ) -> None:
-        self.settings, self.cluster, self.source, self.folder, self.store = settings, cluster, source, folder, store
-        self.files = ShardFiles(folder)
+        self.settings, self.cluster, self.source, self.files, self.store = settings, cluster, source, files, store
+        self.folder = files.folder
         self.facts: JobFacts
         self.plan: Plan
         self.job: dict[str, Any] = {}
@@ -70,6 +70,7 @@ class ModelJob:
                     raise other_job(self.settings.output, changes[0][0], remedy)
                 return
             accept(self.folder.parent, self.job, f"{self.folder.name}/{JOB_FILE}")
+            self.files.keep(self.folder / JOB_FILE)
             self._restore(cache)
             todo = [number for number in range(self.plan.num_shards) if number not in self.rows]
             before, computing_s = self.spent.model_copy(), time.perf_counter()
@@ -96,6 +97,7 @@ class ModelJob:
                     if row.splits:
                         log.warning("shard %d: %d batches were split for want of memory", row.number, row.splits)
                     if cache is not None:
+                        self.files.fetch()
                         cache.keep(row.number, self.plan, self.store, self.files)
         finally:
             engine.close()
@@ -103,6 +105,7 @@ class ModelJob:
     def assemble(self, building: Path, show: Callable[[str], None]) -> dict[str, Any]:
         """Write the final files and the report, which is returned."""
         start_s = time.perf_counter()
+        self.files.fetch()
         job = {**self.job, "batches_split": sum(row.splits for row in self.rows.values())}
         Assembly(building, self.plan, self.store, self.files, self.settings).write(self.facts.outputs, job, show)
         rows = [self.rows[number] for number in sorted(self.rows)]
@@ -132,6 +135,7 @@ class ModelJob:
             with writing(path):
                 self.folder.mkdir(parents=True, exist_ok=True)
                 np.save(path, known)
+            self.files.keep(path)
         return plan
 
     def _write_spent(self) -> None:

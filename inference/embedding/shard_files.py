@@ -4,6 +4,7 @@ A shard is ``OUTPUT/00012.safetensors`` for each output, then ``rows/00012.json`
 (:mod:`dataset.embeddings.cache`) has a folder for each model, settings and output; what it has makes the first shards.
 """
 
+import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from common.errors import ConfigError
 from common.publishing import file_xxh128, write_atomically, writing
+from common.remote import download, listing, retried, setting, upload
 from dataset.embeddings.arrays import open_arrays, write_arrays
 from dataset.embeddings.cache import FeatureStore, bound_cache, write_shard
 from dataset.store.reader import Store
@@ -26,6 +28,7 @@ Computed = Mapping[str, Mapping[str, NDArray]]
 """Arrays by name, by output."""
 
 _ROWS = "rows"
+log = logging.getLogger(__name__)
 
 
 class ShardRow(BaseModel):
@@ -59,10 +62,10 @@ class ShardRow(BaseModel):
 
 
 class ShardFiles:
-    """The shards of a job in its folder."""
+    """The shards of a job in its folder, and at its URI, where it has one."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, uri: str | None = None) -> None:
+        self.folder, self.uri = folder, uri
 
     def path(self, output: str, number: int) -> Path:
         return self.folder / output / f"{number:05d}.safetensors"
@@ -76,11 +79,24 @@ class ShardFiles:
                 path.parent.mkdir(parents=True, exist_ok=True)
             write_arrays(path, arrays)
             checksums[output] = file_xxh128(path)
+            self.keep(path)
         done = row.model_copy(update={"xxh128": checksums})
         with writing(self.folder):
             (self.folder / _ROWS).mkdir(exist_ok=True)
             write_atomically(self.folder / _ROWS / f"{row.number:05d}.json", done.model_dump_json())
+        self.keep(self.folder / _ROWS / f"{row.number:05d}.json")
         return done
+
+    def keep(self, path: Path) -> None:
+        """Upload a file of the folder; waits for a store that is away."""
+        if (uri := self.uri) is not None:
+            address = f"{uri}/{path.relative_to(self.folder)}"
+            retried(lambda: upload(path, address), uri, setting("patience_s"), log.warning)
+
+    def fetch(self) -> None:
+        """Have here what other nodes, or an earlier start, have uploaded."""
+        if (uri := self.uri) is not None:
+            retried(lambda: download(uri, listing(uri), self.folder), uri, setting("patience_s"), log.warning)
 
     def done(self) -> dict[int, ShardRow]:
         """Complete shards whose files are there, by number; sweeps what a killed process left."""

@@ -104,7 +104,6 @@ def test_resolved_settings_read_back_the_same(file):
         ("batch:\n  tokens: 5000\n", r"global_tokens \(32768\) must be a multiple of tokens \(5000\); the nearest is"),
         ("run:\n  name: ../up\n", r"run\.yaml:2: run\.name: '\.\./up' is no name of a folder: use letters"),
         ("batch:\n  tokens: 1000000000000\n", r"run\.yaml:2: batch\.tokens: .* less than or equal to 16777216"),
-        ("run:\n  storage_path: s3://bucket\n", r"run\.yaml:2: run\.storage_path: must be a folder"),
     ],
 )
 def test_mistakes_in_the_file_are_one_line_with_file_and_key(file, text, message):

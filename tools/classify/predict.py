@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from common.errors import ConfigError, DataError
 from common.progress import record_bar
 from common.publishing import made_file, refuse_file
+from common.remote import publish, target_path, uri_of
 from common.text import counted
 from dataset.fasta.counts import count_lines
 from inference.models.source import config_of, label_space_of
@@ -46,7 +47,8 @@ def main(argv: list[str]) -> int:
     output, made = predict.output, (MADE_BY, plain.overwrite)
     if not output.name.endswith(SUFFIXES):
         raise ConfigError(f"--predict.output {output}: must end in {' or '.join(SUFFIXES)}")
-    refuse_file(output, *made)
+    place = target_path(output, plain.overwrite)
+    refuse_file(place, *made)
     # What is wrong with the model's folder, the settings or the first records is reported before torch is loaded.
     from inference.classify.labelled import TextStream
 
@@ -64,13 +66,14 @@ def main(argv: list[str]) -> int:
     pipeline = ClassifierPipeline.load(plain.model, data=config.data, **options)
     start_s = time.perf_counter()
     with (
-        made_file(output, *made) as building,
+        made_file(place, *made) as building,
         writing_predictions(building, output.name, space, config.data.labels.separator) as write,
     ):
         records, cropped = _predict_all(pipeline, chain(first, chunks), write)
+    publish(output)
     seconds = time.perf_counter() - start_s
     print(
-        f"{output}: {counted(records, 'prediction{s}')} in {seconds:.1f} s "
+        f"{uri_of(output) or output}: {counted(records, 'prediction{s}')} in {seconds:.1f} s "
         f"({records / seconds:,.0f}/s, {pipeline.model.device}, {pipeline.model.facts.precision})"
     )
     if cropped:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 from cluster.placement import LOCAL, find, local_resources
 from common.command_line import result_console
 from common.publishing import refuse_existing
+from common.remote import uri_of
 from common.text import counted, duration
 from inference.embedding.plan import check_registered
 from tools.grammar import Overwriting, parse
@@ -49,6 +50,7 @@ def main(argv: list[str]) -> int:
     """Plan, compute, publish, and print the table of performance."""
     flags, settings = parse(argv, "embed run", __doc__, Arguments, EmbedSettings)
     job = settings.embed
+    settings.storage.apply()
     if flags.overwrite or not any(job.output.glob("**/embeddings.json")):
         refuse_existing(job.output, MADE_BY, flags.overwrite)
     check_registered(job)
@@ -67,7 +69,7 @@ def main(argv: list[str]) -> int:
             console.print(line, markup=False)
         return 0
     console.print(table(run_job(job, settings.data.ingest, cluster=cluster, overwrite=flags.overwrite)))
-    console.print(f"written: {job.output}", markup=False)
+    console.print(f"written: {uri_of(job.output) or job.output}", markup=False)
     return 0
 
 

@@ -11,6 +11,7 @@ from torch.profiler import schedule
 from common.errors import ResourceError
 from model.device import choose_device
 from monitoring.advice import Facts, advise
+from run_folder.paths import RunFolder
 from tools.profile._gpu_trial import single_process_group
 from tools.profile._measure import operators, profiler_of, write_trace
 from train_config.schema import Config
@@ -32,7 +33,7 @@ def profile_training(config: Config, folder: Path) -> dict[str, Any]:
     if device.type == "cpu":  # as training does: without it DeepSpeed warns of having found no accelerator
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     with tempfile.TemporaryDirectory() as scratch, single_process_group(device):
-        store = str(task_plan(config).prepare(Path(config.run.storage_path) / "stores"))
+        store = str(task_plan(config).prepare(RunFolder(config.run.storage_path, config.run.name).stores))
         config = config.model_copy(update={"run": config.run.model_copy(update={"storage_path": scratch})})
         context = WorkerContext(device=device)
         measurement = measure_on_worker(config, context, store, MeasurementSection(), None)

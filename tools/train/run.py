@@ -23,6 +23,8 @@ from pathlib import Path
 
 from cluster.placement import find
 from common.errors import ConfigError
+from run_folder.mirror import RunMirror
+from run_folder.paths import RunFolder
 from tools.grammar import Plain, example_of, read_words
 from train_config.loading import load_config, load_tune_config
 from train_config.schema import Config
@@ -65,6 +67,7 @@ def start(argv: list[str], command: str, text: str, search: str | None = None) -
         option = ".".join(("--tune", *next(iter(of_search))))
         raise ConfigError(f"{option}: is of a search, and there is none: add --tune {SEARCH}")
     config = load_config(file, own)
+    config.storage.apply()
     if tune_file is None:
         from training.launch.driver import dry_run, train
         from training.tasks.registry import after_training, before_training
@@ -74,7 +77,9 @@ def start(argv: list[str], command: str, text: str, search: str | None = None) -
         config = before_training(config)
         code = train(config, _beside)
         if code == 0:
+            mirror = RunMirror(RunFolder(config.run.storage_path, config.run.name))
             after_training(config)
+            mirror.save_files()
         return code
     if config.data.predictions.model is not None:
         raise ConfigError("data.predictions.model: nobody predicts beside a search; predict first, and leave it out")

@@ -10,7 +10,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -84,22 +84,20 @@ def copy_to_host(value: Any) -> Any:
 
 
 class CheckpointWriter:
-    """Writes this rank's part of each checkpoint; rank 0 completes it and calls ``on_complete`` with the folder.
+    """Writes this rank's part of each checkpoint; the first of ``ranks`` completes it and calls ``on_complete``.
 
-    ``alone``: the store has this rank's part only, which it completes itself.
+    ``ranks`` are those whose parts the store has: of all workers, of one node, or of this worker alone.
     """
 
     def __init__(
         self,
         store: CheckpointStore,
         rank: int,
-        world_size: int,
+        ranks: Sequence[int],
         section: CheckpointSection,
         on_complete: Callable[[CheckpointFolder], None] | None = None,
-        alone: bool = False,
     ):
-        self._store, self._rank = store, rank
-        self._ranks = [rank] if alone else range(world_size)
+        self._store, self._rank, self._ranks = store, rank, ranks
         self._section, self._on_complete = section, on_complete
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None

@@ -66,7 +66,7 @@ class MemoryState:
         self._lock: int | None = take_lock(self._store.root / LOCK_FILE, shared=True)
         self._store.sweep()
         kept = section.model_copy(update={"keep_last": COPIES, "keep_best": 0})
-        self._writer = CheckpointWriter(self._store, context.rank, context.world_size, kept, alone=True)
+        self._writer = CheckpointWriter(self._store, context.rank, [context.rank], kept)
 
     def write(self, shards: list[tuple[str, Any]], manifest: Manifest, control: ControlGroup) -> None:
         """Start writing a copy. What can't be written is only logged: there is still the disk."""

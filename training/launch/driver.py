@@ -21,6 +21,7 @@ from common.command_line import say, warn
 from common.errors import DataError, ResourceError
 from common.progress import conversion_bar
 from common.publishing import refuse_existing, write_atomically, writing
+from common.remote import AT_ONCE_S
 from common.text import last_line
 from model.export.exported_folder import MADE_BY
 from monitoring.sinks.wandb_run import WandbFollowers
@@ -30,6 +31,7 @@ from monitoring.watch.run_watcher import RunWatcher, Sink
 from run_folder.checkpoints import CheckpointStore, check_data
 from run_folder.job import held
 from run_folder.metrics_log import read_metrics
+from run_folder.mirror import ENDING_S, RunMirror, place_of
 from run_folder.paths import RESERVE_BYTES, RunFolder, no_space
 from train_config.loading import dump_config
 from train_config.natures import with_absolute_paths
@@ -78,6 +80,7 @@ def until_signal(run: RunFolder, work: Callable[[StopSignals], int], name: str) 
 
 def _train_locked(resumption: Resumption, signals: StopSignals, beside: Beside) -> int:
     """Refuse what can be refused before anything of the run is written and before Ray starts; then train."""
+    RunMirror(resumption.run, warn).pull(AT_ONCE_S)
     resumption = resumption.as_begun()
     config, run = resumption.config, resumption.run
     remarks = resumption.check()
@@ -101,7 +104,7 @@ def _train_locked(resumption: Resumption, signals: StopSignals, beside: Beside) 
         return _launch(resumption, store_path, size, signals, beside, local)
     from cluster import connection  # here: it imports Ray, and the work that needs it begins
 
-    with connection.connected(config.ray, run.path) as dashboard:
+    with connection.connected(config.ray, None if run.uri else run.path) as dashboard:
         signals.reinstall()
         workers = place_workers(config.ray, connection.cluster_resources())
         _check_start(config.training, run, workers)
@@ -110,6 +113,9 @@ def _train_locked(resumption: Resumption, signals: StopSignals, beside: Beside) 
 
 def dry_run(config: Config) -> int:
     """Print the resolved config and the plan; start nothing. A run that could not start or resume is refused alike."""
+    if (run := Resumption(config).run).uri is not None:
+        with held(run.path):  # the working copy of no run that is under way
+            RunMirror(run, warn).pull(AT_ONCE_S)
     config = Resumption(config).as_begun().config
     resumption = Resumption(with_absolute_paths(config))
     run = resumption.run
@@ -130,7 +136,7 @@ def dry_run(config: Config) -> int:
 
 def _finished(run: RunFolder) -> str:
     return (
-        f"run {run.path.name} is finished: {run.export} "
+        f"run {run.path.name} is finished: {run.uri or run.path}/export "
         "(raise training.max_steps or training.epochs to train it further)"
     )
 
@@ -198,7 +204,8 @@ def _launch(
     plan = _plan(resumption, workers, size)
     if remark := resumption.remark_on_workers(workers.count):
         warn(remark)
-    say(f"run {config.run.name}: {run.path}")
+    mirror = RunMirror(run, warn)
+    say(f"run {config.run.name}: {run.uri or run.path}")
     at = f", dashboard http://{dashboard}" if dashboard else ""
     say(f"{workers.numbers} worker{'' if workers.allowed == (1,) else 's'} on {workers.device}{at}")
     say("\n".join(plan.lines()[1:]))
@@ -208,6 +215,7 @@ def _launch(
         task_plan(config).write_names(run, store_path)
         if not run.wandb_run_id.exists():
             write_atomically(run.wandb_run_id, secrets.token_hex(4))
+    mirror.begin()
     say("starting the workers ...")
     signals.hand_over(run.request_stop, "stopping, saving a checkpoint (Ctrl-C again ends at once)")
     sinks: list[Sink] = [ProgressSink(plan.total_steps, metric_labels())]
@@ -220,6 +228,7 @@ def _launch(
             arguments = {
                 "config": workers_config.model_dump(mode="json"),
                 "store_path": str(store_path),
+                "place": place_of(run),
                 "cpus": workers.cpus_each,
                 "wandb_run_id": run.wandb_run_id.read_text().strip(),
             }
@@ -231,20 +240,24 @@ def _launch(
                 from cluster.connection import capacity  # here: it imports Ray
 
                 attempts = Attempts(run, workers, partial(capacity, workers), signals, config.ray)
-                error = attempts.train(partial(trainers.fit_workers, arguments, workers, config.run))
+                start = partial(trainers.fit_workers, arguments, workers, config.run)
+                error = attempts.train(mirror.with_outcome(start))
     finally:
+        mirror.wait(ENDING_S)
+        mirror.close()
         watcher.close(signals.remaining_s(WATCHER_TIMEOUT_S))
         wandb.close(signals.remaining_s(math.inf))
     _draw(run)
+    mirror.save_files(run.alerts.name, run.curves.name, "wandb")
     return _conclude(run, error, signals, config.ray.max_failures)
 
 
 def _conclude(run: RunFolder, error: Exception | None, signals: StopSignals, max_failures: int) -> int:
-    outcome = run.read_outcome()
+    outcome, place = run.read_outcome(), run.uri or run.path
     if outcome is not None and outcome.status == "finished":
         say(
-            f"{outcome.message}\n  model        {run.export}\n  checkpoints  {run.checkpoints}\n"
-            f"  metrics      {run.metrics}\n  curves       {run.curves}"
+            f"{outcome.message}\n  model        {place}/export\n  checkpoints  {place}/checkpoints\n"
+            f"  metrics      {place}/metrics.jsonl\n  curves       {place}/curves.png"
         )
         return 0
     if outcome is not None and outcome.status == "stopped":

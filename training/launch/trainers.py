@@ -1,6 +1,7 @@
 """What runs the training loop in workers: Ray Train, or this process for tasks that need no more than one on the CPU.
 
-``arguments`` are the config (plain values), store_path, cpus and wandb_run_id; workers get ``resized`` beside them.
+``arguments`` are the config (plain values), store_path, place (that of the driver), cpus and wandb_run_id; workers get
+``resized`` beside them.
 """
 
 import gc
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from cluster.placement import Workers
+from run_folder.mirror import RunMirror, place_of
 from run_folder.paths import RunFolder
 from train_config.schema import Config, RunSection
 from training.engine.collective import WorkerContext
@@ -51,7 +53,7 @@ def fit_workers(arguments: dict[str, Any], workers: Workers, run: RunSection, co
         ),
         run_config=RunConfig(
             name=run.name,
-            storage_path=run.storage_path,
+            storage_path=str(RunFolder(run.storage_path, run.name).path.parent),
             failure_config=FailureConfig(**failures),
             **environment,
         ),
@@ -81,7 +83,13 @@ def _train(arguments: dict[str, Any], context: WorkerContext) -> None:
 
     config = Config.model_validate(arguments["config"])
     torch.set_num_threads(arguments["cpus"])
-    logs = RunFolder(config.run.storage_path, config.run.name).logs
+    run = RunFolder(config.run.storage_path, config.run.name)
+    if run.uri is not None:
+        if context.local_rank == 0 and arguments["place"] != place_of(run):
+            RunMirror(run).pull()
+            run.clear_requests()  # of an earlier attempt
+        dist.barrier()  # the workers of a node read what the first has fetched
+    logs = run.logs
     logs.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(logs / f"worker-{context.rank}.log")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))

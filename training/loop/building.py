@@ -11,12 +11,14 @@ from pathlib import Path
 
 import torch
 
+from common.errors import DataError
 from model.cost.flops import training_flops_per_token
 from monitoring.sampling.memory_meter import MemoryMeter
 from monitoring.sampling.peaks import peak_tflops
 from monitoring.sampling.sampler import Sampler
 from run_folder.checkpoints import CheckpointFolder, CheckpointStore
 from run_folder.metrics_log import MetricsLog
+from run_folder.mirror import RunMirror, place_of
 from run_folder.paths import RunFolder, sample_file
 from train_config.schema import Config
 from training.checkpoints.writer import CheckpointWriter
@@ -48,12 +50,22 @@ class Worker:
         torch.manual_seed(config.run.seed)
         apply_device_settings(training)
         self.control = control = ControlGroup()
+        self.log = MetricsLog(run.metrics if context.rank == 0 else os.devnull)
+        places = control.gather(place_of(run))
+        ranks = [rank for rank, place in enumerate(places) if place == places[context.rank]]
+        self.leads = context.rank == ranks[0]  # among the workers that see the same folder
+        self.mirror = RunMirror(run, self._warn, context.rank, self._log_checkpoint)
+        if self.leads:
+            self.mirror.pull(checkpoints_only=True)
+        control.all_true(True)  # nobody looks before the leaders have them
         experiment: Experiment = experiment_class(config.model.task)(config, context, run, Path(store_path))
         self.experiment = experiment
         model = experiment.build_model()
         experiment.open(model, context, control)
+        if control.from_rank_0(experiment.checksum) != experiment.checksum:
+            raise DataError(f"data.source: {', '.join(config.data.source)} is other data on another node; start again")
         self.checkpoints = CheckpointStore(run.checkpoints)
-        self.hung = set_stacks_aside(run.logs) if context.rank == 0 else None  # before the others open files there
+        self.hung = set_stacks_aside(run.logs) if self.leads else None  # before the others open files there
         starts_anew = not control.from_rank_0("\n".join(folder.path.name for folder in self.checkpoints.complete()))
         if starts_anew:
             experiment.prepare(model, context, control)
@@ -64,10 +76,8 @@ class Worker:
         rate_shares = experiment.rate_shares(model)
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)  # before ZeRO-3 cuts them
         self.engine = TrainingEngine(model, training, config.deepspeed, context.device, rate_shares)
-        self.log = MetricsLog(run.metrics if context.rank == 0 else os.devnull)
-        self.writer = CheckpointWriter(
-            self.checkpoints, context.rank, context.world_size, config.checkpoint, self._log_checkpoint
-        )
+        completed = self._log_checkpoint if run.uri is None else self.mirror.ask
+        self.writer = CheckpointWriter(self.checkpoints, context.rank, ranks, config.checkpoint, completed)
         self.memory = self._memory_state(trained)
         self.total_steps = training.max_steps or experiment.batches.total_steps(training.epochs)
         self.guard = self._make_guard()
@@ -104,6 +114,10 @@ class Worker:
 
     def _log_checkpoint(self, folder: CheckpointFolder) -> None:
         self.log.event("checkpoint", folder.step, checkpoint=folder.path.name)
+
+    def _warn(self, message: str) -> None:
+        logger.warning(message)
+        self.log.event("warning", self.step, message=message)
 
     def _memory_state(self, trained: int) -> MemoryState | None:
         config, context = self.config, self.context

@@ -11,6 +11,7 @@ from common.publishing import is_disk_full
 from model.device import is_out_of_memory
 from run_folder.checkpoints import CheckpointFolder, Position
 from run_folder.metrics_log import read_metrics
+from run_folder.mirror import ENDING_S
 from run_folder.paths import Outcome, RunFolder, no_space
 from training.engine.memory_guard import REMEDY
 from training.loop.building import Worker
@@ -39,6 +40,7 @@ def finish(worker: Worker, outcome: Outcome) -> Outcome:
         worker.log.event(outcome.status, max(outcome.step, 0), message=outcome.message)
         worker.run.write_outcome(outcome)
     worker.leave(is_over=True)
+    worker.mirror.wait(ENDING_S if outcome.status == "failed" else None)
     worker.log.close()
     worker.experiment.close()
     worker.engine.close()
@@ -68,7 +70,9 @@ def _load_best(worker: Worker) -> int:
     folder = worker.checkpoints.best() if worker.context.rank == 0 else None
     name = worker.control.from_rank_0("" if folder is None else folder.path.name)
     chosen = CheckpointFolder(worker.checkpoints.root / name)
-    worker.engine.load_shards(chosen)
+    worker.mirror.wait()
+    worker.control.all_true(True)  # the URI has the parts of all
+    worker.engine.load_shards(worker.mirror.fetched(chosen))
     worker.log.event("exports_best", chosen.step, checkpoint=name)
     return chosen.step
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from common.errors import CheckpointError
+from common.errors import CheckpointError, DataError
 from run_folder.checkpoints import CheckpointFolder, Position
 from run_folder.metrics_log import read_metrics
 from training.loop.building import Worker
@@ -11,10 +11,10 @@ from training.loop.building import Worker
 def restore(worker: Worker) -> Position:
     """Resume from the newest intact checkpoint; the start where there is none. Every worker calls it."""
     context, control, log = worker.context, worker.control, worker.log
-    if context.rank == 0:
+    if worker.leads:
         worker.run.checkpoints.mkdir(parents=True, exist_ok=True)
         worker.checkpoints.sweep()
-    control.all_true(True)  # nobody looks before rank 0 has swept
+    control.all_true(True)  # nobody looks before it is swept
     copies = worker.memory.common(control) if worker.memory is not None else []
     folder, warnings = _find_checkpoint(worker, copies)
     if folder is None:
@@ -34,11 +34,11 @@ def restore(worker: Worker) -> Position:
         log.rewind(position.step)
         for warning in warnings:
             log.event("warning", position.step, message=warning)
-        worker.engine.load_shards(folder)
+        worker.engine.load_shards(worker.mirror.fetched(folder))
         control.all_true(True)  # nobody renames before everybody has read
         in_memory = folder.path.parent != worker.checkpoints.root
         worker.saved_step = 0 if in_memory else position.step
-        if context.rank == 0:
+        if worker.leads:
             worker.checkpoints.discard_after(position.step - in_memory)
             if not in_memory:
                 worker.checkpoints.write_latest(folder)
@@ -49,6 +49,8 @@ def restore(worker: Worker) -> Position:
             total_steps=worker.total_steps,
             workers=context.world_size,
         )
+    if worker.leads:
+        worker.mirror.start(position.step)
     if worker.memory is not None:
         worker.memory.discard_after(position.step)
     if worker.hung is not None:
@@ -82,7 +84,7 @@ def rewind(worker: Worker, position: Position) -> bool:
         folder = None
     if folder is None:
         return False
-    worker.engine.load_shards(folder)
+    worker.engine.load_shards(worker.mirror.fetched(folder))
     message = (
         f"loss or gradient was not finite in {position.nonfinite_in_a_row} steps in a row: weights and optimizer are "
         f"again those of step {folder.step}, the batches since then are left out (rewind {rewinds + 1} of at most "
@@ -124,11 +126,11 @@ def _find_checkpoint(
     for folder in sorted([*on_disk, *copies], key=lambda folder: folder.step, reverse=True):
         problem = ""
         try:
-            place = worker.context
-            manifest = folder.verify(range(place.rank, folder.manifest().world_size, place.world_size))
+            place, whole = worker.context, worker.mirror.fetched(folder)
+            manifest = whole.verify(range(place.rank, whole.manifest().world_size, place.world_size))
             if finite and manifest.position.nonfinite_in_a_row:
                 problem = "its last step was not finite"
-        except CheckpointError as error:
+        except (CheckpointError, DataError) as error:
             problem = str(error)
         is_intact = control.all_true(not problem)
         worker.watchdog.extend()  # checking large files took long, and so may reading them

@@ -9,12 +9,14 @@ import json
 import math
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 
 from common.errors import EsmerayError
 from dataset.batches.plan import micro_batches
 from dataset.batches.steps import StepBatches
 from run_folder.checkpoints import Manifest, Position, installed_versions
 from run_folder.metrics_log import read_metrics
+from run_folder.mirror import RunMirror
 from run_folder.paths import Outcome, RunFolder, Status
 from train_config.schema import Config
 from training.checkpoints.writer import CheckpointWriter
@@ -26,6 +28,7 @@ from training.loop.finishing import described, diverged, failed, finish, repeata
 from training.loop.restoring import restore, rewind
 from training.loop.results import StepResults
 from training.loop.stepping import Stepper, every_step, learning_rate
+from training.tasks.registry import task_plan
 
 
 def train_worker(config: Config, context: WorkerContext, store_path: str, wandb_run_id: str | None = None) -> Outcome:
@@ -36,7 +39,10 @@ def train_worker(config: Config, context: WorkerContext, store_path: str, wandb_
     again, the outcome is written first.
     """
     run = RunFolder(config.run.storage_path, config.run.name)
+    mirror = RunMirror(run)
     try:
+        if not Path(store_path).exists():  # another node's
+            store_path = str(task_plan(config).prepare(run.stores))
         worker = Worker(config, context, run, store_path, wandb_run_id)
         try:
             position = restore(worker)
@@ -49,9 +55,11 @@ def train_worker(config: Config, context: WorkerContext, store_path: str, wandb_
             raise
         finally:
             worker.leave(is_over=False)
+            worker.mirror.close()
     except Exception as error:
         if (exit_code := repeatable(error)) is not None:
             run.write_outcome(Outcome("failed", -1, described(error), exit_code))
+            mirror.save_files(run.outcome.name)
         raise
 
 

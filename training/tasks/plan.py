@@ -14,6 +14,7 @@ import numpy as np
 
 from common.errors import ConfigError
 from common.progress import ProgressCallback
+from common.remote import local_path
 from dataset.batches.preparation import CropCount, count_cropped, cropped_lengths
 from dataset.batches.splitting import split_records
 from dataset.fasta.counts import IngestCounts
@@ -145,8 +146,8 @@ def size_of_store(store: Store, data: DataSection) -> DataSize:
 
 def estimate_size(data: DataSection) -> DataSize:
     """Estimate the size of training on the source, reading no more than the head of the files."""
-    if len(data.source) == 1 and (Path(data.source[0]) / MANIFEST_FILE).is_file():
-        return size_of_store(Store(data.source[0]), data)
+    if len(data.source) == 1 and ((path := local_path(data.source[0])) / MANIFEST_FILE).is_file():
+        return size_of_store(Store(path), data)
     lengths, share_read = _head_lengths(data)
     head = size_of_lengths(np.array(lengths), data)
     scale = (1 - data.validation_share) / share_read

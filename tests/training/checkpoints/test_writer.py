@@ -10,7 +10,7 @@ from training.checkpoints.writer import CheckpointWriter, copy_to_host, load_ten
 
 def writer(store: CheckpointStore, rank: int = 0, world_size: int = 1, **options) -> CheckpointWriter:
     section = CheckpointSection(**{"keep_last": 2, "keep_best": 1, "asynchronous": False} | options)
-    return CheckpointWriter(store, rank, world_size, section)
+    return CheckpointWriter(store, rank, range(world_size), section)
 
 
 def test_checkpoint_reads_back_and_verifies(tmp_path):

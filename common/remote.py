@@ -1,0 +1,266 @@
+"""Files by URI (s3://, gs://, hf://, file://, what else fsspec opens): copies on this node's disk, and uploads.
+
+A copy lies in ``CACHE/files/KEY``. The key is made of the URI and of what the store says of its objects, so that a
+changed object is another copy. The processes of a node share copies; the least recently used ones are removed where the
+cache is full, but for those that a living process uses. What is to be uploaded is made in ``CACHE/work``. Credentials
+and endpoints are never settings: each store has its own way (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, HF_TOKEN ...).
+"""
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from common.errors import ConfigError, DataError, EsmerayError, ResourceError
+from common.publishing import MADE_FILE, atomic_file, disk_full, exclusive, is_disk_full, published, take_lock
+from common.text import first_line
+
+log = logging.getLogger(__name__)
+
+VARIABLE = "ESMERAY_STORAGE"
+"""Environment variable with the settings of the section ``storage``: the processes that Ray starts need them, too."""
+AT_ONCE_S = 20.0
+"""Patience with a store where somebody waits for something to start, in seconds."""
+REPORTED_S, LONGEST_WAIT_S = 4.0, 30.0
+"""A wait for a store that is as long as the first is reported."""
+_DEFAULTS: dict[str, Any] = {"cache_folder": None, "cache_gb": 100.0, "patience_s": 3600.0}
+_locks: dict[Path, int] = {}
+"""Copies that this process uses: no process removes them while it lives."""
+
+Returned = TypeVar("Returned")
+Items = dict[str, dict[str, Any]]
+"""What the store says of objects (name, the path there; size in bytes; and more), by their names below a URI."""
+
+
+def use(**settings: Any) -> None:
+    """Follow the settings of the section ``storage`` in this process and those that it starts."""
+    os.environ[VARIABLE] = json.dumps(settings)
+
+
+def setting(name: str) -> Any:
+    return (_DEFAULTS | json.loads(os.environ.get(VARIABLE, "{}")))[name]
+
+
+def uri_of(path: str | Path) -> str | None:
+    """The URI that a setting means; None for a path. Pathlib makes s3:/bucket of s3://bucket, which is taken alike."""
+    protocol, separator, rest = str(path).partition(":/")
+    if not separator or re.fullmatch(r"[a-z][a-z0-9+.-]+", protocol) is None:
+        return None
+    rest = rest.strip("/")
+    if ".." in rest.split("/") or ":" in rest.partition("@")[0].partition("/")[0]:
+        raise ConfigError(f"{protocol}://...: an address with a password or '..' in it; leave these out")
+    return f"{protocol}://{'/' if protocol == 'file' else ''}{rest}"
+
+
+def work_path(uri: str) -> Path:
+    """Where on this node's disk that is made which a URI is to hold."""
+    return _cache() / "work" / uri.replace("://", "/")
+
+
+def local_path(source: str | Path, wanted: Callable[[str], bool] = lambda name: True) -> Path:
+    """The path that a source is; of a URI, that of a copy of the file or folder as it is now, fetched if need be.
+
+    ``wanted``: of the names in a folder. Raises DataError where nothing is there, ResourceError where it can't be had.
+    """
+    uri = uri_of(source)
+    if uri is None:
+        return Path(source).expanduser()
+    items = {name: item for name, item in retried(lambda: listing(uri), uri).items() if wanted(name)}
+    if not items:
+        raise DataError(f"{uri}: nothing is there; check the address")
+    key = hashlib.sha256(f"{uri} {sorted(map(str, items.values()))}".encode()).hexdigest()[:24]
+    folder = _cache() / "files" / key
+    if folder not in _locks:
+        _locks[folder] = take_lock(folder.with_suffix(".used"), shared=True)
+    if not folder.is_dir():
+        with exclusive(folder):  # the processes of a node wait here for the one that fetches
+            if not folder.is_dir():
+                size = sum(item["size"] for item in items.values())
+                _make_room(folder.parent, uri, size)
+                log.info("fetching %s, %.3g GB", uri, size / 1e9)
+                with published(folder) as building:
+                    retried(lambda: download(uri, items, building / Path(uri).name), uri)
+                    for path in building.rglob("*"):  # a store of sequences is known by the times of its sources
+                        os.utime(path, (0, 0))
+    os.utime(folder)  # last used
+    return folder / Path(uri).name
+
+
+def _make_room(root: Path, uri: str, needed: int) -> None:
+    room = setting("cache_gb") * 1e9 - needed
+    folders = sorted((path for path in root.glob("[!.]*") if path.is_dir()), key=lambda path: path.stat().st_mtime)
+    sizes = {folder: sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()) for folder in folders}
+    for folder in folders:
+        if sum(sizes.values()) > room:
+            with suppress(BlockingIOError):  # a process uses it
+                lock = take_lock(folder.with_suffix(".used"), 0)
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.with_suffix(".used").unlink()
+                os.close(lock)
+                del sizes[folder]
+    if sum(sizes.values()) > room:
+        raise ResourceError(f"{uri}: {needed / 1e9:.3g} GB have no place in {root}: raise storage.cache_gb")
+
+
+def listing(uri: str) -> Items:
+    """The objects below a URI, or its own by the name ''; nothing where there is none."""
+    files, root = _opened(uri)
+    files.invalidate_cache()
+    with suppress(FileNotFoundError):
+        found = files.find(root, detail=True).items()
+        return {path.removeprefix(root).strip("/"): info or files.info(path) for path, info in found if path[-1] != "/"}
+    return {}
+
+
+def download(uri: str, items: Items, target: Path, *, afresh: bool = False) -> None:
+    """Fetch objects to the file or folder ``target``; unless ``afresh`` those of which not as many bytes are there.
+
+    Each appears complete under its name. Raises OSError where a part of one came.
+    """
+    files, _ = _opened(uri)
+
+    def fetch(name: str) -> None:
+        path, item = target / name if name else target, items[name]
+        if ".." in path.parts:
+            raise DataError(f"{uri}: holds {name}, which is no name of a file")
+        if afresh or not (path.exists() and path.stat().st_size == item["size"]):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_file(path) as temporary:
+                files.get_file(item["name"], str(temporary))
+                if (size := temporary.stat().st_size) != item["size"]:
+                    raise OSError(f"{name or uri}: {size:,} of {item['size']:,} bytes came")
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(fetch, items))
+
+
+def read(uri: str) -> bytes:
+    files, path = _opened(uri)
+    return files.cat_file(path)
+
+
+def upload(path: Path, uri: str) -> None:
+    files, target = _opened(uri)
+    files.put_file(str(path), target)
+
+
+def write(uri: str, text: str) -> None:
+    files, path = _opened(uri)
+    files.pipe_file(path, text.encode())
+
+
+def upload_folder(folder: Path, uri: str, last: str) -> None:
+    """Copy a folder to a URI, the file ``last`` at the end: without it, what is there is not complete."""
+    for path in sorted(folder.rglob("*"), key=lambda path: path == folder / last):
+        if path.is_file():
+            upload(path, f"{uri}/{path.relative_to(folder)}")
+
+
+def remove(uri: str) -> None:
+    """Remove an object, or all below a URI, where there is any."""
+    files, root = _opened(uri)
+    files.invalidate_cache()
+    with suppress(FileNotFoundError):
+        files.rm(root, recursive=True)
+
+
+def target_path(target: Path, overwrite: bool = False) -> Path:
+    """Where to make a file or folder: of a URI a place on this node's disk, for :func:`publish`.
+
+    A folder's .json files are fetched: by them what exists is recognised as it is on a disk. Raises ConfigError for
+    what is none of Esmeray's, and for a file that exists and is not to be replaced.
+    """
+    if (uri := uri_of(target)) is None:
+        return target
+    place, items = work_path(uri), retried(lambda: listing(uri), uri)
+    shutil.rmtree(place, ignore_errors=True)
+    place.unlink(missing_ok=True)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    is_ours = bool(MADE_FILE in items or listing(_beside(uri) if "" in items else f"{uri}.partial"))
+    if items and not (is_ours and (overwrite or "" not in items)):
+        raise ConfigError(f"{uri}: exists and was {'' if is_ours else 'not '}made by Esmeray; choose another name")
+    retried(lambda: download(uri, {n: item for n, item in items.items() if n.endswith(".json")}, place), uri)
+    return place
+
+
+def publish(target: Path) -> None:
+    """Replace what a URI holds by what was made in its place; waits for a store that is away."""
+    if (uri := uri_of(target)) is None:
+        return
+    place = work_path(uri)
+
+    def replace() -> None:
+        if place.is_file():
+            upload(work_path(_beside(uri)), _beside(uri))
+            upload(place, uri)
+            return
+        if listing(made := f"{uri}/{MADE_FILE}"):
+            for name in [MADE_FILE, *json.loads(read(made))["files"]]:  # and nothing that others put there
+                remove(f"{uri}/{name}")
+        upload_folder(place, uri, MADE_FILE)
+        remove(f"{uri}.partial")
+
+    retried(replace, uri, setting("patience_s"), log.warning)
+    shutil.rmtree(place) if place.is_dir() else place.unlink()
+
+
+def _beside(uri: str) -> str:
+    folder, _, name = uri.rpartition("/")
+    return f"{folder}/.{name}.{MADE_FILE}"
+
+
+def retried(
+    call: Callable[[], Returned],
+    uri: str,
+    patience_s: float = AT_ONCE_S,
+    report: Callable[[str], None] = lambda line: None,
+) -> Returned:
+    """Call until it succeeds, after longer and longer waits; ``report`` gets a line where it takes long.
+
+    Raises ResourceError where the patience ends, and at once where access is denied or the disk is full.
+    """
+    deadline_s, wait_s = time.monotonic() + patience_s, 0.25
+    while True:
+        try:
+            return call()
+        except EsmerayError:
+            raise
+        except Exception as error:
+            reason = f"{uri}: {first_line(error)}"
+            if is_disk_full(error):
+                raise disk_full(_cache(), reason) from error
+            if isinstance(error, PermissionError) or time.monotonic() + wait_s > deadline_s:
+                raise ResourceError(f"{reason}; check address, credentials and the store") from error
+            if wait_s == REPORTED_S:
+                report(f"{reason}; it is tried again for up to {patience_s:g} s")
+        time.sleep(wait_s)
+        wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+
+
+def _cache() -> Path:
+    folder = setting("cache_folder")
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(folder).expanduser().absolute() if folder else Path(home) / "esmeray" / "storage"
+
+
+def _opened(uri: str) -> tuple[Any, str]:
+    """The file system of a URI, and the path there. Raises ConfigError where a package for it is missing."""
+    import fsspec  # here: few need it
+    from fsspec.registry import known_implementations
+
+    protocol = uri.partition(":")[0]
+    try:
+        return fsspec.url_to_fs(uri, **({"auto_mkdir": True} if protocol == "file" else {}))
+    except ImportError as error:
+        package = known_implementations[protocol]["class"].partition(".")[0]
+        raise ConfigError(f"{uri}: needs the package {package}: pip install {package}") from error
+    except ValueError as error:
+        raise ConfigError(f"{uri}: no such kind of address ({first_line(error)}); give s3, gs, hf or file") from error

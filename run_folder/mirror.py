@@ -1,0 +1,243 @@
+"""A run in a store of objects: its folder on a node's disk is a working copy of what lies at the run's URI.
+
+    <uri>/config.yaml, metrics.jsonl, logs/, export/ ...   what changed on a node, with each checkpoint and at the end
+    <uri>/checkpoints/step-00000015/
+        ...                       the files of the workers
+        rank-00002.json           manifest of what the node of worker 2, its first, has uploaded
+        manifest.json             of all, by worker 0, when it has all of these
+
+A checkpoint counts when its manifest is at the URI, which every start reads. Nothing is done where the run lies in a
+folder, which all nodes share.
+"""
+
+import logging
+import os
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
+from itertools import chain
+from typing import Any
+
+from common.errors import CheckpointError, EsmerayError, ResourceError
+from common.publishing import take_lock
+from common.remote import AT_ONCE_S, Items, download, listing, local_path, read, remove, retried, setting, upload, write
+from run_folder.checkpoints import MANIFEST, CheckpointFolder, CheckpointStore, Manifest
+from run_folder.paths import RunFolder
+
+log = logging.getLogger(__name__)
+
+POLL_S = 5.0
+"""Seconds between looks for what another node has uploaded."""
+ENDING_S = 10.0
+"""Patience at the end of a run that failed."""
+_METRICS, _OUTCOME, _REQUESTS = "metrics.jsonl", "outcome.json", ("stop.requested", "resize.requested")
+_LEFT_THERE = ("checkpoints/", "export/", "evaluations/", "wandb/", *_REQUESTS)
+
+
+def place_of(run: RunFolder) -> str:
+    """Equal for the processes that see the same folder of a run."""
+    return "" if run.uri is None else f"{socket.gethostname()}:{run.path}"
+
+
+class RunMirror:
+    """The working copy of this node; ``report`` gets a line where the store is away.
+
+    ``rank`` of a worker that uploads for its node, where those of worker 0 are ``completed``; None for the driver.
+    """
+
+    def __init__(
+        self,
+        run: RunFolder,
+        report: Callable[[str], None] = log.warning,
+        rank: int | None = None,
+        completed: Callable[[CheckpointFolder], None] = lambda folder: None,
+    ) -> None:
+        self.run, self._uri, self._report, self._rank, self._completed = run, run.uri or "", report, rank, completed
+        self._root, self._checkpoints = f"{self._uri}/checkpoints", CheckpointStore(run.checkpoints)
+        self._since_s = time.time()  # older files are at the URI
+        self._followed: Items = {}
+        self._asked, self._idle, self._closing = threading.Event(), threading.Event(), threading.Event()
+        self._error: EsmerayError | None = None
+        self._thread: threading.Thread | None = None
+        self._lock: int | None = None
+
+    def pull(self, patience_s: float | None = None, checkpoints_only: bool = False) -> None:
+        """Make the working copy anew, as the run is at the URI; of checkpoints only the manifests."""
+
+        def work() -> None:
+            items = listing(self._uri)
+            for path in self.run.path.glob("checkpoints" if checkpoints_only else "[!.]*"):
+                if path != self.run.logs:  # it may have stacks of workers that hung
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+            kept = [name for name in items if not (checkpoints_only or name.startswith(_LEFT_THERE))]
+            self._fetch(items, kept + [name for name in items if name.endswith(f"/{MANIFEST}")])
+
+        self._patiently(work, patience_s)
+
+    def fetched(self, folder: CheckpointFolder) -> CheckpointFolder:
+        """The checkpoint with the files of all workers: this node's copy of what the URI has."""
+        is_there = self._uri and folder.path.parent == self.run.checkpoints  # no copy in memory
+        return CheckpointFolder(local_path(f"{self._root}/{folder.path.name}")) if is_there else folder
+
+    def begin(self) -> None:
+        """Upload what the driver wrote, forget how an earlier attempt ended, and follow worker 0 on another node."""
+
+        def work() -> None:
+            remove(f"{self._uri}/{_OUTCOME}")
+            self._upload_files()
+            self._followed = listing(self._uri)
+
+        self._since_s = 0.0
+        self._patiently(work, AT_ONCE_S)
+        self._start(self._follow)
+
+    def with_outcome(self, attempt: Callable[..., None]) -> Callable[..., None]:
+        """The same attempt, at whose end the driver has what worker 0 wrote."""
+
+        def wrapped(*arguments: Any) -> None:
+            try:
+                attempt(*arguments)
+            finally:
+                self.wait(ENDING_S)
+
+        return wrapped
+
+    def start(self, step: int) -> None:
+        """Upload in the background. Worker 0 before removes checkpoints after this step, which are written anew."""
+        if self._uri and self._rank == 0:
+            self._lock = take_lock(self.run.first_worker)
+            newest = self._checkpoints.final_path(step).name
+            self._patiently(lambda: self._drop(lambda name: name > newest))
+            for name in _REQUESTS:  # of an earlier attempt; the driver asks again
+                self._patiently(partial(remove, f"{self._uri}/{name}"))
+        self._start(self._upload)
+
+    def ask(self, folder: CheckpointFolder | None = None) -> None:
+        """Have the thread look now for what there is to upload."""
+        self._idle.clear()
+        self._asked.set()
+
+    def wait(self, patience_s: float | None = None) -> None:
+        """Return when all is uploaded. Raises ResourceError where the store is away for longer than the setting."""
+        if self._thread is None:
+            return
+        self.ask()
+        if not self._idle.wait(ENDING_S):
+            self._report(
+                f"{self._uri} does not have all of the run yet, which is in {self.run.path}: this waits for it"
+            )
+            self._idle.wait(patience_s or setting("patience_s"))
+        if patience_s is None and not (self._idle.is_set() and self._error is None):
+            raise self._error or ResourceError(f"{self._uri}: another node has not uploaded its part of a checkpoint")
+
+    def close(self) -> None:
+        self._closing.set()
+        self._asked.set()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def save_files(self, *names: str) -> None:
+        """Upload files that begin so and changed, as well as that goes: the store may be away."""
+        try:
+            self._patiently(lambda: self._upload_files(names or ("",)), ENDING_S)
+        except EsmerayError as error:
+            self._report(f"not uploaded: {error}")
+
+    def _patiently(self, work: Callable[[], Any], patience_s: float | None = None) -> Any:
+        return retried(work, self._uri, patience_s or setting("patience_s"), self._report) if self._uri else None
+
+    def _start(self, work: Callable[[], bool]) -> None:
+        if self._uri:
+            self._thread = threading.Thread(target=self._loop, args=(work,), name="run-mirror", daemon=True)
+            self._thread.start()
+
+    def _loop(self, work: Callable[[], bool]) -> None:
+        while not self._closing.is_set():
+            self._asked.wait(POLL_S)
+            self._asked.clear()
+            is_left, self._error = False, None
+            try:
+                is_left = self._patiently(work)
+            except EsmerayError as error:
+                self._error = error
+                self._report(str(error))
+            if not is_left and not self._asked.is_set():
+                self._idle.set()
+
+    def _follow(self) -> bool:
+        with suppress(BlockingIOError):  # worker 0 uses this folder
+            lock = take_lock(self.run.first_worker, 0)
+            items, before = listing(self._uri), self._followed
+            followed = [name for name in items if name in (_METRICS, _OUTCOME) or name.endswith(f"/{MANIFEST}")]
+            self._fetch(items, [name for name in followed if items[name] != before.get(name)])
+            self._followed = items
+            for name in _REQUESTS:
+                if (self.run.path / name).exists():
+                    upload(self.run.path / name, f"{self._uri}/{name}")
+            os.close(lock)
+        return False
+
+    def _upload(self) -> bool:
+        """Upload what there is; returns whether worker 0 waits for the part of another node."""
+        if self._rank == 0:  # what is known of a checkpoint is there before it
+            upload(self.run.metrics, f"{self._uri}/{_METRICS}")
+        manifests, there = {}, listing(self._root)
+        for folder in reversed(self._checkpoints.complete()):
+            name, part = folder.path.name, f"{folder.path.name}/rank-{self._rank:05d}.json"
+            with suppress(FileNotFoundError, CheckpointError):  # pruned meanwhile
+                manifest = folder.manifest()
+                if not {f"{name}/{MANIFEST}", part} & there.keys():
+                    for entry in chain(*manifest.files.values()):
+                        upload(folder.path / entry.name, f"{self._root}/{name}/{entry.name}")
+                    write(f"{self._root}/{part}", manifest.model_dump_json(indent=1))
+                manifests[name] = manifest
+        if self._rank == 0:
+            for request in _REQUESTS:
+                if listing(f"{self._uri}/{request}"):
+                    (self.run.path / request).touch()
+            if not all(self._complete(name, manifest) for name, manifest in manifests.items()):
+                return True
+            # Of a later one another node may be uploading its part.
+            self._drop(lambda name: name not in manifests and name < max(manifests, default=""))
+        self._upload_files()  # how the run ended is there after its last checkpoint
+        return False
+
+    def _complete(self, name: str, manifest: Manifest) -> bool:
+        """Write the manifest of a checkpoint at the URI if all parts are there; returns whether they are."""
+        there = listing(f"{self._root}/{name}")
+        if MANIFEST not in there:
+            texts = [read(f"{self._root}/{name}/{part}") for part in there if part.startswith("rank-")]
+            parts = [Manifest.model_validate_json(text) for text in texts]
+            files = {rank: entries for part in parts for rank, entries in part.files.items()}
+            if len(files) < manifest.world_size:
+                return False
+            whole = manifest.model_copy(update={"files": files}).sealed()
+            write(f"{self._root}/{name}/{MANIFEST}", whole.model_dump_json(indent=1))
+            self._completed(self._checkpoints.folder(manifest.position.step))
+        return True
+
+    def _drop(self, is_dropped: Callable[[str], bool]) -> None:
+        for name in filter(is_dropped, {name.partition("/")[0] for name in listing(self._root)}):
+            remove(f"{self._root}/{name}/{MANIFEST}")  # first: what lacks it is no checkpoint
+            remove(f"{self._root}/{name}")
+
+    def _upload_files(self, names: tuple[str, ...] = ("",)) -> None:
+        began_s = time.time() - 1  # times of files are coarse
+        for path in sorted(self.run.path.rglob("*")):
+            name = str(path.relative_to(self.run.path))
+            stays = name.startswith((".", "checkpoints/", *_REQUESTS)) or "/." in name or not name.startswith(names)
+            if not stays and path.is_file() and path.stat().st_mtime >= self._since_s and path.stat().st_size:
+                upload(path, f"{self._uri}/{name}")
+        if names == ("",):
+            self._since_s = began_s
+
+    def _fetch(self, items: Items, names: Iterable[str]) -> None:
+        wanted = {name: items[name] for name in names if name in items}
+        download(self._uri, wanted, self.run.path, afresh=True)
+        for name in wanted:
+            os.utime(self.run.path / name, (0, 0))  # nothing to upload

@@ -1,0 +1,325 @@
+"""Sources, runs and embeddings in an S3 store that answers 500, 503 and half an object, or is away."""
+
+import gzip
+import multiprocessing
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from common.errors import ConfigError, DataError, EsmerayError, ResourceError
+from common.publishing import made_file
+from common.remote import (
+    VARIABLE,
+    listing,
+    local_path,
+    publish,
+    remove,
+    retried,
+    target_path,
+    upload,
+    upload_folder,
+    use,
+    work_path,
+)
+from inference.embedding.job import run_job
+from inference.embedding.shard_files import ShardFiles
+from run_folder.metrics_log import read_metrics
+from run_folder.mirror import RunMirror
+from run_folder.paths import Outcome, RunFolder
+from tests.inference.embedding.jobs import final_bytes, replace, request
+from tests.model.support import random_sequences
+from tests.object_store import ObjectStore, object_store
+from tests.runs import events, exported_weights, run_folder, tiny_config, train_losses
+from tests.worker_group import WorkerGroup
+from train_config.schema import Config
+from training.engine.collective import WorkerContext
+from training.launch.driver import train
+from training.loop.worker import train_worker
+from training.tasks.plan import TaskPlan
+
+FASTA = "s3://bucket/data/proteins.fasta.gz"
+RUN = "s3://bucket/runs/tiny"
+SPAWN = multiprocessing.get_context("spawn")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    with object_store() as server:
+        file = tmp_path_factory.mktemp("data") / "proteins.fasta.gz"
+        sequences = random_sequences([30 + number % 30 for number in range(120)])
+        records = (f">p{number}\n{sequence}\n" for number, sequence in enumerate(sequences))
+        file.write_bytes(gzip.compress("".join(records).encode()))
+        upload(file, FASTA)
+        yield server
+
+
+@pytest.fixture
+def store(server: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
+    monkeypatch.setenv(VARIABLE, "{}")
+    use_node("cache", tmp_path)
+    server.fault = lambda method, path: None
+    server.requests.clear()
+    return server
+
+
+def use_node(name: str, tmp_path: Path, **settings: Any) -> None:
+    """Be on a node of this name, which has a disk of its own."""
+    use(**{"cache_folder": str(tmp_path / name), "cache_gb": 1.0, "patience_s": 60.0} | settings)
+
+
+def failing(*faults: int | str, on: str) -> Callable[[str, str], int | str | None]:
+    """One fault after the other for what is read of a path that has ``on`` in it."""
+    left = [*faults]
+    return lambda method, path: left.pop(0) if left and on in path and method == "GET" else None
+
+
+def test_processes_of_a_node_fetch_a_source_once_and_take_no_half(store: ObjectStore):
+    store.fault = failing(503, "half", 500, on="proteins")
+    with ProcessPoolExecutor(2, SPAWN) as processes:
+        first, second = processes.map(local_path, [FASTA, FASTA])
+    assert first == second and gzip.decompress(first.read_bytes()).count(b">") == 120
+    assert store.requests["GET", "/bucket/data/proteins.fasta.gz"] == 4, "three that failed and one"
+    store.requests.clear()
+    assert local_path(Path(FASTA)) == first and not store.requests["GET", "/bucket/data/proteins.fasta.gz"]
+
+
+def test_a_changed_object_is_another_copy_and_the_least_recently_used_goes(store: ObjectStore, tmp_path: Path):
+    use_node("cache", tmp_path, cache_gb=250e-9)
+    paths = []
+    for number in range(3):
+        (tmp_path / "file").write_bytes(bytes([number]) * 100)
+        upload(tmp_path / "file", "s3://bucket/changing/file")
+        with ProcessPoolExecutor(1, SPAWN) as process:  # what a process has taken stays as long as it runs
+            paths.append(process.submit(local_path, "s3://bucket/changing/file").result())
+    assert [path.exists() for path in paths] == [False, True, True]
+    assert paths[2].read_bytes() == bytes([2]) * 100
+    use_node("cache", tmp_path, cache_gb=50e-9)
+    (tmp_path / "file").write_bytes(bytes(101))
+    upload(tmp_path / "file", "s3://bucket/changing/file")
+    with pytest.raises(ResourceError, match=r"changing/file: 1\.01e-07 GB have no place .*raise storage\.cache_gb"):
+        local_path("s3://bucket/changing/file")
+
+
+@pytest.mark.parametrize(
+    ("uri", "kind", "words"),
+    [
+        ("s3://bucket/none.fasta", DataError, "nothing is there"),
+        ("gs://bucket/x.fasta", ConfigError, "needs the package gcsfs: pip install gcsfs"),
+        ("s4://bucket/x.fasta", ConfigError, "no such kind of address .*give s3"),
+        ("s3://me:secret@bucket/x.fasta", ConfigError, "address with a password"),
+        ("s3://bucket/../x.fasta", ConfigError, r"'\.\.' in it"),
+    ],
+)
+def test_what_cant_be_had_is_one_line(store: ObjectStore, uri: str, kind: type[EsmerayError], words: str):
+    with pytest.raises(kind, match=words) as refused:
+        local_path(uri)
+    assert "\n" not in str(refused.value) and "secret" not in str(refused.value)
+
+
+def test_a_store_that_stays_away_is_reported_and_then_one_line(store: ObjectStore, monkeypatch: pytest.MonkeyPatch):
+    clock = SimpleNamespace(monotonic=iter(range(100)).__next__, sleep=lambda seconds: None)
+    monkeypatch.setattr("common.remote.time", clock)
+    store.fault = lambda method, path: 503
+    lines: list[str] = []
+    with pytest.raises(
+        ResourceError, match=rf"{FASTA}: .*Unavailable; check address, credentials and the store"
+    ) as refused:
+        retried(lambda: listing(FASTA), FASTA, 30.0, lines.append)
+    assert "\n" not in str(refused.value)
+    assert len(lines) == 1 and lines[0].endswith("it is tried again for up to 30 s")
+
+
+def settings(folder: str | Path, source: str = FASTA, **changes: Any) -> Config:
+    checkpoint = {"every_steps": 2, "keep_last": 2, "asynchronous": True}
+    ray = {"num_workers": 1, "address": "local"}
+    config = tiny_config(Path("unused"), data={"source": [source]}, checkpoint=checkpoint, ray=ray, **changes)
+    return config.model_copy(update={"run": config.run.model_copy(update={"storage_path": str(folder)})})
+
+
+def train_in_this_process(config: dict[str, Any]) -> int:
+    """The driver, without Ray, which takes ten seconds to start."""
+    TaskPlan.in_process = True
+    try:
+        return train(Config.model_validate(config))
+    finally:
+        TaskPlan.in_process = False
+
+
+def assert_same(config: Config, expected: Config) -> None:
+    assert train_losses(config) == train_losses(expected)
+    actual = exported_weights(config)
+    for name, weights in exported_weights(expected).items():
+        assert torch.equal(actual[name], weights)
+
+
+def test_a_killed_run_resumes_on_a_fresh_machine_to_equal_weights(
+    store: ObjectStore, tmp_path: Path, process_group: None, capsys: pytest.CaptureFixture[str]
+):
+    """Killed while a checkpoint is uploaded, of which a part is there: an earlier one is the newest."""
+    expected, config = settings(tmp_path, source=str(local_path(FASTA))), settings("s3://bucket/runs")
+    assert train_in_this_process(expected.model_dump()) == 0
+    driver = SPAWN.Process(target=train_in_this_process, args=(config.model_dump(),))
+
+    complete: list[str] = []
+    begun: list[str] = []
+
+    def kill_at_the_second_file(method: str, path: str) -> int | None:
+        step = path.partition("checkpoints/")[2].partition("/")[0]
+        if method == "PUT" and step and step not in complete:
+            (complete if path.endswith("manifest.json") else begun).append(step)
+        if complete and begun.count(begun[-1]) > 1 and begun[-1] != complete[0]:
+            os.kill(driver.pid, signal.SIGKILL)
+            return 500
+        return None
+
+    store.fault = kill_at_the_second_file
+    driver.start()
+    driver.join()
+    assert driver.exitcode == -signal.SIGKILL
+    shutil.rmtree(tmp_path / "cache")
+    store.requests.clear()
+    store.fault = failing(503, "half", 500, on="_states.pt")
+    assert train_in_this_process(config.model_dump()) == 0
+    (resumed,) = events(config, "resumed")
+    assert [resumed["checkpoint"]] == complete and begun[-1] > complete[0]
+    assert_same(config, expected)
+    names = listing(RUN)
+    manifests = [name for name in names if name.endswith("manifest.json")]
+    assert manifests == [f"checkpoints/step-0000000{step}/manifest.json" for step in (6, 8)]
+    assert {"export/model.safetensors", "outcome.json", "curves.png", "config.yaml"} <= names.keys()
+    assert f"model        {RUN}/export" in capsys.readouterr().out
+    fresh = run_folder(config).path
+    shutil.rmtree(tmp_path / "cache")
+    assert train_in_this_process(config.model_dump()) == 0
+    assert "is finished" in capsys.readouterr().out and not (fresh / "export").exists()
+
+
+def train_rank(rank: int, config: dict[str, Any], tmp_path: Path, nodes: str, steps: int) -> None:
+    """A rank on a node of its own, up to a request to stop after so many steps."""
+    use_node(f"{nodes}-{rank}", tmp_path)
+    run = RunFolder(config["run"]["storage_path"], "tiny")
+    RunMirror(run).pull()
+
+    def stop(metrics: dict[str, float]) -> None:
+        if rank == 0 and metrics["step"] == steps:
+            run.request_stop()
+
+    context = WorkerContext(rank, 2, 0, report=stop)
+    outcome = train_worker(Config.model_validate(config), context, str(tmp_path / "on the driver's disk"), "mine")
+    assert outcome.step == steps, outcome
+
+
+@pytest.mark.slow
+def test_nodes_that_share_no_folder_train_on_while_the_store_is_away_and_others_resume(
+    store: ObjectStore, tmp_path: Path, worker_group: WorkerGroup
+):
+    config, expected = settings("s3://bucket/apart"), settings("s3://bucket/undisturbed")
+    for each in (config, expected):
+        use_node("driver", tmp_path)
+        run = run_folder(each)
+        run.path.mkdir(parents=True)
+        run.wandb_run_id.write_text("mine")
+        run.config.write_text("")
+        driver = RunMirror(run)
+        driver.begin()
+    worker_group.run(train_rank, expected.model_dump(), tmp_path, "undisturbed", 8)
+    driver.wait()
+    assert run.read_outcome() == Outcome("finished", 8, "trained 8 steps", 0), "worker 0 was on another node"
+    assert train_losses(expected).keys() == {*range(1, 9)}
+    run.request_stop()
+    driver.wait()
+    assert listing("s3://bucket/undisturbed/tiny/stop.requested")
+    driver.close()
+
+    def away_until_step_6(method: str, path: str) -> int | None:
+        metrics = work_path("s3://bucket/apart/tiny") / "metrics.jsonl"
+        losses = metrics.exists() and sum(record["kind"] == "train" for record in read_metrics(metrics))
+        return 503 if 2 <= losses < 6 and path.startswith("/bucket/apart") else None
+
+    use_node("first-0", tmp_path)
+    store.fault = away_until_step_6
+    worker_group.run(train_rank, config.model_dump(), tmp_path, "first", 6)
+    store.fault = lambda method, path: None
+    use_node("driver", tmp_path)
+    remove("s3://bucket/apart/tiny/outcome.json")
+    worker_group.run(train_rank, config.model_dump(), tmp_path, "others", 8)
+    for name in ("first-0", "first-1", "others-0", "others-1"):
+        use_node(name, tmp_path)
+        shards = {path.name[:15] for path in run_folder(config).checkpoints.rglob("*optim_states.pt")}
+        assert shards == {f"zero_pp_rank_{name[-1]}_"}
+    use_node("others-0", tmp_path)
+    (resumed,) = events(config, "resumed")
+    assert resumed["step"] == 6
+    actual, losses, metrics = exported_weights(config), train_losses(config), run_folder(config).metrics
+    assert listing("s3://bucket/apart/tiny")["metrics.jsonl"]["size"] == metrics.stat().st_size, "no older copy"
+    use_node("undisturbed-0", tmp_path)
+    assert losses == train_losses(expected)
+    for name, weights in exported_weights(expected).items():
+        assert torch.equal(actual[name], weights)
+
+
+def test_a_job_embeds_from_and_to_the_store_and_resumes_on_a_fresh_machine(
+    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    local = request(tmp_path, outputs=["mean", "residues"])
+    run_job(local)
+    upload(tmp_path / "proteins.fasta", "s3://bucket/embed/proteins.fasta")
+    upload_folder(tmp_path / "model", "s3://bucket/embed/model", "config.json")
+    uris = {"input": ["s3://bucket/embed/proteins.fasta"], "models": ["s3://bucket/embed/model"]}
+    job = replace(local, output=Path("s3://bucket/embed/out"), **uris)
+    left, write = [0, 1], ShardFiles.write
+
+    def interrupted(self: ShardFiles, *given: Any) -> Any:
+        if not left:
+            raise KeyboardInterrupt
+        left.pop()
+        return write(self, *given)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(ShardFiles, "write", interrupted)
+        run_job(job)
+    shutil.rmtree(tmp_path / "cache")
+    store.fault = failing(503, "half", 500, "half", on="safetensors")
+    written: list[Any] = []
+    monkeypatch.setattr(ShardFiles, "write", lambda self, *given: written.append(0) or write(self, *given))
+    (report,) = run_job(job)
+    rows = [path for path in store.requests if path[0] == "PUT" and "/rows/" in path[1]]
+    assert report["proteins"] == 12 and len(written) == len(rows) - 2
+    assert final_bytes(local_path("s3://bucket/embed/out")) == final_bytes(local.output)
+    assert not listing("s3://bucket/embed/out.partial")
+    (again,) = run_job(job)
+    assert again == report and len(written) == len(rows) - 2
+    with pytest.raises(ConfigError, match="another job"):
+        run_job(replace(job, outputs=["max"]))
+    run_job(replace(job, outputs=["max"]), overwrite=True)
+    assert not any("mean" in name for name in listing("s3://bucket/embed/out"))
+
+
+def test_a_file_is_replaced_with_overwrite_alone_and_only_where_it_was_made_here(store: ObjectStore, tmp_path: Path):
+    uri = "s3://bucket/out/predictions.csv"
+
+    def make(text: str, overwrite: bool = False) -> None:
+        place = target_path(Path(uri), overwrite)
+        with made_file(place, "predict", overwrite) as building:
+            building.write_text(text)
+        publish(Path(uri))
+
+    make("first")
+    with pytest.raises(ConfigError, match=r"predictions\.csv: exists and was made by Esmeray; choose another name"):
+        make("second")
+    make("third", overwrite=True)
+    assert local_path(uri).read_text() == "third"
+    (tmp_path / "mine").write_text("mine")
+    remove("s3://bucket/out")
+    upload(tmp_path / "mine", uri)
+    with pytest.raises(ConfigError, match="was not made by Esmeray"):
+        make("fourth", overwrite=True)
+    assert local_path(uri).read_text() == "mine"
