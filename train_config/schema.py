@@ -363,8 +363,8 @@ class RaySection(Section):
     that it holds at the start."""
     max_failures: NonNegativeInt = 3
     """Times in a row, without a new checkpoint between them, that workers lost to a fault of a machine are replaced."""
-    dashboard_port: Annotated[int, Field(ge=0, le=65535)] = 8265
-    """Port of Ray's dashboard on 127.0.0.1, for a local cluster; the next free one if taken."""
+    dashboard_port: Annotated[int, Field(gt=0, le=65535)] | None = None
+    """Port of Ray's dashboard on 127.0.0.1, for a local cluster. Default: 8265, or the next that is free."""
 
     @model_validator(mode="after")
     def _some_number_of_workers(self) -> "RaySection":

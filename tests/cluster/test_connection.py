@@ -45,12 +45,21 @@ def test_code_goes_along_to_the_machines_of_a_cluster_and_what_others_leave_of_t
 
 
 LOCAL_RUN = """
+import socket
 import psutil
 import ray
 from ray._raylet import AuthenticationMode, get_authentication_mode
 from train_config.schema import RaySection
 from cluster.connection import connected
 from cluster.process_group import addresses, listen
+from common.errors import ResourceError
+
+with socket.create_server(("127.0.0.1", 0)) as taken:
+    try:
+        with connected(RaySection(address="local", dashboard_port=taken.getsockname()[1])):
+            print("never")
+    except ResourceError as error:
+        print(str(error).partition(" You can")[0].replace(str(taken.getsockname()[1]), "PORT"))
 
 with connected(RaySection(address="local")) as dashboard:
     print(get_authentication_mode() == AuthenticationMode.TOKEN, "ray get-auth-token --generate" in dashboard)
@@ -68,5 +77,6 @@ def test_a_local_cluster_has_a_token_that_it_leaves_nowhere_and_listens_on_this_
     program = [sys.executable, "-c", LOCAL_RUN]
     done = subprocess.run(program, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
     assert done.stderr == ""
-    assert done.stdout.splitlines() == ["True True", "True {'127.0.0.1'}"]
+    refused = "no Ray cluster can be started here (Failed to bind to 127.0.0.1:PORT because it's already occupied."
+    assert done.stdout.splitlines() == [f"ray.address: {refused}", "True True", "True {'127.0.0.1'}"]
     assert not (tmp_path / ".ray").exists()
