@@ -175,12 +175,14 @@ class Machines:
     def kill(self, name: str, number: int) -> Mend:
         """Kill processes of a node; what mends that starts another."""
         self.cluster.lose(self.cluster.nodes[number], name)
+        if not name:
+            self.cluster.nodes[number].wait()
         return self.restore
 
     def fill(self) -> Mend:
         filler = self.disk / "filler"
         subprocess.run(["dd", "if=/dev/zero", f"of={filler}"], check=False, capture_output=True)
-        return filler.unlink
+        return lambda: filler.unlink(missing_ok=True)
 
     def protect(self) -> Mend:
         """Make the disk read-only for whatever is opened from now on."""

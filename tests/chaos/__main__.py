@@ -17,6 +17,7 @@ from tests.chaos.faults import FAULTS, PHASES, STEPPING
 from tests.chaos.rounds import Embedding, Met, Round, Service, Training
 from tests.clusters import Machines
 
+ORDER = {"loader": -1, "resize": 1, "export": 2}
 OTHERS: dict[str, type[Round]] = {"embedding": Embedding, "service": Service}
 
 
@@ -62,12 +63,11 @@ def schedule(chance: random.Random, kinds: list[str], phases: list[str], spacing
             chosen = [pair for pair, name in zip(pairs, together, strict=True) if name == together[0]][:4]
             pairs = [pair for pair in pairs if pair not in chosen]
             faults, gap = list[Met](), 4 if together[0] in OTHERS else spacing
-            for kind, phase in sorted(chosen, key=lambda pair: {"loader": -1, "export": 1}.get(pair[1], 0)):
+            for kind, phase in sorted(chosen, key=lambda pair: ORDER.get(pair[1], 0)):
                 step = faults[-1].step + chance.randint(gap // 2, gap) if faults else gap // 2
                 if FAULTS[kind].what == "checkpoint":  # there has to be an older one
                     step = max(step, 3 * gap)
-                rank = chance.randint(0, 1) if phase in STEPPING else 0
-                faults.append(Met(kind, phase, 0 if phase == "loader" else step, rank))
+                faults.append(Met(kind, phase, 0 if phase in ORDER else step, chance.randint(0, phase in STEPPING)))
             yield faults
 
 

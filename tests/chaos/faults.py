@@ -12,7 +12,7 @@ from tests.clusters import Machines, Mend
 STEPPING = ("forward", "reduction", "update")
 SAVING = ("checkpoint", "publishing")
 ALL = ("loader", *STEPPING, *SAVING, "export", "embedding")
-PHASES = (*ALL, "service")
+PHASES = (*ALL, "resize", "service")
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Fault:
 
 
 FAULTS = {
-    "worker SIGKILL": Fault("worker", signal.SIGKILL, PHASES),
+    "worker SIGKILL": Fault("worker", signal.SIGKILL, (*ALL, "service")),
     "worker abort": Fault("worker", signal.SIGABRT, (*STEPPING, "embedding", "service")),
     "worker segfault": Fault("worker", signal.SIGSEGV, (*STEPPING, "checkpoint", "service")),
     "worker SIGSTOP": Fault("worker", signal.SIGSTOP, (*STEPPING, "publishing")),
@@ -55,7 +55,9 @@ FAULTS = {
     "W&B away": Fault("act", "wait", ("forward",), "W&B away"),
     "raylet SIGKILL": Fault("machines", lambda m: m.kill("raylet", 1), ("forward", "checkpoint", "embedding")),
     "GCS SIGKILL": Fault("machines", lambda m: m.kill("gcs_server", 0), ("update", "publishing", "embedding")),
-    "node lost": Fault("machines", lambda m: m.kill("", 1), PHASES),
+    "node lost": Fault("machines", lambda m: m.kill("", 1), (*ALL, "service")),
+    "node lost, fewer workers": Fault("machines", lambda m: m.kill("", 1), (*STEPPING, *SAVING), "elastic"),
+    "worker SIGKILL in a resize": Fault("worker", signal.SIGKILL, ("resize",), "elastic"),
     "network cut": Fault("machines", Machines.cut, ("reduction", "publishing"), lasts_s=30),
     "disk full": Fault("machines", Machines.fill, ("update", *SAVING, "export", "embedding")),
     "disk read-only": Fault("machines", Machines.protect, (*SAVING, "export", "embedding")),

@@ -128,6 +128,7 @@ def observe(observer: Observer) -> None:
     wrap(Stepper, "_before_collective", partial(observer.enter, "reduction"))
     wrap(TrainingEngine, "step", partial(observer.enter, "update"))
     wrap(TrainingEngine, "full_precision_state", partial(observer.enter, "export"))
+    wrap(TrainingEngine, "load_shards", partial(observer.enter, "resize"))
     wrap(torch, "save", partial(observer.enter, "checkpoint", WRITER))
     wrap(Manifest, "sealed", partial(observer.enter, "publishing", WRITER))
     wrap(worker, "restore", lambda: None, observer.started)

@@ -33,8 +33,8 @@ USUAL: dict[str, Any] = {
     "ray": {"num_workers": 2, "cpus_per_worker": 1, "max_failures": 10},
 }
 SETTINGS: dict[str, dict[str, Any]] = {
-    "usual": {},
     "on disk": {"checkpoint": {"memory_every_steps": None}},
+    "elastic": {"ray": {"num_workers": [1, 2], "minimum_stay_s": 1}},
     "W&B away": {"wandb": {"mode": "online", "init_timeout_s": 1, "finish_timeout_s": 1}},
 }
 
@@ -84,10 +84,10 @@ class Round:
             if code is not None:
                 self._mend(float("inf"))
                 self.process, self.starts = self._start(), self.starts + 1
-            if struck < len(self.faults) and (met := self.met(struck)):
+            if struck < len(self.faults) and not self._mends and (met := self.met(struck)):
                 fault, (pid, fault.time) = self.faults[struck], met
                 mend = FAULTS[fault.kind].inflict(self.machines, self.process, pid, self.checkpoints)
-                self._mends.append((time.monotonic() + FAULTS[fault.kind].lasts_s, mend))
+                self._mends += [(time.monotonic() + FAULTS[fault.kind].lasts_s, mend)] if mend else []
                 (self.folder / f"go-{struck}").touch()
                 struck += 1
             self._mend(time.monotonic())
@@ -124,7 +124,7 @@ class Round:
     def _mend(self, now: float) -> None:
         due = [mend for when, mend in self._mends if when <= now]
         self._mends = [(when, mend) for when, mend in self._mends if when > now]
-        for mend in filter(None, due):
+        for mend in due:
             mend()
 
     def close(self) -> None:
@@ -141,7 +141,7 @@ class Training(Round):
         super().__init__(machines, faults, spacing, undisturbed)
         sizes = {"max_steps": 6 * spacing, "evaluate_every_steps": 2 * spacing}
         steps = {"training": sizes, "checkpoint": {"every_steps": spacing + 1}}
-        settings = SETTINGS[FAULTS[faults[-1].kind].settings] if faults else {}
+        settings = SETTINGS.get(FAULTS[faults[-1].kind].settings, {}) if faults else {}
         self.config = tiny_config(self.data, **merged(merged(USUAL, steps), settings))
         self.checkpoints = run_folder(self.config).checkpoints
         acts = [FAULTS[fault.kind].how if FAULTS[fault.kind].what == "act" else "wait" for fault in faults]
@@ -150,8 +150,8 @@ class Training(Round):
         (self.folder / "config.yaml").write_text(dump_config(self.config))
 
     def command(self, address: str) -> list[str]:
-        program = ["-m", "tests.chaos.observed", str(self.folder)]
-        return [*program, "--config", str(self.folder / "config.yaml"), "--ray.address", address]
+        config = ["--config", str(self.folder / "config.yaml"), "--ray.address", address]
+        return ["-m", "tests.chaos.observed", str(self.folder), *config]
 
     def met(self, number: int) -> tuple[int, float] | None:
         path = self.folder / f"met-{number}"
@@ -165,9 +165,8 @@ class Training(Round):
         attempts, own_losses, exported = self.outcome()
         for fault in self.faults:
             fault.again, fault.back_s, fault.useful_s = cost(attempts, fault.time, fault.until)
-        found = problems(attempts, planned)
-        if own_losses.keys() != losses.keys():
-            found.append("metrics.jsonl is not a line a step")
+        is_complete = own_losses.keys() == losses.keys()
+        found = problems(attempts, planned) + ([] if is_complete else ["metrics.jsonl is not a line a step"])
         same_workers = all(attempt.world == planned.world for attempt in committed(attempts).values())
         distance = max(float((exported[name] - weights[name]).abs().max()) for name in weights)
         if not distance <= (0 if same_workers else TOLERANCE):
@@ -177,8 +176,8 @@ class Training(Round):
     def left(self) -> list[Any]:
         pids = {pid for attempt in read_history(self.folder / "history.jsonl") for pid in attempt.pids}
         copies = list(Path("/dev/shm").glob("esmeray-*/**/manifest.json"))
-        files = [path for path in copies if f'"{self.data}' in path.read_text()] + [*self.data.rglob("*.partial")]
-        return [*filter(psutil.pid_exists, pids), *files, *super().left()]
+        files = [path for path in copies if f'"{self.data}' in path.read_text()]
+        return [*filter(psutil.pid_exists, pids), *files, *self.data.rglob("*.partial"), *super().left()]
 
 
 class Embedding(Round):
