@@ -14,11 +14,16 @@ from pathlib import Path
 from statistics import median
 
 from tests.chaos.faults import FAULTS, PHASES, STEPPING
-from tests.chaos.rounds import Embedding, Met, Round, Service, Training
+from tests.chaos.rounds import Embedding, Met, Round, Search, Service, Training
 from tests.clusters import Machines
 
 ORDER = {"loader": -1, "resize": 1, "export": 2}
-OTHERS: dict[str, type[Round]] = {"embedding": Embedding, "service": Service}
+OTHERS: dict[str, tuple[type[Round], int]] = {
+    "embedding": (Embedding, 40),
+    "search": (Search, 4),
+    "service": (Service, 12),
+}
+"""Rounds of other commands, with shards, trials or seconds between their faults, about."""
 
 
 def main() -> int:
@@ -37,11 +42,13 @@ def main() -> int:
         for faults in schedule(random.Random(given.seed), given.kinds, given.phases, given.spacing):
             if time.monotonic() > until:
                 break
-            subject = OTHERS.get(faults[0].phase, Training)
+            subject, _ = OTHERS.get(faults[0].phase, (Training, 0))
             if subject not in undisturbed:
                 undisturbed[subject] = subject(machines, [], given.spacing).run()
             rounds.append(subject(machines, faults, given.spacing, undisturbed[subject]).run())
             print(rounds[-1], flush=True)
+            if not rounds[-1].wrong:
+                rounds[-1].close()
     finally:
         for round_ in undisturbed.values():
             round_.close()
@@ -62,7 +69,7 @@ def schedule(chance: random.Random, kinds: list[str], phases: list[str], spacing
             together = [phase if phase in OTHERS else FAULTS[kind].settings for kind, phase in pairs]
             chosen = [pair for pair, name in zip(pairs, together, strict=True) if name == together[0]][:4]
             pairs = [pair for pair in pairs if pair not in chosen]
-            faults, gap = list[Met](), 4 if together[0] in OTHERS else spacing
+            faults, gap = list[Met](), OTHERS[together[0]][1] if together[0] in OTHERS else spacing
             for kind, phase in sorted(chosen, key=lambda pair: ORDER.get(pair[1], 0)):
                 step = faults[-1].step + chance.randint(gap // 2, gap) if faults else gap // 2
                 if FAULTS[kind].what == "checkpoint":  # there has to be an older one

@@ -12,7 +12,7 @@ from tests.clusters import Machines, Mend
 STEPPING = ("forward", "reduction", "update")
 SAVING = ("checkpoint", "publishing")
 ALL = ("loader", *STEPPING, *SAVING, "export", "embedding")
-PHASES = (*ALL, "resize", "service")
+PHASES = (*ALL, "resize", "search", "service")
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ FAULTS = {
     "worker abort": Fault("worker", signal.SIGABRT, (*STEPPING, "embedding", "service")),
     "worker segfault": Fault("worker", signal.SIGSEGV, (*STEPPING, "checkpoint", "service")),
     "worker SIGSTOP": Fault("worker", signal.SIGSTOP, (*STEPPING, "publishing")),
-    "driver SIGKILL": Fault("driver", signal.SIGKILL, ALL),
-    "driver SIGTERM": Fault("driver", signal.SIGTERM, ALL),
+    "driver SIGKILL": Fault("driver", signal.SIGKILL, (*ALL, "search")),
+    "driver SIGTERM": Fault("driver", signal.SIGTERM, (*ALL, "search")),
     "GIL held": Fault("act", "hold the GIL", ("forward", "update")),
     "asynchronous exception": Fault("act", "raise", (*STEPPING, "checkpoint")),
     "slow rank": Fault("act", "be slow", ("forward",)),
@@ -53,13 +53,17 @@ FAULTS = {
     "bit of a weight flipped": Fault("act", "flip a bit", ("update",)),
     "disk slow": Fault("act", "slow disk", ("update",)),
     "W&B away": Fault("act", "wait", ("forward",), "W&B away"),
-    "raylet SIGKILL": Fault("machines", lambda m: m.kill("raylet", 1), ("forward", "checkpoint", "embedding")),
-    "GCS SIGKILL": Fault("machines", lambda m: m.kill("gcs_server", 0), ("update", "publishing", "embedding")),
-    "node lost": Fault("machines", lambda m: m.kill("", 1), (*ALL, "service")),
+    "raylet SIGKILL": Fault(
+        "machines", lambda m: m.kill("raylet", 1), ("forward", "checkpoint", "embedding", "search")
+    ),
+    "GCS SIGKILL": Fault(
+        "machines", lambda m: m.kill("gcs_server", 0), ("update", "publishing", "embedding", "search")
+    ),
+    "node lost": Fault("machines", lambda m: m.kill("", 1), (*ALL, "search", "service")),
     "node lost, fewer workers": Fault("machines", lambda m: m.kill("", 1), (*STEPPING, *SAVING), "elastic"),
     "worker SIGKILL in a resize": Fault("worker", signal.SIGKILL, ("resize",), "elastic"),
     "network cut": Fault("machines", Machines.cut, ("reduction", "publishing"), lasts_s=30),
-    "disk full": Fault("machines", Machines.fill, ("update", *SAVING, "export", "embedding")),
+    "disk full": Fault("machines", Machines.fill, ("update", *SAVING, "export", "embedding", "search")),
     "disk read-only": Fault("machines", Machines.protect, (*SAVING, "export", "embedding")),
     "shard damaged": Fault(
         "checkpoint", lambda p: p.write_bytes(p.read_bytes()[:-99] + bytes(99)), ("update",), "on disk"

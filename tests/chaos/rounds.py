@@ -24,6 +24,7 @@ from tests.inference.embedding.jobs import final_bytes, small_model_folder, writ
 from tests.model.support import random_sequences
 from tests.runs import exported_weights, merged, run_folder, tiny_config, train_losses
 from train_config.loading import dump_config
+from tuning.records import SearchFolder, Trial, read_trials
 
 LEFT_S = 20.0  # for processes to end after the command
 USUAL: dict[str, Any] = {
@@ -107,8 +108,6 @@ class Round:
         while (left := self.left()) and time.monotonic() < ended + LEFT_S:
             time.sleep(0.2)
         self.wrong += [f"left: {each}" for each in left]
-        if self.undisturbed is not None and not self.wrong:
-            self.close()
         return self
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -184,7 +183,7 @@ class Embedding(Round):
     def __init__(self, machines: Machines, faults: list[Met], spacing: int, undisturbed: Any = None) -> None:
         super().__init__(machines, faults, spacing, undisturbed)
         small_model_folder(self.folder / "model")
-        write_proteins(self.folder / "proteins.fasta", random_sequences([400] * 72))
+        write_proteins(self.folder / "proteins.fasta", random_sequences([400] * 720))
 
     def command(self, address: str) -> list[str]:
         files = {"models": self.folder / "model", "input": self.folder / "proteins.fasta", "stage_dir": self.folder}
@@ -200,6 +199,41 @@ class Embedding(Round):
         return final_bytes(self.data / "out") == final_bytes(self.undisturbed.data / "out")
 
 
+class Search(Round):
+    """A worker that is killed is a result: what a configuration does to it is what a search finds out."""
+
+    def __init__(self, machines: Machines, faults: list[Met], spacing: int, undisturbed: Any = None) -> None:
+        super().__init__(machines, faults, spacing, undisturbed)
+        one_each = {"ray": {"num_workers": 1, "cpus_per_worker": 1}}
+        (self.folder / "config.yaml").write_text(dump_config(tiny_config(self.data, **one_each)))
+        space = {"tokens": [64, 128, 256, 512], "num_workers": [0, 1], "precision": ["fp32", "bf16"]}
+        how = {"measurement": {"window_s": 0.5, "max_windows": 2}, "search": {"algorithm": "grid"}}
+        (self.folder / "tune.yaml").write_text(
+            dump_yaml({"name": "fast", "space": space | {"gradient_checkpointing": [False]}, **how})
+        )
+
+    def command(self, address: str) -> list[str]:
+        files = ["--config", str(self.folder / "config.yaml"), "--tune", str(self.folder / "tune.yaml")]
+        return ["train_ray.py", *files, "--ray.address", address]
+
+    def trials(self) -> list[Trial]:
+        return read_trials(SearchFolder(self.data, "fast").trials)
+
+    def met(self, number: int) -> tuple[int, float] | None:
+        is_due = len(self.trials()) >= self.faults[number].step
+        return self.machines.find("_MeasuringActor") if is_due else None
+
+    def same(self) -> bool:
+        (own, measured), (planned, _) = (
+            (
+                [trial.settings for trial in trials],
+                all(trial.measurement.status in ("ok", "pruned") for trial in trials),
+            )
+            for trials in (self.trials(), self.undisturbed.trials())
+        )
+        return measured and len(own) == len(planned) and {*own} == {*planned}
+
+
 class Service(Round):
     """The command is the client, which asks again what is refused; the service has a replica on each node."""
 
@@ -212,7 +246,7 @@ class Service(Round):
         command = [sys.executable, "serve_ray.py", "--config", str(self.folder / "serve.yaml")]
         self.service = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, env=self.environment())
         assert b"ready" in self.service.stdout.readline()  # type: ignore[union-attr]
-        write_proteins(self.folder / "proteins.fasta", random_sequences([400] * 4000))
+        write_proteins(self.folder / "proteins.fasta", random_sequences([400] * 12000))
         self.began = time.monotonic()
         files = ["--query.input", str(self.folder / "proteins.fasta"), "--query.output", str(self.data / "out.parquet")]
         return ["-m", "tools", "serve", "query", *files, "--query.address", f"http://127.0.0.1:{port}"]

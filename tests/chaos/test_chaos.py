@@ -10,6 +10,7 @@ import pytest
 
 from tests.chaos.history import Attempt, problems
 from tests.chaos.rounds import Met, Round, Training
+from tests.runs import events, run_folder
 
 pytestmark = pytest.mark.slow
 
@@ -31,10 +32,17 @@ def undisturbed(ray_address: str, tmp_path_factory: pytest.TempPathFactory) -> I
     round_.close()
 
 
-def test_a_run_that_loses_workers_and_driver_takes_each_planned_step_once(undisturbed: Training):
-    faults = [Met("worker SIGKILL", "publishing", 3), Met("driver SIGKILL", "update", 9, rank=1)]
-    assert not Training(undisturbed.machines, faults, 3, undisturbed).run().wrong
+def test_a_run_with_a_stopped_worker_and_a_killed_driver_takes_each_planned_step_once(undisturbed: Training):
+    faults = [Met("worker SIGSTOP", "update", 3, rank=1), Met("driver SIGKILL", "publishing", 9)]
+    round_ = Training(undisturbed.machines, faults, 3, undisturbed).run()
+    assert not round_.wrong
     assert [fault.again > 0 and fault.back_s is not None for fault in faults] == [True, True]
+    run = run_folder(round_.config)
+    assert events(round_.config, "resumed")[0]["checkpoint"].endswith("in memory")
+    assert "stacks of the workers:" in (round_.folder / "output.txt").read_text()
+    assert "all_reduce" in (run.logs / "hung-1" / "stacks-0.txt").read_text()  # it waits for the one that is stopped
+    assert not [*run.logs.glob("stacks-*")]
+    round_.close()
 
 
 BREAKING: dict[str, Callable[[list[Attempt]], Any]] = {

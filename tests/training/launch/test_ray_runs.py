@@ -88,13 +88,6 @@ def undisturbed(ray_address, tmp_path_factory) -> tuple[Config, str]:
     return config, output
 
 
-def assert_same_result(config: Config, reference: Config) -> None:
-    assert train_losses(config) == train_losses(reference)
-    expected, actual = exported_weights(reference), exported_weights(config)
-    assert expected
-    assert all(torch.equal(actual[name], expected[name]) for name in expected)
-
-
 def test_run_reports_where_the_result_is_and_leaves_it_there(undisturbed):
     config, output = undisturbed
     run = run_folder(config)
@@ -186,23 +179,6 @@ def test_workers_follow_a_cluster_that_loses_a_node_gets_one_and_is_told_that_it
     expected, actual = exported_weights(undisturbed[0]), exported_weights(config)
     for name in expected:
         torch.testing.assert_close(actual[name], expected[name], rtol=1e-5, atol=1e-5)
-
-
-def test_a_stopped_worker_is_noticed_by_the_others_and_started_again_from_the_step_before(
-    undisturbed, ray_address, tmp_path
-):
-    config = tiny_config(
-        tmp_path, **merged(SLOW_STEPS, {"training": {"watchdog_s": 6}, "checkpoint": {"memory_every_steps": 1}})
-    )
-    process = start(config, ray_address, program=("-m", "tests.training.hangs"))
-    output = finish(process)
-    assert process.returncode == 0, output
-    run = run_folder(config)
-    assert [event["checkpoint"] for event in events(config, "resumed")] == ["step-00000007 in memory"], output
-    assert "stacks of the workers:" in output
-    assert "all_reduce" in (run.logs / "hung-1" / "stacks-0.txt").read_text()
-    assert not [*run.logs.glob("stacks-*"), *(run.path / "memory").iterdir()]
-    assert_same_result(config, undisturbed[0])
 
 
 def test_ctrl_c_saves_ends_within_30_s_and_leaves_no_process(tmp_path):
