@@ -43,6 +43,8 @@ COLLECTIVE_TIMEOUT = timedelta(hours=12)
 """Workers that hang are ended by ``measurement.timeout_s``."""
 
 PROCESS_ENDED = "a worker's process ended"
+NODE_DIED = "its node has died"
+"""In Ray's (2.60) message, and nowhere else in the error."""
 
 
 class WorkerGroup:
@@ -198,6 +200,8 @@ def _reply(reference: Any) -> Measurement:
         reason = f"out of memory: Ray ended the worker ({last_line(error)})"
         return Measurement("out_of_memory", reason, reusable=False)
     except (RayActorError, RayTaskError) as error:
+        if NODE_DIED in str(error):  # which no setting did
+            raise ResourceError("a machine of the cluster was lost: the same command resumes the search") from error
         return Measurement("crash", f"{PROCESS_ENDED} ({last_line(error)})", reusable=False)
 
 
