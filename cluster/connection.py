@@ -8,13 +8,14 @@ import socket
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import ray
 from ray._private.worker import BaseContext
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+from ray.autoscaler.sdk import request_resources
 from ray.exceptions import RayError
 
 from cluster.access import authentication_mode, own_token
@@ -61,6 +62,24 @@ def capacity(workers: Workers) -> Capacity:
     ]
     leaving = tuple(machine.address for machine in machines if machine.draining and machine.workers)
     return Capacity(workers.largest(now), workers.largest(whole), in_words(whole), leaving)
+
+
+@contextmanager
+def asked_for(workers: Workers) -> Iterator[None]:
+    """Ask the cluster's autoscaler, if it has one, for machines for the most workers, for the length of the block.
+
+    Whatever waits for a place is asked for by Ray itself; more workers than now, which wait for none, are not.
+    """
+    if not workers.sizes or ray.util.client.ray.is_connected():  # Ray (2.60) asks from within the cluster alone
+        yield
+        return
+    each = {"CPU": workers.cpus_each} | ({"GPU": 1} if workers.use_gpu else {})
+    request_resources(bundles=[each] * workers.sizes[-1])
+    try:
+        yield
+    finally:
+        with suppress(Exception):  # the head node may be lost, and what was asked with it
+            request_resources(bundles=[])
 
 
 class _Machine(NamedTuple):

@@ -237,11 +237,12 @@ def _launch(
             if dashboard is None:
                 error = fit(partial(trainers.train_here, arguments), signals)
             else:
-                from cluster.connection import capacity  # here: it imports Ray
+                from cluster.connection import asked_for, capacity  # here: it imports Ray
 
                 attempts = Attempts(run, workers, partial(capacity, workers), signals, config.ray)
                 start = partial(trainers.fit_workers, arguments, workers, config.run)
-                error = attempts.train(mirror.with_outcome(start))
+                with asked_for(workers):
+                    error = attempts.train(mirror.with_outcome(start))
     finally:
         mirror.wait(ENDING_S)
         mirror.close()
