@@ -79,10 +79,11 @@ def schedule(chance: random.Random, kinds: list[str], phases: list[str], spacing
 
 
 def table(rounds: list[Round]) -> Iterator[str]:
-    """A row for each kind of fault."""
+    """A row for each kind of fault, and one for all."""
     yield "| | fault | in | times | s until the next step (longest) | steps again | goodput | rounds equal |"
     yield "|---|---|---|---|---|---|---|---|"
     met = [(type(round_).__name__.lower(), fault.kind, fault, round_) for round_ in rounds for fault in round_.faults]
+    met += [(subject, "all", fault, round_) for subject, _, fault, round_ in met]
     for subject, kind in sorted({row[:2] for row in met}):
         faults, own = zip(*[row[2:] for row in met if row[:2] == (subject, kind)], strict=True)
         back = [fault.back_s for fault in faults if fault.back_s is not None]
