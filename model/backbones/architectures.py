@@ -7,7 +7,7 @@ names is run.
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
-from transformers import BertConfig, EsmConfig, LlamaConfig, PreTrainedConfig, Qwen2Config, T5Config
+from transformers import BertConfig, EsmcConfig, EsmConfig, LlamaConfig, PreTrainedConfig, Qwen2Config, T5Config
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -62,6 +62,7 @@ MASKED_LM_HEADS = {
 one sequence at a time by a test."""
 
 _BERT_POSITIONS = 4096
+_ESMC_INNER_MULTIPLE = 256
 
 
 def read_config(section: BackboneSection, vocabulary_size: int, pad: int) -> PreTrainedConfig:
@@ -144,6 +145,8 @@ def _random_config(section: BackboneSection, vocabulary_size: int, pad: int) -> 
     if section.source == "bert":  # dropped scores would rule out the kernels of packed attention
         size |= {"max_position_embeddings": _BERT_POSITIONS, "attention_probs_dropout_prob": 0.0}
         return BertConfig(**size, intermediate_size=4 * hidden_size)
+    if section.source == "esmc":  # SwiGLU, no biases, norms of queries and keys; inner channels as in those published
+        return EsmcConfig(**size, intermediate_size=gated_inner_size(hidden_size, _ESMC_INNER_MULTIPLE))
     size |= {"num_key_value_heads": heads, "intermediate_size": gated_inner_size(hidden_size)}
     kind: Any = {"qwen2": Qwen2Config, "llama": LlamaConfig}[section.source]
     return kind(**size, bos_token_id=None, eos_token_id=None)

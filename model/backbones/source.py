@@ -34,7 +34,7 @@ SIZES = {
 }
 """ESM-2 as published on the hub (Lin et al. 2023, Science 379:1123, table S1)."""
 
-RANDOM_ARCHITECTURES = ("bert", "qwen2", "llama", "t5")
+RANDOM_ARCHITECTURES = ("esmc", "bert", "qwen2", "llama", "t5")
 """Architectures with random weights besides the sizes of ESM-2, at any size."""
 
 ALWAYS_PADDED = ("t5", "mt5", "umt5")
@@ -46,7 +46,7 @@ _GATED_SHARE = 8 / 3
 (Shazeer 2020, section 3)."""
 
 _DEFAULT_SIZE = BackboneSize(6, 256, 4)
-_ROTARY = (*SIZES, "qwen2", "llama")
+_ROTARY = (*SIZES, "esmc", "qwen2", "llama")
 
 _ESM_DEFAULTS = {
     "hidden_size": 768,
@@ -93,8 +93,8 @@ def random_size(section: BackboneSection) -> BackboneSize:
     return size
 
 
-def gated_inner_size(hidden_size: int) -> int:
-    return -(-int(_GATED_SHARE * hidden_size) // _INNER_MULTIPLE) * _INNER_MULTIPLE
+def gated_inner_size(hidden_size: int, multiple: int = _INNER_MULTIPLE) -> int:
+    return -(-int(_GATED_SHARE * hidden_size) // multiple) * multiple
 
 
 def check_source(section: BackboneSection) -> None:

@@ -53,7 +53,7 @@ def batch():
     return token_batch([40, 1, 7])
 
 
-@pytest.mark.parametrize("kind", ["esm2_t6_8M", "bert", "qwen2", "llama", "t5"])
+@pytest.mark.parametrize("kind", ["esm2_t6_8M", "esmc", "bert", "qwen2", "llama", "t5"])
 def test_drawn_weights_have_the_size_asked_for_and_depend_on_the_seed_alone(kind):
     section = BackboneSection(source=kind, **SMALL)
     torch.manual_seed(1)

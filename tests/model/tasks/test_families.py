@@ -69,6 +69,20 @@ def test_a_masked_lm_of_every_family_is_that_of_transformers_before_and_after_it
     assert AutoTokenizer.from_pretrained(exported)(SEQUENCES[0])["input_ids"] == encode(SEQUENCES[0]).tolist()
 
 
+@pytest.mark.parametrize("source", ["esm2_t6_8M", "esmc", "bert"])
+def test_a_masked_lm_with_random_weights_is_exported_as_transformers_opens_it(source, tmp_path):
+    model = build_model(section("masked_lm", source, **DRAWN), seed=0)
+    batch = masked_batch(SEQUENCES, [0.15, 0.0, 0.4])
+    model(batch).loss_sum.backward()
+    assert [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
+    exported = export(model.eval(), tmp_path / "export")
+    opened = AutoModelForMaskedLM.from_pretrained(exported).eval()
+    with torch.no_grad():
+        rows = segments(batch.tokens, batch)
+        assert_near(segments(model.lm_head(model.backbone(batch)), batch), logits_alone(opened, rows))
+    assert AutoTokenizer.from_pretrained(exported)(SEQUENCES[0])["input_ids"] == encode(SEQUENCES[0]).tolist()
+
+
 def test_a_head_that_a_folder_lacks_is_drawn_from_the_seed(tmp_path):
     save_small_model(tmp_path, "esmc")
     one, two, other = (build_model(section("masked_lm", tmp_path), seed).lm_head.dense.weight for seed in (1, 1, 2))
