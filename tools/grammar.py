@@ -36,7 +36,8 @@ _HELP_COLUMN = 38
 class Plain(Section):
     """Base of what stands on the command line alone.
 
-    A bool is a flag, what has no default is the target, and anything else an option with a value. A name may end in _.
+    A bool is a flag, what has no default is the target, of which a list has several, and anything else an option with a
+    value. A name may end in _.
     """
 
     model_config = ConfigDict(protected_namespaces=())
@@ -155,7 +156,8 @@ class _Parser(argparse.ArgumentParser):
         file: str | None,
     ) -> None:
         groups = {path: section for path, section in sections.items() if own_settings(section)}
-        targets = [name.upper() for name, field in plain.model_fields.items() if field.is_required()]
+        required = {name: field for name, field in plain.model_fields.items() if field.is_required()}
+        targets = [name.upper() + " ..." * bool(list_type(field.annotation)) for name, field in required.items()]
         settings = ["[--config FILE] [--section.key VALUE ...]"] if groups else []
         options = [f"[{_option(name)}]" for name, field in plain.model_fields.items() if not field.is_required()]
         super().__init__(
@@ -167,7 +169,8 @@ class _Parser(argparse.ArgumentParser):
         )
         for name, field in plain.model_fields.items():
             if field.is_required():
-                self.add_argument(name, nargs="?", metavar=name.upper(), help=_help(field))
+                number = "*" if list_type(field.annotation) else "?"
+                self.add_argument(name, nargs=number, metavar=name.upper(), help=_help(field))
             elif field.annotation is bool:
                 self.add_argument(_option(name), dest=name, action="store_true", help=_help(field))
             else:

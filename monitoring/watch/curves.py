@@ -1,9 +1,10 @@
 """The curves of a run as one PNG: the losses, the metrics of validation, the learning rate and the speed.
 
-Dotted lines mark where the run was resumed, crosses the steps that were skipped for a NaN or an infinity.
+Dotted lines mark where the run was resumed, crosses the steps that were skipped for a NaN or an infinity. Of several
+runs: the losses over time and over tokens.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from common.figure_style import (
     GREEN,
     GREY,
     INK,
+    MAGENTA,
     ORANGE,
     RED,
     heading,
@@ -24,6 +26,7 @@ from common.figure_style import (
     new_figure,
     number_text,
     save,
+    style,
     style_steps,
 )
 from run_folder.metrics_log import MetricLabels, Record
@@ -62,6 +65,43 @@ def draw_curves(records: Iterable[Record], path: Path | str, title: str, labels:
     for axes in (rates, speeds):
         axes.set_xlabel("step", color=INK)
     save(figure, path)
+
+
+def draw_comparison(runs: Mapping[str, Sequence[Record]], path: Path | str) -> None:
+    """Draw the losses of runs, records of metrics.jsonl by name, over time and tokens to a PNG."""
+    figure = new_figure(11, 4.6, "Loss")
+    over_time, over_tokens = figure.subplots(1, 2, sharey=True)
+    losses = []
+    for (name, records), color in zip(runs.items(), cycle((BLUE, ORANGE, GREEN, RED, MAGENTA, GREY))):
+        places = _places(records)
+        for kind, label, width in (("train", None, 0.8), ("validation", name, 2.0)):
+            drawn = [(*place, record["loss"]) for place, record in places if record["kind"] == kind]
+            minutes, tokens, values = np.array(drawn, dtype=np.float64).reshape(-1, 3).T
+            look = {"color": color, "label": label, "linewidth": width, "alpha": 0.35 if label is None else 1.0}
+            over_time.plot(minutes, values, **look)
+            over_tokens.plot(tokens, values, **look)
+            losses.append(values)
+    over_time.set_ylim(*_limits(losses[0], np.concatenate(losses[1:])))
+    for axes, unit in ((over_time, "minutes of training"), (over_tokens, "tokens")):
+        style(axes)
+        axes.set_xlabel(unit, color=INK)
+    over_tokens.xaxis.set_major_formatter(EngFormatter(sep=""))
+    legend(over_time)
+    save(figure, path)
+
+
+def _places(records: Sequence[Record]) -> list[tuple[tuple[float, int], Record]]:
+    """Records with a loss, each with the minutes of training and the tokens until then."""
+    places, seconds, tokens, before = [], 0.0, 0, None
+    for record in records:
+        if record.get("event") == "resumed":
+            before = None  # the time until then was a pause
+        if "loss" not in record:
+            continue
+        seconds += record.get("step_s", 0.0) if before is None else max(0.0, record["time"] - before)
+        before, tokens = record["time"], record.get("tokens_seen", tokens)
+        places.append(((seconds / 60, tokens), record))
+    return places
 
 
 def _draw_losses(axes: Axes, kinds: Kinds, labels: MetricLabels) -> None:

@@ -1,0 +1,41 @@
+"""Draw the losses of several runs in one picture, over the time of training and over tokens.
+
+Thin lines are the loss of training, thick ones that of validation. Time in which a run was stopped does not count.
+
+Examples:
+  esmeray train curves runs/first runs/second
+  esmeray train curves runs/first runs/second --output comparison.png --overwrite
+"""
+
+from pathlib import Path
+
+from common.errors import ConfigError
+from common.publishing import made_file
+from run_folder.metrics_log import read_metrics
+from tools.grammar import Overwriting, parse
+from train_config.section import Section
+
+MADE_BY = "train_curves"
+
+
+class Arguments(Overwriting):
+    """The runs, and where the picture goes."""
+
+    run: list[Path]
+    """Folders of the runs."""
+    output: Path = Path("curves.png")
+    """PNG to make (default: curves.png)."""
+
+
+def main(argv: list[str]) -> int:
+    plain, _ = parse(argv, "train curves", __doc__, Arguments, Section)
+    names = [path.resolve().name for path in plain.run]
+    if repeated := {name for name in names if names.count(name) > 1}:
+        raise ConfigError(f"{min(repeated)}: two runs have this name; rename a folder")
+    runs = {name: read_metrics(path / "metrics.jsonl") for name, path in zip(names, plain.run, strict=True)}
+    from monitoring.watch.curves import draw_comparison  # here: it loads Matplotlib
+
+    with made_file(plain.output.absolute(), MADE_BY, plain.overwrite) as building:
+        draw_comparison(runs, building)
+    print(plain.output)
+    return 0
