@@ -65,6 +65,7 @@ class Round:
         self.machines, self.faults, self.spacing, self.undisturbed = machines, faults, spacing, undisturbed
         self.folder, self.data = (Path(tempfile.mkdtemp(prefix="chaos-", dir=at)) for at in (None, machines.disk))
         self.seconds, self.starts, self.wrong, self.checkpoints = 0.0, 0, list[str](), Path()
+        self.unmet = list[Met]()
         self._mends: list[tuple[float, Mend]] = []
         (self.folder / "temporary").mkdir()
 
@@ -98,8 +99,8 @@ class Round:
         self._mend(float("inf"))
         for fault, until in zip(self.faults, [*(fault.time for fault in self.faults[1:]), ended], strict=False):
             fault.until = until
-        unmet, self.faults = self.faults[struck:], self.faults[:struck]
-        self.wrong = [f"{fault.kind} was never met" for fault in unmet if fault.phase != "export"]
+        self.unmet, self.faults = self.faults[struck:], self.faults[:struck]  # it ended while one was being mended
+        self.wrong = [] if struck or not self.unmet else ["no fault was met"]
         if code != 0:
             self.process.kill()
             self.wrong.append(f"the command did not end well, see {self.folder / 'output.txt'}")
@@ -132,6 +133,7 @@ class Round:
 
     def __str__(self) -> str:
         faults = ", ".join(f"{fault.kind} in {fault.phase} at {fault.step}" for fault in self.faults)
+        faults += f" ({len(self.unmet)} not met)" * bool(self.unmet)
         return f"{type(self).__name__}: {faults}: {self.seconds:.0f} s, {self.starts} starts, {self.wrong or 'equal'}"
 
 
