@@ -40,8 +40,8 @@ TOOLS = [[command, name] for command in COMMANDS for name in subcommands(command
 def test_without_a_command_each_is_listed_with_an_example_on_one_screen(called):
     lines = called().stdout.splitlines()
     assert len(lines) <= 24 and all(len(line) <= 120 for line in lines)
-    assert [line.split()[0] for line in lines[2:-2:2]] == list(COMMANDS)
-    assert [line.split()[:2] for line in lines[3:-2:2]] == [["esmeray", command] for command in COMMANDS]
+    assert [line.split()[0] for line in lines[1:-1:2]] == list(COMMANDS)
+    assert [line.split()[:2] for line in lines[2:-1:2]] == [["esmeray", command] for command in COMMANDS]
 
 
 def test_an_unknown_name_gets_a_suggestion(called):

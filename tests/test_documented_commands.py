@@ -15,12 +15,15 @@ from common.command_line import run
 from dataset.labels.samples import located_records, message_records
 from dataset.store.conversion import ensure_store
 from function.ontology import read_ontology
+from inference.mutations.variants import Protein
 from model.export.backbone import export
 from monitoring.gpu_log.writer import GpuLogWriter
 from monitoring.sampling.nvml import GpuSample, NvmlDevices
 from tests.conftest import REPOSITORY
+from tests.dataset.tokenizer_folders import esm
 from tests.embeddings import make_embeddings, random_vectors
 from tests.function.generated import generate
+from tests.model.small_models import save_masked_lm
 from tests.model.support import random_sequences
 from tests.model.tasks.test_diffusion import trained
 from tests.runs import merged, run_folder, tiny_config
@@ -103,8 +106,9 @@ def made(tmp_path_factory, process_group) -> Path:
     messages = tiny_config(folder / "runs", **merged(merged(TINY_CLASSIFIER, texts), text_labels))
     for config in (proteins, messages):
         train(config)
-    for name in ("facebook/esm2_t6_8M_UR50D", "facebook/esm2_t12_35M_UR50D", "folds-ae"):
+    for name in ("facebook/esm2_t6_8M_UR50D", "folds-ae"):
         shutil.copytree(folder / "runs" / "esm2ae" / "export", folder / name)
+    write_mutants(folder)
     model = f"--embed.models {folder / 'runs/esm2ae'} --embed.input {folder / 'proteins.fasta'} --embed.device cpu"
     for name, options in ("embeddings", "--embed.outputs mean residues"), ("embeddings_hdf5", "--embed.format hdf5"):
         assert run(esmeray, f"embed run {model} {options} --embed.output {folder / name}".split()) == 0
@@ -144,6 +148,18 @@ def write_data(folder: Path) -> None:
     with GpuLogWriter(folder / "gpus.csv") as log:
         for second in range(4):
             log.append(float(second), [GPU])
+
+
+def write_mutants(folder: Path) -> None:
+    """A masked language model, a protein, and mutants with values."""
+    save_masked_lm(esm(folder / "facebook" / "esm2_t12_35M_UR50D"), "esm", vocab_size=33)
+    (sequence,) = random_sequences([8])
+    (folder / "wild.fasta").write_text(f">wild\n{sequence}\n")
+    protein = Protein(sequence)
+    texts = [protein.text(mutant.mutations[0]) for mutant in protein.singles()]
+    rows = [("mutant", "score"), *((text, str(number % 7)) for number, text in enumerate(texts))]
+    for name in ("mutants", "measured"):
+        write_table(folder / f"{name}.csv", rows)
 
 
 def write_structures(folder: Path) -> None:

@@ -21,6 +21,7 @@ COMMANDS = {
     "tune": ("run", "Search for the fastest settings of an experiment by Ray Tune, and for its batch size."),
     "embed": ("run", "Compute embeddings of proteins; join, search and plot them."),
     "classify": ("predict", "Predict labels by a trained classifier, and evaluate it."),
+    "mutations": ("score", "Score mutants of a protein, scan them all, or fit a model to measured ones."),
     "design": ("generate", "Generate and score sequences for a structure; predict structures."),
     "function": ("predict", "Predict functions (GO terms) of proteins, and evaluate predictions as CAFA does."),
     "align": ("run", "Align proteins with all of a store, exactly, and write the best hits as BLAST does."),
@@ -81,13 +82,13 @@ def example(command: str, module: str | None = None) -> str:
 
 
 def _overview() -> str:
-    lines = [f"usage: {program_of('COMMAND')} [SUBCOMMAND] [--section.key VALUE ...]", ""]
+    lines = [f"usage: {program_of('COMMAND')} [SUBCOMMAND] [--section.key VALUE ...]"]
     for command, (_, subject) in COMMANDS.items():
         names = subcommands(command)
         others = f" ({', '.join(names)})" if names else ""
         lines += [f"{command:<9} {subject}{others}", f"          {example(command)}"]
     end = f"{program_of('COMMAND')} --help has an example of each subcommand; README.md has one of each purpose."
-    return "\n".join([*lines, "", end])
+    return "\n".join([*lines, end])  # 24 lines, a terminal's
 
 
 def _command_overview(command: str, names: list[str]) -> str:

@@ -11,6 +11,7 @@ from pydantic import ConfigDict, Field, create_model
 from train_config.classifier_schema import Part
 from train_config.diffusion_schema import CaOnly, StructuresSection
 from train_config.embed_schema import EmbedJobSection
+from train_config.mutation_schema import MutationFitSection, MutationScanSection, MutationScoreSection
 from train_config.schema import IngestSection, StorageSection
 from train_config.section import (
     NonNegativeFloat,
@@ -521,6 +522,9 @@ COMMANDS: dict[str, type[Section]] = {
     "embed plot": _alone("plot", PlotSection),
     "classify predict": _alone("predict", ClassifyPredictSection),
     "classify evaluate": _alone("evaluate", ClassifyEvaluateSection),
+    "mutations score": _alone("score", MutationScoreSection),
+    "mutations scan": _alone("scan", MutationScanSection),
+    "mutations fit": _alone("fit", MutationFitSection),
     "design generate": _alone("generate", GenerateSection),
     "design score": _alone("score", ScoreSection),
     "design evaluate": _alone("evaluate", DesignEvaluateSection),

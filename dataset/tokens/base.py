@@ -43,6 +43,7 @@ class EsmSequenceTokenizer:
     suffix: tuple[int, ...] = (esm.EOS,)
     pad = esm.PAD
     unknown: int | None = esm.UNK
+    mask: int | None = esm.MASK
     vocabulary_size = len(esm.VOCABULARY)
     one_token_per_residue = True
 

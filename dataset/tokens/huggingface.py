@@ -59,6 +59,7 @@ class HuggingFaceTokenizer:
         prefix, suffix: ids that stand before and after every sequence.
         pad: id that fills padded batches; no attention looks at it.
         unknown: id of what the vocabulary lacks, or None where nothing is ever unknown.
+        mask: id of a hidden residue, or None where the vocabulary has none.
         vocabulary_size: the largest id is below it.
         one_token_per_residue: whether a protein of L residues always gives L tokens.
     """

@@ -1,27 +1,11 @@
-"""Scores of point mutations by a masked language model: log p(mutant) - log p(wild type) at the position.
-
-That is the wild-type marginal where the sequence was whole, the masked marginal where the position was masked (Meier et
-al. 2021, NeurIPS, equations 1 and 2).
-"""
-
-import re
-from typing import NamedTuple
+"""Mutations and masks of a request, and scores of its mutations (:mod:`inference.mutations.variants`)."""
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset.fasta.alphabet import AMINO_ACIDS, MASK_TEXT
+from dataset.fasta.alphabet import MASK_TEXT
+from inference.mutations.variants import Mutation, Protein, marginal_scores
 from service.http.refusals import RefusalError
-
-_MUTATION = re.compile(rf"([{AMINO_ACIDS}])([1-9][0-9]{{0,5}})([{AMINO_ACIDS}])")
-
-
-class Mutation(NamedTuple):
-    """One letter for another; ``place`` counts from 0."""
-
-    wild: str
-    place: int
-    mutant: str
 
 
 def mutations_of(texts: list[str] | None, sequences: list[str]) -> list[Mutation] | None:
@@ -30,15 +14,12 @@ def mutations_of(texts: list[str] | None, sequences: list[str]) -> list[Mutation
         return None
     if len(sequences) != 1:
         raise RefusalError(422, "mutations: are of a single sequence")
-    mutations, letters = [], sequences[0].replace(MASK_TEXT, "#")
+    mutations, protein = [], Protein(sequences[0].replace(MASK_TEXT, "#"))
     for number, text in enumerate(texts):
-        match = _MUTATION.fullmatch(text)
-        if match is None:
-            raise RefusalError(422, f"mutations.{number}: is none; write it as A12G")
-        mutation = Mutation(match[1], int(match[2]) - 1, match[3])
-        if letters[mutation.place : mutation.place + 1] != mutation.wild:
-            raise RefusalError(422, f"mutations.{number}: the sequence has another residue at position {match[2]}")
-        mutations.append(mutation)
+        try:
+            mutations.append(protein.mutation(text))
+        except ValueError as error:
+            raise RefusalError(422, f"mutations.{number}: {error}") from None
     return mutations
 
 
@@ -49,9 +30,7 @@ def masked_texts(sequence: str) -> list[str]:
     return [f"{sequence[:place]}{MASK_TEXT}{sequence[place + 1 :]}" for place in range(len(sequence))]
 
 
-def scores(mutations: list[Mutation], probabilities: NDArray[np.float32]) -> NDArray[np.float32]:
+def scores(mutations: list[Mutation], probabilities_L20: NDArray[np.float32]) -> NDArray[np.float32]:
     """Score of each mutation; 0 is as good as the wild type, above is better."""
-    logs = np.log(np.maximum(probabilities, np.finfo(np.float32).tiny))
-    columns = {letter: column for column, letter in enumerate(AMINO_ACIDS)}
-    gains = [logs[place, columns[mutant]] - logs[place, columns[wild]] for wild, place, mutant in mutations]
-    return np.array(gains, np.float32)
+    logs_L20 = np.log(np.maximum(probabilities_L20, np.finfo(np.float32).tiny))
+    return marginal_scores([[mutation] for mutation in mutations], logs_L20).astype(np.float32)

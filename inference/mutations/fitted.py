@@ -1,0 +1,175 @@
+"""Scores by several models, of which a model may be one that was fitted to measured mutants: a folder with
+mutations.json. Shape legend: N mutants, D features.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+
+from common.errors import ConfigError, DataError
+from inference.classify.report import metrics_lines
+from inference.models.source import find_model
+from inference.mutations.job import Scorer
+from inference.mutations.metrics import evaluation_of
+from inference.mutations.ridge import Features, Ridge, cross_validated, fit, folds, one_hot, with_composition
+from inference.mutations.table import MutantTable
+from inference.mutations.variants import WILD_TYPE, Mutant, Protein
+from model.export.exported_folder import exported_folder
+from model.saved_settings import read_settings_of, write_settings
+from train_config.mutation_schema import MutationFitSection, MutationsSection
+
+TASK = "mutations"
+"""In the manifest of a fitted model's folder."""
+_FILE = "mutations.json"
+_FEWEST = 20
+
+Columns: TypeAlias = Mapping[str, NDArray[np.float64]]
+Evaluations: TypeAlias = dict[str, dict[str, Any]]
+"""By kind of fold and number of training mutants, as metrics_lines reads them."""
+
+
+class Fitted(BaseModel):
+    """A fitted model: the model below it, by its source and fingerprint, the settings of the fit, and the ridge."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    wild_type: str
+    model: str
+    fingerprint: str | None
+    section: MutationFitSection
+    ridge: tuple[list[float], float, float]
+
+    def predict(
+        self, protein: Protein, mutants: Sequence[Mutant], section: MutationsSection, folder: Path, columns: Columns
+    ) -> NDArray[np.float64]:
+        """(N,) measured values. Raises DataError for another protein, or where the model below it has changed."""
+        if protein.sequence != self.wild_type:
+            raise DataError("the model is fitted to mutants of another protein; give its wild type")
+        own = self.section.model_copy(update=section.model_dump(include={"device", "tokens"}))
+
+        @cache
+        def open_scorer() -> Scorer:
+            scorer = Scorer(self.model, protein, own, folder)
+            if scorer.facts.fingerprint != self.fingerprint:
+                raise DataError(f"model {self.model}: has changed since the fit; fit again")
+            return scorer
+
+        weights, zero_shot, intercept = self.ridge
+        ridge = Ridge(np.array(weights), zero_shot, intercept)
+        return ridge.predict(*_inputs(own, protein, mutants, open_scorer, columns))
+
+
+def scores_of(
+    sources: Sequence[str],
+    protein: Protein,
+    mutants: Sequence[Mutant | None],
+    section: MutationsSection,
+    folder: Path,
+    columns: Columns,
+) -> NDArray[np.float64]:
+    """(models, N) scores by each model, or what it predicts where it is fitted; NaN where there is no mutant.
+
+    Raises DataError where there is none at all, and as :class:`Scorer` and :meth:`Fitted.predict`.
+    """
+    first_rows = {mutant: row for row, mutant in reversed([*enumerate(mutants)]) if mutant is not None}
+    if not first_rows:
+        raise DataError("no mutants are left to score; mend the table")
+    distinct = [*first_rows]
+    columns = {name: values[[*first_rows.values()]] for name, values in columns.items()}
+    scores = []
+    for source in sources:
+        located = find_model(source)
+        if located.task == TASK:
+            fitted = read_settings_of(located.folder / _FILE, "fitted model", Fitted.model_validate)
+            values = fitted.predict(protein, distinct, section, folder, columns)
+        else:
+            values = Scorer(source, protein, section, folder).zero_shot(distinct)
+        of_mutant = dict(zip(distinct, values.tolist(), strict=True))
+        scores.append([np.nan if mutant is None else of_mutant[mutant] for mutant in mutants])
+    return np.array(scores)
+
+
+def fit_table(
+    source: str, protein: Protein, table: MutantTable, section: MutationFitSection, folder: Path
+) -> tuple[Fitted, Evaluations]:
+    """Fit to the mutants of a table that have a value in each column, and cross-validate.
+
+    Raises DataError where these are too few, and as :class:`Scorer` and :mod:`inference.mutations.ridge`.
+    """
+    known_N = np.logical_and.reduce([np.isfinite(values) for values in table.numbers.values()])
+    used = {row: mutant for row, mutant in enumerate(table.mutants) if known_N[row] and mutant not in (None, WILD_TYPE)}
+    rows, mutants = [*used], [mutant for mutant in used.values() if mutant is not None]
+    if len(rows) < _FEWEST:
+        raise DataError(f"{section.table}: {len(rows)} mutants have all their values; give at least {_FEWEST}")
+    columns = {name: values[rows] for name, values in table.numbers.items()}
+    open_scorer = cache(lambda: Scorer(source, protein, section, folder))
+    inputs, measured_N = _inputs(section, protein, mutants, open_scorer, columns), columns[section.measured_column]
+    evaluations = _cross_validations(protein, mutants, *inputs, measured_N, section)
+    fingerprint = open_scorer().facts.fingerprint if open_scorer.cache_info().currsize else None
+    weights, *rest = fit(*inputs, measured_N)
+    model = str(Path(source).absolute()) if Path(source).exists() else source
+    about = {"model": model, "fingerprint": fingerprint, "wild_type": protein.sequence}
+    return Fitted(section=section, ridge=(weights.tolist(), *rest), **about), evaluations
+
+
+def export(fitted: Fitted, evaluations: Evaluations, output: Path, overwrite: bool) -> None:
+    """Write the folder of a fitted model, with report.md and evaluation.json."""
+    with exported_folder(output, TASK, overwrite, None) as (building, _):
+        write_settings(building / _FILE, fitted.model_dump(mode="json"))
+        (building / "evaluation.json").write_text(json.dumps(evaluations, indent=1) + "\n", encoding="utf-8")
+        report = ["# Evaluation", "", *report_lines(evaluations)]
+        (building / "report.md").write_text("\n".join(report), encoding="utf-8")
+
+
+def report_lines(evaluations: Evaluations) -> list[str]:
+    return [line for name, evaluation in evaluations.items() for line in (f"## {name}", "", *metrics_lines(evaluation))]
+
+
+def _inputs(
+    section: MutationFitSection,
+    protein: Protein,
+    mutants: Sequence[Mutant],
+    open_scorer: Callable[[], Scorer],
+    columns: Columns,
+) -> tuple[Features, NDArray[np.float64]]:
+    """(N, D) features and (N,) zero-shot scores; a model is opened where they need it."""
+    column = section.zero_shot_column
+    if column is not None and column not in columns:
+        raise ConfigError(
+            f"the model is fitted with the scores of a column {column!r}: esmeray mutations score takes them from its "
+            f"table by --score.compare {column}"
+        )
+    if section.features == "one_hot":
+        features = with_composition(one_hot(protein, mutants))
+    else:
+        features = open_scorer().embeddings(mutants)
+    return features, open_scorer().zero_shot(mutants) if column is None else columns[column]
+
+
+def _cross_validations(
+    protein: Protein,
+    mutants: Sequence[Mutant],
+    features_ND: Features,
+    zero_shot_N: NDArray[np.float64],
+    measured_N: NDArray[np.float64],
+    section: MutationFitSection,
+) -> Evaluations:
+    """The model on each kind of fold and size, beside the zero-shot score alone and, of substitutions, one-hot."""
+    substitutions = all(mutant.whole is None for mutant in mutants)
+    evaluations = {}
+    for kind in section.folds:
+        fold_N = folds(kind, mutants, section.seed)
+        for size in (None, *section.sizes):
+            rest = measured_N, fold_N, size, section.seed
+            scores = {"model": cross_validated(features_ND, zero_shot_N, *rest), "zero-shot score": zero_shot_N}
+            if substitutions:
+                scores["ridge on one-hot"] = cross_validated(one_hot(protein, mutants), 0 * zero_shot_N, *rest)
+            name = f"Folds {kind}, {'all' if size is None else size} training mutants"
+            evaluations[name] = evaluation_of(scores, measured_N, samples=section.bootstrap, seed=section.seed)
+    return evaluations

@@ -1,0 +1,41 @@
+"""Picture of the scores of all single mutants of a protein. Shape legend: L residues, N mutants."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.colors import TwoSlopeNorm
+from numpy.typing import NDArray
+
+from common.figure_style import INK, new_figure, save
+from dataset.fasta.alphabet import AMINO_ACIDS
+from inference.mutations.variants import Mutation, Protein
+
+_PANEL_POSITIONS = 100
+
+
+def draw_scan(
+    path: Path, protein: Protein, mutations: Sequence[Mutation], scores_N: NDArray[np.float64], title: str
+) -> None:
+    """Draw a column for each position, a row for each amino acid; the wild type is a dot. Long proteins are wrapped."""
+    length = len(protein.sequence)
+    scores_20L = np.full((len(AMINO_ACIDS), length), np.nan)
+    for mutation, score in zip(mutations, scores_N.tolist(), strict=True):
+        scores_20L[AMINO_ACIDS.index(mutation.mutant), mutation.place] = score
+    starts = range(0, length, _PANEL_POSITIONS)
+    shown = min(length, _PANEL_POSITIONS)
+    figure = new_figure(max(6.0, 0.14 * shown + 1.5), 3.2 * len(starts) + 0.6, title)
+    panels = figure.subplots(len(starts), squeeze=False)[:, 0]
+    norm = TwoSlopeNorm(0.0, min(-1e-3, float(np.nanmin(scores_20L))), max(1e-3, float(np.nanmax(scores_20L))))
+    for start, axes in zip(starts, panels, strict=True):
+        places = np.arange(start, min(start + _PANEL_POSITIONS, length))
+        image = axes.imshow(scores_20L[:, places], cmap="RdBu", norm=norm, aspect="auto", interpolation="nearest")
+        rows = np.array([AMINO_ACIDS.find(protein.sequence[place]) for place in places.tolist()], dtype=float)
+        axes.plot(places - start, np.where(rows < 0, np.nan, rows), ".", color=INK, markersize=4)
+        axes.set_xlim(-0.5, shown - 0.5)
+        axes.set_yticks(range(len(AMINO_ACIDS)), [*AMINO_ACIDS], fontsize=7, family="monospace")
+        marked = places[(places + protein.first) % 10 == 0]
+        axes.set_xticks(marked - start, [str(place + protein.first) for place in marked.tolist()], fontsize=8)
+        axes.set_facecolor("#e6e8eb")
+    figure.colorbar(image, ax=panels, label="score; dots: wild type", shrink=0.6, aspect=30)
+    save(figure, path)

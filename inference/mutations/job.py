@@ -1,0 +1,92 @@
+"""Scores of a protein's mutants by models, as a job that the same command resumes.
+
+Each part (log-probabilities of positions, pseudo-log-likelihoods, embeddings) has a folder in the unfinished output,
+with its identity and the rows that are done. Shape legend: N mutants, C numbers of a row.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from common.errors import DataError
+from common.progress import record_bar
+from dataset.fasta.alphabet import AMINO_ACIDS
+from inference.models.opening import open_model
+from inference.mutations.marginals import MaskedModel
+from inference.mutations.variants import Mutant, Protein, marginal_scores
+from model.device import choose_device
+from run_folder.job import accept, journal
+from train_config.embed_schema import CPU_TOKENS, CUDA_TOKENS
+from train_config.mutation_schema import MutationsSection
+
+PIECE_TOKENS = 262_144
+"""Of a piece of work, which is computed again after a kill."""
+
+Item = TypeVar("Item", int, str)
+
+
+class Scorer:
+    """A model that scores mutants of a protein, with its work in ``folder``."""
+
+    def __init__(self, source: str, protein: Protein, section: MutationsSection, folder: Path) -> None:
+        on_cuda = choose_device(0).type == "cuda" if section.device is None else section.device.startswith("cuda")
+        tokens = section.tokens or (CUDA_TOKENS if on_cuda else CPU_TOKENS)
+        opened = open_model(
+            source, section.precision, section.device, heads=["masked_lm"], random_weights=section.random_weights
+        )
+        self.model = MaskedModel(opened, section.max_length, tokens)
+        self.facts, self._folder = opened.facts, folder
+        self._protein, self._method = protein, section.method
+
+    def zero_shot(self, mutants: Sequence[Mutant]) -> NDArray[np.float64]:
+        """(N,) scores. Raises DataError for insertions and deletions where the method has no score of them."""
+        wild = self._protein.sequence
+        width = min(len(wild), self.model.max_length)
+        if self._method == "pseudo":
+            sequences = [wild, *(mutant.sequence(wild) for mutant in mutants)]
+            likelihoods = self.model.log_likelihoods
+            sums_N1 = self._rows("pseudo", sequences, len(wild) * width, lambda items: likelihoods(items)[:, None])
+            return sums_N1[1:, 0] - sums_N1[0, 0]
+        if any(mutant.whole is not None for mutant in mutants):
+            raise DataError(f"method {self._method}: has no score of insertions and deletions; give pseudo")
+        places = sorted({mutation.place for mutant in mutants for mutation in mutant.mutations})
+        masked = self._method == "masked"
+        logs_L20 = np.zeros((len(wild), len(AMINO_ACIDS)))
+
+        def logs_of(items: Sequence[int]) -> NDArray[np.float64]:
+            wanted = np.column_stack([np.zeros(len(items), np.int64), items])
+            return self.model.log_probabilities([wild], wanted, masked)
+
+        # Not masked, all positions of a protein that is no longer than a window share one pass.
+        one_pass = not masked and width == len(wild)
+        logs_L20[places] = self._rows(self._method, places, 1 if one_pass else width, logs_of)
+        return marginal_scores([mutant.mutations for mutant in mutants], logs_L20)
+
+    def embeddings(self, mutants: Sequence[Mutant]) -> NDArray[np.float64]:
+        """(N, D) of the mutants' sequences."""
+        sequences = [mutant.sequence(self._protein.sequence) for mutant in mutants]
+        return self._rows("embeddings", sequences, len(self._protein.sequence), self.model.embeddings)
+
+    def _rows(
+        self, name: str, items: Sequence[Item], tokens: int, compute: Callable[[Sequence[Item]], NDArray[np.float64]]
+    ) -> NDArray[np.float64]:
+        """(items, C) piece by piece, those of an earlier process read back; ``tokens`` are those of an item."""
+        if not items:
+            return np.empty((0, len(AMINO_ACIDS)))
+        folder = self._folder / f"{name}-{self.facts.fingerprint}"
+        work = xxhash.xxh3_128_hexdigest(json.dumps([self._protein.sequence, *items]).encode())
+        limits = {"max_length": self.model.max_length, "tokens": self.model.tokens}
+        accept(folder, {"model": self.facts.name, "precision": self.facts.precision, **limits, "mutants": work})
+        at_once = max(1, PIECE_TOKENS // tokens)
+        starts = range(0, len(items), at_once)
+        with journal(folder) as kept, record_bar(name) as bar:
+            for start in starts[kept.done :]:
+                rows = compute(items[start : start + at_once])
+                kept.add(" ".join(map(repr, row)) for row in rows.tolist())
+                bar(kept.done / len(starts), start + len(rows))
+            return np.loadtxt(kept.lines(), np.float64, ndmin=2)

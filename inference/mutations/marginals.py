@@ -1,0 +1,122 @@
+"""Log-probabilities of amino acids at positions of sequences, by a masked language model.
+
+A long sequence is seen through a window around the position: positions of one window share a pass, but where each is
+masked. Shape legend: M positions that are asked for, N sequences, K tokens of the vocabulary, D channels.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import log_softmax
+from torch import Tensor
+
+from common.errors import ConfigError
+from dataset.batches.plan import longest_first
+from dataset.fasta.alphabet import AMINO_ACIDS
+from inference.models.kinds import Output
+from inference.models.model import Model
+from inference.models.packing import pack
+from inference.models.running import run
+from model.forward_loop import Places
+
+
+class MaskedModel:
+    """A masked language model that scores sequences.
+
+    ``max_length``: residues of a window at most. ``tokens``: budget of a batch. Raises ConfigError for another kind of
+    model.
+    """
+
+    def __init__(self, model: Model, max_length: int, tokens: int) -> None:
+        if "masked_lm" not in model.heads or model.tokenizer.mask is None or not model.tokenizer.one_token_per_residue:
+            raise ConfigError(
+                f"model {model.facts.name}: is no masked language model of residues; give ESM-2, ESM C or a run of "
+                "model.task masked_lm"
+            )
+        self.model, self.tokens = model, tokens
+        self.max_length = min(max_length, model.facts.longest or max_length)
+        ids, _ = model.tokenizer.encode([*AMINO_ACIDS])
+        own = model.backbone.residue_ids
+        self._columns = ids if own is None else own.cpu().numpy()[ids]
+        self._outputs = model.outputs(["logits"])
+
+    def log_probabilities(
+        self, sequences: Sequence[str], wanted_M2: NDArray[np.int64], masked: bool
+    ) -> NDArray[np.float64]:
+        """(M, 20) of :data:`AMINO_ACIDS`; ``wanted_M2`` has the number of a sequence and a place in it, from 0.
+
+        Each place is masked in a pass of its own, or none is.
+        """
+        windows = _Windows(self.model, sequences, wanted_M2, masked, self.max_length)
+        logits_MK = np.empty((len(wanted_M2), self._outputs[0].channels))
+        for batch in run(self.model, windows, self._outputs, self.tokens):
+            for window, logits_LK in zip(batch.places.tolist(), batch.by_text(self._outputs[0]), strict=True):
+                asked = windows.asked[window]
+                logits_MK[asked] = logits_LK[windows.rows[asked]]
+        logs_M20: NDArray[np.float64] = log_softmax(logits_MK, axis=1)[:, self._columns]
+        return logs_M20
+
+    def log_likelihoods(self, sequences: Sequence[str]) -> NDArray[np.float64]:
+        """(N,) pseudo-log-likelihood (Salazar et al. 2020, equation 1): the sum over the amino acids of a sequence of
+        log p of each where it alone is masked."""
+        letters = [np.array([AMINO_ACIDS.find(letter) for letter in sequence]) for sequence in sequences]
+        places = [np.flatnonzero(columns >= 0) for columns in letters]
+        numbers = np.repeat(np.arange(len(sequences)), [*map(len, places)])
+        logs_M20 = self.log_probabilities(sequences, np.column_stack([numbers, np.concatenate(places)]), masked=True)
+        columns_M = np.concatenate([columns[columns >= 0] for columns in letters])
+        chosen_M = logs_M20[np.arange(len(numbers)), columns_M]
+        sums_N: NDArray[np.float64] = np.bincount(numbers, chosen_M, minlength=len(sequences)).astype(np.float64)
+        return sums_N
+
+    def embeddings(self, sequences: Sequence[str]) -> NDArray[np.float64]:
+        """(N, D) means over the residues of whole sequences. Raises ConfigError for one that is too long."""
+        longest = self.model.facts.longest
+        if longest is not None and max(map(len, sequences)) > longest:
+            raise ConfigError(f"features embeddings: a sequence has more than {longest:,} residues; give one_hot")
+        vectors_ND = np.empty((len(sequences), self.model.facts.hidden_size))
+        for batch in run(self.model, sequences, self.model.outputs(["mean"]), self.tokens):
+            vectors_ND[batch.places] = batch.arrays["mean"]
+        return vectors_ND
+
+
+class _Windows:
+    """Windows as texts of a model (:class:`inference.models.running.Texts`).
+
+    ``asked`` are, for each window, the numbers of its positions, of M; ``rows`` (M,) their rows in it.
+    """
+
+    def __init__(
+        self, model: Model, sequences: Sequence[str], wanted_M2: NDArray[np.int64], masked: bool, max_length: int
+    ) -> None:
+        self._pieces = model.tokenize(sequences).pieces
+        self._special = model.facts.special_tokens
+        numbers_M, places_M = wanted_M2.T
+        sizes_M = np.array([*map(len, self._pieces)])[numbers_M]
+        widths_M = np.minimum(sizes_M, max_length)
+        starts_M = np.clip(places_M - max_length // 2, 0, sizes_M - widths_M)
+        self.rows = places_M - starts_M
+        hidden_M = self.rows if masked else np.full_like(self.rows, -1)
+        keys_M4 = np.column_stack([numbers_M, starts_M, widths_M, hidden_M])
+        self._windows, window_M = np.unique(keys_M4, axis=0, return_inverse=True)
+        self.lengths: NDArray[np.int64] = self._windows[:, 2]
+        ends = np.cumsum(np.bincount(window_M))[:-1]
+        self.asked = np.split(np.argsort(window_M, kind="stable"), ends)
+
+    def batches(self, token_budget: int | None) -> list[Places]:
+        assert token_budget is not None
+        return longest_first(self.lengths + self._special, token_budget)
+
+    def launch(self, model: Model, places: Places, outputs: Sequence[Output]) -> dict[str, Tensor]:
+        pieces = []
+        for number, start, width, hidden in self._windows[places].tolist():
+            ids = self._pieces[number][start : start + width]
+            if hidden >= 0:
+                ids = ids.copy()
+                ids[hidden] = model.tokenizer.mask
+            pieces.append(ids)
+        return model.rows(pack(model.tokenizer, pieces).to(model.device), outputs)
+
+    def name(self, place: int) -> str:
+        number, start, width, _ = self._windows[place].tolist()
+        return f"residues {start + 1} to {start + width} of sequence {number + 1}"

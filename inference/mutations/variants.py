@@ -1,0 +1,113 @@
+"""Mutants of a protein: from ProteinGym's notation (A24G:C25D) or whole sequences to substitutions, and back.
+
+Nothing here needs torch: the service reads mutations by it too. A place counts from 0, a position from the number that
+the first residue of the wild type has.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataset.fasta.alphabet import AMINO_ACIDS
+
+_MUTATION = re.compile(rf"([{AMINO_ACIDS}])([1-9][0-9]{{0,5}})([{AMINO_ACIDS}])")
+_COLUMNS = {letter: column for column, letter in enumerate(AMINO_ACIDS)}
+
+
+class Mutation(NamedTuple):
+    """One letter for another."""
+
+    wild: str
+    place: int
+    mutant: str
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """Substitutions in the order of their places, no synonyms among them; or a sequence of another length."""
+
+    mutations: tuple[Mutation, ...] = ()
+    whole: str | None = None
+
+    def sequence(self, wild: str) -> str:
+        letters = list(wild if self.whole is None else self.whole)
+        for mutation in self.mutations:
+            letters[mutation.place] = mutation.mutant
+        return "".join(letters)
+
+
+WILD_TYPE = Mutant()
+
+
+@dataclass(frozen=True)
+class Protein:
+    """The wild type, and the number of its first residue."""
+
+    sequence: str
+    first: int = 1
+
+    def mutation(self, text: str) -> Mutation:
+        """Read A24G. Raises ValueError, whose message repeats no residue."""
+        if text.endswith("*"):
+            raise ValueError("a stop has no score")
+        match = _MUTATION.fullmatch(text)
+        if match is None:
+            raise ValueError("is none; write it as A12G")
+        place = int(match[2]) - self.first
+        if not 0 <= place < len(self.sequence):
+            last = self.first + len(self.sequence) - 1
+            raise ValueError(f"position {match[2]} is not of the sequence, which has {self.first} to {last}")
+        if self.sequence[place] != match[1]:
+            raise ValueError(f"the sequence has another residue at position {match[2]}")
+        return Mutation(match[1], place, match[3])
+
+    def mutant(self, text: str) -> Mutant:
+        """Read A24G:C25D. Raises ValueError."""
+        mutations = sorted(map(self.mutation, text.split(":")), key=lambda mutation: mutation.place)
+        for before, after in pairwise(mutations):
+            if before.place == after.place:
+                raise ValueError(f"position {after.place + self.first} is mutated twice")
+        return Mutant(tuple(mutation for mutation in mutations if mutation.wild != mutation.mutant))
+
+    def mutant_of(self, sequence: str) -> Mutant:
+        """The mutant that a whole sequence is. Raises ValueError."""
+        if not sequence:
+            raise ValueError("the sequence is empty")
+        if unknown := {*sequence} - {*self.sequence, *AMINO_ACIDS}:
+            raise ValueError(f"{min(unknown)!r} is no amino acid")
+        if len(sequence) != len(self.sequence):
+            return Mutant(whole=sequence)
+        pairs = enumerate(zip(self.sequence, sequence, strict=True))
+        mutations = tuple(Mutation(wild, place, mutant) for place, (wild, mutant) in pairs if wild != mutant)
+        for wild, place, mutant in mutations:
+            if not {wild, mutant} <= {*AMINO_ACIDS}:
+                raise ValueError(f"position {place + self.first} is no amino acid in one of both sequences")
+        return Mutant(mutations)
+
+    def singles(self) -> Iterator[Mutant]:
+        """All single mutants, in the order of positions and of :data:`AMINO_ACIDS`."""
+        for place, wild in enumerate(self.sequence):
+            for letter in AMINO_ACIDS if wild in AMINO_ACIDS else "":
+                if letter != wild:
+                    yield Mutant((Mutation(wild, place, letter),))
+
+    def text(self, mutation: Mutation) -> str:
+        return f"{mutation.wild}{mutation.place + self.first}{mutation.mutant}"
+
+
+def marginal_scores(mutants: Sequence[Sequence[Mutation]], logs_L20: NDArray) -> NDArray[np.float64]:
+    """(N,) sums of log p(mutant) - log p(wild type) over the mutations; 0 is as good as the wild type, above is better.
+
+    That is the wild-type marginal where the sequence was whole, the masked marginal where each position was masked
+    (Meier et al. 2021, NeurIPS, equations 1 and 2). ``logs_L20``: of :data:`AMINO_ACIDS` at each place.
+    """
+    gains = [
+        sum(logs_L20[place, _COLUMNS[mutant]] - logs_L20[place, _COLUMNS[wild]] for wild, place, mutant in mutations)
+        for mutations in mutants
+    ]
+    return np.array(gains, np.float64)

@@ -1,0 +1,118 @@
+"""Scores equal a plain loop of transformers, one sequence at a time."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from common.errors import ConfigError, DataError
+from dataset.fasta.alphabet import AMINO_ACIDS
+from inference.mutations import job
+from inference.mutations.job import Scorer
+from inference.mutations.marginals import MaskedModel
+from inference.mutations.variants import Mutant, Protein
+from run_folder.job import Journal
+from tests.dataset.tokenizer_folders import esm, esmc, prot_t5
+from tests.model.small_models import save_masked_lm, save_small_model
+from tests.model.support import random_sequences
+from train_config.mutation_schema import MutationsSection
+
+(WILD,) = random_sequences([23])
+PROTEIN = Protein(WILD)
+MUTANTS = [
+    *([PROTEIN.mutant(f"{WILD[place]}{place + 1}{letter}") for place in (0, 9, 22) for letter in "AWC"]),
+    PROTEIN.mutant(f"{WILD[4]}5G:{WILD[17]}18P"),
+    Mutant(),
+]
+INDELS = [Mutant(whole=WILD[:7] + WILD[9:]), Mutant(whole=WILD[:12] + "GGS" + WILD[12:])]
+MODELS: dict[str, tuple[Callable[[Path], Path], int]] = {"esm": (esm, 33), "esmc": (esmc, 64)}
+
+
+def scorer(source: Path, folder: Path, method: str = "masked", **more: Any) -> Scorer:
+    section = MutationsSection(sequence=Path("-"), method=method, precision="fp32", device="cpu", **more)
+    return Scorer(str(source), PROTEIN, section, folder)
+
+
+def plain_log_p(source: Path, network: Any, sequence: str, place: int, window: int, masked: bool) -> dict[str, float]:
+    """Log-probabilities of the amino acids at a place of a sequence, by transformers alone."""
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    start = min(max(0, place - window // 2), max(0, len(sequence) - window))
+    ids = tokenizer(sequence[start : start + window], return_tensors="pt").input_ids
+    row = place - start + 1
+    if masked:
+        ids[0, row] = tokenizer.mask_token_id
+    with torch.no_grad():
+        log_p = network(input_ids=ids).logits[0, row].log_softmax(-1).tolist()
+    return {letter: log_p[tokenizer.convert_tokens_to_ids(letter)] for letter in AMINO_ACIDS}
+
+
+@pytest.mark.parametrize("window", [1022, 8])
+@pytest.mark.parametrize("kind", MODELS)
+def test_scores_equal_a_plain_loop_for_each_method(tmp_path, kind, window):
+    make, vocabulary = MODELS[kind]
+    source = make(tmp_path / "model")
+    network = save_masked_lm(source, kind, vocab_size=vocabulary)
+
+    def log_p(sequence: str, place: int, masked: bool) -> dict[str, float]:
+        return plain_log_p(source, network, sequence, place, window, masked)
+
+    for method in ("wild_type", "masked"):
+        found = scorer(source, tmp_path / method, method, max_length=window, tokens=64).zero_shot(MUTANTS)
+        for mutant, score in zip(MUTANTS, found, strict=True):
+            at = [(log_p(WILD, m.place, method == "masked"), m) for m in mutant.mutations]
+            assert score == pytest.approx(sum(log[m.mutant] - log[m.wild] for log, m in at), abs=1e-5)
+    some = [*MUTANTS[:2], *INDELS]
+    sequences = [WILD, *(mutant.sequence(WILD) for mutant in some)]
+    wild, *wanted = (sum(log_p(text, place, True)[text[place]] for place in range(len(text))) for text in sequences)
+    found = scorer(source, tmp_path / "pseudo", "pseudo", max_length=window, tokens=64).zero_shot(some)
+    np.testing.assert_allclose(found, np.array(wanted) - wild, atol=1e-5 * 23)
+
+
+def test_a_killed_job_computes_only_what_is_not_done_and_gives_the_same(tmp_path, monkeypatch):
+    source = esm(tmp_path / "model")
+    save_masked_lm(source, "esm", vocab_size=33)
+    whole = scorer(source, tmp_path / "whole").zero_shot(MUTANTS)
+    monkeypatch.setattr(job, "PIECE_TOKENS", 2 * len(WILD))  # two positions
+    wanted = scorer(source, tmp_path / "pieces").zero_shot(MUTANTS)
+    np.testing.assert_allclose(wanted, whole, atol=1e-6)
+    asked: list[int] = []
+    original, add = MaskedModel.log_probabilities, Journal.add
+
+    def counted(self: MaskedModel, sequences: Any, wanted_M2: Any, masked: bool) -> Any:
+        asked.extend(wanted_M2[:, 1].tolist())
+        return original(self, sequences, wanted_M2, masked)
+
+    def killed_in_the_second(self: Journal, lines: Any) -> None:
+        if self.done == 1:
+            self._file.write("0.5 0.5")  # half a line
+            self._file.flush()
+            raise KeyboardInterrupt
+        add(self, lines)
+
+    monkeypatch.setattr(MaskedModel, "log_probabilities", counted)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Journal, "add", killed_in_the_second)
+        scorer(source, tmp_path / "killed").zero_shot(MUTANTS)
+    assert asked == [0, 4, 9, 17]
+    asked.clear()
+    np.testing.assert_array_equal(scorer(source, tmp_path / "killed").zero_shot(MUTANTS), wanted)
+    assert asked == [9, 17, 22]
+    with pytest.raises(ConfigError, match="holds the work of another job"):
+        scorer(source, tmp_path / "killed").zero_shot(MUTANTS[:3])
+
+
+def test_what_has_no_score_is_refused(tmp_path):
+    source = esm(tmp_path / "model")
+    save_masked_lm(source, "esm", vocab_size=33)
+    with pytest.raises(DataError, match="method masked: has no score of insertions and deletions; give pseudo"):
+        scorer(source, tmp_path).zero_shot(INDELS)
+    headless = prot_t5(tmp_path / "t5")
+    save_small_model(headless, "t5", vocab_size=140)
+    with pytest.raises(ConfigError, match="is no masked language model of residues"):
+        scorer(headless, tmp_path)
+    with pytest.raises(ConfigError, match="a size whose weights would be random"):
+        scorer(Path("esm2_t6_8M"), tmp_path)

@@ -1,0 +1,67 @@
+import gzip
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import spearmanr
+from sklearn.metrics import matthews_corrcoef, ndcg_score, roc_auc_score
+
+from common.errors import DataError
+from inference.mutations.metrics import evaluation_of, mutation_metrics
+
+PUBLISHED = {"deep_sequence": 0.776, "evmutation": 0.718, "esm1v_3": 0.645, "esm1v_5": 0.706, "esm1v_mean": 0.703}
+
+
+def reference(scores: np.ndarray, measured: np.ndarray) -> dict[str, float]:
+    """The definitions of ProteinGym, by scikit-learn and scipy."""
+    good, predicted = measured >= np.median(measured), scores >= np.median(scores)
+    top, best = (values >= np.percentile(values, 90) for values in (measured, scores))
+    gains = (measured - measured.min()) / np.ptp(measured)
+    return {
+        "spearman": spearmanr(scores, measured).statistic,
+        "top_10_recall": (top & best).sum() / top.sum(),
+        "ndcg": ndcg_score([gains], [scores], k=len(scores) // 10, ignore_ties=True),
+        "auroc": roc_auc_score(good, scores),
+        "mcc": matthews_corrcoef(good, predicted),
+    }
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_metrics_are_those_of_proteingym_also_of_mutants_that_are_drawn_twice(seed):
+    random = np.random.default_rng(seed)
+    measured = random.normal(size=157).round(1)
+    scores = measured + random.normal(size=157)
+    metrics = mutation_metrics(scores, measured)
+    assert metrics(np.ones(157, dtype=np.int64)) == pytest.approx(reference(scores, measured))
+    counts = random.integers(3, size=157)
+    found, drawn = metrics(counts), np.repeat(np.arange(157), counts)
+    wanted = reference(scores[drawn], measured[drawn])
+    for name in ("spearman", "top_10_recall", "ndcg"):  # the others keep the medians of all
+        assert found[name] == pytest.approx(wanted[name])
+
+
+def test_an_evaluation_is_of_the_mutants_that_have_all_values():
+    measured = np.append(np.random.default_rng(0).normal(size=60), np.nan)
+    scores = np.append(measured[:-1] ** 3, 4.0)
+    other = np.where(np.arange(61) < 3, np.nan, -measured)
+    found = evaluation_of({"model": scores, "other": other}, measured, samples=50)
+    assert (found["records"], found["without_target"]) == (61, 4)
+    assert found["metrics"] == pytest.approx({"spearman": 1, "top_10_recall": 1, "ndcg": 1, "auroc": 1, "mcc": 1})
+    assert found["baselines"]["other"]["metrics"]["spearman"] == pytest.approx(-1)
+    low, high = found["baselines"]["other"]["intervals"]["ndcg"]
+    assert 0 <= low <= found["baselines"]["other"]["metrics"]["ndcg"] <= high <= 1
+    with pytest.raises(DataError, match="nothing can be evaluated"):
+        evaluation_of({"model": scores}, np.full(61, np.nan), samples=5)
+
+
+def test_beta_lactamases_published_scores_have_their_published_correlations(shared_data):
+    with gzip.open(shared_data / "mutations" / "beta_lactamase.csv.gz", "rt") as file:
+        table = pd.read_csv(file)
+    ensemble = [name for name in table if name.startswith("esm1v_")]
+    table["esm1v_mean"] = table[ensemble].mean(axis=1)
+    measured = table["score"].to_numpy()
+    for name, wanted in PUBLISHED.items():
+        found = evaluation_of({name: table[name].to_numpy()}, measured, samples=20)
+        assert found["metrics"]["spearman"] == pytest.approx(wanted, abs=6e-4)
+        low, high = found["intervals"]["spearman"]
+        assert low < found["metrics"]["spearman"] < high

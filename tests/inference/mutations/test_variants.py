@@ -1,0 +1,54 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataset.fasta.alphabet import AMINO_ACIDS
+from inference.mutations.variants import Mutant, Mutation, Protein
+
+PROTEIN = Protein("MKTXAY", first=24)
+LETTERS = st.text(AMINO_ACIDS, min_size=1, max_size=12)
+
+
+@given(LETTERS, st.data())
+def test_notation_sequence_and_mutant_are_one(wild, data):
+    protein = Protein(wild, data.draw(st.integers(1, 900)))
+    sequence = data.draw(st.text(AMINO_ACIDS, min_size=len(wild), max_size=len(wild)))
+    mutant = protein.mutant_of(sequence)
+    assert mutant.sequence(wild) == sequence
+    if mutant.mutations:
+        texts = data.draw(st.permutations([protein.text(mutation) for mutation in mutant.mutations]))
+        assert protein.mutant(":".join(texts)) == mutant
+
+
+def test_another_length_is_a_whole_sequence_and_synonyms_are_the_wild_type():
+    assert PROTEIN.mutant_of("MKTX") == Mutant(whole="MKTX")
+    assert PROTEIN.mutant("K25K") == PROTEIN.mutant_of(PROTEIN.sequence) == Mutant()
+    assert PROTEIN.mutant("K25K:T26A") == Mutant((Mutation("T", 2, "A"),))
+
+
+REFUSED = {
+    "K26A": "the sequence has another residue at position 26",
+    "K30A": "position 30 is not of the sequence, which has 24 to 29",
+    "K2A": "position 2 is not of the sequence, which has 24 to 29",
+    "K25*": "a stop has no score",
+    "K25": "is none; write it as A12G",
+    "K25A,T26A": "is none; write it as A12G",
+    "": "is none; write it as A12G",
+    "X27A": "is none; write it as A12G",
+    "K25A:K25G": "position 25 is mutated twice",
+}
+
+
+def test_what_no_mutant_of_the_protein_is_is_refused_in_words():
+    for text, words in REFUSED.items():
+        with pytest.raises(ValueError, match="^" + words):
+            PROTEIN.mutant(text)
+    for sequence, words in ("", "is empty"), ("MKT*AY", "is no amino acid"), ("MKTAAY", "position 27 is no amino acid"):
+        with pytest.raises(ValueError, match=words):
+            PROTEIN.mutant_of(sequence)
+
+
+def test_singles_are_19_of_each_amino_acid():
+    singles = [*PROTEIN.singles()]
+    assert len(singles) == len(set(singles)) == 19 * 5
+    assert singles[0] == Mutant((Mutation("M", 0, "A"),)) and {m.mutations[0].place for m in singles} == {0, 1, 2, 4, 5}

@@ -1,0 +1,172 @@
+"""Mutants from the command line."""
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from matplotlib.image import imread
+
+from dataset.fasta.alphabet import AMINO_ACIDS
+from tests.dataset.tokenizer_folders import esm
+from tests.model.small_models import save_masked_lm
+from tests.model.support import random_sequences
+
+(WILD,) = random_sequences([12])
+FIRST = 24
+
+
+def name(place: int, letter: str) -> str:
+    return f"{WILD[place]}{place + FIRST}{letter}"
+
+
+MUTANTS = [name(3, "A"), name(11, "W"), f"{name(0, 'C')}:{name(7, 'D')}", name(5, WILD[5]), name(3, "A").lower()]
+BAD = ["", name(2, "*"), f"{'A' if WILD[2] != 'A' else 'C'}26G", f"{WILD[0]}90G", "26G"]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch, capsys) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for number in range(2):
+        save_masked_lm(esm(tmp_path / f"model{number}"), "esm", vocab_size=33, seed=number)
+    (tmp_path / "wild.fasta").write_text(f">wild\n{WILD}\n")
+    write("mutants.csv", [(text,) for text in MUTANTS], "mutant")
+    capsys.readouterr()  # of saving
+    return tmp_path
+
+
+def write(path: str, rows: list[tuple[object, ...]], *header: str) -> None:
+    with Path(path).open("w", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+
+
+def read(path: str) -> list[dict[str, str]]:
+    with Path(path).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def mutations(command, here):
+    """Call a subcommand on a model with the settings that all have."""
+
+    def call(subcommand: str, model: str, *options: object):
+        words = re.sub(r"--(?!overwrite)", f"--{subcommand}.", " ".join(map(str, options)))
+        own = f"--{subcommand}.sequence wild.fasta --{subcommand}.first_position {FIRST} --{subcommand}.precision fp32"
+        return command(f"mutations {subcommand} {model} {own} {words}")
+
+    return call
+
+
+def test_a_row_for_each_mutant_in_the_order_of_the_table(mutations):
+    outcome = mutations("score", "model0", "--table mutants.csv --output scores.csv")
+    assert outcome.code == 0, outcome.err
+    found = read("scores.csv")
+    assert [row["mutant"] for row in found] == MUTANTS and list(found[0]) == ["mutant", "score"]
+    assert float(found[3]["score"]) == 0 and found[0]["score"] == found[4]["score"] != found[1]["score"]
+    assert "5 mutants in" in outcome.out and not [*Path().glob("*.partial")]
+    for line in ("1 row in lower case", "1 row of the wild type, synonyms included", "1 duplicate, computed once"):
+        assert f"  {line}\n" in outcome.out
+    assert mutations("score", "model0", "--table mutants.csv --output scores.csv").code == 2
+    whole = [(WILD[:3] + "A" + WILD[4:],), (WILD[:5] + WILD[6:],)]
+    write("whole.csv", whole, "protein")
+    given = "--table whole.csv --sequence_column protein --output scores.csv --overwrite"
+    assert "insertions and deletions; give pseudo" in mutations("score", "model0", given).err
+    assert mutations("score", "model0", given, "--method pseudo").code == 0
+    assert [row["protein"] for row in read("scores.csv")] == [text for (text,) in whole]
+
+
+def test_several_models_are_averaged_and_evaluated_beside_other_scores(mutations):
+    random = np.random.default_rng(0)
+    singles = [name(place, letter) for place in range(12) for letter in AMINO_ACIDS if letter != WILD[place]]
+    rows = [(text, *random.normal(size=2)) for text in singles]
+    write("measured.csv", [*rows, (MUTANTS[2], "", "")], "mutant", "score", "other")
+    options = "--table measured.csv --measured_column score --compare other --more_models model1 --bootstrap 20"
+    outcome = mutations("score", "model0", options, "--output scores.parquet")
+    assert outcome.code == 0, outcome.err
+    table = pq.read_table("scores.parquet").to_pydict()
+    assert [*table] == ["mutant", "score", "other", "model_score", "model_score_1", "model_score_2"]
+    np.testing.assert_allclose(table["model_score"], np.mean([table["model_score_1"], table["model_score_2"]], axis=0))
+    assert table["score"][-1] is None and table["score"][0] == rows[0][1]
+    (line,) = (line for line in outcome.out.splitlines() if line.startswith("| spearman"))
+    assert line.count("[") == 2 and "| metric        | model" in outcome.out
+
+
+def test_what_does_not_fit_is_one_line_and_bad_mutants_may_have_an_empty_score(mutations):
+    for number, bad in enumerate(BAD):
+        write(f"bad{number}.csv", [(MUTANTS[0],), (bad,)], "mutant")
+        outcome = mutations("score", "model0", f"--table bad{number}.csv --output scores.csv")
+        assert (outcome.code, outcome.err.count("\n")) == (3, 1)
+        assert f"row 2, {bad!r}: " in outcome.err and "or give --score.bad_mutants empty" in outcome.err
+        assert not [*Path().glob("scores*")]
+    write("bad.csv", [(MUTANTS[0],), *((bad,) for bad in BAD)], "mutant")
+    outcome = mutations("score", "model0", "--table bad.csv --output scores.csv --bad_mutants empty")
+    assert outcome.code == 0 and "  5 rows without a score\n" in outcome.out
+    assert [bool(row["score"]) for row in read("scores.csv")] == [True, *([False] * 5)]
+    Path("two.fasta").write_text(f">a\n{WILD}\n>b\nMK\n")
+    write("text.csv", [(MUTANTS[0], "high")], "mutant", "measured")
+    for options, code, words in (
+        ("--table mutants.csv --output s.txt", 2, "--score.output s.txt: must end in .csv or .tsv"),
+        ("--table mutants.csv --output s.csv --sequence two.fasta", 3, "two.fasta: holds 2 sequences"),
+        ("--table text.csv --output s.csv --measured_column measured", 3, "row 1, column 'measured': 'high' is not a"),
+    ):
+        outcome = mutations("score", "model0", options)
+        assert (outcome.code, outcome.err.count("\n")) == (code, 1) and words in outcome.err, outcome.err
+
+
+def test_a_scan_is_the_scores_of_all_singles_with_a_picture(mutations):
+    assert mutations("scan", "model0", "--output scan").code == 0
+    rows = read("scan/mutants.csv")
+    assert len(rows) == 12 * 19 and [row["position"] for row in rows[::19]] == [str(n + FIRST) for n in range(12)]
+    write("singles.csv", [(row["mutant"],) for row in rows], "mutant")
+    assert mutations("score", "model0", "--table singles.csv --output scores.csv").code == 0
+    assert [row["score"] for row in rows] == [row["score"] for row in read("scores.csv")]
+    pixels = imread("scan/heat_map.png")
+    assert pixels.shape[0] > 300 and len(np.unique(pixels.reshape(-1, pixels.shape[2]), axis=0)) > 100
+    assert mutations("scan", "model0", "--output scan --overwrite --method wild_type").code == 0
+    assert read("scan/mutants.csv") != rows
+
+
+@pytest.mark.parametrize("features", ["embeddings", "one_hot"])
+def test_a_fitted_model_is_evaluated_exported_and_predicts(mutations, features):
+    assert mutations("scan", "model1", "--output scan").code == 0  # its scores are what is to be learnt
+    rows = [(row["mutant"], row["score"]) for row in read("scan/mutants.csv")]
+    write("measured.csv", [*rows[::2], (rows[1][0], "")], "mutant", "score")
+    options = f"--features {features} --bootstrap 20 --sizes 60"
+    outcome = mutations("fit", "model0", "--table measured.csv --output fitted", options)
+    assert outcome.code == 0, outcome.err
+    assert outcome.out.count("## Folds") == 6 and "## Folds contiguous, 60 training mutants" in outcome.out
+    evaluation = json.loads(Path("fitted/evaluation.json").read_text())["Folds random, all training mutants"]
+    assert evaluation["records"] == 114 and [*evaluation["baselines"]] == ["zero-shot score", "ridge on one-hot"]
+    spearman = evaluation["metrics"]["spearman"]
+    assert spearman > evaluation["baselines"]["zero-shot score"]["metrics"]["spearman"]
+    write("rest.csv", rows[1::2], "mutant", "measured")
+    assert mutations("score", "fitted", "--table rest.csv --measured_column measured --output predicted.csv").code == 0
+    predicted = read("predicted.csv")
+    pairs = np.array([(row["measured"], row["score"]) for row in predicted], float)
+    assert np.corrcoef(pairs.T)[0, 1] > 0.5
+    assert mutations("scan", "fitted", "--output predicted").code == 0
+    scanned = {row["mutant"]: float(row["score"]) for row in read("predicted/mutants.csv")}
+    np.testing.assert_allclose([scanned[row["mutant"]] for row in predicted], pairs[:, 1], rtol=1e-5, atol=1e-6)
+    save_masked_lm(Path("model0"), "esm", vocab_size=33, seed=5)
+    again = mutations("score", "fitted", "--table rest.csv --output again.csv")
+    assert again.code == 3 and "model0: has changed since the fit; fit again" in again.err
+    Path("wild.fasta").write_text(f">other\n{WILD[:-1]}\n")
+    other = mutations("score", "fitted", "--table mutants.csv --bad_mutants empty --output again.csv")
+    assert other.code == 3 and "is fitted to mutants of another protein" in other.err
+
+
+def test_a_column_takes_the_place_of_the_models_scores_and_needs_no_model(mutations, here):
+    random = np.random.default_rng(0)
+    rows = [(name(n, letter), *random.normal(size=2)) for n in range(12) for letter in "ACDE" if letter != WILD[n]]
+    write("measured.csv", rows, "mutant", "score", "published")
+    options = "--table measured.csv --zero_shot_column published --features one_hot --folds random --bootstrap 5"
+    assert mutations("fit", "nowhere/at_all", options, "--output fitted").code == 0
+    assert mutations("score", "fitted", "--table measured.csv --compare published --output out.csv").code == 0
+    refused = mutations("score", "fitted", "--table mutants.csv --output other.csv")
+    assert refused.code == 2 and "by --score.compare published" in refused.err
+    write("few.csv", rows[:5], "mutant", "score", "published")
+    few = mutations("fit", "model0", "--table few.csv --output few")
+    assert few.code == 3 and "few.csv: 5 mutants have all their values; give at least 20" in few.err

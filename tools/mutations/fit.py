@@ -1,0 +1,40 @@
+"""Fit a model to measured mutants of a protein: ridge on features and the zero-shot score.
+
+The features are embeddings or the residues of each position (Hsu et al. 2022). It is cross-validated on folds as
+ProteinGym's, beside the zero-shot score alone and ridge on one-hot. Writes a folder that esmeray mutations score and
+scan take as a model, with report.md and evaluation.json. The same command resumes a job that was ended.
+
+Examples:
+  esmeray mutations fit facebook/esm2_t12_35M_UR50D --fit.sequence wild.fasta --fit.table measured.csv \
+--fit.output fitted
+  esmeray mutations fit facebook/esm2_t12_35M_UR50D --fit.sequence wild.fasta --fit.table measured.csv \
+--fit.output fitted --fit.measured_column DMS_score --fit.folds random --fit.sizes 48 96 240
+"""
+
+import shutil
+
+from common.publishing import refuse_existing
+from inference.mutations.table import read_mutants, read_protein
+from model.export.exported_folder import MADE_BY
+from run_folder.job import unfinished
+from tools.grammar import parse
+from tools.mutations.score import OnMaskedModel
+from train_config.mutation_schema import MutationFitSection
+
+
+def main(argv: list[str]) -> int:
+    plain, section = parse(argv, "mutations fit", __doc__, OnMaskedModel, MutationFitSection)
+    refuse_existing(section.output, MADE_BY, plain.overwrite)
+    numbers = {section.measured_column: "fit.measured_column"}
+    if section.zero_shot_column is not None:
+        numbers[section.zero_shot_column] = "fit.zero_shot_column"
+    with unfinished(section.output) as folder:
+        protein = read_protein(section, folder)
+        table = read_mutants(section, protein, "fit", numbers)
+        from inference.mutations.fitted import export, fit_table, report_lines  # here: it loads torch
+
+        fitted, evaluations = fit_table(str(plain.model), protein, table, section, folder)
+        export(fitted, evaluations, section.output, plain.overwrite)
+        shutil.rmtree(folder)
+    print("\n".join([*table.lines(), *report_lines(evaluations), f"written: {section.output}"]))
+    return 0

@@ -1,0 +1,50 @@
+"""Score all single mutants of a protein by a masked language model, and draw them as a heat map.
+
+Writes a folder: mutants.csv, and heat_map.png with the wild type marked and positions numbered as in the table. Scores
+are those of esmeray mutations score. The same command resumes a job that was ended.
+
+Examples:
+  esmeray mutations scan facebook/esm2_t12_35M_UR50D --scan.sequence wild.fasta --scan.output scan
+  esmeray mutations scan facebook/esm2_t12_35M_UR50D --scan.sequence wild.fasta --scan.output scan \
+--scan.method wild_type --scan.first_position 24
+"""
+
+import shutil
+
+from common.publishing import made_folder, refuse_existing
+from common.text import counted
+from inference.mutations.table import read_protein, write_scores
+from run_folder.job import unfinished
+from tools.grammar import parse
+from tools.mutations.score import OnMaskedModel
+from train_config.mutation_schema import MutationScanSection
+
+MADE_BY = "scan_mutations"
+
+
+def main(argv: list[str]) -> int:
+    plain, section = parse(argv, "mutations scan", __doc__, OnMaskedModel, MutationScanSection)
+    made = (section.output, MADE_BY, plain.overwrite)
+    refuse_existing(*made)
+    with unfinished(section.output) as folder:
+        protein = read_protein(section, folder)
+        from inference.mutations.fitted import scores_of  # here: they load torch and Matplotlib
+        from inference.mutations.heat_map import draw_scan
+
+        mutants = [*protein.singles()]
+        sources = [str(plain.model), *section.more_models]
+        scores_N = scores_of(sources, protein, mutants, section, folder, {}).mean(axis=0)
+        mutations = [mutant.mutations[0] for mutant in mutants]
+        columns = {
+            "mutant": [protein.text(mutation) for mutation in mutations],
+            "position": [mutation.place + protein.first for mutation in mutations],
+            "score": scores_N,
+        }
+        with made_folder(section.output.absolute(), *made[1:]) as building:
+            write_scores(building / "mutants.csv", "mutants.csv", columns)
+            title = f"{section.sequence.name} by {plain.model}, {section.method}"
+            draw_scan(building / "heat_map.png", protein, mutations, scores_N, title)
+        shutil.rmtree(folder)
+    best = columns["mutant"][int(scores_N.argmax())]
+    print(f"{section.output}: {counted(len(mutants), 'mutant{s}')}, the best is {best} ({scores_N.max():.3f})")
+    return 0

@@ -1,0 +1,81 @@
+"""Score mutants of a protein by a masked language model, and evaluate the scores beside measured values.
+
+A score is log p(mutant) - log p(wild type), summed over the mutations: 0 is as good as the wild type, above is better.
+A row for each of the table comes out, in its order, as CSV, TSV or Parquet: the mutant, measured values and other
+scores where they are named, and the score; of several models their mean and the score of each. A model that esmeray
+mutations fit made predicts measured values in place of scores. The same command resumes a job that was ended.
+
+Examples:
+  esmeray mutations score runs/lm --score.sequence wild.fasta --score.table mutants.csv --score.output scores.csv
+  esmeray mutations score facebook/esm2_t12_35M_UR50D --score.sequence wild.fasta --score.table mutants.csv \
+--score.output scores.parquet --score.measured_column DMS_score --score.more_models facebook/esm2_t6_8M_UR50D
+  esmeray mutations score runs/lm --score.sequence wild.fasta --score.table mutants.csv --score.output indels.csv \
+--score.sequence_column mutated_sequence --score.method pseudo
+"""
+
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import ConfigError
+from common.publishing import made_file, refuse_file
+from common.text import counted
+from inference.mutations.table import MutantTable, read_mutants, read_protein, write_scores
+from run_folder.job import unfinished
+from tools.grammar import Overwriting, parse
+from train_config.mutation_schema import MutationScoreSection
+
+MADE_BY = "score_mutations"
+SUFFIXES = (".csv", ".tsv", ".parquet")
+
+
+class OnMaskedModel(Overwriting):
+    """Target of the commands of mutations."""
+
+    model: Path
+    """A masked language model: folder, hub name, run or export; or a folder that esmeray mutations fit made."""
+
+
+def main(argv: list[str]) -> int:
+    plain, section = parse(argv, "mutations score", __doc__, OnMaskedModel, MutationScoreSection)
+    made = (section.output, MADE_BY, plain.overwrite)
+    if not section.output.name.endswith(SUFFIXES):
+        raise ConfigError(f"--score.output {section.output}: must end in {' or '.join(SUFFIXES)}")
+    refuse_file(*made)
+    start_s = time.perf_counter()
+    measured = [] if section.measured_column is None else [section.measured_column]
+    numbers = {**dict.fromkeys(measured, "score.measured_column"), **dict.fromkeys(section.compare, "score.compare")}
+    with unfinished(section.output) as folder:
+        # What is wrong with the table is reported before torch is loaded.
+        protein = read_protein(section, folder)
+        table = read_mutants(section, protein, "score", numbers)
+        from inference.mutations.fitted import scores_of
+
+        sources = [str(plain.model), *section.more_models]
+        scores_MN = scores_of(sources, protein, table.mutants, section, folder, table.numbers)
+        with made_file(*made) as building:
+            write_scores(building, section.output.name, _columns(table, scores_MN))
+        shutil.rmtree(folder)
+    scored = f"{counted(len(table.texts), 'mutant{s}')} in {time.perf_counter() - start_s:.1f} s"
+    print("\n".join([f"{section.output}: {scored} ({section.method})", *table.lines()]))
+    if section.measured_column is not None:
+        from inference.classify.report import metrics_lines
+        from inference.mutations.metrics import evaluation_of
+
+        scores = {"model": scores_MN.mean(axis=0), **{name: table.numbers[name] for name in section.compare}}
+        measured_N = table.numbers[section.measured_column]
+        print("\n".join(metrics_lines(evaluation_of(scores, measured_N, samples=section.bootstrap))))
+    return 0
+
+
+def _columns(table: MutantTable, scores_MN: NDArray[np.float64]) -> dict[str, Any]:
+    columns: dict[str, Any] = {table.column: table.texts, **table.numbers}
+    name = "model_score" if "score" in columns else "score"
+    columns[name] = scores_MN.mean(axis=0)
+    if len(scores_MN) > 1:
+        columns |= {f"{name}_{number}": scores_N for number, scores_N in enumerate(scores_MN, 1)}
+    return columns
