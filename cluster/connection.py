@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, NamedTuple
 
 import ray
@@ -33,6 +34,9 @@ START_TIMEOUT_S = 300
 
 OBJECT_STORE_BYTES = 256 * 1024 * 1024
 """Batches do not travel through Ray's object store; a local cluster needs little of it."""
+
+MOST_CHARACTERS = 400
+"""Of Ray's reason; where a dashboard did not start it brings twenty lines of a log, whose path comes first."""
 
 NOT_UPLOADED = [".git", ".venv", "runs", "stores", "wandb", "tests", "docs", "benchmarks", "**/__pycache__"]
 
@@ -151,7 +155,9 @@ def connected(section: RaySection, shared: Path | None = None) -> Iterator[str]:
                 context = _start_local(section) if address == LOCAL else _join(address)
             except Exception as error:  # Ray (2.60) raises that very class where a start fails or takes too long
                 where = "can be started here" if address == LOCAL else f"can be used at {address}"
-                raise ResourceError(f"ray.address: no Ray cluster {where} ({first_line(error)})") from error
+                raise ResourceError(
+                    f"ray.address: no Ray cluster {where} ({shorten(str(error), MOST_CHARACTERS)})"
+                ) from error
             check_nodes(worker_environment(), shared)
             yield f"{context.dashboard_url}{remark}" if context.dashboard_url else ""
         finally:  # also when a signal breaks the start off
@@ -216,7 +222,8 @@ def _loopback() -> Iterator[None]:
     constants = ray._private.ray_constants
     enabled, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
     try:
-        with _environment({"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}):
+        # Workers that Ray starts ahead have no runtime environment: ours take none of them.
+        with _environment({"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_prestart_worker_first_driver": "0"}):
             yield
     finally:
         constants.ENABLE_RAY_CLUSTER = enabled

@@ -43,6 +43,8 @@ class StartedCluster:
         ours = {"RAY_TMPDIR": str(self._folder), "RAY_AUTH_TOKEN": TOKEN}
         # Ray (2.60) gives a node's processes 15 to 30 s, too little beside tests that keep the machine busy.
         ours |= {"RAY_agent_register_timeout_ms": "100000", "RAY_raylet_start_wait_time_s": "100"}
+        # Workers that Ray starts ahead have no runtime environment, so that no run takes them.
+        ours |= {"RAY_prestart_worker_first_driver": "0"}
         inherited = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "RAY_AUTH_MODE")}
         self.environment = inherited | ours
         self.nodes: list[subprocess.Popen[bytes]] = []
@@ -178,6 +180,11 @@ class Machines:
         if not name:
             self.cluster.nodes[number].wait()
         return self.restore
+
+    def take_away(self) -> Mend:
+        """Announce the end of the second node, which comes before another starts."""
+        self.cluster.drain(self.cluster.nodes[1], within_s=15)
+        return lambda: self.kill("", 1)()
 
     def fill(self) -> Mend:
         filler = self.disk / "filler"

@@ -17,7 +17,7 @@ from common.text import did_you_mean
 
 COMMANDS = {
     "data": ("convert", "Convert FASTA and structure files to stores, and inspect stores."),
-    "train": ("run", "Train a model or a classifier, or resume it; show the state of a run, export it."),
+    "train": ("run", "Train a model, or resume it; show the state of a run, compare runs, export."),
     "tune": ("run", "Search for the fastest settings of an experiment by Ray Tune, and for its batch size."),
     "embed": ("run", "Compute embeddings of proteins; join, search and plot them."),
     "classify": ("predict", "Predict labels by a trained classifier, and evaluate it."),

@@ -61,6 +61,7 @@ FAULTS = {
     ),
     "node lost": Fault("machines", lambda m: m.kill("", 1), (*ALL, "search", "service")),
     "node lost, fewer workers": Fault("machines", lambda m: m.kill("", 1), (*STEPPING, *SAVING), "elastic"),
+    "node taken away": Fault("machines", Machines.take_away, STEPPING, "elastic", lasts_s=20),
     "worker SIGKILL in a resize": Fault("worker", signal.SIGKILL, ("resize",), "elastic"),
     "network cut": Fault("machines", Machines.cut, ("reduction", "publishing"), lasts_s=30),
     "disk full": Fault("machines", Machines.fill, ("update", *SAVING, "export", "embedding", "search")),

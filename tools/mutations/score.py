@@ -6,7 +6,7 @@ scores where they are named, and the score; of several models their mean and the
 mutations fit made predicts measured values in place of scores. The same command resumes a job that was ended.
 
 Examples:
-  esmeray mutations score runs/lm --score.sequence wild.fasta --score.table mutants.csv --score.output scores.csv
+  esmeray mutations score runs/lm --score.sequence wild.fasta --score.table mutants.csv --score.output out.csv
   esmeray mutations score facebook/esm2_t12_35M_UR50D --score.sequence wild.fasta --score.table mutants.csv \
 --score.output scores.parquet --score.measured_column DMS_score --score.more_models facebook/esm2_t6_8M_UR50D
   esmeray mutations score runs/lm --score.sequence wild.fasta --score.table mutants.csv --score.output indels.csv \

@@ -145,7 +145,7 @@ def test_run_that_was_out_of_memory_and_is_terminated_resumes_with_smaller_batch
     assert train_losses(config) == pytest.approx(train_losses(undisturbed[0]), rel=1e-5)
 
 
-def test_workers_follow_a_cluster_that_loses_a_node_gets_one_and_is_told_that_it_goes(undisturbed, tmp_path):
+def test_workers_follow_a_cluster_that_loses_a_node_and_gets_one(undisturbed, tmp_path):
     config = tiny_config(tmp_path, **merged(SLOW_STEPS, {"ray": {"num_workers": (1, 2), "minimum_stay_s": 0}}))
     run = run_folder(config)
 
@@ -165,16 +165,13 @@ def test_workers_follow_a_cluster_that_loses_a_node_gets_one_and_is_told_that_it
         change(1, lambda: cluster.lose(cluster.nodes[1]))
         allow(12)
         change(2, lambda: cluster.add(1))
-        allow(16)
-        change(3, lambda: cluster.drain(cluster.nodes[2], within_s=TIMEOUT_S))
         allow(20)
         output = finish(process)
     assert process.returncode == 0, output
     sizes = [(event["step"], event["from"], event["to"]) for event in events(config, "resized")]
-    assert sizes == [(5, 2, 1), (12, 1, 2), (16, 2, 1)], output
-    lost, held, leaving = (event["why"] for event in events(config, "resized"))
-    assert (lost, held) == ("workers failed", "the cluster holds 2 workers")
-    assert leaving.endswith(" is about to be taken away")
+    assert sizes == [(5, 2, 1), (12, 1, 2)], output
+    reasons = [event["why"] for event in events(config, "resized")]
+    assert reasons == ["workers failed", "the cluster holds 2 workers"]
     assert train_losses(config) == pytest.approx(train_losses(undisturbed[0]), rel=1e-5)
     expected, actual = exported_weights(undisturbed[0]), exported_weights(config)
     for name in expected:
