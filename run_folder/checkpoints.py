@@ -195,10 +195,10 @@ class CheckpointStore:
         """The complete checkpoint of lowest validation cost; the newest where none was validated."""
         return next(iter([*self._ranked(), *self.complete()]), None)
 
-    def prune(self, keep_last: int, keep_best: int) -> None:
-        """Delete all but the newest ``keep_last`` and the ``keep_best`` of lowest validation cost."""
+    def prune(self, keep_last: int, keep_best: int, keep_step: int | None = None) -> None:
+        """Delete all but the newest ``keep_last``, the ``keep_best`` of lowest validation cost, and one of a step."""
         folders = self.complete()
-        kept = {folder.step for folder in folders[:keep_last] + self._ranked()[:keep_best]}
+        kept = {folder.step for folder in folders[:keep_last] + self._ranked()[:keep_best]} | {keep_step}
         for folder in folders:
             if folder.step not in kept:
                 # The manifest goes first, so that a reader never takes a half-deleted folder for a checkpoint.

@@ -234,10 +234,16 @@ class TrainingSection(Section):
     """Optimizer steps after which to stop, in place of epochs."""
     learning_rate: PositiveFloat = 4e-4
     """Peak learning rate of AdamW."""
+    schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
+    """Learning rate after the warm-up. cosine, linear: decay until the end; wsd: stable, then a linear decay, which a
+    run that is given more steps later takes back; constant: no decay."""
+    decay_share: Annotated[float, Field(gt=0, le=1)] = 0.2
+    """Share of the steps, at the end, in which wsd decays."""
     min_learning_rate_share: Share = 0.1
-    """Share of the peak that the cosine decays to."""
+    """Share of the peak that the rate decays to."""
     warmup_steps: NonNegativeInt | None = None
-    """Steps of linear warm-up, fewer than those of the run. Default: a tenth of these."""
+    """Steps of linear warm-up, fewer than those of the run. Default: a tenth of these; wsd has to be given a number,
+    the same however long the run becomes."""
     betas: tuple[Share, Share] = (0.9, 0.98)
     """AdamW's decay rates of the first and second moment."""
     eps: PositiveFloat = 1e-8
@@ -288,6 +294,12 @@ class TrainingSection(Section):
     watchdog_s: Annotated[PositiveFloat | None, UNSEEN] = 600.0
     """Seconds without progress after which a worker on Ray saves its threads' stacks and ends, to be started again; the
     first step, a checkpoint and the export may take five times as long. none: wait for ever."""
+
+    @model_validator(mode="after")
+    def _warm_up_of_any_length(self) -> "TrainingSection":
+        if self.schedule == "wsd" and self.warmup_steps is None:
+            raise ValueError("schedule wsd: set warmup_steps, as a tenth of the steps would change with their number")
+        return self
 
     @model_validator(mode="after")
     def _repeatable_kernels(self) -> "TrainingSection":

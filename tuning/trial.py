@@ -31,7 +31,8 @@ from training.engine.collective import ControlGroup, WorkerContext
 from training.engine.deepspeed_settings import zero_stage
 from training.engine.engine import TrainingEngine, apply_device_settings, prepare_layers
 from training.engine.step_clock import StepClock
-from training.loop.stepping import Stepper, every_step, learning_rate
+from training.loop.schedules import learning_rate
+from training.loop.stepping import Stepper, every_step
 from training.tasks.registry import experiment_class
 from tuning.settings import Measurement, Status
 

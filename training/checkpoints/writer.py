@@ -86,7 +86,8 @@ def copy_to_host(value: Any) -> Any:
 class CheckpointWriter:
     """Writes this rank's part of each checkpoint; the first of ``ranks`` completes it and calls ``on_complete``.
 
-    ``ranks`` are those whose parts the store has: of all workers, of one node, or of this worker alone.
+    ``ranks`` are those whose parts the store has: of all workers, of one node, or of this worker alone. ``keep_step`` is
+    kept besides what the section says.
     """
 
     def __init__(
@@ -96,9 +97,10 @@ class CheckpointWriter:
         ranks: Sequence[int],
         section: CheckpointSection,
         on_complete: Callable[[CheckpointFolder], None] | None = None,
+        keep_step: int | None = None,
     ):
         self._store, self._rank, self._ranks = store, rank, ranks
-        self._section, self._on_complete = section, on_complete
+        self._section, self._on_complete, self._keep_step = section, on_complete, keep_step
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self._given_up = threading.Event()
@@ -165,7 +167,7 @@ class CheckpointWriter:
         sync(final.parent)
         folder = CheckpointFolder(final)
         self._store.write_latest(folder)
-        self._store.prune(self._section.keep_last, self._section.keep_best)
+        self._store.prune(self._section.keep_last, self._section.keep_best, self._keep_step)
         if self._on_complete is not None:
             self._on_complete(folder)
 

@@ -28,6 +28,7 @@ from training.engine.engine import TrainingEngine, apply_device_settings, prepar
 from training.engine.memory_guard import MemoryGuard
 from training.engine.memory_state import MemoryState, copy_bytes, sweep
 from training.engine.watchdog import Watchdog, set_stacks_aside
+from training.loop.schedules import steps_before_decay
 from training.tasks.experiment import Experiment
 from training.tasks.registry import experiment_class
 
@@ -37,8 +38,8 @@ logger = logging.getLogger(__name__)
 class Worker:
     """Everything that one worker holds during training.
 
-    ``step`` is the number of steps taken, ``saved_step`` that of the newest checkpoint; ``hung`` holds the stacks of an
-    attempt that a watchdog ended.
+    ``step`` is the number of steps taken, ``saved_step`` that of the newest checkpoint, ``branch_step`` that of the one
+    from which wsd can be prolonged; ``hung`` holds the stacks of an attempt that a watchdog ended.
     """
 
     def __init__(
@@ -77,9 +78,12 @@ class Worker:
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)  # before ZeRO-3 cuts them
         self.engine = TrainingEngine(model, training, config.deepspeed, context.device, rate_shares)
         completed = self._log_checkpoint if run.uri is None else self.mirror.ask
-        self.writer = CheckpointWriter(self.checkpoints, context.rank, ranks, config.checkpoint, completed)
-        self.memory = self._memory_state(trained)
         self.total_steps = training.max_steps or experiment.batches.total_steps(training.epochs)
+        self.branch_step = steps_before_decay(self.total_steps, training) if training.schedule == "wsd" else None
+        self.writer = CheckpointWriter(
+            self.checkpoints, context.rank, ranks, config.checkpoint, completed, self.branch_step
+        )
+        self.memory = self._memory_state(trained)
         self.guard = self._make_guard()
         self.sampler = self._start_sampler(flops_per_token) if training.gpu_log_interval > 0 else None
         # Last: features of a frozen backbone, say, may have taken hours.

@@ -6,6 +6,7 @@ from common.errors import CheckpointError, DataError
 from run_folder.checkpoints import CheckpointFolder, Position
 from run_folder.metrics_log import read_metrics
 from training.loop.building import Worker
+from training.loop.schedules import steps_before_decay
 
 
 def restore(worker: Worker) -> Position:
@@ -94,6 +95,17 @@ def rewind(worker: Worker, position: Position) -> bool:
     return True
 
 
+def _decayed_otherwise(worker: Worker, folder: CheckpointFolder) -> bool:
+    """Test for a checkpoint of wsd's decay, where training has been given another end, or decay, since then."""
+    if worker.branch_step is None:
+        return False
+    earlier = folder.config().training
+    total_steps = earlier.max_steps or worker.experiment.batches.total_steps(earlier.epochs)
+    branch_step = steps_before_decay(total_steps, earlier)
+    has_decayed = earlier.schedule == "wsd" and folder.step > branch_step
+    return has_decayed and (branch_step, total_steps) != (worker.branch_step, worker.total_steps)
+
+
 def _refuse_to_begin_again(worker: Worker) -> None:
     """Refuse step 0 for a run that saved a checkpoint once, or where ``run.resume`` is ``must``."""
     metrics = worker.run.metrics
@@ -130,6 +142,8 @@ def _find_checkpoint(
             manifest = whole.verify(range(place.rank, whole.manifest().world_size, place.world_size))
             if finite and manifest.position.nonfinite_in_a_row:
                 problem = "its last step was not finite"
+            elif _decayed_otherwise(worker, whole):
+                problem = "its learning rate had begun to decay for an earlier end of training"
         except (CheckpointError, DataError) as error:
             problem = str(error)
         is_intact = control.all_true(not problem)

@@ -1,4 +1,4 @@
-"""One optimizer step: its learning rate, and forward and backward over its micro-batches, in training and in trials.
+"""One optimizer step: forward and backward over its micro-batches, in training and in trials.
 
 In: the batches of a step, the engine, the clock that times them. Out: gradients in the engine, and sums of metrics.
 
@@ -10,7 +10,6 @@ runs out later in that backward pass, or under ZeRO-3, whose forward passes are 
 launcher starts again from the last checkpoint.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from itertools import count
 
@@ -21,25 +20,10 @@ from common.errors import DataError
 from dataset.batches.steps import StepBatches, TrainingSteps
 from dataset.packed_batch import PackedBatch
 from model.device import is_out_of_memory, seed_draws
-from train_config.schema import TrainingSection
 from training.engine.collective import ControlGroup, MetricSums
 from training.engine.engine import TrainingEngine
 from training.engine.memory_guard import MemoryGuard
 from training.engine.step_clock import StepClock
-
-
-def learning_rate(step: int, total_steps: int, training: TrainingSection) -> float:
-    """The rate of the update of this step (from 0): linear warm-up, then cosine decay to a floor.
-
-    Loshchilov & Hutter 2017, eq. 5, without restarts.
-    """
-    warmup_steps = total_steps // 10 if training.warmup_steps is None else training.warmup_steps
-    if step < warmup_steps:
-        return training.learning_rate * (step + 1) / warmup_steps
-    decay_steps = max(1, total_steps - warmup_steps)
-    progress = min(1.0, (step - warmup_steps) / decay_steps)
-    floor = training.min_learning_rate_share
-    return training.learning_rate * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
 def every_step(batches: TrainingSteps, epoch: int = 0, step_in_epoch: int = 0) -> Iterator[StepBatches]:

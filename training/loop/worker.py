@@ -27,7 +27,8 @@ from training.loop.building import Worker
 from training.loop.finishing import described, diverged, failed, finish, repeatable
 from training.loop.restoring import restore, rewind
 from training.loop.results import StepResults
-from training.loop.stepping import Stepper, every_step, learning_rate
+from training.loop.schedules import learning_rate
+from training.loop.stepping import Stepper, every_step
 from training.tasks.registry import task_plan
 
 
@@ -138,7 +139,8 @@ def _due(worker: Worker, step: int) -> tuple[bool, bool, bool, bool]:
     """What follows a step: an evaluation, a checkpoint, a copy in memory, a comparison of the weights."""
     checkpoint, training = worker.config.checkpoint, worker.config.training
     last = step == worker.total_steps
-    saving = last or step % checkpoint.every_steps == 0
+    # Where the rate begins to decay a longer run may branch off.
+    saving = step in (worker.total_steps, worker.branch_step) or step % checkpoint.every_steps == 0
     # A checkpoint is one of the best only if its loss is known.
     validating = last or step % training.evaluate_every_steps == 0 or (saving and checkpoint.keep_best > 0)
     copying = step % (checkpoint.memory_every_steps or step + 1) == 0

@@ -8,10 +8,10 @@ from common.errors import DataError, ResourceError
 from dataset.batches.steps import StepBatches
 from dataset.packed_batch import TARGETS, PackedBatch
 from monitoring.sampling.memory_meter import MemoryMeter
-from train_config.schema import MemoryGuardSection, TrainingSection
+from train_config.schema import MemoryGuardSection
 from training.engine.memory_guard import MemoryGuard, NewStartError
 from training.engine.step_clock import StepClock
-from training.loop.stepping import Stepper, every_step, learning_rate
+from training.loop.stepping import Stepper, every_step
 
 
 def batch_of(*lengths: int) -> PackedBatch:
@@ -157,15 +157,6 @@ def test_other_errors_are_not_taken_for_memory(tmp_path):
     engine.backward = lambda *arguments: (_ for _ in ()).throw(RuntimeError("shapes do not fit"))
     with pytest.raises(RuntimeError, match="shapes"):
         stepper_of(engine, tmp_path).forward_backward(STEP, 32)
-
-
-def test_warms_up_linearly_then_falls_to_the_floor():
-    training = TrainingSection(learning_rate=1.0, warmup_steps=10, min_learning_rate_share=0.1)
-    assert learning_rate(0, 110, training) == pytest.approx(0.1)
-    assert learning_rate(9, 110, training) == pytest.approx(1.0)
-    assert learning_rate(60, 110, training) == pytest.approx(0.55)
-    assert learning_rate(110, 110, training) == pytest.approx(0.1)
-    assert learning_rate(9, 200, TrainingSection(learning_rate=1.0)) == pytest.approx(0.5), "a tenth of the run"
 
 
 def test_steps_resume_inside_their_epoch_and_an_epoch_without_any_ends_them():

@@ -1,0 +1,69 @@
+import pytest
+import torch
+from pydantic import ValidationError
+
+from run_folder.checkpoints import CheckpointStore
+from tests.runs import events, exported_weights, run_folder, tiny_config, train_losses
+from train_config.schema import Config, TrainingSection
+from training.engine.collective import WorkerContext
+from training.loop.schedules import learning_rate, steps_before_decay
+from training.loop.worker import train_worker
+
+
+def section(**settings) -> TrainingSection:
+    return TrainingSection(**{"learning_rate": 1.0, "warmup_steps": 10, "min_learning_rate_share": 0.1} | settings)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rates"),
+    [
+        ("cosine", {35: 0.1 + 0.9 * 0.8535534, 60: 0.55, 110: 0.1}),
+        ("linear", {35: 0.775, 60: 0.55, 110: 0.1}),
+        ("wsd", {35: 1.0, 88: 1.0, 99: 0.55, 110: 0.1}),
+        ("constant", {35: 1.0, 60: 1.0, 109: 1.0}),
+    ],
+)
+def test_warms_up_linearly_then_follows_the_schedule(schedule, rates):
+    training = section(schedule=schedule)
+    for step, rate in ({0: 0.1, 9: 1.0} | rates).items():
+        assert learning_rate(step, 110, training) == pytest.approx(rate)
+
+
+def test_default_warm_up_is_a_tenth_of_the_run_and_wsd_has_none():
+    assert learning_rate(9, 200, section(warmup_steps=None)) == pytest.approx(0.5)
+    with pytest.raises(ValidationError, match="schedule wsd: set warmup_steps"):
+        section(schedule="wsd", warmup_steps=None)
+
+
+def test_rates_before_the_decay_are_those_of_any_longer_run():
+    training = section(schedule="wsd", decay_share=0.3)
+    stable_steps = steps_before_decay(100, training)
+    assert stable_steps == 70
+    for step in range(stable_steps):
+        assert learning_rate(step, 100, training) == learning_rate(step, 1000, training)
+
+
+@pytest.mark.usefixtures("process_group")
+def test_run_prolonged_from_its_stable_part_is_the_one_planned_long_to_the_bit(store_path, tmp_path):
+    def run(name: str, max_steps: int) -> Config:
+        training = {"max_steps": max_steps, "schedule": "wsd", "decay_share": 0.25, "evaluate_every_steps": 100}
+        checkpoint = {"keep_last": 1, "keep_best": 0, "every_steps": 7}
+        config = tiny_config(tmp_path / name, training=training, checkpoint=checkpoint, model={"task": "masked_lm"})
+        run_folder(config).clear_requests()
+        assert train_worker(config, WorkerContext(), store_path).status == "finished"
+        return config
+
+    long = run("long", 12)
+    short = run("prolonged", 8)
+    kept = [folder.step for folder in CheckpointStore(run_folder(short).checkpoints).complete()]
+    assert kept == [8, 6], "besides the newest the one in which the rate had not decayed"
+    assert train_losses(short) != {step: loss for step, loss in train_losses(long).items() if step <= 8}
+    prolonged = run("prolonged", 12)
+    assert [event["step"] for event in events(prolonged, "resumed")] == [6]
+    assert "step-00000008 can't be used: its learning rate had begun to decay" in (
+        events(prolonged, "warning")[0]["message"]
+    )
+    assert train_losses(prolonged) == train_losses(long)
+    expected, actual = exported_weights(long), exported_weights(prolonged)
+    assert expected.keys() == actual.keys()
+    assert all(torch.equal(actual[name], expected[name]) for name in expected)
