@@ -225,6 +225,20 @@ class MemoryGuardSection(Section):
     """Times that batches may be halved in a run."""
 
 
+class MuonSection(Section):
+    """Muon (Jordan et al. 2024), of the matrices of the backbone's layers where training.optimizer is muon."""
+
+    learning_rate: PositiveFloat = 0.02
+    """Peak learning rate of these matrices, which follows training.schedule; training.learning_rate is that of the
+    rest."""
+    momentum: Share = 0.95
+    """Decay rate of the momentum."""
+    warmup_momentum: Share = 0.85
+    """The same at the first step, from where it rises linearly."""
+    momentum_warmup_steps: NonNegativeInt = 300
+    """Steps in which it rises."""
+
+
 class TrainingSection(Section):
     """The optimisation."""
 
@@ -232,6 +246,10 @@ class TrainingSection(Section):
     """Passes over the training sequences."""
     max_steps: Annotated[PositiveInt | None, END] = None
     """Optimizer steps after which to stop, in place of epochs."""
+    optimizer: Annotated[Literal["adamw", "muon"], FIXED] = "adamw"
+    """adamw; muon: Muon for the matrices of the backbone's layers, AdamW for embeddings, norms, biases and heads, under
+    ZeRO-0 to 2 without offloading."""
+    muon: MuonSection = MuonSection()
     learning_rate: PositiveFloat = 4e-4
     """Peak learning rate of AdamW."""
     schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
@@ -249,7 +267,7 @@ class TrainingSection(Section):
     eps: PositiveFloat = 1e-8
     """AdamW's epsilon."""
     weight_decay: NonNegativeFloat = 0.01
-    """AdamW's decoupled weight decay; biases and norms are left out."""
+    """Decoupled weight decay of AdamW and Muon; biases and norms are left out."""
     gradient_clipping: NonNegativeFloat = 1.0
     """Largest global gradient norm; 0 leaves gradients as they are."""
     precision: Annotated[Precision, FIXED] = "bf16"
@@ -453,6 +471,15 @@ class Config(Section):
     ray: Annotated[RaySection, UNSEEN] = RaySection()
     wandb: Annotated[WandbSection, UNSEEN] = WandbSection()
     monitoring: Annotated[MonitoringSection, UNSEEN] = MonitoringSection()
+
+    @model_validator(mode="after")
+    def _muon_has_matrices(self) -> "Config":
+        if self.training.optimizer == "muon" and self.model.backbone.frozen:
+            raise ValueError(
+                "training.optimizer muon is for matrices of the backbone's layers, and model.backbone.frozen trains "
+                "none: set it to adamw"
+            )
+        return self
 
     @model_validator(mode="after")
     def _longest_sequence_fits(self) -> "Config":

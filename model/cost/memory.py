@@ -2,8 +2,9 @@
 
 Rajbhandari et al. 2020 (ZeRO), section 3.1 and figure 1: with mixed precision and Adam, 2 bytes a parameter for
 weights, 2 for gradients and 12 for the optimizer (in fp32 4, 4 and 8); ZeRO-1 divides the optimizer state over the
-devices, ZeRO-2 the gradients too, ZeRO-3 the weights too. Activations, buckets and the allocator's slack come on top.
-Here gradients are added up in fp32 from ZeRO-1 on (grad_accum_dtype in the shipped settings): 4 bytes.
+devices, ZeRO-2 the gradients too, ZeRO-3 the weights too. Muon keeps no second moment, 4 bytes fewer. Activations,
+buckets and the allocator's slack come on top. Here gradients are added up in fp32 from ZeRO-1 on (grad_accum_dtype in
+the shipped settings): 4 bytes.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from train_config.classifier_schema import ClassifierSection
 from train_config.schema import BackboneSection, ModelSection
 
 if TYPE_CHECKING:
-    from torch import nn
+    from model.tasks.base import TaskModel
 
-_ADAM_MOMENT_BYTES = 8
+_MOMENT_BYTES = 4
 _MASTER_WEIGHT_BYTES = 4
 _FP32_BYTES = 4
 KEPT_VECTORS: dict[bool | str, float] = {False: 16.0, "selective": 10.0, True: 1.0}
@@ -30,10 +31,11 @@ KEPT_VECTORS: dict[bool | str, float] = {False: 16.0, "selective": 10.0, True: 1
 
 
 class ParameterCount(NamedTuple):
-    """Parameters of a model, and those that the optimizer moves."""
+    """Parameters of a model, those that the optimizer moves, and those of them in matrices of the backbone's layers."""
 
     total: int
     trainable: int
+    matrices: int
 
 
 class MemoryEstimate(NamedTuple):
@@ -63,7 +65,8 @@ def count_masked_lm_parameters(section: ModelSection) -> ParameterCount:
     D, V = facts.hidden_size, settings["vocab_size"]
     # A dense layer, a norm and the biases; tied output weights are those of the embedding.
     head = D * D + 3 * D + V + (0 if settings["tie_word_embeddings"] else V * D)
-    return ParameterCount(facts.parameters + head, _trained(section.backbone, facts) + head)
+    backbone = section.backbone
+    return ParameterCount(facts.parameters + head, _trained(backbone, facts) + head, _matrices(backbone, facts))
 
 
 def count_autoencoder_parameters(section: ModelSection) -> ParameterCount:
@@ -79,7 +82,11 @@ def count_autoencoder_parameters(section: ModelSection) -> ParameterCount:
     residue_head = V * D
     trained_head = residue_head if section.autoencoder.residue_loss_weight else 0
     backbone = _trained(section.backbone, facts)
-    return ParameterCount(facts.parameters + 2 * stack + residue_head, backbone + 2 * stack + trained_head)
+    return ParameterCount(
+        facts.parameters + 2 * stack + residue_head,
+        backbone + 2 * stack + trained_head,
+        _matrices(section.backbone, facts),
+    )
 
 
 def count_diffusion_parameters(section: ModelSection, num_labels: int) -> ParameterCount:
@@ -97,9 +104,19 @@ def _trained(section: BackboneSection, facts: BackboneFacts) -> int:
     return 0 if section.frozen else facts.parameters - facts.unused
 
 
-def _counted(model: nn.Module) -> ParameterCount:
+def _matrices(section: BackboneSection, facts: BackboneFacts) -> int:
+    return 0 if section.frozen else sum(inputs * outputs for inputs, outputs in facts.linear.values())
+
+
+def _counted(model: TaskModel) -> ParameterCount:
+    from model.parameter_groups import layer_matrices
+
     parameters = list(model.parameters())
-    return ParameterCount(sum(p.numel() for p in parameters), sum(p.numel() for p in parameters if p.requires_grad))
+    return ParameterCount(
+        sum(p.numel() for p in parameters),
+        sum(p.numel() for p in parameters if p.requires_grad),
+        sum(p.numel() for p in layer_matrices(model.backbone.layers)),
+    )
 
 
 def count_classifier_parameters(
@@ -109,13 +126,14 @@ def count_classifier_parameters(
     classifier, lora = section.classifier, section.backbone.lora
     loss_name(classifier, label_space.kind)
     check_pooling(classifier, label_space.kind, num_prefix=num_prefix, causal=facts.causal)
-    adapter, backbone = 0, _trained(section.backbone, facts)
+    adapter, backbone, matrices = 0, _trained(section.backbone, facts), _matrices(section.backbone, facts)
     if lora.rank:
         check_not_frozen(section.backbone.frozen)
         chosen = chosen_layers(list(facts.linear), lora.targets)
-        adapter, backbone = lora.rank * sum(sum(facts.linear[name]) for name in chosen), 0
+        matrices = adapter = lora.rank * sum(sum(facts.linear[name]) for name in chosen)
+        backbone = 0
     own = _head_parameters(classifier, facts.hidden_size, label_space.num_outputs)
-    return ParameterCount(facts.parameters + adapter + own, backbone + adapter + own)
+    return ParameterCount(facts.parameters + adapter + own, backbone + adapter + own, matrices)
 
 
 def _head_parameters(section: ClassifierSection, channels: int, outputs: int) -> int:
@@ -130,18 +148,25 @@ def _head_parameters(section: ClassifierSection, channels: int, outputs: int) ->
 
 
 def estimate_memory(
-    count: ParameterCount, *, stage: int, world_size: int, precision: str, offload_optimizer: bool = False
+    count: ParameterCount,
+    *,
+    stage: int,
+    world_size: int,
+    precision: str,
+    offload_optimizer: bool = False,
+    optimizer: str = "adamw",
 ) -> MemoryEstimate:
     """Bytes of weights, gradients and optimizer state under ZeRO of a stage from 0 to 3."""
-    total, trainable = count
+    total, trainable, matrices = count
     mixed = precision != "fp32"
     element_bytes = 2 if mixed else 4
-    optimizer_element_bytes = _ADAM_MOMENT_BYTES + (_MASTER_WEIGHT_BYTES if mixed else 0)
+    moments = 2 * trainable - (matrices if optimizer == "muon" else 0)
+    state_bytes = _MOMENT_BYTES * moments + (_MASTER_WEIGHT_BYTES * trainable if mixed else 0)
 
     def share(size_bytes: int, from_stage: int) -> int:
         return -(-size_bytes // world_size) if stage >= from_stage else size_bytes
 
-    optimizer_bytes = share(optimizer_element_bytes * trainable, 1)
+    optimizer_bytes = share(state_bytes, 1)
     return MemoryEstimate(
         parameters=count,
         parameter_bytes=share(element_bytes * total, 3),

@@ -86,8 +86,8 @@ def copy_to_host(value: Any) -> Any:
 class CheckpointWriter:
     """Writes this rank's part of each checkpoint; the first of ``ranks`` completes it and calls ``on_complete``.
 
-    ``ranks`` are those whose parts the store has: of all workers, of one node, or of this worker alone. ``keep_step`` is
-    kept besides what the section says.
+    ``ranks`` are those whose parts the store has: of all workers, of one node, or of this worker alone. ``keep_step``
+    is kept besides what the section says.
     """
 
     def __init__(

@@ -49,11 +49,21 @@ def deepspeed_settings(training: TrainingSection, section: DeepSpeedSection) -> 
     if section.offload_optimizer:
         if stage == 0:
             raise ConfigError("deepspeed.offload_optimizer needs ZeRO stage 1 to 3, deepspeed.stage is 0")
+        if training.optimizer == "muon":
+            raise ConfigError(
+                "deepspeed.offload_optimizer: Muon multiplies matrices where their momentum is: set it to false, or "
+                "training.optimizer to adamw"
+            )
         zero["offload_optimizer"] = {"device": "cpu"}
     if stage == 3 and training.checksum_every_steps is not None:
         raise ConfigError(
             "training.checksum_every_steps: under ZeRO-3 no two workers have the same weights to compare: set it to "
             "none, or deepspeed.stage to 2"
+        )
+    if stage == 3 and training.optimizer == "muon":
+        raise ConfigError(
+            "training.optimizer muon: under ZeRO-3 no worker has a whole matrix: set deepspeed.stage to 2, or "
+            "training.optimizer to adamw"
         )
     if stage < 2:  # DeepSpeed 0.19.8 refuses it where the caller ends the accumulation
         zero["overlap_comm"] = False

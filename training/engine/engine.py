@@ -19,16 +19,17 @@ from common.errors import CheckpointError, ConfigError, ResourceError
 from dataset.packed_batch import PackedBatch
 from model.backbones.base import PackedBackbone
 from model.optimization import use_fp8
-from model.parameter_groups import RATE_SHARE, parameter_groups
+from model.parameter_groups import MATRICES, RATE_SHARE, layer_matrices, parameter_groups
 from run_folder.checkpoints import MODEL_FILE, CheckpointFolder
 from train_config.schema import DeepSpeedSection, TrainingSection
 from training.engine.deepspeed_settings import LOWEST_LOSS_SCALE, check_precision, deepspeed_settings
 from training.engine.deepspeed_setup import prepare_deepspeed
+from training.engine.muon import MOMENTUM, ClippingMuon
 from training.engine.step_clock import StepClock, time_collectives
 from training.engine.zero import ClippingAdamW, add_up_in_place, clear_partitioned_gradients, clip_on_device
 
 SHARDS_FOLDER = "deepspeed"
-ADAMW_SETTINGS = ("betas", "eps", "weight_decay")
+OPTIMIZER_SETTINGS = ("betas", "eps", "weight_decay", RATE_SHARE)
 _FP8_CAPABILITY = (9, 0)
 CUBLAS_WORKSPACE = ":4096:8"
 """Workspaces with which cuBLAS gives the same result each time (NVIDIA's cuBLAS documentation, 'Reproducibility')."""
@@ -77,8 +78,26 @@ class StepResult:
     lowest_scale: bool
 
 
+def make_optimizer(
+    model: nn.Module, training: TrainingSection, rate_shares: Mapping[nn.Parameter, float]
+) -> ClippingAdamW:
+    """The optimizer of a model's trainable parameters; Muon has the matrices of the backbone's layers."""
+    settings: dict[str, Any] = {"lr": training.learning_rate, "betas": training.betas, "eps": training.eps}
+    settings["fused"] = True
+    if training.optimizer == "adamw":
+        return ClippingAdamW(parameter_groups(model, training.weight_decay, rate_shares), **settings)
+    matrices = layer_matrices(model.backbone.layers)  # type: ignore[union-attr, arg-type]
+    ratio = training.muon.learning_rate / training.learning_rate
+    shares = dict(rate_shares) | {matrix: ratio * rate_shares.get(matrix, 1.0) for matrix in matrices}
+    groups = parameter_groups(model, training.weight_decay, shares, matrices)
+    for group in groups:
+        if MATRICES in group:
+            group[MOMENTUM] = training.muon.momentum
+    return ClippingMuon(groups, torch.float32 if training.precision == "fp32" else torch.bfloat16, **settings)
+
+
 class TrainingEngine:
-    """A task model in fp32, moved to ``device``, AdamW of its trainable parameters and DeepSpeed.
+    """A task model in fp32, moved to ``device``, an optimizer of its trainable parameters and DeepSpeed.
 
     ``rate_shares``: see :func:`~model.parameter_groups.parameter_groups`. Raises ConfigError where DeepSpeed's settings
     can't be used, ResourceError for fp16 on a device that has none.
@@ -105,8 +124,7 @@ class TrainingEngine:
         self.stage: int = settings["zero_optimization"]["stage"]
         if self.stage == 1 and training.precision == "bf16":  # its checkpoints would hold no fp32 weights
             self.stage = settings["zero_optimization"]["stage"] = 2
-        groups = parameter_groups(model, training.weight_decay, rate_shares)
-        optimizer = ClippingAdamW(groups, lr=training.learning_rate, betas=training.betas, eps=training.eps, fused=True)
+        optimizer = make_optimizer(model, training, rate_shares or {})
         if self.stage == 0 and training.precision == "fp32":  # else DeepSpeed would clip before the norm is taken
             optimizer.max_norm, settings["gradient_clipping"] = training.gradient_clipping, 0.0
         model.to(device)
@@ -114,6 +132,8 @@ class TrainingEngine:
             model=model, optimizer=optimizer, config=settings, dist_init_required=False
         )
         zero: Any = self._engine.optimizer
+        if isinstance(optimizer, ClippingMuon) and self.stage > 0:
+            optimizer.cut_by(zero, torch.distributed.get_rank())
         if self.stage in (1, 2) and training.precision != "fp16" and not deepspeed_section.offload_optimizer:
             clip_on_device(zero, optimizer, training.gradient_clipping)
             if self.world_size == 1:
@@ -166,14 +186,17 @@ class TrainingEngine:
         if hasattr(optimizer, "ipg_buckets"):
             clear_partitioned_gradients(optimizer)
 
-    def step(self, learning_rate: float) -> StepResult:
+    def step(self, learning_rate: float, momentum: float | None = None) -> StepResult:
         """Clip, update and clear the gradients; leave the update out where they are not finite.
 
+        ``momentum``: Muon's, where it is not to be that of the settings.
         Waits for the device, as DeepSpeed does, in fp16, in fp32 under ZeRO-1 and 2, with offloading, with several
         workers and under ZeRO-3.
         """
         for group in self._engine.optimizer.param_groups:
             group["lr"] = learning_rate * group.get(RATE_SHARE, 1.0)
+            if MOMENTUM in group and momentum is not None:
+                group[MOMENTUM] = momentum
         loss_scale = _loss_scale(self._engine.optimizer)
         self._engine.step()
         optimizer = self._engine.optimizer
@@ -212,7 +235,7 @@ class TrainingEngine:
             self._shards.read = Resharding(folder, groups, rank, self.world_size).load
         # Frozen parameters are not in the checkpoint: they came with the model.
         groups = self._engine.optimizer.param_groups
-        settings = [{name: group[name] for name in ADAMW_SETTINGS} for group in groups]
+        settings = [{name: group[name] for name in OPTIMIZER_SETTINGS} for group in groups]
         loaded, _ = self._engine.load_checkpoint(
             str(folder.path / SHARDS_FOLDER), tag="state", load_module_strict=False, load_lr_scheduler_states=False
         )

@@ -35,7 +35,11 @@ class ClippingAdamW(torch.optim.AdamW):
             gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
             self.norm = nn.utils.get_total_norm(gradients).float()
             self.clip(self.norm, self.max_norm)
-        super().step(closure)
+        self.update()
+
+    def update(self) -> None:
+        """Update the parameters, once it is known how to clip."""
+        super().step()
 
 
 def clip_on_device(zero: Any, optimizer: ClippingAdamW, max_norm: float) -> None:

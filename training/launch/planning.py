@@ -71,6 +71,7 @@ def make_plan(
         world_size=workers.allowed[0],  # fewer have more of the state each
         precision=training.precision,
         offload_optimizer=deepspeed.offload_optimizer,
+        optimizer=training.optimizer,
     )
     return Plan(workers, data, batch, training, stage, memory, steps_per_epoch)
 

@@ -1,4 +1,4 @@
-"""Values that follow the steps of a run: the learning rate.
+"""Values that follow the steps of a run: the learning rate, the momentum.
 
 In: the number of a step, the steps of the run, the section of settings. Pure functions, so that a run that is resumed
 has the values of one that never stopped.
@@ -6,7 +6,7 @@ has the values of one that never stopped.
 
 import math
 
-from train_config.schema import TrainingSection
+from train_config.schema import MuonSection, TrainingSection
 
 
 def learning_rate(step: int, total_steps: int, training: TrainingSection) -> float:
@@ -31,6 +31,13 @@ def steps_before_decay(total_steps: int, training: TrainingSection) -> int:
         return total_steps
     decay_steps = round(training.decay_share * total_steps) if training.schedule == "wsd" else total_steps
     return max(_warmup_steps(total_steps, training), total_steps - decay_steps)
+
+
+def muon_momentum(step: int, muon: MuonSection) -> float:
+    """Muon's momentum in the update of this step (from 0): a linear rise, then constant."""
+    if step >= muon.momentum_warmup_steps:
+        return muon.momentum
+    return muon.warmup_momentum + (muon.momentum - muon.warmup_momentum) * step / muon.momentum_warmup_steps
 
 
 def _warmup_steps(total_steps: int, training: TrainingSection) -> int:

@@ -27,7 +27,7 @@ from training.loop.building import Worker
 from training.loop.finishing import described, diverged, failed, finish, repeatable
 from training.loop.restoring import restore, rewind
 from training.loop.results import StepResults
-from training.loop.schedules import learning_rate
+from training.loop.schedules import learning_rate, muon_momentum
 from training.loop.stepping import Stepper, every_step
 from training.tasks.registry import task_plan
 
@@ -100,7 +100,7 @@ def loop(worker: Worker, position: Position) -> Outcome:
         sums = stepper.forward_backward(step, agreement.targets)
         rate = learning_rate(position.step, worker.total_steps, training)
         with clock.phase("optimizer"):
-            result = worker.engine.step(rate)
+            result = worker.engine.step(rate, muon_momentum(position.step, training.muon))
         position = _advance(position, step, agreement)
         worker.step = position.step
         clock.stepped(agreement.tokens, step.num_tokens)

@@ -14,6 +14,7 @@ from model.cost.memory import (
     count_masked_lm_parameters,
     estimate_memory,
 )
+from model.parameter_groups import layer_matrices
 from model.tasks.classifier import build_classifier
 from tests.model.small_models import small_config
 from tests.model.support import build_model, tiny_section
@@ -22,7 +23,9 @@ from train_config.schema import BackboneSection, ModelSection
 
 def counted(model):
     parameters = list(model.parameters())
-    return sum(p.numel() for p in parameters), sum(p.numel() for p in parameters if p.requires_grad)
+    matrices = layer_matrices(model.backbone.layers)
+    trained = [p for p in parameters if p.requires_grad]
+    return tuple(sum(p.numel() for p in some) for some in (parameters, trained, matrices))
 
 
 @pytest.mark.parametrize("task", ["autoencoder", "masked_lm"])
@@ -64,7 +67,7 @@ def test_the_count_of_a_classifier_is_that_of_the_built_model(source, kind, clas
      ("esm2_t36_3B", 2.84), ("esm2_t48_15B", 15.13)],
 )  # fmt: skip
 def test_sizes_have_the_published_number_of_parameters(name, billions):
-    total, _ = count_masked_lm_parameters(ModelSection(task="masked_lm", backbone=BackboneSection(source=name)))
+    total, *_ = count_masked_lm_parameters(ModelSection(task="masked_lm", backbone=BackboneSection(source=name)))
     assert total / 1e9 == pytest.approx(billions, rel=0.01)
 
 
@@ -77,12 +80,15 @@ def test_mixed_precision_bytes_per_parameter_on_four_devices(stage, weights, gra
     assert estimate.parameter_bytes == pytest.approx(weights * count.total, abs=1)
     assert estimate.gradient_bytes == pytest.approx(gradients * count.trainable, abs=1)
     assert estimate.optimizer_bytes == pytest.approx(optimizer * count.trainable, abs=1)
+    muon = estimate_memory(count, stage=stage, world_size=4, precision="bf16", optimizer="muon")
+    fewer = 4 * count.matrices / (4 if stage else 1)
+    assert estimate.optimizer_bytes - muon.optimizer_bytes == pytest.approx(fewer, abs=1) and fewer > 0
     offloaded = estimate_memory(count, stage=stage, world_size=4, precision="bf16", offload_optimizer=True)
     assert (offloaded.optimizer_bytes, offloaded.host_optimizer_bytes) == (0, estimate.optimizer_bytes)
 
 
 def test_fp32_takes_sixteen_bytes_a_parameter_on_one_device():
-    total, trainable = count = count_masked_lm_parameters(tiny_section("masked_lm"))
+    total, trainable, _ = count = count_masked_lm_parameters(tiny_section("masked_lm"))
     estimate = estimate_memory(count, stage=2, world_size=1, precision="fp32")
     assert estimate[1:] == (4 * total, 4 * trainable, 8 * trainable, 0)
 

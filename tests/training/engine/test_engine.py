@@ -31,8 +31,8 @@ def batch_with_targets():
     return batch.adding({"targets": targets})
 
 
-def make_engine(stage: int, precision: str = "fp32", task: str = "masked_lm") -> TrainingEngine:
-    config = tiny_config(Path("unused"), model={"task": task}, training={"precision": precision})
+def make_engine(stage: int, precision: str = "fp32", task: str = "masked_lm", **training) -> TrainingEngine:
+    config = tiny_config(Path("unused"), model={"task": task}, training={"precision": precision} | training)
     model = build_model(config.model, seed=0)
     return TrainingEngine(model, config.training, DeepSpeedSection(stage=stage), CPU)
 
@@ -45,14 +45,14 @@ def train_step(engine: TrainingEngine, spoil: bool = False):
     return float(output.loss_sum.detach()), engine.step(learning_rate=1e-2)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp32"])
-def test_no_operator_of_a_step_waits_for_the_device(process_group, tmp_path, precision, monkeypatch):
+@pytest.mark.parametrize(("precision", "optimizer"), [("bf16", "adamw"), ("fp32", "adamw"), ("bf16", "muon")])
+def test_no_operator_of_a_step_waits_for_the_device(process_group, tmp_path, precision, optimizer, monkeypatch):
     """With training's own batches: none looks for targets, reads a value or copies one from the host."""
     from deepspeed.accelerator import get_accelerator
 
     store = make_store(tmp_path, [(f"protein{index}", sequence) for index, sequence in enumerate(SEQUENCES)])
     config = tiny_config(tmp_path)
-    engine = make_engine(2 if precision == "bf16" else 0, precision)
+    engine = make_engine(2 if precision == "bf16" else 0, precision, optimizer=optimizer)
     settings = PreparationSettings(config.data.max_length, 0, random_crops=True, masking=MaskedLMSection())
     batches = TrainingSteps(ResidueSource(Store(store), settings), np.arange(3), batch=config.batch, seed=0)
     with batches:
@@ -73,13 +73,15 @@ def save(engine: TrainingEngine, root: Path, step: int = 1) -> CheckpointFolder:
     return store.complete()[0]
 
 
-@pytest.mark.parametrize(
-    ("stage", "precision"), [(0, "fp32"), (0, "bf16"), (1, "fp32"), (1, "bf16"), (2, "bf16"), (3, "fp32")]
-)
+STAGES = [(0, "fp32"), (0, "bf16"), (1, "fp32"), (1, "bf16"), (2, "bf16"), (3, "fp32")]
+WITH_OPTIMIZER = [(*case, "adamw") for case in STAGES] + [(*case, "muon") for case in STAGES if case[0] < 3]
+
+
+@pytest.mark.parametrize(("stage", "precision", "optimizer"), WITH_OPTIMIZER)
 def test_checkpoint_holds_the_weights_and_training_resumes_from_it_bit_for_bit(
-    process_group, tmp_path, stage, precision
+    process_group, tmp_path, stage, precision, optimizer
 ):
-    engine = make_engine(stage, precision)
+    engine = make_engine(stage, precision, optimizer=optimizer)
     train_step(engine)
     folder = save(engine, tmp_path)
     state = full_precision_state(folder)
@@ -87,14 +89,14 @@ def test_checkpoint_holds_the_weights_and_training_resumes_from_it_bit_for_bit(
         assert value.dtype == torch.float32
         assert torch.equal(state[name], value), name
     expected = [train_step(engine)[0] for _ in range(2)]
-    resumed = make_engine(stage, precision)
+    resumed = make_engine(stage, precision, optimizer=optimizer)
     resumed.load_shards(folder)
     assert [train_step(resumed)[0] for _ in range(2)] == expected
 
 
-@pytest.mark.parametrize(("stage", "precision"), [(0, "fp32"), (0, "bf16"), (1, "fp32"), (1, "bf16"), (3, "fp32")])
-def test_nan_step_changes_no_weight(process_group, stage, precision):
-    engine = make_engine(stage, precision)
+@pytest.mark.parametrize(("stage", "precision", "optimizer"), WITH_OPTIMIZER)
+def test_nan_step_changes_no_weight(process_group, stage, precision, optimizer):
+    engine = make_engine(stage, precision, optimizer=optimizer)
     train_step(engine)
     before = engine.full_precision_state()
     _, result = train_step(engine, spoil=True)
@@ -164,3 +166,6 @@ def test_settings_that_can_not_be_used_are_refused(tmp_path):
     ]:
         with pytest.raises(ConfigError, match=message):
             deepspeed_settings(TrainingSection(), DeepSpeedSection(**section))
+    for section, message in [({"stage": 3}, "set deepspeed.stage to 2"), ({"offload_optimizer": True}, "where their")]:
+        with pytest.raises(ConfigError, match=message):
+            deepspeed_settings(TrainingSection(optimizer="muon"), DeepSpeedSection(**section))

@@ -16,7 +16,7 @@ def transformer(layers: int, hidden_size: int, context: int) -> scale.Work:
     """A model of the size of ESM-2's layers, as FLOPs are counted in model/cost/flops.py."""
     weights = 12 * layers * hidden_size**2
     attention_flops = 12.0 * layers * hidden_size * context
-    return scale.Work(ParameterCount(weights, weights), layers, hidden_size, 6.0 * weights, attention_flops)
+    return scale.Work(ParameterCount(weights, weights, 0), layers, hidden_size, 6.0 * weights, attention_flops)
 
 
 def planned(**settings):

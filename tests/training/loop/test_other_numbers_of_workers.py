@@ -18,7 +18,7 @@ from training.loop.worker import train_worker
 
 WORKERS = (2, 1, 3, 4, 2)
 """One after the other, two steps each, of four batches: of three workers two take one that counts for nothing."""
-RUNS = ["stage 0", "stage 1", "stage 2", "stage 3", "layout 1", "layout 3", "dropout"]
+RUNS = ["stage 0", "stage 1", "stage 2", "stage 3", "layout 1", "layout 3", "dropout", "muon 2"]
 
 pytestmark = pytest.mark.slow
 
@@ -33,6 +33,8 @@ def config_of(name: str, folder: Path, store_path: str) -> tuple[Config, str]:
         "training": {"max_steps": 10, "evaluate_every_steps": 100, "precision": name[:4] if "bf16" in name else "fp32"},
         "checkpoint": {"every_steps": 2, "keep_last": 2},
     }
+    if name.startswith("muon"):
+        changes["training"]["optimizer"] = "muon"
     if name.startswith("layout"):
         folder.mkdir()
         changes["deepspeed"]["config"] = str(folder / "layout.yaml")

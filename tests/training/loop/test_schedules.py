@@ -60,8 +60,9 @@ def test_run_prolonged_from_its_stable_part_is_the_one_planned_long_to_the_bit(s
     assert train_losses(short) != {step: loss for step, loss in train_losses(long).items() if step <= 8}
     prolonged = run("prolonged", 12)
     assert [event["step"] for event in events(prolonged, "resumed")] == [6]
-    assert "step-00000008 can't be used: its learning rate had begun to decay" in (
-        events(prolonged, "warning")[0]["message"]
+    assert (
+        "step-00000008 can't be used: its learning rate had begun to decay"
+        in (events(prolonged, "warning")[0]["message"])
     )
     assert train_losses(prolonged) == train_losses(long)
     expected, actual = exported_weights(long), exported_weights(prolonged)
