@@ -83,6 +83,8 @@ class ExportSection(Section):
 
     checkpoint: str = "latest"
     """latest; best: lowest validation loss; or a name such as step-00000100."""
+    weights: Literal["last", "mean"] = "last"
+    """last: those of the checkpoint's step; mean: their exponential mean, of a run with training.weight_mean."""
     output: str | None = None
     """Folder to write. Default: export-CHECKPOINT in the run's folder."""
 

@@ -268,6 +268,9 @@ class TrainingSection(Section):
     """AdamW's epsilon."""
     weight_decay: NonNegativeFloat = 0.01
     """Decoupled weight decay of AdamW and Muon; biases and norms are left out."""
+    weight_mean: Annotated[float | None, Field(gt=0, lt=1), FIXED] = None
+    """Decay rate of an exponential mean of the weights, such as 0.999, at most (1 + step) / (10 + step): a part of each
+    checkpoint, for train export --export.weights mean (ZeRO-1 to 3). none: no mean."""
     gradient_clipping: NonNegativeFloat = 1.0
     """Largest global gradient norm; 0 leaves gradients as they are."""
     precision: Annotated[Precision, FIXED] = "bf16"

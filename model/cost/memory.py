@@ -22,8 +22,6 @@ from train_config.schema import BackboneSection, ModelSection
 if TYPE_CHECKING:
     from model.tasks.base import TaskModel
 
-_MOMENT_BYTES = 4
-_MASTER_WEIGHT_BYTES = 4
 _FP32_BYTES = 4
 KEPT_VECTORS: dict[bool | str, float] = {False: 16.0, "selective": 10.0, True: 1.0}
 """Vectors of hidden_size channels that a token leaves in a layer of ESM-2 for the backward pass, by
@@ -155,13 +153,14 @@ def estimate_memory(
     precision: str,
     offload_optimizer: bool = False,
     optimizer: str = "adamw",
+    weight_mean: bool = False,
 ) -> MemoryEstimate:
     """Bytes of weights, gradients and optimizer state under ZeRO of a stage from 0 to 3."""
     total, trainable, matrices = count
     mixed = precision != "fp32"
     element_bytes = 2 if mixed else 4
     moments = 2 * trainable - (matrices if optimizer == "muon" else 0)
-    state_bytes = _MOMENT_BYTES * moments + (_MASTER_WEIGHT_BYTES * trainable if mixed else 0)
+    state_bytes = _FP32_BYTES * (moments + (mixed + weight_mean) * trainable)
 
     def share(size_bytes: int, from_stage: int) -> int:
         return -(-size_bytes // world_size) if stage >= from_stage else size_bytes

@@ -27,10 +27,11 @@ def main(argv: list[str]) -> int:
     output = Path(settings.output or run.path / f"export-{folder.path.name}").expanduser()
     refuse_existing(output, MADE_BY, arguments.overwrite)
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # without it DeepSpeed (0.19.8) warns that there is none
-    from training.checkpoints.consolidation import full_precision_state
+    from training.checkpoints.consolidation import FP32, full_precision_state
+    from training.engine.zero import WEIGHT_MEAN
     from training.loop.finishing import export_state
 
-    state = full_precision_state(folder)
+    state = full_precision_state(folder, WEIGHT_MEAN if settings.weights == "mean" else FP32)
     print(export_state(state, folder, run, output, arguments.overwrite))
     return 0
 

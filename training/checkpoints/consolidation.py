@@ -2,7 +2,7 @@
 
 DeepSpeed's own ``zero_to_fp32`` unpickles whatever the files hold; this reads tensors only, from files mapped into
 memory, so that a process holds what it cuts out of them. Layouts are those of DeepSpeed 0.19.8: stages 1 and 2 keep,
-for each parameter group, one flat fp32 vector cut into equal parts over the ranks, and AdamW's moments alike; stage 3
+for each parameter group, one flat fp32 vector cut into equal parts over the ranks, and the moments alike; stage 3
 cuts each parameter on its own; stage 0 keeps whole weights.
 """
 
@@ -27,8 +27,8 @@ Shapes = Mapping[str, torch.Size]
 class ShardedParameter:
     """A parameter in the shards.
 
-    ``pieces``: views that are, end to end, its flat weights (:data:`FP32`) and its moments by AdamW's names.
-    ``rest``: what AdamW keeps of it besides, its step.
+    ``pieces``: views that are, end to end, its flat weights (:data:`FP32`), its moments by the optimizer's names and
+    the mean of its weights. ``rest``: what the optimizer keeps of it besides, its step.
     """
 
     shape: torch.Size
@@ -36,17 +36,24 @@ class ShardedParameter:
     rest: dict[str, Tensor]
 
 
-def full_precision_state(folder: CheckpointFolder) -> dict[str, Tensor]:
-    """Trainable parameters and persistent buffers, in fp32 on the CPU; CheckpointError where a file is damaged."""
+def full_precision_state(folder: CheckpointFolder, weights: str = FP32) -> dict[str, Tensor]:
+    """Trainable parameters and persistent buffers, in fp32 on the CPU; CheckpointError where a file is damaged.
+
+    ``weights``: those of the step, or their mean (:data:`~training.engine.zero.WEIGHT_MEAN`) where a checkpoint has it.
+    """
     folder.verify()
     model, shards = read_shards(folder)
     # What rank 0 keeps whole: all weights up to stage 2, buffers in stage 3.
     whole = {name: value for name, value in model["module"].items() if isinstance(value, Tensor) and value.numel()}
     state = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in whole.items()}
-    if not shards or "zero_stage" not in shards[0]:
-        return state
-    parameters = sharded_parameters(model["param_shapes"], shards)
-    return state | {name: torch.cat(p.pieces[FP32]).float().view(p.shape) for name, p in parameters.items()}
+    is_cut = bool(shards) and "zero_stage" in shards[0]
+    parameters = sharded_parameters(model["param_shapes"], shards) if is_cut else {}
+    if weights != FP32 and not any(weights in parameter.pieces for parameter in parameters.values()):
+        raise CheckpointError(f"{folder.path}: holds no mean of the weights, as training.weight_mean was not set")
+    state |= {name: torch.cat(p.pieces[weights]).float().view(p.shape) for name, p in parameters.items()}
+    # Tied weights are trained under one of their names, and rank 0 keeps them under each.
+    tied = (model.get("shared_params") or {}).items()
+    return state | {name: state[trained] for name, trained in tied if trained in parameters}
 
 
 def read_shards(folder: CheckpointFolder) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -65,6 +65,11 @@ def deepspeed_settings(training: TrainingSection, section: DeepSpeedSection) -> 
             "training.optimizer muon: under ZeRO-3 no worker has a whole matrix: set deepspeed.stage to 2, or "
             "training.optimizer to adamw"
         )
+    if stage == 0 and training.weight_mean is not None:
+        raise ConfigError(
+            "training.weight_mean: without ZeRO a checkpoint does not say whose state is whose: set it to none, or "
+            "deepspeed.stage to 1 or 2"
+        )
     if stage < 2:  # DeepSpeed 0.19.8 refuses it where the caller ends the accumulation
         zero["overlap_comm"] = False
     if stage == 0 or training.precision == "fp32":  # stage 0 knows no gradient dtype but the model's

@@ -125,6 +125,7 @@ class TrainingEngine:
         if self.stage == 1 and training.precision == "bf16":  # its checkpoints would hold no fp32 weights
             self.stage = settings["zero_optimization"]["stage"] = 2
         optimizer = make_optimizer(model, training, rate_shares or {})
+        optimizer.mean_decay = training.weight_mean
         if self.stage == 0 and training.precision == "fp32":  # else DeepSpeed would clip before the norm is taken
             optimizer.max_norm, settings["gradient_clipping"] = training.gradient_clipping, 0.0
         model.to(device)

@@ -38,11 +38,12 @@ _PREFIX = "esmeray-"
 _LOG = logging.getLogger(__name__)
 
 
-def copy_bytes(parameters: int, *, stage: int, world_size: int, precision: str) -> int:
-    """Bytes of one worker's copy of so many trained parameters, their fp32 weights and moments."""
+def copy_bytes(parameters: int, *, stage: int, world_size: int, precision: str, weight_mean: bool = False) -> int:
+    """Bytes of one worker's copy of so many trained parameters, their fp32 weights, their mean and AdamW's moments."""
     mixed = precision != "fp32"
     weights = 0 if stage == 3 else (2 if mixed else 4) * parameters
-    return weights + (12 if mixed or stage else 8) * parameters // (world_size if stage else 1)
+    state = (12 if mixed or stage else 8) + 4 * weight_mean
+    return weights + state * parameters // (world_size if stage else 1)
 
 
 class MemoryState:

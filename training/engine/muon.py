@@ -72,21 +72,24 @@ class ClippingMuon(ClippingAdamW):
         for group in groups:
             if MATRICES in group:
                 for parameter in group["params"]:
-                    if parameter.grad is not None:
-                        self._update(parameter, group)
+                    self._update(parameter, group)
 
     def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
         """Update the matrices of a parameter: itself, or those of which its vector has parts."""
+        if parameter.grad is None:
+            return
         state = self.state[parameter]
-        if _BUFFER not in state:
+        if not state:
+            state["step"] = torch.zeros((), device=parameter.device)
             state[_BUFFER] = torch.zeros_like(parameter)
-        vectors = [tensor.view(-1) for tensor in (parameter, state[_BUFFER], parameter.grad.contiguous())]
+        state["step"] += 1
+        weights, momentum, gradients = parameter.view(-1), state[_BUFFER].view(-1), parameter.grad.reshape(-1)
         for place in self._places.get(parameter, [_Place(parameter.shape, 0, False)]):
             start, stop = max(place.start, 0), min(place.start + place.shape.numel(), parameter.numel())
-            own = [vector[start : max(start, stop)] for vector in vectors]
+            own = slice(start, max(start, stop))
             # Also without a part of it: the others wait in the collective.
-            if place.is_cut or own[0].numel():
-                self._update_part(*own, place, start - place.start, group)
+            if place.is_cut or start < stop:
+                self._update_part(weights[own], momentum[own], gradients[own], place, start - place.start, group)
 
     def _update_part(
         self, weights: Tensor, momentum: Tensor, gradients: Tensor, place: _Place, begin: int, group: dict[str, Any]

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+WEIGHT_MEAN = "weight_mean"
+"""Key of the optimizer's state of a parameter: the exponential mean of its weights."""
 INITIAL_MICRO_STEP = -1
 """DeepSpeed's ``INITIAL_MICRO_STEP_ID``."""
 
@@ -17,10 +19,11 @@ class ClippingAdamW(torch.optim.AdamW):
     """AdamW whose kernel clips, and leaves an update with a NaN or infinite gradient out: no host waits to decide it.
 
     Without DeepSpeed's optimizer around it (stage 0 in fp32) it takes the norm itself; ``max_norm`` is the largest
-    global norm, 0 for any.
+    global norm, 0 for any. ``mean_decay``: decay rate of a mean of the weights; None for no mean.
     """
 
     max_norm: float | None = None
+    mean_decay: float | None = None
     norm: Tensor | None = None
 
     def clip(self, norm: Tensor, max_norm: float) -> None:
@@ -36,10 +39,21 @@ class ClippingAdamW(torch.optim.AdamW):
             self.norm = nn.utils.get_total_norm(gradients).float()
             self.clip(self.norm, self.max_norm)
         self.update()
+        if self.mean_decay is not None:
+            self._average(self.mean_decay)
 
     def update(self) -> None:
         """Update the parameters, once it is known how to clip."""
         super().step()
+
+    def _average(self, most_decay: float) -> None:
+        """Move the mean towards the weights; early in a run it forgets fast, as what it began with is random."""
+        for parameter in [parameter for group in self.param_groups for parameter in group["params"]]:
+            if state := self.state[parameter]:
+                if WEIGHT_MEAN not in state:
+                    state[WEIGHT_MEAN] = parameter.detach().clone()
+                decay = ((1 + state["step"]) / (10 + state["step"])).clamp(max=most_decay)
+                state[WEIGHT_MEAN].lerp_(parameter, 1 - decay)
 
 
 def clip_on_device(zero: Any, optimizer: ClippingAdamW, max_norm: float) -> None:

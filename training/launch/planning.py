@@ -72,6 +72,7 @@ def make_plan(
         precision=training.precision,
         offload_optimizer=deepspeed.offload_optimizer,
         optimizer=training.optimizer,
+        weight_mean=training.weight_mean is not None,
     )
     return Plan(workers, data, batch, training, stage, memory, steps_per_epoch)
 

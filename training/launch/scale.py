@@ -119,7 +119,7 @@ def _exposed_s(work: Work, plan: PlanSection, device: Device, gpus: int, micro_b
     gathered twice and gradients scattered. ZeRO-2 of DeepSpeed 0.19.8 all-reduces too (use_multi_rank_bucket_allreduce)
     and does so in each micro-batch. The last bucket has no pass left beside it.
     """
-    total, trainable = work.parameters
+    total, trainable, _ = work.parameters
     bytes_per_s = bus_bytes_per_s(plan, device, gpus)
 
     def seconds(passes: int, parameters: int) -> float:

@@ -129,7 +129,11 @@ class Worker:
             sweep()
             return None
         size_bytes = copy_bytes(
-            trained, stage=self.engine.stage, world_size=context.world_size, precision=config.training.precision
+            trained,
+            stage=self.engine.stage,
+            world_size=context.world_size,
+            precision=config.training.precision,
+            weight_mean=config.training.weight_mean is not None,
         )
         # Of the same command alone: what may change on resume is for the disk's checkpoints.
         same = [str(self.run.path), self.wandb_run_id, self.experiment.checksum, context.world_size]

@@ -46,7 +46,7 @@ def test_rates_before_the_decay_are_those_of_any_longer_run():
 @pytest.mark.usefixtures("process_group")
 def test_run_prolonged_from_its_stable_part_is_the_one_planned_long_to_the_bit(store_path, tmp_path):
     def run(name: str, max_steps: int) -> Config:
-        training = {"max_steps": max_steps, "schedule": "wsd", "decay_share": 0.25, "evaluate_every_steps": 100}
+        training = {"max_steps": max_steps, "schedule": "wsd", "decay_share": 0.5, "evaluate_every_steps": 100}
         checkpoint = {"keep_last": 1, "keep_best": 0, "every_steps": 7}
         config = tiny_config(tmp_path / name, training=training, checkpoint=checkpoint, model={"task": "masked_lm"})
         run_folder(config).clear_requests()
@@ -56,10 +56,10 @@ def test_run_prolonged_from_its_stable_part_is_the_one_planned_long_to_the_bit(s
     long = run("long", 12)
     short = run("prolonged", 8)
     kept = [folder.step for folder in CheckpointStore(run_folder(short).checkpoints).complete()]
-    assert kept == [8, 6], "besides the newest the one in which the rate had not decayed"
+    assert kept == [8, 4], "besides the newest the one in which the rate had not decayed"
     assert train_losses(short) != {step: loss for step, loss in train_losses(long).items() if step <= 8}
     prolonged = run("prolonged", 12)
-    assert [event["step"] for event in events(prolonged, "resumed")] == [6]
+    assert [event["step"] for event in events(prolonged, "resumed")] == [4]
     assert (
         "step-00000008 can't be used: its learning rate had begun to decay"
         in (events(prolonged, "warning")[0]["message"])
