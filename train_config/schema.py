@@ -110,6 +110,11 @@ class BatchSection(Section):
     global_tokens: Annotated[int, Field(gt=0, le=2**30)] = 32768
     """Token budget of one optimizer step over all workers, a multiple of batch.tokens; gradients accumulate to it,
     whatever the number of workers."""
+    first_global_tokens: Annotated[int | None, Field(gt=0, le=2**30)] = None
+    """The same in the first step, at most global_tokens, to which it rises linearly, in whole packed batches. none:
+    global_tokens throughout."""
+    ramp_steps: PositiveInt = 1000
+    """Steps in which it rises."""
     batch_size: Tokens | None = None
     """Most sequences in one packed batch, whatever room its tokens leave: for heads and losses whose memory grows with
     sequences. A step then has fewer tokens than global_tokens. None: the token budget alone."""
@@ -124,7 +129,23 @@ class BatchSection(Section):
                 f"global_tokens ({self.global_tokens}) must be a multiple of tokens ({self.tokens}); "
                 f"the nearest is {multiple}"
             )
+        if (self.first_global_tokens or 0) > self.global_tokens:
+            raise ValueError(f"first_global_tokens must not exceed global_tokens ({self.global_tokens})")
         return self
+
+    def ramp(self, first_step: int = 0) -> list[int]:
+        """Packed batches over all workers of each step from this one on, until they are :attr:`batches_per_step`."""
+        if self.first_global_tokens is None:
+            return []
+        most = self.batches_per_step
+        first = max(1, self.first_global_tokens // self.tokens)
+        return [first + (most - first) * step // self.ramp_steps for step in range(first_step, self.ramp_steps)]
+
+    @property
+    def more_steps(self) -> int:
+        """Steps that training takes more than with global_tokens throughout."""
+        sizes = self.ramp()
+        return len(sizes) - sum(sizes) // self.batches_per_step
 
     @property
     def batches_per_step(self) -> int:
@@ -167,6 +188,11 @@ class MaskedLMSection(Section):
 
     mask_share: Annotated[float, Field(gt=0, lt=1)] = 0.15
     """Share of residues to predict."""
+    first_mask_share: Annotated[float | None, Field(gt=0, lt=1)] = None
+    """The same in the first step, from where it moves linearly to mask_share, with which validation masks always. none:
+    mask_share throughout."""
+    mask_share_steps: PositiveInt = 10_000
+    """Steps in which it moves."""
     mask_token_share: Annotated[float, Field(ge=0, le=1)] = 0.8
     """Share of these that is replaced by <mask>."""
     random_token_share: Annotated[float, Field(ge=0, le=1)] = 0.1
@@ -177,6 +203,14 @@ class MaskedLMSection(Section):
         if self.mask_token_share + self.random_token_share > 1 + 1e-9:
             raise ValueError("mask_token_share + random_token_share must not exceed 1")
         return self
+
+    def at(self, step: int | None) -> "MaskedLMSection":
+        """The shares of a step of training (from 0); None for validation."""
+        if self.first_mask_share is None or step is None or step >= self.mask_share_steps:
+            return self
+        progress = step / self.mask_share_steps
+        share = self.first_mask_share + (self.mask_share - self.first_mask_share) * progress
+        return self.model_copy(update={"mask_share": share})
 
 
 class AutoencoderSection(Section):

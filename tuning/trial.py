@@ -24,6 +24,7 @@ from dataset.batches.steps import StepBatches, TrainingSteps
 from model.device import DTYPES, HostCopy, is_out_of_memory
 from model.tasks.base import TaskModel
 from monitoring.sampling.memory_meter import MemoryMeter
+from run_folder.checkpoints import Position
 from run_folder.paths import RunFolder
 from train_config.schema import Config, TrainingSection
 from train_config.tune_schema import MeasurementSection, SearchSection
@@ -42,6 +43,8 @@ FAILURES: tuple[Status, ...] = ("crash", "nan", "refused", "out_of_memory")
 _SHARES = ("data_wait", "forward", "backward", "optimizer", "communication")
 _NORM = "gradient norm"
 _LONG_RUN_STEPS = 1_000_000
+_LATE = Position(step=_LONG_RUN_STEPS)
+"""Where global batches and masks are no longer those of a run's start."""
 
 
 def measure_on_worker(
@@ -158,7 +161,7 @@ class _Trial:
     windows: list[float] = field(default_factory=list)
 
     def run(self, work: Work, batches: TrainingSteps) -> Measurement:
-        clock, steps = work.clock, every_step(batches)
+        clock, steps = work.clock, every_step(batches, _LATE)
         failure: Measurement | None = None
         number, tokens, began = 0, 0, math.inf
         clock.start()

@@ -44,18 +44,19 @@ class ResidueSource(BatchSource):
 
     def __init__(self, store: Store, settings: PreparationSettings) -> None:
         self._store, self._settings = store, settings
+        self.follows_steps = settings.masking is not None and settings.masking.first_mask_share is not None
 
     def token_lengths(self, records_N: Indices) -> NDArray[np.int64]:
         return cropped_lengths(self._store.lengths[records_N], self._settings.max_length) + SPECIAL_TOKENS_PER_SEQUENCE
 
-    def batch(self, epoch: int, records_N: Indices) -> SourceBatch:
+    def batch(self, epoch: int, records_N: Indices, step: int | None = None) -> SourceBatch:
         """Raises DataError where the store is damaged."""
-        return self.finished(prepare_batch(self._store, self._settings, epoch, records_N), records_N)
+        return self.finished(prepare_batch(self._store, self._settings, epoch, records_N, step), records_N)
 
     def filler(self) -> PackedBatch:
         return filler_batch()
 
-    def preparation(self) -> Callable[[int, Indices], PreparedBatch]:
+    def preparation(self) -> Callable[..., PreparedBatch]:
         return partial(prepare_batch, self._store, self._settings)
 
     def finished(self, prepared: PreparedBatch, records_N: Indices) -> SourceBatch:
@@ -77,6 +78,7 @@ class Loader(BatchSource):
     def __init__(self, source: BatchSource, num_workers: int = 0, prefetch: int = 1) -> None:
         """Start nothing yet; each of ``num_workers`` processes will prepare ``prefetch`` batches ahead."""
         self._source, self._num_workers, self._prefetch = source, num_workers, prefetch
+        self.follows_steps = source.follows_steps
         self._processes: list[LoaderProcess] = []
         self._in_flight: deque[tuple[LoaderProcess, Indices] | None] = deque()  # None for a filler
         self._turn = 0

@@ -22,9 +22,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
 from common import errors
 
 _KEPT_BYTES = 32 << 20
@@ -33,7 +30,7 @@ _KEPT_BYTES = 32 << 20
 _PARENT_POLL_S = 1.0
 _END_TIMEOUT_S = 5.0
 
-_Prepare: TypeAlias = Callable[[int, NDArray[np.int64]], Any]
+_Prepare: TypeAlias = Callable[..., Any]
 _Reply: TypeAlias = Any
 """What was prepared, or an exception."""
 
@@ -69,9 +66,9 @@ class LoaderProcess:
     def replies_waiting(self) -> int:
         return self._replies.qsize()
 
-    def request(self, epoch: int, records_N: NDArray[np.int64]) -> None:
-        """Ask for a batch of these records. Raises LoaderProcessLost where the process is gone."""
-        self._write((epoch, records_N))
+    def request(self, *request: Any) -> None:
+        """Ask for a batch: epoch, records and perhaps step. Raises LoaderProcessLost where the process is gone."""
+        self._write(request)
 
     def reply(self) -> Any:
         """Wait for the batch that was asked for longest ago.
@@ -161,15 +158,14 @@ def main() -> None:
         parent, prepare = _receive(requests)
         threading.Thread(target=_exit_with_parent, args=(parent,), daemon=True).start()
         while True:
-            epoch, records_N = _receive(requests)
-            _send(_answer(prepare, epoch, records_N), replies)
+            _send(_answer(prepare, _receive(requests)), replies)
     except (EOFError, pickle.UnpicklingError, BrokenPipeError):
         os._exit(0)  # the worker is gone; nothing is left to flush to
 
 
-def _answer(prepare: _Prepare, epoch: int, records_N: NDArray[np.int64]) -> _Reply:
+def _answer(prepare: _Prepare, request: tuple[Any, ...]) -> _Reply:
     try:
-        return prepare(epoch, records_N)
+        return prepare(*request)
     except errors.EsmerayError as error:
         return error
     except Exception:  # noqa: BLE001 - for the worker to raise: a dead process would look like a fault of the machine

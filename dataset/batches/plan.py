@@ -15,7 +15,7 @@ Shape legend: N sequences, B batches.
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -43,6 +43,7 @@ class EpochPlan:
         num_tokens: tokens of all batches, special tokens included.
         budget: token budget of a batch.
         batches_per_step: batches of an optimizer step over all workers; the last step may have fewer.
+        ramp: (R+1,) int64, the first batch of each step that has fewer by plan, and the one after them.
     """
 
     records: Indices
@@ -50,6 +51,7 @@ class EpochPlan:
     num_tokens: int
     budget: int
     batches_per_step: int = 1
+    ramp: Indices = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
 
     @property
     def num_batches(self) -> int:
@@ -57,7 +59,9 @@ class EpochPlan:
 
     @property
     def num_steps(self) -> int:
-        return -(-self.num_batches // self.batches_per_step)
+        if self.num_batches <= self.ramp[-1]:
+            return int(np.searchsorted(self.ramp, self.num_batches))
+        return self.ramp.size - 1 - int(self.ramp[-1] - self.num_batches) // self.batches_per_step
 
     @cached_property
     def most_sequences(self) -> int:
@@ -71,11 +75,17 @@ class EpochPlan:
 
         Every rank gets equally many, as collective operations need; None stands for a filler.
         """
-        first = step * self.batches_per_step
-        last = min(first + self.batches_per_step, self.num_batches)
-        mine: list[int | None] = list(range(first + rank, last, world_size))
-        fillers = micro_batches(self.batches_per_step, world_size) - len(mine)
+        beyond = step - (self.ramp.size - 1)
+        first = int(self.ramp[min(step, self.ramp.size - 1)]) + max(beyond, 0) * self.batches_per_step
+        size = self.batches_per_step if beyond >= 0 else int(self.ramp[step + 1]) - first
+        mine: list[int | None] = list(range(first + rank, min(first + size, self.num_batches), world_size))
+        fillers = micro_batches(size, world_size) - len(mine)
         return mine + [None] * fillers
+
+
+def ramp_of(sizes: Sequence[int]) -> Indices:
+    """The ``ramp`` of a plan whose first steps have so many batches."""
+    return np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
 
 
 def micro_batches(batches_per_step: int, world_size: int) -> int:

@@ -76,9 +76,12 @@ class PreparedBatch(NamedTuple):
 
 
 def prepare_batch(
-    store: Store, settings: PreparationSettings, epoch: int, records_N: NDArray[np.int64]
+    store: Store, settings: PreparationSettings, epoch: int, records_N: NDArray[np.int64], step: int | None = None
 ) -> PreparedBatch:
-    """Read, crop, tokenize and mask the sequences of one batch. Raises DataError where the store is damaged."""
+    """Read, crop, tokenize and mask the sequences of one batch. Raises DataError where the store is damaged.
+
+    ``step``: that of training, where the share that is masked follows it.
+    """
     whole_N = store.lengths[records_N]
     lengths_N = cropped_lengths(whole_N, settings.max_length)
     if settings.random_crops:
@@ -89,7 +92,7 @@ def prepare_batch(
     cu_seqlens = esm.cumulative_lengths(lengths_N + SPECIAL_TOKENS_PER_SEQUENCE)
     if settings.masking is None:
         return PreparedBatch(tokens_T, residue_targets(tokens_T), cu_seqlens, None)
-    return mask_tokens(tokens_T, cu_seqlens, records_N, settings.masking, settings.seed, epoch)
+    return mask_tokens(tokens_T, cu_seqlens, records_N, settings.masking.at(step), settings.seed, epoch)
 
 
 def residue_targets(tokens_T: Tokens) -> Tokens:

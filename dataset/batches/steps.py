@@ -19,13 +19,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dataset.batches.plan import EpochPlan, plan_epoch
+from dataset.batches.plan import EpochPlan, plan_epoch, ramp_of
 from dataset.packed_batch import FEATURES, BatchShape, PackedBatch
 from train_config.schema import BatchSection
 
 Indices: TypeAlias = NDArray[np.int64]
-Request: TypeAlias = tuple[int, Indices] | None
-"""An epoch and the records of a batch; None asks for a filler: no target, no record, nothing that counts."""
+Request: TypeAlias = tuple[int, Indices] | tuple[int, Indices, int] | None
+"""An epoch, the records of a batch and, where the source follows it, the step of training; None asks for a filler: no
+target, no record, nothing that counts."""
 
 
 class SourceBatch(NamedTuple):
@@ -37,7 +38,9 @@ class SourceBatch(NamedTuple):
 
 
 class BatchSource(ABC):
-    """Makes batches of records."""
+    """Makes batches of records. ``follows_steps``: what is made of them depends on the step of training."""
+
+    follows_steps = False
 
     @abstractmethod
     def token_lengths(self, records_N: Indices) -> NDArray[np.int64]:
@@ -56,7 +59,7 @@ class BatchSource(ABC):
         for request in requests:
             yield SourceBatch(self.filler(), 0, 0) if request is None else self.batch(*request)
 
-    def preparation(self) -> Callable[[int, Indices], Any]:
+    def preparation(self) -> Callable[..., Any]:
         """What a loader process unpickles and calls in place of :meth:`batch`; its result is sent back."""
         return partial(_arrays_of, self.batch)
 
@@ -82,7 +85,7 @@ def _arrays_of(make: Callable[..., SourceBatch], epoch: int, records_N: Indices)
 
 @dataclass(frozen=True)
 class StepBatches:
-    """The batches of one rank in one optimizer step, equally many on every rank and in every step, fillers among them.
+    """The batches of one rank in one optimizer step, equally many on every rank, fillers among them.
 
     Attributes:
         step: counted from 0 in its epoch.
@@ -135,27 +138,39 @@ class TrainingSteps(AbstractContextManager):
         self._plan: tuple[int, EpochPlan] | None = None
         self._steps: dict[int, int] = {}
 
-    def plan(self, epoch: int) -> EpochPlan:
-        """The batches of an epoch, over all workers; raises DataError where a record does not fit the token budget."""
+    def plan(self, epoch: int, first_step: int = 0) -> EpochPlan:
+        """The batches of an epoch, over all workers; raises DataError where a record does not fit the token budget.
+
+        ``first_step``: steps of training before this epoch, on which the batches of its steps depend.
+        """
         # One epoch's plan is kept: of hundreds of millions of records it takes gigabytes.
         if self._plan is None or self._plan[0] != epoch:
-            plan = _plan(self._source, self._indices, self._batch, self._seed, epoch)
-            self._plan = (epoch, plan)
-            self._steps[epoch] = plan.num_steps
-        return self._plan[1]
+            self._plan = (epoch, _plan(self._source, self._indices, self._batch, self._seed, epoch))
+        return replace(self._plan[1], ramp=ramp_of(self._batch.ramp(first_step)))
 
     def total_steps(self, epochs: int) -> int:
         """Optimizer steps of the first ``epochs`` epochs, which may differ by a step: each is packed anew."""
-        return sum(self._steps.get(epoch) or self.plan(epoch).num_steps for epoch in range(epochs))
+        total = 0
+        for epoch in range(epochs):
+            if epoch not in self._steps:
+                self._steps[epoch] = self.plan(epoch, total).num_steps
+            total += self._steps[epoch]
+        return total
 
-    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[StepBatches]:
-        """The steps of an epoch from ``start_step`` on. Starting another iteration ends this one."""
-        plan = self.plan(epoch)
+    def epoch(self, epoch: int, start_step: int = 0, first_step: int = 0) -> Iterator[StepBatches]:
+        """The steps of an epoch from ``start_step`` on. Starting another iteration ends this one.
+
+        ``first_step``: steps of training before this epoch.
+        """
+        plan = self.plan(epoch, first_step)
         shape = _shape(self._source, self._indices, plan) if self._fixed_shapes else None
         steps = range(start_step, plan.num_steps)
-        mine = (batch for step in steps for batch in plan.rank_batches(step, self._rank, self._world_size))
+        mine = ((step, batch) for step in steps for batch in plan.rank_batches(step, self._rank, self._world_size))
+        follows = self._source.follows_steps
         # One stream over all steps: loader processes prepare across the bounds of steps, and never run dry at them.
-        made = self._source.batches(_request(plan, epoch, batch) for batch in mine)
+        made = self._source.batches(
+            _request(plan, epoch, batch, first_step + step if follows else None) for step, batch in mine
+        )
         for step in steps:
             following = (epoch + 1, 0) if step + 1 == plan.num_steps else (epoch, step + 1)
             numbers = plan.rank_batches(step, self._rank, self._world_size)
@@ -233,8 +248,11 @@ def _plan(source: BatchSource, indices: Indices, batch: BatchSection, seed: int,
     )
 
 
-def _request(plan: EpochPlan, epoch: int, batch: int | None) -> Request:
-    return None if batch is None else (epoch, plan.batch_records(batch))
+def _request(plan: EpochPlan, epoch: int, batch: int | None, step: int | None = None) -> Request:
+    if batch is None:
+        return None
+    records = plan.batch_records(batch)
+    return (epoch, records) if step is None else (epoch, records, step)
 
 
 def _shape(source: BatchSource, indices: Indices, plan: EpochPlan) -> BatchShape:

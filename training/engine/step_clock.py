@@ -27,12 +27,11 @@ CPU = torch.device("cpu")
 
 
 class StepClock:
-    """Steps and their phases on ``device``; ``budget_tokens`` of this worker's batches of a step, 0 if not known."""
+    """Steps and their phases on ``device``."""
 
-    def __init__(self, log_every_steps: int, device: torch.device = CPU, budget_tokens: int = 0):
+    def __init__(self, log_every_steps: int, device: torch.device = CPU):
         self._every = log_every_steps
         self._on_gpu = device.type == "cuda"
-        self._budget_tokens = budget_tokens
         self._running: list[_Phase] = []
         self._pending: deque[tuple[_Phase, Phase | None, Any]] = deque()
         self._reset()
@@ -70,11 +69,15 @@ class StepClock:
         beside = self._on_gpu and torch.cuda.current_stream() != around.stream
         return nullcontext() if beside else self.phase("communication")
 
-    def stepped(self, tokens: int, own_tokens: int = 0) -> None:
-        """End the step of so many real tokens in the global batch, ``own_tokens`` of them this worker's."""
+    def stepped(self, tokens: int, own_tokens: int = 0, budget_tokens: int = 0) -> None:
+        """End the step of so many real tokens in the global batch, ``own_tokens`` of them this worker's.
+
+        ``budget_tokens``: what this worker's batches could have had, 0 if not known.
+        """
         self._elapsed_s += time.perf_counter() - self._started
         self._tokens += tokens
         self._own_tokens += own_tokens
+        self._budget_tokens += budget_tokens
         self._steps += 1
 
     def log_due(self, step: int) -> bool:
@@ -95,8 +98,8 @@ class StepClock:
             "data_wait_s": self._data_wait_s / steps,
         }
         values |= {f"{name}_s": max(0.0, self._phase_s[name]) / steps for name in PHASES}
-        if self._budget_tokens and self._steps:
-            values["padding_share"] = 1 - self._own_tokens / (self._budget_tokens * self._steps)
+        if self._budget_tokens:
+            values["padding_share"] = 1 - self._own_tokens / self._budget_tokens
         self._reset()
         return values
 
@@ -111,7 +114,7 @@ class StepClock:
             self._phase_s[outer] -= seconds
 
     def _reset(self) -> None:
-        self._tokens = self._own_tokens = self._steps = 0
+        self._tokens = self._own_tokens = self._budget_tokens = self._steps = 0
         self._elapsed_s = self._data_wait_s = 0.0
         self._phase_s: dict[Phase, float] = dict.fromkeys(PHASES, 0.0)
 

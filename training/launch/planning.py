@@ -25,7 +25,7 @@ class Plan:
 
     @property
     def total_steps(self) -> int:
-        return self.training.max_steps or self.training.epochs * self.steps_per_epoch
+        return self.training.max_steps or self.training.epochs * self.steps_per_epoch + self.batch.more_steps
 
     def lines(self) -> list[str]:
         """The plan for a person to read."""
@@ -33,6 +33,8 @@ class Plan:
         changes = [] if self.data.counts is None else self.data.counts.lines()
         memory, batch = self.memory, self.batch
         tokens_per_step = f"{batch.global_tokens:,} in {counted(batch.batches_per_step, 'packed batch{es}')}"
+        if batch.first_global_tokens is not None:
+            tokens_per_step += f", from {batch.first_global_tokens:,} at the first of {batch.ramp_steps:,} steps on"
         if batch.batch_size is not None:
             sequences = counted(batch.batch_size, "sequence{s}")
             tokens_per_step = f"at most {tokens_per_step} of {sequences} at most"

@@ -20,19 +20,23 @@ from common.errors import DataError
 from dataset.batches.steps import StepBatches, TrainingSteps
 from dataset.packed_batch import PackedBatch
 from model.device import is_out_of_memory, seed_draws
+from run_folder.checkpoints import Position
 from training.engine.collective import ControlGroup, MetricSums
 from training.engine.engine import TrainingEngine
 from training.engine.memory_guard import MemoryGuard
 from training.engine.step_clock import StepClock
 
 
-def every_step(batches: TrainingSteps, epoch: int = 0, step_in_epoch: int = 0) -> Iterator[StepBatches]:
-    """Every step from this one on, epoch after epoch; DataError where an epoch has none."""
-    for number in count(epoch):
-        step = None
-        for step in batches.epoch(number, step_in_epoch if number == epoch else 0):
+def every_step(batches: TrainingSteps, position: Position) -> Iterator[StepBatches]:
+    """Every step from this position on, epoch after epoch; DataError where an epoch has none."""
+    start, first_step = position.step_in_epoch, position.step - position.step_in_epoch
+    for epoch in count(position.epoch):
+        taken = start
+        for step in batches.epoch(epoch, start, first_step):
+            taken += 1
             yield step
-        if step is None:
+        start, first_step = 0, first_step + taken
+        if taken == 0:
             raise DataError("there is no record to train on: all are held out by data.validation_share")
 
 

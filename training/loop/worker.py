@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from common.errors import EsmerayError
-from dataset.batches.plan import micro_batches
 from dataset.batches.steps import StepBatches
 from run_folder.checkpoints import Manifest, Position, installed_versions
 from run_folder.metrics_log import read_metrics
@@ -72,10 +71,8 @@ def loop(worker: Worker, position: Position) -> Outcome:
     if position.step == 0:
         # The first point of every curve is the model as it starts.
         validate(worker, position)
-    steps = every_step(experiment.batches, position.epoch, position.step_in_epoch)
-    batch = worker.config.batch
-    budget_tokens = batch.tokens * micro_batches(batch.batches_per_step, worker.context.world_size)
-    clock = StepClock(training.log_every_steps, worker.context.device, budget_tokens)
+    steps = every_step(experiment.batches, position)
+    clock = StepClock(training.log_every_steps, worker.context.device)
     stepper = Stepper(worker.engine, control, clock, worker.guard, worker.watchdog.progress)
     # On CUDA a step's results are read while the next one computes: reading them at once would wait for the device.
     results = StepResults(worker, clock, late=worker.context.device.type == "cuda")
@@ -103,7 +100,7 @@ def loop(worker: Worker, position: Position) -> Outcome:
             result = worker.engine.step(rate, muon_momentum(position.step, training.muon))
         position = _advance(position, step, agreement)
         worker.step = position.step
-        clock.stepped(agreement.tokens, step.num_tokens)
+        clock.stepped(agreement.tokens, step.num_tokens, len(step) * worker.config.batch.tokens)
         worker.watchdog.stepped()
         position = results.add(position, step.batches, sums, result, rate)
         if position.step_in_epoch == 0 and worker.sampler is not None:

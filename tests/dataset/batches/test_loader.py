@@ -163,6 +163,31 @@ def test_iteration_that_another_replaced_says_so_and_leaves_the_other_alone(stor
         assert first + contents(current) == contents(training(store_path, split[0]).epoch(1))
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_global_batch_and_mask_share_follow_the_steps_of_training_from_any_position(store_path, split, num_workers):
+    batch = BATCH.model_copy(update={"first_global_tokens": 512, "ramp_steps": 20})
+    masking = MaskedLMSection(first_mask_share=0.9, mask_share=0.1, mask_share_steps=10)
+    with training(store_path, split[0], num_workers, masking, batch=batch) as batches:
+        whole, first_steps = [], [0]
+        for epoch in range(3):
+            whole += [(epoch, step) for step in batches.epoch(epoch, first_step=first_steps[-1])]
+            first_steps.append(len(whole))
+        assert batches.total_steps(3) == len(whole)
+        assert first_steps[1] < 20 < len(whole), "the rise goes on in the second epoch"
+        full = [step for epoch, step in whole if step.next_epoch == epoch]
+        assert [len(step) for step in full][:3] == [1, 1, 1] and len(full[-1]) == 4
+        shares = [step.num_targets / (step.num_tokens - 2 * sequences_of(step)) for _, step in whole]
+        expected = [max(0.9 - 0.08 * number, 0.1) for number in range(len(whole))]
+        assert shares == pytest.approx(expected, abs=0.15)
+        place = first_steps[1] + 2
+        resumed = list(batches.epoch(1, 2, first_steps[1]))
+        assert contents(resumed) == contents(step for epoch, step in whole[place:] if epoch == 1)
+
+
+def sequences_of(step: StepBatches) -> int:
+    return sum(batch.num_sequences for batch in step)
+
+
 def test_steps_are_known_without_reading_a_sequence(store_path, split, monkeypatch):
     monkeypatch.setattr(Store, "sequence", None)
     batches = training(store_path, split[0])

@@ -1,5 +1,6 @@
 """Packing plans each record exactly once within the budget, nearly fills it, still shuffles, and knows no workers."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import dnaio
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import DataError
-from dataset.batches.plan import EpochPlan, micro_batches, plan_epoch
+from dataset.batches.plan import EpochPlan, micro_batches, plan_epoch, ramp_of
 
 BUDGET = 1024
 
@@ -89,6 +90,21 @@ def test_every_rank_takes_equally_many_batches_in_every_step(plan, world_size):
             batches = plan.rank_batches(step, rank, world_size)
             assert len(batches) == expected
             assert None not in batches[: sum(batch is not None for batch in batches)]
+
+
+@settings(deadline=None)
+@given(plan=plans, ramp=st.lists(st.integers(1, 9), max_size=6), world_size=st.integers(1, 4))
+def test_steps_of_a_ramp_have_as_many_batches_as_planned_and_every_batch_is_in_one_step(plan, ramp, world_size):
+    ramped = replace(plan, ramp=ramp_of(ramp))
+    sizes = [*ramp, *[plan.batches_per_step] * plan.num_batches]
+    taken = []
+    for step in range(ramped.num_steps):
+        ranks = [ramped.rank_batches(step, rank, world_size) for rank in range(world_size)]
+        assert {len(batches) for batches in ranks} == {micro_batches(sizes[step], world_size)}
+        batches = sorted(batch for rank in ranks for batch in rank if batch is not None)
+        assert len(batches) == sizes[step] or step + 1 == ramped.num_steps
+        taken += batches
+    assert taken == list(range(plan.num_batches))
 
 
 def test_plan_depends_on_seed_and_epoch_alone():

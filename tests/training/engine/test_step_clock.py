@@ -12,13 +12,13 @@ def now(monkeypatch) -> list[float]:
 
 
 def test_phases_and_the_wait_add_up_to_the_step(now):
-    clock = StepClock(log_every_steps=1, budget_tokens=200)
+    clock = StepClock(log_every_steps=1)
     now[0] += 1.0
     clock.loaded()
     for phase, seconds in (("communication", 0.5), ("forward", 2.0), ("backward", 4.0), ("optimizer", 0.25)):
         with clock.phase(phase):
             now[0] += seconds
-    clock.stepped(tokens=300, own_tokens=150)
+    clock.stepped(tokens=300, own_tokens=150, budget_tokens=200)
     figures = clock.read()
     parts = [figures[f"{phase}_s"] for phase in PHASES if phase != "checkpoint"]
     assert sum(parts) + figures["data_wait_s"] == pytest.approx(figures["step_s"]) == pytest.approx(7.75)

@@ -48,7 +48,15 @@ def test_run_prolonged_from_its_stable_part_is_the_one_planned_long_to_the_bit(s
     def run(name: str, max_steps: int) -> Config:
         training = {"max_steps": max_steps, "schedule": "wsd", "decay_share": 0.5, "evaluate_every_steps": 100}
         checkpoint = {"keep_last": 1, "keep_best": 0, "every_steps": 7}
-        config = tiny_config(tmp_path / name, training=training, checkpoint=checkpoint, model={"task": "masked_lm"})
+        # What else follows the steps: the global batch, the share of masks, Muon's momentum.
+        training |= {"optimizer": "muon", "muon": {"momentum_warmup_steps": 10}}
+        config = tiny_config(
+            tmp_path / name,
+            training=training,
+            checkpoint=checkpoint,
+            model={"task": "masked_lm", "masked_lm": {"first_mask_share": 0.5, "mask_share_steps": 10}},
+            batch={"first_global_tokens": 256, "ramp_steps": 10},
+        )
         run_folder(config).clear_requests()
         assert train_worker(config, WorkerContext(), store_path).status == "finished"
         return config

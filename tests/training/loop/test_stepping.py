@@ -8,6 +8,7 @@ from common.errors import DataError, ResourceError
 from dataset.batches.steps import StepBatches
 from dataset.packed_batch import TARGETS, PackedBatch
 from monitoring.sampling.memory_meter import MemoryMeter
+from run_folder.checkpoints import Position
 from train_config.schema import MemoryGuardSection
 from training.engine.memory_guard import MemoryGuard, NewStartError
 from training.engine.step_clock import StepClock
@@ -160,7 +161,8 @@ def test_other_errors_are_not_taken_for_memory(tmp_path):
 
 
 def test_steps_resume_inside_their_epoch_and_an_epoch_without_any_ends_them():
-    epochs = SimpleNamespace(epoch=lambda number, start=0: ((number, step) for step in range(start, 3)))
-    assert list(islice(every_step(epochs, 1, 2), 4)) == [(1, 2), (2, 0), (2, 1), (2, 2)]
+    epochs = SimpleNamespace(epoch=lambda number, start, first: ((number, step, first) for step in range(start, 3)))
+    position = Position(step=5, epoch=1, step_in_epoch=2)
+    assert list(islice(every_step(epochs, position), 5)) == [(1, 2, 3), (2, 0, 6), (2, 1, 6), (2, 2, 6), (3, 0, 9)]
     with pytest.raises(DataError, match="no record to train on"):
-        next(every_step(SimpleNamespace(epoch=lambda number, start=0: iter(()))))
+        next(every_step(SimpleNamespace(epoch=lambda *place: iter(())), Position()))
