@@ -107,7 +107,7 @@ def _matrices(section: BackboneSection, facts: BackboneFacts) -> int:
 
 
 def _counted(model: TaskModel) -> ParameterCount:
-    from model.parameter_groups import layer_matrices
+    from model.parameter_groups import layer_matrices  # here: it imports torch
 
     parameters = list(model.parameters())
     return ParameterCount(

@@ -5,8 +5,9 @@ import torch
 from pydantic import ValidationError
 
 from dataset.tokens.esm import CLS, EOS, pack_sequences
+from model.cost.memory import count_masked_lm_parameters, estimate_memory
 from tests.runs import tiny_config
-from tests.training.engine.test_engine import SEQUENCES, batch_with_targets, make_engine
+from tests.training.engine.test_engine import SEQUENCES, batch_with_targets, make_engine, train_step
 from training.engine.engine import TrainingEngine
 from training.engine.muon import ClippingMuon, orthogonalized
 
@@ -51,6 +52,19 @@ def test_matrices_of_the_layers_alone_are_updated_by_it_at_their_rate(process_gr
     assert groups[2]["params"][0].numel() == sum(parameter.numel() for parameter in trained)
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_state_takes_the_bytes_of_the_estimate(process_group, optimizer):
+    engine = make_engine(2, "bf16", optimizer=optimizer)
+    train_step(engine)
+    config = tiny_config(Path("unused"), model={"task": "masked_lm"})
+    estimate = estimate_memory(
+        count_masked_lm_parameters(config.model), stage=2, world_size=1, precision="bf16", optimizer=optimizer
+    )
+    states = engine._engine.basic_optimizer.state.items()
+    vectors = [t for part, state in states for t in (part, *state.values()) if t.ndim]
+    assert sum(t.numel() * t.element_size() for t in vectors) == pytest.approx(estimate.optimizer_bytes, abs=100)
+
+
 def steps_of(engine: TrainingEngine, rank: int, workers: int) -> dict[str, torch.Tensor]:
     """Weights after three steps on this worker's sequences."""
     targets = sum(map(len, SEQUENCES))
@@ -68,7 +82,7 @@ def train_rank(rank: int, workers: int, folder: Path) -> None:
         engine = make_engine(stage, optimizer="muon")
         if stage > 0:
             (places,) = engine._engine.basic_optimizer._places.values()
-            assert any(place.is_cut for place in places), "workers have a matrix in parts"
+            assert any(place.is_cut for place in places) == (workers == 2), "then both have a part of one"
         torch.save(steps_of(engine, rank, workers), folder / f"{stage}-{rank}.pt")
 
 

@@ -43,6 +43,27 @@ def test_plan_says_steps_and_memory(tmp_path):
     assert "cropped" in text
 
 
+def test_plan_counts_optimizer_mean_and_the_smaller_steps_of_the_start(tmp_path):
+    training, batch = {"max_steps": None, "epochs": 2}, {"tokens": 64, "global_tokens": 256}
+    changes = [
+        ({}, {}),
+        ({"optimizer": "muon"}, {}),
+        ({"weight_mean": 0.9}, {}),
+        ({}, {"first_global_tokens": 64, "ramp_steps": 20}),
+    ]
+    plans = []
+    for more_training, more_batch in changes:
+        config = tiny_config(tmp_path, training=training | more_training, batch=batch | more_batch)
+        size = task_plan(config).estimate()
+        plans.append(make_plan(config.batch, config.training, config.deepspeed, Workers(1, 1, False), size))
+    plain, muon, mean, ramped = plans
+    assert muon.memory.optimizer_bytes == plain.memory.optimizer_bytes - 4 * size.parameters.matrices
+    assert mean.memory.optimizer_bytes == plain.memory.optimizer_bytes + 4 * size.parameters.trainable
+    sizes = [1] * 7 + [2] * 7 + [3] * 6
+    assert ramped.batch.ramp() == sizes
+    assert ramped.total_steps - plain.total_steps == 20 - sum(sizes) // 4
+
+
 @pytest.mark.parametrize("end", [{"max_steps": 9}, {"max_steps": None, "epochs": 3}])
 def test_a_warm_up_as_long_as_the_run_is_refused(tmp_path, end):
     training = tiny_config(tmp_path, training={**end, "warmup_steps": 9}).training
