@@ -152,7 +152,7 @@ def test_parameters_of_any_backbone_are_counted_before_it_is_built(task, tmp_pat
     total, trainable = sum(p.numel() for p in parameters), sum(p.numel() for p in parameters if p.requires_grad)
     (tmp_path / "model.safetensors").unlink()
     count = {"autoencoder": count_autoencoder_parameters, "masked_lm": count_masked_lm_parameters}[task]
-    assert count(section(task, tmp_path, frozen=True)) == (total, trainable)
+    assert count(section(task, tmp_path, frozen=True)) == (total, trainable, 0)
 
 
 def test_what_does_not_go_with_a_task_is_refused(tmp_path):

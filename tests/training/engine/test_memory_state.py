@@ -46,11 +46,11 @@ def lost_in_step(number: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch, suppress(LostError):
         honest, calls = TrainingEngine.step, []
 
-        def step(self: TrainingEngine, learning_rate: float) -> object:
+        def step(self: TrainingEngine, *rates: float) -> object:
             calls.append(1)
             if len(calls) == number:
                 raise LostError("lost")
-            return honest(self, learning_rate)
+            return honest(self, *rates)
 
         patch.setattr(TrainingEngine, "step", step)
         yield

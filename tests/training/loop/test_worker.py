@@ -214,9 +214,9 @@ def spoil(monkeypatch, steps) -> None:
     def backward(self, loss_sum, global_targets):
         honest(self, loss_sum * (float("nan") if calls["step"] in steps else 1.0), global_targets)
 
-    def step(self, learning_rate):
+    def step(self, *rates):
         calls["step"] += 1
-        return honest_step(self, learning_rate)
+        return honest_step(self, *rates)
 
     monkeypatch.setattr(TrainingEngine, "backward", backward)
     monkeypatch.setattr(TrainingEngine, "step", step)
