@@ -73,7 +73,8 @@ def main(argv: list[str]) -> int:
     require_packages(stages)
     # Peers' tokenizers and hubs neither report nor ask for anything while time is taken.
     os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", TOKENIZERS_PARALLELISM="false")
-    return _measure(stages, arguments, shlex.join(["python", "-m", "benchmarks", *argv]))
+    words = [Path(word).name if Path(word).is_absolute() else word for word in argv]  # no path of this machine
+    return _measure(stages, arguments, shlex.join(["python", "-m", "benchmarks", *words]))
 
 
 def load_stages(names: Sequence[str] = ()) -> list[Stage]:
