@@ -34,6 +34,7 @@ MODULES = (
     "proteome",
     "service",
     "training",
+    "time_to_loss",
     "runs",
     "plan",
     "alignment",

@@ -36,11 +36,11 @@ from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
 from training.engine.deepspeed_setup import prepare_deepspeed
 
 
-def tokenized(fasta: str, tokenizer: EsmTokenizer) -> list[dict[str, Any]]:
-    """All proteins, ready for the collator."""
+def tokenized(fasta: str, tokenizer: EsmTokenizer, residues: int = MAX_RESIDUES) -> list[dict[str, Any]]:
+    """All proteins, at most so many residues of each, ready for the collator."""
     with dnaio.open(fasta) as records:
         sequences = [record.sequence for record in records]
-    longest = MAX_RESIDUES + SPECIAL_TOKENS_PER_SEQUENCE
+    longest = residues + SPECIAL_TOKENS_PER_SEQUENCE
     ids = tokenizer(sequences, truncation=True, max_length=longest)["input_ids"]
     return [{"input_ids": own, "attention_mask": [1] * len(own)} for own in ids]
 

@@ -27,7 +27,7 @@ from training.loop.worker import loop, train_worker
 from training.tasks.registry import task_plan
 
 
-class _EnoughError(Exception):
+class EnoughError(Exception):
     """The last measured step is done; what a run does at its end is not part of the benchmark."""
 
 
@@ -44,7 +44,7 @@ class _StepLog:
             tokens, memory_bytes = metrics["tokens"], self._meter.peak().computing_bytes
             self.lines.append(StepLine(metrics["step_s"], tokens, tokens, metrics["loss"], memory_bytes))
             if step == self._last_step:
-                raise _EnoughError
+                raise EnoughError
 
     def event(self, name: str, step: int, **fields: Any) -> None:
         """Events are not measured."""
@@ -63,13 +63,19 @@ def train(
     config = run_config(work, folder)
     context, run = begin_pair(config.run, rank, meeting) if meeting else begin(config.run)
     worker = Worker(config, context, run, work.store, None)
+    log = _StepLog(work.total_steps)
+    train_until_enough(worker, log)
+    return log.lines
+
+
+def train_until_enough(worker: Worker, log: Any) -> None:
+    """Train with this in place of the run's log until it raises EnoughError."""
     position = restore(worker)
-    worker.log = log = _StepLog(work.total_steps)  # type: ignore[assignment]
+    worker.log = log
     try:
         loop(worker, position)
-    except _EnoughError:
+    except EnoughError:
         worker.experiment.close()
-    return log.lines
 
 
 def run_config(workload: Workload, folder: str) -> Config:

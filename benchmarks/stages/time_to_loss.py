@@ -1,0 +1,170 @@
+"""Masked language models from random weights: the time until ours is as good as the Trainer's best after 20 minutes.
+
+The peer is transformers.Trainer with AdamW as ``run_mlm.py`` documents it (batches of 8 padded proteins, linear decay,
+no warm-up), in bf16, by the best of four learning rates, each trained for 20 minutes: the lowest loss on the validation
+part is the target. Ours is train_config/masked_lm.yaml on a network of the same size, planned for a seventh of that
+time, by three seeds. Parts are split by clusters (:mod:`benchmarks.harness.split`), and both are judged by the same
+masks (:mod:`benchmarks.programs.masked_lm`). Rows then tell what each ingredient of the recipe contributes: the loss
+without it, after the same time.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from benchmarks.harness.proteins import make_store
+from benchmarks.harness.split import Part, split
+from benchmarks.harness.stage import Case, Comparison, Contender, Facts, Row, Setting, Stage, WrongWorkError
+from benchmarks.programs.masked_lm import MAX_LENGTH, Point
+from benchmarks.programs.processes import call
+from benchmarks.programs.training_workload import NEVER, TOY
+from train_config.loading import Overrides, load_config
+
+OURS, TRAINER = "esmeray", "Trainer, AdamW"
+CASE = "time to the Trainer's lowest loss"
+NETWORK = {"layers": 4, "hidden_size": 256, "heads": 4}
+TRAINER_S = 1200.0
+SHARE = 1 / 7
+"""Of the Trainer's time that ours is planned for."""
+LEARNING_RATES = (3e-4, 1e-3, 2e-3, 4e-3)
+SEEDS = (0, 1, 2)
+POINTS = 10
+"""Evaluations of the Trainer."""
+TRIAL_STEPS = 30
+"""Steps that tell how many the time has room for."""
+WITHOUT: dict[str, Overrides] = {
+    "Muon": {("training", "optimizer"): "adamw", ("training", "learning_rate"): 2e-3},
+    "wsd: cosine": {("training", "schedule"): "cosine"},
+    "the mask token alone: 80, 10, 10": {
+        ("model", "masked_lm", "mask_token_share"): 0.8,
+        ("model", "masked_lm", "random_token_share"): 0.1,
+    },
+}
+"""What puts an ingredient of the recipe back to what it is elsewhere."""
+QUICK_PROTEINS, QUICK_S = 200, 3.0
+
+
+@dataclass(frozen=True)
+class Course:
+    """The points of a training."""
+
+    points: Sequence[Point]
+
+    @property
+    def best(self) -> Point:
+        """The first of the lowest loss."""
+        return min(self.points, key=lambda point: point.bits)
+
+    def seconds_to(self, bits: float) -> float:
+        """Raises WrongWorkError where the loss stayed above."""
+        for point in self.points:
+            if point.bits <= bits:
+                return point.seconds
+        raise WrongWorkError(f"{self.best.bits:.4f} bits a masked residue were reached, and {bits:.4f} is the target")
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all trainings share."""
+
+    setting: Setting
+    parts: dict[Part, Path]
+    store: Path
+
+    @property
+    def network(self) -> dict[str, int]:
+        return TOY if self.setting.quick else NETWORK
+
+    @property
+    def trainer_s(self) -> float:
+        return QUICK_S if self.setting.quick else TRAINER_S
+
+    def trainer(self, rate: float, steps: int) -> Course:
+        at_s = [self.trainer_s * point / POINTS for point in range(1, POINTS)]
+        arguments = {"network": self.network, "proteins": self.parts["training"], "learning_rate": rate, "steps": steps}
+        return self._course("train_trainer", at_s, f"Trainer{rate}{steps}", **arguments)
+
+    def ours(self, steps: int, seed: int = 0, without: str = "") -> Course:
+        budget_s = self.trainer_s * SHARE
+        name = f"{without}{steps}-{seed}"
+        overrides: Overrides = {
+            ("run", "seed"): seed,
+            ("data", "max_length"): MAX_LENGTH,
+            ("data", "validation_share"): 0.0,
+            **{("model", "backbone", key): value for key, value in self.network.items()},
+            ("training", "max_steps"): steps,
+            ("training", "evaluate_every_steps"): NEVER,
+            ("checkpoint", "every_steps"): NEVER,
+            ("wandb", "mode"): "disabled",
+            **WITHOUT.get(without, {}),
+        }
+        config = load_config("train_config/masked_lm.yaml", overrides).model_dump(mode="json")
+        at_s = [0.85 * budget_s, 0.95 * budget_s]
+        return self._course("train_ours", at_s, name, config=config, store=self.store, limit_s=1.1 * budget_s)
+
+    def steps(self, trial: Course, seconds: float) -> int:
+        """Steps that so many seconds have room for."""
+        return max(2, int(seconds / trial.points[-1].seconds * TRIAL_STEPS))
+
+    def _course(self, function: str, at_s: Sequence[float], name: str, **arguments: Any) -> Course:
+        paths = {"fasta": self.parts["validation"], "folder": self.setting.folder / name}
+        plain = {key: str(value) if isinstance(value, Path) else value for key, value in (arguments | paths).items()}
+        points = call(f"benchmarks.programs.masked_lm:{function}", at_s=at_s, **plain)
+        return Course([Point(**point) for point in points])
+
+
+def _cases(setting: Setting) -> Iterator[Case | Row]:
+    setting.note("splitting by clusters")
+    parts = split(setting.fasta, setting.folder, QUICK_PROTEINS if setting.quick else None)
+    bench = Bench(setting, parts, make_store(parts["training"], setting.folder / "training.store"))
+    target, rate, trainer_s = float("inf"), 0.0, 0.0
+    steps = bench.steps(bench.trainer(LEARNING_RATES[0], TRIAL_STEPS), bench.trainer_s)
+    for tried in LEARNING_RATES[:1] if setting.quick else LEARNING_RATES:
+        setting.note(f"{TRAINER}, learning rate {tried:g}")
+        course = bench.trainer(tried, steps)
+        yield _row(f"{TRAINER}, rate {tried:g}", [course])
+        if course.best.bits < target:
+            target, rate, trainer_s = course.best.bits, tried, course.best.seconds
+    target = 10.0 if setting.quick else target  # a smoke run ends anywhere
+    steps = bench.steps(bench.ours(TRIAL_STEPS), bench.trainer_s * SHARE)
+    seeds = SEEDS[:1] if setting.quick else SEEDS
+    courses = []
+    for seed in seeds:
+        setting.note(f"{OURS}, seed {seed}")
+        courses.append(bench.ours(steps, seed))
+    yield _row(OURS, courses)
+    reached_s = iter([course.seconds_to(target) for course in courses])
+    contenders = (
+        Contender(OURS, lambda: next(reached_s), kind="value"),
+        Contender(TRAINER, lambda: trainer_s, kind="value"),
+    )
+    facts: Facts = {"target, bits a masked residue": round(target, 4), "the Trainer's learning rate": rate}
+    yield Case(CASE, "s", contenders, better="lower", rounds=len(seeds), facts=facts)
+    for ingredient in WITHOUT:
+        setting.note(f"without {ingredient}")
+        yield _row(f"{OURS} without {ingredient}", [bench.ours(steps, seed, ingredient) for seed in seeds])
+
+
+def _row(name: str, courses: Sequence[Course]) -> Row:
+    """Means of the ends of these trainings, and the bits of each."""
+    ends = [course.points[-1] for course in courses]
+    return {
+        "training": name,
+        "seconds": round(mean(end.seconds for end in ends), 1),
+        "tokens/s": round(mean(end.tokens / end.seconds for end in ends)),
+        "bits a masked residue": round(mean(end.bits for end in ends), 4),
+        "of each seed": " ".join(f"{end.bits:.4f}" for end in ends),
+        "lowest": round(min(course.best.bits for course in courses), 4),
+    }
+
+
+STAGE = Stage(
+    name="time_to_loss",
+    summary="masked LM from random weights: time until it is as good as transformers.Trainer's after 20 minutes",
+    cases=_cases,
+    comparisons=(Comparison(CASE, OURS, TRAINER, {"cpu": 7.0}),),
+    packages=("transformers", "accelerate"),
+    distributions=("transformers", "accelerate", "deepspeed"),
+)

@@ -1,0 +1,36 @@
+from itertools import chain
+from pathlib import Path
+
+import dnaio
+import numpy as np
+
+from alignment.scoring import scoring
+from alignment.search import Search
+from benchmarks.harness.proteins import make_store
+from benchmarks.harness.split import EVALUE, split
+from dataset.store.reader import Store
+from dataset.store.sample import sample_records
+
+
+def test_no_protein_is_like_one_of_another_part_and_each_is_in_one(tmp_path: Path):
+    sequences = [sequence for _, sequence in sample_records(300, 100, seed=0)]
+    fasta, folder = tmp_path / "all.fasta", tmp_path / "parts"
+    fasta.write_text("".join(f">{number}\n{sequence}\n" for number, sequence in enumerate(sequences)))
+    folder.mkdir()
+    parts = {}
+    for part, path in split(fasta, folder).items():
+        with dnaio.open(path) as records:
+            parts[part] = [record.sequence for record in records]
+    assert all(parts.values())
+    assert sorted(chain.from_iterable(parts.values())) == sorted(sequences)
+    place = {sequence: part for part, members in parts.items() for sequence in members}
+    store = Store(make_store(fasta, tmp_path / "store"))
+    search = Search(store, scoring())
+    letters = [store.sequence(record).tobytes() for record in range(len(store))]
+    crossing = [
+        (query, hit)
+        for query in np.arange(0, len(store), 10).tolist()
+        for hit in search.hits(letters[query], len(store), EVALUE)
+        if place[letters[query].decode()] != place[letters[hit.record].decode()]
+    ]
+    assert crossing == []
