@@ -56,8 +56,16 @@ class Pace:
         self.validation: Record | None = None
         self._steps: deque[Record] = deque(maxlen=_STEPS)
         self._resumed = False
+        self._began_s: float | None = None
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since this command's training began, by the last step's time."""
+        return self.step["time"] - self._began_s if self.step and self._began_s is not None else 0.0
 
     def take(self, record: Record) -> None:
+        if self._began_s is None:
+            self._began_s = record.get("time")
         if record["kind"] == "event":
             self.total_steps = record.get("total_steps", self.total_steps)
             self._resumed |= record["event"] in ("started", "resumed")
@@ -166,14 +174,16 @@ class ProgressSink:
         return line
 
     def _describe(self, columns: float = math.inf) -> str:
-        """Step, loss, tokens/s, lr, time left and last validation, as far as known.
+        """Step, loss, tokens and time that led to it, tokens/s, lr, time left and last validation, as far as known.
 
-        Of a line longer than ``columns`` the learning rate is left out, then the speed, the loss and the time left.
+        Of a line longer than ``columns`` these are left out first: lr, what led to the loss, speed, loss, time left.
         """
         pace, last = self._pace, self._pace.step or _NO_STEP
         parts = {"step": f"step {last['step']}/{pace.total_steps}"}
         if pace.step is not None:
             parts["loss"] = f"loss {loss_text(last)}"
+            if "tokens_seen" in last:
+                parts["seen"] = f"after {amount(last['tokens_seen'])} tokens, {duration(pace.elapsed_s)}"
             parts["speed"] = f"{amount(pace.tokens_per_s())} tokens/s"
             if last.get("learning_rate") is not None:
                 parts["rate"] = f"lr {last['learning_rate']:.2e}"
@@ -183,7 +193,7 @@ class ProgressSink:
                 parts["skipped"] = f"{last['skipped_steps']} skipped"
             if pace.validation is not None:
                 parts["validation"] = describe_validation(pace.validation, self._labels)
-        for name in ("rate", "speed", "loss", "left"):
+        for name in ("rate", "seen", "speed", "loss", "left"):
             if len(" · ".join(parts.values())) <= columns:
                 break
             parts.pop(name, None)

@@ -68,11 +68,11 @@ def test_line_holds_step_loss_speed_rate_and_time_left_of_the_workers_total():
     sink = ProgressSink(10, metric_labels(), stream=stream, clock=Clock())
     sink.write({"kind": "event", "step": 0, "event": "started", "total_steps": 100})
     sink.write(train(1, loss=None, nonfinite=True, skipped_steps=1))
-    sink.write(train(2))
+    sink.write(train(2, tokens_seen=3_210_000))
     sink.close()
     first, last = stream.getvalue().splitlines()
     assert "loss NaN" in first and "1 skipped" in first
-    assert last == "step 2/100 · loss 2.5000 · 12.3k tokens/s · lr 1.00e-03 · 1:38 left"
+    assert last == "step 2/100 · loss 2.5000 · after 3.21M tokens, 1 s · 12.3k tokens/s · lr 1.00e-03 · 1:38 left"
 
 
 @pytest.mark.parametrize("stream", [io.StringIO(), Terminal()])
