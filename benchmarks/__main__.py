@@ -9,6 +9,7 @@ Examples:
   python -m benchmarks --quick
   python -m benchmarks --list
   python -m benchmarks gpu --help
+  python -m benchmarks record --help
 """
 
 import argparse
@@ -66,6 +67,11 @@ def main(argv: list[str]) -> int:
         from benchmarks.gpu.script import main as measure_gpu  # here: it loads torch
 
         return measure_gpu(argv[1:])
+    if argv[:1] == ["record"]:
+        os.environ.update(DS_ACCELERATOR="cpu", CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1")
+        from benchmarks.record import main as record  # here: it loads torch
+
+        return record(argv[1:])
     arguments = parsed(argv)
     stages = load_stages(arguments.stages)
     if arguments.list:

@@ -49,7 +49,9 @@ def program_of(command: str) -> str:
     name = Path(sys.argv[0]).name
     if name in ("train_ray.py", "serve_ray.py"):
         return f"python {name}"
-    return f"esmeray {command}" if name == "esmeray" else f"python -m tools {command}"
+    if name == "esmeray":
+        return f"esmeray {command}"
+    return f"python -m {'benchmarks' if Path(sys.argv[0]).parent.name == 'benchmarks' else 'tools'} {command}"
 
 
 def result_console() -> Console:

@@ -27,6 +27,7 @@ from transformers import (
 )
 
 from benchmarks.harness.models import random_network
+from benchmarks.harness.split import Part
 from benchmarks.peers.transformers_embedding import esm_tokenizer
 from benchmarks.programs.trainer import tokenized
 from benchmarks.programs.worker_alone import EnoughError, begin, train_until_enough
@@ -44,11 +45,12 @@ MASKS_SEED = 0
 
 @dataclass(frozen=True)
 class Point:
-    """A model on its way: seconds and real tokens of its steps, and its bits per masked residue."""
+    """A model on its way: seconds and real tokens of its steps, and its bits per masked residue of a part."""
 
     seconds: float
     tokens: int
     bits: float
+    part: Part = "validation"
 
 
 class Evaluation:
@@ -92,13 +94,21 @@ class Evaluation:
 
 
 class _Course:
-    """Points of a training: at these seconds, at its end, and none after ``limit_s``."""
+    """Points of a training: at these seconds, at its end, and none after ``limit_s``.
+
+    Where a FASTA file of the test part is given, the last point is of that.
+    """
 
     def __init__(
-        self, network: Callable[[], PreTrainedModel], fasta: str, at_s: Sequence[float], limit_s: float
+        self,
+        network: Callable[[], PreTrainedModel],
+        fasta: str,
+        at_s: Sequence[float],
+        limit_s: float = math.inf,
+        test: str | None = None,
     ) -> None:
         self.points: list[Point] = []
-        self._network, self._evaluation = network, Evaluation(fasta)
+        self._network, self._evaluation, self._test = network, Evaluation(fasta), test
         self._at_s, self._limit_s = sorted(at_s), limit_s
         self._seconds, self._tokens = 0.0, 0
 
@@ -109,8 +119,13 @@ class _Course:
         last |= self._seconds >= self._limit_s
         if last or (self._at_s and self._seconds >= self._at_s[0]):
             self._at_s = [at for at in self._at_s if at > self._seconds]
-            self.points.append(Point(self._seconds, self._tokens, self._evaluation.bits(self._network())))
+            self._judge(self._evaluation, "validation")
+        if last and self._test is not None:
+            self._judge(Evaluation(self._test), "test")
         return last
+
+    def _judge(self, evaluation: Evaluation, part: Part) -> None:
+        self.points.append(Point(self._seconds, self._tokens, evaluation.bits(self._network()), part))
 
 
 class _CourseLog:
@@ -128,14 +143,20 @@ class _CourseLog:
 
 
 def train_ours(
-    config: dict[str, Any], store: str, folder: str, fasta: str, at_s: Sequence[float] = (), limit_s: float = math.inf
+    config: dict[str, Any],
+    store: str,
+    folder: str,
+    fasta: str,
+    at_s: Sequence[float] = (),
+    limit_s: float = math.inf,
+    test: str | None = None,
 ) -> list[Point]:
     """The points of a run of this config on all proteins of a store, judged by those of a FASTA file."""
     settings = Config.model_validate(config | {"run": config["run"] | {"storage_path": folder}})
     context, run = begin(settings.run)
     worker = Worker(settings, context, run, store, None)
     model: Any = worker.engine.module
-    course = _Course(model.network, fasta, at_s, limit_s)
+    course = _Course(model.network, fasta, at_s, limit_s, test)
     train_until_enough(worker, _CourseLog(course, worker.total_steps))
     return course.points
 
@@ -171,7 +192,6 @@ def train_trainer(
     steps: int,
     fasta: str,
     at_s: Sequence[float] = (),
-    limit_s: float = math.inf,
 ) -> list[Point]:
     """The points of ``transformers.Trainer`` with its defaults, those of ``run_mlm.py``, in bf16."""
     tokenizer = esm_tokenizer(Path(folder))
@@ -191,7 +211,7 @@ def train_trainer(
         train_dataset=tokenized(proteins, tokenizer, MAX_LENGTH),  # type: ignore[arg-type]
         data_collator=DataCollatorForLanguageModeling(tokenizer, mlm_probability=MASK_SHARE),
     )
-    trainer.clock = _Clock(lambda _: _Course(lambda: model, fasta, at_s, limit_s), steps)
+    trainer.clock = _Clock(lambda _: _Course(lambda: model, fasta, at_s), steps)
     trainer.add_callback(trainer.clock)
     trainer.train()
     return trainer.clock.course.points

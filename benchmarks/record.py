@@ -1,0 +1,131 @@
+"""Make an entry of the ten-minute track: a masked LM from random weights on two cores, judged by bits a masked residue.
+
+Any settings of a masked LM may be entered, and any change of the code. The proteins are the UniRef90 sample, in the
+parts of benchmarks/harness/split.py, cropped to 510 residues. The clock counts what steps take, waiting for data
+included, and stops training after 600 s. Each residue of a judged protein is masked with probability 0.15, by the mask
+token alone. Without --enter only the validation part is read; with it the test part is opened, once for a name.
+
+Examples:
+  python -m benchmarks record trial --config masked_lm --training.max_steps 50
+  python -m benchmarks record "Muon, wsd" --config masked_lm --training.max_steps 1500 --enter
+"""
+
+import json
+import os
+import sys
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from benchmarks.harness.machine import describe_machine, revision, slugify, versions
+from benchmarks.harness.proteins import make_store
+from benchmarks.harness.split import split
+from benchmarks.programs.masked_lm import MAX_LENGTH
+from benchmarks.programs.processes import call
+from benchmarks.programs.training_workload import NEVER
+from common.errors import ConfigError
+from common.progress import status_line
+from common.publishing import write_atomically
+from tools.grammar import Plain, read_words
+from train_config.loading import load_config
+from train_config.schema import Config
+
+FOLDER = Path(__file__).resolve().parent
+LIMIT_S = 600.0
+CORES = 2
+SEEDS = (0, 1, 2)
+HEAD = """# Records of the ten-minute track
+
+`python -m benchmarks record --help` has the rules. Bits a masked residue, means of the seeds; records/ has the logs.
+
+| date | entry | validation | test | of each seed (test) | seconds | tokens | machine | commit |
+|---|---|---|---|---|---|---|---|---|
+"""
+
+
+class Arguments(Plain):
+    """What to do with the settings."""
+
+    name: str
+    """Name of the entry."""
+    enter: bool = False
+    """Open the test part, and write the entry."""
+
+
+def main(argv: list[str]) -> int:
+    """Train by each seed, print what comes out, and with --enter write it down."""
+    arguments, file, overrides = read_words(argv, "record", __doc__, Arguments, Config)
+    config = load_config(file, overrides)
+    log = FOLDER / "records" / f"{slugify(arguments.name)}.json"
+    if arguments.enter and log.exists():
+        raise ConfigError(f"{arguments.name}: an entry has this name, and opened the test part; give another")
+    if config.model.task != "masked_lm":
+        raise ConfigError("the track is of masked language models: give --config masked_lm, or one like it")
+    if len(os.sched_getaffinity(0)) != CORES:
+        raise ConfigError(f"the track is of {CORES} cores: run it by taskset --cpu-list 0,1")
+    with tempfile.TemporaryDirectory() as folder, status_line() as show:
+        show("splitting by clusters")
+        parts = split(None, Path(folder))
+        store = make_store(parts["training"], Path(folder) / "training.store")
+        runs = []
+        for seed in SEEDS:
+            show(f"seed {seed}")
+            runs.append(_train(config, seed, folder, str(store), arguments, {k: str(p) for k, p in parts.items()}))
+            print(
+                f"seed {seed}: " + ", ".join(f"{p['bits']:.4f} {p['part']} at {p['seconds']:.0f} s" for p in runs[-1])
+            )
+    if arguments.enter:
+        _enter(arguments.name, config, runs, log)
+    return 0
+
+
+def _train(
+    config: Config, seed: int, folder: str, store: str, arguments: Arguments, parts: dict[str, str]
+) -> list[dict[str, Any]]:
+    """The points of one seed."""
+    settings = config.model_dump(mode="json")
+    settings["run"]["seed"] = seed
+    settings["data"] |= {"max_length": MAX_LENGTH, "validation_share": 0.0}
+    settings["training"]["evaluate_every_steps"] = settings["checkpoint"]["every_steps"] = NEVER
+    return call(
+        "benchmarks.programs.masked_lm:train_ours",
+        config=settings,
+        store=store,
+        folder=f"{folder}/{seed}",
+        fasta=parts["validation"],
+        limit_s=LIMIT_S,
+        test=parts["test"] if arguments.enter else None,
+    )
+
+
+def _enter(name: str, config: Config, runs: list[list[dict[str, Any]]], log: Path) -> None:
+    machine, date = describe_machine(), datetime.now(UTC).strftime("%Y-%m-%d")
+    bits = {part: [p["bits"] for run in runs for p in run if p["part"] == part] for part in ("validation", "test")}
+    ends = [run[-1] for run in runs]
+    values = [
+        date,
+        name,
+        f"{mean(bits['validation']):.4f}",
+        f"{mean(bits['test']):.4f}",
+        " ".join(f"{value:.4f}" for value in bits["test"]),
+        f"{mean(end['seconds'] for end in ends):.0f}",
+        f"{mean(end['tokens'] for end in ends):,.0f}",
+        machine.slug,
+        revision(),
+    ]
+    entry = {
+        "name": name,
+        "commit": revision(),
+        "seeds": SEEDS,
+        "points": runs,
+        "config": config.model_dump(mode="json"),
+    }
+    entry |= {"machine": machine.model_dump(), "versions": versions(["deepspeed"])}
+    log.parent.mkdir(exist_ok=True)
+    write_atomically(log, json.dumps(entry, indent=1).encode())
+    table = FOLDER / "records.md"
+    text = table.read_text(encoding="utf-8") if table.exists() else HEAD
+    write_atomically(table, f"{text}| {' | '.join(values)} |\n".encode())
+    print(f"entered: {table}", file=sys.stderr)
