@@ -1,7 +1,7 @@
 """Train an experiment on a Ray cluster, or resume it.
 
-FILE is yours, or one of train_config/, also as its name alone: esm2ae, masked_lm, my_classifier, protein_classifier,
-text_classifier, structdiff, function, function_classifier.
+FILE is yours, or one of train_config/, also as its name alone: esm2ae, masked_lm, masked_lm_150M, my_classifier,
+protein_classifier, text_classifier, structdiff, function, function_classifier.
 
 Connects to the Ray cluster at hand or starts a local one, prepares the data once, trains with one worker a device and
 prints where the result is. The same command resumes a run of the same name that stopped. With --tune it measures
@@ -11,7 +11,7 @@ An option overrides the file. Lists take several values; none clears an optional
 
 Examples:
   esmeray train --config esm2ae --data.source proteins.fasta.gz --run.name first
-  esmeray train --config masked_lm --data.source proteins.fasta.gz --model.backbone.source facebook/esm2_t6_8M_UR50D
+  esmeray train --config masked_lm --data.source proteins.fasta.gz
   esmeray train --config my_classifier --data.source proteins.csv
   esmeray train --config masked_lm --ray.address HOST:6379 --run.storage_path /shared/runs --data.stage_dir /tmp/stores
   esmeray train --config esm2ae --dry_run
