@@ -87,10 +87,12 @@ bench: $(VENV)/.installed-bench  ## speed beside what people use today (ARGS="--
 	$(BIN)/python -m benchmarks $(ARGS)
 
 # What torch's CUDA build brings along is left out with torch: it pins that itself, and a CPU machine must not install it.
+# rfc3987-syntax (1.1) and its lark are an option of jsonschema that cyclonedx-bom brings: it parses its grammar whenever Ray is
+# imported, 1.2 s in each process of a cluster, and nothing here checks an IRI.
 lock: $(VENV)/.installed-dev  ## pin everything that requirements.txt, -dev.txt and -bench.txt bring along
 	for name in requirements requirements-dev requirements-bench; do \
 		$(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header --no-annotate $$name.txt \
-		| awk '/^[^ ]/ {kept = /^nvidia-ml-py==/ || !/^(torch==|nvidia-|cuda-|triton==)/} kept' \
+		| awk '/^[^ ]/ {kept = /^nvidia-ml-py==/ || !/^(torch==|nvidia-|cuda-|triton==|rfc3987-syntax==|lark==)/} kept' \
 		| sed '1i # Made by make lock from '$$name'.txt. Not to be edited.' > $$name.lock; done
 
 sbom: $(VENV)/.installed-dev  ## esmeray.cdx.json: the locked packages with their hashes, in CycloneDX's format
