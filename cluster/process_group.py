@@ -14,6 +14,8 @@ import ray
 import torch.distributed as dist
 from ray.train.torch import TorchConfig
 from ray.train.torch.config import _set_torch_distributed_env_vars, _TorchBackend
+from ray.train.v2._internal.callbacks import DatasetsCallback
+from ray.train.v2.torch.torch_trainer import TorchTrainer
 
 LOOPBACK = "127.0.0.1"
 _stores: list[dist.TCPStore] = []
@@ -67,3 +69,10 @@ class _ProcessGroup(_TorchBackend):
             for rank, address in enumerate(own)
         ]
         ray.get(joining)
+
+
+class WithoutDatasets(TorchTrainer):
+    """Ray Train without the actor that hands out Ray's datasets (2.60 starts one, a process, for none as well)."""
+
+    def _create_default_callbacks(self) -> list[Any]:
+        return [each for each in super()._create_default_callbacks() if not isinstance(each, DatasetsCallback)]

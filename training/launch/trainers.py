@@ -5,6 +5,7 @@
 """
 
 import gc
+import importlib
 import logging
 import os
 import socket
@@ -35,15 +36,14 @@ def train_here(arguments: dict[str, Any]) -> None:
 def fit_workers(arguments: dict[str, Any], workers: Workers, run: RunSection, count: int, resized: Resized) -> None:
     """Train with so many workers of Ray Train, which get ``arguments``. Raises what ended the first that failed."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig
-    from ray.train.torch import TorchTrainer
 
     from cluster.connection import worker_environment
-    from cluster.process_group import ProcessGroupConfig
+    from cluster.process_group import ProcessGroupConfig, WithoutDatasets
 
     # Workers that can't start are tried for ever without the limit. Ray's types know neither name.
     failures: dict[str, Any] = {"max_failures": 0, "controller_failure_limit": 0}
     environment: dict[str, Any] = {"worker_runtime_env": worker_environment()}
-    trainer = TorchTrainer(
+    trainer = WithoutDatasets(
         ray_train_loop,
         train_loop_config=arguments | {"resized": resized},
         scaling_config=ScalingConfig(
@@ -66,6 +66,10 @@ def ray_train_loop(arguments: dict[str, Any]) -> None:
     """The function that Ray Train runs in each worker."""
     import ray.train.torch
 
+    gc.disable()  # 900,000 objects of libraries, none of them garbage: looking for it takes a second
+    importlib.import_module("training.loop.worker")
+    gc.freeze()  # nor does any later collection walk them
+    gc.enable()
     place = ray.train.get_context()
     device = ray.train.torch.get_device()
     if device.type == "cuda":  # Ray Train lets every worker of a node see all of its GPUs
