@@ -1,11 +1,16 @@
+import importlib.metadata
+import json
 import os
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from cluster.placement import Capacity
-from tests.clusters import started_cluster
+from tests.clusters import StartedCluster, started_cluster
 from tests.conftest import REPOSITORY
 
 TWO_MACHINES = """
@@ -31,52 +36,79 @@ with connected(RaySection(address=sys.argv[1])):
 """
 
 
-@pytest.mark.slow
-def test_code_goes_along_to_the_machines_of_a_cluster_and_what_others_leave_of_them_counts():
+@pytest.fixture(scope="module")
+def two_machines() -> Iterator[StartedCluster]:
     with started_cluster(1, 1) as cluster:
-        program = [sys.executable, "-c", TWO_MACHINES, cluster.client]
-        done = subprocess.run(
-            program, cwd=REPOSITORY, env=cluster.environment, capture_output=True, text=True, check=False
-        )
+        yield cluster
+
+
+def run(program: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_code_goes_along_to_the_machines_of_a_cluster_and_what_others_leave_of_them_counts(two_machines):
+    done = run(TWO_MACHINES, two_machines.client, **two_machines.environment)
     assert done.returncode == 0, done.stderr
     has = "the cluster has 2 CPU cores and 0 GPUs on 2 machines"
     held = [str(Capacity(now, 2, has)) for now in (1, 2)]
     assert done.stdout.splitlines() == ["2 x 1 CPU cores, 0 GPUs", "[True, True]", *held]
 
 
-LOCAL_RUN = """
-import socket
-import psutil
-import ray
-from ray._raylet import AuthenticationMode, get_authentication_mode
-from train_config.schema import RaySection
+APART = ["unshare", "--mount", *([] if os.getuid() == 0 else ["--map-root-user"])]
+"""Runs a program that has its own view of mounted folders, as another machine has."""
+CONNECT = """
+import sys
+from pathlib import Path
 from cluster.connection import connected
-from cluster.process_group import addresses, listen
 from common.errors import ResourceError
+from train_config.schema import RaySection
 
-with socket.create_server(("127.0.0.1", 0)) as taken:
-    try:
-        with connected(RaySection(address="local", dashboard_port=taken.getsockname()[1])):
-            print("never")
-    except ResourceError as error:
-        print(str(error).partition(" You can")[0].replace(str(taken.getsockname()[1]), "PORT"))
-
-with connected(RaySection(address="local")) as dashboard:
-    print(get_authentication_mode() == AuthenticationMode.TOKEN, "ray get-auth-token --generate" in dashboard)
-    listen(addresses([ray.util.get_node_ip_address()] * 2)[0], 2)
-    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
-    listening = [each for process in processes for each in process.net_connections() if each.status == "LISTEN"]
-    print(len(listening) > 5, {each.laddr.ip.removeprefix("::ffff:") for each in listening})
+try:
+    with connected(RaySection(), Path(sys.argv[1])):
+        print("connected")
+except ResourceError as error:
+    print(error)
 """
 
 
 @pytest.mark.slow
-def test_a_local_cluster_has_a_token_that_it_leaves_nowhere_and_listens_on_this_machine_alone(tmp_path):
-    alone = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
-    environment = alone | {"HOME": str(tmp_path)}
-    program = [sys.executable, "-c", LOCAL_RUN]
-    done = subprocess.run(program, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
-    assert done.stderr == ""
-    refused = "no Ray cluster can be started here (Failed to bind to 127.0.0.1:PORT because it's already occupied."
-    assert done.stdout.splitlines() == [f"ray.address: {refused}", "True True", "True {'127.0.0.1'}"]
-    assert not (tmp_path / ".ray").exists()
+@pytest.mark.skipif(subprocess.run([*APART, "true"], check=False).returncode != 0, reason="needs own mounts")
+def test_what_a_third_machine_lacks_is_one_line(two_machines, tmp_path: Path):
+    shared, metadata, code = tmp_path / "shared", tmp_path / "METADATA", tmp_path / "errors.py"
+    shared.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: torch\nVersion: 9.9\n")
+    code.write_text((REPOSITORY / "common" / "errors.py").read_text() + "\n")
+    (installed,) = [file for file in importlib.metadata.files("torch") if file.match("*.dist-info/METADATA")]
+    mounts = f"mount --bind {metadata} {installed.locate()} && mount --bind {code} {REPOSITORY}/common/errors.py"
+    two_machines.add(1, *APART, "sh", "-c", f'{mounts} && mount -t tmpfs none {shared} && exec "$@"', "sh")
+    # A job whose code is the nodes' own.
+    job = json.dumps({"runtime_env": {"working_dir": str(shared)}})
+    done = run(CONNECT, str(shared), **two_machines.environment | {"RAY_JOB_CONFIG_JSON_ENV_VAR": job})
+    assert (done.returncode, done.stderr, done.stdout.count("\n")) == (0, "", 1), done
+    assert "has torch 9.9 (2.13.0" in done.stdout
+    assert "other code of Esmeray" in done.stdout
+    assert f"another folder at {shared}" in done.stdout
+
+
+TAKEN_PORT = """
+import sys
+from train_config.schema import RaySection
+from cluster.connection import connected
+from common.errors import ResourceError
+
+try:
+    with connected(RaySection(address="local", dashboard_port=int(sys.argv[1]))):
+        print("never")
+except ResourceError as error:
+    print(str(error).partition(" You can")[0])
+"""
+
+
+def test_a_local_cluster_whose_port_is_taken_is_refused_in_one_line():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = run(TAKEN_PORT, str(port), **os.environ)
+    refused = f"no Ray cluster can be started here (Failed to bind to 127.0.0.1:{port} because it's already occupied."
+    assert (done.stdout, done.stderr) == (f"ray.address: {refused}\n", "")

@@ -1,4 +1,4 @@
-"""A search on a made-up cluster of four devices: ``-m tests.tuning.made_up_cluster FOLDER``."""
+"""A search on a made-up cluster of two devices: ``-m tests.tuning.made_up_cluster FOLDER``."""
 
 import functools
 import os
@@ -13,10 +13,10 @@ from tests.tuning.formula_group import FormulaGroup
 from train_config.tune_schema import TuneConfig
 from tuning.run import tune
 
-DEVICES, TRIALS, PATIENCE_S = 4, 16, 120.0
+DEVICES, TRIALS, PATIENCE_S = 2, 8, 120.0
 SPACE = {
     "tokens": [64, 128, 256, 512],
-    "prefetch": [1, 2, 3, 4],
+    "prefetch": [1, 2],
     "num_workers": [1],
     "gradient_checkpointing": [False],
     "precision": ["fp32"],

@@ -155,7 +155,7 @@ def test_workers_that_do_not_start_end_the_search_with_the_reason(ray_address, t
 
 
 @pytest.mark.slow
-def test_four_devices_take_four_trials_side_by_side_and_a_killed_search_loses_and_repeats_none(tmp_path):
+def test_two_devices_take_two_trials_side_by_side_and_a_killed_search_loses_and_repeats_none(tmp_path):
     command = [sys.executable, "-m", "tests.tuning.made_up_cluster", str(tmp_path)]
     environment = os.environ | {"RAY_AUTH_MODE": "disabled"}
     trials, devices = SearchFolder(tmp_path, "fast").trials, made_up_cluster.DEVICES

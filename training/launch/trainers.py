@@ -35,14 +35,11 @@ def train_here(arguments: dict[str, Any]) -> None:
 
 def fit_workers(arguments: dict[str, Any], workers: Workers, run: RunSection, count: int, resized: Resized) -> None:
     """Train with so many workers of Ray Train, which get ``arguments``. Raises what ended the first that failed."""
-    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
 
     from cluster.connection import worker_environment
     from cluster.process_group import ProcessGroupConfig, WithoutDatasets
 
-    # Workers that can't start are tried for ever without the limit. Ray's types know neither name.
-    failures: dict[str, Any] = {"max_failures": 0, "controller_failure_limit": 0}
-    environment: dict[str, Any] = {"worker_runtime_env": worker_environment()}
     trainer = WithoutDatasets(
         ray_train_loop,
         train_loop_config=arguments | {"resized": resized},
@@ -54,8 +51,9 @@ def fit_workers(arguments: dict[str, Any], workers: Workers, run: RunSection, co
         run_config=RunConfig(
             name=run.name,
             storage_path=str(RunFolder(run.storage_path, run.name).path.parent),
-            failure_config=FailureConfig(**failures),
-            **environment,
+            # Workers that can't start are tried for ever without the second limit.
+            failure_config=FailureConfig(max_failures=0, controller_failure_limit=0),
+            worker_runtime_env=worker_environment(),
         ),
         torch_config=ProcessGroupConfig(backend="nccl" if workers.use_gpu else "gloo"),
     )

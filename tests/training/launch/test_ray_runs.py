@@ -178,19 +178,28 @@ def test_workers_follow_a_cluster_that_loses_a_node_and_gets_one(undisturbed, tm
         torch.testing.assert_close(actual[name], expected[name], rtol=1e-5, atol=1e-5)
 
 
-def test_ctrl_c_saves_ends_within_30_s_and_leaves_no_process(tmp_path):
-    """With a local cluster of its own, which must end too. Ctrl-C goes to the terminal's whole process group."""
+def test_ctrl_c_on_a_local_cluster_which_no_one_else_can_use_saves_ends_within_30_s_and_leaves_no_process(tmp_path):
+    """The cluster has a token that it leaves nowhere. Ctrl-C goes to the terminal's whole process group."""
     config = tiny_config(tmp_path, **merged(SLOW_STEPS, {"training": {"max_steps": 2000}, "ray": {"num_workers": 1}}))
-    process = start(config, "local")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache"))  # compiled code
+        patch.setenv("HOME", str(tmp_path / "home"))
+        for name in [name for name in os.environ if name.startswith("RAY_AUTH")]:
+            patch.delenv(name)
+        process = start(config, "local")
     wait_for(lambda: steps_done(config) >= 2, process)
     family = psutil.Process(process.pid).children(recursive=True)
-    assert family
+    listening = [each for member in family for each in member.net_connections() if each.status == "LISTEN"]
+    assert len(listening) > 5 and {each.laddr.ip.removeprefix("::ffff:") for each in listening} == {"127.0.0.1"}
+    (head,) = [member for member in family if "gcs_server" in member.name()]
+    assert head.environ()["RAY_AUTH_MODE"] == "token"
     begun = time.monotonic()
     os.killpg(process.pid, signal.SIGINT)
     output = finish(process)
     assert time.monotonic() - begun < 30
     assert process.returncode == 128 + signal.SIGINT, output
-    assert output.count("stopping, saving a checkpoint") == 1
+    assert output.count("stopping, saving a checkpoint") == output.count("ray get-auth-token --generate") == 1
+    assert not (tmp_path / "home" / ".ray").exists()
     saved = CheckpointStore(run_folder(config).checkpoints).complete()
     assert saved[0].step == steps_done(config)
     _, alive = psutil.wait_procs(family, timeout=10)
