@@ -37,10 +37,6 @@ TRIAL_STEPS = 30
 WITHOUT: dict[str, Overrides] = {
     "Muon": {("training", "optimizer"): "adamw", ("training", "learning_rate"): 2e-3},
     "wsd: cosine": {("training", "schedule"): "cosine"},
-    "the mask token alone: 80, 10, 10": {
-        ("model", "masked_lm", "mask_token_share"): 0.8,
-        ("model", "masked_lm", "random_token_share"): 0.1,
-    },
 }
 """What puts an ingredient of the recipe back to what it is elsewhere."""
 QUICK_PROTEINS, QUICK_S = 200, 3.0
