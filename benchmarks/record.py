@@ -22,9 +22,7 @@ from typing import Any
 from benchmarks.harness.machine import describe_machine, revision, slugify, versions
 from benchmarks.harness.proteins import make_store
 from benchmarks.harness.split import split
-from benchmarks.programs.masked_lm import MAX_LENGTH
 from benchmarks.programs.processes import call
-from benchmarks.programs.training_workload import NEVER
 from common.errors import ConfigError
 from common.progress import status_line
 from common.publishing import write_atomically
@@ -57,12 +55,10 @@ class Arguments(Plain):
 def main(argv: list[str]) -> int:
     """Train by each seed, print what comes out, and with --enter write it down."""
     arguments, file, overrides = read_words(argv, "record", __doc__, Arguments, Config)
-    config = load_config(file, overrides)
+    config = load_config(file, overrides).model_dump(mode="json")
     log = FOLDER / "records" / f"{slugify(arguments.name)}.json"
     if arguments.enter and log.exists():
         raise ConfigError(f"{arguments.name}: an entry has this name, and opened the test part; give another")
-    if config.model.task != "masked_lm":
-        raise ConfigError("the track is of masked language models: give --config masked_lm, or one like it")
     if len(os.sched_getaffinity(0)) != CORES:
         raise ConfigError(f"the track is of {CORES} cores: run it by taskset --cpu-list 0,1")
     with tempfile.TemporaryDirectory() as folder, status_line() as show:
@@ -72,35 +68,25 @@ def main(argv: list[str]) -> int:
         runs = []
         for seed in SEEDS:
             show(f"seed {seed}")
-            runs.append(_train(config, seed, folder, str(store), arguments, {k: str(p) for k, p in parts.items()}))
-            print(
-                f"seed {seed}: " + ", ".join(f"{p['bits']:.4f} {p['part']} at {p['seconds']:.0f} s" for p in runs[-1])
+            points = call(
+                "benchmarks.programs.masked_lm:train_ours",
+                config=config,
+                seed=seed,
+                store=str(store),
+                folder=f"{folder}/{seed}",
+                fasta=str(parts["validation"]),
+                limit_s=LIMIT_S,
+                test=str(parts["test"]) if arguments.enter else None,
             )
+            ends = [f"{point['part']} {point['bits']:.4f} bits after {point['seconds']:.0f} s" for point in points]
+            print(f"seed {seed}: {', '.join(ends)}", flush=True)
+            runs.append(points)
     if arguments.enter:
         _enter(arguments.name, config, runs, log)
     return 0
 
 
-def _train(
-    config: Config, seed: int, folder: str, store: str, arguments: Arguments, parts: dict[str, str]
-) -> list[dict[str, Any]]:
-    """The points of one seed."""
-    settings = config.model_dump(mode="json")
-    settings["run"]["seed"] = seed
-    settings["data"] |= {"max_length": MAX_LENGTH, "validation_share": 0.0}
-    settings["training"]["evaluate_every_steps"] = settings["checkpoint"]["every_steps"] = NEVER
-    return call(
-        "benchmarks.programs.masked_lm:train_ours",
-        config=settings,
-        store=store,
-        folder=f"{folder}/{seed}",
-        fasta=parts["validation"],
-        limit_s=LIMIT_S,
-        test=parts["test"] if arguments.enter else None,
-    )
-
-
-def _enter(name: str, config: Config, runs: list[list[dict[str, Any]]], log: Path) -> None:
+def _enter(name: str, config: dict[str, Any], runs: list[list[dict[str, Any]]], log: Path) -> None:
     machine, date = describe_machine(), datetime.now(UTC).strftime("%Y-%m-%d")
     bits = {part: [p["bits"] for run in runs for p in run if p["part"] == part] for part in ("validation", "test")}
     ends = [run[-1] for run in runs]
@@ -120,7 +106,7 @@ def _enter(name: str, config: Config, runs: list[list[dict[str, Any]]], log: Pat
         "commit": revision(),
         "seeds": SEEDS,
         "points": runs,
-        "config": config.model_dump(mode="json"),
+        "config": config,
     }
     entry |= {"machine": machine.model_dump(), "versions": versions(["deepspeed"])}
     log.parent.mkdir(exist_ok=True)

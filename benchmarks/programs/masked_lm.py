@@ -21,7 +21,6 @@ from torch.nn import functional
 from transformers import (
     DataCollatorForLanguageModeling,
     PreTrainedModel,
-    Trainer,
     TrainerCallback,
     TrainingArguments,
 )
@@ -29,7 +28,8 @@ from transformers import (
 from benchmarks.harness.models import random_network
 from benchmarks.harness.split import Part
 from benchmarks.peers.transformers_embedding import esm_tokenizer
-from benchmarks.programs.trainer import tokenized
+from benchmarks.programs.trainer import CountingTrainer, tokenized
+from benchmarks.programs.training_workload import NEVER
 from benchmarks.programs.worker_alone import EnoughError, begin, train_until_enough
 from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE, Config
 from training.loop.building import Worker
@@ -144,6 +144,7 @@ class _CourseLog:
 
 def train_ours(
     config: dict[str, Any],
+    seed: int,
     store: str,
     folder: str,
     fasta: str,
@@ -151,8 +152,19 @@ def train_ours(
     limit_s: float = math.inf,
     test: str | None = None,
 ) -> list[Point]:
-    """The points of a run of this config on all proteins of a store, judged by those of a FASTA file."""
-    settings = Config.model_validate(config | {"run": config["run"] | {"storage_path": folder}})
+    """The points of a masked LM by this config on all proteins of a store, judged by those of a FASTA file.
+
+    Evaluations and checkpoints of the run's own are left out.
+    """
+    of_all = {
+        "run": {"storage_path": folder, "seed": seed},
+        "data": {"max_length": MAX_LENGTH, "validation_share": 0.0},
+        "model": {"task": "masked_lm"},
+        "training": {"evaluate_every_steps": NEVER},
+        "checkpoint": {"every_steps": NEVER},
+        "wandb": {"mode": "disabled"},
+    }
+    settings = Config.model_validate(config | {name: config[name] | values for name, values in of_all.items()})
     context, run = begin(settings.run)
     worker = Worker(settings, context, run, store, None)
     model: Any = worker.engine.module
@@ -162,26 +174,17 @@ def train_ours(
 
 
 class _Clock(TrainerCallback):
-    def __init__(self, course: Callable[[Any], _Course], steps: int) -> None:
-        self._new_course, self._steps = course, steps
-        self.tokens = 0
+    def __init__(self, trainer: CountingTrainer, course: _Course) -> None:
+        self._trainer, self._course = trainer, course
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
-        self.course = self._new_course(keywords["model"])
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._ended_s = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         seconds = time.perf_counter() - self._ended_s
-        control.should_training_stop |= self.course.stepped(seconds, self.tokens, state.global_step == self._steps)
-        self.tokens, self._ended_s = 0, time.perf_counter()
-
-
-class _CountingTrainer(Trainer):
-    clock: _Clock
-
-    def training_step(self, model: Any, inputs: dict[str, Any], *arguments: Any, **keywords: Any) -> Tensor:
-        self.clock.tokens += int(inputs["attention_mask"].sum())
-        return super().training_step(model, inputs, *arguments, **keywords)
+        tokens, _computed = self._trainer.take_counts()
+        self._course.stepped(seconds, tokens, state.global_step == state.max_steps)
+        self._ended_s = time.perf_counter()
 
 
 def train_trainer(
@@ -196,7 +199,7 @@ def train_trainer(
     """The points of ``transformers.Trainer`` with its defaults, those of ``run_mlm.py``, in bf16."""
     tokenizer = esm_tokenizer(Path(folder))
     model = random_network("esm2_t6_8M", **network)
-    trainer = _CountingTrainer(
+    trainer = CountingTrainer(
         model=model,
         args=TrainingArguments(
             output_dir=folder,
@@ -211,7 +214,7 @@ def train_trainer(
         train_dataset=tokenized(proteins, tokenizer, MAX_LENGTH),  # type: ignore[arg-type]
         data_collator=DataCollatorForLanguageModeling(tokenizer, mlm_probability=MASK_SHARE),
     )
-    trainer.clock = _Clock(lambda _: _Course(lambda: model, fasta, at_s), steps)
-    trainer.add_callback(trainer.clock)
+    course = _Course(lambda: model, fasta, at_s)
+    trainer.add_callback(_Clock(trainer, course))
     trainer.train()
-    return trainer.clock.course.points
+    return course.points

@@ -67,7 +67,7 @@ class SpreadGroups(torch.utils.data.Sampler[int]):
         return (index for turn in range(len(groups)) for index in groups[turn * stride % len(groups)])
 
 
-class _CountingTrainer(Trainer):
+class CountingTrainer(Trainer):
     """Counts tokens on the device of the batch, so that counting waits for nothing."""
 
     real_tokens: Tensor | int = 0
@@ -94,7 +94,7 @@ class _CountingTrainer(Trainer):
 class _StepReporter(TrainerCallback):
     """Keeps a line when the Trainer has logged a step, which it does after each."""
 
-    def __init__(self, trainer: _CountingTrainer) -> None:
+    def __init__(self, trainer: CountingTrainer) -> None:
         self.lines: list[StepLine] = []
         self._trainer = trainer
 
@@ -166,7 +166,7 @@ def train(workload: dict[str, Any], folder: str, sampling: str) -> list[StepLine
     prepare_deepspeed(make_group())
     tokenizer = EsmTokenizer.from_pretrained(work.weights)
     proteins: Any = tokenized(work.fasta, tokenizer)
-    trainer = _CountingTrainer(
+    trainer = CountingTrainer(
         model=EsmForMaskedLM.from_pretrained(work.weights),
         args=arguments(work, folder, sampling),
         train_dataset=proteins,

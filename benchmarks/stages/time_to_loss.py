@@ -4,8 +4,8 @@ The peer is transformers.Trainer with AdamW as ``run_mlm.py`` documents it (batc
 no warm-up), in bf16, by the best of four learning rates, each trained for 20 minutes: the lowest loss on the validation
 part is the target. Ours is train_config/masked_lm.yaml on a network of the same size, planned for a seventh of that
 time, by three seeds. Parts are split by clusters (:mod:`benchmarks.harness.split`), and both are judged by the same
-masks (:mod:`benchmarks.programs.masked_lm`). Rows then tell what each ingredient of the recipe contributes: the loss
-without it, after the same time.
+masks (:mod:`benchmarks.programs.masked_lm`). Rows then have the loss without each ingredient of the recipe, after the
+same time: what it contributes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,9 +17,9 @@ from typing import Any
 from benchmarks.harness.proteins import make_store
 from benchmarks.harness.split import Part, split
 from benchmarks.harness.stage import Case, Comparison, Contender, Facts, Row, Setting, Stage, WrongWorkError
-from benchmarks.programs.masked_lm import MAX_LENGTH, Point
+from benchmarks.programs.masked_lm import Point
 from benchmarks.programs.processes import call
-from benchmarks.programs.training_workload import NEVER, TOY
+from benchmarks.programs.training_workload import TOY
 from train_config.loading import Overrides, load_config
 
 OURS, TRAINER = "esmeray", "Trainer, AdamW"
@@ -33,7 +33,7 @@ SEEDS = (0, 1, 2)
 POINTS = 10
 """Evaluations of the Trainer."""
 TRIAL_STEPS = 30
-"""Steps that tell how many the time has room for."""
+"""Steps of a trial that measures how many fit the time."""
 WITHOUT: dict[str, Overrides] = {
     "Muon": {("training", "optimizer"): "adamw", ("training", "learning_rate"): 2e-3},
     "wsd: cosine": {("training", "schedule"): "cosine"},
@@ -86,22 +86,17 @@ class Bench:
         budget_s = self.trainer_s * SHARE
         name = f"{without}{steps}-{seed}"
         overrides: Overrides = {
-            ("run", "seed"): seed,
-            ("data", "max_length"): MAX_LENGTH,
-            ("data", "validation_share"): 0.0,
             **{("model", "backbone", key): value for key, value in self.network.items()},
             ("training", "max_steps"): steps,
-            ("training", "evaluate_every_steps"): NEVER,
-            ("checkpoint", "every_steps"): NEVER,
-            ("wandb", "mode"): "disabled",
             **WITHOUT.get(without, {}),
         }
         config = load_config("train_config/masked_lm.yaml", overrides).model_dump(mode="json")
         at_s = [0.85 * budget_s, 0.95 * budget_s]
-        return self._course("train_ours", at_s, name, config=config, store=self.store, limit_s=1.1 * budget_s)
+        arguments = {"config": config, "seed": seed, "store": self.store, "limit_s": 1.1 * budget_s}
+        return self._course("train_ours", at_s, name, **arguments)
 
     def steps(self, trial: Course, seconds: float) -> int:
-        """Steps that so many seconds have room for."""
+        """Steps that fit so many seconds."""
         return max(2, int(seconds / trial.points[-1].seconds * TRIAL_STEPS))
 
     def _course(self, function: str, at_s: Sequence[float], name: str, **arguments: Any) -> Course:
