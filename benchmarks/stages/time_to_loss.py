@@ -36,7 +36,12 @@ TRIAL_STEPS = 30
 """Steps of a trial that measures how many fit the time."""
 WITHOUT: dict[str, Overrides] = {
     "Muon": {("training", "optimizer"): "adamw", ("training", "learning_rate"): 2e-3},
-    "wsd: cosine": {("training", "schedule"): "cosine"},
+    "MASK alone": {
+        ("model", "masked_lm", "mask_token_share"): 0.8,
+        ("model", "masked_lm", "random_token_share"): 0.1,
+    },
+    "more masks first": {("model", "masked_lm", "first_mask_share"): None},
+    "a long decay": {("training", "decay_share"): 0.2},
 }
 """What puts an ingredient of the recipe back to what it is elsewhere."""
 QUICK_PROTEINS, QUICK_S = 200, 3.0
@@ -88,6 +93,7 @@ class Bench:
         overrides: Overrides = {
             **{("model", "backbone", key): value for key, value in self.network.items()},
             ("training", "max_steps"): steps,
+            ("model", "masked_lm", "mask_share_steps"): steps,
             **WITHOUT.get(without, {}),
         }
         config = load_config("train_config/masked_lm.yaml", overrides).model_dump(mode="json")
@@ -133,9 +139,10 @@ def _cases(setting: Setting) -> Iterator[Case | Row]:
     )
     facts: Facts = {"target, bits a masked residue": round(target, 4), "the Trainer's learning rate": rate}
     yield Case(CASE, "s", contenders, better="lower", rounds=len(seeds), facts=facts)
-    for ingredient in WITHOUT:
-        setting.note(f"without {ingredient}")
-        yield _row(f"{OURS} without {ingredient}", [bench.ours(steps, seed, ingredient) for seed in seeds])
+    for seed in seeds:
+        for ingredient in WITHOUT:
+            setting.note(f"without {ingredient}, seed {seed}")
+            yield _row(f"{OURS} without {ingredient}, seed {seed}", [bench.ours(steps, seed, ingredient)])
 
 
 def _row(name: str, courses: Sequence[Course]) -> Row:
