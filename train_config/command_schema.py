@@ -138,6 +138,8 @@ class PlanSection(Section):
     """As deepspeed.stage."""
     precision: Precision = "bf16"
     """As training.precision; fp32 is computed in TF32 where the GPU has it."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """As training.optimizer."""
     gradient_checkpointing: bool | Literal["selective"] = False
     """As model.backbone.gradient_checkpointing."""
     compile: bool | None = None

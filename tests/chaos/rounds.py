@@ -29,7 +29,7 @@ from tuning.records import SearchFolder, Trial, read_trials
 LEFT_S = 20.0  # for processes to end after the command
 USUAL: dict[str, Any] = {
     "data": {"num_workers": 1},
-    "training": {"watchdog_s": 6.0, "checksum_every_steps": 2},
+    "training": {"optimizer": "muon", "watchdog_s": 6.0, "checksum_every_steps": 2},
     "checkpoint": {"asynchronous": True, "keep_last": 3, "memory_every_steps": 2},
     "ray": {"num_workers": 2, "cpus_per_worker": 1, "max_failures": 10},
 }

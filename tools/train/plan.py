@@ -33,6 +33,8 @@ def main(argv: list[str]) -> int:
     arguments, plan = parse(argv, MADE_BY, __doc__, Overwriting, PlanSection)
     if plan.stage == 1 and plan.precision == "bf16":  # as training/engine/engine.py does
         plan = plan.model_copy(update={"stage": 2})
+    if plan.stage == 3 and plan.optimizer == "muon":
+        raise ConfigError("plan.optimizer muon: under ZeRO-3 no worker has a whole matrix: set plan.stage to 2")
     output = Path(plan.json_output).expanduser() if plan.json_output else None
     if output is not None:
         refuse_file(output, MADE_BY, arguments.overwrite)
@@ -134,6 +136,7 @@ def lines(plan: PlanSection, scaled: dict[str, Any]) -> list[str]:
     nodes, days = counted(math.ceil(plan.gpus / plan.gpus_per_node), "node{s}"), scaled["training_s"] / 86400
     rates = f"products {scale.PRODUCTS:.0%}, attention {scale.ATTENTION:.0%}, memory {scale.MEMORY:.0%} of their peaks"
     cluster = f"{plan.gpus:,} x {plan.gpu}, {nodes}, {plan.interconnect}, ZeRO-{plan.stage}, {plan.precision}"
+    cluster += ", Muon" if plan.optimizer == "muon" else ""
     return [
         f"model            {plan.model}, {scaled['parameters'] / 1e9:,.3g} billion parameters",
         f"cluster          {cluster}",

@@ -46,6 +46,17 @@ def test_memory_falls_with_each_stage_and_with_gpus_and_its_parts_are_the_whole(
     assert sum(scaled["shares"].values()) == pytest.approx(1)
 
 
+def test_muon_keeps_a_moment_less_of_matrices_and_takes_longer_for_a_step():
+    adamw, muon = (
+        planned(model="esm2_t12_35M", gpus=1, global_tokens=8192, tokens=8192, optimizer=name)
+        for name in ("adamw", "muon")
+    )
+    matrices = 12 * 12 * 480**2
+    fewer = adamw["memory_parts_bytes"]["optimizer"] - muon["memory_parts_bytes"]["optimizer"]
+    assert fewer == adamw["checkpoint_bytes"] - muon["checkpoint_bytes"] == 4 * matrices
+    assert 1 < muon["step_s"] / adamw["step_s"] < 1.5
+
+
 def test_the_largest_budget_fits_and_the_next_does_not():
     plan = PlanSection(gpus=16, gpu="a100")
     work, device = transformer(36, 2560, 430), device_of(plan)
