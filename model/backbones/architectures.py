@@ -7,7 +7,16 @@ names is run.
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
-from transformers import BertConfig, EsmcConfig, EsmConfig, LlamaConfig, PreTrainedConfig, Qwen2Config, T5Config
+from transformers import (
+    BertConfig,
+    EsmcConfig,
+    EsmConfig,
+    LlamaConfig,
+    ModernBertConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    T5Config,
+)
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -41,6 +50,7 @@ PACKED = {
     "gpt2": True,
     "llama": True,
     "mistral": True,
+    "modernbert": False,
     "qwen2": True,
     "qwen3": True,
     "roberta": False,
@@ -55,6 +65,7 @@ MASKED_LM_HEADS = {
     "electra": ("generator_predictions", "generator_lm_head"),
     "esm": ("lm_head",),
     "esmc": ("lm_head",),
+    "modernbert": ("head", "decoder"),
     "roberta": ("lm_head",),
     "xlm-roberta": ("lm_head",),
 }
@@ -147,6 +158,10 @@ def _random_config(section: BackboneSection, vocabulary_size: int, pad: int) -> 
         return BertConfig(**size, intermediate_size=4 * hidden_size)
     if section.source == "esmc":  # SwiGLU, no biases, norms of queries and keys; inner channels as in those published
         return EsmcConfig(**size, intermediate_size=gated_inner_size(hidden_size, _ESMC_INNER_MULTIPLE))
+    if section.source == "modernbert":  # GeGLU, no biases; each layer looks at all tokens, as packed attention does
+        size |= dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"))
+        every = ["full_attention"] * layers
+        return ModernBertConfig(**size, intermediate_size=gated_inner_size(hidden_size), layer_types=every)
     size |= {"num_key_value_heads": heads, "intermediate_size": gated_inner_size(hidden_size)}
     kind: Any = {"qwen2": Qwen2Config, "llama": LlamaConfig}[section.source]
     return kind(**size, bos_token_id=None, eos_token_id=None)
@@ -178,6 +193,11 @@ def _check_packed(config: PreTrainedConfig) -> None:
         raise ConfigError(
             f"{SOURCE_KEY}: packed attention does not know models of type {config.model_type!r} (it knows esm, "
             f"{', '.join(PACKED)}); set model.backbone.padded true"
+        )
+    if not PACKED[config.model_type] and "sliding_attention" in (getattr(config, "layer_types", None) or ()):
+        raise ConfigError(
+            f"{SOURCE_KEY}: layers of this {config.model_type} look at near tokens alone (layer_types in its "
+            "config.json), which packed attention does not know; set model.backbone.padded true"
         )
     if getattr(config, "is_decoder", False) and not PACKED[config.model_type]:
         raise ConfigError(

@@ -34,7 +34,7 @@ SIZES = {
 }
 """ESM-2 as published on the hub (Lin et al. 2023, Science 379:1123, table S1)."""
 
-RANDOM_ARCHITECTURES = ("esmc", "bert", "qwen2", "llama", "t5")
+RANDOM_ARCHITECTURES = ("esmc", "modernbert", "bert", "qwen2", "llama", "t5")
 """Architectures with random weights besides the sizes of ESM-2, at any size."""
 
 ALWAYS_PADDED = ("t5", "mt5", "umt5")
@@ -46,7 +46,7 @@ _GATED_SHARE = 8 / 3
 (Shazeer 2020, section 3)."""
 
 _DEFAULT_SIZE = BackboneSize(6, 256, 4)
-_ROTARY = (*SIZES, "esmc", "qwen2", "llama")
+_ROTARY = (*SIZES, "esmc", "modernbert", "qwen2", "llama")
 
 _ESM_DEFAULTS = {
     "hidden_size": 768,

@@ -16,6 +16,7 @@ from transformers import (
     GPT2Config,
     LlamaConfig,
     MistralConfig,
+    ModernBertConfig,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
@@ -52,6 +53,8 @@ _GPT2 = {"vocab_size": VOCABULARY_SIZE, "n_embd": 32, "n_layer": 2, "n_head": 4,
 _T5 = {"vocab_size": VOCABULARY_SIZE, "pad_token_id": PAD, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2}
 _T5 |= {"num_heads": 4}
 _GROUPED = {**_SIZE, "num_key_value_heads": 2, "bos_token_id": None, "eos_token_id": None}
+_MODERNBERT = {"layer_types": ["full_attention"] * 2, "eos_token_id": None, "bos_token_id": None}
+_MODERNBERT |= {"cls_token_id": None, "sep_token_id": None}
 
 _CONFIGS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "albert": (AlbertConfig, {**_BERT, "embedding_size": 16, "classifier_dropout_prob": 0.0}),
@@ -63,6 +66,7 @@ _CONFIGS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "gpt2": (GPT2Config, {**_GPT2, "bos_token_id": None, "eos_token_id": None}),
     "llama": (LlamaConfig, _GROUPED),
     "mistral": (MistralConfig, _GROUPED),
+    "modernbert": (ModernBertConfig, {**_SIZE, **_MODERNBERT}),
     "qwen2": (Qwen2Config, _GROUPED),
     "qwen3": (Qwen3Config, {**_GROUPED, "head_dim": 16}),
     "roberta": (RobertaConfig, _ROBERTA),

@@ -21,7 +21,7 @@ from tests.model.support import assert_near, segments
 ARCHITECTURES = ["esm", *PACKED, "t5"]
 CAUSAL = {"gpt2", "llama", "mistral", "qwen2", "qwen3"}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
-ROTARY = ["esm", "esmc", "llama", "mistral", "qwen2", "qwen3"]
+ROTARY = ["esm", "esmc", "llama", "mistral", "modernbert", "qwen2", "qwen3"]
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)

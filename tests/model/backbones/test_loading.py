@@ -53,7 +53,7 @@ def batch():
     return token_batch([40, 1, 7])
 
 
-@pytest.mark.parametrize("kind", ["esm2_t6_8M", "esmc", "bert", "qwen2", "llama", "t5"])
+@pytest.mark.parametrize("kind", ["esm2_t6_8M", "esmc", "modernbert", "bert", "qwen2", "llama", "t5"])
 def test_drawn_weights_have_the_size_asked_for_and_depend_on_the_seed_alone(kind):
     section = BackboneSection(source=kind, **SMALL)
     torch.manual_seed(1)
@@ -155,6 +155,7 @@ def _change_config(folder: Path, **changes: Any) -> None:
     [
         ("bert", {"model_type": "made_up"}, ConfigError, "'made_up', which transformers does not have"),
         ("bert", {"is_decoder": True}, ConfigError, "is a decoder"),
+        ("modernbert", {"layer_types": ["full_attention", "sliding_attention"]}, ConfigError, "near tokens alone"),
         ("bert", {"model_type": None}, ConfigError, "names no model_type"),
         ("bert", {"quantization_config": {"bits": 4}}, ConfigError, "are quantized"),
         ("bert", {"hidden_size": "many"}, ConfigError, "is no config of a bert"),
