@@ -137,7 +137,7 @@ def test_run_that_was_out_of_memory_goes_on_with_smaller_batches(undisturbed, ra
     assert train_losses(config) == pytest.approx(train_losses(undisturbed[0]), rel=1e-5)
 
 
-def test_workers_follow_a_cluster_that_loses_a_node_and_gets_one(undisturbed, tmp_path):
+def test_workers_follow_a_cluster_that_gets_a_node_and_loses_it(undisturbed, tmp_path):
     config = tiny_config(tmp_path, **merged(SLOW_STEPS, {"ray": {"num_workers": (1, 2), "minimum_stay_s": 0}}))
     run = run_folder(config)
 
@@ -150,20 +150,20 @@ def test_workers_follow_a_cluster_that_loses_a_node_and_gets_one(undisturbed, tm
         cluster_change()
         wait_for(lambda: len(events(config, "resized")) == number, process)
 
-    with started_cluster(1, 1) as cluster:
+    with started_cluster(1) as cluster:
         process = start(config, cluster.address, program=("-m", "tests.training.waits_for_steps"))
         wait_for(run.config.exists, process)
         allow(7)
-        change(1, lambda: cluster.lose(cluster.nodes[1]))
+        change(1, lambda: cluster.add(1))
         allow(12)
-        change(2, lambda: cluster.add(1))
+        change(2, lambda: cluster.lose(cluster.nodes[1]))
         allow(20)
         output = finish(process)
     assert process.returncode == 0, output
     sizes = [(event["step"], event["from"], event["to"]) for event in events(config, "resized")]
-    assert sizes == [(5, 2, 1), (12, 1, 2)], output
+    assert sizes == [(7, 1, 2), (10, 2, 1)], output
     reasons = [event["why"] for event in events(config, "resized")]
-    assert reasons == ["workers failed", "the cluster holds 2 workers"]
+    assert reasons == ["the cluster holds 2 workers", "workers failed"]
     assert train_losses(config) == pytest.approx(train_losses(undisturbed[0]), rel=1e-5)
     expected, actual = exported_weights(undisturbed[0]), exported_weights(config)
     for name in expected:
