@@ -4,7 +4,7 @@
 // softmax need no operation across lanes (online softmax: Milakov and Gimelshein 2018; recomputed backward: Dao et al. 2022,
 // algorithm 4). Keys and values are copied once for each task, rotated (RoFormer, Su et al. 2021)
 // and laid out for the one inner loop, `accumulate`, that does every product here. With bf16 and AVX512-BF16 that loop
-// multiplies pairs; elsewhere it is written in the compiler's vector types, which any processor has.
+// multiplies pairs, with AMX tiles of pairs; elsewhere it is written in the compiler's vector types, which any processor has.
 //
 // Legend: T tokens in the batch, L of a sequence, H heads, d channels of a head: HEAD, fixed when this is compiled, so that
 // every loop over channels is unrolled.
@@ -18,6 +18,10 @@
 #ifdef __AVX512DQ__
 #include <immintrin.h>
 #endif
+#ifdef __AMX_BF16__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace {
 
@@ -29,7 +33,6 @@ constexpr int BLOCKS = 2;  // at once in the forward pass: they share what is lo
 constexpr int BLOCKS = 1;
 #endif
 constexpr int KEYS = 128;  // keys between two additions to the output
-constexpr int ROWS = 8;    // keys or channels of the inner loop
 constexpr float LARGEST = 1ull << 60;  // shares whose sum exceeds it become relative to a larger score
 constexpr float LOG2E = 1.4426950408889634f;
 constexpr float LN2 = 0.6931471805599453f;
@@ -38,6 +41,8 @@ typedef float Vec __attribute__((vector_size(4 * LANES)));
 typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
 typedef uint16_t bf16;
 
+inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 inline Vec all(float x) { return Vec{} + x; }
 inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
 inline bool any(Ints x) {
@@ -77,9 +82,11 @@ inline Vec exp2(Vec x) {
 #endif
 }
 
-// How products are formed: STEP neighbours along the summed dimension share one 32-bit item.
+// How products are formed: STEP neighbours along the summed dimension share one 32-bit item. ROWS: keys of the inner loop.
 struct Single {
-    static constexpr int STEP = 1;
+    static constexpr int STEP = 1, ROWS = 8;
+    static constexpr bool TILED = false;
+    struct Tiles {};
     static constexpr float EXP2[] = {0.9999999251f, 0.6931530732f, 0.2401536170f,  // to 7.5e-8
                                      0.0558263181f, 0.0089893401f, 0.0018775767f};
     typedef float Element;
@@ -93,7 +100,9 @@ struct Single {
 
 #ifdef __AVX512BF16__
 struct Paired {
-    static constexpr int STEP = 2;
+    static constexpr int STEP = 2, ROWS = 8;
+    static constexpr bool TILED = false;
+    struct Tiles {};
     // To 7.5e-5, a twentieth of what rounding to bf16 adds.
     static constexpr float EXP2[] = {0.9999252186f, 0.6958335405f, 0.2260671554f, 0.0780245226f};
     typedef bf16 Element;
@@ -104,8 +113,8 @@ struct Paired {
         return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)_mm512_set1_epi32(int(y)));
     }
     static inline Lanes join(const Vec *p, int64_t step) {
-        Ints low = ((Ints)p[0] + 0x8000) >> 16 & 0xffff, high = ((Ints)p[step] + 0x8000) & int32_t(0xffff0000);
-        return low | high;
+        const Ints order = Ints{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} * 0x10001 + 0x100000;
+        return (Ints)_mm512_permutexvar_epi16((__m512i)order, (__m512i)_mm512_cvtne2ps_pbh((__m512)p[step], (__m512)p[0]));
     }
     static inline void spread(Vec p, Item *to) {
         __m256bh narrowed = _mm512_cvtneps_pbh((__m512)p);
@@ -115,6 +124,83 @@ struct Paired {
 #else
 typedef Single Paired;
 #endif
+
+#ifdef __AMX_BF16__
+constexpr int TILE = 16;  // rows of a tile, and items of a row
+struct Tiled : Paired {
+    static constexpr int ROWS = 2 * TILE;
+    static constexpr bool TILED = true;
+    // The shape of a thread's tiles, as long as it lives.
+    struct Tiles {
+        Tiles() {
+            alignas(64) struct {
+                uint8_t palette = 1, start_row = 0, reserved[14] = {};
+                uint16_t bytes_of_row[16] = {};
+                uint8_t rows[16] = {};
+            } shape;
+            for (int tile = 0; tile < 8; ++tile) shape.bytes_of_row[tile] = 4 * TILE, shape.rows[tile] = TILE;
+            _tile_loadconfig(&shape);
+        }
+        ~Tiles() { _tile_release(); }
+    };
+};
+
+// Linux (5.16) gives a process tiles when it asks for them.
+bool has_tiles() {
+    constexpr long request = 0x1023, tile_data = 18;
+    static const bool allowed = syscall(SYS_arch_prctl, request, tile_data) == 0;
+    return allowed;
+}
+
+// As `accumulate`, of whole tiles: two of rows times two of blocks at once, which share what is loaded.
+template <int B>
+inline void accumulate_tiles(Vec *sums, int64_t rows, const Ints *x, int64_t x_step, int64_t count, const uint32_t *y,
+                             int64_t row) {
+    asm volatile("" ::: "memory");  // GCC does not know what tiles read
+    const auto at = [&](int64_t r, int64_t b) { return sums + r * B + b; };
+    const int64_t sums_bytes = sizeof(Vec) * B, x_bytes = sizeof(Ints) * x_step, y_bytes = 4 * row;
+    for (int64_t r = 0; r < rows; r += 2 * TILE)
+        for (int64_t b = 0; b < B; b += 2) {
+            const bool down = r + TILE < rows, across = b + 1 < B;
+            _tile_loadd(0, at(r, b), sums_bytes);
+            if (across) _tile_loadd(1, at(r, b + 1), sums_bytes);
+            if (down) _tile_loadd(2, at(r + TILE, b), sums_bytes);
+            if (down && across) _tile_loadd(3, at(r + TILE, b + 1), sums_bytes);
+            for (int64_t c = 0; c < count; c += TILE) {
+                _tile_loadd(4, y + r * row + c, y_bytes);
+                _tile_loadd(6, x + c * x_step + b, x_bytes);
+                _tile_dpbf16ps(0, 4, 6);
+                if (across) {
+                    _tile_loadd(7, x + c * x_step + b + 1, x_bytes);
+                    _tile_dpbf16ps(1, 4, 7);
+                }
+                if (down) {
+                    _tile_loadd(5, y + (r + TILE) * row + c, y_bytes);
+                    _tile_dpbf16ps(2, 5, 6);
+                    if (across) _tile_dpbf16ps(3, 5, 7);
+                }
+            }
+            _tile_stored(0, at(r, b), sums_bytes);
+            if (across) _tile_stored(1, at(r, b + 1), sums_bytes);
+            if (down) _tile_stored(2, at(r + TILE, b), sums_bytes);
+            if (down && across) _tile_stored(3, at(r + TILE, b + 1), sums_bytes);
+        }
+    asm volatile("" ::: "memory");
+}
+#else
+typedef Paired Tiled;
+inline bool has_tiles() { return false; }
+template <int, class... X>
+void accumulate_tiles(X...) {}
+#endif
+
+// With zeros to whole tiles: channels of a row, their items, and rows of channels.
+template <class M>
+constexpr int64_t WIDTH = M::TILED ? round_up(d, 32) : d;
+template <class M>
+constexpr int64_t PER_ROW = WIDTH<M> / M::STEP;
+template <class M>
+constexpr int64_t CHANNELS = M::TILED ? round_up(d, 16) : d;
 
 // sums[r][b] += sum over c < count of x[c * x_step + b] * y[r * row + c * column], for b < B
 template <class M, int R, int B>
@@ -131,6 +217,7 @@ inline void accumulate_rows(Vec *sums, const typename M::Lanes *x, int64_t x_ste
 template <class M, int B = 1>
 inline void accumulate(Vec *sums, int64_t rows, const typename M::Lanes *x, int64_t x_step, int64_t count,
                        const typename M::Item *y, int64_t row, int64_t column) {
+    if constexpr (M::TILED) return accumulate_tiles<B>(sums, rows, x, x_step, count, y, row);
     int64_t r = 0;
     for (; r + 8 <= rows; r += 8) accumulate_rows<M, 8, B>(sums + r * B, x, x_step, count, y + r * row, row, column);
     if (r + 4 <= rows) accumulate_rows<M, 4, B>(sums + r * B, x, x_step, count, y + r * row, row, column), r += 4;
@@ -171,8 +258,6 @@ struct Head {
     inline E *row(int64_t token) const { return data + token * stride; }
 };
 
-inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-inline int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 // Memory of one thread, grown as needed and handed out in pieces of whole cache lines.
 class Workspace {
@@ -202,19 +287,37 @@ template <class M>
 void pack_tokens(typename M::Item *items, const typename M::Element *rows, int64_t tokens, int64_t width) {
     for (int64_t t = 0; t < tokens / M::STEP; ++t) {
 #pragma omp simd
-        for (int64_t i = 0; i < d; ++i) items[t * width + i] = M::pack(rows + t * M::STEP * d + i, d);
+        for (int64_t i = 0; i < d; ++i) items[t * width + i] = M::pack(rows + t * M::STEP * WIDTH<M> + i, WIDTH<M>);
         for (int64_t i = d; i < width; ++i) items[t * width + i] = 0;
     }
+}
+
+// The same to be multiplied by rows of channels: a tile needs items[channel][token / STEP].
+template <class M>
+void pack_channels(typename M::Item *items, const typename M::Element *rows, int64_t tokens) {
+    if constexpr (!M::TILED) return pack_tokens<M>(items, rows, tokens, d);
+    const int64_t pairs = tokens / M::STEP;
+    for (int64_t t = 0; t < pairs; ++t)
+        for (int64_t i = 0; i < CHANNELS<M>; ++i)
+            items[i * pairs + t] = M::pack(rows + t * M::STEP * WIDTH<M> + i, WIDTH<M>);
+}
+
+// sums[channel][b] += of the tokens from `first`, packed by channels
+template <class M, int B>
+inline void accumulate_channels(Vec *sums, const typename M::Lanes *x, int64_t count, const typename M::Item *channels,
+                                int64_t first, int64_t tokens) {
+    const int64_t pair = first / M::STEP;
+    const typename M::Item *y = M::TILED ? channels + pair : channels + pair * d;
+    accumulate<M, B>(sums, CHANNELS<M>, x, B, count, y, M::TILED ? tokens / M::STEP : 1, M::TILED ? 1 : d);
 }
 
 // rows (queries, d) -> lanes[d / STEP][queries / LANES], one query in each lane
 template <class M>
 void pack_lanes(typename M::Lanes *lanes, const typename M::Element *rows, int64_t queries) {
-    constexpr int64_t per_row = d / M::STEP;
     const auto *from = reinterpret_cast<const typename M::Item *>(rows);
     auto *items = reinterpret_cast<typename M::Item *>(lanes);
-    for (int64_t i = 0; i < per_row; ++i)
-        for (int64_t q = 0; q < queries; ++q) items[i * queries + q] = from[q * per_row + i];
+    for (int64_t i = 0; i < PER_ROW<M>; ++i)
+        for (int64_t q = 0; q < queries; ++q) items[i * queries + q] = from[q * PER_ROW<M> + i];
 }
 
 struct Shape {
@@ -224,12 +327,14 @@ struct Shape {
 };
 
 // Reads tokens of one head, rotated and scaled, as rows to multiply; zero rows up to `padded`.
-template <class X, class E>
+template <class M, class X, class E>
 void read_rows(X *rows, Head<const E> head, int64_t first, int64_t count, int64_t padded, int64_t position, Rotary rotary,
                float factor) {
-    for (int64_t t = 0; t < count; ++t)
-        rotary.copy(head.row(first + t), rows + t * d, position + t, 1.f, factor);
-    if (padded > count) memset(rows + count * d, 0, (padded - count) * d * sizeof(X));
+    for (int64_t t = 0; t < count; ++t) {
+        rotary.copy(head.row(first + t), rows + t * WIDTH<M>, position + t, 1.f, factor);
+        for (int64_t i = d; i < WIDTH<M>; ++i) rows[t * WIDTH<M> + i] = 0;
+    }
+    if (padded > count) memset(rows + count * WIDTH<M>, 0, (padded - count) * WIDTH<M> * sizeof(X));
 }
 
 // Writes the transpose of sums[0], sums[step] ... (d vectors, one token in each lane), each token times factor[lane],
@@ -249,20 +354,19 @@ void write_lanes(Head<E> head, int64_t first, int64_t count, const Vec *sums, in
 template <class M, int B>
 inline void score_rows(Vec *scores, const typename M::Lanes *queries, const typename M::Item *keys, int64_t first,
                        int64_t length) {
-    constexpr int64_t per_row = d / M::STEP;
-    for (int64_t k = 0; k < ROWS * B; ++k) scores[k] = Vec{};
-    accumulate_rows<M, ROWS, B>(scores, queries, B, per_row, keys + first * per_row, per_row, 1);
-    for (int64_t k = (length - first) * B; k < ROWS * B; ++k) scores[k] = all(-INFINITY);
+    for (int64_t k = 0; k < M::ROWS * B; ++k) scores[k] = Vec{};
+    accumulate<M, B>(scores, M::ROWS, queries, B, PER_ROW<M>, keys + first * PER_ROW<M>, PER_ROW<M>, 1);
+    for (int64_t k = (length - first) * B; k < M::ROWS * B; ++k) scores[k] = all(-INFINITY);
 }
 
 // Raises `shift` to the largest score for keys first..last.
 template <class M, int B>
 void raise(Vec *shift, const typename M::Lanes *queries, const typename M::Item *keys, int64_t first, int64_t last,
            int64_t length) {
-    for (; first < last; first += ROWS) {
-        Vec scores[ROWS * B];
+    for (; first < last; first += M::ROWS) {
+        Vec scores[M::ROWS * B];
         score_rows<M, B>(scores, queries, keys, first, length);
-        for (int64_t k = 0; k < ROWS * B; ++k) shift[k % B] = larger(scores[k], shift[k % B]);
+        for (int64_t k = 0; k < M::ROWS * B; ++k) shift[k % B] = larger(scores[k], shift[k % B]);
     }
 }
 
@@ -271,13 +375,13 @@ template <class M, int B>
 inline void share_keys(typename M::Lanes *shares, Vec *totals, const typename M::Lanes *queries,
                        const typename M::Item *keys, int64_t first, int64_t last, int64_t length, const Vec *shift) {
     for (int b = 0; b < B; ++b) totals[b] = Vec{};
-    for (; first < last; first += ROWS) {
-        Vec p[ROWS * B];
+    for (; first < last; first += M::ROWS) {
+        Vec p[M::ROWS * B];
         score_rows<M, B>(p, queries, keys, first, length);
 #pragma GCC unroll 16
-        for (int64_t k = 0; k < ROWS * B; ++k) totals[k % B] += p[k] = exp2<M>(p[k] - shift[k % B]);
+        for (int64_t k = 0; k < M::ROWS * B; ++k) totals[k % B] += p[k] = exp2<M>(p[k] - shift[k % B]);
 #pragma GCC unroll 16
-        for (int64_t k = 0; k < ROWS * B / M::STEP; ++k) *shares++ = M::join(p + k / B * M::STEP * B + k % B, B);
+        for (int64_t k = 0; k < M::ROWS * B / M::STEP; ++k) *shares++ = M::join(p + k / B * M::STEP * B + k % B, B);
     }
 }
 
@@ -289,23 +393,22 @@ void forward_task(const Shape &shape, Head<const E> q, Head<const E> k, Head<con
     typedef typename M::Item Item;
     typedef typename M::Lanes Lanes;
     typedef typename M::Element Element;
-    constexpr int64_t per_row = d / M::STEP;
-    const int64_t padded = round_up(length, ROWS);
-    Element *rows = work.take<Element>(round_up(length, BLOCKS * LANES) * d);
-    Item *keys = work.take<Item>(padded * per_row), *values = work.take<Item>(padded * per_row);
-    Lanes *queries = work.take<Lanes>(BLOCKS * per_row), *shares = work.take<Lanes>(BLOCKS * KEYS);
-    Vec *sums = work.take<Vec>(BLOCKS * d);
-    read_rows(reinterpret_cast<Element *>(keys), k, start, length, padded, 0, rotary, 1.f);
-    read_rows(rows, v, start, length, padded, 0, Rotary{}, 1.f);
-    pack_tokens<M>(values, rows, padded, d);
+    const int64_t padded = round_up(length, M::ROWS);
+    Element *rows = work.take<Element>(round_up(length, BLOCKS * LANES) * WIDTH<M>);
+    Item *keys = work.take<Item>(padded * PER_ROW<M>), *values = work.take<Item>(padded / M::STEP * CHANNELS<M>);
+    Lanes *queries = work.take<Lanes>(BLOCKS * PER_ROW<M>), *shares = work.take<Lanes>(BLOCKS * KEYS);
+    Vec *sums = work.take<Vec>(BLOCKS * CHANNELS<M>);
+    read_rows<M>(reinterpret_cast<Element *>(keys), k, start, length, padded, 0, rotary, 1.f);
+    read_rows<M>(rows, v, start, length, padded, 0, Rotary{}, 1.f);
+    pack_channels<M>(values, rows, padded);
     const auto attend = [&](auto blocks, int64_t first_query, int64_t count) {
         constexpr int B = decltype(blocks)::value;
-        read_rows(rows, q, start + first_query, count, B * LANES, first_query, rotary, shape.scale * LOG2E);
+        read_rows<M>(rows, q, start + first_query, count, B * LANES, first_query, rotary, shape.scale * LOG2E);
         pack_lanes<M>(queries, rows, B * LANES);
         Vec shift[B], totals[B] = {}, block_totals[B];
         for (int b = 0; b < B; ++b) shift[b] = all(-FLT_MAX);
-        raise<M, B>(shift, queries, keys, 0, ROWS, length);
-        for (int64_t i = 0; i < B * d; ++i) sums[i] = Vec{};
+        raise<M, B>(shift, queries, keys, 0, M::ROWS, length);
+        for (int64_t i = 0; i < B * CHANNELS<M>; ++i) sums[i] = Vec{};
         for (int64_t first = 0; first < padded; first += KEYS) {
             const int64_t last = least(padded, first + KEYS);
             share_keys<M, B>(shares, block_totals, queries, keys, first, last, length, shift);
@@ -320,7 +423,7 @@ void forward_task(const Shape &shape, Head<const E> q, Head<const E> k, Head<con
                 share_keys<M, B>(shares, block_totals, queries, keys, first, last, length, shift);
             }
             for (int b = 0; b < B; ++b) totals[b] += block_totals[b];
-            accumulate<M, B>(sums, d, shares, B, (last - first) / M::STEP, values + first / M::STEP * d, 1, d);
+            accumulate_channels<M, B>(sums, shares, (last - first) / M::STEP, values, first, padded);
         }
         for (int b = 0; b < B; ++b) {
             const int64_t token = start + first_query + b * LANES, tokens = least(count - b * LANES, LANES);
@@ -337,8 +440,8 @@ void forward_task(const Shape &shape, Head<const E> q, Head<const E> k, Head<con
 
 template <class M, class E>
 size_t forward_bytes(int64_t longest) {
-    const int64_t padded = round_up(longest, BLOCKS * LANES);
-    return 4 * (3 * padded * d) + 64 * BLOCKS * (2 * d + KEYS) + 64 * 8;
+    const int64_t padded = round_up(longest, 2 * LANES);
+    return 4 * (3 * padded * WIDTH<M>) + 64 * BLOCKS * (2 * WIDTH<M> + KEYS) + 64 * 8;
 }
 
 template <class M, class E>
@@ -352,74 +455,87 @@ void backward_task(const Shape &shape, const Gradients<M, E> &g, const float *ls
                    Rotary rotary, Workspace &work) {
     typedef typename M::Item Item;
     typedef typename M::Lanes Lanes;
-    constexpr int64_t per_row = d / M::STEP, width = (d + LANES - 1) / LANES * LANES;
-    constexpr int64_t vectors = width / LANES, lane_items = LANES / M::STEP;
+    constexpr int B = M::TILED ? 2 : 1, QUERIES = B * LANES;
+    constexpr int64_t width = round_up(d, LANES), vectors = width / LANES, lane_items = QUERIES / M::STEP;
     typedef typename M::Element Element;
-    const int64_t padded = round_up(length, ROWS);
-    Element *rows = work.take<Element>(LANES * d), *outs = work.take<Element>(LANES * d);
-    Item *keys = work.take<Item>(padded * per_row), *values = work.take<Item>(padded * per_row);
-    Item *keys_by_token = work.take<Item>(padded / M::STEP * d);
+    const int64_t padded = round_up(length, M::ROWS);
+    Element *rows = work.take<Element>(QUERIES * WIDTH<M>), *outs = work.take<Element>(QUERIES * WIDTH<M>);
+    Item *keys = work.take<Item>(padded * PER_ROW<M>), *values = work.take<Item>(padded * PER_ROW<M>);
+    Item *keys_by_token = work.take<Item>(padded / M::STEP * CHANNELS<M>);
     Vec *d_keys = work.take<Vec>(padded * vectors), *d_values = work.take<Vec>(padded * vectors);
-    Lanes *queries = work.take<Lanes>(per_row), *d_outs = work.take<Lanes>(per_row);
+    Lanes *queries = work.take<Lanes>(B * PER_ROW<M>), *d_outs = work.take<Lanes>(B * PER_ROW<M>);
     Item *queries_by_token = work.take<Item>(lane_items * width), *d_outs_by_token = work.take<Item>(lane_items * width);
-    Vec *scores = work.take<Vec>(KEYS), *d_shares = work.take<Vec>(KEYS), *d_queries = work.take<Vec>(d);
-    Lanes *d_scores = work.take<Lanes>(KEYS);
-    Item *shares_by_key = work.take<Item>(KEYS * LANES), *d_scores_by_key = work.take<Item>(KEYS * LANES);
-    Vec sums[ROWS];
+    Vec *scores = work.take<Vec>(B * KEYS), *d_shares = work.take<Vec>(B * KEYS), *d_queries = work.take<Vec>(B * CHANNELS<M>);
+    Lanes *d_scores = work.take<Lanes>(B * KEYS);
+    Item *shares_by_key = work.take<Item>(KEYS * lane_items), *d_scores_by_key = work.take<Item>(KEYS * lane_items);
+    Vec sums[M::ROWS];
 
-    read_rows(reinterpret_cast<Element *>(keys), g.k, start, length, padded, 0, rotary, 1.f);
-    pack_tokens<M>(keys_by_token, reinterpret_cast<Element *>(keys), padded, d);
-    read_rows(reinterpret_cast<Element *>(values), g.v, start, length, padded, 0, Rotary{}, 1.f);
+    read_rows<M>(reinterpret_cast<Element *>(keys), g.k, start, length, padded, 0, rotary, 1.f);
+    pack_channels<M>(keys_by_token, reinterpret_cast<Element *>(keys), padded);
+    read_rows<M>(reinterpret_cast<Element *>(values), g.v, start, length, padded, 0, Rotary{}, 1.f);
     memset(d_keys, 0, padded * vectors * sizeof(Vec));
     memset(d_values, 0, padded * vectors * sizeof(Vec));
-    for (int64_t first_query = 0; first_query < length; first_query += LANES) {
-        const int64_t count = length - first_query < LANES ? length - first_query : LANES;
-        Vec delta = Vec{}, log_total = all(INFINITY);  // queries beyond the end get shares of zero
-        read_rows(outs, g.out, start + first_query, count, LANES, 0, Rotary{}, 1.f);
-        read_rows(rows, g.d_out, start + first_query, count, LANES, 0, Rotary{}, 1.f);
+    for (int64_t first_query = 0; first_query < length; first_query += QUERIES) {
+        const int64_t count = least(length - first_query, QUERIES);
+        Vec delta[B] = {}, log_total[B];
+        for (int b = 0; b < B; ++b) log_total[b] = all(INFINITY);  // queries beyond the end get shares of zero
+        read_rows<M>(outs, g.out, start + first_query, count, QUERIES, 0, Rotary{}, 1.f);
+        read_rows<M>(rows, g.d_out, start + first_query, count, QUERIES, 0, Rotary{}, 1.f);
         for (int64_t lane = 0; lane < count; ++lane) {
             float dot = 0;
-            for (int64_t i = 0; i < d; ++i) dot += widen(rows[lane * d + i]) * widen(outs[lane * d + i]);
-            delta[lane] = dot;
-            log_total[lane] = lse[start + first_query + lane];
+            for (int64_t i = 0; i < d; ++i) dot += widen(rows[lane * WIDTH<M> + i]) * widen(outs[lane * WIDTH<M> + i]);
+            delta[lane / LANES][lane % LANES] = dot;
+            log_total[lane / LANES][lane % LANES] = lse[start + first_query + lane];
         }
-        pack_lanes<M>(d_outs, rows, LANES);
-        pack_tokens<M>(d_outs_by_token, rows, LANES, width);
-        read_rows(rows, g.q, start + first_query, count, LANES, first_query, rotary, shape.scale * LOG2E);
-        pack_lanes<M>(queries, rows, LANES);
-        pack_tokens<M>(queries_by_token, rows, LANES, width);
-        for (int64_t i = 0; i < d; ++i) d_queries[i] = Vec{};
+        pack_lanes<M>(d_outs, rows, QUERIES);
+        pack_tokens<M>(d_outs_by_token, rows, QUERIES, width);
+        read_rows<M>(rows, g.q, start + first_query, count, QUERIES, first_query, rotary, shape.scale * LOG2E);
+        pack_lanes<M>(queries, rows, QUERIES);
+        pack_tokens<M>(queries_by_token, rows, QUERIES, width);
+        for (int64_t i = 0; i < B * CHANNELS<M>; ++i) d_queries[i] = Vec{};
         for (int64_t first = 0; first < padded; first += KEYS) {
             const int64_t block = padded - first < KEYS ? padded - first : KEYS;
-            for (int64_t key = 0; key < block; key += ROWS)
-                score_rows<M, 1>(scores + key, queries, keys, first + key, length);
-            for (int64_t key = 0; key < block; ++key) d_shares[key] = Vec{};
-            accumulate<M>(d_shares, block, d_outs, 1, per_row, values + first * per_row, per_row, 1);
-            for (int64_t key = 0; key < block; key += M::STEP) {
-                Vec d_score[M::STEP];
-                for (int s = 0; s < M::STEP; ++s) {
-                    Vec share = exp2<M>(scores[key + s] - log_total);
-                    d_score[s] = share * (d_shares[key + s] - delta);
-                    M::spread(share, shares_by_key + (key + s) * lane_items);
-                    M::spread(d_score[s], d_scores_by_key + (key + s) * lane_items);
+            for (int64_t key = 0; key < block; key += M::ROWS)
+                score_rows<M, B>(scores + key * B, queries, keys, first + key, length);
+            for (int64_t key = 0; key < block * B; ++key) d_shares[key] = Vec{};
+            accumulate<M, B>(d_shares, block, d_outs, B, PER_ROW<M>, values + first * PER_ROW<M>, PER_ROW<M>, 1);
+            for (int64_t key = 0; key < block; key += M::STEP)
+                for (int b = 0; b < B; ++b) {
+                    Vec d_score[M::STEP];
+                    for (int s = 0; s < M::STEP; ++s) {
+                        const int64_t score = (key + s) * B + b, item = (key + s) * lane_items + b * LANES / M::STEP;
+                        Vec share = exp2<M>(scores[score] - log_total[b]);
+                        d_score[s] = share * (d_shares[score] - delta[b]);
+                        M::spread(share, shares_by_key + item);
+                        M::spread(d_score[s], d_scores_by_key + item);
+                    }
+                    d_scores[key / M::STEP * B + b] = M::join(d_score, 1);
                 }
-                d_scores[key / M::STEP] = M::join(d_score, 1);
+            accumulate_channels<M, B>(d_queries, d_scores, block / M::STEP, keys_by_token, first, padded);
+            if constexpr (M::TILED) {
+                const auto *d_out = reinterpret_cast<const Lanes *>(d_outs_by_token);
+                const auto *turned = reinterpret_cast<const Lanes *>(queries_by_token);
+                accumulate<M, vectors>(d_values + first * vectors, block, d_out, vectors, lane_items, shares_by_key, lane_items, 1);
+                accumulate<M, vectors>(d_keys + first * vectors, block, turned, vectors, lane_items, d_scores_by_key, lane_items, 1);
+                continue;
             }
-            accumulate<M>(d_queries, d, d_scores, 1, block / M::STEP, keys_by_token + first / M::STEP * d, 1, d);
-            for (int64_t key = 0; key < block; key += ROWS) {
+            for (int64_t key = 0; key < block; key += M::ROWS) {
                 for (int64_t vector = 0; vector < vectors; ++vector) {
                     Vec *to_value = d_values + (first + key) * vectors + vector, *to_key = d_keys + (to_value - d_values);
                     const Lanes *d_out = reinterpret_cast<const Lanes *>(d_outs_by_token) + vector;
                     const Lanes *turned = reinterpret_cast<const Lanes *>(queries_by_token) + vector;
-                    for (int64_t r = 0; r < ROWS; ++r) sums[r] = to_value[r * vectors];
-                    accumulate<M>(sums, ROWS, d_out, vectors, lane_items, shares_by_key + key * lane_items, lane_items, 1);
-                    for (int64_t r = 0; r < ROWS; ++r) to_value[r * vectors] = sums[r], sums[r] = to_key[r * vectors];
-                    accumulate<M>(sums, ROWS, turned, vectors, lane_items, d_scores_by_key + key * lane_items, lane_items, 1);
-                    for (int64_t r = 0; r < ROWS; ++r) to_key[r * vectors] = sums[r];
+                    for (int64_t r = 0; r < M::ROWS; ++r) sums[r] = to_value[r * vectors];
+                    accumulate<M>(sums, M::ROWS, d_out, vectors, lane_items, shares_by_key + key * lane_items, lane_items, 1);
+                    for (int64_t r = 0; r < M::ROWS; ++r) to_value[r * vectors] = sums[r], sums[r] = to_key[r * vectors];
+                    accumulate<M>(sums, M::ROWS, turned, vectors, lane_items, d_scores_by_key + key * lane_items, lane_items, 1);
+                    for (int64_t r = 0; r < M::ROWS; ++r) to_key[r * vectors] = sums[r];
                 }
             }
         }
-        write_lanes(g.d_q, start + first_query, count, d_queries, 1, all(shape.scale), first_query, rotary);
+        for (int64_t b = 0; b < B && b * LANES < count; ++b) {
+            const int64_t query = first_query + b * LANES;
+            write_lanes(g.d_q, start + query, least(count - b * LANES, LANES), d_queries + b, B, all(shape.scale), query, rotary);
+        }
     }
     for (int64_t t = 0; t < length; ++t) {
         const float *d_value = reinterpret_cast<const float *>(d_values + t * vectors);
@@ -431,17 +547,19 @@ void backward_task(const Shape &shape, const Gradients<M, E> &g, const float *ls
 
 template <class M, class E>
 size_t backward_bytes(int64_t longest) {
-    const int64_t padded = round_up(longest, LANES), width = round_up(d, LANES);
-    return 4 * (5 * padded * d + 2 * padded * width + LANES * (d + 2 * width)) + 64 * (3 * d + 3 * KEYS + 2 * KEYS) + 64 * 32;
+    const int64_t padded = round_up(longest, 2 * LANES), width = round_up(d, LANES);
+    return 4 * (5 * padded * WIDTH<M> + 2 * padded * width) + 2 * (4 * LANES * (WIDTH<M> + 2 * width) +
+           64 * (3 * WIDTH<M> + 3 * KEYS + 2 * KEYS)) + 64 * 32;
 }
 
 // Runs task(sequence, head, workspace) for all of them on `threads` threads; false if memory ran out.
-template <class Task>
+template <class M, class Task>
 bool for_each_task(const Shape &shape, int threads, size_t bytes, Task task) {
     bool enough = true;
 #pragma omp parallel num_threads(threads) reduction(&& : enough)
     {
         Workspace work;
+        [[maybe_unused]] typename M::Tiles tiles;
 #pragma omp for collapse(2) schedule(dynamic, 1)
         for (int64_t n = 0; n < shape.num_sequences; ++n)
             for (int64_t h = 0; h < shape.num_heads; ++h)
@@ -457,7 +575,7 @@ template <class M, class E>
 bool forward(const Shape &shape, const void *const *inputs, const int64_t *strides, void *out, float *lse, int64_t T,
              Rotary rotary, int threads) {
     const E *q = static_cast<const E *>(inputs[0]), *k = static_cast<const E *>(inputs[1]), *v = static_cast<const E *>(inputs[2]);
-    return for_each_task(shape, threads, forward_bytes<M, E>(shape.longest), [&](int64_t n, int64_t h, Workspace &work) {
+    return for_each_task<M>(shape, threads, forward_bytes<M, E>(shape.longest), [&](int64_t n, int64_t h, Workspace &work) {
         const int64_t start = shape.cu_seqlens[n], length = shape.cu_seqlens[n + 1] - start;
         forward_task<M, E>(shape, {q + h * d, strides[0]}, {k + h * d, strides[1]}, {v + h * d, strides[2]},
                            {static_cast<E *>(out) + h * d, shape.num_heads * d}, lse ? lse + h * T : nullptr, start, length,
@@ -469,7 +587,7 @@ template <class M, class E>
 bool backward(const Shape &shape, const void *const *inputs, const int64_t *strides, void *const *outputs, const float *lse,
               int64_t T, Rotary rotary, int threads) {
     const int64_t dense = shape.num_heads * d;
-    return for_each_task(shape, threads, backward_bytes<M, E>(shape.longest), [&](int64_t n, int64_t h, Workspace &work) {
+    return for_each_task<M>(shape, threads, backward_bytes<M, E>(shape.longest), [&](int64_t n, int64_t h, Workspace &work) {
         const int64_t start = shape.cu_seqlens[n], length = shape.cu_seqlens[n + 1] - start;
         auto in = [&](int i) { return Head<const E>{static_cast<const E *>(inputs[i]) + h * d, strides[i]}; };
         auto to = [&](int i) { return Head<E>{static_cast<E *>(outputs[i]) + h * d, dense}; };
@@ -503,6 +621,7 @@ int esmeray_attention_forward(int is_bf16, const void *const *inputs, const int6
     Shape shape{cu_seqlens, num_sequences, num_heads, 0, scale};
     Rotary rotary{cosines, sines, positions};
     if (!measure(shape, T, rotary)) return BAD_SEQUENCES;
+    if (is_bf16 && has_tiles()) return forward<Tiled, bf16>(shape, inputs, strides, out, lse, T, rotary, threads);
     return is_bf16 ? forward<Paired, bf16>(shape, inputs, strides, out, lse, T, rotary, threads)
                    : forward<Single, float>(shape, inputs, strides, out, lse, T, rotary, threads);
 }
@@ -515,6 +634,7 @@ int esmeray_attention_backward(int is_bf16, const void *const *inputs, const int
     Shape shape{cu_seqlens, num_sequences, num_heads, 0, scale};
     Rotary rotary{cosines, sines, positions};
     if (!measure(shape, T, rotary)) return BAD_SEQUENCES;
+    if (is_bf16 && has_tiles()) return backward<Tiled, bf16>(shape, inputs, strides, outputs, lse, T, rotary, threads);
     return is_bf16 ? backward<Paired, bf16>(shape, inputs, strides, outputs, lse, T, rotary, threads)
                    : backward<Single, float>(shape, inputs, strides, outputs, lse, T, rotary, threads);
 }

@@ -72,7 +72,8 @@ def test_output_and_gradients_are_those_of_fp64(dtype, head, turned):
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names a kind of x86 processor")
-def test_a_processor_without_avx512_gets_the_same(monkeypatch, tmp_path):
+@pytest.mark.parametrize("flags", [("-march=x86-64-v3",), ("-march=native", "-mno-amx-bf16")], ids=" ".join)
+def test_a_processor_without_avx512_or_amx_gets_the_same(monkeypatch, tmp_path, flags):
     def run(dtype: torch.dtype) -> list[Tensor]:
         *inputs, d_out = heads(LENGTHS, 8, dtype)
         leaves = [x.clone().requires_grad_() for x in inputs]
@@ -82,7 +83,7 @@ def test_a_processor_without_avx512_gets_the_same(monkeypatch, tmp_path):
 
     here = {dtype: run(dtype) for dtype in TOLERANCES}
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(compiled_code, "_MACHINE_FLAGS", (("-march=x86-64-v3",),))
+    monkeypatch.setattr(compiled_code, "_MACHINE_FLAGS", (flags,))
     compiled_code.load.cache_clear()
     try:
         there = {dtype: run(dtype) for dtype in TOLERANCES}
