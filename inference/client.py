@@ -1,8 +1,8 @@
 """Client of the service: arrays of many sequences, by few requests at once, resumed where the service is overloaded.
 
 In: sequences, in any number. Out: their arrays, in the same order. Sequences are sent in requests of bounded size, a
-bounded number at once; a request that is refused with 429 or 503, or whose connection breaks, is sent again after the
-time that the service asks for. Needs neither torch nor Ray.
+bounded number at once; a request that is refused with 429 or 503, or lost with a process or a connection, is sent again
+after the time that the service asks for. Needs neither torch nor Ray.
 
     client = Client("http://127.0.0.1:8000")
     vectors = client.embed(["MKTAYIAKQR", "MSILVTRPSP"])          # (2, D)
@@ -32,6 +32,8 @@ REQUEST_RESIDUES, REQUEST_SEQUENCES = 20_000, 256
 CONNECT_RETRIES = 5
 """Times that a connection is tried again where nothing listens: eight seconds."""
 _AGAIN = (429, 503)
+_LOST = "Internal Server Error"
+"""Ray Serve's own answer, with 500, where a machine was lost with the process that held the request."""
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.25, 30.0
 
 GivenSequence = str | tuple[str, str]
@@ -152,7 +154,8 @@ class Client:
             else:
                 if answer.is_success:
                     return answer
-                if answer.status_code not in _AGAIN or not tries_left:
+                is_lost = answer.status_code == 500 and answer.text == _LOST
+                if not tries_left or not (is_lost or answer.status_code in _AGAIN):
                     raise DataError(f"{path}: refused with {answer.status_code}: {_detail(answer)}")
                 retry_after_s = float(answer.headers.get("Retry-After", 0))
             await asyncio.sleep(max(retry_after_s, wait_s) * random.uniform(1.0, 1.3))

@@ -58,8 +58,11 @@ class Met:
 class Round:
     """``spacing``: steps, shards or seconds from a fault to the next, about; ``undisturbed``: a round that has run.
 
-    Subclasses have its ``command``, ``met`` (the process that has met a fault, and when) and ``same`` (as undisturbed).
+    Subclasses have its ``command``, whether it is started ``again``, ``met`` (the process that has met a fault, and
+    when) and ``same`` (as undisturbed).
     """
+
+    again = True
 
     def __init__(self, machines: Machines, faults: list[Met], spacing: int, undisturbed: Any = None) -> None:
         self.machines, self.faults, self.spacing, self.undisturbed = machines, faults, spacing, undisturbed
@@ -84,6 +87,8 @@ class Round:
         began, struck, code = time.monotonic(), 0, -1
         while code != 0 and time.monotonic() < began + 600 + 6 * self.spacing:
             if code is not None:
+                if self.starts and not self.again:
+                    break
                 self._mend(float("inf"))
                 self.process, self.starts = self._start(), self.starts + 1
             if struck < len(self.faults) and not self._mends and (met := self.met(struck)):
@@ -238,6 +243,8 @@ class Search(Round):
 
 class Service(Round):
     """The command is the client, which asks again what is refused; the service has a replica on each node."""
+
+    again = False
 
     def command(self, address: str) -> list[str]:
         with socket.create_server(("127.0.0.1", 0)) as free:

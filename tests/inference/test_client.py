@@ -89,11 +89,14 @@ class Stub:
             raise ConnectionError
         await send({"type": "http.response.start", "status": status, "headers": headers})
         content = {"detail": "why", "data": [{"id": "esm"}]}
-        await send({"type": "http.response.body", "body": json.dumps(content).encode()})
+        body = b"Internal Server Error" if status == 500 else json.dumps(content).encode()  # as Ray Serve's own
+        await send({"type": "http.response.body", "body": body})
 
 
-@pytest.mark.parametrize("statuses", [(429,), (503, 429, 503), ()])
-def test_refusals_for_overload_are_sent_again(serving: Serving, small_requests: None, statuses: tuple[int, ...]):
+@pytest.mark.parametrize("statuses", [(429,), (503, 500, 503), ()])
+def test_refusals_for_overload_and_lost_requests_are_sent_again(
+    serving: Serving, small_requests: None, statuses: tuple[int, ...]
+):
     stub = Stub(*statuses)
     with serving.address(stub) as address, Client(address) as client:
         assert client.models() == [{"id": "esm"}]
