@@ -130,9 +130,11 @@ constexpr int TILE = 16;  // rows of a tile, and items of a row
 struct Tiled : Paired {
     static constexpr int ROWS = 2 * TILE;
     static constexpr bool TILED = true;
-    // The shape of a thread's tiles, as long as it lives.
+    // The shape of a thread's tiles, as long as it lives; oneDNN may count on the one that was there before.
     struct Tiles {
+        alignas(64) uint8_t before[64];
         Tiles() {
+            _tile_storeconfig(before);
             alignas(64) struct {
                 uint8_t palette = 1, start_row = 0, reserved[14] = {};
                 uint16_t bytes_of_row[16] = {};
@@ -141,7 +143,12 @@ struct Tiled : Paired {
             for (int tile = 0; tile < 8; ++tile) shape.bytes_of_row[tile] = 4 * TILE, shape.rows[tile] = TILE;
             _tile_loadconfig(&shape);
         }
-        ~Tiles() { _tile_release(); }
+        ~Tiles() {
+            if (before[0])
+                _tile_loadconfig(before);
+            else
+                _tile_release();
+        }
     };
 };
 
