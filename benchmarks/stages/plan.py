@@ -25,7 +25,7 @@ from benchmarks.stages.training import prepare
 from common.timing import median_seconds
 from monitoring.sampling.peaks import product_flops_per_s
 from tools.train.plan import device_of, scale_run, work_of
-from train_config.command_schema import PlanAssumptions, PlanSection
+from train_config.plan_schema import PlanAssumptions, PlanSection
 
 TOGETHER, PLANNED = "two workers", "their plan"
 MODEL, TOKENS, STEPS, ROUNDS = "esm2_t6_8M", 2048, (2, 10), 9

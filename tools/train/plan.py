@@ -20,7 +20,7 @@ from common.errors import ConfigError, ResourceError
 from common.publishing import made_file, refuse_file
 from common.text import counted, duration
 from tools.grammar import Overwriting, parse
-from train_config.command_schema import PlanSection
+from train_config.plan_schema import PlanSection
 from train_config.schema import BackboneSection, ModelSection
 from training.launch import scale
 

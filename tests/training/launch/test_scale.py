@@ -6,7 +6,7 @@ import torch
 from model.cost.memory import ParameterCount, activation_bytes_per_token
 from tests.model.support import build_model, masked_batch, random_sequences, tiny_section
 from tools.train.plan import device_of, scale_run, work_of
-from train_config.command_schema import PlanSection
+from train_config.plan_schema import PlanSection
 from training.launch import scale
 
 WITHIN = 0.2
