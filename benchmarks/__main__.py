@@ -35,6 +35,7 @@ MODULES = (
     "proteome",
     "service",
     "training",
+    "masked_lm_recipe",
     "time_to_loss",
     "runs",
     "plan",

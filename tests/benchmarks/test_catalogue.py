@@ -19,6 +19,7 @@ FLOORS = {
     ("service", "cpu"): [0.85, 5.0, 1.0, 1.0, 1.0, 1.0],
     ("training", "cpu"): [3.0, 1.0],
     ("training", "cuda"): [1 / 0.6, 0.45],
+    ("masked_lm_recipe", "cpu"): [],
     ("time_to_loss", "cpu"): [7.0],
     ("plan", "cpu"): [0.9, 0.9],
     ("runs", "cpu"): [20.0, 0.99],

@@ -1,0 +1,54 @@
+"""What each ingredient of train_config/masked_lm.yaml contributes: the loss without it, after the same time.
+
+Each is trained as ``time_to_loss`` trains ours, by three seeds. Differences are taken seed by seed, which share the
+order of the proteins and the random weights.
+"""
+
+from collections.abc import Iterator
+from statistics import mean
+
+from benchmarks.harness.stage import Row, Setting, Stage
+from benchmarks.programs.masked_lm_bench import SEEDS, MaskedLMBench, row
+from train_config.loading import Overrides
+
+OURS = "esmeray"
+BUDGET_S, QUICK_S = 160.0, 1.0
+"""The first is 1/7.5 of the 20 minutes that the Trainer is given."""
+WITHOUT: dict[str, Overrides] = {
+    "": {},
+    "Muon": {("training", "optimizer"): "adamw", ("training", "learning_rate"): 2e-3},
+    "MASK alone": {
+        ("model", "masked_lm", "mask_token_share"): 0.8,
+        ("model", "masked_lm", "random_token_share"): 0.1,
+    },
+    "more masks first": {("model", "masked_lm", "first_mask_share"): None},
+    "a long decay": {("training", "decay_share"): 0.2},
+}
+"""What puts an ingredient back to what it is elsewhere; first comes the recipe as it is."""
+
+
+def _cases(setting: Setting) -> Iterator[Row]:
+    bench = MaskedLMBench.prepare(setting)
+    budget_s = QUICK_S if setting.quick else BUDGET_S
+    with_all: list[float] = []
+    for without, changed in WITHOUT.items():
+        name = f"{OURS} without {without}" if without else OURS
+        setting.note(name)
+        steps = bench.ours_in(budget_s, changed)
+        courses = []
+        for seed in SEEDS[:1] if setting.quick else SEEDS:
+            setting.note(f"{name}, seed {seed}")
+            courses.append(bench.ours(steps, budget_s, seed, changed))
+        bits = [course.points[-1].bits for course in courses]
+        with_all = with_all or bits
+        more = [without - with_ for without, with_ in zip(bits, with_all, strict=True)]
+        spread = f"{mean(more):+.4f} ({min(more):+.4f} to {max(more):+.4f})"
+        yield row(name, courses) | {"beside all ingredients": spread if without else None}
+
+
+STAGE = Stage(
+    name="masked_lm_recipe",
+    summary="masked LM from random weights, after the same time: the loss without each ingredient of its recipe",
+    cases=_cases,
+    distributions=("transformers", "deepspeed"),
+)
