@@ -36,7 +36,7 @@ def _cases(setting: Setting) -> Iterator[Case | Row]:
     best = by_rate[rate].best
     target = 10.0 if setting.quick else best.bits  # a smoke run ends anywhere
     budget_s = best.seconds * SHARE
-    steps, courses = bench.ours_in(budget_s, {}), []
+    steps, courses = bench.ours_in(budget_s), []
     for seed in SEEDS[:1] if setting.quick else SEEDS:
         setting.note(f"{OURS}, seed {seed}")
         courses.append(bench.ours(steps, budget_s, seed))
