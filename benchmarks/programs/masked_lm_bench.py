@@ -83,6 +83,7 @@ class MaskedLMBench:
             **{("model", "backbone", key): value for key, value in self._network.items()},
             ("model", "backbone", "layers"): OUR_LAYERS,
             ("training", "max_steps"): steps,
+            ("model", "masked_lm", "mask_share_steps"): steps,
             **(changed or {}),
         }
         config = load_config("train_config/masked_lm.yaml", overrides).model_dump(mode="json")

@@ -21,6 +21,7 @@ WITHOUT: dict[str, Overrides] = {
         ("model", "masked_lm", "mask_token_share"): 0.8,
         ("model", "masked_lm", "random_token_share"): 0.1,
     },
+    "more masks first": {("model", "masked_lm", "first_mask_share"): None},
     "a long decay": {("training", "decay_share"): 0.2},
 }
 """What puts an ingredient back to what it is elsewhere; first comes the recipe as it is."""
