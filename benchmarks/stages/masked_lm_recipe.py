@@ -31,7 +31,7 @@ def _cases(setting: Setting) -> Iterator[Row]:
     bench = MaskedLMBench.prepare(setting)
     budget_s = QUICK_S if setting.quick else BUDGET_S
     steps = bench.ours_in(budget_s)
-    with_all: list[float] = []
+    all_bits: list[float] = []
     for without, changed in WITHOUT.items():
         name = f"{OURS} without {without}" if without else OURS
         courses = []
@@ -39,8 +39,8 @@ def _cases(setting: Setting) -> Iterator[Row]:
             setting.note(f"{name}, seed {seed}")
             courses.append(bench.ours(steps, budget_s, seed, changed))
         bits = [course.points[-1].bits for course in courses]
-        with_all = with_all or bits
-        more = [without - with_ for without, with_ in zip(bits, with_all, strict=True)]
+        all_bits = all_bits or bits
+        more = [changed_to - of_all for changed_to, of_all in zip(bits, all_bits, strict=True)]
         spread = f"{mean(more):+.4f} ({min(more):+.4f} to {max(more):+.4f})"
         yield row(name, courses) | {"beside all ingredients": spread if without else None}
 
