@@ -56,7 +56,7 @@ def measure() -> Iterator[tuple[str, float, float, str]]:
     ours = {file: text for file, text in texts.items() if not file.startswith("tests/")}
     lines = sum(text.count("\n") for text in ours.values())
     yield "lines outside tests", lines, 49_400, ""
-    yield "lines of code outside tests", sum(code_lines(*item) for item in ours.items()), 33_850, ""
+    yield "lines of code outside tests", sum(code_lines(*item) for item in ours.items()), 33_855, ""
     yield "lines of tests", sum(text.count("\n") for text in texts.values()) - lines, 28_600, ""
     trees = {file: ast.parse(text) for file, text in ours.items() if file.endswith(".py")}
     folders = Counter(str(Path(file).parent) for file in trees if not file.endswith("__init__.py"))

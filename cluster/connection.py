@@ -229,15 +229,23 @@ def _loopback() -> Iterator[None]:
         constants.ENABLE_RAY_CLUSTER = enabled
 
 
+def _init(**arguments: Any) -> BaseContext:
+    """A try in ten fails: Ray Client's server (2.60) may die as it is forked (Ray's issue 63202)."""
+    for _ in range(2):
+        with suppress(ConnectionAbortedError):
+            return ray.init(**arguments)
+    return ray.init(**arguments)
+
+
 def _join(address: str) -> BaseContext:
     quietly: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": logging.ERROR}
-    context = ray.init(**quietly)
+    context = _init(**quietly)
     of_job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")).get("runtime_env", {})
     if len(cluster_resources()) == 1 or "working_dir" in of_job:  # 'ray job submit --working-dir' has uploaded it
         return context
     # Other machines need this code, and Ray (2.60) uploads a folder for a whole job alone.
     ray.shutdown()
-    return ray.init(**quietly, runtime_env={"working_dir": str(REPOSITORY), "excludes": NOT_UPLOADED})
+    return _init(**quietly, runtime_env={"working_dir": str(REPOSITORY), "excludes": NOT_UPLOADED})
 
 
 def hardware() -> str:
