@@ -36,7 +36,9 @@ def test_a_run_with_a_stopped_worker_and_a_killed_driver_takes_each_planned_step
     faults = [Met("worker SIGSTOP", "update", 3, rank=1), Met("driver SIGKILL", "publishing", 9)]
     round_ = Training(undisturbed.machines, faults, 3, undisturbed).run()
     assert not round_.wrong
-    assert [fault.again > 0 and fault.back_s is not None for fault in faults] == [True, True]
+    stopped, killed = faults
+    assert stopped.again > 0 and stopped.back_s is not None
+    assert killed.back_s is not None  # the worker may publish what it was at, and then no step is taken again
     run = run_folder(round_.config)
     assert events(round_.config, "resumed")[0]["checkpoint"].endswith("in memory")
     assert "stacks of the workers:" in (round_.folder / "output.txt").read_text()
