@@ -45,9 +45,8 @@ def _cases(setting: Setting) -> Iterator[Case | Row]:
     if len(reached_s) < len(courses):
         reached = " ".join(f"{course.best.bits:.4f}" for course in courses)
         raise WrongWorkError(f"{reached} bits a masked residue were reached; {target:.4f} is the target")
-    values = iter(reached_s)
     contenders = (
-        Contender(OURS, lambda: next(values), kind="value"),
+        Contender(OURS, iter(reached_s).__next__, kind="value"),
         Contender(TRAINER, lambda: best.seconds, kind="value"),
     )
     facts: Facts = {"target, bits a masked residue": round(target, 4), "the Trainer's learning rate": rate}
