@@ -77,8 +77,8 @@ def asked_for(workers: Workers) -> Iterator[None]:
     if not workers.sizes or ray.util.client.ray.is_connected():  # Ray (2.60) asks from within the cluster alone
         yield
         return
-    each = {"CPU": workers.cpus_each} | ({"GPU": 1} if workers.use_gpu else {})
-    request_resources(bundles=[each] * workers.sizes[-1])
+    bundle = {"CPU": workers.cpus_each} | ({"GPU": 1} if workers.use_gpu else {})
+    request_resources(bundles=[bundle] * workers.sizes[-1])
     try:
         yield
     finally:
@@ -230,7 +230,7 @@ def _loopback() -> Iterator[None]:
 
 
 def _init(**arguments: Any) -> BaseContext:
-    """A try in ten fails: Ray Client's server (2.60) may die as it is forked (Ray's issue 63202)."""
+    """Connect, in 3 tries: one in ten of Ray Client's servers (2.60) dies when forked (ray-project/ray#63202)."""
     for _ in range(2):
         with suppress(ConnectionAbortedError):
             return ray.init(**arguments)

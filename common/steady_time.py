@@ -1,6 +1,6 @@
 """The time of day for records: no step of the system's clock, by NTP or by hand, changes it within a process.
 
-Durations, order and the time left are made of these times. They go on in a machine that sleeps.
+Durations, order and the time left are made of these times. They advance in a machine that sleeps.
 """
 
 import time

@@ -404,7 +404,7 @@ class StorageSection(Section):
     cache_gb: PositiveFloat = 100.0
     """Size of the copies; beyond it the least recently used are removed."""
     patience_s: PositiveFloat = 3600.0
-    """Seconds that a store may be away while a run goes on, or at its end."""
+    """Seconds that a store may be away during a run, or at its end."""
 
     def apply(self) -> None:
         """Follow these settings in this process and those that it starts."""

@@ -52,8 +52,8 @@ class MaskedModel:
         logits_MK = np.empty((len(wanted_M2), self._outputs[0].channels))
         for batch in run(self.model, windows, self._outputs, self.tokens):
             for window, logits_LK in zip(batch.places.tolist(), batch.by_text(self._outputs[0]), strict=True):
-                asked = windows.asked[window]
-                logits_MK[asked] = logits_LK[windows.rows[asked]]
+                positions = windows.positions[window]
+                logits_MK[positions] = logits_LK[windows.rows[positions]]
         logs_M20: NDArray[np.float64] = log_softmax(logits_MK, axis=1)[:, self._columns]
         return logs_M20
 
@@ -83,7 +83,7 @@ class MaskedModel:
 class _Windows:
     """Windows as texts of a model (:class:`inference.models.running.Texts`).
 
-    ``asked`` are, for each window, the numbers of its positions, of M; ``rows`` (M,) their rows in it.
+    ``positions`` are, for each window, the numbers of its positions, of M; ``rows`` (M,) their rows in it.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class _Windows:
         self._windows, window_M = np.unique(keys_M4, axis=0, return_inverse=True)
         self.lengths: NDArray[np.int64] = self._windows[:, 2]
         ends = np.cumsum(np.bincount(window_M))[:-1]
-        self.asked = np.split(np.argsort(window_M, kind="stable"), ends)
+        self.positions = np.split(np.argsort(window_M, kind="stable"), ends)
 
     def batches(self, token_budget: int | None) -> list[Places]:
         assert token_budget is not None

@@ -90,15 +90,15 @@ def read_mutants(
 
 
 def _numbers(path: Path, column: str, values: Any) -> list[float]:
-    found = []
+    numbers = []
     for row, value in enumerate(values, 1):
         try:
-            found.append(number(value))
-            if math.isinf(found[-1]):
+            numbers.append(number(value))
+            if math.isinf(numbers[-1]):
                 raise ValueError("is infinite")
         except ValueError as error:
             raise DataError(f"{path}, row {row}, column {column!r}: {error}; mend it, or leave it empty") from None
-    return found
+    return numbers
 
 
 def write_scores(path: Path, final_name: str, columns: Mapping[str, Any]) -> None:

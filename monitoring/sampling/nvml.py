@@ -1,7 +1,7 @@
 """State of every GPU of this machine, from its driver, as :mod:`monitoring.sampling.metric_names` names it.
 
 GPUs are read whichever process uses them and whatever CUDA_VISIBLE_DEVICES is; indices are NVML's, as nvidia-smi's.
-NVML that does not fit its driver, or a GPU lost in mid-run, is one warning, and what is left is still read; what a GPU
+NVML that does not fit its driver, or a GPU lost in mid-run, is one warning, and other GPUs are still read; what a GPU
 does not support (a MIG slice has no load) is left out without one. No call waits for a kernel. PCIe traffic takes 40 ms
 a GPU, in which the driver counts: it is read of one GPU at a time, in turns, every :data:`PCIE_EVERY_S`.
 """
