@@ -73,7 +73,7 @@ lint: $(VENV)/.installed-dev  ## style, types and the direction of imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-size:  ## lines, rooms, functions and imports beside their limits
+size:  ## statements of each room, modules, functions and imports beside their limits
 	@$(PYTHON) .ci/size.py
 
 format: $(VENV)/.installed-dev  ## put the code in form
