@@ -53,6 +53,10 @@ class ResourceError(EsmerayError):
     exit_code = 4
 
 
+class DiskFullError(ResourceError):
+    """A disk, or a user's share of it, has no room left."""
+
+
 class DivergenceError(EsmerayError):
     """Training produced NaN or infinite losses too many times in a row (exit code 5)."""
 

@@ -1,9 +1,10 @@
 """A folder or file that appears complete or not at all: build it under a temporary name beside the target, then rename.
 
-Whoever builds a folder holds a lock on the target, so what lies under a temporary name while the lock is held was left
-by a process that was killed, and is swept. What a tool writes is listed in a manifest, ``esmeray.json`` in a folder and
-``.NAME.esmeray.json`` beside a file: which tool made it, and the XXH3-128 of each file. Only the same tool replaces it,
-and only when asked. OSErrors become ResourceErrors with the place and the remedy.
+Whoever builds a folder holds a lock on the target and writes into it which process builds: what a killed one left under
+its temporary names is swept by the next, and nothing else, whatever its name. What a tool writes is listed in a
+manifest, ``esmeray.json`` in a folder and ``.NAME.esmeray.json`` beside a file: which tool made it, and the XXH3-128 of
+each file. Only the same tool replaces it, and only when asked. OSErrors become ResourceErrors with the place and the
+remedy.
 """
 
 import errno
@@ -16,17 +17,18 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import xxhash
 
-from common.errors import ConfigError, ResourceError
+from common.errors import ConfigError, DataError, DiskFullError, ResourceError
 
 log = logging.getLogger(__name__)
 
-MADE_FILE = "esmeray.json"
+MADE_FILE, RECORD_FILE = "esmeray.json", "made_by.txt"
+"""Manifest of an output, and record of the command in the folder where one is unfinished."""
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -101,6 +103,7 @@ def _not_made(target: Path, made_by: str) -> str | None:
         files = dict(made["files"]) if made["made_by"] == made_by else {}
     except (OSError, ValueError, KeyError, TypeError):
         files = {}
+    check_names(files, manifest)
     if not files:
         return f"was not made by {made_by}"
     folder = target if target.is_dir() else target.parent
@@ -120,6 +123,26 @@ def _manifest_of(target: Path) -> Path:
 
 def _write_manifest(path: Path, made_by: str, files: dict[str, str]) -> None:
     path.write_text(json.dumps({"made_by": made_by, "files": files}, indent=1) + "\n", encoding="utf-8")
+
+
+def check_names(names: Iterable[object], manifest: Path | str) -> None:
+    """Raise DataError where a manifest lists what can't be a file of its folder; see :func:`inner_name`."""
+    try:
+        for name in names:
+            inner_name(name)
+    except ValueError as error:
+        raise DataError(f"{manifest}: {error}; it was not written by Esmeray") from error
+
+
+def inner_name(name: object) -> str:
+    """Return the name of a file in a manifest's folder; ValueError where it is absolute, empty or climbs.
+
+    Manifests come from others, too, and what they list is read, replaced and removed.
+    """
+    parts = PurePosixPath(name).parts if isinstance(name, str) and "\0" not in name else ()
+    if not parts or parts[0].startswith("/") or ".." in parts:
+        raise ValueError(f"{name!r} is no name of a file in its folder")
+    return str(name)
 
 
 @contextmanager
@@ -147,15 +170,18 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 @contextmanager
 def exclusive(target: Path) -> Iterator[None]:
     """Hold the lock on a target, waiting for another process that builds it; sweep what a killed one left."""
-    lock_path = target.with_name(f".{target.name}.lock")
+    lock_path = _lock_of(target)
     with writing(target):
+        holder = lock_path.read_text(errors="replace") if lock_path.exists() else ""
+        if holder and not holder.isdigit():
+            raise ConfigError(f"{lock_path}: is no lock of Esmeray's; move it away, or choose another name")
         try:
             descriptor = take_lock(lock_path, 0)
         except BlockingIOError:
             log.warning("waiting for another process that is preparing %s", target)
             descriptor = take_lock(lock_path)
     try:
-        _sweep(target)
+        _sweep(target, lock_path.read_text(errors="replace"))
         yield
     finally:
         lock_path.unlink(missing_ok=True)  # while it is held: whoever waits sees the file gone and makes a new one
@@ -168,17 +194,19 @@ def published(target: Path) -> Iterator[Path]:
 
     Removed when the block raises. The caller holds :func:`exclusive`.
     """
-    building = target.with_name(f".{target.name}.building-{os.getpid()}")
+    building, replaced = _temporary_names(target, str(os.getpid()))
+    with writing(target):
+        # First: what lies under these names is this process's own only as long as the lock says so.
+        _lock_of(target).write_text(str(os.getpid()))
+        building.mkdir()
     try:
         with writing(target):
-            building.mkdir()
             yield building
             for path in building.rglob("*"):
                 if path.is_file():  # safetensors writes 0600; the folder's mode is what the umask makes of it
                     path.chmod(building.stat().st_mode & 0o666)
                 sync(path)
             sync(building)
-            replaced = target.with_name(f".{target.name}.replaced-{os.getpid()}")
             if target.exists():
                 target.rename(replaced)
             building.rename(target)
@@ -205,12 +233,12 @@ def is_disk_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in _DISK_FULL
 
 
-def disk_full(target: Path, reason: str) -> ResourceError:
+def disk_full(target: Path, reason: str) -> DiskFullError:
     existing = _existing_parent(target)
     free_gb = shutil.disk_usage(existing).free / 1e9
-    return ResourceError(
+    return DiskFullError(
         f"{target}: no room left to write it ({reason}; {free_gb:.1f} GB free in {existing}); "
-        "free some space or choose another place; nothing was left behind"
+        "free some space or choose another place"
     )
 
 
@@ -254,13 +282,26 @@ def _is_same_file(descriptor: int, path: Path) -> bool:
         return False
 
 
-def _sweep(target: Path) -> None:
-    building, replaced = (f".{target.name}.{kind}-" for kind in ("building", "replaced"))
-    for leftover in list(target.parent.iterdir()):
-        if leftover.name.startswith(replaced) and not target.exists():
-            leftover.rename(target)  # killed between the two renames: the old folder is still the complete one
-        elif leftover.name.startswith((building, replaced)):
-            shutil.rmtree(leftover, ignore_errors=True)
+def _lock_of(target: Path) -> Path:
+    return target.with_name(f".{target.name}.lock")
+
+
+def _temporary_names(target: Path, process: str) -> tuple[Path, Path]:
+    """Where a process builds a target, and where it sets aside the one before it."""
+    return target.with_name(f".{target.name}.building-{process}"), target.with_name(
+        f".{target.name}.replaced-{process}"
+    )
+
+
+def _sweep(target: Path, killed: str) -> None:
+    """Remove what a process left that was killed, by the id that the lock has of it; nothing where it has none."""
+    if not killed.isdigit():
+        return
+    building, replaced = _temporary_names(target, killed)
+    if replaced.exists() and not target.exists():
+        replaced.rename(target)  # killed between the two renames: the old folder is still the complete one
+    for leftover in (building, replaced):
+        shutil.rmtree(leftover, ignore_errors=True)
 
 
 def file_xxh128(path: Path) -> str:

@@ -20,7 +20,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from common.errors import ConfigError, DataError, EsmerayError, ResourceError
-from common.publishing import MADE_FILE, atomic_file, disk_full, exclusive, is_disk_full, published, take_lock
+from common.publishing import (
+    MADE_FILE,
+    RECORD_FILE,
+    atomic_file,
+    check_names,
+    disk_full,
+    exclusive,
+    is_disk_full,
+    published,
+    take_lock,
+)
 from common.text import first_line
 
 log = logging.getLogger(__name__)
@@ -96,7 +106,9 @@ def local_path(source: str | Path, wanted: Callable[[str], bool] = lambda name: 
 
 def _make_room(root: Path, uri: str, needed: int) -> None:
     room = setting("cache_gb") * 1e9 - needed
-    folders = sorted((path for path in root.glob("[!.]*") if path.is_dir()), key=lambda path: path.stat().st_mtime)
+    # A user may have chosen a folder that holds more than copies: one has a key for its name and its lock beside it.
+    copies = [path.with_suffix("") for path in root.glob("*.used") if re.fullmatch(r"[0-9a-f]{24}", path.stem)]
+    folders = sorted((path for path in copies if path.is_dir()), key=lambda path: path.stat().st_mtime)
     sizes = {folder: sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()) for folder in folders}
     for folder in folders:
         if sum(sizes.values()) > room:
@@ -126,11 +138,10 @@ def download(uri: str, items: Items, target: Path, *, afresh: bool = False) -> N
     Each appears complete under its name. Raises OSError where a part of one came.
     """
     files, _ = _opened(uri)
+    check_names(filter(None, items), uri)
 
     def fetch(name: str) -> None:
         path, item = target / name if name else target, items[name]
-        if ".." in path.parts:
-            raise DataError(f"{uri}: holds {name}, which is no name of a file")
         if afresh or not (path.exists() and path.stat().st_size == item["size"]):
             path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_file(path) as temporary:
@@ -184,7 +195,7 @@ def target_path(target: Path, overwrite: bool = False) -> Path:
     shutil.rmtree(place, ignore_errors=True)
     place.unlink(missing_ok=True)
     place.parent.mkdir(parents=True, exist_ok=True)
-    is_ours = bool(MADE_FILE in items or listing(_beside(uri) if "" in items else f"{uri}.partial"))
+    is_ours = bool(MADE_FILE in items or listing(_beside(uri) if "" in items else f"{uri}.partial/{RECORD_FILE}"))
     if items and not (is_ours and (overwrite or "" not in items)):
         raise ConfigError(f"{uri}: exists and was {'' if is_ours else 'not '}made by Esmeray; choose another name")
     retried(lambda: download(uri, {n: item for n, item in items.items() if n.endswith(".json")}, place), uri)
@@ -202,11 +213,11 @@ def publish(target: Path) -> None:
             upload(work_path(_beside(uri)), _beside(uri))
             upload(place, uri)
             return
-        if listing(made := f"{uri}/{MADE_FILE}"):
-            for name in [MADE_FILE, *json.loads(read(made))["files"]]:  # and nothing that others put there
-                remove(f"{uri}/{name}")
+        if MADE_FILE in (items := listing(uri)):
+            # Of what lies there that alone which Esmeray made; a name that leads elsewhere is in no listing.
+            for name in {MADE_FILE, *json.loads(read(f"{uri}/{MADE_FILE}"))["files"]} & items.keys():
+                _opened(uri)[0].rm_file(items[name]["name"])
         upload_folder(place, uri, MADE_FILE)
-        remove(f"{uri}.partial")
 
     retried(replace, uri, setting("patience_s"), log.warning)
     shutil.rmtree(place) if place.is_dir() else place.unlink()

@@ -21,12 +21,12 @@ from collections.abc import Iterable
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from common.errors import CheckpointError, ConfigError
-from common.publishing import write_atomically
+from common.publishing import inner_name, write_atomically
 from run_folder.paths import RunFolder
 from train_config.loading import of_this_version
 from train_config.schema import Config, DataSection
@@ -49,7 +49,7 @@ class _Frozen(BaseModel):
 class FileEntry(_Frozen):
     """One file of a checkpoint; ``name`` is relative to its folder."""
 
-    name: str
+    name: Annotated[str, AfterValidator(inner_name)]
     size_bytes: int
     sha256: str
 
@@ -180,13 +180,14 @@ class CheckpointStore:
     def sweep(self) -> None:
         """Remove what killed processes left half-written."""
         for path in self.root.glob(f"step-*{PARTIAL_SUFFIX}"):
-            shutil.rmtree(path, ignore_errors=True)
+            if _NAME.fullmatch(path.stem):  # no other folder that happens to end so
+                shutil.rmtree(path, ignore_errors=True)
 
     def discard_after(self, step: int) -> None:
         """Move aside folders newer than the one resumed from: they did not hold, and their names are needed."""
         newer = [folder for folder in self.complete() if folder.step > step]
         if newer:  # one generation of them is enough to look into
-            for old in self.root.glob("damaged-*"):
+            for old in self.root.glob("damaged-step-*"):
                 shutil.rmtree(old)
         for folder in newer:
             folder.path.rename(folder.path.with_name(f"damaged-{folder.path.name}"))

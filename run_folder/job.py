@@ -2,9 +2,10 @@
 resumes.
 
 ``held`` is the lock on the folder, ``differences`` says in which settings two jobs differ, in words. An output that
-appears once it is complete is made in ``OUTPUT.partial`` (``unfinished``); ``job.json`` in it is the job's identity,
-everything that the result depends on, ``accept`` refuses the work of another one, and ``journal`` has the results of
-its pieces. A run of training has its ``config.yaml`` and ``outcome.json`` for these (:mod:`run_folder.paths`).
+appears once it is complete is made in ``OUTPUT.partial`` (``unfinished``): ``made_by.txt`` in it has the command, and
+without it a folder of that name is somebody else's; ``job.json`` is the job's identity, everything that the result
+depends on, ``accept`` refuses the work of another one, and ``journal`` has the results of its pieces. A run of training
+has its ``config.yaml`` and ``outcome.json`` for these (:mod:`run_folder.paths`).
 """
 
 import fcntl
@@ -17,10 +18,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from common.errors import ConfigError, ResourceError
-from common.publishing import take_lock, write_atomically, writing
+from common.errors import ConfigError, DataError, DiskFullError, EsmerayError, ResourceError
+from common.publishing import MADE_FILE, RECORD_FILE, take_lock, write_atomically, writing
+from common.remote import listing, remove, retried, upload
 
 JOB_FILE, LOCK_FILE, JOURNAL_FILE = "job.json", ".lock", "done.tsv"
+PIECES = "rows"
+"""Folder with a file for each piece that is done, of a job whose results are too large for a journal."""
+REMEDY = "choose another output, or remove this folder"
 PATIENCE_S = 0.5
 """A live view of a run holds its lock for a moment now and then."""
 
@@ -96,15 +101,76 @@ def is_abandoned(folder: Path) -> bool:
 
 
 @contextmanager
-def unfinished(output: Path) -> Iterator[Path]:
-    """The folder of the work on an output, held; removed at the end where no job was accepted."""
+def unfinished(output: Path, made_by: str, uri: str | None = None) -> Iterator[Path]:
+    """The folder of the work on an output, held; removed when the block ends, or where it raises with nothing to keep.
+
+    ``made_by``: the command, in other words where it can't resume the work of one of the same name. ``uri``: of the
+    output, where other nodes have the work, too. Raises ConfigError where something else has the folder's name, which
+    is left as it is: what does not hold this command's record, this command did not make.
+    """
     folder = output.with_name(f"{output.name}.partial")
+    record, shared = folder / RECORD_FILE, f"{uri}.partial"
+    shared_names = retried(lambda: listing(shared), shared) if uri else {}
+    _refuse_foreign(shared, shared_names)
+    _refuse_foreign(folder, _names(folder))
+    if record.is_file() and (before := record.read_text(errors="replace")) != made_by:
+        raise other_job(folder, f"of {before}, this is {made_by}", REMEDY)
     with held(folder):
+        is_new = not (record.exists() or RECORD_FILE in shared_names)
+        is_finished = is_refused = False
         try:
+            with writing(record):
+                write_atomically(record, made_by)
+            if uri:
+                retried(lambda: upload(record, f"{shared}/{RECORD_FILE}"), shared)
             yield folder
+            is_finished = True
+        except (ConfigError, DataError):
+            is_refused = is_new
+            raise
+        except DiskFullError as error:
+            if not _has_pieces(folder):
+                raise
+            kept = f"what is done stays in {folder}, and the same command resumes once there is room"
+            raise DiskFullError(f"{error}; {kept}") from error
         finally:
-            if not any([*folder.glob(JOB_FILE), *folder.glob(f"*/{JOB_FILE}")]):
-                shutil.rmtree(folder, ignore_errors=True)
+            is_accepted = any([*folder.glob(JOB_FILE), *folder.glob(f"*/{JOB_FILE}")])
+            # Refused before anything was computed, a job would only be in the way of the one that is mended.
+            is_useless = is_refused and not _has_pieces(folder)
+            if is_finished or is_useless or not is_accepted:
+                _remove(folder)
+                if uri and (is_finished or is_new):
+                    with suppress(EsmerayError):  # the store is away: what stays there has its record
+                        retried(lambda: remove(shared), shared)
+
+
+def _names(folder: Path) -> list[str]:
+    if folder.is_symlink() or folder.is_file():
+        return [folder.name]
+    return [path.name for path in folder.iterdir()] if folder.is_dir() else []
+
+
+def _refuse_foreign(place: Path | str, names: Iterable[str]) -> None:
+    """Raise ConfigError for a folder that is not empty and has no record."""
+    # A process that was killed as it began left no more than these.
+    others = [name for name in names if not name.startswith((LOCK_FILE, f".{RECORD_FILE}."))]
+    if others and RECORD_FILE not in others:
+        raise ConfigError(
+            f"{place}: is in the way, and was not made by Esmeray; move it away, or choose another output"
+        )
+
+
+def _has_pieces(folder: Path) -> bool:
+    """Test for results of a job's pieces, or of a job that it began in its folder."""
+    patterns = (JOURNAL_FILE, f"{PIECES}/*.json", MADE_FILE)
+    return any(path.stat().st_size for pattern in patterns for path in folder.rglob(pattern))
+
+
+def _remove(folder: Path) -> None:
+    # The record is among the last that go: without it, what a kill leaves of the folder would be refused.
+    for path in folder.glob("*/"):
+        shutil.rmtree(path, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def accept(folder: Path, job: dict[str, Any], name: str = JOB_FILE) -> None:
@@ -114,7 +180,7 @@ def accept(folder: Path, job: dict[str, Any], name: str = JOB_FILE) -> None:
     if path.is_file():
         before = json.loads(path.read_text(encoding="utf-8"))
         if changes := differences(before, json.loads(text)):
-            raise other_job(folder, changes[0], "choose another output, or remove this folder")
+            raise other_job(folder, changes[0], REMEDY)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text)

@@ -1,6 +1,7 @@
 """Sources, runs and embeddings in an S3 store that answers 500, 503 and half an object, or is away."""
 
 import gzip
+import json
 import multiprocessing
 import os
 import shutil
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 from common.errors import ConfigError, DataError, EsmerayError, ResourceError
-from common.publishing import made_file
+from common.publishing import MADE_FILE, made_file
 from common.remote import (
     VARIABLE,
     listing,
@@ -28,6 +29,7 @@ from common.remote import (
     upload_folder,
     use,
     work_path,
+    write,
 )
 from inference.embedding.job import run_job
 from inference.embedding.shard_files import ShardFiles
@@ -301,6 +303,26 @@ def test_a_job_embeds_from_and_to_the_store_and_resumes_on_a_fresh_machine(
         run_job(replace(job, outputs=["max"]))
     run_job(replace(job, outputs=["max"]), overwrite=True)
     assert not any("mean" in name for name in listing("s3://bucket/embed/out"))
+
+
+def test_a_manifest_or_a_folder_of_others_removes_nothing_from_the_store(store: ObjectStore, tmp_path: Path):
+    job = replace(request(tmp_path), output=Path("s3://bucket/others/out"))
+    for name in ("victim/a", "out.partial/mine"):
+        write(f"s3://bucket/others/{name}", "a thesis")
+    with pytest.raises(ConfigError, match=r"s3://bucket/others/out\.partial: is in the way"):
+        run_job(job)
+    remove("s3://bucket/others/out.partial")
+    write(f"s3://bucket/others/out/{MADE_FILE}", json.dumps({"made_by": "embed", "files": {"../victim": "0"}}))
+    there = listing("s3://bucket/others")
+    with pytest.raises(DataError, match=r"'\.\./victim' is no name of a file in its folder"):
+        run_job(job, overwrite=True)
+    assert listing("s3://bucket/others") == there
+    cache = tmp_path / "cache" / "files"
+    (cache / "mine").mkdir(parents=True)
+    (cache / "mine" / "a").write_bytes(bytes(2000))
+    use_node("cache", tmp_path, cache_gb=1e-6)
+    assert local_path("s3://bucket/others/victim/a").read_text() == "a thesis"
+    assert (cache / "mine" / "a").exists(), "a user's own folder is no copy"
 
 
 def test_a_file_is_replaced_with_overwrite_alone_and_only_where_it_was_made_here(store: ObjectStore, tmp_path: Path):

@@ -138,6 +138,9 @@ def _prepare_ray_tune() -> None:
     # A trial's process imports this code, and Ray Tune (2.60) takes no other environment for it.
     os.environ["PYTHONPATH"] = connection.worker_environment()["env_vars"]["PYTHONPATH"]
     class_cache.ENV_VARS_TO_PROPAGATE.add("PYTHONPATH")
+    # It imports wandb (0.31) to count who uses its callback, which makes two temporary folders: a killed search leaves
+    # them. Searches log nothing there, and None is to an import as if it were not installed.
+    sys.modules.setdefault("wandb", None)  # type: ignore[arg-type]
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # the new one prints tables also with verbose=0
     warnings.filterwarnings("ignore", "fail_fast='raise' detected")  # StoppedError leaves nothing behind
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # trials that a signal ends are failures to it

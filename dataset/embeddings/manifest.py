@@ -11,22 +11,24 @@ Nothing here needs torch or Ray.
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from common.errors import DataError
-from common.publishing import write_atomically, writing
+from common.publishing import inner_name, write_atomically, writing
 
 MANIFEST_FILE, INDEX_FILE = "embeddings.json", "index.parquet"
 INDEX_ROWS = 65_536
 
 Per: TypeAlias = Literal["protein", "residue", "pair"]
 Dtype: TypeAlias = Literal["fp32", "fp16", "bf16", "int8"]
+Name: TypeAlias = Annotated[str, AfterValidator(inner_name)]
+"""Of a file or a folder within the folder."""
 
 
 class OutputManifest(BaseModel):
@@ -50,7 +52,7 @@ class OutputManifest(BaseModel):
     channels: int
     dtype: Dtype
     format: str
-    files: list[str] = []
+    files: list[Name] = []
     first_sequences: list[int] = []
     scales: list[float] | None = None
     columns: dict[str, int] = {}
@@ -65,7 +67,7 @@ class EmbeddingsManifest(BaseModel):
     format_version: Literal[1] = 1
     num_records: int
     num_sequences: int
-    outputs: dict[str, OutputManifest]
+    outputs: dict[Name, OutputManifest]
     job: dict[str, Any] = {}
 
 

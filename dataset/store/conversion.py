@@ -28,6 +28,7 @@ from dataset.store.ingest import CleanBlock, Ingest
 from dataset.store.reader import Store
 from dataset.store.sample import GENERATOR_VERSION, sample_records
 from dataset.store.writer import StoreWriter
+from run_folder.job import REMEDY, other_job
 from train_config.schema import DataSection, IngestSection, SampleSection
 
 SAMPLE = "sample"
@@ -105,10 +106,17 @@ def ensure_store(data: DataSection, default_root: Path, progress: ProgressCallba
 
 
 def open_store(sources: list[str], ingest: IngestSection, folder: Path) -> Store:
-    """The store that the sources are or, with a progress bar, are converted to in a folder, as :func:`ensure_store`."""
+    """The store that the sources are or, with a progress bar, are converted to in a folder, as :func:`ensure_store`.
+
+    ``folder`` is that of an unfinished job. Raises ConfigError where its store has other sequences.
+    """
     data = DataSection(source=sources, ingest=ingest)
     if _source_store(data) is None:
         data = data.model_copy(update={"store": str(folder / "store")})
+        if (folder / "store" / MANIFEST_FILE).is_file():
+            made_with = Store(folder / "store").manifest
+            if not (made_with.ingest == ingest and _is_made_of(made_with.source, data, find_files)):
+                raise other_job(folder, f"its input was {_described(made_with.source)}, as it was then", REMEDY)
     with conversion_bar("reading sequences") as progress:
         return Store(ensure_store(data, folder, progress))
 
@@ -231,14 +239,18 @@ def check_source(
     path: Path, made_of: list[SourceFile] | SampleSource, data: DataSection, find: Callable[[list[str]], list[Path]]
 ) -> None:
     """Raise DataError for a store that was made of other files, or of another sample, than ``data.source`` names."""
-    if data.source == [SAMPLE]:
-        same = made_of == sample_source(data.sample)
-    else:
-        same = isinstance(made_of, list) and same_files(made_of, find(data.source))
-    if not same:
+    if not _is_made_of(made_of, data, find):
         raise DataError(
             f"{path}: made of {_described(made_of)}, not of {', '.join(data.source)} as it is; {other_store(path)}"
         )
+
+
+def _is_made_of(
+    made_of: list[SourceFile] | SampleSource, data: DataSection, find: Callable[[list[str]], list[Path]]
+) -> bool:
+    if data.source == [SAMPLE]:
+        return made_of == sample_source(data.sample)
+    return isinstance(made_of, list) and same_files(made_of, find(data.source))
 
 
 def other_store(path: Path) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 
 from dataset.embeddings.arrays import as_float32, open_arrays
 from dataset.embeddings.formats.base import Block, Source, Values
-from dataset.embeddings.formats.hdf5 import biotrainer_key, hdf5_key, refuse_equal_keys
+from dataset.embeddings.formats.hdf5 import biotrainer_key, hdf5_key
 from dataset.embeddings.formats.registry import FORMATS
 from dataset.embeddings.manifest import (
     INDEX_ROWS,
@@ -39,9 +39,7 @@ class Assembly:
         self._open = lru_cache(maxsize=1024)(lambda output, number: open_arrays(shards.path(output, number)))
 
     def write(self, outputs: tuple[Output, ...], job: dict[str, Any], show: Callable[[str], None]) -> None:
-        """Write all files. Raises ResourceError where the disk is full, DataError for ids that HDF5 can't hold."""
-        if FORMATS[self._settings.format].has_keys and self._settings.hdf5_key == "id":
-            refuse_equal_keys(self._store.id(record) for record in range(len(self._store)))
+        """Write all files. Raises ResourceError where the disk is full."""
         manifests = {}
         for output in outputs:
             show(f"writing {output.name}")

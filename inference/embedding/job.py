@@ -33,7 +33,7 @@ from inference.embedding.plan import JobFacts, Plan, check_registered, check_set
 from inference.embedding.report import report_name
 from inference.embedding.shard_files import ShardFiles
 from inference.embedding.worker import open_worker
-from run_folder.job import JOB_FILE, other_job, unfinished
+from run_folder.job import JOB_FILE, REMEDY, other_job, unfinished
 from train_config.embed_schema import EmbedJobSection
 from train_config.schema import IngestSection, RaySection
 
@@ -67,14 +67,17 @@ def run_job(
     if overwrite or not complete:
         refuse_existing(output, MADE_BY, overwrite)
         complete = []
-    with unfinished(output) as partial, _logging(partial), _connected(cluster, None if uri else partial):
+    # A finished output is only compared with the job: what is unfinished beside it may be of one that is to replace it.
+    suffix = ".compared" if complete else ""
+    uri, place = uri and f"{uri}{suffix}", output.with_name(f"{output.name}{suffix}")
+    with unfinished(place, MADE_BY, uri) as partial, _logging(partial), _connected(cluster, None if uri else partial):
         if uri is not None:
             ShardFiles(partial, f"{uri}.partial").fetch()
         job = _resolved(job, cluster)
         store = open_store(job.input, ingest or IngestSection(), partial)
         folders = names if len(names) > 1 else [_ONE_MODEL]
         if others := {path.parent.name for path in partial.glob(f"*/{JOB_FILE}")} - {*folders}:
-            raise other_job(partial, f"of model {min(others)}", "choose another --embed.output, or remove this folder")
+            raise other_job(partial, f"of model {min(others)}", REMEDY)
         models = [
             ModelJob(job, cluster, model, ShardFiles(partial / name, uri and f"{uri}.partial/{name}"), store)
             for model, name in zip(job.models, folders, strict=True)
@@ -92,7 +95,6 @@ def run_job(
                 reports.append(model.assemble(folder, show))
             shutil.copytree(partial / "logs", building / "logs")
         publish(job.output)
-        shutil.rmtree(partial)
         return reports
 
 

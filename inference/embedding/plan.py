@@ -20,6 +20,7 @@ from common.errors import ConfigError, DataError
 from common.text import counted, did_you_mean
 from dataset.batches.plan import Indices, longest_first
 from dataset.embeddings.formats.base import Format
+from dataset.embeddings.formats.hdf5 import check_ids
 from dataset.embeddings.formats.registry import FORMATS
 from dataset.store.reader import Store
 from inference.models.kinds import ModelFacts, Output, output_names
@@ -107,8 +108,10 @@ def make_plan(
 
     ``longest``: residues that the model takes at most. ``known``: (U,) sequences in the order of the input whose values
     are cached: they come first, in shards of their own. Raises DataError where a sequence is longer than the limit and
-    the settings say error.
+    the settings say error, and for ids that HDF5 can't hold.
     """
+    if FORMATS[settings.format].has_keys and settings.hdf5_key == "id":
+        check_ids(store.id(record) for record in range(len(store)))
     limits = [limit for limit in (settings.max_length, longest) if limit is not None]
     limit = min(limits, default=None)
     whole = store.lengths

@@ -21,13 +21,13 @@ from dataset.embeddings.arrays import open_arrays, write_arrays
 from dataset.embeddings.cache import FeatureStore, bound_cache, write_shard
 from dataset.store.reader import Store
 from inference.embedding.plan import JobFacts, Plan
+from run_folder.job import PIECES
 from train_config.embed_schema import EmbedJobSection
 from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
 
 Computed = Mapping[str, Mapping[str, NDArray]]
 """Arrays by name, by output."""
 
-_ROWS = "rows"
 log = logging.getLogger(__name__)
 
 
@@ -82,9 +82,9 @@ class ShardFiles:
             self.keep(path)
         done = row.model_copy(update={"xxh128": checksums})
         with writing(self.folder):
-            (self.folder / _ROWS).mkdir(exist_ok=True)
-            write_atomically(self.folder / _ROWS / f"{row.number:05d}.json", done.model_dump_json())
-        self.keep(self.folder / _ROWS / f"{row.number:05d}.json")
+            (self.folder / PIECES).mkdir(exist_ok=True)
+            write_atomically(self.folder / PIECES / f"{row.number:05d}.json", done.model_dump_json())
+        self.keep(self.folder / PIECES / f"{row.number:05d}.json")
         return done
 
     def keep(self, path: Path) -> None:
@@ -104,7 +104,7 @@ class ShardFiles:
         for path in sorted(self.folder.rglob("*")):
             if path.suffix == ".tmp":
                 path.unlink(missing_ok=True)
-            elif path.parent.name == _ROWS:
+            elif path.parent.name == PIECES:
                 with suppress(OSError, ValidationError):
                     row = ShardRow.model_validate_json(path.read_bytes())
                     if row.xxh128 and all(self.path(output, row.number).is_file() for output in row.xxh128):

@@ -6,7 +6,6 @@ proteins that are done; the same command computes the others.
 """
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -63,7 +62,7 @@ def predict(run: Path, options: PredictTermsSection, ingest: IngestSection, *, o
         settings = settings.model_copy(update={"parts": [part]})
         if not (weights := {name: {part: 1.0} for name, parts in weights.items() if part in parts}):
             raise ConfigError(f"--predict.part {part}: the run has {known}")
-    with unfinished(output) as partial:
+    with unfinished(output, MADE_BY) as partial:
         store = open_store(options.input, ingest, partial)
         blend_hash = file_xxh128(run / FOLDER / BLEND_FILE)
         accept(partial, {"run": blend_hash, "input": store.checksum, "part": part, "terms": options.terms})
@@ -71,7 +70,6 @@ def predict(run: Path, options: PredictTermsSection, ingest: IngestSection, *, o
             _predict(run, settings, weights, store, partial, options.terms, done)
             with made_file(output, MADE_BY, overwrite) as building, building.open("w", encoding="utf-8") as file:
                 file.writelines(done.lines())
-        shutil.rmtree(partial)
     return len(store)
 
 

@@ -1,12 +1,13 @@
 import errno
+import json
 import multiprocessing
 import os
 from pathlib import Path
 
 import pytest
 
-from common.errors import ConfigError, ResourceError
-from common.publishing import atomic_file, exclusive, made_file, made_folder, published, write_atomically
+from common.errors import ConfigError, DataError, ResourceError
+from common.publishing import atomic_file, check_names, exclusive, made_file, made_folder, published, write_atomically
 
 
 def build(target: Path, text: str) -> None:
@@ -53,15 +54,36 @@ def test_refusals_to_write_are_worded_and_leave_nothing(tmp_path, number, words)
     assert names(tmp_path) == []
 
 
-def test_leftovers_of_this_target_alone_are_swept_and_what_a_killed_replacement_set_aside_comes_back(tmp_path):
-    for name in (".target.building-1", ".target2.building-1", ".targets.building-1"):
+def test_what_the_killed_holder_of_the_lock_left_is_swept_and_what_it_set_aside_comes_back(tmp_path):
+    others = [".target.building-1", ".target.building-of-the-thesis", ".target.replaced-1", ".targets.building-7"]
+    for name in (*others, ".target.building-7"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text("half")
     build(tmp_path / "target", "old")
-    (tmp_path / "target").rename(tmp_path / ".target.replaced-1")
+    assert names(tmp_path) == sorted([*others, ".target.building-7", "target"]), "no lock has their process"
+    (tmp_path / "target").rename(tmp_path / ".target.replaced-7")
+    (tmp_path / ".target.lock").write_text("7")
     with exclusive(tmp_path / "target"):
         assert (tmp_path / "target" / "file").read_text() == "old"
-    assert names(tmp_path) == [".target2.building-1", ".targets.building-1", "target"]
+    assert names(tmp_path) == sorted([*others, "target"])
+
+
+def test_a_killed_builder_is_known_by_the_lock_and_a_lock_of_others_is_refused(tmp_path):
+    process = multiprocessing.get_context("fork").Process(target=_build_and_die, args=(tmp_path / "target",))
+    process.start()
+    process.join()
+    assert names(tmp_path) == [f".target.building-{process.pid}", ".target.lock"]
+    build(tmp_path / "target", "a")
+    assert names(tmp_path) == ["target"]
+    (tmp_path / ".target.lock").write_text("a thesis")
+    with pytest.raises(ConfigError, match=r"\.target\.lock: is no lock of Esmeray's; move it away"):
+        build(tmp_path / "target", "b")
+    assert (tmp_path / ".target.lock").read_text() == "a thesis"
+
+
+def _build_and_die(target: Path) -> None:
+    with exclusive(target), published(target):
+        os._exit(1)
 
 
 def _build_slowly(target: Path, number: int) -> None:
@@ -141,6 +163,22 @@ def test_what_is_someone_elses_is_never_replaced(tmp_path, make, kind):
     with pytest.raises(ConfigError, match=r"was not made by|symbolic link|was changed since|holds notes|is a folder"):
         make(tmp_path / "target", "c", overwrite=True)
     assert {path: path.lstat().st_ino for path in tmp_path.rglob("*")} == before
+
+
+FOREIGN_NAMES = ["", ".", "/etc/passwd", "..", "../victim", "a/../../b", "a\0b"]
+"""Names in manifests that lead out of the manifest's folder, or to it."""
+
+
+@pytest.mark.parametrize("name", FOREIGN_NAMES)
+def test_a_manifest_that_lists_what_lies_elsewhere_is_refused(tmp_path, name):
+    make_folder(tmp_path / "target", "a")
+    manifest = tmp_path / "target" / "esmeray.json"
+    manifest.write_text(json.dumps({"made_by": "export", "files": {name: "0"}}))
+    with pytest.raises(DataError, match="is no name of a file in its folder"):
+        make_folder(tmp_path / "target", "b", overwrite=True)
+    for other in (3, None, ["a"]):
+        with pytest.raises(DataError, match="is no name of a file in its folder"):
+            check_names(["a/b", other], manifest)
 
 
 @pytest.mark.parametrize("made", [made_folder, made_file])

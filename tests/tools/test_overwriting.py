@@ -3,9 +3,11 @@ from pathlib import Path
 
 import pytest
 
+from dataset.store.conversion import convert
 from tests.classifiers import classifier_config, export_tiny, labelled_fasta
 from tests.embeddings import make_embeddings, random_vectors
 from tests.monitoring import gpu_traces
+from train_config.schema import IngestSection
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +61,31 @@ def test_what_the_tool_did_not_make_is_never_replaced(command, here, kind, monke
         assert (outcome.code, outcome.err.count("\n")) == (2, 1), outcome.err
         assert target.name in outcome.err
     assert {path: path.lstat().st_mtime_ns for path in here.rglob("*") if path.is_file()} == before
+
+
+WILD = ("--{0}.sequence", "proteins.fasta", "--{0}.output", "target")
+TABLE = ("--{0}.table", "mutants.csv", *WILD)
+UNFINISHED = {
+    "embed": COMMANDS["embed"],
+    "align": ("align", "--align.queries", "none.fasta", "--align.store", "store", "--align.output", "target"),
+    "scan": ("mutations", "scan", "model", *(word.format("scan") for word in WILD)),
+    "score": ("mutations", "score", "model", *(word.format("score") for word in TABLE[:-1]), "target.csv"),
+    "fit": ("mutations", "fit", "model", *(word.format("fit") for word in TABLE), "--fit.measured_column", "DMS"),
+}
+
+
+@pytest.mark.parametrize("kind", UNFINISHED)
+def test_a_folder_in_the_place_of_the_unfinished_work_is_refused_and_left(command, here, kind):
+    convert(["proteins.fasta"], here / "store", IngestSection())
+    target = next(word for word in UNFINISHED[kind] if word.startswith("target"))
+    (here / f"{target}.partial" / "mine").mkdir(parents=True)
+    (here / f"{target}.partial" / "mine" / "a").write_text("a thesis")
+    before = sorted(here.rglob("*"))
+    for overwrite in ([], ["--overwrite"]):
+        outcome = command(*UNFINISHED[kind], *overwrite)
+        assert (outcome.code, outcome.err.count("\n")) == (2, 1), outcome.err
+        assert f"{target}.partial: is in the way" in outcome.err
+    assert sorted(here.rglob("*")) == before
 
 
 @pytest.mark.parametrize(

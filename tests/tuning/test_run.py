@@ -157,7 +157,9 @@ def test_workers_that_do_not_start_end_the_search_with_the_reason(ray_address, t
 @pytest.mark.slow
 def test_two_devices_take_two_trials_side_by_side_and_a_killed_search_loses_and_repeats_none(tmp_path):
     command = [sys.executable, "-m", "tests.tuning.made_up_cluster", str(tmp_path)]
-    environment = os.environ | {"RAY_AUTH_MODE": "disabled"}
+    (temporary := tmp_path / "temporary").mkdir()
+    ours = {"RAY_TMPDIR": os.environ.get("RAY_TMPDIR", "/tmp"), "TMPDIR": str(temporary)}
+    environment = os.environ | {"RAY_AUTH_MODE": "disabled"} | ours
     trials, devices = SearchFolder(tmp_path, "fast").trials, made_up_cluster.DEVICES
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as search:
         while len([*trials.glob("*.json")]) < 2 * devices:
@@ -171,6 +173,7 @@ def test_two_devices_take_two_trials_side_by_side_and_a_killed_search_loses_and_
     assert all(path.read_bytes() == content for path, content in before.items()), "none is measured again"
     configurations = {trial.settings for trial in read_trials(trials)}
     assert len(configurations) == len([*trials.iterdir()]) == made_up_cluster.TRIALS, "none is lost"
+    assert not [*temporary.iterdir()]
 
 
 @pytest.mark.slow

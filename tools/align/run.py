@@ -18,7 +18,6 @@ Examples:
 from __future__ import annotations
 
 import math
-import shutil
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +59,7 @@ def main(argv: list[str]) -> int:
     if by.statistics is None and arguments.evalue < math.inf:
         raise ConfigError("BLAST has no E-values for this matrix with these gap penalties; give --align.evalue inf")
     start_s = time.perf_counter()
-    with unfinished(arguments.output) as folder:
+    with unfinished(arguments.output, MADE_BY) as folder:
         queries = open_store([arguments.queries], settings.data.ingest, folder)
         job = {
             **arguments.model_dump(include={"hits", "prefilter", "candidates"}),
@@ -83,7 +82,6 @@ def main(argv: list[str]) -> int:
             for line in kept.lines():
                 file.write(line)
                 hits += 1
-        shutil.rmtree(folder)
     aligned = f"{counted(len(queries), 'protein{s}')} with {len(store):,}"
     print(f"{arguments.output}: {counted(hits, 'hit{s}')} of {aligned} ({time.perf_counter() - start_s:.1f} s)")
     return 0

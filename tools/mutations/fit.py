@@ -11,8 +11,6 @@ Examples:
 --fit.output fitted --fit.measured_column DMS_score --fit.folds random --fit.sizes 48 96 240
 """
 
-import shutil
-
 from common.publishing import refuse_existing
 from inference.mutations.table import read_mutants, read_protein
 from model.export.exported_folder import MADE_BY
@@ -28,13 +26,12 @@ def main(argv: list[str]) -> int:
     numbers = {section.measured_column: "fit.measured_column"}
     if section.zero_shot_column is not None:
         numbers[section.zero_shot_column] = "fit.zero_shot_column"
-    with unfinished(section.output) as folder:
+    with unfinished(section.output, f"mutations fit of {plain.model}") as folder:
         protein = read_protein(section, folder)
         table = read_mutants(section, protein, "fit", numbers)
         from inference.mutations.fitted import export, fit_table, report_lines  # here: it loads torch
 
         fitted, evaluations = fit_table(str(plain.model), protein, table, section, folder)
         export(fitted, evaluations, section.output, plain.overwrite)
-        shutil.rmtree(folder)
     print("\n".join([*table.lines(), *report_lines(evaluations), f"written: {section.output}"]))
     return 0

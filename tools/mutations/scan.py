@@ -9,14 +9,12 @@ Examples:
 --scan.method wild_type --scan.first_position 24
 """
 
-import shutil
-
 from common.publishing import made_folder, refuse_existing
 from common.text import counted
 from inference.mutations.table import read_protein, write_scores
 from run_folder.job import unfinished
 from tools.grammar import parse
-from tools.mutations.score import OnMaskedModel
+from tools.mutations.score import OnMaskedModel, job_of
 from train_config.mutation_schema import MutationScanSection
 
 MADE_BY = "scan_mutations"
@@ -26,13 +24,13 @@ def main(argv: list[str]) -> int:
     plain, section = parse(argv, "mutations scan", __doc__, OnMaskedModel, MutationScanSection)
     made = (section.output, MADE_BY, plain.overwrite)
     refuse_existing(*made)
-    with unfinished(section.output) as folder:
+    sources = [str(plain.model), *section.more_models]
+    with unfinished(section.output, job_of("scan", sources, section)) as folder:
         protein = read_protein(section, folder)
         from inference.mutations.fitted import scores_of  # here: they load torch and Matplotlib
         from inference.mutations.heat_map import draw_scan
 
         mutants = [*protein.singles()]
-        sources = [str(plain.model), *section.more_models]
         scores_N = scores_of(sources, protein, mutants, section, folder, {}).mean(axis=0)
         mutations = [mutant.mutations[0] for mutant in mutants]
         columns = {
@@ -44,7 +42,6 @@ def main(argv: list[str]) -> int:
             write_scores(building / "mutants.csv", "mutants.csv", columns)
             title = f"{section.sequence.name} by {plain.model}, {section.method}"
             draw_scan(building / "heat_map.png", protein, mutations, scores_N, title)
-        shutil.rmtree(folder)
     best = columns["mutant"][int(scores_N.argmax())]
     print(f"{section.output}: {counted(len(mutants), 'mutant{s}')}, the best is {best} ({scores_N.max():.3f})")
     return 0

@@ -13,7 +13,6 @@ Examples:
 --score.sequence_column mutated_sequence --score.method pseudo
 """
 
-import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from common.text import counted
 from inference.mutations.table import MutantTable, read_mutants, read_protein, write_scores
 from run_folder.job import unfinished
 from tools.grammar import Overwriting, parse
-from train_config.mutation_schema import MutationScoreSection
+from train_config.mutation_schema import MutationScoreSection, MutationsSection
 
 MADE_BY = "score_mutations"
 SUFFIXES = (".csv", ".tsv", ".parquet")
@@ -49,17 +48,16 @@ def main(argv: list[str]) -> int:
     start_s = time.perf_counter()
     measured = [] if section.measured_column is None else [section.measured_column]
     numbers = {**dict.fromkeys(measured, "score.measured_column"), **dict.fromkeys(section.compare, "score.compare")}
-    with unfinished(section.output) as folder:
+    sources = [str(plain.model), *section.more_models]
+    with unfinished(section.output, job_of("score", sources, section)) as folder:
         # What is wrong with the table is reported before torch is loaded.
         protein = read_protein(section, folder)
         table = read_mutants(section, protein, "score", numbers)
         from inference.mutations.fitted import scores_of
 
-        sources = [str(plain.model), *section.more_models]
         scores_MN = scores_of(sources, protein, table.mutants, section, folder, table.numbers)
         with made_file(*made) as building:
             write_scores(building, section.output.name, _columns(table, scores_MN))
-        shutil.rmtree(folder)
     scored = f"{counted(len(table.texts), 'mutant{s}')} in {time.perf_counter() - start_s:.1f} s"
     print("\n".join([f"{section.output}: {scored} ({section.method})", *table.lines()]))
     if section.measured_column is not None:
@@ -70,6 +68,11 @@ def main(argv: list[str]) -> int:
         measured_N = table.numbers[section.measured_column]
         print("\n".join(metrics_lines(evaluation_of(scores, measured_N, samples=section.bootstrap))))
     return 0
+
+
+def job_of(command: str, sources: list[str], section: MutationsSection) -> str:
+    """The name of a job: each method and model has rows of its own in the unfinished folder."""
+    return f"mutations {command} by {section.method} of {' '.join(sources)}"
 
 
 def _columns(table: MutantTable, scores_MN: NDArray[np.float64]) -> dict[str, Any]:

@@ -20,10 +20,17 @@ from safetensors.torch import load_file as load_torch_file
 from common.errors import ConfigError, DataError
 from dataset.embeddings.arrays import as_float32, open_arrays, quantized, scales_of, write_arrays
 from dataset.embeddings.formats.base import Append, Block, Format, Rows
-from dataset.embeddings.formats.hdf5 import biotrainer_key, hdf5_key, refuse_equal_keys
+from dataset.embeddings.formats.hdf5 import biotrainer_key, check_ids, hdf5_key
 from dataset.embeddings.formats.registry import FORMATS
 from dataset.embeddings.joining import join
-from dataset.embeddings.manifest import EmbeddingsManifest, Index, OutputManifest, write_index, write_manifest
+from dataset.embeddings.manifest import (
+    MANIFEST_FILE,
+    EmbeddingsManifest,
+    Index,
+    OutputManifest,
+    write_index,
+    write_manifest,
+)
 from dataset.embeddings.reader import open_embeddings
 from inference.embedding.job import estimate, run_job
 from tests.inference.embedding.jobs import replace, request
@@ -87,8 +94,10 @@ def test_hdf5_is_read_as_biotrainer_reads_it(tmp_path: Path):
 
 def test_ids_that_hdf5_can_not_tell_apart_are_refused():
     assert hdf5_key("a/b") == "a_b"
+    with pytest.raises(DataError, match=r"id '\.' can't be a dataset"):
+        check_ids(["..", "."])
     with pytest.raises(DataError, match=r"'a/b' and 'a_b' would both be the dataset 'a_b'"):
-        refuse_equal_keys(["a/b", "c", "a_b"])
+        check_ids(["a/b", "c", "a_b"])
 
 
 def test_arrays_open_in_safetensors(tmp_path: Path):
@@ -142,6 +151,12 @@ def test_vectors_are_found_by_id_number_and_slice(folder: Path, output: str):
 def test_a_folder_that_is_damaged_or_no_folder_of_embeddings_is_refused(folder: Path, tmp_path: Path):
     with pytest.raises(ConfigError, match=r"no output 'maen'.*there are parquet, npy"):
         open_embeddings(folder, "maen")
+    manifest = (folder / MANIFEST_FILE).read_text()
+    for name in ("../mean.npy", "/mean.npy", ""):
+        (folder / MANIFEST_FILE).write_text(manifest.replace('"mean.npy"', f'"{name}"'))
+        with pytest.raises(DataError, match=r"embeddings\.json: damaged"):
+            open_embeddings(folder, "npy")
+    (folder / MANIFEST_FILE).write_text(manifest)
     (folder / "mean.npy").unlink()
     with pytest.raises(DataError, match=r"mean\.npy is missing"):
         open_embeddings(folder, "npy")

@@ -160,11 +160,35 @@ def test_an_output_of_another_job_is_refused_by_name(
     else:
         job = request(tmp_path, outputs=["max"])
     there = final_bytes(job.output if finished else partial(job))
-    with pytest.raises((ConfigError, DataError), match=r"model was|made of|input was|outputs was"):
+    with pytest.raises((ConfigError, DataError), match=r"partial: .*remove this|out: .*pass --over"):
         run_job(job)
     assert final_bytes(job.output if finished else partial(job)) == there
     if finished:
         run_job(job, overwrite=True)
+
+
+def test_what_hdf5_refuses_leaves_nothing_and_mended_it_is_computed(tmp_path: Path):
+    ids = ["a/b", "a_b"]
+    write_proteins(tmp_path / "proteins.fasta", random_sequences([5, 6]), ids)
+    job = request(tmp_path, format="hdf5")
+    with pytest.raises(DataError, match="would both be the dataset 'a_b'"):
+        run_job(job)
+    assert not partial(job).exists()
+    write_proteins(tmp_path / "proteins.fasta", random_sequences([5, 6]), ["a", "b"])
+    run_job(job)
+
+
+def test_a_finished_output_is_looked_at_and_what_is_to_replace_it_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    job = request(tmp_path)
+    run_job(job)
+    with monkeypatch.context() as patched, pytest.raises(_KilledError):
+        stop_after(patched, 1)
+        run_job(replace(job, outputs=["max"]), overwrite=True)
+    there = final_bytes(partial(job))
+    run_job(job)
+    assert final_bytes(partial(job)) == there
 
 
 def test_values_that_are_not_finite_publish_nothing(tmp_path: Path):
@@ -214,7 +238,10 @@ def test_a_full_disk_leaves_what_the_job_resumes_from(tmp_path: Path, full_disk:
     convert(job.input, tmp_path / "store", IngestSection())
     job = replace(job, input=[str(tmp_path / "store")])
     run_job(replace(job, output=tmp_path / "undisturbed"))
-    with full_disk(20_000), pytest.raises(ResourceError, match="no room left"):
+    with (
+        full_disk(20_000),
+        pytest.raises(ResourceError, match=r"no room left.*out\.partial, and the same command"),
+    ):
         run_job(job)
     assert len(list(partial(job).glob("model/rows/*"))) >= 1
     run_job(job)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from common.command_line import run
+from common.publishing import RECORD_FILE
 from function.annotations import read_annotations, read_scores
 from function.ontology import read_ontology
 from inference.function import prediction
@@ -135,6 +136,9 @@ def test_what_cannot_be_predicted_is_one_line(trained, tmp_path, command):
     assert outcome.code == 2 and "exists already" in outcome.err
     (tmp_path / "new.tsv.partial").mkdir()
     (tmp_path / "new.tsv.partial" / "job.json").write_text("{}")
+    outcome = predict(command, trained, test, tmp_path / "new.tsv")
+    assert outcome.code == 2 and "new.tsv.partial: is in the way" in outcome.err
+    (tmp_path / "new.tsv.partial" / RECORD_FILE).write_text("predict_function")
     outcome = predict(command, trained, test, tmp_path / "new.tsv")
     assert outcome.code == 2 and "work of another job (run was" in outcome.err
     shutil.copytree(trained, tmp_path / "damaged")

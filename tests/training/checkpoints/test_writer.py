@@ -74,12 +74,13 @@ def test_failed_write_is_raised_at_the_next_check_and_publishes_nothing(tmp_path
         (lambda folder: (folder / "a.pt").unlink(), "missing"),
         (lambda folder: (folder / "manifest.json").unlink(), "no manifest"),
         (lambda folder: replace_in(folder / "manifest.json", '"seed": 0', '"seed": 1'), "digest"),
+        (lambda folder: replace_in(folder / "manifest.json", '"a.pt"', '"../a.pt"'), "no name of a file in its folder"),
         (
             lambda folder: replace_in(folder / "manifest.json", '"format_version": 2', '"format_version": 1'),
             "not of format version 2 .*format_version",
         ),
     ],
-    ids=["truncated", "changed", "missing", "no manifest", "manifest changed", "older version"],
+    ids=["truncated", "changed", "missing", "no manifest", "manifest changed", "file elsewhere", "older version"],
 )
 def test_damaged_checkpoint_is_refused(tmp_path, damage, message):
     store = CheckpointStore(tmp_path)
