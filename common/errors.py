@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from common.text import first_line
+
 
 class EsmerayError(Exception):
     """Base of every refusal, meant for the person at the terminal, with a line for each problem."""
@@ -45,6 +47,25 @@ def reading(path: Path, remedy: str | None = None) -> Iterator[None]:
     except OSError as error:
         advice = "" if remedy is None else f"; {remedy}"
         raise DataError(f"{path}: can't be read: {error.strerror or error}{advice}") from error
+
+
+# What parsers raise at bytes that they do not expect, deep nesting (RecursionError) and lengths beyond memory included.
+_UNREADABLE = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
+_LONGEST_REASON = 200
+"""Characters: some parsers quote what they read."""
+
+
+@contextmanager
+def parsing(path: Path, remedy: str, *others: type[Exception]) -> Iterator[None]:
+    """Whatever a parser raises at a file that is damaged, as a DataError of one line; ``others`` are a library's own.
+
+    For no more than the parsing itself: a fault of the program in the block would be called damage, too.
+    """
+    try:
+        with reading(path, remedy):
+            yield
+    except (*_UNREADABLE, *others) as error:
+        raise DataError(f"{path}: damaged ({first_line(error)[:_LONGEST_REASON]}); {remedy}") from error
 
 
 class ResourceError(EsmerayError):
