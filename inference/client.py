@@ -2,7 +2,7 @@
 
 In: sequences, in any number. Out: their arrays, in the same order. Sequences are sent in requests of bounded size, a
 bounded number at once; a request that is refused with 429 or 503, or lost with a process or a connection, is sent again
-after the time that the service asks for. Needs neither torch nor Ray.
+after the time that the service asks for. No message holds the key. Needs neither torch nor Ray.
 
     client = Client("http://127.0.0.1:8000")
     vectors = client.embed(["MKTAYIAKQR", "MSILVTRPSP"])          # (2, D)
@@ -13,6 +13,7 @@ after the time that the service asks for. Needs neither torch nor Ray.
 import asyncio
 import io
 import random
+import re
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,20 +25,35 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from common.errors import ConfigError, DataError, ResourceError
+from common.errors import ConfigError, DataError, EsmerayError, ResourceError
 
 ARROW = "application/vnd.apache.arrow.stream"
 REQUEST_RESIDUES, REQUEST_SEQUENCES = 20_000, 256
 """Of a request; a longer sequence goes alone."""
 CONNECT_RETRIES = 5
-"""Times that a connection is tried again where nothing listens: eight seconds."""
+"""Times that a request is sent again where nothing listens, or a proxy knows of no service: eight seconds."""
 _AGAIN = (429, 503)
 _LOST = "Internal Server Error"
 """Ray Serve's own answer, with 500, where a machine was lost with the process that held the request."""
+_PROBLEM = "application/problem+json"
+"""Kind of the service's own refusals."""
+_KEY = re.compile(r"[!-~]+")
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.25, 30.0
 
 GivenSequence = str | tuple[str, str]
 """A sequence, or its id and itself."""
+
+
+def checked_key(key: str, source: str) -> str:
+    """The key, if it can be one. Raises ConfigError, which names its ``source`` and does not repeat it.
+
+    A header takes nothing else: httpx would refuse each request with the whole header in its message.
+    """
+    if not _KEY.fullmatch(key):
+        raise ConfigError(
+            f"{source}: holds no API key: that is one word of printable ASCII, alone, as 'esmeray serve key' prints it"
+        )
+    return key
 
 
 class Client:
@@ -52,7 +68,7 @@ class Client:
         retries: times that a request is sent again.
         timeout_s: of a request.
 
-    Raises ConfigError where the address is none.
+    Raises ConfigError where the address is none, or the key can't be one.
     """
 
     def __init__(
@@ -71,7 +87,7 @@ class Client:
             url = httpx.URL("")
         if url.scheme not in ("http", "https") or not url.host or "%" in url.host:
             raise ConfigError(f"{address}: no address of a service; write it as http://HOST:PORT")
-        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        headers = {} if key is None else {"Authorization": f"Bearer {checked_key(key, 'key')}"}
         limits = httpx.Limits(max_connections=concurrency)
         self._http = httpx.AsyncClient(base_url=address, headers=headers, timeout=timeout_s, limits=limits)
         self._model, self._concurrency, self._retries = model, concurrency, retries
@@ -143,21 +159,27 @@ class Client:
 
     async def _send(self, method: str, path: str, **request: Any) -> httpx.Response:
         wait_s = _FIRST_WAIT_S
+        refusal: EsmerayError
         for tries_left in range(self._retries, -1, -1):
+            retry_after_s = 0.0
             try:
                 answer = await self._http.request(method, path, **request)
             except httpx.TransportError as error:
-                never_there = isinstance(error, httpx.ConnectError) and tries_left <= self._retries - CONNECT_RETRIES
-                if not tries_left or never_there:
-                    raise ResourceError(f"{self._http.base_url}: no answer ({error}); is the service there?") from error
-                retry_after_s = 0.0
+                refusal = ResourceError(f"{self._http.base_url}: no answer ({error}); is the service there?")
+                is_there = not isinstance(error, httpx.ConnectError)
             else:
                 if answer.is_success:
                     return answer
+                refusal = DataError(f"{path}: refused with {answer.status_code}: {_detail(answer)}")
+                is_there = not _is_of_proxy(answer)
                 is_lost = answer.status_code == 500 and answer.text == _LOST
-                if not tries_left or not (is_lost or answer.status_code in _AGAIN):
-                    raise DataError(f"{path}: refused with {answer.status_code}: {_detail(answer)}")
-                retry_after_s = float(answer.headers.get("Retry-After", 0))
+                if is_there and not is_lost and answer.status_code not in _AGAIN:
+                    raise refusal
+                retry_after = answer.headers.get("Retry-After", "")
+                retry_after_s = float(retry_after) if retry_after.isdigit() else 0.0  # it may be a date
+            # A service that starts or ends is not there for seconds; one that never was is waited for no longer.
+            if not tries_left or (not is_there and tries_left <= self._retries - CONNECT_RETRIES):
+                raise refusal
             await asyncio.sleep(max(retry_after_s, wait_s) * random.uniform(1.0, 1.3))
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
         raise AssertionError
@@ -187,8 +209,15 @@ def _arrays(column: pa.ChunkedArray) -> Sequence[NDArray]:
     return np.split(rows.flatten().to_numpy().reshape(len(rows), -1), values.offsets.to_numpy()[1:-1])
 
 
+def _is_of_proxy(answer: httpx.Response) -> bool:
+    """Test for a 404 of Ray Serve's proxy, or another's, before the service has started or after it has ended."""
+    return answer.status_code == 404 and not answer.headers.get("Content-Type", "").startswith(_PROBLEM)
+
+
 def _detail(answer: httpx.Response) -> str:
     try:
-        return str(answer.json()["detail"])
+        detail = str(answer.json()["detail"])
     except (ValueError, KeyError, TypeError):
-        return answer.text[:200]
+        detail = answer.text[:200]
+    remedy = "; --query.key_file or ESMERAY_KEY gives it, in Python Client(key=...)"
+    return detail + remedy if answer.status_code == 401 else detail

@@ -122,7 +122,8 @@ class Access:
         # All keys are compared, so that the time says nothing.
         matches = [key for key in self._keys if hmac.compare_digest(digest, key.sha256)]
         if not matches:
-            raise RefusalError(401, "a key is needed: send the header 'Authorization: Bearer KEY'")
+            problem = "the key is wrong" if digest and text else "a key is needed"
+            raise RefusalError(401, f"{problem}: send the header 'Authorization: Bearer KEY'")
         return matches[-1]
 
     def charge(self, key: Key, unit: str, amount: int) -> None:

@@ -93,7 +93,7 @@ class Stub:
         await send({"type": "http.response.body", "body": body})
 
 
-@pytest.mark.parametrize("statuses", [(429,), (503, 500, 503), ()])
+@pytest.mark.parametrize("statuses", [(429,), (503, 500, 503), (404, 503), ()])
 def test_refusals_for_overload_and_lost_requests_are_sent_again(
     serving: Serving, small_requests: None, statuses: tuple[int, ...]
 ):
@@ -108,6 +108,24 @@ def test_other_refusals_and_those_that_do_not_end_raise_with_the_detail(serving:
         with serving.address(stub) as at, Client(at, retries=2) as client, pytest.raises(DataError, match=words):
             client.models()
         assert stub.seen == (1 if "422" in words else 3)
+
+
+def test_a_404_of_the_service_is_final_and_a_proxy_without_a_service_is_waited_for_as_nothing_that_listens(
+    serving: Serving, address: str, small_requests: None
+):
+    with Client(address, model="none") as client, pytest.raises(DataError, match="refused with 404: no such model"):
+        client.embed(["MKT"])
+    stub = Stub(*[404] * 99)
+    with serving.address(stub) as at, Client(at) as client, pytest.raises(DataError, match="refused with 404"):
+        client.models()
+    assert stub.seen == module.CONNECT_RETRIES + 1
+
+
+@pytest.mark.parametrize("key", ["", "secret\nsecret", "sec ret", "secret\x7f", "secr\u00e9t", "secret\r"])
+def test_what_can_be_no_key_is_refused_and_not_repeated(key: str):
+    with pytest.raises(ConfigError, match="key: holds no API key: that is one word") as refused:
+        Client(key=key)
+    assert "secr" not in str(refused.value)
 
 
 def test_an_address_without_a_service_is_named(small_requests: None):

@@ -19,12 +19,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from common.errors import DataError
+from common.errors import reading
 from common.progress import record_bar
 from common.publishing import made_file, refuse_file
 from common.text import counted
 from dataset.fasta.reader import FastaSource
-from inference.client import Client
+from inference.client import Client, checked_key
 from tools.grammar import Overwriting, parse
 from train_config.service_schema import QuerySection
 
@@ -38,18 +38,23 @@ def main(argv: list[str]) -> int:
     made = (arguments.output, MADE_BY, flags.overwrite)
     refuse_file(*made)
     source = FastaSource(arguments.input)
-    key = os.environ.get("ESMERAY_KEY")
-    if arguments.key_file is not None:
-        try:
-            key = arguments.key_file.read_text(encoding="utf-8").strip()
-        except OSError as error:
-            raise DataError(f"{arguments.key_file}: can't be read ({error.strerror})") from error
+    key = _key(arguments.key_file)
     client = Client(arguments.address, key=key, model=arguments.model, concurrency=arguments.concurrency)
     with client, made_file(*made) as building, record_bar("asking") as bar:
         write = WRITERS.get(arguments.task, _write_arrays)
         number = write(building, client, _records(source, bar), arguments.task)
     print(f"{arguments.output}: {arguments.task} of {counted(number, 'protein{s}')}")
     return 0
+
+
+def _key(file: Path | None) -> str | None:
+    """The key of the file, else of the environment."""
+    if file is None:
+        key = os.environ.get("ESMERAY_KEY")
+        return checked_key(key, "ESMERAY_KEY") if key else None
+    with reading(file):
+        text = file.read_bytes().decode("ascii", "replace")  # what is no text is no key, which is said below
+    return checked_key(text.strip(), f"--query.key_file {file}")
 
 
 def _records(source: FastaSource, bar: Callable[[float, int], None]) -> Iterator[tuple[str, str]]:

@@ -60,12 +60,20 @@ def test_a_key_is_read_from_its_file_or_the_environment(
     with serving.address(serving.app(access={"keys": str(tmp_path / "keys.yaml")})) as address:
         asked = ["serve", "query", "--query.input", fasta, "--query.address", address, "--query.output"]
         refused = command(*asked, tmp_path / "a.parquet")
-        assert refused.code == 3 and "refused with 401" in refused.err and refused.err.count("\n") == 1
+        assert refused.code == 3 and "401: a key is needed" in refused.err and "--query.key_file" in refused.err
+        (tmp_path / "wrong").write_text("esm-" + "0" * 43)
+        wrong = command(*asked, tmp_path / "a.parquet", "--query.key_file", tmp_path / "wrong")
+        assert wrong.code == 3 and "401: the key is wrong" in wrong.err and "0000" not in wrong.err
+        assert refused.err.count("\n") == wrong.err.count("\n") == 1
         assert command(*asked, tmp_path / "a.parquet", "--query.key_file", tmp_path / "key").code == 0
         monkeypatch.setenv("ESMERAY_KEY", keys["all"])
         assert command(*asked, tmp_path / "b.parquet").code == 0
     missing = command(*asked, tmp_path / "c.parquet", "--query.key_file", tmp_path / "none")
     assert missing.code == 3 and "none: can't be read" in missing.err
+    (tmp_path / "two").write_bytes(b"esm-one\nesm-two\xff\n")
+    two = command(*asked, tmp_path / "c.parquet", "--query.key_file", tmp_path / "two")
+    assert (two.code, two.err.count("\n")) == (2, 1) and f"{tmp_path / 'two'}: holds no API key" in two.err
+    assert "esm-" not in two.err
 
 
 def test_files_of_others_stay_and_refusals_leave_nothing(command, address: str, fasta: Path):
