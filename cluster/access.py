@@ -17,13 +17,18 @@ _CLIENT = "ray://"
 _GCS_QUESTION = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 _CLIENT_QUESTION = "/ray.rpc.RayletDriver/ClusterInfo"
 _TIMEOUT_S = 10.0
-_NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+_NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNIMPLEMENTED)
+"""Also of another program that has the port by now."""
+
+
+class NoAnswerError(ResourceError):
+    """No Ray cluster answers at an address."""
 
 
 def authentication_mode(address: str) -> str:
     """The cluster's mode, ``token`` or ``disabled``, asked of the cluster at HOST:PORT or ray://HOST:PORT.
 
-    Raises ResourceError where nothing answers there, or the token that Ray finds is missing or wrong.
+    Raises NoAnswerError where nothing answers there, ResourceError where the token that Ray finds is missing or wrong.
     """
     if _accepted(address, {}):
         return "disabled"
@@ -64,7 +69,7 @@ def _accepted(address: str, header: dict[str, str]) -> bool:
             channel.unary_unary(question)(b"", timeout=_TIMEOUT_S, metadata=tuple(header.items()))
         except grpc.RpcError as error:
             if error.code() in _NO_ANSWER:
-                raise ResourceError(
+                raise NoAnswerError(
                     f"ray.address: no Ray cluster can be used at {address} (nothing answers there)"
                 ) from error
             return bool(error.code() != grpc.StatusCode.UNAUTHENTICATED)

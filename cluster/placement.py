@@ -4,19 +4,19 @@ Imports no Ray, and torch only to count GPUs where there is a driver, so that a 
 """
 
 import os
-import socket
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from common.command_line import warn
 from common.errors import ResourceError
 from common.processor import has_gpu_driver
 from common.text import counted
 from train_config.schema import RaySection
 
 LOCAL, AUTO = "local", "auto"
-CONNECT_TIMEOUT_S = 10.0
 
 
 class NodeResources(NamedTuple):
@@ -133,41 +133,53 @@ def local_resources() -> list[NodeResources]:
 
 
 def find(section: RaySection) -> str:
-    """Address of the cluster: HOST:PORT, or ``local`` to start one. Raises ResourceError for one that can't be used."""
-    address = _chosen(section)
-    if address != LOCAL:
-        from cluster.access import authentication_mode  # here: it imports Ray
+    """Address of the cluster: HOST:PORT, or ``local`` to start one.
 
-        authentication_mode(address)
-    return address
-
-
-def _chosen(section: RaySection) -> str:
+    Raises ResourceError for one that is given and can't be used. One that was started here and no longer answers is
+    reported, and ``local`` taken.
+    """
     wanted = section.address if section.address not in (None, AUTO) else os.environ.get("RAY_ADDRESS")
-    if wanted and wanted != AUTO:
-        return wanted
-    # What 'ray start' left here. A local cluster of another run is that run's own and would end with it.
-    address = address_file().read_text().strip() if address_file().exists() else ""
-    if address and _listens(address):
-        return address
-    if AUTO in (section.address, wanted):
+    is_given = bool(wanted) and wanted != AUTO
+    # A local cluster of another run leaves no address: it is that run's own and would end with it.
+    address = wanted if is_given else _started_here()
+    if address and address != LOCAL:
+        from cluster.access import NoAnswerError, authentication_mode  # here: it imports Ray
+
+        try:
+            authentication_mode(address)
+        except NoAnswerError:
+            if is_given:
+                raise
+            if AUTO not in (section.address, wanted):
+                _warn_once(f"{address_file()}: no cluster answers at {address}; this machine alone is used")
+            address = ""
+    if not address and AUTO in (section.address, wanted):
         raise ResourceError("ray.address: auto, and no cluster runs here: start one by 'ray start --head'")
-    return LOCAL
+    return address or LOCAL
+
+
+_warn_once = cache(warn)  # a command looks for its cluster several times
+
+
+def _started_here() -> str:
+    """The address that ``ray start`` left here; empty without one."""
+    try:
+        with address_file().open() as file:
+            owner = os.fstat(file.fileno()).st_uid
+            address = file.read().strip()
+    except OSError:
+        return ""
+    # Ray's folder is 0777: another user could have the token and the code sent to a cluster of his own.
+    if owner not in (0, os.geteuid()):
+        _warn_once(f"{address_file()} is another user's and not used; --ray.address {address} joins that cluster")
+        return ""
+    return address
 
 
 def address_file() -> Path:
     """The file in which ``ray start`` (2.60) leaves the address of its cluster."""
     folder = os.environ.get("RAY_TMPDIR", os.environ.get("TMPDIR", "/tmp"))
     return Path(folder, "ray", "ray_current_cluster")
-
-
-def _listens(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
-    except (OSError, ValueError):
-        return False
-    return True
 
 
 def _cpu_quota() -> int:

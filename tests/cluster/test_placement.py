@@ -1,3 +1,7 @@
+import os
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from ray._common.utils import get_ray_address_file
 
@@ -76,13 +80,17 @@ def test_the_address_of_a_started_cluster_is_looked_for_where_ray_leaves_it(monk
         assert str(address_file()) == get_ray_address_file(None)
 
 
-def test_without_a_started_cluster_one_is_started_here(monkeypatch, tmp_path):
+def test_without_a_started_cluster_one_is_started_here(monkeypatch, tmp_path, capsys):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    assert find(RaySection()) == LOCAL
+    assert find(RaySection()) == LOCAL and not capsys.readouterr().err
     address_file().parent.mkdir()
-    address_file().write_text("127.0.0.1:1\n")
-    assert find(RaySection()) == LOCAL, "nothing answers there any more"
+    with socket.create_server(("127.0.0.1", 0)) as other, ThreadPoolExecutor() as pool:
+        pool.submit(lambda: [other.accept()[0].sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n") for _ in range(2)])
+        for stale in ("127.0.0.1:1", f"127.0.0.1:{other.getsockname()[1]}"):
+            address_file().write_text(f"{stale}\n")
+            assert find(RaySection()) == find(RaySection()) == LOCAL
+            assert capsys.readouterr().err.count(f"no cluster answers at {stale}; this machine alone is used") == 1
     with pytest.raises(ResourceError, match="auto, and no cluster runs here"):
         find(RaySection(address="auto"))
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:2")
@@ -90,3 +98,18 @@ def test_without_a_started_cluster_one_is_started_here(monkeypatch, tmp_path):
     for address in (None, "auto"):
         with pytest.raises(ResourceError, match=r"at 127\.0\.0\.1:2 \(nothing answers there"):
             find(RaySection(address=address))
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs another user")
+def test_what_another_user_says_is_this_machines_cluster_is_not_asked(monkeypatch, tmp_path, capsys):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    address_file().parent.mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as trap:
+        address_file().write_text(f"127.0.0.1:{trap.getsockname()[1]}")
+        os.chown(address_file(), 65534, 65534)
+        assert find(RaySection()) == LOCAL
+        trap.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            trap.accept()
+    assert "is another user's and not used" in capsys.readouterr().err
