@@ -5,12 +5,14 @@ shell alone; where the cluster has the other one, or another token, it tries for
 """
 
 import os
+from pathlib import Path
 
 import grpc
 from ray._common.tls_utils import load_certs_from_env
 from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 from ray.exceptions import AuthenticationError
 
+from cluster.private_folder import check_private
 from common.errors import ResourceError
 
 _CLIENT = "ray://"
@@ -43,7 +45,14 @@ def authentication_mode(address: str) -> str:
 
 
 def own_token() -> dict[str, str]:
-    """The HTTP header of the token that Ray finds here; empty without one. Raises ResourceError if it is unreadable."""
+    """The HTTP header of the token that Ray finds here; empty without one.
+
+    Raises ResourceError if it is unreadable, or its file in the home folder is not this user's alone. A file that
+    RAY_AUTH_TOKEN_PATH names, as containers mount it, has the owner and mode of whoever mounts it.
+    """
+    file = Path.home() / ".ray" / "auth_token"
+    if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys() and file.exists():
+        check_private(file, f"make it anew, or if nobody has read it: chmod 600 {file}")
     loader = AuthenticationTokenLoader.instance()
     loader.reset_cache()  # it may have been made since
     try:

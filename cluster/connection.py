@@ -5,7 +5,6 @@ import logging
 import os
 import secrets
 import socket
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -22,6 +21,7 @@ from ray.exceptions import RayError
 from cluster.access import authentication_mode, own_token
 from cluster.nodes import check_nodes
 from cluster.placement import LOCAL, Capacity, NodeResources, Workers, find, in_words, local_resources
+from cluster.private_folder import ray_folder, sweep
 from common.errors import ResourceError
 from common.publishing import take_lock
 from common.remote import VARIABLE
@@ -196,10 +196,13 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
 def _start_local(section: RaySection) -> BaseContext:
     ((cpus, gpus),) = local_resources()
     # One after the other: two that start at once would choose the same port.
-    lock = take_lock(Path(tempfile.gettempdir()) / f"esmeray-cluster-{os.getuid()}.lock")
+    folder = ray_folder()
+    lock = take_lock(folder.with_name("starting.lock"))
     with _loopback(), closing(os.fdopen(lock)):
+        sweep(folder)
         return ray.init(
             address=LOCAL,
+            _temp_dir=str(folder),
             num_cpus=cpus,
             num_gpus=gpus,
             object_store_memory=OBJECT_STORE_BYTES,

@@ -134,7 +134,10 @@ def _log_to_file() -> None:
     assert node is not None
     folder = Path(node.get_logs_dir_path(), "serve")
     folder.mkdir(exist_ok=True)
-    handler = logging.FileHandler(folder / f"esmeray-{os.getpid()}.log", delay=True)
+    # Folders of 'ray start' are 0777, so that others may have put links there: a new file in a folder of our own.
+    if folder.lstat().st_uid != os.geteuid():
+        raise ResourceError(f"{folder}: is another user's, and would get the service's log; start Ray anew")
+    handler = logging.FileHandler(folder / f"esmeray-{os.getpid()}.log", mode="x")
     handler.setFormatter(logging.Formatter("%(message)s"))
     log.addHandler(handler)
     log.setLevel(logging.INFO)

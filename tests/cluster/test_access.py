@@ -85,8 +85,18 @@ def python(program: str, environment: dict[str, str]) -> subprocess.CompletedPro
 def test_the_token_is_found_where_ray_keeps_it_whatever_the_shell_says(mode: str, ray_address: str, tmp_path: Path):
     (tmp_path / ".ray").mkdir()
     (tmp_path / ".ray" / "auth_token").write_text(TOKEN)
+    (tmp_path / ".ray" / "auth_token").chmod(0o600)
     done = python(CONNECT, shell(ray_address, HOME=str(tmp_path), RAY_AUTH_MODE=mode))
     assert (done.stdout, done.stderr) == ("1 x 4 CPU cores, 0 GPUs\n", "")
+
+
+def test_a_token_in_the_home_folder_that_others_can_read_is_one_line(ray_address: str, tmp_path: Path):
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text(TOKEN)
+    (tmp_path / ".ray" / "auth_token").chmod(0o644)
+    done = run(tmp_path, "train", shell(ray_address, HOME=str(tmp_path)))
+    assert (done.returncode, done.stdout) == (4, "")
+    assert "another user owns it or has access to it; make it anew" in done.stderr and done.stderr.count("\n") == 1
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
+from common.errors import ResourceError
 from tests.dataset.tokenizer_folders import esm
 from tests.model.small_models import save_masked_lm
 from tests.model.support import random_sequences
@@ -125,3 +126,26 @@ def test_a_changed_model_replaces_the_replica_and_no_request_fails(served: tuple
     assert {answer.status_code for answer in answers} == {200}
     second = ASK.post(f"{address}/v1/encode", json={"sequences": SEQUENCES}).json()
     assert replica_pid(address) != before and second["data"] != first["data"]
+
+
+def test_the_log_follows_no_link_and_is_in_no_folder_of_another_user(
+    served: tuple[str, ServeSection], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    import ray
+    from ray._private import worker
+
+    from service.replicas import replica as module
+
+    assert ray.is_initialized() and worker.global_worker.node is not None
+    folder = Path(worker.global_worker.node.get_logs_dir_path(), "serve")
+    monkeypatch.setattr(module.log, "handlers", [])
+    monkeypatch.setattr(module.os, "getpid", lambda: 2**31)
+    link = folder / f"esmeray-{2**31}.log"
+    link.symlink_to(tmp_path / "file-of-root")
+    with pytest.raises(FileExistsError):
+        module._log_to_file()
+    link.unlink()
+    monkeypatch.setattr(module.os, "geteuid", lambda: 65534)
+    with pytest.raises(ResourceError, match="serve: is another user's"):
+        module._log_to_file()
+    assert not [*tmp_path.iterdir()]
