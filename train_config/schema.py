@@ -69,6 +69,12 @@ class IngestSection(Section):
     nucleotides: Literal["warn", "error"] = "warn"
     """Records that look like DNA or RNA: 95 % of their letters are A, C, G, T, U or N. warn: count; error: refuse. A
     few short peptides alone are never counted."""
+    max_residues: Annotated[int, Field(gt=0, le=2**31), UNSEEN] = 1_000_000
+    """Most residues of a record; a longer one is refused while it is read. Titin, the longest protein, has 35,000."""
+
+    def repairs(self) -> dict[str, str]:
+        """The policies by name: what a store of the same files depends on, which no bound changes."""
+        return self.model_dump(exclude={"max_residues"})
 
 
 class DataSection(Section):

@@ -18,8 +18,8 @@ from common import compiled_code
 from dataset.fasta.alphabet import FIRST, LAST, LEFT_OUT
 from dataset.fasta.records import Lines, Records
 
-LONGEST_RECORD_BYTES = 64 << 20
-"""A record that is longer is not plain; no protein is a thousandth of it, so it may be no FASTA at all."""
+_HEADER_BYTES = 1 << 20
+"""More than headers have; a record's text is plain up to this and twice the residues that a record may have."""
 
 _LINE_FEED, _HEADER = b"\n>"
 
@@ -97,11 +97,12 @@ class PlainFasta:
     """Parser of FASTA that is laid out plainly, as nearly all is.
 
     Plain is ASCII without control characters but for line feeds, without blank lines and comments, without blanks in
-    sequences. From the first text that is not, nothing more is given.
+    sequences. From the first text that is not, or holds a record of more than ``max_residues``, nothing more is given.
     """
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, max_residues: int) -> None:
         self._kernel = kernel
+        self._max_residues = max_residues
         self._size = 0
         self._buffer = bytearray()
         self._allocate(1 << 20)
@@ -112,7 +113,7 @@ class PlainFasta:
             searched = max(self._size - 1, 0)
             self._append(chunk)
             last_header = self._buffer.rfind(b"\n>", searched, self._size) + 1
-            if not last_header and self._size < LONGEST_RECORD_BYTES and self._text[0] == _HEADER:
+            if not last_header and self._size < 2 * self._max_residues + _HEADER_BYTES and self._text[0] == _HEADER:
                 continue
             records = self._take(last_header)
             if records is None:
@@ -149,6 +150,9 @@ class PlainFasta:
     def _take(self, end: int) -> Records | None:
         """The complete records before ``end``; the text after it moves to the front. None, unmoved, if not plain."""
         records = self._kernel.parse(self._text[:end], self._columns) if end and self._text[0] == _HEADER else None
+        # The parser by lines refuses what is too long, with its place, once it gave out the records before it.
+        if records is not None and records.longest > self._max_residues:
+            return None
         if records is not None:
             rest = self._size - end
             self._buffer[:rest] = self._buffer[end : self._size]

@@ -9,8 +9,9 @@ import sys
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from xopen import xopen
 
@@ -24,6 +25,12 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf".decode("latin-1")
 DECOMPRESSION_ERRORS = (EOFError, OSError, zlib.error, lzma.LZMAError, ZstdError)
 
 
+_LONGEST_PIECE = 1 << 20
+"""Of a line that is longer, pieces are looked at: it need not fit into memory."""
+
+_SHOWN_ID = 60
+
+
 class _Line(NamedTuple):
     number: int
     record: int
@@ -32,22 +39,31 @@ class _Line(NamedTuple):
 
 
 def _scan(path: Path) -> Iterator[_Line]:
-    """Every line with its number and record, as far as the file can be read; Latin-1 decodes any byte to itself."""
-    record, record_id = 0, ""
+    """Every line with its number and record, as far as the file can be read; a very long one in pieces."""
+    number, record, record_id = 0, 0, ""
+    is_start = True
     try:
         with xopen(path, "rb", threads=0) as file:
-            for number, raw in enumerate(io.TextIOWrapper(file, encoding="latin-1"), start=1):
+            for raw in pieces_of_lines(file, _LONGEST_PIECE):
+                number += is_start
                 text = raw.removeprefix(BYTE_ORDER_MARK) if number == 1 else raw
-                if text.lstrip().startswith(">"):
+                if is_start and text.lstrip().startswith(">"):
                     record += 1
                     record_id = (text.strip()[1:].split(None, 1) or [""])[0]
+                is_start = raw.endswith("\n")
                 yield _Line(number, record, record_id, text)
     except DECOMPRESSION_ERRORS:
         return  # the caller is already reporting that damage; what was read so far is what it wants to name
 
 
+def pieces_of_lines(file: BinaryIO, longest: int) -> Iterator[str]:
+    """Lines with their ends, \\n, \\r or \\r\\n, as \\n; of a longer one pieces of ``longest`` characters, the last of
+    which has the end. Latin-1 decodes any byte to itself."""
+    return iter(partial(io.TextIOWrapper(file, encoding="latin-1").readline, longest), "")
+
+
 def _in_record(line: _Line) -> str:
-    name = f" {line.record_id!r}" if line.record_id else ""
+    name = f" {line.record_id[:_SHOWN_ID]!r}" if line.record_id else ""
     return f", record {line.record}{name}" if line.record else ""
 
 
@@ -70,8 +86,9 @@ def places_of_records(path: Path, wanted: list[tuple[int, int | None]]) -> list[
     for number, residue in wanted:
         residues[number] += [] if residue is None else [residue]
     seen, current, last = 0, 0, max(residues)
+    names = set(wanted)
     for line in _scan(path):
-        if line.record > last:
+        if line.record > last or places.keys() >= names:
             break
         if line.record not in residues:
             continue

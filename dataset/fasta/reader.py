@@ -19,9 +19,10 @@ from common.errors import DataError, reading
 from common.remote import local_path
 from dataset.fasta.counts import SourceFile
 from dataset.fasta.kernel import PlainFasta, load_kernel
-from dataset.fasta.locate import BYTE_ORDER_MARK, place_of_line, place_of_record
+from dataset.fasta.locate import BYTE_ORDER_MARK, pieces_of_lines, place_of_line, place_of_record
 from dataset.fasta.read_ahead import ReadAhead, TextStream
 from dataset.fasta.records import Records
+from train_config.schema import IngestSection
 
 SUFFIXES = (".fasta", ".fa", ".faa", ".fas", ".fsa", ".pep", ".mpfa")
 COMPRESSIONS = ("", ".gz", ".bz2", ".xz", ".zst")
@@ -29,6 +30,12 @@ COMPRESSIONS = ("", ".gz", ".bz2", ".xz", ".zst")
 BATCH_RESIDUES = 256 * 1024
 BATCH_RECORDS = 8192
 """A batch ends when it holds this much; a store's block is one batch."""
+
+MAX_RESIDUES = IngestSection().max_residues
+"""Where no settings say otherwise."""
+
+_BATCH_HEADER_BYTES = 16 << 20
+"""More than any batch of real headers; it bounds the memory of one whose headers are long and sequences short."""
 
 _LARGEST_BATCH = 1.5
 """Residues that were parsed at once stay together up to this many times :data:`BATCH_RESIDUES`: cutting takes time."""
@@ -92,11 +99,15 @@ class RecordBatch:
 class FastaSource:
     """The files of a source, read once from first to last."""
 
-    def __init__(self, sources: list[str]) -> None:
-        """Find the files. Raises DataError where a name is no file, folder or glob that holds FASTA."""
+    def __init__(self, sources: list[str], max_residues: int = MAX_RESIDUES) -> None:
+        """Find the files. Raises DataError where a name is no file, folder or glob that holds FASTA.
+
+        ``max_residues`` are those that a record may have, and a line characters.
+        """
         self.paths = find_files(sources)
         self.bytes_total = sum(path.stat().st_size for path in self.paths)
         self.kernel = load_kernel()
+        self._max_residues = max_residues
         self.finished: list[SourceFile] = []
         self._opened: ReadAhead | None = None
         self._damage: DataError | None = None
@@ -113,7 +124,7 @@ class FastaSource:
         """
         parts: list[Records] = []
         origins: list[Origin] = []
-        num_records = num_residues = 0
+        num_records = num_residues = header_bytes = 0
         for path in self.paths:
             number = 1
             origins.append(Origin(num_records, path, number))
@@ -130,10 +141,12 @@ class FastaSource:
                     num_records += end - start
                     num_residues += int(ends_N[end - 1]) - done
                     start, done = end, int(ends_N[end - 1])
-                    if num_residues >= BATCH_RESIDUES or num_records >= BATCH_RECORDS:
+                    header_bytes += len(parts[-1].headers.text)
+                    is_full = num_residues >= BATCH_RESIDUES or num_records >= BATCH_RECORDS
+                    if is_full or header_bytes >= _BATCH_HEADER_BYTES:
                         yield RecordBatch(Records.joined(parts), origins)
                         parts, origins = [], [Origin(0, path, number)]
-                        num_records = num_residues = 0
+                        num_records = num_residues = header_bytes = 0
             if number == 1 and self._damage is None:
                 self._damage = DataError(f"{path}: holds no records, only blank lines or nothing; give a FASTA file")
             if self._damage is not None:
@@ -155,12 +168,14 @@ class FastaSource:
             self._damage = error
 
     def _parsed(self, path: Path, text: ReadAhead) -> Iterator[Records]:
-        unparsed = b""
+        unparsed, num_records = b"", 0
         if self.kernel is not None:
-            plain = PlainFasta(self.kernel)
-            yield from plain.records(text)
+            plain = PlainFasta(self.kernel, self._max_residues)
+            for plain_records in plain.records(text):
+                num_records += len(plain_records)
+                yield plain_records
             unparsed = plain.unparsed
-        parsed = _records_by_lines(TextStream(text, unparsed), path)
+        parsed = _records_by_lines(TextStream(text, unparsed), path, num_records, self._max_residues)
         problem: Exception | None = None
         while problem is None:
             records: list[tuple[bytes, bytes]] = []
@@ -175,12 +190,15 @@ class FastaSource:
             raise problem
 
 
-def _records_by_lines(text: io.RawIOBase, path: Path) -> Iterator[tuple[bytes, bytes]]:
-    """Header and sequence of each record. Raises DataError at the first line that is refused."""
+def _records_by_lines(text: io.RawIOBase, path: Path, number: int, max_residues: int) -> Iterator[tuple[bytes, bytes]]:
+    """Header and sequence of each record after the first ``number``. Raises DataError at the first line that is
+    refused."""
     header: str | None = None
     parts: list[str] = []
-    # Lines end at \n, \r and \r\n; Latin-1 decodes any byte to itself.
-    for raw in io.TextIOWrapper(io.BufferedReader(text, _LINE_BUFFER_BYTES), encoding="latin-1"):
+    num_residues = 0
+    # '>' or a residue more, and the line's end: a longer piece is none of a line that may be.
+    longest = max_residues + 2
+    for raw in pieces_of_lines(io.BufferedReader(text, _LINE_BUFFER_BYTES), longest):
         line = raw.removeprefix(BYTE_ORDER_MARK) if header is None else raw
         stripped = line.strip()
         starts_record = stripped.startswith(">")
@@ -189,9 +207,17 @@ def _records_by_lines(text: io.RawIOBase, path: Path) -> Iterator[tuple[bytes, b
         if problem := _problem(line, in_record=header is not None):
             raise _refusal(path, problem, in_record=header is not None)
         if starts_record:
-            header, parts = stripped[1:], []
-        else:
+            header, parts, num_residues = stripped[1:], [], 0
+            number += 1
+        elif stripped:
             parts.append(stripped)
+            num_residues += len(stripped)
+        # While it is read, so that a record which no protein is takes no memory.
+        if num_residues > max_residues or (len(raw) == longest and not raw.endswith("\n")):
+            raise DataError(
+                f"{place_of_record(path, number)}: a record of more than {max_residues:,} residues, or a header of "
+                "more letters; if that is right, raise data.ingest.max_residues"
+            )
     if header is not None:
         yield header.encode("ascii"), "".join(parts).encode("ascii")
 

@@ -95,6 +95,11 @@ class Records:
     def sequences(self) -> list[bytes]:
         return pieces(self.residues, self.lengths)
 
+    @property
+    def longest(self) -> int:
+        """Residues of the longest sequence, or letters of the longest header, whichever is more."""
+        return max(int(self.lengths.max(initial=0)), int(self.headers.lengths.max(initial=0)))
+
     def part(self, start: int, end: int) -> "Records":
         """The records from ``start`` to before ``end``."""
         if start == 0 and end == len(self):

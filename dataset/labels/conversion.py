@@ -184,7 +184,7 @@ def _settings(data: DataSection, tokenizer: TokenizerSection) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "content": tokenizer.content,
         "labels": data.labels.model_dump(mode="json", exclude={"validation_source", "labels_file", "mask_file"}),
-        "ingest": data.ingest.model_dump(mode="json"),
+        "ingest": data.ingest.repairs(),
     }
     if data.labels.split in ("hash", "stratified"):
         settings["validation_share"] = data.validation_share

@@ -107,7 +107,9 @@ def read_labelled(
     embedded = (sample or SampleSection()) if sources == [SAMPLE] else None
     paths = [] if embedded else find_labelled_files(sources)
     held_out = find_labelled_files(held_out_sources)
-    residue_labels = ResidueLabels(labels) if with_labels and labels.labels_file is not None else None
+    residue_labels = (
+        ResidueLabels(labels, ingest.max_residues) if with_labels and labels.labels_file is not None else None
+    )
     source = LabelledSource(
         paths + held_out,
         labels,
@@ -115,6 +117,7 @@ def read_labelled(
         with_labels=with_labels,
         sample=embedded,
         residue_labels=residue_labels,
+        max_residues=ingest.max_residues,
     )
     reader = _Reader(source, len(paths), Ingest(ingest, source.places, content=tokenizer.content), labels)
     reader.read(progress)

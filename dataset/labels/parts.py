@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 from common.errors import ConfigError, DataError
 from dataset.fasta.counts import SourceFile
 from dataset.fasta.locate import place_of_record
-from dataset.fasta.reader import FastaSource, RecordBatch
+from dataset.fasta.reader import MAX_RESIDUES, FastaSource, RecordBatch
 from dataset.fasta.records import Lines, Records, hashes_of, lengths_of, pieces
 from dataset.labels.residues import ResidueLabels
 from dataset.labels.samples import located_records, message_records
@@ -69,6 +69,7 @@ class LabelledSource:
         with_labels: bool,
         sample: SampleSection | None = None,
         residue_labels: ResidueLabels | None = None,
+        max_residues: int = MAX_RESIDUES,
     ) -> None:
         self.paths = paths
         self.bytes_total = sum(path.stat().st_size for path in paths)
@@ -77,6 +78,7 @@ class LabelledSource:
         self._rows_before = 0  # rows without an id are numbered on from file to file
         self._settings, self._content, self._with_labels = settings, content, with_labels
         self._sample, self._residue_labels = sample, residue_labels
+        self._max_residues = max_residues
 
     @property
     def bytes_read(self) -> int:
@@ -103,7 +105,7 @@ class LabelledSource:
                 parts = self._table_parts(path, table)
             else:
                 self._refuse_columns(path)
-                self._opened = fasta = FastaSource([str(path)])
+                self._opened = fasta = FastaSource([str(path)], self._max_residues)
                 parts = self._numbered(fasta.batches())
             yield from ((number, labelled_part) for labelled_part in parts)
             self.finished += self._opened.finished
@@ -120,7 +122,14 @@ class LabelledSource:
     def places(self, ids: set[str]) -> dict[str, str]:
         """Place of the first record with each of these ids; read again, for a refusal alone, up to the last of them."""
         places: dict[str, str] = {}
-        again = LabelledSource(self.paths, self._settings, self._content, with_labels=False, sample=self._sample)
+        again = LabelledSource(
+            self.paths,
+            self._settings,
+            self._content,
+            with_labels=False,
+            sample=self._sample,
+            max_residues=self._max_residues,
+        )
         for file, labelled_part in again:
             for encoded, number in zip(labelled_part.batch.records.ids.split(), labelled_part.numbers, strict=True):
                 record_id = encoded.decode("utf-8")

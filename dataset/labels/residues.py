@@ -31,10 +31,11 @@ class _Entry:
 class ResidueLabels:
     """Labels of sequences from ``labels_file`` and ``mask_file``; ``files`` as they were read."""
 
-    def __init__(self, settings: LabelsSection) -> None:
+    def __init__(self, settings: LabelsSection, max_residues: int) -> None:
         """Read the files; raises DataError for repeated ids, masks that don't fit, and headers without a part."""
         assert settings.labels_file is not None
         self.files: list[SourceFile] = []
+        self._max_residues = max_residues
         self._entries = self._read(settings.labels_file)
         self._parts: dict[str, str] = {}
         self._wanted: set[str] = set()
@@ -59,7 +60,7 @@ class ResidueLabels:
         return [entry for name, entry in self._entries.items() if name not in self._wanted]
 
     def _read(self, source: str) -> dict[str, _Entry]:
-        files = FastaSource([source])
+        files = FastaSource([source], self._max_residues)
         entries: dict[str, _Entry] = {}
         for batch in files.batches():
             for index, (header, letters) in enumerate(zip(batch.headers, batch.sequences, strict=True)):

@@ -59,7 +59,9 @@ def convert(
     """
     target = absolute(target)
     refuse_existing(target, "store", overwrite, not_a_store)
-    source = FastaSource(sources)  # before the lock, which makes the target's folder and may have to be waited for
+    source = FastaSource(
+        sources, ingest.max_residues
+    )  # before the lock, which makes the target's folder and may have to be waited for
     with exclusive(target):
         refuse_existing(target, "store", overwrite, not_a_store)  # another process may have made it meanwhile
         return _convert_locked(source, target, ingest, progress)
@@ -67,7 +69,7 @@ def convert(
 
 def check(sources: list[str], policies: IngestSection, *, progress: ProgressCallback | None = None) -> CheckedData:
     """Read FASTA files as :func:`convert` does, and write nothing. Raises DataError where no record is left, too."""
-    source = FastaSource(sources)
+    source = FastaSource(sources, policies.max_residues)
     ingest = Ingest(policies, partial(places_of_ids, source.paths), source.kernel)
     records = residues = 0
     for block in _blocks(source, ingest, progress):
@@ -95,13 +97,13 @@ def ensure_store(data: DataSection, default_root: Path, progress: ProgressCallba
         if target.exists():
             made_with = Store(target, verify="full").manifest
             check_source(target, made_with.source, data, find_files)
-            if made_with.ingest != data.ingest:
+            if made_with.ingest.repairs() != data.ingest.repairs():
                 problem = f"made with other data.ingest settings ({made_with.ingest})"
                 raise DataError(f"{target}: {problem}; {other_store(target)}")
         elif data.source == [SAMPLE]:
             _make_sample(data, target)
         else:
-            _convert_locked(FastaSource(data.source), target, data.ingest, progress)
+            _convert_locked(FastaSource(data.source, data.ingest.max_residues), target, data.ingest, progress)
     return target
 
 
@@ -216,7 +218,7 @@ def source_store(data: DataSection, manifest_file: str, kind: str) -> Path | Non
 
 
 def _store_name(data: DataSection) -> str:
-    described = [FORMAT_VERSION, data.ingest.model_dump()]
+    described = [FORMAT_VERSION, data.ingest.repairs()]
     if data.source == [SAMPLE]:
         return name_of_content(SAMPLE, [*described, sample_source(data.sample).model_dump()])
     paths = find_files(data.source)

@@ -219,7 +219,7 @@ def _settings(data: DataSection) -> dict[str, Any]:
     if not data.structures.validation_source:
         settings["validation_share"] = data.validation_share
     if _is_fasta(data.source):
-        settings["ingest"] = data.ingest.model_dump(mode="json")
+        settings["ingest"] = data.ingest.repairs()
     if data.source == [SAMPLE]:
         settings["sample"] = [data.sample.records, data.sample.seed, GENERATOR_VERSION]
     return settings

@@ -185,7 +185,13 @@ class TextStream:
     def __init__(
         self, sources: list[str], labels: LabelsSection, tokenizer: TokenizerSection, ingest: IngestSection
     ) -> None:
-        self._source = LabelledSource(find_labelled_files(sources), labels, tokenizer.content, with_labels=False)
+        self._source = LabelledSource(
+            find_labelled_files(sources),
+            labels,
+            tokenizer.content,
+            with_labels=False,
+            max_residues=ingest.max_residues,
+        )
         self._ingest = Ingest(ingest, self._source.places, content=tokenizer.content)
         self.counts: IngestCounts = self._ingest.counts
         """Records that were changed or left out so far."""

@@ -164,7 +164,7 @@ def _head_lengths(data: DataSection) -> tuple[list[int], float]:
     if data.source == [SAMPLE]:
         sample = data.sample
         return [len(sequence) for _, sequence in sample_records(sample.records, sample.families, sample.seed)], 1.0
-    source = FastaSource(data.source)
+    source = FastaSource(data.source, data.ingest.max_residues)
     lengths: list[int] = []
     for batch in source.batches():
         lengths += map(len, batch.sequences)

@@ -16,7 +16,7 @@ from dataset.fasta import kernel as fasta_kernel
 from dataset.fasta import read_ahead
 from dataset.fasta import reader as fasta
 from dataset.fasta.kernel import HashSet64, Kernel, PlainFasta, load_kernel
-from dataset.fasta.reader import FastaSource
+from dataset.fasta.reader import MAX_RESIDUES, FastaSource
 from dataset.fasta.records import Records
 from dataset.store.conversion import convert
 from train_config.schema import IngestSection
@@ -43,10 +43,10 @@ def fasta_text(draw: st.DrawFn) -> bytes:
     return text.removesuffix(draw(st.sampled_from(["", "\n"]))).encode()
 
 
-def read(path: Path) -> list[tuple[bytes, bytes]] | str:
+def read(path: Path, max_residues: int) -> list[tuple[bytes, bytes]] | str:
     """The records, or the message of the refusal."""
     try:
-        batches = list(FastaSource([str(path)]).batches())
+        batches = list(FastaSource([str(path)], max_residues).batches())
     except DataError as error:
         return str(error)
     return [pair for batch in batches for pair in zip(batch.headers, batch.sequences, strict=True)]
@@ -58,14 +58,16 @@ def kernel() -> Kernel:
 
 
 @settings(max_examples=120, deadline=None)
-@given(text=fasta_text(), chunk_bytes=st.integers(1, 40))
-def test_any_text_reads_as_by_lines_or_is_refused_in_the_same_words(tmp_path_factory, kernel, text, chunk_bytes):
+@given(text=fasta_text(), chunk_bytes=st.integers(1, 40), longest=st.sampled_from([4, 8, MAX_RESIDUES]))
+def test_any_text_reads_as_by_lines_or_is_refused_in_the_same_words(
+    tmp_path_factory, kernel, text, chunk_bytes, longest
+):
     path = tmp_path_factory.mktemp("text") / "in.fasta"
     path.write_bytes(text)
     with patch.object(read_ahead, "CHUNK_BYTES", chunk_bytes):
-        found = read(path)
+        found = read(path, longest)
     with patch.object(fasta, "load_kernel", lambda: None):
-        assert found == read(path)
+        assert found == read(path, longest)
     if not isinstance(found, str):
         with dnaio.open(path) as reader:
             assert found == [(record.name.encode(), record.sequence.encode()) for record in reader]
@@ -74,7 +76,7 @@ def test_any_text_reads_as_by_lines_or_is_refused_in_the_same_words(tmp_path_fac
 @settings(max_examples=100, deadline=None)
 @given(text=plain_text, sizes=st.lists(st.integers(1, 30), min_size=1))
 def test_plain_text_is_parsed_wherever_chunks_end(kernel, text, sizes):
-    plain, content = PlainFasta(kernel), text.encode()
+    plain, content = PlainFasta(kernel, MAX_RESIDUES), text.encode()
     ends = np.minimum(np.cumsum(sizes * len(content)), len(content)).tolist()
     found = list(plain.records(memoryview(content[start:end]) for start, end in pairwise([0, *ends]) if start < end))
     assert plain.unparsed == b""
@@ -105,14 +107,14 @@ def test_plain_text_is_parsed_wherever_chunks_end(kernel, text, sizes):
     ids=repr,
 )
 def test_what_is_not_plain_is_left_as_it_was(kernel, text):
-    plain = PlainFasta(kernel)
+    plain = PlainFasta(kernel, MAX_RESIDUES)
     assert list(plain.records([memoryview(text.encode())])) == []
     assert plain.unparsed == text.encode()
 
 
 def test_a_file_without_headers_is_not_taken_into_memory_whole(kernel, monkeypatch):
-    monkeypatch.setattr(fasta_kernel, "LONGEST_RECORD_BYTES", 100)
-    plain = PlainFasta(kernel)
+    monkeypatch.setattr(fasta_kernel, "_HEADER_BYTES", 80)
+    plain = PlainFasta(kernel, max_residues=10)
     chunks = iter([memoryview(text) for text in (b">a\nMK\n>b\n", *[b"MKV" * 20] * 9)])
     (records,) = plain.records(chunks)
     assert records.headers.split() == [b"a"]
@@ -123,7 +125,7 @@ def test_hashes_of_any_length_are_those_of_xxhash(kernel):
     sequence = b"MKVLAGDEST" * 60
     lengths = [*range(600), len(sequence)]
     text = b"".join(b">%d\n%b\n" % (length, sequence[:length]) for length in lengths).replace(b"\n\n", b"\n")
-    records = Records.joined(list(PlainFasta(kernel).records([memoryview(text)])))
+    records = Records.joined(list(PlainFasta(kernel, MAX_RESIDUES).records([memoryview(text)])))
     assert records.hashes.tolist() == [xxhash.xxh3_64_intdigest(sequence[:length]) for length in lengths]
     assert records.id_hashes.tolist() == [xxhash.xxh3_64_intdigest(b"%d" % length) for length in lengths]
 
@@ -131,7 +133,7 @@ def test_hashes_of_any_length_are_those_of_xxhash(kernel):
 @pytest.mark.parametrize(("letter", "stored"), [("X", True), ("J", False), ("m", False), ("*", False), ("Z", True)])
 def test_letters_outside_the_alphabet_are_noticed(kernel, letter, stored):
     text = f">a\n{'MKV' * 30}\n>b\n{'L' * 75}{letter}A\n>c\nM\n".encode()
-    records = Records.joined(list(PlainFasta(kernel).records([memoryview(text)])))
+    records = Records.joined(list(PlainFasta(kernel, MAX_RESIDUES).records([memoryview(text)])))
     assert records.all_stored is stored
 
 

@@ -132,6 +132,36 @@ def test_a_flipped_bit_in_compressed_data_is_refused(tmp_path):
             read(write(tmp_path / "in.fasta.gz", bytes(damaged)))
 
 
+@pytest.mark.parametrize("width", [60, 1 << 22], ids=["wrapped", "one line"])
+@pytest.mark.parametrize("by_lines", [False, True])
+def test_a_record_of_too_many_residues_is_refused_long_before_it_is_read(tmp_path, monkeypatch, width, by_lines):
+    line = b"M" * width + b"\n"
+    path = write(tmp_path / "in.fasta", b">a\nMKV\n>b\n" + line * ((8 << 20) // width))
+    if by_lines:
+        monkeypatch.setattr(fasta, "load_kernel", lambda: None)
+    source = FastaSource([str(path)], max_residues=100_000)
+    records = []
+    with pytest.raises(DataError, match=r"line 3, record 2 'b': a record of more than 100,000 residues.*max_residues"):
+        records += source.batches()
+    assert source.bytes_read < 3 << 20
+    # The records before it are given out first, and what has just as many residues as it may is taken.
+    path = write(tmp_path / "fits.fasta", b">a\n" + b"MK\n" * 50_000 + b">b\n" + b"M" * 100_000)
+    assert sum(map(len, FastaSource([str(path)], max_residues=100_000).batches())) == 2
+
+
+def test_a_header_of_more_letters_than_a_record_may_have_residues_is_refused(tmp_path):
+    for header in (b"x" * 2_000_000, b"x" * 1001, b"x y" * 400):
+        path = write(tmp_path / "in.fasta", b">a\nMK\n>" + header + b"\nMK\n")
+        with pytest.raises(DataError, match="record 2 'x.{0,60}': a record of more than 1,000 residues, or a header"):
+            list(FastaSource([str(path)], max_residues=1000).batches())
+
+
+def test_a_batch_ends_where_its_headers_take_too_much_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(fasta, "_BATCH_HEADER_BYTES", 1 << 20)
+    path = write(tmp_path / "in.fasta", b"".join(b">%d %b\nM\n" % (n, b"x" * 500_000) for n in range(10)))
+    assert [len(batch) for batch in FastaSource([str(path)]).batches()] == [3, 3, 3, 1]
+
+
 def test_the_checksum_of_a_source_is_of_the_file_on_disk(tmp_path):
     for content in (TWO, gzip.compress(TWO), gzip.compress(TWO) + b"\0" * 1_000_000):
         source = FastaSource([str(write(tmp_path / "in", content))])
