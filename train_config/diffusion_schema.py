@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from train_config.natures import PATH
+from train_config.natures import PATH, UNSEEN
 from train_config.section import Channels, NonNegativeFloat, NonNegativeInt, PositiveInt, Section, Share
 
 
@@ -54,6 +54,10 @@ class StructuresSection(Section):
     """Chains of fewer residues with coordinates are left out and counted."""
     ca_only: CaOnly = "error"
     """Chains of which CA atoms alone are known. error: refuse; skip: leave out, counted; complete: place N, C and O."""
+    max_bytes: Annotated[PositiveInt, UNSEEN] = 1_000_000_000
+    """Most bytes of a file, uncompressed; a larger one is refused while it is read."""
+    max_atoms: Annotated[PositiveInt, UNSEEN] = 5_000_000
+    """Most atoms of a file's models that are read, twice those of the largest entry of the PDB."""
     labels: str | None = None
     """CSV or TSV file with columns id and label: classes to condition on."""
     validation_source: list[str] = Field([])

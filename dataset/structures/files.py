@@ -8,20 +8,22 @@ Shape legend: R residues of a chain.
 """
 
 import codecs
-import gzip
 import io
 import re
 import warnings
-import zlib
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
+import msgpack
 import numpy as np
 from numpy.typing import NDArray
+from xopen import xopen
 
 from common.errors import DataError
 from common.text import first_line
+from dataset.fasta.locate import DECOMPRESSION_ERRORS, pieces_of_lines
 from dataset.structures.ca_trace import LONGEST_STEP, completed
 from dataset.structures.sample import placed, torsion
 from dataset.structures.store import Structure, StructureCounts
@@ -34,12 +36,30 @@ _LONGEST_ID = 200
 _MOST_CHAINS = 127
 _C_O, _CA_C_O = 1.231, 120.1
 
+_FIELDS: dict[str, Any] = {"model": 1, "altloc": "all", "extra_fields": ["b_factor", "occupancy"]}
+_ATOMS, _MODEL = ("ATOM", "HETATM"), "MODEL"
+_ATOM_SITE, _PREDICTED = "_atom_site.", "_ma_qa_metric."
+_LONGEST_LINE = 1 << 16
+_PART_LINES = 100_000
+_HEAD_LINES = 10_000
+"""Titles, models and names of columns, beside the atoms."""
+_LONGEST_LIST = 10_000
+"""Categories, columns and encodings of BinaryCIF; values are bytes, not lists."""
+
 
 class _Chain(NamedTuple):
     name: str
     letters: str
     coordinates: NDArray[np.float32]
     confidence: NDArray[np.int8]
+
+
+class _Read(NamedTuple):
+    """Number of models, atoms of the first, and whether it is a prediction."""
+
+    models: int
+    atoms: Any
+    predicted: bool
 
 
 def is_structure_name(path: Path) -> bool:
@@ -49,7 +69,7 @@ def is_structure_name(path: Path) -> bool:
 
 def read_structures(path: Path, section: StructuresSection, counts: StructureCounts) -> list[Structure]:
     """The wanted chains of a file. ``counts`` is added to; raises DataError that names file and chain."""
-    atoms, predicted = _read_atoms(path, counts)
+    atoms, predicted = _read_atoms(path, section, counts)
     counts.files += 1
     chains = [
         chain for name in _chain_names(atoms, path) if (chain := _chain(atoms, name, path, section, counts, predicted))
@@ -90,34 +110,29 @@ def _chosen(chains: list[_Chain], rule: str, path: Path) -> list[_Chain]:
     return [by_name[name] for name in names]
 
 
-def _read_atoms(path: Path, counts: StructureCounts) -> tuple[Any, bool]:
+def _read_atoms(path: Path, section: StructuresSection, counts: StructureCounts) -> tuple[Any, bool]:
     """Atoms of the first model, one place each, and whether the structure is a prediction."""
     import biotite.structure as struc  # here: plans and refusals need none of it
-    from biotite.structure.io import pdb, pdbx
 
-    content = _content(path)
-    fields: dict[str, Any] = {"model": 1, "altloc": "all", "extra_fields": ["b_factor", "occupancy"]}
-    start = content[:4096].lstrip()
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), xopen(path, "rb", threads=0) as file:
             warnings.simplefilter("ignore")  # of elements that are guessed, which are not looked at
-            is_binary = content[:1] in (b"\x83", b"\x84", b"\x82")
-            if is_binary or start.startswith((b"data_", b"#")):
-                kind: Any = pdbx.BinaryCIFFile if is_binary else pdbx.CIFFile
-                file: Any = kind.read(io.BytesIO(content) if is_binary else io.StringIO(content.decode()))
-                if "atom_site" not in file.block:
-                    raise DataError(f"{path}: an mmCIF file without atoms")
-                models, atoms = pdbx.get_model_count(file), pdbx.get_structure(file, **fields)
-                predicted = "ma_qa_metric" in file.block
+            start = file.read(4096).removeprefix(codecs.BOM_UTF8).lstrip()
+            file.seek(0)
+            if not start:
+                raise DataError(f"{path}: the file is empty")
+            if start.startswith(b"PK"):
+                raise DataError(f"{path}: a zip archive; unpack it and give its folder")
+            if start.startswith((b"\x82", b"\x83", b"\x84")):
+                models, atoms, predicted = _of_binary_cif(path, file, section)
+            elif start.startswith((b"data_", b"#")):
+                models, atoms, predicted = _of_cif(path, file, section)
             else:
-                text = content.decode("latin-1")
-                if not any(line.startswith(("ATOM  ", "HETATM")) for line in text.splitlines()):
-                    raise DataError(f"{path}: no PDB, mmCIF or BinaryCIF file: it holds no atoms")
-                file = pdb.PDBFile.read(io.StringIO(text))
-                models, atoms = file.get_model_count(), file.get_structure(**fields)
-                predicted = bool(re.search(r"^TITLE .*(ALPHAFOLD|ESMFOLD).*PREDICTION", text.upper(), re.MULTILINE))
+                models, atoms, predicted = _of_pdb(path, file, section)
     except DataError:
         raise
+    except DECOMPRESSION_ERRORS as error:
+        raise DataError(f"{path}: can't be read ({error})") from error
     except Exception as error:
         raise DataError(f"{path}: damaged or truncated, can't be read ({first_line(error)})") from error
     counts.other_models += models - 1
@@ -126,18 +141,129 @@ def _read_atoms(path: Path, counts: StructureCounts) -> tuple[Any, bool]:
     return atoms[kept], predicted
 
 
-def _content(path: Path) -> bytes:
-    try:
-        content = path.read_bytes()
-        if content[:2] == b"\x1f\x8b":
-            content = gzip.decompress(content)
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: can't be read ({error})") from error
-    if content[:2] == b"PK":
-        raise DataError(f"{path}: a zip archive; unpack it and give its folder")
-    if not content.strip():
-        raise DataError(f"{path}: the file is empty")
-    return content.removeprefix(codecs.BOM_UTF8)
+def _of_pdb(path: Path, file: BinaryIO, section: StructuresSection) -> _Read:
+    import biotite.structure as struc
+    from biotite.structure.io import pdb
+
+    head, parts = _gathered(_pdb_lines(_lines(path, file, section)), path, section)
+    if not parts[0]:
+        raise DataError(f"{path}: no PDB, mmCIF or BinaryCIF file: it holds no atoms")
+    arrays = [pdb.PDBFile.read(io.StringIO(part)).get_structure(**_FIELDS) for part in parts]
+    titles = "".join(line for line in head if line.startswith("TITLE")).upper()
+    predicted = bool(re.search(r"^TITLE .*(ALPHAFOLD|ESMFOLD).*PREDICTION", titles, re.MULTILINE))
+    models = sum(line.startswith(_MODEL) for line in head)
+    return _Read(max(models, 1), struc.concatenate(arrays), predicted)
+
+
+def _of_cif(path: Path, file: BinaryIO, section: StructuresSection) -> _Read:
+    import biotite.structure as struc
+    from biotite.structure.io import pdbx
+
+    head, parts = _gathered(_cif_lines(_lines(path, file, section)), path, section)
+    columns = "".join(line for line in head if not line.startswith(_PREDICTED))
+    if f"\n{_ATOM_SITE}" not in columns:
+        raise DataError(f"{path}: an mmCIF file without atoms")
+    models: dict[int, None] = {}
+    arrays = []
+    for part in parts:
+        # Lines are Latin-1, of any bytes, and CIF is UTF-8.
+        cif = pdbx.CIFFile.read(io.StringIO((columns + part).encode("latin-1").decode()))
+        numbers = cif.block["atom_site"]["pdbx_PDB_model_num"].as_array(np.int32)
+        models |= dict.fromkeys(numbers.tolist())
+        if numbers[0] == next(iter(models)):
+            arrays.append(pdbx.get_structure(cif, **_FIELDS))
+    predicted = any(line.startswith(_PREDICTED) for line in head)
+    return _Read(len(models), struc.concatenate(arrays), predicted)
+
+
+def _of_binary_cif(path: Path, file: BinaryIO, section: StructuresSection) -> _Read:
+    from biotite.structure.io import pdbx
+
+    content = file.read(section.max_bytes + 1)
+    if len(content) > section.max_bytes:
+        raise _too_large(path, section)
+    unpacked = msgpack.unpackb(content, max_array_len=_LONGEST_LIST, max_map_len=_LONGEST_LIST)
+    for size in _decoded_sizes(unpacked):
+        if not isinstance(size, int) or size > 2 * section.max_atoms:  # of runs, a number and a length each
+            raise _too_large(path, section)
+    cif = pdbx.BinaryCIFFile.deserialize(unpacked)
+    if "atom_site" not in cif.block:
+        raise DataError(f"{path}: an mmCIF file without atoms")
+    atoms = pdbx.get_structure(cif, **_FIELDS)
+    return _Read(pdbx.get_model_count(cif), atoms, "ma_qa_metric" in cif.block)
+
+
+def _decoded_sizes(node: Any) -> Iterator[Any]:
+    """The length that each encoding of BinaryCIF says its data will have which can be any: a few bytes may say much."""
+    if isinstance(node, dict):
+        if node.get("kind") in ("RunLength", "IntegerPacking"):
+            yield node.get("srcSize")
+        node = list(node.values())
+    if isinstance(node, list):
+        for child in node:
+            yield from _decoded_sizes(child)
+
+
+def _lines(path: Path, file: BinaryIO, section: StructuresSection) -> Iterator[str]:
+    """Lines up to the largest size; it is their text that counts, however small the compressed file is."""
+    num_bytes = 0
+    for line in pieces_of_lines(file, _LONGEST_LINE):
+        num_bytes += len(line)
+        if num_bytes > section.max_bytes:
+            raise _too_large(path, section)
+        yield line
+
+
+def _pdb_lines(lines: Iterator[str]) -> Iterator[tuple[bool, str]]:
+    """Titles, models, and the atoms of the first model, which are marked."""
+    models = 0
+    for line in lines:
+        models += line.startswith(_MODEL)
+        is_atom = line.startswith(_ATOMS)
+        if (is_atom and models < 2) or line.startswith((_MODEL, "TITLE")):
+            yield is_atom, line
+
+
+def _cif_lines(lines: Iterator[str]) -> Iterator[tuple[bool, str]]:
+    """Blocks, and the columns and marked rows of the atoms; of the quality of a prediction that it is there."""
+    start = ""
+    is_row = False
+    for line in lines:
+        if line.startswith(("loop_", "_", "data_")):
+            is_row = line.startswith(_ATOM_SITE)
+            if is_row or line.startswith((_PREDICTED, "data_")):
+                yield False, start + line if is_row else line
+            start = line if line.startswith("loop_") else ""
+        elif is_row:
+            yield True, line
+
+
+def _gathered(lines: Iterator[tuple[bool, str]], path: Path, section: StructuresSection) -> tuple[list[str], list[str]]:
+    """The lines that are not marked, and those that are as texts of some thousand atoms.
+
+    biotite takes 700 bytes for an atom of PDB and 1,500 for one of mmCIF while it parses, of its arrays 110 remain.
+    """
+    head: list[str] = []
+    parts: list[str] = []
+    part: list[str] = []
+    for number, (is_marked, line) in enumerate(lines):
+        if number > section.max_atoms + _HEAD_LINES:
+            raise _too_large(path, section)
+        if not is_marked:
+            head.append(line)
+            continue
+        if len(part) >= _PART_LINES and line.startswith(_ATOMS):
+            parts.append("".join(part))
+            part = []
+        part.append(line)
+    return head, [*parts, "".join(part)]
+
+
+def _too_large(path: Path, section: StructuresSection) -> DataError:
+    return DataError(
+        f"{path}: more than {section.max_bytes:,} bytes, uncompressed, or {section.max_atoms:,} atoms; if that is "
+        "right, raise data.structures.max_bytes or max_atoms"
+    )
 
 
 def _chain_names(atoms: Any, path: Path) -> list[str]:

@@ -152,7 +152,7 @@ def test_a_record_of_too_many_residues_is_refused_long_before_it_is_read(tmp_pat
 def test_a_header_of_more_letters_than_a_record_may_have_residues_is_refused(tmp_path):
     for header in (b"x" * 2_000_000, b"x" * 1001, b"x y" * 400):
         path = write(tmp_path / "in.fasta", b">a\nMK\n>" + header + b"\nMK\n")
-        with pytest.raises(DataError, match="record 2 'x.{0,60}': a record of more than 1,000 residues, or a header"):
+        with pytest.raises(DataError, match=r"record 2 'x.{0,60}': a record of more than 1,000 residues, or a header"):
             list(FastaSource([str(path)], max_residues=1000).batches())
 
 

@@ -4,10 +4,12 @@ import gzip
 from dataclasses import replace
 from pathlib import Path
 
+import msgpack
 import numpy as np
 import pytest
 
 from common.errors import DataError
+from dataset.structures import files
 from dataset.structures.files import read_structures
 from dataset.structures.store import Structure, StructureCounts
 from tests.structures import EACH, folds, pdb_lines, write_pdb
@@ -135,6 +137,61 @@ def test_long_chains_and_many_chains_are_read(tmp_path: Path):
     assert len(read(tmp_path / "many.cif")[0]) == 130
     with pytest.raises(DataError, match="130 chains; a complex may have 127"):
         read(tmp_path / "many.cif", chains="complex")
+
+
+def write_models(path: Path, number: int) -> Path:
+    """A fold as mmCIF of so many models."""
+    from biotite import structure
+    from biotite.structure.io import pdb, pdbx
+
+    atoms = pdb.PDBFile.read(write_pdb(path.with_suffix(".pdb"), pdb_lines(FOLD))).get_structure(model=1)
+    file = pdbx.BinaryCIFFile() if path.suffix == ".bcif" else pdbx.CIFFile()
+    pdbx.set_structure(file, structure.stack([atoms] * number))
+    (pdbx.compress(file) if path.suffix == ".bcif" else file).write(path)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".pdb", ".cif"])
+def test_a_file_that_is_parsed_in_parts_reads_the_same(tmp_path: Path, monkeypatch, suffix: str):
+    path = write_models(tmp_path / "fold.cif", 2)
+    if suffix == ".pdb":
+        model = [*pdb_lines(FOLD), "ENDMDL"]
+        path = write_pdb(tmp_path / "fold.pdb", ["MODEL        1", *model], ["MODEL        2", *model])
+    (whole,), counts = read(path)
+    monkeypatch.setattr(files, "_PART_LINES", 10)
+    (of_parts,), counts_of_parts = read(path)
+    assert of_parts.residues == whole.residues == FOLD.residues and counts_of_parts == counts
+    assert counts.other_models == 1
+    np.testing.assert_array_equal(of_parts.coordinates, whole.coordinates)
+
+
+@pytest.mark.parametrize("suffix", [".pdb", ".cif", ".bcif"])
+@pytest.mark.parametrize("bound", ["max_bytes", "max_atoms"])
+def test_a_file_beyond_a_bound_is_refused_before_it_is_parsed(tmp_path: Path, monkeypatch, suffix: str, bound: str):
+    path = write_models(tmp_path / "fold.cif", 1).with_suffix(suffix)
+    if suffix == ".bcif":
+        write_models(path, 1)
+    size = {"max_bytes": path.stat().st_size, "max_atoms": 4 * len(FOLD.residues)}[bound]
+    monkeypatch.setattr(files, "_HEAD_LINES", 30)
+    packed = tmp_path / "packed.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    assert read(packed, **{bound: size})[0][0].residues == FOLD.residues
+    with pytest.raises(DataError, match=r"packed\.gz: more than .*; if that is right, raise data.structures.max_bytes"):
+        read(packed, **{bound: size // 5})
+
+
+def test_a_length_that_binary_cif_claims_is_no_room_that_it_gets(tmp_path: Path):
+    content = write_models(tmp_path / "fold.bcif", 1).read_bytes()
+    unpacked = msgpack.unpackb(content)
+    (categories,) = (block["categories"] for block in unpacked["dataBlocks"])
+    (atoms,) = (category for category in categories if category["name"] == "_atom_site")
+    encodings = [encoding for column in atoms["columns"] for encoding in column["data"]["encoding"]]
+    runs = next(encoding for encoding in encodings if encoding["kind"] == "RunLength")
+    for size in (2**31 - 1, 2**63 - 1, -1, None, "1"):
+        runs["srcSize"] = size
+        (tmp_path / "in.bcif").write_bytes(msgpack.packb(unpacked))
+        with pytest.raises(DataError, match=r"more than|damaged"):
+            read(tmp_path / "in.bcif")
 
 
 @pytest.mark.parametrize("name", ["1A8O.pdb", "1A8O.cif", "1LCD.pdb", "2BEG.pdb", "3JQH.cif"])
