@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, create_model
 
 from train_config.classifier_schema import Part
-from train_config.diffusion_schema import CaOnly, StructuresSection
+from train_config.diffusion_schema import CaOnly, PredictionsSection, StructuresSection
 from train_config.embed_schema import EmbedJobSection
 from train_config.mutation_schema import MutationFitSection, MutationScanSection, MutationScoreSection
 from train_config.plan_schema import PlanSection
@@ -59,10 +59,11 @@ class StructureFilesSection(Section):
     """Structure files."""
 
     source: list[str] = Field(min_length=1)
-    """PDB, mmCIF or BinaryCIF files, folders or quoted globs; FASTA files or stores for sequences alone."""
+    """PDB, mmCIF or BinaryCIF files, folders or quoted globs; FASTA files or a store with data.predictions."""
     validation_share: Share = 0.05
     """Share held out, without data.structures.validation_source."""
     structures: StructuresSection = StructuresSection()
+    predictions: PredictionsSection = PredictionsSection()
 
 
 class StructureStoreSection(Section):

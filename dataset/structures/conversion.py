@@ -30,6 +30,7 @@ from dataset.store.format import SEQUENCES_FOLDER, signed_json
 from dataset.store.writer import write_sequences
 from dataset.structures import store as layout
 from dataset.structures.files import SUFFIXES, is_structure_name, read_structures
+from dataset.structures.predictions import hashes, predictions_of
 from dataset.structures.sample import GENERATOR_VERSION, sample_structures
 from dataset.structures.store import Structure, StructureCounts, StructureManifest, StructureStore
 from dataset.table import Table
@@ -48,12 +49,19 @@ def convert_structures(
     progress: ProgressCallback | None = None,
     overwrite: bool = False,
 ) -> StructureManifest:
-    """Convert structure files, or sequences, to a structure store in the folder ``target``.
+    """Convert structure files, or sequences with predictions, to a structure store in the folder ``target``.
 
-    Raises ConfigError where the target exists, DataError where files are refused, ResourceError where the disk is full.
+    Raises ConfigError where the target exists, DataError where files are refused or predictions are missing,
+    ResourceError where the disk is full.
     """
     target = stores.absolute(target)
     data = data.model_copy(update={"source": sources})
+    # Training may learn from sequences alone; a store that somebody makes of structures, and has none, is a mistake.
+    if data.predictions.folder is None and sources != [SAMPLE] and (_is_store(sources) or _is_fasta(sources)):
+        raise DataError(
+            f"{sources[0]}: sequences, which have no structures: predict them with 'esmeray design fold --fold.input "
+            f"{sources[0]}', and give its cache as --data.predictions.folder"
+        )
     with exclusive(target):
         files = layout.MANIFEST_FILE, layout.ARRAYS_FILE, SEQUENCES_FOLDER
         is_other = partial(stores.not_a_store, files=files, file_format="esmeray-structures")
@@ -131,9 +139,11 @@ def _make(data: DataSection, target: Path, progress: ProgressCallback | None) ->
         structures = list(sample_structures(data.sample.records, data.sample.seed))
         counts.chains = len(structures)
     elif _is_store(data.source) or _is_fasta(data.source):
-        structures = [
-            Structure.unknown(*protein) for protein in zip(*read_proteins(data.source, data.ingest), strict=True)
-        ]
+        ids, residues = read_proteins(data.source, data.ingest)
+        structures = list(map(Structure.unknown, ids, residues))
+        predictions = predictions_of(data)
+        if predictions is not None:
+            predictions.check(hashes(residues))
     else:
         structures = _read(files[_SOURCE], data.structures, counts, progress)
     num_given = len(structures)

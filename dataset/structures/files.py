@@ -8,6 +8,7 @@ Shape legend: R residues of a chain.
 """
 
 import codecs
+import gzip
 import io
 import re
 import warnings
@@ -19,11 +20,10 @@ from typing import Any, BinaryIO, NamedTuple
 import msgpack
 import numpy as np
 from numpy.typing import NDArray
-from xopen import xopen
 
 from common.errors import DataError
 from common.text import first_line
-from dataset.fasta.locate import DECOMPRESSION_ERRORS, pieces_of_lines
+from dataset.fasta.locate import BYTE_ORDER_MARK, DECOMPRESSION_ERRORS, pieces_of_lines
 from dataset.structures.ca_trace import LONGEST_STEP, completed
 from dataset.structures.sample import placed, torsion
 from dataset.structures.store import Structure, StructureCounts
@@ -39,6 +39,7 @@ _C_O, _CA_C_O = 1.231, 120.1
 _FIELDS: dict[str, Any] = {"model": 1, "altloc": "all", "extra_fields": ["b_factor", "occupancy"]}
 _ATOMS, _MODEL = ("ATOM", "HETATM"), "MODEL"
 _ATOM_SITE, _PREDICTED = "_atom_site.", "_ma_qa_metric."
+_GZIP = b"\x1f\x8b"
 _LONGEST_LINE = 1 << 16
 _PART_LINES = 100_000
 _HEAD_LINES = 10_000
@@ -115,7 +116,8 @@ def _read_atoms(path: Path, section: StructuresSection, counts: StructureCounts)
     import biotite.structure as struc  # here: plans and refusals need none of it
 
     try:
-        with warnings.catch_warnings(), xopen(path, "rb", threads=0) as file:
+        with warnings.catch_warnings(), path.open("rb") as raw:
+            file: Any = gzip.GzipFile(fileobj=raw) if raw.peek(2).startswith(_GZIP) else raw
             warnings.simplefilter("ignore")  # of elements that are guessed, which are not looked at
             start = file.read(4096).removeprefix(codecs.BOM_UTF8).lstrip()
             file.seek(0)
@@ -211,7 +213,7 @@ def _lines(path: Path, file: BinaryIO, section: StructuresSection) -> Iterator[s
         num_bytes += len(line)
         if num_bytes > section.max_bytes:
             raise _too_large(path, section)
-        yield line
+        yield line.removeprefix(BYTE_ORDER_MARK)
 
 
 def _pdb_lines(lines: Iterator[str]) -> Iterator[tuple[bool, str]]:

@@ -2,8 +2,8 @@
 
 Files are PDB, mmCIF or BinaryCIF, plain or .gz, known by their content; a source may be a file, a folder or a quoted
 glob. The first model of each is read, atoms of highest occupancy, modified residues as what they derive from. Whatever
-was changed or left out is counted; refused files are listed all at once. FASTA files, or a store, give sequences
-without structures. The store appears when it is complete.
+was changed or left out is counted; refused files are listed all at once. Of FASTA files, or a store, the predicted
+structures are needed, as 'esmeray design fold' makes them. The store appears when it is complete.
 
 Examples:
   esmeray data structures --data.source structures/ --structures.store folds_store
@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
     flags, settings = parse(argv, "data structures", __doc__, Overwriting, StructuresSettings)
     target, source = Path(settings.structures.store), settings.data
     start_s = time.perf_counter()
-    data = DataSection(structures=source.structures, validation_share=source.validation_share)
+    data = DataSection(**{name: getattr(source, name) for name in ("structures", "validation_share", "predictions")})
     with conversion_bar("converting") as progress:
         made = convert_structures(source.source, target, data, progress=progress, overwrite=flags.overwrite)
     store = StructureStore(target)

@@ -83,6 +83,13 @@ def test_sequences_take_predicted_structures_and_missing_ones_are_refused_empty_
     found = [Predicted(fold.coordinates, np.full(len(fold.residues), 71.0, np.float32)) for fold in given]
     cache = tmp_path / "predictions"
     keep(cache / "model-1", [fold.residues for fold in given[:2]], found[:2])
+    with pytest.raises(
+        DataError, match=r"have no structures: predict them with 'esmeray design fold --fold.input \S+fa"
+    ):
+        convert_structures([str(fasta)], tmp_path / "store", DataSection())
+    with pytest.raises(DataError, match=r"no structure of 1 protein of 3"):
+        convert_structures([str(fasta)], tmp_path / "store", DataSection(predictions={"folder": str(cache)}))
+    assert not (tmp_path / "store").exists()
     path = ensure_structure_store(DataSection(source=[str(fasta)]), tmp_path)
     unknown = StructureStore(path)
     assert np.isnan(unknown.atoms(1, 0, 30)[0]).all() and unknown.unknown_records.tolist() == [0, 1, 2]
