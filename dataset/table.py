@@ -1,6 +1,7 @@
 """Tables of text, by pyarrow: CSV and TSV, plain or compressed, and Parquet, a few thousand rows at a time.
 
-Values are strings of CSV and TSV, Python's own types of Parquet. Rows count from 1, without the header and blank lines.
+Values are strings of CSV and TSV, Python's own types of Parquet. The separator of text is comma, semicolon or tab,
+whichever the header shows, since spreadsheets write each into a file called CSV. Rows count from 1, without the header and blank lines.
 A quote where none may be is an error where it would swallow rows. Files of lines without header or quotes come by
 :func:`numbered_lines`.
 """
@@ -20,7 +21,7 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from common.errors import DataError, reading
-from common.text import first_line
+from common.text import did_you_mean, first_line
 from dataset.fasta.counts import SourceFile
 from dataset.fasta.read_ahead import ReadAhead, TextStream
 from dataset.fasta.reader import COMPRESSIONS
@@ -31,6 +32,10 @@ _SUFFIXES = (*(suffix + compression for suffix in (".csv", ".tsv") for compressi
 PART_ROWS = 4096
 _BLOCK_BYTES = 1 << 25
 """Read at a time, and the longest row."""
+_SEPARATORS = (",", ";", "\t")
+_HEADER_BYTES = 1 << 16
+_SHOWN = 20
+_SHOWN_LETTERS = 60
 _NOWHERE = "\x1f"
 """A delimiter that no line has."""
 
@@ -90,14 +95,23 @@ class Table:
         return dict(columns)
 
     def _text(self) -> Iterator[pa.RecordBatch]:
-        suffixes = [suffix.lower() for suffix in self._path.suffixes]
-        delimiter = "\t" if ".tsv" in suffixes else ","
         with ReadAhead(self._path) as raw:
             self._opened = raw
-            for batch in text_batches(io.BufferedReader(_EndedText(raw)), self._path, delimiter):
+            text = io.BufferedReader(_EndedText(raw), _HEADER_BYTES)
+            for batch in text_batches(text, self._path, self._separator(text.peek())):
                 self._check_columns(batch.schema.names)
                 yield batch.select(list(self._wanted))
             self.finished = [raw.source_file()]
+
+    def _separator(self, head: bytes) -> str:
+        """The separator by which the header has most of the wanted columns, then most columns, then that of the name."""
+        of_name = "\t" if ".tsv" in self._path.name.lower() else ","
+        scores = {}
+        for separator in _SEPARATORS:
+            lines = io.StringIO(head.decode("utf-8-sig", errors="replace"), newline="")
+            header = next(filter(None, csv.reader(lines, delimiter=separator)), [])
+            scores[separator] = (len(self._wanted.keys() & set(header)), len(header), separator == of_name)
+        return max(scores, key=scores.__getitem__)
 
     def _parquet(self) -> Iterator[pa.RecordBatch]:
         try:
@@ -116,9 +130,12 @@ class Table:
                 raise DataError(f"{self._path}: {header.count(name)} columns are called {name!r}{where}; rename them")
             if name not in header:
                 free = [column for column in header if column not in self._wanted] or header
-                near = (difflib.get_close_matches(name, free, n=1) or free)[0]
+                near = (difflib.get_close_matches(name, free, n=1) or free)[0][:_SHOWN_LETTERS]
                 remedy = f": set {setting}, as --{setting} {shlex.quote(near)}" if setting else "; rename one"
-                raise DataError(f"{self._path}: no column {name!r}; it has {', '.join(map(repr, header))}{remedy}")
+                shown = ", ".join(repr(column[:_SHOWN_LETTERS]) for column in header[:_SHOWN])
+                more = f" and {len(header) - _SHOWN:,} more" if len(header) > _SHOWN else ""
+                hint = did_you_mean(name, free)
+                raise DataError(f"{self._path}: no column {name!r}{hint}; it has {shown}{more}{remedy}")
 
 
 def text_batches(text: BinaryIO | io.BufferedIOBase, path: Path, delimiter: str) -> Iterator[pa.RecordBatch]:

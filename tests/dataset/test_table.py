@@ -48,6 +48,24 @@ def test_any_text_comes_back_from_csv_and_tsv(tmp_path_factory, rows, suffix, ma
     assert values(path, "label") == [(label,) for _, label in rows]
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".tsv.gz"])
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_the_separator_is_that_of_the_header_whatever_the_name(tmp_path, suffix, separator):
+    rows = [("MKV, a; b\tc", "0,5"), ('"quoted"', "1;2")]
+    text = io.StringIO(newline="")
+    csv.writer(text, delimiter=separator).writerows([("one, two; three\tfour and five", "label"), *rows])
+    path = tmp_path / f"in{suffix}"
+    content = text.getvalue().encode("utf-8-sig")
+    path.write_bytes(gzip.compress(content) if suffix.endswith("gz") else content)
+    assert values(path, "one, two; three\tfour and five", "label") == rows
+    assert values(path, "label") == [(label,) for _, label in rows]
+
+
+def test_a_table_of_one_column_keeps_what_looks_like_separators(tmp_path):
+    (tmp_path / "in.csv").write_text("text\na;b\nc\td\n")
+    assert values(tmp_path / "in.csv", "text") == [("a;b",), ("c\td",)]
+
+
 def test_parquet_values_keep_their_types(tmp_path):
     columns = {"a": [1, None], "b": [0.5, float("inf")], "c": [True, None], "d": [["x", "y"], []], "e": ["é\n", ""]}
     pq.write_table(pa.table(columns), tmp_path / "in.parquet")
@@ -78,7 +96,13 @@ def test_many_rows_come_in_parts_in_order_and_the_file_is_described_as_it_was_re
         ("\n\n", "in.csv: holds no rows"),
         ("text,label\n", "in.csv: holds no rows"),
         ("text,category\na,b\n", "in.csv: no column 'label'; it has 'text', 'category': set data.labels.label_columns"),
-        ("text;label\na;b\n", "no column 'text'; it has 'text;label'"),
+        (
+            "text;lable\na;b\n",
+            "no column 'label' (did you mean lable?); it has 'text', 'lable': set data.labels.label_c",
+        ),
+        ("a b\tc\nd\te\n", "no column 'text'; it has 'a b', 'c': set"),
+        (",".join(f"c{n}" for n in range(50)) + "\n", "'c18', 'c19' and 30 more: set data.labels.text_column"),
+        ("x" * 1000, f"no column 'text'; it has '{'x' * 60}': set data.labels.text_column"),
         ("text,label,label\na,b,c\n", "2 columns are called 'label' (data.labels.label_columns)"),
         ("text,label\na,b\nc\n", "in.csv, row 2: 1 fields where the header has 2"),
         ("text,label\nwell, no,b\n", "in.csv, row 1: 3 fields where the header has 2"),
