@@ -22,7 +22,8 @@ def new_figure(width: float, height: float, title: str) -> Figure:
     """An empty figure, inches wide and high, with a heading; nothing of pyplot's global state is touched."""
     figure = Figure(figsize=(width, height), dpi=120, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
-    figure.suptitle(title, fontsize=14, fontweight="bold", color=INK, x=0.01, ha="left")
+    # Names of files and runs are shown as they are: two dollars in one are no formula.
+    figure.suptitle(title, fontsize=14, fontweight="bold", color=INK, x=0.01, ha="left", parse_math=False)
     return figure
 
 

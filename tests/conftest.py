@@ -23,6 +23,8 @@ from dataset.store.conversion import ensure_store
 from tests.clusters import TOKEN
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from dataset.batches.loader_process import LoaderProcess
     from tests.service.serving import Serving
     from tests.worker_group import WorkerGroup
@@ -98,6 +100,22 @@ def full_disk() -> Callable[[int], AbstractContextManager[None]]:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
     return limited
+
+
+@pytest.fixture
+def saved_figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """The pictures that a test writes, as figures: what they show is read from their artists."""
+    from matplotlib.figure import Figure
+
+    figures: list[Figure] = []
+    savefig = Figure.savefig
+
+    def kept(figure: Figure, *arguments: Any, **options: Any) -> None:
+        figures.append(figure)
+        savefig(figure, *arguments, **options)
+
+    monkeypatch.setattr(Figure, "savefig", kept)
+    return figures
 
 
 @pytest.fixture(scope="session")

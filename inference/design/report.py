@@ -49,7 +49,9 @@ def draw_logo(path: Path, name: str, native: str, designs: Sequence[Design]) -> 
     surest_L = np.mean([design.probabilities.max(axis=1) for design in designs], axis=0)
     rows = min(_MOST_ROWS, -(-len(native) // _ROW))
     shown = "" if rows * _ROW >= len(native) else f", the first {rows * _ROW} positions"
-    figure = new_figure(12, 1.5 * rows + 0.8, f"{name}: {counted(len(designs), 'design{s}')}{shown}")
+    distinct = len({design.residues for design in designs})
+    equal = "" if distinct == len(designs) else f", {distinct} of them different"
+    figure = new_figure(12, 1.5 * rows + 0.8, f"{name}: {counted(len(designs), 'design{s}')}{equal}{shown}")
     for row in range(rows):
         axes = figure.add_subplot(rows, 1, row + 1)
         start = row * _ROW
@@ -62,7 +64,7 @@ def draw_logo(path: Path, name: str, native: str, designs: Sequence[Design]) -> 
 
 
 def _logo_row(axis: Axes, start: int, native: str, shares: NDArray, surest: NDArray) -> None:
-    for place, letter in enumerate(native):
+    for place, native_letter in enumerate(native):
         bottom = 0.0
         for column in np.argsort(shares[place]):
             if shares[place, column] > 0.04:
@@ -70,9 +72,10 @@ def _logo_row(axis: Axes, start: int, native: str, shares: NDArray, surest: NDAr
                 size = {"width": 0.9, "height": shares[place, column]}
                 plot_scaled_text(axis, letter, place + 0.05, bottom, **size, color=_COLOURS[letter])
                 bottom += shares[place, column]
-        agrees = AMINO_ACIDS[int(shares[place].argmax())] == letter
-        colour = _COLOURS.get(letter, INK) if agrees else GREY
-        axis.text(place + 0.5, -0.22, letter, ha="center", va="center", fontsize=8, family="monospace", color=colour)
+        # More than half of the designs: the commonest residue would be decided by the alphabet where two are equal.
+        agrees = native_letter in AMINO_ACIDS and shares[place, AMINO_ACIDS.index(native_letter)] > 0.5
+        look = {"fontsize": 8, "family": "monospace", "color": _COLOURS[native_letter] if agrees else GREY}
+        axis.text(place + 0.5, -0.22, native_letter, ha="center", va="center", **look)
     axis.plot(np.arange(len(native)) + 0.5, surest[: len(native)], color=INK, linewidth=0.8)
     axis.set_xlim(0, _ROW)
     axis.set_ylim(-0.4, 1.02)

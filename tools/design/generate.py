@@ -1,9 +1,10 @@
 """Generate sequences for backbone structures, by a trained sequence diffusion.
 
 For each structure: sequences as FASTA, with their log-likelihood per residue (nats; nearer 0 is better), their recovery
-of the native residues, fixed ones included, and, with --generate.known, the share of residues in which they differ from
-the nearest known sequence; probabilities of each position as a table; and a logo beside the native sequence. A high
-recovery is not designability: fold the sequences with a folding model and compare.
+of the native residues, fixed ones included, same_as where one equals an earlier one, and, with --generate.known, the
+share of residues in which they differ from the nearest known sequence; probabilities of each position as a table; and a
+logo beside the native sequence. A high recovery is not designability: fold the sequences with a folding model and
+compare.
 
 Positions of fix and tie count from 1, along the chain; in a complex, CHAIN:POSITION. Fixed ones keep the
 structure's residue. tie A,B gives two chains of a complex the same residues.
@@ -63,6 +64,7 @@ def main(argv: list[str]) -> int:
 
     search = None if known is None else Search(known, scoring())
     total, done = len(structures) * options.number, 0
+    repeats = 0
     works = total * (1 if known is None else 2)
     sampling = {name: getattr(options, name) for name in ("temperature", "steps", "guidance", "order")}
     with made_folder(options.output, MADE_BY, plain.overwrite) as folder, record_bar("generating") as bar:
@@ -74,10 +76,15 @@ def main(argv: list[str]) -> int:
                 done += 1
                 bar(done / works, done)
             texts = [design.residues for design in designs]
+            repeats += len(texts) - len(set(texts))
+            first_seeds: dict[str, int] = {}
             scores = log_likelihoods(model, structure, texts, label=label, tokens=options.tokens)
             with (folder / "designs.fasta").open("a", encoding="utf-8") as file:
                 for design, score in zip(designs, scores.tolist(), strict=True):
                     values = {"score": f"{score:.3f}"}
+                    first = first_seeds.setdefault(design.residues, design.seed)
+                    if first != design.seed:  # at a low temperature the likeliest sequence comes again and again
+                        values["same_as"] = f"{structure.id}_{first + 1}"
                     if len(structure.chain_names) > 1:
                         lengths = np.bincount(structure.chains)
                         values["chains"] = ",".join(map("{}:{}".format, structure.chain_names, lengths))
@@ -92,7 +99,8 @@ def main(argv: list[str]) -> int:
                     file.write(f">{structure.id}_{design.seed + 1} {written}\n{design.residues}\n")
             write_probabilities(folder / "probabilities.tsv", structure.id, structure.residues, designs)
             draw_logo(folder / f"{structure.id}.png", structure.id, structure.residues, designs)
-    print(f"{options.output}: {counted(total, 'sequence{s}')} for {counted(len(structures), 'structure{s}')}")
+    equal = f", {repeats:,} of them equal to an earlier one (same_as in designs.fasta)" if repeats else ""
+    print(f"{options.output}: {counted(total, 'sequence{s}')} for {counted(len(structures), 'structure{s}')}{equal}")
     return 0
 
 

@@ -63,9 +63,13 @@ def test_chains_of_a_complex_are_tied_and_sequences_need_no_structure(here: Path
     half = len(residues) // 2
     assert residues[:half] == residues[half:] and residues[half : half + 3] == FOLDS[0].residues[:3]
     free = command(
-        f"design generate {here} --generate.length 33 --generate.output {tmp_path / 'free'} --generate.steps 2"
+        f"design generate {here} --generate.length 33 --generate.output {tmp_path / 'free'} --generate.steps 2 "
+        "--generate.temperature 0 --generate.number 3"
     )
-    assert free.code == 0 and [len(text) for text in read_fasta(tmp_path / "free" / "designs.fasta").values()] == [33]
+    assert free.code == 0 and "3 sequences for 1 structure, 2 of them equal to an earlier one" in free.out
+    designs = read_fasta(tmp_path / "free" / "designs.fasta")
+    assert {len(text) for text in designs.values()} == {33} and len(set(designs.values())) == 1
+    assert ["same_as=free_1" in name for name in designs] == [False, True, True]
 
 
 def test_given_sequences_are_scored(here: Path, command, tmp_path: Path):

@@ -1,0 +1,49 @@
+"""The logo shows the native sequence as it is, whatever was designed."""
+
+from pathlib import Path
+
+import numpy as np
+from matplotlib.colors import same_color
+from matplotlib.figure import Figure
+
+from common.figure_style import GREY
+from dataset.fasta.alphabet import AMINO_ACIDS
+from inference.design.report import draw_logo
+from inference.design.sampling import Design
+
+
+def designs_of(*texts: str) -> list[Design]:
+    probabilities = [np.eye(len(AMINO_ACIDS), dtype=np.float32)[[AMINO_ACIDS.index(c) for c in text]] for text in texts]
+    return [
+        Design(text, rows / 2, number) for number, (text, rows) in enumerate(zip(texts, probabilities, strict=True))
+    ]
+
+
+def test_native_residues_are_the_structures_own_and_coloured_where_most_designs_agree(
+    saved_figures: list[Figure], tmp_path: Path
+):
+    # Position by position: all agree, none does, two of four do (a tie), three of four do, unknown, none does.
+    designs = designs_of("MAAKKV", "MAWKKV", "MAAKKV", "MAWRKV")
+    draw_logo(tmp_path / "logo.png", "fold", "MLWKXI", designs)
+    (figure,) = saved_figures
+    (axes,) = figure.axes
+    assert "".join(text.get_text() for text in axes.texts) == "MLWKXI"
+    are_grey = [same_color(text.get_color(), GREY) for text in axes.texts]
+    assert are_grey == [False, True, True, False, True, True]
+    boxes = [patch.get_path().get_extents() for patch in axes.patches]
+    heights = sorted((int(box.x0), round(box.y0, 2), round(box.height, 2)) for box in boxes)
+    whole, halves, quarters = [(0, 1)], [(0, 0.5), (0.5, 0.5)], [(0, 0.25), (0.25, 0.75)]
+    columns = [whole, whole, halves, quarters, whole, whole]
+    assert heights == [(place, *letter) for place, letters in enumerate(columns) for letter in letters]
+    (line,) = axes.lines
+    assert line.get_ydata().tolist() == [0.5] * 6
+    assert figure.get_suptitle() == "fold: 4 designs, 3 of them different"
+
+
+def test_second_row_of_a_long_logo_begins_at_position_61(saved_figures: list[Figure], tmp_path: Path):
+    native = (AMINO_ACIDS * 4)[:75]
+    draw_logo(tmp_path / "logo.png", "fold", native, designs_of(native))
+    first, second = saved_figures[0].axes
+    assert "".join(text.get_text() for text in second.texts) == native[60:]
+    assert [tick.get_text() for tick in second.get_xticklabels()] == ["70"]
+    assert second.get_xticks().tolist() == [9.5] and len(first.texts) == 60
