@@ -53,6 +53,19 @@ def fetch(name: str, patterns: Sequence[str], key: str, advice: str) -> Path:
         raise unreachable from error
 
 
+def check_model(source: str, key: str) -> None:
+    """Refuse a folder or hub name without a config.json, of which no more than that is fetched.
+
+    Raises ConfigError or ResourceError as :func:`local_folder` and :func:`fetch`.
+    """
+    folder = local_folder(source, key)
+    if folder is None and "/" not in source:
+        raise ConfigError(f"{key}: {source!r} is no folder; hub names have an owner, as in facebook/esmfold_v1")
+    if folder is None:
+        folder = fetch(source, [CONFIG_FILE], key, "give a local folder")
+    read_settings(folder / CONFIG_FILE, key)
+
+
 def read_settings(path: Path, key: str) -> dict[str, Any]:
     """A JSON file as data, no class named in it is looked up; raises ConfigError where it is missing or no JSON."""
     if not path.is_file():

@@ -30,6 +30,7 @@ def run(folder: Path, name: str, environment: dict[str, str]) -> subprocess.Comp
     places["address"] = environment["RAY_ADDRESS"]
     places["config"].write_text(dump_config(tiny_config(folder, ray={"num_workers": 1})))
     places["fasta"].write_text(">a\nMKTAYIAKQR\n")
+    (folder / "config.json").write_text("{}")  # of the predictor, which is not opened
     written = {"embed": ["--embed.output={folder}/embeddings"]}
     parts = [part.format(**places) for part in [*COMMANDS[name], *written.get(name, [])]]
     command = [sys.executable, *parts]

@@ -21,6 +21,7 @@ from common.errors import ConfigError, DataError, ResourceError
 from common.progress import record_bar
 from common.text import counted
 from dataset.structures.conversion import read_proteins
+from dataset.tokens.model_folder import check_model
 from tools.grammar import Plain, parse
 from train_config.command_schema import FoldSettings
 from train_config.schema import RaySection
@@ -33,6 +34,8 @@ def main(argv: list[str]) -> int:
         find(RaySection(address=address))
     elif address is not None:
         raise ConfigError("--ray.address: give --fold.workers, too: without them this process alone predicts")
+    if not arguments.predictor_module:  # what a predictor of somebody else's takes for its source is its own affair
+        check_model(arguments.model, "model")
     sequences = [text for text in read_proteins(arguments.input)[1] if len(text) <= arguments.max_length]
     if not sequences:
         raise DataError(f"{', '.join(arguments.input)}: no sequence of up to {arguments.max_length} residues")
