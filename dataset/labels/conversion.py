@@ -21,7 +21,7 @@ from dataset.fasta.counts import IngestCounts
 from dataset.fasta.reader import find_files
 from dataset.fasta.records import hashes_of
 from dataset.labels import store as layout
-from dataset.labels.label_space import MAPPINGS_FILE, LabelSpace, UnseenLabelError
+from dataset.labels.label_space import MAPPINGS_FILE, LabelSpace, UnseenLabelError, check_names
 from dataset.labels.labelled_file import LabelledRecords, check_label_settings, find_labelled_files, read_labelled
 from dataset.labels.store import LEFT_OUT, PARTS, LabelledManifest, LabelledStore
 from dataset.store import conversion as stores
@@ -138,6 +138,8 @@ def _split(records: LabelledRecords, hashes_N: NDArray[np.uint64], data: DataSec
             )
         return parts_N
     if data.labels.split == "stratified":
+        # Before the split, which would refuse numbers for occurring once each.
+        check_names(sorted(set(records.labels)), data.labels.kind)  # type: ignore[arg-type]
         _, classes_N = np.unique(np.array(records.labels), return_inverse=True)
         _, validation = split_stratified(hashes_N, classes_N, data.validation_share)
     else:

@@ -6,6 +6,7 @@ Shape legend: N records, R residues of all records end to end, C outputs.
 """
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +73,8 @@ class LabelSpace:
     def of(cls, labels: Labels, kind: TargetKind, columns: Sequence[str]) -> "LabelSpace":
         """The label space of training records; ``columns`` are those that (N, C) numbers were read from.
 
-        Raises DataError for fewer than two classes, more than two of a binary kind, or a column without a number.
+        Raises DataError for fewer than two classes, more than two of a binary kind, classes that are decimal numbers,
+        or a column without a number.
         """
         if isinstance(labels, np.ndarray):
             for column, values_N in zip(columns, labels.T, strict=True):
@@ -95,6 +97,7 @@ class LabelSpace:
                 f"the label {what} of {counted(len(labels), 'training record{s}')}, so there is nothing to learn: "
                 "give records of at least two classes, or look whether data.labels names the right place"
             )
+        check_names(names, kind)
         if kind == "binary" and len(names) > 2:
             raise DataError(
                 f"{len(names)} classes where data.labels.kind binary takes two ({_shortened(names)}): "
@@ -125,6 +128,16 @@ class LabelSpace:
             elif not ignore_unseen:
                 raise UnseenLabelError.of(str(name), index, self.names)
         return targets_N
+
+    def summary(self, targets: NDArray | SparseTargets, training: NDArray[np.int64]) -> str:
+        """Kind and names in a line; of one class each, how many have no more than one of the training records."""
+        noun = "column{s}" if self.kind == "regression" else "class{es}"
+        single = 0
+        if self.kind in ("multiclass", "binary"):
+            single = int((np.bincount(targets[training]) == 1).sum())
+        # Many of these say that the labels are ids or whole numbers to measure by, which no rule can tell from names.
+        rare = f"; {counted(single, 'class{es}')} of a single training record" if single else ""
+        return f"{self.kind}, {counted(self.num_outputs, noun)} ({_shortened(self.names)}){rare}"
 
     def save(self, folder: Path) -> None:
         text = json.dumps(self._mappings(), indent=1, ensure_ascii=False) + "\n"
@@ -184,6 +197,19 @@ class LabelSpace:
 def _code_points(text: str) -> NDArray[np.uint32]:
     """(R,) uint32: the Unicode code point of each letter."""
     return np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
+
+
+def check_names(names: Sequence[str], kind: TargetKind) -> None:
+    """Raise DataError for names that are numbers, not all of them whole: 1.0 may be a class, 0.37 was measured."""
+    try:
+        values = [float(name) for name in names]
+    except ValueError:  # a name
+        return
+    if any(math.isfinite(value) and not value.is_integer() for value in values):
+        raise DataError(
+            f"{counted(len(names), 'class{es}')} of data.labels.kind {kind} are decimal numbers ({_shortened(names)}): "
+            "set data.labels.kind to regression; if they are names, write them with a letter, as EC1.1"
+        )
 
 
 def _shortened(names: Sequence[str]) -> str:

@@ -38,13 +38,13 @@ class Plan:
         if batch.batch_size is not None:
             sequences = counted(batch.batch_size, "sequence{s}")
             tokens_per_step = f"at most {tokens_per_step} of {sequences} at most"
-        host_bytes = memory.host_optimizer_bytes
         return [
             f"workers          {self.workers.numbers} x {self.workers.device}, {self.workers.cpus_each} CPU cores each",
             f"precision        {self.training.precision}",
             f"training data    {about}{counted(self.data.sequences, 'sequence{s}')}, {self.data.tokens:,} tokens",
             f"held out         {about}{counted(self.data.held_out, 'sequence{s}')}",
             *(f"                 {line}" for line in changes),
+            *([f"labels           {self.data.labels}"] if self.data.labels else []),
             f"cropped          {about}{counted(self.data.cropped.sequences, 'sequence{s}')}, "
             f"{counted(self.data.cropped.residues, 'residue{s}')} left out each epoch",
             f"tokens per step  {tokens_per_step}",
@@ -53,7 +53,11 @@ class Plan:
             f"parameters       {memory.parameters.total:,}, of which {memory.parameters.trainable:,} are trained",
             f"memory a device  {_mib(memory.parameter_bytes)} weights, {_mib(memory.gradient_bytes)} gradients, "
             f"{_mib(memory.optimizer_bytes)} optimizer (ZeRO-{self.stage}), activations come on top",
-            *([f"memory a host    {_mib(host_bytes)} optimizer of each worker"] if host_bytes else []),
+            *(
+                [f"memory a host    {_mib(memory.host_optimizer_bytes)} optimizer of each worker"]
+                if memory.host_optimizer_bytes
+                else []
+            ),
         ]
 
 

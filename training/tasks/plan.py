@@ -38,7 +38,8 @@ HEAD_RECORDS = 50_000
 class DataSize:
     """Size of the data to train on: tokens after cropping, special tokens included, and what an epoch crops.
 
-    ``held_out`` are sequences of the validation, ``counts`` what reading changed or left out, where that is known.
+    ``held_out`` are sequences of the validation, ``counts`` what reading changed or left out, where that is known, and
+    ``labels`` what is to be learnt of labelled records, in words.
     """
 
     sequences: int
@@ -47,6 +48,7 @@ class DataSize:
     exact: bool
     held_out: int = 0
     counts: IngestCounts | None = None
+    labels: str | None = None
 
 
 class TaskSize(NamedTuple):

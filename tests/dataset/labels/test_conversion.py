@@ -164,6 +164,9 @@ def test_a_labelled_store_may_be_given_as_the_source(tmp_path, table):
     [
         ("abcdefgh", {}, "stands among held-out records alone; add training records of it, or give --data.labels.uns"),
         ("abcdefgh", {"split": "stratified"}, "no class holds two distinct sequences (8 records)"),
+        (("0.5", "1", "2.25"), {"share": 0.0}, "set data.labels.kind to regression"),
+        (("0.5", "1", "2.25"), {"split": "stratified"}, "kind multiclass are decimal numbers (0.5, 1, 2.25)"),
+        (("0.5", "1", "2.25"), {"kind": "binary", "share": 0.0}, "set data.labels.kind to regression"),
         ("00", {"weight_column": "label", "share": 0.0, "kind": "regression"}, "weight of every training record is 0"),
     ],
 )

@@ -19,6 +19,7 @@ several_names = st.lists(names, min_size=2, max_size=30).filter(lambda labels: l
 @settings(deadline=None)
 @given(labels=several_names)
 def test_names_come_back_from_their_targets(labels):
+    labels = [*labels, "a"]  # numbers alone are refused
     space = LabelSpace.of(labels, "multiclass", ["label"])
     assert LabelSpace.of(labels[::-1], "multiclass", ["label"]) == space, "in any order of the records"
     targets = space.encode(labels)
@@ -100,6 +101,16 @@ def test_unseen_labels_may_be_left_without_a_target():
     np.testing.assert_array_equal(targets[:], [[1, 0], [np.nan, np.nan]])
     letters = LabelSpace("per_residue", ("E", "H"))
     assert letters.encode(["HIE.?-"], ignore_unseen=True).tolist() == [1, IGNORED_TARGET, 0, *[IGNORED_TARGET] * 3]
+
+
+def test_whole_numbers_may_be_classes_and_those_of_one_record_are_counted():
+    labels = ["0.0", "1.0", "1.0", "17", "2e3", "2e3"]
+    space = LabelSpace.of(labels, "multiclass", ["label"])
+    words = space.summary(space.encode(labels), np.arange(5))
+    assert words == "multiclass, 4 classes (0.0, 1.0, 17, 2e3); 3 classes of a single training record"
+    assert LabelSpace("regression", ("tm",)).summary(np.zeros((5, 1)), np.arange(5)) == "regression, 1 column (tm)"
+    with pytest.raises(DataError, match="are decimal numbers"):
+        LabelSpace.of([["0.1", "2"], ["inf"]], "multilabel", ["label"])
 
 
 def test_the_mappings_are_those_that_hugging_face_knows(tmp_path):

@@ -5,6 +5,7 @@ from common.errors import ConfigError
 from dataset.store.conversion import ensure_store
 from dataset.store.reader import Store
 from tests.runs import tiny_config
+from tests.training.tasks.test_classification import config_of, write_table
 from training.launch.planning import check_warm_up, make_plan
 from training.tasks.plan import estimate_size, size_of_store
 from training.tasks.registry import task_plan
@@ -41,6 +42,14 @@ def test_plan_says_steps_and_memory(tmp_path):
     assert "2 x cpu" in text
     assert "ZeRO-2" in text
     assert "cropped" in text
+
+
+def test_plan_names_the_classes_of_a_classifier(tmp_path):
+    table = write_table(tmp_path / "a.csv", "text,label", ["MKTA,in", "MKTC,out", "MKTD,in"])
+    config = config_of(tmp_path, table, data={"validation_share": 0.0, "labels": {"split": "hash"}})
+    plan = make_plan(config.batch, config.training, config.deepspeed, WORKERS, task_plan(config).estimate())
+    words = "labels           multiclass, 2 classes (in, out); 1 class of a single training record"
+    assert words in plan.lines()
 
 
 def test_plan_counts_optimizer_mean_and_the_smaller_steps_of_the_start(tmp_path):

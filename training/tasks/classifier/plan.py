@@ -97,6 +97,7 @@ class ClassifierPlan(TaskPlan):
             exact=True,
             held_out=labelled.validation.size,
             counts=labelled.counts,
+            labels=labelled.label_space.summary(labelled.targets, labelled.training),
         )
         return TaskSize(
             size, count_classifier_parameters(config.model, facts, labelled.label_space, len(tokenizer.prefix))
