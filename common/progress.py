@@ -1,6 +1,10 @@
-"""Progress on stderr: of a conversion, by its bytes, of records that are computed, and a status line."""
+"""Progress on stderr: of a conversion, by its bytes, of records that are computed, and a status line.
+
+A terminal has a bar; a log a line now and then, so that a job of hours is not silent there.
+"""
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -17,6 +21,9 @@ from rich.progress import (
 )
 from rich.text import Text
 
+LOG_S = 30.0
+"""Seconds between lines of a log; what takes less writes none."""
+
 
 class ConversionProgress(NamedTuple):
     """Bytes of the source as it lies on disk (0 in all where it is no file), and records."""
@@ -31,7 +38,7 @@ ProgressCallback = Callable[[ConversionProgress], None]
 
 @contextmanager
 def conversion_bar(title: str) -> Iterator[ProgressCallback]:
-    """A progress bar on stderr for as long as the block lasts; nothing where stderr is no terminal."""
+    """A progress bar on stderr for as long as the block lasts; lines where stderr is no terminal."""
     with _bar(title, DownloadColumn()) as update:
         yield lambda progress: update(progress.bytes_read, progress.bytes_total or None, progress.records)
 
@@ -57,6 +64,9 @@ def status_line() -> Iterator[Callable[[str], None]]:
 @contextmanager
 def _bar(title: str, column: ProgressColumn) -> Iterator[Callable[[float, float | None, int], None]]:
     console = Console(file=sys.stderr)
+    if not console.is_terminal:
+        yield _lines(title)
+        return
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -64,6 +74,21 @@ def _bar(title: str, column: ProgressColumn) -> Iterator[Callable[[float, float 
         TextColumn("{task.fields[records]:,} records"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(title, total=None, records=0)
         yield lambda done, total, records: bar.update(task, completed=done, total=total, records=records)
+
+
+def _lines(title: str) -> Callable[[float, float | None, int], None]:
+    """An update that writes a line to stderr where the last is :data:`LOG_S` ago."""
+    written_s = time.monotonic()
+
+    def update(done: float, total: float | None, records: int) -> None:
+        nonlocal written_s
+        if time.monotonic() - written_s < LOG_S:
+            return
+        written_s = time.monotonic()
+        share = f"{done / total:.0%}, " if total else ""
+        print(f"{title}: {share}{records:,} records", file=sys.stderr, flush=True)
+
+    return update

@@ -12,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
+from common.command_line import say
 from common.errors import ConfigError, DataError
+from common.text import counted
 from inference.classify.report import metrics_lines
 from inference.models.source import find_model
 from inference.mutations.job import Scorer
@@ -108,6 +110,8 @@ def fit_table(
     if len(rows) < _FEWEST:
         raise DataError(f"{section.table}: {len(rows)} mutants have all their values; give at least {_FEWEST}")
     columns = {name: values[rows] for name, values in table.numbers.items()}
+    zero_shot = f"{source} ({section.method})" if section.zero_shot_column is None else section.zero_shot_column
+    say(f"features of {counted(len(rows), 'mutant{s}')}: {section.features}; zero-shot scores by {zero_shot}")
     open_scorer = cache(lambda: Scorer(source, protein, section, folder))
     inputs, measured_N = _inputs(section, protein, mutants, open_scorer, columns), columns[section.measured_column]
     evaluations = _cross_validations(protein, mutants, *inputs, measured_N, section)
@@ -162,14 +166,21 @@ def _cross_validations(
 ) -> Evaluations:
     """The model on each kind of fold and size, beside the zero-shot score alone and, of substitutions, one-hot."""
     substitutions = all(mutant.whole is None for mutant in mutants)
+    resampled = {"samples": section.bootstrap, "seed": section.seed}
+    # The zero-shot score is the same in all folds: resampled once, as that takes longer than the fits.
+    zero_shot = evaluation_of({"": zero_shot_N}, measured_N, **resampled)
+    zero_shot = {part: zero_shot[part] for part in ("metrics", "intervals")}
     evaluations = {}
     for kind in section.folds:
+        say(f"cross-validating: folds {kind}")
         fold_N = folds(kind, mutants, section.seed)
         for size in (None, *section.sizes):
             rest = measured_N, fold_N, size, section.seed
-            scores = {"model": cross_validated(features_ND, zero_shot_N, *rest), "zero-shot score": zero_shot_N}
+            scores = {"model": cross_validated(features_ND, zero_shot_N, *rest)}
             if substitutions:
                 scores["ridge on one-hot"] = cross_validated(one_hot(protein, mutants), 0 * zero_shot_N, *rest)
             name = f"Folds {kind}, {'all' if size is None else size} training mutants"
-            evaluations[name] = evaluation_of(scores, measured_N, samples=section.bootstrap, seed=section.seed)
+            evaluation = evaluation_of(scores, measured_N, **resampled)
+            evaluation["baselines"] = {"zero-shot score": zero_shot, **evaluation["baselines"]}
+            evaluations[name] = evaluation
     return evaluations

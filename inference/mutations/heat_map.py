@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from matplotlib.colors import TwoSlopeNorm
+from matplotlib.colors import CenteredNorm
 from numpy.typing import NDArray
 
 from common.figure_style import INK, new_figure, save
@@ -26,7 +26,8 @@ def draw_scan(
     shown = min(length, _PANEL_POSITIONS)
     figure = new_figure(max(6.0, 0.14 * shown + 1.5), 3.2 * len(starts) + 0.6, title)
     panels = figure.subplots(len(starts), squeeze=False)[:, 0]
-    norm = TwoSlopeNorm(0.0, min(-1e-3, float(np.nanmin(scores_20L))), max(1e-3, float(np.nanmax(scores_20L))))
+    # As far to both sides: stretched to the extremes of each, a gain of 0.3 was as dark as a loss of 3.
+    norm = CenteredNorm(0.0, max(1e-3, float(np.nanmax(np.abs(scores_20L)))))
     for start, axes in zip(starts, panels, strict=True):
         places = np.arange(start, min(start + _PANEL_POSITIONS, length))
         image = axes.imshow(scores_20L[:, places], cmap="RdBu", norm=norm, aspect="auto", interpolation="nearest")

@@ -26,7 +26,6 @@ def mutation_metrics(scores_N: Floats, measured_N: Floats) -> Callable[[NDArray[
     """Return the function from how often each mutant counts to the metrics, NaN where undefined."""
     good_N, predicted_N = measured_N >= np.median(measured_N), scores_N >= np.median(scores_N)
     correlation, ranking = Correlation(scores_N, measured_N), Ranking(scores_N, good_N, np.ones_like(good_N))
-    both = Correlation(predicted_N.astype(float), good_N.astype(float))
 
     def metrics(counts_N: NDArray[np.int64]) -> Metrics:
         weights_N = counts_N.astype(np.float64)
@@ -36,7 +35,7 @@ def mutation_metrics(scores_N: Floats, measured_N: Floats) -> Callable[[NDArray[
             "top_10_recall": _top_recall(scores_N[drawn], measured_N[drawn]),
             "ndcg": _ndcg(scores_N[drawn], measured_N[drawn]),
             "auroc": ranking(weights_N)["auroc"],
-            "mcc": both(weights_N)["pearson"],  # the same, of two columns of yes or no
+            "mcc": _mcc(predicted_N[drawn], good_N[drawn]),
         }
 
     return metrics
@@ -66,6 +65,13 @@ def evaluation_of(scores: Mapping[str, Floats], measured_N: Floats, *, samples: 
     bootstrap = {"samples": samples, "seed": seed, "share": SHARE}
     about = {"records": len(known_N), "without_target": len(known_N) - size, "bootstrap": bootstrap}
     return {**first, "baselines": dict(others), **about}
+
+
+def _mcc(predicted_N: NDArray[np.bool_], good_N: NDArray[np.bool_]) -> float:
+    """Matthews' correlation from counts, of which the product has no bound as Python's integers."""
+    size, predicted, good = len(good_N), int(predicted_N.sum()), int(good_N.sum())
+    spread = (predicted * (size - predicted) * good * (size - good)) ** 0.5
+    return (size * int((predicted_N & good_N).sum()) - predicted * good) / spread if spread else np.nan
 
 
 def _top_recall(scores_N: Floats, measured_N: Floats) -> float:

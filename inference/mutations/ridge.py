@@ -39,15 +39,39 @@ class Ridge(NamedTuple):
 
 
 def fit(features_ND: Features, zero_shot_N: NDArray[np.float64], measured_N: NDArray[np.float64]) -> Ridge:
-    """Fit to measured values; a zero-shot score that is always 0 has no part."""
-    dense_ND = features_ND.toarray() if issparse(features_ND) else features_ND
-    mean_D, mean = dense_ND.mean(axis=0), zero_shot_N.mean()
-    centred_ND = dense_ND - mean_D
-    scale = np.sqrt((centred_ND**2).sum(axis=1).mean()) or 1.0
+    """Fit to measured values; a zero-shot score that is always 0 has no part.
+
+    Columns of one row each are left out of the decomposition, and the result is the same: in the Gram matrix they are
+    the identity, as the penalty is, so they are added to that. Of one-hot single mutants some hundred columns of
+    thousands remain, and the time of a fit is cubic in the smaller of rows and columns.
+    """
+    own_N = _own_columns(features_ND) if issparse(features_ND) else None
+    shared = np.arange(features_ND.shape[1])
+    if own_N is not None:
+        shared = np.setdiff1d(features_ND.indices, own_N)
+    dense_NS = features_ND[:, shared].toarray() if issparse(features_ND) else features_ND
+    mean_S, mean = dense_NS.mean(axis=0), zero_shot_N.mean()
+    centred_NS = dense_NS - mean_S
+    variance = (centred_NS**2).sum(axis=1).mean() + (0.0 if own_N is None else 1 - 1 / len(measured_N))
+    scale = np.sqrt(variance) or 1.0
     spread = (zero_shot_N.std() or 1.0) / _UNPENALISED
-    model = RidgeCV(_PENALTIES).fit(np.column_stack([centred_ND / scale, (zero_shot_N - mean) / spread]), measured_N)
-    weights_D, zero_shot = model.coef_[:-1] / scale, model.coef_[-1] / spread
-    return Ridge(weights_D, float(zero_shot), float(model.intercept_ - mean_D @ weights_D - mean * zero_shot))
+    inputs = np.column_stack([centred_NS / scale, (zero_shot_N - mean) / spread])
+    model = RidgeCV(_PENALTIES + (0.0 if own_N is None else scale**-2)).fit(inputs, measured_N)
+    weights_D = np.zeros(features_ND.shape[1])
+    weights_D[shared], zero_shot = model.coef_[:-1] / scale, model.coef_[-1] / spread
+    intercept = float(model.intercept_ - mean_S @ weights_D[shared] - mean * zero_shot)
+    if own_N is not None:  # what a row's own column explains is its residual; over all rows that is 0, as is their mean
+        weights_D[own_N] = (measured_N - model.predict(inputs)) / (model.alpha_ * scale**2)
+    return Ridge(weights_D, float(zero_shot), intercept)
+
+
+def _own_columns(features_ND: csr_array) -> NDArray[np.int64] | None:
+    """(N,) for each row a column that is 1 there and 0 in all others; None where a row has no such column."""
+    uses_D = np.bincount(features_ND.indices, minlength=features_ND.shape[1])
+    are_own = (uses_D[features_ND.indices] == 1) & (features_ND.data == 1)
+    rows = np.repeat(np.arange(features_ND.shape[0]), np.diff(features_ND.indptr))[are_own]
+    owners, first = np.unique(rows, return_index=True)
+    return features_ND.indices[are_own][first] if len(owners) == features_ND.shape[0] else None
 
 
 def one_hot(protein: Protein, mutants: Sequence[Mutant]) -> csr_array:

@@ -27,6 +27,19 @@ def test_an_additive_effect_is_learnt_and_the_zero_shot_score_keeps_its_slope():
     assert np.corrcoef(predicted, measured)[0, 1] > 0.99
 
 
+@pytest.mark.parametrize("with_zero_shot", [False, True])
+def test_columns_of_one_row_change_the_time_of_a_fit_and_not_its_result(with_zero_shot):
+    random = np.random.default_rng(0)
+    zero_shot, measured = with_zero_shot * random.normal(size=len(SINGLES)), random.normal(size=len(SINGLES))
+    features, train = with_composition(one_hot(PROTEIN, SINGLES)), random.permutation(len(SINGLES))[:300]
+    own = fit(features[train], zero_shot[train], measured[train])
+    whole = fit(features.toarray()[train], zero_shot[train], measured[train])
+    np.testing.assert_allclose(own.predict(features, zero_shot), whole.predict(features, zero_shot), atol=1e-6)
+    np.testing.assert_allclose(own.weights, whole.weights, atol=1e-6)
+    doubles = [PROTEIN.mutant(f"{WILD[0]}1{letter}:{WILD[1]}2{letter}") for letter in "GP"]
+    assert not np.isnan(fit(one_hot(PROTEIN, [*SINGLES, *doubles]), np.zeros(572), np.arange(572.0)).weights).any()
+
+
 def test_folds_are_those_of_proteingym():
     few = [mutant for mutant in SINGLES if mutant.mutations[0].place not in (3, 4)]  # 28 positions
     places = np.array([mutant.mutations[0].place for mutant in few])

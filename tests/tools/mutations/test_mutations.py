@@ -123,8 +123,7 @@ def test_a_scan_is_the_scores_of_all_singles_with_a_picture(mutations):
     write("singles.csv", [(row["mutant"],) for row in rows], "mutant")
     assert mutations("score", "model0", "--table singles.csv --output scores.csv").code == 0
     assert [row["score"] for row in rows] == [row["score"] for row in read("scores.csv")]
-    pixels = imread("scan/heat_map.png")
-    assert pixels.shape[0] > 300 and len(np.unique(pixels.reshape(-1, pixels.shape[2]), axis=0)) > 100
+    assert imread("scan/heat_map.png").shape[0] > 300
     assert mutations("scan", "model0", "--output scan --overwrite --method wild_type").code == 0
     assert read("scan/mutants.csv") != rows
 
@@ -137,6 +136,8 @@ def test_a_fitted_model_is_evaluated_exported_and_predicts(mutations, features):
     options = f"--features {features} --bootstrap 20 --sizes 60"
     outcome = mutations("fit", "model0", "--table measured.csv --output fitted", options)
     assert outcome.code == 0, outcome.err
+    assert f"features of 114 mutants: {features}; zero-shot scores by model0 (masked)\n" in outcome.out
+    assert "cross-validating: folds contiguous\n" in outcome.out
     assert outcome.out.count("## Folds") == 6 and "## Folds contiguous, 60 training mutants" in outcome.out
     evaluation = json.loads(Path("fitted/evaluation.json").read_text())["Folds random, all training mutants"]
     assert evaluation["records"] == 114 and [*evaluation["baselines"]] == ["zero-shot score", "ridge on one-hot"]

@@ -1,0 +1,48 @@
+"""The heat map has each score at its position, numbered as the protein is, and its amino acid."""
+
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from dataset.fasta.alphabet import AMINO_ACIDS
+from inference.mutations.heat_map import draw_scan
+from inference.mutations.variants import Protein
+from tests.model.support import random_sequences
+
+(WILD,) = random_sequences([120])
+
+
+def test_each_score_stands_at_its_position_and_amino_acid(saved_figures: list[Figure], tmp_path: Path):
+    sequence = f"{WILD[:7]}X{WILD[8:]}"
+    protein = Protein(sequence, first=24)
+    mutations = [mutant.mutations[0] for mutant in protein.singles()]
+    scores = np.random.default_rng(0).normal(-1, 2, len(mutations))
+    draw_scan(tmp_path / "map.png", protein, mutations, scores, "wild$1$.fasta by model, masked")
+    (figure,) = saved_figures
+    *panels, bar = figure.axes
+    drawn = {}
+    for axes in panels:
+        (image,), (dots,) = axes.images, axes.lines
+        ticks = zip(axes.get_xticks().tolist(), axes.get_xticklabels(), strict=True)
+        # All that the picture says of a column is its distance from a tick and the tick's number.
+        offsets = {round(int(label.get_text()) - place) for place, label in ticks}
+        (first,) = offsets
+        letters = [label.get_text() for label in axes.get_yticklabels()]
+        assert letters == [*AMINO_ACIDS] and image.origin == "upper"
+        for (row, column), score in np.ndenumerate(image.get_array().filled(np.nan)):
+            if np.isfinite(score):
+                drawn[f"{letters[row]}{column + first}"] = score
+        wild = {column + first: row for column, row in zip(*dots.get_data(), strict=True)}
+        for number, row in wild.items():
+            letter = sequence[int(number) - 24]
+            assert np.isnan(row) if letter == "X" else letters[int(row)] == letter
+        assert image.norm(0.0) == 0.5  # white: as good as the wild type; below it is red, above it blue
+        assert image.norm(1.0) - 0.5 == 0.5 - image.norm(-1.0)
+        red, _, blue, _ = image.cmap(image.norm(-2.0))
+        assert red > blue
+    wanted = {
+        f"{mutation.mutant}{mutation.place + 24}": score for mutation, score in zip(mutations, scores, strict=True)
+    }
+    assert drawn == wanted and len(panels) == 2
+    assert bar.get_ylabel() == "score; dots: wild type"
