@@ -34,6 +34,10 @@ logger = logging.getLogger(__name__)
 
 TOKENIZER = "tokenizer"
 """Folder of a classifier's tokenizer, in a run and in its checkpoints."""
+METRICS = "metrics.jsonl"
+"""In a run's folder alone: by it a run is known from an export of one."""
+EXPORT = "export"
+"""Folder of a run's model, which the run writes at its end."""
 
 RESERVE_BYTES = 16_384
 """Room on the disk that a run keeps while it trains, so that a full disk can be reported."""
@@ -60,11 +64,11 @@ class RunFolder:
         self.path = (work_path(storage) if storage else Path(storage_path).expanduser().resolve()) / name
         self.stores = self.path.parent / STORES
         self.config = self.path / "config.yaml"
-        self.metrics = self.path / "metrics.jsonl"
+        self.metrics = self.path / METRICS
         self.curves = self.path / "curves.png"
         self.checkpoints = self.path / "checkpoints"
         self.nonfinite = self.path / "nonfinite"
-        self.export = self.path / "export"
+        self.export = self.path / EXPORT
         self.logs = self.path / "logs"
         self.tokenizer = self.path / TOKENIZER
         self.monitoring = self.path / "monitoring"

@@ -163,9 +163,9 @@ class BackboneSection(Section):
     """Network that gives each token a feature vector: ESM-2, ESM C or another encoder or decoder of transformers."""
 
     source: Annotated[str, PATH_OR_NAME] = "esm2_t6_8M"
-    """Folder, URI of one, or hub name (weights are loaded), or a size with random weights: esm2_t6_8M, esm2_t12_35M,
-    esm2_t30_150M, esm2_t33_650M, esm2_t36_3B, esm2_t48_15B; or esmc (ESM C), modernbert, bert, qwen2, llama or t5 with
-    random weights of the size given by layers, hidden_size and heads."""
+    """Folder, run, URI of one, or hub name (weights are loaded), or a size with random weights: esm2_t6_8M,
+    esm2_t12_35M, esm2_t30_150M, esm2_t33_650M, esm2_t36_3B, esm2_t48_15B; or esmc (ESM C), modernbert, bert, qwen2,
+    llama or t5 with random weights of the size given by layers, hidden_size and heads."""
     layers: Channels | None = None
     """Layers, in place of the size's own (random weights only)."""
     hidden_size: Channels | None = None

@@ -11,6 +11,7 @@ from typing import Any
 
 from common.errors import ConfigError, ResourceError
 from common.remote import local_path
+from run_folder.paths import EXPORT, METRICS
 
 CONFIG_FILE = "config.json"
 LEFT_OUT = re.compile(r"(checkpoints|wandb|monitoring)/.*|.*\.(bin|pt|pth|ckpt|pkl)")
@@ -18,12 +19,20 @@ LEFT_OUT = re.compile(r"(checkpoints|wandb|monitoring)/.*|.*\.(bin|pt|pth|ckpt|p
 
 
 def local_folder(source: str, key: str, wanted: str = CONFIG_FILE) -> Path | None:
-    """The folder that ``source`` names, or None if it is no path; ``key`` and ``wanted``, a file, are for messages.
+    """The folder of the model that ``source`` names, a run's export for a run; None if it is no path.
 
-    Of a URI a copy, without pickles and a run's checkpoints. Raises ConfigError where it is a file, or a path that is
-    not there.
+    ``key`` and ``wanted``, a file, are for messages. Of a URI a copy, without pickles and a run's checkpoints. Raises
+    ConfigError where it is a file, a path that is not there, or a run without an export.
     """
     path = local_path(source, lambda name: not LEFT_OUT.fullmatch(name))
+    # A run is a model wherever one is named, so that its weights can be trained further as well as embedded with.
+    if (path / EXPORT).is_dir():
+        return path / EXPORT
+    if (path / METRICS).is_file():
+        raise ConfigError(
+            f"{key}: {source} is a run without an export, which it makes at its end; 'esmeray train export {source} "
+            f"--export.output {source}/{EXPORT}' makes one of its newest checkpoint"
+        )
     if path.is_dir():
         return path
     if path.exists():

@@ -25,8 +25,8 @@ from function.proteins import FunctionData, read
 from inference.function.blend import BLEND_FILE, FOLDER
 from inference.function.parts import Parts, takes_vectors
 from inference.function.vectors import load_known, vectors_of
-from inference.models.source import EXPORT_FOLDER
 from run_folder.job import Journal, accept, journal, unfinished
+from run_folder.paths import EXPORT
 from train_config.loading import load_recorded
 from train_config.schema import IngestSection
 from train_config.terms_schema import PredictTermsSection, TermsSection
@@ -92,7 +92,7 @@ def _predict(
     if takes_vectors(settings):
         vectors_NC = vectors_of(store, settings.embeddings, partial / "embeddings")
         known_RC = load_known(run / FOLDER, partial / "embeddings")
-    parts = Parts(run / EXPORT_FOLDER, settings, data, known_RC, training=False)
+    parts = Parts(run / EXPORT, settings, data, known_RC, training=False)
     with record_bar("predicting") as bar:
         for start, stop in blocks:
             texts = [store.text(record) for record in range(start, stop)]

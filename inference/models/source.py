@@ -15,10 +15,6 @@ from train_config.loading import load_config, load_recorded
 from train_config.schema import BackboneSection, Config
 from train_config.section import Overrides
 
-EXPORT_FOLDER = "export"
-"""In a run's folder."""
-_RUN_FILE = "metrics.jsonl"
-
 
 class ModelSource(NamedTuple):
     """A folder, hub name or size; the task that exported it (None for what transformers alone opens); and whether its
@@ -44,10 +40,6 @@ def find_model(source: str | Path, key: str = "model") -> ModelSource:
     folder = local_folder(source, key)
     if folder is None:
         return ModelSource(source, None)
-    if (folder / EXPORT_FOLDER).is_dir():
-        folder = folder / EXPORT_FOLDER
-    elif (folder / _RUN_FILE).is_file():
-        raise ConfigError(f"{key} {source}: a run without an export; 'esmeray train export {source}' makes one")
     return ModelSource(str(folder), task_of(folder))
 
 

@@ -49,5 +49,5 @@ def test_a_model_of_another_task_and_a_run_without_export_are_refused_with_what_
         exported_by("diffusion", folder)
     (tmp_path / "unfinished").mkdir()
     (tmp_path / "unfinished" / "metrics.jsonl").touch()
-    with pytest.raises(ConfigError, match=r"a run without an export; 'esmeray train export .*' makes one"):
+    with pytest.raises(ConfigError, match=r"is a run without an export.*'esmeray train export .*' makes one"):
         find_model(tmp_path / "unfinished")

@@ -4,10 +4,12 @@ import pickle
 import shutil
 import time
 from itertools import count
+from pathlib import Path
 
 import pytest
 import torch
 from ray.exceptions import RayActorError
+from safetensors.torch import load_file
 from transformers import AutoModel, EsmForMaskedLM
 
 from common.errors import CheckpointError, DataError
@@ -18,6 +20,7 @@ from model.tasks.autoencoder import ESM2Autoencoder
 from run_folder.checkpoints import CheckpointFolder, CheckpointStore, FileEntry
 from run_folder.metrics_log import read_metrics
 from run_folder.paths import Outcome
+from tests.model.support import build_model
 from tests.runs import events, exported_weights, run_folder, tiny_config, train_losses, validations
 from training.engine.collective import WorkerContext
 from training.engine.engine import TrainingEngine
@@ -27,6 +30,7 @@ from training.loop.results import StepResults
 from training.loop.stepping import Stepper
 from training.loop.worker import EarlyStopping, train_worker
 from training.tasks import experiment
+from training.tasks.registry import task_plan
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
@@ -359,10 +363,16 @@ def test_only_faults_of_machines_are_tried_again(error, exit_code):
     assert repeatable(error) == exit_code
 
 
-def test_masked_lm_opens_in_transformers_its_steps_are_timed_and_its_worker_is_sampled(store_path, tmp_path):
-    config = tiny_config(tmp_path, model={"task": "masked_lm"}, training={"max_steps": 4, "gpu_log_interval": 60.0})
+@pytest.fixture(scope="module")
+def masked_lm(process_group, store_path, tmp_path_factory):
+    training = {"max_steps": 4, "gpu_log_interval": 60.0}
+    config = tiny_config(tmp_path_factory.mktemp("masked"), model={"task": "masked_lm"}, training=training)
     train(config, store_path)
-    run = run_folder(config)
+    return config
+
+
+def test_masked_lm_opens_in_transformers_its_steps_are_timed_and_its_worker_is_sampled(masked_lm):
+    run = run_folder(masked_lm)
     batch = pack_sequences(["MKTAYIAKQR"])
     assert EsmForMaskedLM.from_pretrained(run.export)(batch.tokens[None]).logits.shape == (1, 12, 33)
     for record in (r for r in read_metrics(run.metrics) if r["kind"] == "train"):
@@ -374,6 +384,21 @@ def test_masked_lm_opens_in_transformers_its_steps_are_timed_and_its_worker_is_s
     assert (last["kind"], last["step"]) == ("sample", 4)
     assert last["metrics"]["worker/0/step_s"] == record["step_s"]
     assert record["checkpoint_s"] == 0  # the one after the last step is in no record
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"], ids=["path", "URI"])
+def test_trained_weights_of_a_run_are_the_start_of_the_next(masked_lm, store_path, tmp_path, monkeypatch, scheme):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    source = f"{scheme}{run_folder(masked_lm).path}"
+    backbone = {"source": source, "layers": None, "hidden_size": None, "heads": None}
+    trained = load_file(run_folder(masked_lm).export / "model.safetensors")
+    for task, prefix in (("masked_lm", ""), ("autoencoder", "esm.")):
+        config = tiny_config(tmp_path, model={"task": task, "backbone": backbone})
+        assert task_plan(config).measure(Path(store_path)).parameters.total > 0  # as the driver counts them
+        network = build_model(config.model, seed=1).network()
+        started = {f"{prefix}{name}": parameter for name, parameter in network.named_parameters()}
+        shared = trained.keys() & started.keys()
+        assert len(shared) > 10 and all(torch.equal(trained[name], started[name]) for name in shared)
 
 
 def test_it_is_over_after_as_many_evaluations_without_a_better_one():
