@@ -16,7 +16,7 @@ import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, Literal, NamedTuple, TextIO
 
 from common.errors import ConfigError, DataError, DiskFullError, EsmerayError, ResourceError
 from common.publishing import MADE_FILE, RECORD_FILE, take_lock, write_atomically, writing
@@ -85,19 +85,21 @@ def held(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def is_abandoned(folder: Path) -> bool:
-    """Test for a lock that its process, of this host, holds no more; False where that can't be known.
+def lock_state(folder: Path) -> Literal["held", "left", "unknown"]:
+    """State of a folder's lock: its process, of this host, holds it, or has ended.
 
     A lock that another host holds may not be seen through shared storage; the file ends in that host's name.
     """
     try:
         with (folder / LOCK_FILE).open() as file:
             if file.read().split()[-1:] != [socket.gethostname()]:
-                return False
+                return "unknown"
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:  # held, or no such file, or a storage without locks
-        return False
-    return True
+    except BlockingIOError:
+        return "held"
+    except OSError:  # no such file, or a storage without locks
+        return "unknown"
+    return "left"
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from common.errors import ConfigError
 from common.text import amount, did_you_mean, duration
 from monitoring.advice import Facts, what_limits
 from monitoring.watch.progress import Pace, describe_alert, describe_validation, loss_text
-from run_folder.job import is_abandoned
+from run_folder.job import lock_state
 from run_folder.metrics_log import MetricLabels, Record, RecordTail
 from run_folder.paths import Outcome, RunFolder
 
@@ -38,7 +38,7 @@ class RunStatus:
         self._alerts: dict[tuple[str, str], Record] = {}
         self._heard_s: float | None = None  # by the monotonic clock
         self._outcome: Outcome | None = None
-        self._is_left = False  # nothing holds the run's lock
+        self._lock: str = "unknown"
         paths = (self.files.metrics, self.files.alerts)
         self._tails = [RecordTail(path, recent_bytes=_RECENT_BYTES) for path in paths]
 
@@ -52,7 +52,7 @@ class RunStatus:
                     self._alerts[str(record.get("name")), str(record.get("subject"))] = record
         if has_news:
             self._heard_s = time.monotonic() - (self._age_s() if self._heard_s is None else 0.0)
-        self._is_left = is_abandoned(self.files.path)  # before the outcome, which is written while it is held
+        self._lock = lock_state(self.files.path)  # before the outcome, which is written while it is held
         self._outcome = self.files.read_outcome()
 
     def _age_s(self) -> float:
@@ -62,13 +62,18 @@ class RunStatus:
 
     @property
     def has_ended(self) -> bool:
-        """True when nothing more comes, unless the run is resumed."""
-        resizing = self._outcome is not None and self._outcome.status == "resizing"
-        return self._is_left or (self._outcome is not None and not resizing)
+        """True when nothing more comes.
+
+        A run that was stopped or killed may be resumed, and where a process holds the lock it is at it: it removes the
+        outcome of the attempt before once its data are prepared.
+        """
+        is_last = self._outcome is not None and self._outcome.status in ("finished", "diverged", "failed")
+        return is_last and self._lock != "held"
 
     def lines(self) -> Iterator[str]:
         """Yield state, step, speed with the time left, last validation, what limits the speed, and alerts."""
-        yield f"{self.files.path.name}: {self._state()}"
+        state = self._state()
+        yield f"{self.files.path.name}: {state}"
         pace = self._pace
         if (step := pace.step) is not None:
             total = f" of {pace.total_steps:,} ({step['step'] / pace.total_steps:.0%})" if pace.total_steps else ""
@@ -76,7 +81,7 @@ class RunStatus:
             speed = [f"  {amount(pace.tokens_per_s())} tokens/s"]
             if (step_s := pace.seconds_per_step()) is not None:
                 speed.append(f"{step_s:.3g} s a step")
-            if not self.has_ended and (left_s := pace.seconds_left()) is not None:
+            if state == "running" and (left_s := pace.seconds_left()) is not None:
                 speed.append(f"{duration(left_s)} left")
             yield ", ".join(speed)
             if pace.validation is not None:
@@ -89,7 +94,7 @@ class RunStatus:
     def _state(self) -> str:
         if self._outcome is not None:
             return f"{self._outcome.status}, {self._outcome.message}"
-        if self._is_left:
+        if self._lock == "left":
             return "crashed, its process ended without an outcome (killed?); the same command resumes it"
         if self._pace.step is None:
             return "starting, no step is done yet"

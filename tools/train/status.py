@@ -1,7 +1,8 @@
 """Print the state of a run: step, speed, time left and what limits it.
 
 Reads only the run's files: it can be used at any time, and on a folder that another machine writes to. With --follow it
-prints anew until the run ends; Ctrl-C ends the following, not the run.
+prints anew until the run has finished or failed: a run that is not there yet is waited for, and one that was stopped or
+killed, which may be resumed. Ctrl-C ends the following, not the run.
 
 Examples:
   esmeray train status runs/esm2ae
@@ -14,6 +15,8 @@ from pathlib import Path
 from rich.live import Live
 from rich.text import Text
 
+from common.command_line import say
+from common.errors import ConfigError
 from monitoring.watch.status import RunStatus
 from tools.grammar import Plain, parse
 from train_config.section import Section
@@ -29,12 +32,12 @@ class Arguments(Plain):
     run: Path
     """Folder of the run."""
     follow: bool = False
-    """Print anew until the run ends."""
+    """Print anew until the run has finished or failed."""
 
 
 def main(argv: list[str]) -> int:
     arguments, _ = parse(argv, "train status", __doc__, Arguments, Section)
-    status = RunStatus(arguments.run, metric_labels())
+    status = _begun(arguments.run, wait=arguments.follow)
     status.update()
     if not arguments.follow:
         print("\n".join(status.lines()))
@@ -45,3 +48,18 @@ def main(argv: list[str]) -> int:
             status.update()
             live.update(Text("\n".join(status.lines())), refresh=True)
     return 0
+
+
+def _begun(folder: Path, *, wait: bool) -> RunStatus:
+    """The run, maybe once it has begun: its folder appears when its data are prepared."""
+    is_reported = False
+    while True:
+        try:
+            return RunStatus(folder, metric_labels())
+        except ConfigError as error:
+            if not wait:
+                raise
+            if not is_reported:
+                say(f"waiting for the run to begin: {error}; Ctrl-C ends the waiting")
+                is_reported = True
+        time.sleep(EVERY_S)

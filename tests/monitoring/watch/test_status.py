@@ -65,13 +65,18 @@ def test_states_before_the_first_step_and_after_the_end(run):
     assert lines(run)[0] == "mine: finished, trained 1 step"
 
 
-def test_run_between_two_numbers_of_workers_has_not_ended(run):
+def test_only_a_run_that_finished_or_failed_and_is_not_begun_again_has_ended(run):
     status = RunStatus(run.path, metric_labels())
+
+    def has_ended(outcome: str) -> bool:
+        run.write_outcome(Outcome(outcome, 1, "", 0))
+        status.update()
+        return status.has_ended
+
+    outcomes = ("resizing", "stopped", "finished", "diverged", "failed")
     with held(run.path):
-        for outcome, ended in (("resizing", False), ("stopped", True)):
-            run.write_outcome(Outcome(outcome, 1, "", 0))
-            status.update()
-            assert status.has_ended is ended
+        assert not any(map(has_ended, outcomes)), "a process is about to resume it"
+    assert [*map(has_ended, outcomes)] == [False, False, True, True, True]
 
 
 def test_killed_run_is_crashed_as_soon_as_its_lock_is_free(run):
@@ -79,6 +84,7 @@ def test_killed_run_is_crashed_as_soon_as_its_lock_is_free(run):
     with held(run.path):
         assert lines(run)[0] == "mine: running"
     assert lines(run)[0].startswith("mine: crashed")
+    assert not any("left" in line for line in lines(run))
     run.lock.write_text(f"1 not-{socket.gethostname()}\n")
     assert lines(run)[0] == "mine: running", "another machine's lock may not be seen from here"
 

@@ -1,10 +1,13 @@
 """``watch``: the state of a run, once or until it ends, and nothing that disturbs it."""
 
+import socket
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 
+from run_folder.job import held
 from run_folder.paths import Outcome, RunFolder
 from tests.monitoring.samples import append, train
 
@@ -36,3 +39,33 @@ def test_following_ends_with_the_run(command, run):
     outcome = command("train", "status", run.path, "--follow")
     assert outcome.code == 0
     assert "finished, trained 6 steps" in outcome.out and "step 6" in outcome.out
+
+
+def test_following_waits_for_a_run_to_begin_and_through_a_kill_to_its_resumed_end(command, tmp_path, monkeypatch):
+    monkeypatch.setattr("tools.train.status.EVERY_S", 0.01)
+    run = RunFolder(tmp_path, "later")
+
+    def go_on() -> Iterator[None]:
+        yield
+        run.path.mkdir()
+        run.lock.write_text(f"1 on {socket.gethostname()}")  # as a killed process leaves it
+        run.config.write_text("run: {name: later}\n")
+        yield
+        append(run.metrics, train(5, 0))
+        run.write_outcome(Outcome("stopped", 5, "stopped at step 5", 0))
+        yield
+        with held(run.path):
+            run.clear_requests()
+            yield
+            append(run.metrics, train(6, 1))
+            run.write_outcome(Outcome("finished", 6, "trained 6 steps", 0))
+            yield
+        yield
+
+    changes = go_on()
+    monkeypatch.setattr("time.sleep", lambda _: next(changes))
+    outcome = command("train", "status", run.path, "--follow")
+    assert outcome.code == 0
+    assert outcome.out.startswith(f"waiting for the run to begin: {run.path} is not the folder of a run")
+    assert "finished, trained 6 steps" in outcome.out
+    assert not list(changes), "the end of its process is waited for as well"
