@@ -12,9 +12,10 @@ def counted(number: int, noun: str) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A question in brackets with the known name that is most like ``name``; empty where none is."""
-    near = difflib.get_close_matches(name, sorted(known), n=1)
-    return f" (did you mean {near[0]}?)" if near else ""
+    """A question in brackets with the known name that is most like ``name``, in any case; empty where none is."""
+    spelled = {word.lower(): word for word in sorted(known)}
+    near = difflib.get_close_matches(name.lower(), spelled, n=1)
+    return f" (did you mean {spelled[near[0]]}?)" if near else ""
 
 
 def duration(seconds: float) -> str:

@@ -66,6 +66,11 @@ def known_peaks(gpu_name: str) -> Peaks | None:
     return next((peaks for pattern, peaks in _KNOWN if any(re.fullmatch(pattern, n, re.I) for n in names)), None)
 
 
+def known_gpus() -> list[str]:
+    """The shortest name of each known GPU: its pattern without what may be left out, and the first of what may vary."""
+    return [re.sub(r"\[(.)[^]]*\]", r"\1", re.sub(r"\([^)]*\)\?", "", pattern)) for pattern, _ in _KNOWN]
+
+
 def peak_tflops(gpu_name: str, precision: Precision) -> float | None:
     """Dense TFLOP/s of a GPU by its driver's name (``NVIDIA H100 80GB HBM3``); None where it is not known.
 

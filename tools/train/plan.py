@@ -18,7 +18,7 @@ from typing import Any
 
 from common.errors import ConfigError, ResourceError
 from common.publishing import made_file, refuse_file
-from common.text import counted, duration
+from common.text import counted, did_you_mean, duration
 from tools.grammar import Overwriting, parse
 from train_config.plan_schema import PlanSection
 from train_config.schema import BackboneSection, ModelSection
@@ -63,14 +63,18 @@ def work_of(plan: PlanSection) -> scale.Work:
 
 def device_of(plan: PlanSection) -> scale.Device:
     """Peaks of the GPU, or what the settings give in their place. Raises ConfigError where one is missing."""
-    from monitoring.sampling.peaks import known_peaks, peak_tflops  # here: it loads torch
+    from monitoring.sampling.peaks import known_gpus, known_peaks, peak_tflops  # here: it loads torch
 
     names = ("memory_gb", "memory_gb_per_s", "link_gb_per_s")
     known: dict[str, Any] = {name: getattr(known_peaks(plan.gpu), name, None) for name in names}
     known["peak_tflops"] = peak_tflops(plan.gpu, "tf32" if plan.precision == "fp32" else plan.precision)
     values = {name: getattr(plan.assume, name) or value for name, value in known.items()}
     if missing := [f"--plan.assume.{name}" for name, value in values.items() if value is None]:
-        raise ConfigError(f"plan.gpu: {plan.gpu!r} is not known in {plan.precision}: give {', '.join(missing)}")
+        problem = f"has no known peak in {plan.precision}: choose another plan.precision"
+        if known_peaks(plan.gpu) is None:
+            names = known_gpus()
+            problem = f"is not known{did_you_mean(plan.gpu, names)}: choose one of {', '.join(names)}"
+        raise ConfigError(f"plan.gpu: {plan.gpu!r} {problem}, or give {', '.join(missing)}")
     return scale.Device(1e12 * values["peak_tflops"], *(1e9 * values[name] for name in names))
 
 

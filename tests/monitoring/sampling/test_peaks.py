@@ -2,7 +2,7 @@
 
 import pytest
 
-from monitoring.sampling.peaks import peak_tflops
+from monitoring.sampling.peaks import known_gpus, known_peaks, peak_tflops
 
 
 @pytest.mark.parametrize(
@@ -27,3 +27,8 @@ def test_known_gpus_have_their_peak_and_like_names_none(name, bf16):
 def test_older_gpus_have_no_tf32():
     assert peak_tflops("Tesla V100-SXM2-32GB", "fp16") == 125.0
     assert peak_tflops("Tesla V100-SXM2-32GB", "tf32") == peak_tflops("Tesla V100-SXM2-32GB", "fp32")
+
+
+def test_every_name_that_is_offered_is_known():
+    assert {"H100", "A100-40GB", "V100-SXM2-32GB"} < {*known_gpus()}
+    assert all(known_peaks(name) for name in known_gpus())

@@ -22,8 +22,10 @@ def test_a_plan_is_one_screen_and_a_file(command, tmp_path):
     ("options", "code", "reason"),
     [
         ("--plan.model esm2_t48_15B --plan.gpu A100-40GB", 4, "raise plan.stage or plan.gpus"),
-        ("--plan.gpu abacus", 2, "'abacus' is not known in bf16: give --plan.assume.memory_gb"),
-        ("--plan.gpu T4", 2, "give --plan.assume.peak_tflops"),
+        ("--plan.gpu abacus", 2, "'abacus' is not known: choose one of B200, H200 NVL"),
+        ("--plan.gpu abacus", 2, "or give --plan.assume.memory_gb"),
+        ("--plan.gpu rtx4090", 2, "(did you mean GeForce RTX 4090?)"),
+        ("--plan.gpu T4", 2, "has no known peak in bf16: choose another plan.precision, or give --plan.assume.peak_tf"),
         ("--plan.interconnect tape", 2, "plan.interconnect"),
         ("--plan.model esm2_t7", 2, "model.backbone.source"),
         ("--plan.assume.mtbf_gpu_hours 0.001", 4, "leaves no time to train"),
