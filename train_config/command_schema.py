@@ -45,7 +45,7 @@ class ConvertSection(Section):
     """The store."""
 
     store: str | None = None
-    """Folder to make."""
+    """Folder of the store to make."""
 
 
 class ConvertSettings(Section):
@@ -70,7 +70,7 @@ class StructureStoreSection(Section):
     """The store."""
 
     store: str
-    """Folder to make."""
+    """Folder of the store to make."""
 
 
 class StructuresSettings(Section):
@@ -84,7 +84,7 @@ class ExportSection(Section):
     """An export."""
 
     checkpoint: str = "latest"
-    """latest; best: lowest validation loss; or a name such as step-00000100."""
+    """Checkpoint to export: latest; best, of the lowest validation loss; or a name such as step-00000100."""
     weights: Literal["last", "mean"] = "last"
     """last: those of the checkpoint's step; mean: their exponential mean, of a run with training.weight_mean."""
     output: str | None = None
@@ -99,7 +99,7 @@ class AlignSection(Section):
     store: Path
     """Store of proteins to search in."""
     output: Path
-    """TSV file to write."""
+    """TSV file of the results to write."""
     hits: PositiveInt = 10
     """Hits of each query, at most."""
     evalue: PositiveFloat = 10.0
@@ -121,7 +121,7 @@ class AlignSection(Section):
     header: bool = False
     """Name the columns in a first line."""
     threads: PositiveInt | None = None
-    """Default: the cores that this process may use."""
+    """Threads that compute. Default: the cores that this process may use."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Device that computes scores of all records."""
 
@@ -155,11 +155,11 @@ class JoinSection(Section):
     folders: list[Path] = Field(min_length=2)
     """Folders of embeddings, at least two."""
     output: Path
-    """Folder to make."""
+    """Folder to make for the results."""
     names: list[str] = Field([])
     """Output to take of each folder. Default: its first."""
     format: str | None = None
-    """parquet or npy. Default: npy where the first folder has it."""
+    """Format of the files, parquet or npy. Default: npy where the first folder has it."""
 
 
 class SearchSection(Section):
@@ -168,15 +168,15 @@ class SearchSection(Section):
     queries: Path | None = None
     """Folder of embeddings to search with. Default: the database, without hits of itself."""
     output: Path
-    """TSV file to write."""
+    """TSV file of the results to write."""
     top_k: PositiveInt = 10
-    """Hits of each query."""
+    """Hits of each query, at most."""
     metric: Literal["cosine", "dot", "l2"] = "cosine"
-    """Measure of nearness."""
+    """Measure by which proteins are near."""
     index: Literal["exact", "ivf"] = "exact"
     """All pairs, or the nearest clusters."""
     ivf_lists: PositiveInt | None = None
-    """Clusters. Default: 4 times the square root of the proteins, at most one for 39."""
+    """Clusters of the index. Default: 4 times the square root of the proteins, at most one for 39."""
     ivf_probes: PositiveInt = 16
     """Clusters that are searched for a query."""
     name: str | None = None
@@ -187,19 +187,19 @@ class PlotSection(Section):
     """Labels, and the projection."""
 
     output: Path
-    """Folder to make."""
+    """Folder to make for the results."""
     labels: Path | None = None
     """CSV, TSV or Parquet file of labels. Default: lengths."""
     label_column: str = "label"
-    """Its column of labels."""
+    """Column of the labels in the file of labels."""
     id_column: str = "id"
-    """Its column of ids."""
+    """Column of the ids in the file of labels."""
     method: Literal["pca", "umap"] = "pca"
-    """Projection; umap needs umap-learn."""
+    """Projection to the plane; umap needs umap-learn."""
     name: str | None = None
     """Output to draw. Default: the folder's first."""
     max_points: Annotated[int, Field(gt=1)] = 20_000
-    """Proteins to draw; of more, a random sample."""
+    """Proteins to draw, at most; of more, a random sample."""
 
 
 class ModelProfileSection(Section):
@@ -218,15 +218,15 @@ class ModelProfileSection(Section):
     outputs: list[str] = Field([])
     """Outputs to compute. Default: mean; classes of a classifier."""
     layers: list[int] = Field([-1], min_length=1)
-    """Layers of these outputs, as embed.layers."""
+    """Layers that outputs are taken from, as embed.layers."""
     long: Literal["error", "crop", "window"] = "crop"
     """Sequences of more than max_length residues, as embed.long; of stages alone, batch sizes are of cropped ones."""
     max_length: PositiveInt | None = None
-    """Residues, as embed.max_length. A classifier has its own limit."""
+    """Residues of the longest sequence, as embed.max_length. A classifier has its own limit."""
     precision: Precision | None = None
-    """Of the computation. Default: bf16; fp32 on a processor without instructions for bf16."""
+    """Precision of the computation. Default: bf16; fp32 on a processor without instructions for bf16."""
     device: Literal["cpu", "cuda"] | None = None
-    """Default: CUDA where there is one."""
+    """cpu or cuda. Default: CUDA where there is one."""
     random_weights: bool = False
     """Take a size (esm2_t6_8M), whose weights are random, to try things out."""
     batch_sizes: list[PositiveInt] = Field([1, 4, 8, 16, 32, 64])
@@ -245,13 +245,13 @@ class DeviceProfileSection(Section):
     models: list[str] = Field([])
     """Folders, hub names, sizes or runs."""
     output: str = "profile-devices"
-    """Folder to make."""
+    """Folder to make for the results."""
     proteins: PositiveInt = 200
     """Distinct sequences to embed."""
     rounds: PositiveInt = 3
     """Measurements of each device."""
     precision: Precision | None = None
-    """Of both devices, where there is a GPU. Default: as embed."""
+    """Precision on both devices, where there is a GPU. Default: as embed."""
     random_weights: bool = False
     """Take sizes (esm2_t6_8M), whose weights are random, to try things out."""
 
@@ -293,7 +293,7 @@ class ClassifierRunSection(Section):
     device: str | None = None
     """cpu, cuda, cuda:1 ... Default: CUDA where there is one."""
     precision: Precision = "fp32"
-    """Of the computation."""
+    """Precision of the computation."""
     tokens: PositiveInt = 8192
     """Token budget of a batch; a longer text goes alone."""
 
@@ -325,7 +325,7 @@ class DesignModelSection(Section):
     """How a model of sequence diffusion runs."""
 
     label: str | None = None
-    """Class to condition on."""
+    """Class that designs are conditioned on."""
     device: str | None = None
     """cpu or cuda. Default: CUDA where there is one."""
     tokens: PositiveInt = 8192
@@ -347,9 +347,9 @@ class GenerateSection(DesignStructuresSection):
     """Structures, what to generate for them, and how the model runs."""
 
     output: Path
-    """Folder to make."""
+    """Folder to make for the results."""
     length: Annotated[int, Field(gt=0, le=5000)] | None = None
-    """Residues, without a structure."""
+    """Residues of a design without a structure."""
     number: PositiveInt = 1
     """Sequences for each structure."""
     fix: str = ""
@@ -361,13 +361,13 @@ class GenerateSection(DesignStructuresSection):
     temperature: NonNegativeFloat = 0.1
     """0: the likeliest residue; 1: as the model's probabilities say."""
     steps: Annotated[int, Field(gt=0, le=1000)] = 20
-    """Steps of denoising."""
+    """Steps of denoising for each sequence."""
     guidance: NonNegativeFloat = 1.0
     """Weight of the structure; above 1 it counts for more."""
     order: Literal["confidence", "random"] = "confidence"
     """Positions that are decided first."""
     seed: NonNegativeInt = 0
-    """Seed."""
+    """Seed of the random draws."""
     known: Path | None = None
     """Store of sequences to compare with: adds novelty to each."""
 
@@ -378,20 +378,20 @@ class ScoreSection(DesignStructuresSection):
     sequences: list[str] = Field(min_length=1)
     """FASTA files, folders or globs."""
     output: Path
-    """TSV file to write."""
+    """TSV file of the results to write."""
 
 
 class DesignEvaluateSection(DesignModelSection):
     """Structures to evaluate on, and how the model runs."""
 
     store: Path
-    """Structure store."""
+    """Structure store of the native structures."""
     part: Literal["all", "training", "validation"] = "all"
     """Part of the store: validation, where the model was trained on the rest."""
     predictions: Path | None = None
-    """Predicted structures, of a store that has none of its own."""
+    """Folder of predicted structures, of a store that has none of its own."""
     steps: PositiveInt = 20
-    """Steps of denoising."""
+    """Steps of denoising for each sequence."""
     output: Path | None = None
     """JSON file to write."""
 
@@ -410,17 +410,17 @@ class FoldSection(Section):
     cache: Path
     """Folder to keep predictions in."""
     cache_gb: PositiveFloat = 50.0
-    """Size of the cache."""
+    """Size of the cache, GB, at most."""
     max_length: PositiveInt = 1024
-    """Residues; longer sequences are left out."""
+    """Residues of the longest sequence; longer ones are left out."""
     tokens: PositiveInt = 1024
-    """Residues of a batch."""
+    """Residues of a batch, at most."""
     device: Literal["cpu", "cuda"] | None = None
-    """Default: CUDA where there is one."""
+    """cpu or cuda. Default: CUDA where there is one."""
     workers: PositiveInt | None = None
-    """Actors on Ray. Default: this process alone."""
+    """Actors on Ray that predict. Default: this process alone."""
     cpus_per_worker: PositiveInt = 1
-    """CPU cores of an actor."""
+    """CPU cores that each actor gets."""
     gpus_per_worker: PositiveFloat = 1.0
     """GPUs of an actor; 0.5 puts two on each."""
     max_failures: NonNegativeInt = 3

@@ -20,17 +20,17 @@ class PredictionsSection(Section):
     model: str | None = None
     """Folder or hub name of the predictor's weights. none: nobody predicts beside training."""
     predictor: str = "esmfold"
-    """Kind of predictor."""
+    """Kind of predictor: esmfold, esmfold2, or one of predictor_module."""
     predictor_module: list[str] = Field([])
     """Modules to import, which register further kinds."""
     workers: PositiveInt = 1
-    """Actors."""
+    """Actors that predict structures beside training."""
     cpus_per_worker: NonNegativeInt = 0
     """CPU cores that are reserved for an actor, beside those of training."""
     gpus_per_worker: NonNegativeFloat = 1.0
     """GPUs of an actor where the cluster has some; they must be free beside those of training."""
     tokens: PositiveInt = 1024
-    """Residues of a batch."""
+    """Residues of a batch of predictions, at most."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> "PredictionsSection":
@@ -68,9 +68,9 @@ class StructureEncoderSection(Section):
     """Network on the graph of near residues, as ProteinMPNN's encoder (Dauparas et al. 2022)."""
 
     hidden_size: Channels = 128
-    """Channels."""
+    """Channels of the structure encoder."""
     layers: PositiveInt = 3
-    """Layers of messages."""
+    """Layers of messages between neighbouring residues."""
     neighbours: PositiveInt = 48
     """Nearest residues that each one gets messages from."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1

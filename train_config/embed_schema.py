@@ -21,7 +21,7 @@ class EmbedSection(Section):
     layers: list[int] = Field([-1], min_length=1)
     """Layers of mean, max, cls and residues: 0 the embeddings, -1 the last."""
     precision: Precision | None = None
-    """Of the computation. Default: bf16; fp32 on a processor without instructions for bf16."""
+    """Precision of the computation. Default: bf16; fp32 on a processor without instructions for bf16."""
     dtype: Literal["fp32", "fp16", "bf16", "int8"] = "fp32"
     """Precision of the files. bf16: of residues alone; int8: scaled by channel."""
     format: str = "parquet"
@@ -32,7 +32,8 @@ class EmbedSection(Section):
     """Sequences of more than max_length residues: error; crop keeps the start; window averages overlapping windows over
     the residues."""
     max_length: PositiveInt | None = None
-    """Residues. Default: what positions of the model reach, for ESM-2 any length."""
+    """Residues of the longest sequence that is computed whole. Default: what positions of the model reach, for ESM-2
+    any length."""
     overlap: NonNegativeInt = 256
     """Residues that neighbouring windows share."""
     tokens: Tokens | None = None
@@ -55,11 +56,11 @@ class EmbedJobSection(EmbedSection):
     input: list[str] = Field(min_length=1)
     """FASTA files, folders, quoted globs, or one store; each also as a URI."""
     output: Path
-    """Folder to make, or a URI."""
+    """Folder to make, or the URI of one."""
     random_weights: bool = False
     """Take names of sizes (esm2_t6_8M), whose weights are random, to try things out."""
     device: Literal["cpu", "cuda"] | None = None
-    """Default: CUDA where there is one."""
+    """cpu or cuda. Default: CUDA where there is one."""
     cache: Path | None = None
     """Folder of values that jobs share, and classifiers of frozen backbones. Default: none."""
     cache_gb: PositiveFloat = 20.0
@@ -67,7 +68,7 @@ class EmbedJobSection(EmbedSection):
     workers: PositiveInt | None = None
     """Actors of a cluster. Default: one a GPU, or one a CPU core."""
     cpus_per_worker: PositiveInt = 1
-    """CPU cores of an actor."""
+    """CPU cores that each actor gets."""
     gpus_per_worker: PositiveFloat = 1.0
     """GPUs of an actor; 0.5 puts two on each, for small models."""
     stage_dir: Path | None = None

@@ -25,7 +25,7 @@ class MutationsSection(Section):
     tokens: Tokens | None = None
     """Token budget of a batch. Default: 2,048 on the CPU, 65,536 on CUDA."""
     precision: Precision = "fp32"
-    """Of the computation; bf16 rounds log-probabilities."""
+    """Precision of the computation; bf16 rounds log-probabilities."""
     device: str | None = None
     """cpu, cuda, cuda:1 ... Default: CUDA where there is one."""
     random_weights: bool = False
@@ -38,9 +38,9 @@ class MutantTableSection(MutationsSection):
     table: Path
     """CSV, TSV or Parquet file of mutants."""
     mutant_column: str = "mutant"
-    """Its column of mutants, as A24G or A24G:C25D."""
+    """Column of the mutants in the table, as A24G or A24G:C25D."""
     sequence_column: str | None = None
-    """Its column of whole sequences, in place of mutants."""
+    """Column of whole sequences in the table, in place of mutants."""
     bad_mutants: Literal["error", "empty"] = "error"
     """Mutants that the wild type can't have. error: refuse; empty: leave the score empty, counted."""
     bootstrap: PositiveInt = 1000
@@ -64,7 +64,7 @@ class MutationScanSection(MutationsSection):
     """Wild type, scores of all its single mutants, and how the models run."""
 
     output: Path
-    """Folder to make."""
+    """Folder to make for the results."""
     more_models: list[str] = Field([])
     """Further models; the score is the mean of all."""
 
@@ -73,9 +73,9 @@ class MutationFitSection(MutantTableSection):
     """Measured mutants, features, and how the model runs."""
 
     output: Path
-    """Folder to make."""
+    """Folder to make for the results."""
     measured_column: str = "score"
-    """Column of measured values."""
+    """Column of the measured values in the table."""
     features: Literal["embeddings", "one_hot"] = "embeddings"
     """Beside the zero-shot score: means over the residues; or the residues and amino acids that are won and lost."""
     zero_shot_column: str | None = None
@@ -85,4 +85,4 @@ class MutationFitSection(MutantTableSection):
     sizes: list[PositiveInt] = Field([])
     """Also cross-validate with so many mutants of each training part."""
     seed: NonNegativeInt = 0
-    """Of folds and resamplings."""
+    """Seed of folds and resamplings."""

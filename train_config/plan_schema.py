@@ -26,26 +26,26 @@ class PlanAssumptions(Section):
     restart_s: NonNegativeFloat = 180.0
     """Seconds from a fault to the next step, without reading the checkpoint."""
     storage_gb_per_s: PositiveFloat = 5.0
-    """Speed of the storage of checkpoints, for all workers together."""
+    """Speed of the storage of checkpoints, for all workers together, GB/s."""
     host_gb_per_s: PositiveFloat = 6.0
-    """Speed of a GPU's copies to host memory, for which steps wait at a checkpoint."""
+    """Speed of a GPU's copies to host memory, for which steps wait at a checkpoint, GB/s."""
     peak_tflops: PositiveFloat | None = None
-    """Of a GPU in the precision. This and the next three have defaults for known GPUs."""
+    """Peak TFLOP/s of a GPU in the precision. This and the next three have defaults for known GPUs."""
     memory_gb: PositiveFloat | None = None
-    """Memory of a GPU."""
+    """Memory of a GPU, GB."""
     memory_gb_per_s: PositiveFloat | None = None
-    """Speed of that memory."""
+    """Speed of a GPU's memory, GB/s."""
     link_gb_per_s: PositiveFloat | None = None
-    """Speed of the link between GPUs of a node, in one direction."""
+    """Speed of the link between GPUs of a node, in one direction, GB/s."""
 
 
 class PlanSection(Section):
     """Model, cluster and steps. Settings that an experiment has too mean the same."""
 
     model: str = "esm2_t33_650M"
-    """As model.backbone.source, trained as masked_lm; of a hub name only config.json is fetched."""
+    """Model to train as masked_lm, named as model.backbone.source is; of a hub name only config.json is fetched."""
     gpus: PositiveInt = 8
-    """GPUs, one worker each."""
+    """Number of GPUs, with one worker each."""
     gpu: str = "H100"
     """B200, H200, H100, GH200, A100, A100-40GB, L40S, V100-SXM2-32GB or another name that nvidia-smi shows."""
     gpus_per_node: PositiveInt = 8
@@ -53,23 +53,23 @@ class PlanSection(Section):
     interconnect: Literal["ib100", "ib200", "ib400", "ib800"] | PositiveFloat = "ib400"
     """InfiniBand or RoCE between nodes by its Gbit/s for each GPU, or these Gbit/s."""
     stage: Annotated[int, Field(ge=0, le=3)] = 2
-    """As deepspeed.stage."""
+    """ZeRO stage 0 to 3, as deepspeed.stage."""
     precision: Precision = "bf16"
-    """As training.precision; fp32 is computed in TF32 where the GPU has it."""
+    """Precision of the computation, as training.precision; fp32 is computed in TF32 where the GPU has it."""
     optimizer: Literal["adamw", "muon"] = "adamw"
-    """As training.optimizer."""
+    """Optimizer, as training.optimizer names it."""
     gradient_checkpointing: bool | Literal["selective"] = False
-    """As model.backbone.gradient_checkpointing."""
+    """Recompute activations in the backward pass, as model.backbone.gradient_checkpointing."""
     compile: bool | None = None
-    """As training.compile."""
+    """Compile the model's layers, as training.compile."""
     tokens: Tokens | None = None
-    """As batch.tokens. Default: the largest token budget that fits and divides the step."""
+    """Token budget of a micro-batch, as batch.tokens. Default: the largest that fits and divides the step."""
     global_tokens: PositiveInt = 2**21
-    """As batch.global_tokens; rounded up to whole micro-batches on every GPU."""
+    """Tokens of a step, as batch.global_tokens; rounded up to whole micro-batches on every GPU."""
     context: PositiveInt = 430
     """Tokens that a token attends to: the mean over tokens of the length of their sequence."""
     total_tokens: PositiveFloat = 1e12
-    """Tokens to train on."""
+    """Tokens to train on in all."""
     json_output: str | None = None
     """Also write the plan to this file, as JSON."""
     assume: PlanAssumptions = PlanAssumptions()

@@ -50,11 +50,11 @@ class SampleSection(Section):
     classifier proteins of six locations in the cell or, where model.tokenizer.content is text, customers' messages."""
 
     records: Annotated[int, Field(gt=0, le=10_000_000)] = 2000
-    """Records to make."""
+    """Proteins that the sample has."""
     families: PositiveInt = 50
-    """Families that sequences descend from."""
+    """Families that the sample's proteins descend from."""
     seed: NonNegativeInt = 0
-    """Seed of the sample."""
+    """Seed from which the sample is drawn."""
 
 
 class IngestSection(Section):
@@ -117,10 +117,10 @@ class BatchSection(Section):
     """Token budget of one optimizer step over all workers, a multiple of batch.tokens; gradients accumulate to it,
     whatever the number of workers."""
     first_global_tokens: Annotated[int | None, Field(gt=0, le=2**30)] = None
-    """The same in the first step, at most global_tokens, to which it rises linearly, in whole packed batches. none:
+    """Tokens of the first step, at most global_tokens, to which they rise linearly, in whole packed batches. none:
     global_tokens throughout."""
     ramp_steps: PositiveInt = 1000
-    """Steps in which it rises."""
+    """Steps in which first_global_tokens rises to global_tokens."""
     batch_size: Tokens | None = None
     """Most sequences in one packed batch, whatever room its tokens leave: for heads and losses whose memory grows with
     sequences. A step then has fewer tokens than global_tokens. None: the token budget alone."""
@@ -193,16 +193,16 @@ class MaskedLMSection(Section):
     """Masked language modelling (Devlin et al. 2019; the shares are those of ESM-2, Lin et al. 2023)."""
 
     mask_share: Annotated[float, Field(gt=0, lt=1)] = 0.15
-    """Share of residues to predict."""
+    """Share of the residues that are to be predicted."""
     first_mask_share: Annotated[float | None, Field(gt=0, lt=1)] = None
-    """The same in the first step, from where it moves linearly to mask_share, with which validation masks always. none:
-    mask_share throughout."""
+    """Share of residues to predict in the first step, from where it moves linearly to mask_share, with which validation
+    masks always. none: mask_share throughout."""
     mask_share_steps: PositiveInt = 10_000
-    """Steps in which it moves."""
+    """Steps in which first_mask_share moves to mask_share."""
     mask_token_share: Annotated[float, Field(ge=0, le=1)] = 0.8
-    """Share of these that is replaced by <mask>."""
+    """Share of the residues to predict that is replaced by <mask>."""
     random_token_share: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """Share of these that is replaced by a random residue; the rest stay."""
+    """Share of the residues to predict that is replaced by a random residue; the rest stay."""
 
     @model_validator(mode="after")
     def _shares_fit(self) -> "MaskedLMSection":
@@ -272,11 +272,11 @@ class MuonSection(Section):
     """Peak learning rate of these matrices, which follows training.schedule; training.learning_rate is that of the
     rest."""
     momentum: Share = 0.95
-    """Decay rate of the momentum."""
+    """Decay rate of Muon's momentum."""
     warmup_momentum: Share = 0.85
-    """The same at the first step, from where it rises linearly."""
+    """Decay rate of Muon's momentum at the first step, from where it rises linearly to momentum."""
     momentum_warmup_steps: NonNegativeInt = 300
-    """Steps in which it rises."""
+    """Steps in which warmup_momentum rises to momentum."""
 
 
 class TrainingSection(Section):
@@ -305,7 +305,7 @@ class TrainingSection(Section):
     betas: tuple[Share, Share] = (0.9, 0.98)
     """AdamW's decay rates of the first and second moment."""
     eps: PositiveFloat = 1e-8
-    """AdamW's epsilon."""
+    """Epsilon of AdamW, which keeps a step finite where a gradient is 0."""
     weight_decay: NonNegativeFloat = 0.01
     """Decoupled weight decay of AdamW and Muon; biases and norms are left out."""
     weight_mean: Annotated[float | None, Field(gt=0, lt=1), FIXED] = None
@@ -337,8 +337,8 @@ class TrainingSection(Section):
     """Steps in a row with a NaN or infinite loss or gradient after which training diverged; fewer are skipped and
     counted."""
     on_divergence: Literal["stop", "rewind"] = "stop"
-    """stop: end the run; rewind: return to the weights of the newest checkpoint before these steps, and leave out the
-    batches since then."""
+    """stop: end the run; rewind: return to the weights of the newest checkpoint before the steps that were not finite,
+    and leave out the batches since then."""
     max_rewinds: PositiveInt = 3
     """Times that a run is rewound; then it ends."""
     checksum_every_steps: Annotated[PositiveInt | None, UNSEEN] = None
@@ -463,11 +463,11 @@ class WandbSection(Section):
     """offline: to a file, for 'wandb sync'; online: to the server (what it does not take can be uploaded from the run's
     folder later); disabled."""
     project: str = "esmeray"
-    """Project."""
+    """W&B project that the run belongs to."""
     entity: str | None = None
-    """User or team; default: that of the API key."""
+    """User or team that the W&B project is of. Default: that of the API key."""
     group: str | None = None
-    """Group of runs."""
+    """W&B group that the run belongs to."""
     runs: Literal["one", "per_worker"] = "one"
     """one: a W&B run holds every worker's metrics; per_worker: each has its own, in one group."""
     init_timeout_s: PositiveFloat = 10.0
@@ -484,7 +484,7 @@ class AlertsSection(Section):
     utilization_percent: Percent = 50.0
     """GPU utilisation under which a warning comes, percent."""
     utilization_window_s: PositiveFloat = 120.0
-    """Seconds that it has to stay under it."""
+    """Seconds that utilization must stay too low before it is an alert."""
     memory_percent: Percent = 95.0
     """Share of a device's or the host's memory in use, percent."""
 

@@ -23,9 +23,10 @@ class ServedModel(Section):
     random_weights: bool = False
     """Take a size (esm2_t6_8M), whose weights are random, to try the service out."""
     precision: Literal["fp32", "bf16", "fp16"] | None = None
-    """Of the computation. Default: bf16; fp32 on a processor without instructions for bf16, and for classifiers."""
+    """Precision of the computation. Default: bf16; fp32 on a processor without instructions for bf16, and for
+    classifiers."""
     device: Literal["cpu", "cuda"] | None = None
-    """Default: CUDA where the cluster has a GPU."""
+    """cpu or cuda. Default: CUDA where the cluster has a GPU."""
     replicas: PositiveInt = 1
     """Replicas, the least where there is max_replicas."""
     max_replicas: PositiveInt | None = None
@@ -50,19 +51,19 @@ class LimitsSection(Section):
     """Limits of a request; what exceeds them is refused with 413, 422, 429 or 504."""
 
     sequences: PositiveInt = 1024
-    """Sequences."""
+    """Sequences of a request, at most."""
     sequence_residues: PositiveInt = 50_000
-    """Residues of a sequence."""
+    """Residues of a sequence, at most."""
     residues: PositiveInt = 200_000
-    """Residues of all its sequences."""
+    """Residues of all sequences of a request, at most."""
     body_bytes: PositiveInt = 16_000_000
-    """Bytes of its body."""
+    """Bytes of a request's body, at most."""
     requests: PositiveInt = 512
     """Requests at once, of each ingress replica."""
     body_s: PositiveFloat = 20.0
-    """Seconds that its body may take to arrive."""
+    """Seconds that a request's body may take to arrive."""
     timeout_s: PositiveFloat = 120.0
-    """Seconds until its answer."""
+    """Seconds until a request is answered, at most."""
 
 
 class AccessSection(Section):
@@ -72,9 +73,9 @@ class AccessSection(Section):
     """YAML file of API keys, as 'esmeray serve key' writes it. Default: none; host must then be a loopback
     address."""
     tls_certificate: str | None = None
-    """PEM file; with tls_key the service speaks HTTPS."""
+    """PEM file of the certificate; with tls_key the service speaks HTTPS."""
     tls_key: str | None = None
-    """PEM file."""
+    """PEM file of the certificate's private key."""
 
 
 class ServeSection(Section):
@@ -83,11 +84,11 @@ class ServeSection(Section):
     models: list[ServedModel] = Field(min_length=1)
     """Models, by folder, run or hub name, in a file with settings of their own; the first is the default."""
     random_weights: bool = False
-    """Of models given by name alone: take sizes (esm2_t6_8M), whose weights are random, to try the service out."""
+    """Take sizes (esm2_t6_8M) among models given by name alone, whose weights are random, to try the service out."""
     host: str = "127.0.0.1"
-    """Address to listen on."""
+    """Address of this machine to listen on."""
     port: Annotated[int, Field(gt=0, le=65535)] = 8000
-    """Port."""
+    """Port to listen on."""
     ingress_replicas: PositiveInt = 1
     """Processes that check and parse requests."""
     startup_hook: str | None = None
@@ -141,17 +142,17 @@ class KeySection(Section):
     """A key's name, scopes and rates."""
 
     name: Annotated[str, Field(min_length=1)]
-    """Name of the key, for logs."""
+    """Name of the key, which logs show."""
     file: Path
     """YAML file of keys, made if it is missing."""
     models: list[str] = Field(["*"])
-    """Models that it may use; '*' for all."""
+    """Models that the key may use; '*' for all."""
     endpoints: list[Endpoint] = Field(["*"])
-    """Endpoints that it may use; '*' for all."""
+    """Endpoints that the key may use; '*' for all."""
     requests_per_minute: PositiveInt | None = None
-    """Default: any number."""
+    """Requests a minute that the key may send. Default: any number."""
     residues_per_minute: PositiveInt | None = None
-    """Default: any number."""
+    """Residues a minute that the key may send. Default: any number."""
 
 
 class QuerySection(Section):
@@ -160,17 +161,17 @@ class QuerySection(Section):
     input: list[str] = Field(min_length=1)
     """FASTA files, folders or globs."""
     output: Path
-    """File to write."""
+    """File to write the answers to."""
     task: Literal["mean", "max", "cls", "residues", "logits", "latents", "mean_latents", "classify"] = "mean"
     """An output of the model, or classify."""
     model: str | None = None
-    """Default: the service's first."""
+    """Model that answers, by its name in the service. Default: the service's first."""
     address: str = "http://127.0.0.1:8000"
-    """Of the service."""
+    """Address of the service, as http://HOST:8000."""
     key_file: Path | None = None
     """File with the API key. Default: ESMERAY_KEY, if set."""
     concurrency: PositiveInt = 8
-    """Requests at once."""
+    """Requests that are sent at once."""
 
 
 def _name(source: str) -> str:

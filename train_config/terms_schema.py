@@ -24,7 +24,7 @@ class TermsDataSection(Section):
     """TSV of protein and term, or GAF 2.2. Terms of proteins without sequence are left out and counted. None with
     data.source 'sample'."""
     ontology: str | None = None
-    """Ontology, OBO."""
+    """OBO file of the ontology, as go-basic.obo."""
     ia: str | None = None
     """TSV of term and information accretion. Default: computed from the annotations."""
     evidence: list[str] = Field([])
@@ -61,7 +61,8 @@ class EmbeddingsSection(Section):
     random_weights: bool = False
     """Take a size (esm2_t6_8M) with random weights, to try things out."""
     max_length: PositiveInt | None = None
-    """Residues; of longer sequences the start is taken. Default: what positions of the model reach."""
+    """Residues of the longest sequence, of longer ones the start is taken. Default: what positions of the model
+    reach."""
 
     @model_validator(mode="after")
     def _names_the_model(self) -> "EmbeddingsSection":
@@ -84,7 +85,7 @@ class NeighboursSection(Section):
     """Terms of the nearest proteins in the space of embeddings."""
 
     number: PositiveInt = 10
-    """Neighbours."""
+    """Nearest proteins that a protein's terms are taken from."""
     temperature: PositiveFloat = 0.05
     """A neighbour weighs exp(cosine / temperature)."""
 
@@ -125,7 +126,7 @@ class EvaluateTermsSection(EvaluationSection):
     truth: Path
     """Annotations to evaluate by: TSV of protein and term, or GAF 2.2."""
     ontology: Path
-    """Ontology, OBO."""
+    """OBO file of the ontology, as go-basic.obo."""
     ia: Path | None = None
     """TSV of term and information accretion."""
     ia_from: Path | None = None
@@ -145,7 +146,7 @@ class EvaluateTermsSection(EvaluationSection):
     before: GafDate = ""
     """First date not to take from GAF, YYYYMMDD."""
     output: Path | None = None
-    """Folder to write."""
+    """Folder to make for the results."""
 
 
 class PredictTermsSection(Section):
@@ -158,4 +159,4 @@ class PredictTermsSection(Section):
     terms: PositiveInt = 500
     """Most terms of a protein, over all aspects."""
     part: Literal["blend", "naive", "homology", "neighbours", "network"] = "blend"
-    """The blend, or one of its parts alone."""
+    """Scores to write: the blend, or those of one of its parts alone."""

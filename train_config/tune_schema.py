@@ -32,13 +32,13 @@ class SpaceSection(Section):
     prefetch: list[PositiveInt] | None = None
     """Batches that each loader process prepares ahead."""
     precision: list[Precision] | None = Field(_PRECISIONS)
-    """Precisions."""
+    """Precisions that are measured."""
     gradient_checkpointing: list[bool] | None = Field([False, True])
     """Recompute activations in the backward pass, or not."""
     compile: list[bool] | None = None
     """Compile the model, or not."""
     stage: list[Annotated[int, Field(ge=0, le=3)]] | None = None
-    """ZeRO stages."""
+    """ZeRO stages that are measured."""
     workers: list[PositiveInt] | None = None
     """Training workers, one a device."""
 
@@ -78,7 +78,7 @@ class SearchSection(Section):
     time_budget_s: PositiveFloat | None = None
     """Seconds of measuring, of all trials together, after which none is started."""
     seed: NonNegativeInt = 0
-    """Seed of the choice."""
+    """Seed from which configurations are chosen."""
     prune_margin: Share = 0.15
     """A trial stops early when its first window is slower than the best by more than this share, or its first n windows
     by more than an nth of it."""
