@@ -3,7 +3,9 @@
 A changed version replaces the replicas one after the other. ``build`` is what ``serve run`` and a RayService import.
 """
 
+import asyncio
 import hashlib
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,8 @@ class Ingress:
         set_up_process()
         settings, metrics = ServeSection(**config), Metrics()
         calls = {
-            name: Call(handle.about.remote, handle.run.remote, handle.tokens.remote) for name, handle in handles.items()
+            name: Call(*map(_cancellable, (handle.about, handle.run, handle.tokens)))
+            for name, handle in handles.items()
         }
         models = Models(calls, metrics, LOST, (BackPressureError,))
         # Serve's proxy adds the header itself.
@@ -66,6 +69,20 @@ def build(arguments: dict[str, str]) -> serve.Application:
 
     settings = load_settings(ServiceSettings, arguments["config"])
     return application(settings.serve, arguments.get("device", "cpu"))
+
+
+def _cancellable(method: Any) -> Callable[..., Coroutine[Any, Any, Any]]:
+    """A replica's method. Serve lets it run on where the task that waits for it is cancelled, as at a 504."""
+
+    async def call(*arguments: Any) -> Any:
+        response = method.remote(*arguments)
+        try:
+            return await response
+        except asyncio.CancelledError:
+            response.cancel()
+            raise
+
+    return call
 
 
 def version_of(source: str) -> str:

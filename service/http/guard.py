@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.http.access import PUBLIC
+from service.http.access import ANYBODY, PUBLIC, Key
 from service.http.refusals import RefusalError
 from service.http.routes.common import Service
 from train_config.service_schema import LimitsSection
@@ -55,6 +55,7 @@ class Guard:
             service.access.check_host(headers.get(b"host", b"").decode("latin-1"))
             key = service.access.key_of(scope["path"], headers.get(b"authorization", b"").decode("latin-1"))
             scope["state"]["key"] = key
+            scope["state"]["caller"] = _caller(key, scope)
             service.access.charge(key, "requests", 1)
             loading = service.models.load()
             async with asyncio.timeout(service.limits.timeout_s):
@@ -96,6 +97,11 @@ class Guard:
             "bytes": answer.sent_bytes,
         }
         log.info(json.dumps(line))
+
+
+def _caller(key: Key, scope: Scope) -> str:
+    """Whose turn it is in a replica's queue: the key's, or where there are none the connection's."""
+    return key.name if key is not ANYBODY else "{}:{}".format(*scope.get("client") or ("", 0))
 
 
 class _Body:

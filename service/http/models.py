@@ -25,7 +25,7 @@ class Call(NamedTuple):
     """How a model is reached: its methods as coroutines."""
 
     about: Callable[[], Any]
-    run: Callable[[str, Sequence[Any]], Any]
+    run: Callable[[str, Sequence[Any], str], Any]
     tokens: Callable[[Sequence[str]], Any]
 
 
@@ -60,12 +60,12 @@ class Models:
             raise RefusalError(404, f"no such model; there are {', '.join(known)} (GET /v1/models)")
         return self.about[name or known[0]]
 
-    async def run(self, model: str, output: str, payloads: Sequence[Any]) -> NDArray | list[NDArray]:
-        """This output of each payload, (N, D) or a list. Raises RefusalError (429, 500, 503)."""
+    async def run(self, model: str, output: str, payloads: Sequence[Any], caller: str) -> NDArray | list[NDArray]:
+        """This output of each payload, (N, D) or a list; callers take turns. Raises RefusalError (429, 500, 503)."""
         until_s, refusal = self._full.get(model, (0.0, None))
         if refusal is not None and time.monotonic() < until_s:
             raise refusal
-        reply = await self._call(self.calls[model].run, output, payloads)
+        reply = await self._call(self.calls[model].run, output, payloads, caller)
         self.metrics.of_replica(model, reply.statistics)
         if reply.refused == "overloaded":
             refusal = RefusalError(

@@ -23,13 +23,6 @@ def mutations_of(texts: list[str] | None, sequences: list[str]) -> list[Mutation
     return mutations
 
 
-def masked_texts(sequence: str) -> list[str]:
-    """The sequence with each of its positions masked in turn."""
-    if MASK_TEXT in sequence:
-        raise RefusalError(422, "method masked: masks every position itself; send sequences without <mask>")
-    return [f"{sequence[:place]}{MASK_TEXT}{sequence[place + 1 :]}" for place in range(len(sequence))]
-
-
 def scores(mutations: list[Mutation], probabilities_L20: NDArray[np.float32]) -> NDArray[np.float32]:
     """Score of each mutation; 0 is as good as the wild type, above is better."""
     logs_L20 = np.log(np.maximum(probabilities_L20, np.finfo(np.float32).tiny))

@@ -1,19 +1,24 @@
 """Batches of sequences from requests that arrive one by one, under a token budget and an age bound.
 
-A batch begins with the item that has waited longest and is filled, in the order of arrival, with those that the budget
-has room for: one that has none is the first of a later batch, so that long sequences don't starve and delay others by
-no more than their own batch. Equal items that wait or are computed at the same time are computed once.
+Callers take turns by tokens: an item's turn comes when its caller has been given as much as each of the others (fair
+queueing: Demers, Keshav and Shenker 1989). A request of a thousand items thus delays another caller's by the batch that
+is being computed and its own share of the next ones. A batch begins with the item whose turn it is and is filled, in
+the order of turns, with those that the budget has room for: one that has none is the first of a later batch, so that
+long sequences don't starve and delay others by no more than their own batch. Equal items that wait or are computed at
+the same time are computed once; what nobody waits for any more is not computed.
 
-Ray Serve's own batching (2.60) puts an item that has no room behind all others.
+Ray Serve's own batching (2.60) puts an item that has no room behind all others, and knows no callers.
 """
 
 import asyncio
+import heapq
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
@@ -51,6 +56,7 @@ class _Waiting:
     result: asyncio.Future[NDArray]
     arrived_s: float
     callers: int = 0
+    is_taken: bool = False
 
 
 @dataclass
@@ -72,7 +78,8 @@ class TokenBatcher:
         compute: results of the items of a batch, in their order; called in a thread.
         budget: tokens of a batch; an item of more is alone.
         max_wait_s: how long a batch waits to be filled while nothing is computed.
-        queue_tokens: beyond so many waiting tokens :class:`OverloadedError` is raised.
+        queue_tokens: tokens that requests may hold, each at most a batch of them; beyond, a caller that holds its share
+            gets an :class:`OverloadedError`.
         cache_bytes: memory for results.
         at_once: batches that are computed at the same time.
     """
@@ -89,7 +96,13 @@ class TokenBatcher:
     ) -> None:
         self.budget, self.queued_tokens, self.totals = budget, 0, Totals()
         self._compute, self._max_wait_s, self._queue_tokens = compute, max_wait_s, queue_tokens
-        self._queue: deque[_Waiting] = deque()
+        self._queue: list[tuple[float, int, _Waiting]] = []  # a heap: turn, order of arrival, item
+        self._arrivals = count()
+        # Turns are tokens that each caller was given, had all been here from the start: an item's is the sum of its
+        # caller's before it, but not before now.
+        self._now = 0.0
+        self._next_turn: dict[str, float] = {}
+        self._held: Counter[str] = Counter()
         self._in_flight: dict[Hashable, _Waiting] = {}
         self._cache = ResultCache(cache_bytes)
         self._arrived, self._full = asyncio.Event(), asyncio.Event()
@@ -98,39 +111,72 @@ class TokenBatcher:
         self._loop = asyncio.create_task(self._serve())
         self._running: set[asyncio.Task[None]] = set()
 
-    async def submit(self, items: Sequence[Item]) -> list[NDArray]:
+    async def submit(self, items: Sequence[Item], caller: str = "") -> list[NDArray]:
         """Results of the items, in their order. Raises OverloadedError, or what the computation raised."""
         results: list[NDArray | None] = [self._cache.get(item.key) for item in items]
         missing = [(place, item) for place, item in enumerate(items) if results[place] is None]
         self.totals.hits += len(items) - len(missing)
         self.totals.misses += len(missing)
-        new = {item.key: item for _, item in missing if item.key not in self._in_flight}
-        added = sum(item.tokens for item in new.values())
-        if self.queued_tokens and self.queued_tokens + added > self._queue_tokens:
-            rate = self.totals.tokens / self.totals.computing_s if self.totals.computing_s else self.budget
-            raise OverloadedError(max(_NOT_BEFORE_S, min(_MOST_S, round(self.queued_tokens / rate))))
-        now_s = time.monotonic()
-        for item in new.values():
-            waiting = _Waiting(item, asyncio.get_running_loop().create_future(), now_s)
-            self._in_flight[item.key] = waiting
-            self._queue.append(waiting)
-        self.queued_tokens += added
-        if new:
-            self._arrived.set()
+        wanted = {item.key: item for _, item in missing}
+        # A request of many items holds no more than a batch of the queue: the others are in nobody's way.
+        held = min(self.budget, sum(item.tokens for key, item in wanted.items() if key not in self._in_flight))
+        self._check_room(caller, held)
+        self._held[caller] += held
+        waited_for = [self._enqueue(item, caller) for item in wanted.values()]
         if self.queued_tokens >= self.budget:
             self._full.set()
-        of_mine = [self._in_flight[item.key] for _, item in missing]
-        for waiting in of_mine:
-            waiting.callers += 1
         try:
-            if of_mine:
-                await asyncio.wait({waiting.result for waiting in of_mine})
+            if waited_for:
+                await asyncio.wait({waiting.result for waiting in waited_for})
         finally:
-            for waiting in of_mine:
-                waiting.callers -= 1
-        for (place, _), waiting in zip(missing, of_mine, strict=True):
-            results[place] = waiting.result.result()
+            self._leave(waited_for)
+            self._held[caller] -= held
+            if not self._held[caller]:
+                del self._held[caller]
+        computed = {waiting.item.key: waiting.result for waiting in waited_for}
+        for place, item in missing:
+            results[place] = computed[item.key].result()
         return [result for result in results if result is not None]
+
+    def _check_room(self, caller: str, tokens: int) -> None:
+        """Raise OverloadedError where the queue is full, unless the caller holds less than its share of it.
+
+        Without shares a single caller could fill the queue, and all others would be refused.
+        """
+        share = self._queue_tokens / (len(self._held) + (caller not in self._held))
+        is_full = bool(self._held) and self._held.total() + tokens > self._queue_tokens
+        if is_full and self._held[caller] + tokens > share:
+            rate = self.totals.tokens / self.totals.computing_s if self.totals.computing_s else self.budget
+            raise OverloadedError(max(_NOT_BEFORE_S, min(_MOST_S, round(self.queued_tokens / rate))))
+
+    def _enqueue(self, item: Item, caller: str) -> _Waiting:
+        """The item, which waits for its turn or is being computed."""
+        waiting = self._in_flight.get(item.key)
+        if waiting is None:
+            waiting = _Waiting(item, asyncio.get_running_loop().create_future(), time.monotonic())
+            self._in_flight[item.key] = waiting
+            self.queued_tokens += item.tokens
+        waiting.callers += 1
+        if not waiting.is_taken:
+            # Also one that waits already: another caller's turn may be far off. The first of its turns counts.
+            turn = max(self._now, self._next_turn.get(caller, 0.0))
+            self._next_turn[caller] = turn + item.tokens
+            heapq.heappush(self._queue, (turn, next(self._arrivals), waiting))
+            self._arrived.set()
+        return waiting
+
+    def _leave(self, waited_for: Sequence[_Waiting]) -> None:
+        """Forget what nobody waits for any more, at once: its memory, and its part of the queue."""
+        for waiting in waited_for:
+            waiting.callers -= 1
+        left = [waiting for waiting in waited_for if not (waiting.callers or waiting.is_taken)]
+        for waiting in left:
+            self._in_flight.pop(waiting.item.key)
+            self.queued_tokens -= waiting.item.tokens
+            waiting.result.cancel()
+        if left:
+            self._queue = [entry for entry in self._queue if entry[2].callers]
+            heapq.heapify(self._queue)
 
     async def drain(self) -> None:
         """Wait until nothing waits or is computed."""
@@ -140,8 +186,10 @@ class TokenBatcher:
     async def _serve(self) -> None:
         while True:
             await self._places.acquire()
-            await self._arrived.wait()
-            left_s = self._queue[0].arrived_s + self._max_wait_s - time.monotonic()
+            while not self._queue:  # whoever was waited for may have left meanwhile
+                self._arrived.clear()
+                await self._arrived.wait()
+            left_s = self._queue[0][2].arrived_s + self._max_wait_s - time.monotonic()
             if left_s > 0 and self.queued_tokens < self.budget:
                 self._full.clear()
                 with suppress(TimeoutError):
@@ -155,26 +203,32 @@ class TokenBatcher:
             task.add_done_callback(self._running.discard)
 
     def _take(self) -> list[_Waiting]:
-        """The next batch, without what nobody waits for any more."""
+        """The next batch."""
         batch: list[_Waiting] = []
-        passed: list[_Waiting] = []
+        passed: list[tuple[float, int, _Waiting]] = []
         left = self.budget
         while self._queue and (not batch or left > 0) and len(passed) < LOOKED_AT:
-            waiting = self._queue.popleft()
-            if not waiting.callers:
-                self._in_flight.pop(waiting.item.key)
-                waiting.result.cancel()
-            elif batch and waiting.item.tokens > left:
-                passed.append(waiting)
+            entry = heapq.heappop(self._queue)
+            waiting = entry[2]
+            if waiting.is_taken:  # in another caller's turn
                 continue
-            else:
-                batch.append(waiting)
-                left -= waiting.item.tokens
-            self.queued_tokens -= waiting.item.tokens
-        self._queue.extendleft(reversed(passed))
-        if not self._queue:
-            self._arrived.clear()
+            if batch and waiting.item.tokens > left:
+                passed.append(entry)
+                continue
+            waiting.is_taken = True
+            batch.append(waiting)
+            left -= waiting.item.tokens
+        for entry in passed:
+            heapq.heappush(self._queue, entry)
+        self._pass(self.budget - left)
         return batch
+
+    def _pass(self, tokens: int) -> None:
+        """Let the time of turns pass by what each caller gets of the tokens."""
+        self.queued_tokens -= tokens
+        self._now += tokens / max(1, len(self._held))
+        if len(self._next_turn) > 2 * len(self._held) + LOOKED_AT:  # callers that have gone
+            self._next_turn = {caller: turn for caller, turn in self._next_turn.items() if turn > self._now}
 
     async def _run(self, batch: list[_Waiting]) -> None:
         items = [waiting.item for waiting in batch]

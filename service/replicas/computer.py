@@ -6,7 +6,7 @@ Shape legend: L residues of a sequence, D channels, K classes or tokens of the v
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,10 +27,22 @@ from inference.models.packing import Tokenized
 from inference.models.running import TokenizedTexts, run
 from inference.models.source import config_of, find_model
 from model.forward_loop import ForwardLoop, Places
-from service.contract import DECODED, MASKED, About
+from service.contract import DECODED, EACH_MASKED, MASKED, About
 from service.replicas.batcher import Item
 from train_config.embed_schema import EmbedSection
 from train_config.service_schema import ServedModel
+
+
+class MaskedPiece(NamedTuple):
+    """The ids of a text, of which one will be masked."""
+
+    piece_L: NDArray[np.int32]
+    index: int
+
+    def masked(self) -> NDArray[np.int32]:
+        masked_L = self.piece_L.copy()
+        masked_L[self.index] = MASK
+        return masked_L
 
 
 class Computer:
@@ -72,6 +84,12 @@ class Computer:
             return [Item(output, (output, latents.tobytes()), latents, len(latents)) for latents in payloads]
         pieces = self._tokenize(payloads).pieces
         special = self._model.facts.special_tokens
+        if output == EACH_MASKED:  # which all share the piece: a request of 1.5 kB would be 8 MB of them
+            return [
+                Item(MASKED, (output, text, index), MaskedPiece(piece, index), len(piece) + special)
+                for text, piece in zip(payloads, pieces, strict=True)
+                for index in range(len(piece))
+            ]
         return [
             Item(output, (output, text), piece, len(piece) + special, text)
             for text, piece in zip(payloads, pieces, strict=True)
@@ -125,7 +143,8 @@ class Computer:
         results: dict[int, NDArray[np.float32]] = {}
         if not places:
             return results
-        pieces = [items[place].payload for place in places]
+        payloads = [items[place].payload for place in places]
+        pieces = [payload.masked() if isinstance(payload, MaskedPiece) else payload for payload in payloads]
         kinds = {"logits" if items[place].output == MASKED else items[place].output for place in places}
         outputs = [output for name, output in self._outputs.items() if name in kinds]
         texts = TokenizedTexts(Tokenized(pieces, np.zeros(len(pieces), dtype=np.int64)), self._model)
@@ -134,7 +153,7 @@ class Computer:
             for number, text in enumerate(batch.places.tolist()):
                 item = items[places[text]]
                 if item.output == MASKED:
-                    results[places[text]] = rows["logits"][number][item.payload == MASK]
+                    results[places[text]] = rows["logits"][number][pieces[text] == MASK]
                 elif self._outputs[item.output].per == "residue":
                     results[places[text]] = rows[item.output][number]
                 else:

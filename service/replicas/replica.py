@@ -57,8 +57,8 @@ class ModelReplica:
     async def tokens(self, texts: Sequence[str]) -> list[list[int]]:
         return [self._computer.tokens(text) for text in texts]
 
-    async def run(self, output: str, payloads: Sequence[Any]) -> Reply:
-        """This output of each text, or of latents."""
+    async def run(self, output: str, payloads: Sequence[Any], caller: str) -> Reply:
+        """This output of each text, or of latents. Callers are served in turn."""
         if self._batcher is None:
             about = self._computer.about
             self._batcher = TokenBatcher(
@@ -70,7 +70,7 @@ class ModelReplica:
                 at_once=2 if self._device == "cuda" else 1,
             )
         try:
-            results = await self._batcher.submit(self._computer.items(output, payloads))
+            results = await self._batcher.submit(self._computer.items(output, payloads), caller)
         except OverloadedError as error:
             return Reply(refused="overloaded", retry_after_s=error.retry_after_s, statistics=self._statistics())
         except (ResourceError, DataError) as error:

@@ -26,11 +26,12 @@ class Service(NamedTuple):
 
 
 class Query(NamedTuple):
-    """A request's model and sequences: ids (their number where there was none) and texts, upper case."""
+    """A request's model and sequences: ids (their number where there was none) and texts, upper case; who asks."""
 
     about: About
     ids: list[str]
     texts: list[str]
+    caller: str
 
 
 def ask(
@@ -47,7 +48,7 @@ def ask(
     about = about_of(service, request, model, output)
     ids, texts = checked(sequences, service.limits, about, masks=masks, crop=crop)
     charge(service, request, about.name, len(texts), sum(map(residues_of, texts)))
-    return Query(about, ids, texts)
+    return Query(about, ids, texts, request.state.caller)
 
 
 def about_of(service: Service, request: Request, model: str | None, output: str | None) -> Any:

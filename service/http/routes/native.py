@@ -3,7 +3,6 @@
 Shape legend: N sequences, L residues of one, D channels, K classes or tokens.
 """
 
-from itertools import chain
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -14,11 +13,11 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 from scipy.special import softmax
 
-from dataset.fasta.alphabet import AMINO_ACIDS
-from service.contract import About
+from dataset.fasta.alphabet import AMINO_ACIDS, MASK_TEXT
+from service.contract import DECODED, EACH_MASKED, About
 from service.http.answers import Arrays, arrays_answer, json_answer, table_answer, wanted
 from service.http.bodies import SequencesBody, read
-from service.http.mutations import masked_texts, mutations_of, scores
+from service.http.mutations import mutations_of, scores
 from service.http.refusals import RefusalError
 from service.http.routes.common import Query, Service, about_of, ask, charge, documented
 
@@ -57,7 +56,7 @@ def add(app: FastAPI, service: Service, **documents: Any) -> None:
         """Embeddings of any output of the model."""
         kind, body = wanted(request), await read(request, EncodeBody)
         query = ask(service, request, body.model, body.sequences, output=body.output)
-        arrays = await service.models.run(query.about.name, body.output, query.texts)
+        arrays = await service.models.run(query.about.name, body.output, query.texts, query.caller)
 
         def as_json() -> Any:
             data = [{"id": name, "values": values} for name, values in zip(query.ids, arrays, strict=True)]
@@ -69,14 +68,14 @@ def add(app: FastAPI, service: Service, **documents: Any) -> None:
     async def decode(request: Request) -> Response:
         """Sequences and probabilities of the residues from an autoencoder's latents."""
         kind, body = wanted(request), await read(request, DecodeBody)
-        about = about_of(service, request, body.model, "decoded")
+        about = about_of(service, request, body.model, DECODED)
         channels = about.outputs["latents"]
         latents = [_latents(values, channels, place) for place, values in enumerate(body.latents)]
         residues = sum(map(len, latents))
         if residues > service.limits.residues:
             raise RefusalError(413, f"latents of {residues:,} residues, more than {service.limits.residues:,}")
         charge(service, request, about.name, len(latents), residues)
-        shares = _amino_acid_shares(about, await service.models.run(about.name, "decoded", latents))
+        shares = _amino_acid_shares(about, await service.models.run(about.name, DECODED, latents, request.state.caller))
         texts = ["".join(AMINO_ACIDS[best] for best in shares_LK.argmax(1)) for shares_LK in shares]
 
         def as_json() -> Any:
@@ -91,7 +90,8 @@ def add(app: FastAPI, service: Service, **documents: Any) -> None:
         kind, body = wanted(request), await read(request, SequencesBody)
         query = ask(service, request, body.model, body.sequences, output="classes", crop=True)
         about = query.about
-        shares, cropped = await service.models.run(about.name, "classes", query.texts), _cropped(about, query.texts)
+        shares = await service.models.run(about.name, "classes", query.texts, query.caller)
+        cropped = _cropped(about, query.texts)
 
         def as_json() -> Any:
             data = [
@@ -146,14 +146,15 @@ async def _masked_probabilities(
     """(L, 20) of each sequence, as it is or with each position masked in turn."""
     model = query.about.name
     if method == "wild_type":
-        return _amino_acid_shares(query.about, await service.models.run(model, "logits", query.texts))
+        return _amino_acid_shares(query.about, await service.models.run(model, "logits", query.texts, query.caller))
+    if any(MASK_TEXT in text for text in query.texts):
+        raise RefusalError(422, "method masked: masks every position itself; send sequences without <mask>")
     total = sum(len(text) ** 2 for text in query.texts)
     if total > service.limits.residues * 10:
         raise RefusalError(413, f"masking each position takes {total:,} residues; send shorter or fewer sequences")
     service.access.charge(request.state.key, "residues", total)
-    texts = [masked_texts(text) for text in query.texts]
-    rows = await service.models.run(model, "masked", list(chain.from_iterable(texts)))
-    ends = np.cumsum(list(map(len, texts)))[:-1]
+    rows = await service.models.run(model, EACH_MASKED, query.texts, query.caller)
+    ends = np.cumsum(list(map(len, query.texts)))[:-1]
     return _amino_acid_shares(query.about, np.split(np.concatenate(rows), ends))
 
 

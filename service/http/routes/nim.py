@@ -39,7 +39,8 @@ def add(app: FastAPI, service: Service, **documents: Any) -> None:
         query = ask(service, request, None, list(body.sequences), output="residues")
         if body.format == "h5":
             raise RefusalError(422, "format: h5 is not given here; choose npz")
-        files = [_npz(rows_LD) for rows_LD in await service.models.run(query.about.name, "residues", query.texts)]
+        rows = await service.models.run(query.about.name, "residues", query.texts, query.caller)
+        files = [_npz(rows_LD) for rows_LD in rows]
         if len(files) == 1:
             return Response(files[0], media_type="application/octet-stream")
         buffer = io.BytesIO()

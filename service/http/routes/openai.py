@@ -38,7 +38,7 @@ def add(app: FastAPI, service: Service, **documents: Any) -> None:
         channels = query.about.outputs[body.pooling]
         if body.dimensions not in (None, channels):
             raise RefusalError(422, f"dimensions: the model has {channels}; leave it out")
-        vectors = await service.models.run(query.about.name, body.pooling, query.texts)
+        vectors = await service.models.run(query.about.name, body.pooling, query.texts, query.caller)
 
         def as_json() -> Any:
             values = list(vectors)

@@ -49,7 +49,7 @@ def add(app: FastAPI, service: Service, **documents: Any) -> None:
         """Means over residues."""
         body = await read(request, EmbedBody, "inputs")
         query = ask(service, request, None, cut(body), output="mean")
-        vectors_ND = np.asarray(await service.models.run(query.about.name, "mean", query.texts))
+        vectors_ND = np.asarray(await service.models.run(query.about.name, "mean", query.texts, query.caller))
         if body.normalize:
             vectors_ND = vectors_ND / np.maximum(np.linalg.norm(vectors_ND, axis=1, keepdims=True), 1e-12)
         return json_answer(vectors_ND)
@@ -59,7 +59,7 @@ def add(app: FastAPI, service: Service, **documents: Any) -> None:
         """A vector for each residue."""
         body = await read(request, EmbedBody, "inputs")
         query = ask(service, request, None, cut(body), output="residues")
-        return json_answer(await service.models.run(query.about.name, "residues", query.texts))
+        return json_answer(await service.models.run(query.about.name, "residues", query.texts, query.caller))
 
     @app.post("/tokenize", name="tokenize", openapi_extra=documented(TokenizeBody, fasta=False), **documents)
     async def tokenize(request: Request) -> Response:

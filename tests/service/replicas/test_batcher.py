@@ -145,7 +145,56 @@ def test_too_much_waiting_is_refused_with_the_time_to_come_back():
         computed.open.set()
         await asyncio.gather(blocked, waits, equal)
 
-    assert 101 not in [each.payload for batch in batched(use, queue_tokens=20).batches for each in batch]
+    assert 101 not in [each.payload for batch in batched(use, queue_tokens=15).batches for each in batch]
+
+
+def test_a_small_request_beside_the_largest_is_in_the_next_batch_and_neither_starves():
+    async def use(batcher: TokenBatcher, computed: Computed) -> None:
+        blocked = await computed.block(batcher)
+        large = asyncio.create_task(batcher.submit([item(number) for number in range(500)], "large"))
+        await asyncio.sleep(0)
+        # The last is one of the large request's, whose own turn is far off.
+        asks = [batcher.submit([item(number, 4)], f"small {number}") for number in (1000, 1001, 499)]
+        small = [asyncio.create_task(ask) for ask in asks]
+        await asyncio.sleep(0)
+        computed.open.set()
+        await asyncio.gather(blocked, large, *small)
+
+    payloads = [[each.payload for each in batch] for batch in batched(use, queue_tokens=50).batches]
+    assert {1000, 1001, 499} <= {payload for batch in payloads[1:4] for payload in batch}
+    assert 0 in payloads[1] and sum(map(len, payloads)) == 503
+
+
+def test_a_caller_that_fills_the_queue_shuts_nobody_else_out():
+    async def use(batcher: TokenBatcher, computed: Computed) -> None:
+        blocked = await computed.block(batcher)
+        flood = [asyncio.create_task(batcher.submit([item(number)], "flood")) for number in range(50)]
+        await asyncio.sleep(0)
+        other = asyncio.create_task(batcher.submit([item(100)], "other"))
+        await asyncio.sleep(0)
+        computed.open.set()
+        results = await asyncio.gather(blocked, *flood, return_exceptions=True)
+        assert len(await other) == 1
+        refused = sum(isinstance(result, OverloadedError) for result in results)
+        assert refused == 50 - (30 - 3) // 3
+
+    batched(use, queue_tokens=30)
+
+
+def test_who_leaves_frees_the_queue_at_once():
+    async def use(batcher: TokenBatcher, computed: Computed) -> None:
+        blocked = await computed.block(batcher)
+        large = asyncio.create_task(batcher.submit([item(number) for number in range(500)], "large"))
+        await asyncio.sleep(0)
+        assert batcher.queued_tokens == 1500
+        large.cancel()
+        await asyncio.wait([large])
+        assert batcher.queued_tokens == 0
+        computed.open.set()
+        await blocked
+        assert len(await batcher.submit([item(7)], "large")) == 1
+
+    assert [[each.payload for each in batch] for batch in batched(use).batches] == [[-1], [7]]
 
 
 def test_an_error_reaches_every_caller_of_the_batch_and_the_next_batch_works():
