@@ -1,22 +1,27 @@
 """Faults at random, for so many minutes: ``python -m tests.chaos --seed 1 --minutes 15``, by ``make chaos``.
 
 Needs root: nodes have networks of their own, runs a disk. Ends with exit code 1 where a round did not come to what the
-undisturbed one came to.
+undisturbed one came to. Two phases have no rounds and need no root: ``--phases bits --flips 300`` flips single bits of
+files, ``--phases clients`` attacks the service (tests/chaos/bits.py and clients.py).
 """
 
 import argparse
 import random
 import signal
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 
+from tests.chaos import bits, clients
 from tests.chaos.faults import FAULTS, PHASES, STEPPING
 from tests.chaos.rounds import Embedding, Met, Round, Search, Service, Training
 from tests.clusters import Machines
 
+Results = tuple[list[str], list[str]]
+"""Lines of a table, and what was wrong."""
 ORDER = {"loader": -1, "resize": 1, "export": 2}
 OTHERS: dict[str, tuple[type[Round], int]] = {
     "embedding": (Embedding, 40),
@@ -31,15 +36,53 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=15)
     parser.add_argument("--kinds", nargs="+", choices=[*FAULTS], default=[*FAULTS])
-    parser.add_argument("--phases", nargs="+", choices=PHASES, default=PHASES)
+    parser.add_argument("--phases", nargs="+", choices=[*PHASES, *ALONE], default=PHASES)
     parser.add_argument("--spacing", type=int, default=4, help="steps between faults, about")
+    parser.add_argument("--flips", type=int, nargs="+", default=[300], help="phase bits: number, or first and last")
+    parser.add_argument("--seconds", type=float, default=20, help="phase clients: of an attack")
+    parser.add_argument("--only", nargs="+", help="attacks, or things of which bits are flipped, by name")
     parser.add_argument("--out", type=Path, help="Markdown file for the table of results")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    lines, wrong = list[str](), list[str]()
+    for phases in [[phase] for phase in given.phases if phase in ALONE] + [[p for p in given.phases if p in PHASES]]:
+        if phases:
+            rows, problems = ALONE.get(phases[0], disturbed)(given)
+            lines, wrong = [*lines, *rows, ""], wrong + problems
+    if given.out:
+        given.out.write_text("\n".join(lines))
+    print(f"{len(wrong)} wrong: {wrong}")
+    return bool(wrong)
+
+
+def flipped(given: argparse.Namespace) -> Results:
+    """Flips of single bits, in forks of this process."""
+    flips, numbers = list[bits.Flip](), given.flips if len(given.flips) > 1 else [0, given.flips[0] - 1]
+    with tempfile.TemporaryDirectory(prefix="chaos-bits-") as folder:
+        made = bits.Bits(Path(folder), given.only)
+        for number in range(numbers[0], numbers[-1] + 1):
+            flips.append(made.flip(given.seed, number))
+            print(flips[-1], flush=True)
+    return [*bits.table(flips)], [str(flip) for flip in flips if not flip.is_right]
+
+
+def attacked(given: argparse.Namespace) -> Results:
+    """Attacks on the service, one after the other."""
+    trials = list[clients.Trial]()
+    with tempfile.TemporaryDirectory(prefix="chaos-clients-") as folder:
+        for name in given.only or clients.attacks():
+            trials.append(clients.trial(Path(folder), name, given.seconds))
+            print([*clients.table(trials)][-1], flush=True)
+    return [*clients.table(trials)], [problem for trial in trials for problem in trial.wrong]
+
+
+def disturbed(given: argparse.Namespace) -> Results:
+    """Rounds of commands that meet faults, for so many minutes."""
     machines, rounds, undisturbed = Machines(), list[Round](), dict[type[Round], Round]()
+    phases = [phase for phase in given.phases if phase in PHASES]
     try:
         until = time.monotonic() + 60 * given.minutes
-        for faults in schedule(random.Random(given.seed), given.kinds, given.phases, given.spacing):
+        for faults in schedule(random.Random(given.seed), given.kinds, phases, given.spacing):
             if time.monotonic() > until:
                 break
             subject, _ = OTHERS.get(faults[0].phase, (Training, 0))
@@ -53,11 +96,12 @@ def main() -> int:
         for round_ in undisturbed.values():
             round_.close()
         left = machines.close()
-    if given.out:
-        given.out.write_text("\n".join(table(rounds)) + "\n")
-    wrong = [line for round_ in rounds for line in round_.wrong] + left
-    print(f"{len(rounds)} rounds, {sum(len(round_.faults) for round_ in rounds)} faults, {len(wrong)} wrong: {wrong}")
-    return bool(wrong)
+    print(f"{len(rounds)} rounds, {sum(len(round_.faults) for round_ in rounds)} faults")
+    return [*table(rounds)], [line for round_ in rounds for line in round_.wrong] + left
+
+
+ALONE: dict[str, Callable[[argparse.Namespace], Results]] = {"bits": flipped, "clients": attacked}
+"""Phases that need no machines of their own, nor root; only where they are named."""
 
 
 def schedule(chance: random.Random, kinds: list[str], phases: list[str], spacing: int) -> Iterator[list[Met]]:

@@ -1,4 +1,4 @@
-"""A round on the tests' cluster, and what the checker finds in a history that is wrong."""
+"""A round on the tests' cluster, what the checker finds in a history that is wrong, and flipped bits."""
 
 import copy
 import os
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.chaos import bits
 from tests.chaos.history import Attempt, problems
 from tests.chaos.rounds import Met, Round, Training
 from tests.runs import events, run_folder
@@ -64,3 +65,26 @@ def test_what_is_wrong_is_found(undisturbed: Training, words: str):
     assert not problems(attempts, planned)
     BREAKING[words](attempts)
     assert words in str(problems(attempts, planned))
+
+
+def test_a_flipped_bit_is_noticed_in_one_line_or_harmless(tmp_path: Path):
+    made = bits.Bits(tmp_path, ["store, read whole", "structure store", "predicted structures"])
+    flips = [made.flip(0, number) for number in range(10)]
+    assert not [str(flip) for flip in flips if not flip.is_right]
+    assert {flip.thing for flip in flips} == {*made.things} and "noticed" in {flip.outcome for flip in flips}
+
+
+ENDED = bits.Ended(0, "usual\n", {"out": b"1"})
+JUDGED = {
+    "harmless": ENDED,
+    "noticed": bits.Ended(3, "usual\nerror: out: damaged\n", {}),
+    "silent": bits.Ended(0, "usual\n", {"out": b"2"}),
+    "traceback": bits.Ended(1, "Traceback (most recent call last):\nKeyError: 1\n", {}),
+    "killed by signal 7": bits.Ended(-7, "", {}),
+    "more than one line": bits.Ended(3, "error: out: damaged\nerror: out: wrong\n", {}),
+}
+
+
+@pytest.mark.parametrize("outcome", JUDGED)
+def test_what_came_of_a_flip_is_judged(outcome: str):
+    assert bits.outcome(JUDGED[outcome], ENDED) == outcome

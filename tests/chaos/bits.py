@@ -1,0 +1,392 @@
+"""One flipped bit in a file that Esmeray wrote: the command that reads it notices in one line, or it is harmless.
+
+Each thing (a store, an export, an unfinished job ...) is made once. For each flip it is copied back to the place where
+it was made, one bit of one of its files is flipped before the command that reads it, or while that runs, and what the
+command says and writes is compared with what it does undisturbed. Every command is a fork of this process, which has
+imported what they need and has never computed or opened a store: threads and LMDB do not cross a fork.
+"""
+
+import hashlib
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch.distributed as dist
+
+from common import command_line
+from dataset.embeddings.manifest import read_manifest
+from dataset.embeddings.reader import open_embeddings
+from dataset.store.conversion import ensure_store
+from dataset.structures.predictions import Predicted, PredictedStructures, hashes, keep
+from dataset.structures.store import StructureStore
+from inference.embedding.shard_files import ShardFiles
+from inference.function import prediction
+from inference.mutations import job as mutations_job
+from run_folder.job import Journal
+from tests.chaos.observed import wrap
+from tests.classifiers import export_tiny
+from tests.conftest import REPOSITORY
+from tests.dataset.tokenizer_folders import esm
+from tests.inference.embedding.jobs import LENGTHS, final_bytes, small_model_folder, write_proteins
+from tests.model.small_models import save_masked_lm
+from tests.model.support import random_sequences
+from tests.runs import run_folder, tiny_config
+from tests.structures import folds, structure_store
+from tools import __main__ as esmeray
+from train_config.loading import dump_config
+from training.engine.collective import WorkerContext
+from training.loop.worker import train_worker
+
+LIMIT_S, MAKING_S, MEMORY_BYTES = 120, 900, 6 * 2**30
+"""Of a command. One that takes them is wrong: no file here has a megabyte."""
+Call = Callable[[], Any]
+
+
+def command(words: str) -> Call:
+    return lambda: esmeray.main(words.split())
+
+
+def killed(owner: Any, method: str, calls: int, words: str) -> Call:
+    """The command, killed at the end of so many calls of a method."""
+
+    def call() -> None:
+        at_call(owner, method, calls, lambda: os._exit(0))
+        command(words)()
+        raise AssertionError("the command ended before it could be killed")
+
+    return call
+
+
+def at_call(owner: Any, method: str, calls: int, act: Call) -> None:
+    """Have something done in this process at the end of the n-th call of a method."""
+    done = Counter[str]()
+
+    def count(*_: Any) -> None:
+        done["calls"] += 1
+        if done["calls"] == calls:
+            act()
+
+    wrap(owner, method, lambda: None, count)
+
+
+@dataclass(frozen=True)
+class Thing:
+    """What is made, and read.
+
+    Attributes:
+        make, read: in a folder of its own; what ``read`` prints counts as its result.
+        flips: the files whose bits are flipped, by pattern.
+        results: the files that are compared.
+        moments: a method of the reading process and its calls: a bit is flipped at the end of one, or at the start.
+    """
+
+    make: tuple[Call, ...]
+    read: Call
+    flips: str
+    results: str = "stdout.txt"
+    moments: tuple[Any, str, int] | None = None
+
+
+EMBED = (
+    "embed run --embed.models {} --embed.input proteins.fasta --embed.device cpu --embed.precision fp32 "
+    "--embed.tokens 64 --embed.shard_tokens 64 --embed.output {} "
+)
+FEW = "--data.sample.records 60 --data.sample.families 12 --training.epochs 4 --training.warmup_steps 0 "
+FUNCTION = (
+    f"train --config {REPOSITORY / 'train_config/function.yaml'} --run.storage_path runs {FEW}--wandb.mode disabled "
+    "--model.classifier.hidden_size 16 --data.terms.min_count 3 --batch.batch_size 16 --checkpoint.every_steps 4 "
+    "--training.evaluate_every_steps 4"
+)
+PREDICT = (
+    "function predict runs/function --predict.input runs/function/function/sample/test.fasta --predict.output t.tsv"
+)
+ALIGN = "align --align.queries proteins.fasta --align.store store --align.output hits.tsv --align.evalue inf"
+SCAN = "mutations scan model --scan.sequence wild.fasta --scan.output scan --scan.precision fp32 --scan.device cpu"
+
+
+def inputs() -> None:
+    small_model_folder(Path("model"))
+    write_proteins(Path("proteins.fasta"), random_sequences(LENGTHS))
+
+
+def masked_model() -> None:
+    save_masked_lm(esm(Path("model")), "esm", vocab_size=33)
+    write_proteins(Path("wild.fasta"), random_sequences([20]))
+
+
+def train(stop_at: int | None = None) -> None:
+    """A run of eight steps, begun or resumed; stopped after a step, with a checkpoint every two."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    config = tiny_config(Path.cwd(), model={"task": "masked_lm"}, checkpoint={"every_steps": 2, "keep_last": 3})
+    run, store = run_folder(config), str(ensure_store(config.data, Path.cwd()))
+    run.path.mkdir(exist_ok=True)
+    run.config.write_text(dump_config(config))  # as the driver does
+    run.clear_requests()
+    stop = WorkerContext(report=lambda metrics: run.request_stop() if metrics["step"] == stop_at else None)
+    train_worker(config, stop if stop_at else WorkerContext(), store)
+
+
+def digest(values: Any) -> str:
+    return hashlib.sha256(np.asarray(values).tobytes()).hexdigest()
+
+
+def read_all() -> None:
+    """Every value of every output of the embeddings in ``out``."""
+    for name in read_manifest(Path("out")).outputs:
+        embeddings = open_embeddings("out", name)
+        for record_id, values in zip(embeddings.ids, embeddings, strict=True):
+            print(name, record_id, digest(values))
+
+
+def read_structures() -> None:
+    store = StructureStore("structures")
+    for record, length in enumerate(store.store.lengths.tolist()):
+        print(store.store.text(record), *map(digest, store.atoms(record, 0, length)))
+
+
+def predicted() -> None:
+    structures = folds(4)
+    residues = [structure.residues for structure in structures]
+    keep(Path("cache/fold"), residues, [Predicted(s.coordinates, s.confidence) for s in structures])
+
+
+def read_predicted() -> None:
+    opened = PredictedStructures("cache")
+    for sequence in hashes([structure.residues for structure in folds(4)]):
+        print(*map(digest, opened.of(sequence)))
+
+
+CONVERTED = (inputs, command("data convert --data.source proteins.fasta --convert.store store"))
+JOB, CACHED = EMBED.format("model", "out"), "--embed.cache cache"
+BOTH = "--embed.outputs mean residues"
+EMBEDDED = {
+    "embeddings, Parquet": f"{BOTH} --embed.format parquet",
+    "embeddings, .npy": f"{BOTH} --embed.format npy --embed.dtype fp16",
+    "embeddings, HDF5": f"{BOTH} --embed.format hdf5",
+    "embeddings, int8": f"{BOTH} --embed.format parquet --embed.dtype int8",
+}
+THINGS = {name: Thing((inputs, command(JOB + more)), read_all, "out") for name, more in EMBEDDED.items()} | {
+    "store": Thing(CONVERTED, command(ALIGN), "store", "hits.tsv"),
+    "store, read whole": Thing(CONVERTED, command("data inspect store --verify --json"), "store"),
+    "structure store": Thing((lambda: structure_store(Path("structures"), 4),), read_structures, "structures"),
+    "predicted structures": Thing((predicted,), read_predicted, "cache"),
+    "unfinished embedding job": Thing(
+        (inputs, killed(ShardFiles, "write", 3, JOB + BOTH)),
+        command(JOB + BOTH),
+        "out.partial",
+        "out",
+        (ShardFiles, "write", 3),
+    ),
+    "feature cache": Thing(
+        (inputs, command(EMBED.format("model", "first") + CACHED), lambda: shutil.rmtree("first")),
+        command(JOB + CACHED),
+        "cache",
+        "out",
+    ),
+    "unfinished alignment": Thing(
+        (*CONVERTED, killed(Journal, "add", 3, ALIGN)),
+        command(ALIGN),
+        "hits.tsv.partial",
+        "hits.tsv",
+        (Journal, "add", 9),
+    ),
+    "unfinished scan of mutants": Thing(
+        (masked_model, killed(Journal, "add", 3, SCAN)),
+        command(SCAN),
+        "scan.partial",
+        "scan/*.csv",
+        (Journal, "add", 17),
+    ),
+    "unfinished prediction of functions": Thing(
+        (command(FUNCTION), killed(Journal, "add", 1, PREDICT)),
+        command(PREDICT),
+        "t.tsv.partial",
+        "t.tsv",
+        (Journal, "add", 1),
+    ),
+    "run of function prediction": Thing((command(FUNCTION),), command(PREDICT), "runs/function", "t.tsv"),
+    "unfinished run": Thing((partial(train, 6),), train, "tiny", "tiny/export/*.safetensors"),
+    "run": Thing((train,), command("train export tiny --export.output exported"), "tiny", "exported/*.safetensors"),
+    "state of a run": Thing((train,), command("train status tiny"), "tiny"),
+    "export": Thing(
+        (inputs, train, lambda: Path("tiny/export").rename("export")),
+        command(EMBED.format("export", "out")),
+        "export",
+        "out",
+    ),
+    "classifier": Thing(
+        (inputs, lambda: export_tiny(Path("places"))),
+        command("classify predict places --predict.input proteins.fasta --predict.output out.csv"),
+        "places",
+        "out.csv",
+    ),
+}
+"""What is flipped, by name."""
+
+
+class Ended(NamedTuple):
+    """The end of a command: exit code, what it said, the results that it left."""
+
+    code: int
+    said: str
+    results: dict[str, bytes]
+
+
+class Flip(NamedTuple):
+    """A bit that was flipped, and what came of it."""
+
+    number: int
+    thing: str
+    kind: str
+    place: str
+    outcome: str
+    said: str
+
+    @property
+    def is_right(self) -> bool:
+        return self.outcome in ("noticed", "harmless")
+
+    def __str__(self) -> str:
+        return f"flip {self.number}, {self.thing}, {self.place}: {self.outcome}: {self.said[-1500:].strip()}"
+
+
+class Bits:
+    """The things, made in folders of ``root``; what comes of them undisturbed is found out once for each."""
+
+    def __init__(self, root: Path, only: Iterable[str] | None = None) -> None:
+        self.root, self.things = root, {name: THINGS[name] for name in only or THINGS}
+        self.made = cache(self._made)
+
+    def flip(self, seed: int, number: int) -> Flip:
+        """Flip one bit, chosen by these numbers."""
+        chance = random.Random(f"{seed} {number}")
+        name = chance.choice([*self.things])
+        undisturbed, place = self.made(name), self.root / name / "here"
+        note = place / "flipped.txt"
+        act = partial(flip_bit, place, self.things[name].flips, chance, note)
+        while True:
+            shutil.rmtree(place)
+            shutil.copytree(self.root / name / "kept", place)
+            ended = self._ended(self._flipping(name, act, chance), name)
+            if note.exists():  # else the command ended before the moment
+                break
+        where = note.read_text()
+        judged = outcome(ended, undisturbed)
+        return Flip(number, name, kind_of(where.split(", bit")[0]), where, judged, ended.said)
+
+    def _flipping(self, name: str, act: Call, chance: random.Random) -> Call:
+        """What reads a thing, with a flip at its start or while it runs."""
+        read, moments = self.things[name].read, self.things[name].moments
+        moment = chance.randint(0, moments[2]) if moments else 0
+
+        def call() -> Any:
+            if moments and moment:
+                at_call(*moments[:2], moment, act)
+            else:
+                act()
+            return read()
+
+        return call
+
+    def _made(self, name: str) -> Ended:
+        """Make a thing and read it."""
+        (self.root / name / "here").mkdir(parents=True)
+        for call in self.things[name].make:
+            code, said, _ = self._ended(call, name, MAKING_S)
+            assert code == 0, said
+        shutil.copytree(self.root / name / "here", self.root / name / "kept")
+        ended = self._ended(self.things[name].read, name)
+        assert ended.code == 0 and ended.results, ended.said
+        return ended
+
+    def _ended(self, call: Call, name: str, limit_s: int = LIMIT_S) -> Ended:
+        """Call in a fork, in the thing's folder."""
+        place, pattern = self.root / name / "here", self.things[name].results
+        files = [self.root / name / file for file in ("stdout.txt", "stderr.txt")]
+        sys.stdout.flush()
+        pid = os.fork()
+        if not pid:
+            in_fork(call, place, limit_s, *files)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        results = {}
+        for path in [*place.glob(pattern), *(files[:1] if pattern == "stdout.txt" else ())]:
+            results |= final_bytes(path) if path.is_dir() else {path.name: path.read_bytes()}
+        return Ended(code, files[1].read_text(errors="replace"), results)
+
+
+def in_fork(call: Call, place: Path, limit_s: int, *files: Path) -> None:
+    """Call in ``place`` as the command line does, and end this process."""
+    code = 1
+    try:
+        signal.alarm(limit_s)
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
+        for number, path in enumerate(files, 1):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")  # a test's are its own
+        os.chdir(place)
+        mutations_job.PIECE_TOKENS, prediction._BLOCK = 30, 4  # small pieces of work
+        made = command_line.run(lambda _: call(), [])
+        code = made if isinstance(made, int) else 0
+    except BaseException:
+        traceback.print_exc()
+        raise
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def flip_bit(folder: Path, pattern: str, chance: random.Random, note: Path) -> None:
+    """Flip a bit of a file below ``pattern``: each kind of file is as likely as any other."""
+    kinds: dict[str, list[Path]] = {}
+    for path in sorted(folder.glob(f"{pattern}/**/*")):
+        if path.is_file() and path.stat().st_size:
+            kinds.setdefault(kind_of(str(path.relative_to(folder))), []).append(path)
+    if kinds:
+        path = chance.choice(kinds[chance.choice([*kinds])])
+        content = bytearray(path.read_bytes())
+        bit = chance.randrange(8 * len(content))
+        content[bit // 8] ^= 1 << bit % 8
+        with path.open("r+b") as file:  # as a disk does it: whoever has the file open sees it
+            file.write(content)
+        note.write_text(f"{path.relative_to(folder)}, bit {bit % 8} of byte {bit // 8} of {len(content)}")
+
+
+def kind_of(path: str) -> str:
+    return re.sub(r"\d[\d-]*|[0-9a-f]{12,}", "N", path)
+
+
+def outcome(ended: Ended, undisturbed: Ended) -> str:
+    lines = set(ended.said.splitlines()) - set(undisturbed.said.splitlines())
+    if ended.code < 0 or "Traceback" in ended.said:
+        return "traceback" if ended.code >= 0 else f"killed by signal {-ended.code}"
+    if ended.code == 0 and ended.results == undisturbed.results:
+        return "harmless"
+    if ended.code == 0:
+        return "noticed" if any("damaged" in line for line in lines) else "silent"
+    return "noticed" if len(lines) == 1 and lines.pop().startswith("error: ") else "more than one line"
+
+
+def table(flips: Iterable[Flip]) -> Iterator[str]:
+    """A row for each kind of file, and one for all."""
+    rows: dict[tuple[str, str], Counter[str]] = {}
+    for flip in flips:
+        for row in ((flip.thing, flip.kind), ("all", "")):
+            rows.setdefault(row, Counter()).update([flip.outcome, "flips"])
+    columns = ["flips", "noticed", "harmless", *sorted({*rows["all", ""]} - {"flips", "noticed", "harmless"})]
+    yield f"| bits of | file | {' | '.join(columns)} |"
+    yield "|---" * (2 + len(columns)) + "|"
+    for (thing, kind), counts in sorted(rows.items()):
+        yield f"| {thing} | {kind} | {' | '.join(str(counts[column]) for column in columns)} |"
