@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import DataError
+from common.errors import parsing
 from common.publishing import atomic_file, writing
 
 Arrays: TypeAlias = Mapping[str, NDArray]
@@ -37,20 +37,25 @@ def write_arrays(path: Path, arrays: Arrays) -> None:
 
 def open_arrays(path: Path) -> dict[str, NDArray]:
     """The arrays as read-only views of the mapped file. Raises DataError where it is missing or truncated."""
-    try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length))
+    with parsing(path, "remove it, and compute it again"):
         mapped = np.memmap(path, mode="r", dtype=np.uint8)
+        length = int.from_bytes(mapped[:8].tobytes(), "little")
+        if length > mapped.size - 8:  # before so much is read
+            raise ValueError(f"a header of {length:,} bytes")
+        header = json.loads(mapped[8 : 8 + length].tobytes())
         arrays = {}
         for name, kind in header.items():
             start, end = (8 + length + offset for offset in kind["data_offsets"])
             arrays[name] = np.asarray(mapped[start:end]).view(_DTYPES[kind["dtype"]]).reshape(kind["shape"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            f"{path}: damaged or missing ({type(error).__name__}); remove it, and compute it again"
-        ) from error
-    return arrays
+        return arrays
+
+
+def rows_of(arrays: Arrays, place: int) -> NDArray:
+    """``values`` between the ``offsets`` of the item at a place. Raises ValueError where they are not all there."""
+    start, stop = arrays["offsets"][place : place + 2].tolist()
+    if not 0 <= start <= stop <= len(arrays["values"]):
+        raise ValueError(f"rows {start} to {stop} of {len(arrays['values'])}")
+    return arrays["values"][start:stop]
 
 
 def as_float32(values: NDArray, scales: NDArray | None = None) -> NDArray[np.float32]:

@@ -17,13 +17,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 
-from common.errors import DataError
+from common.errors import DataError, parsing
 from common.publishing import inner_name, write_atomically, writing
+from common.verification import verified
 
 MANIFEST_FILE, INDEX_FILE = "embeddings.json", "index.parquet"
 INDEX_ROWS = 65_536
+REMEDY = "compute or copy the embeddings again"
+_INDEX_TYPES = {"id": pa.string(), "length": pa.uint32(), "sequence": pa.int64(), "key": pa.string()}
 
 Per: TypeAlias = Literal["protein", "residue", "pair"]
 Dtype: TypeAlias = Literal["fp32", "fp16", "bf16", "int8"]
@@ -49,7 +52,7 @@ class OutputManifest(BaseModel):
 
     description: str
     per: Per
-    channels: int
+    channels: PositiveInt
     dtype: Dtype
     format: str
     files: list[Name] = []
@@ -65,21 +68,19 @@ class EmbeddingsManifest(BaseModel):
 
     format: Literal["esmeray-embeddings"] = "esmeray-embeddings"
     format_version: Literal[1] = 1
-    num_records: int
+    num_records: NonNegativeInt
     num_sequences: int
-    outputs: dict[Name, OutputManifest]
+    outputs: dict[Name, OutputManifest] = Field(min_length=1)
     job: dict[str, Any] = {}
 
 
 def read_manifest(folder: Path) -> EmbeddingsManifest:
     """The manifest of a folder. Raises DataError where there is none, or it can't be read."""
     path = folder / MANIFEST_FILE
-    try:
-        return EmbeddingsManifest.model_validate_json(path.read_bytes())
-    except FileNotFoundError as error:
-        raise DataError(f"{folder}: no embeddings there (no {MANIFEST_FILE}); give a folder made by embed") from error
-    except (OSError, ValidationError) as error:
-        raise DataError(f"{path}: damaged ({type(error).__name__}); compute the embeddings again") from error
+    if not path.is_file():
+        raise DataError(f"{folder}: no embeddings there (no {MANIFEST_FILE}); give a folder made by embed")
+    with parsing(path, REMEDY):
+        return EmbeddingsManifest.model_validate_json(verified(path).read_bytes())
 
 
 def write_manifest(folder: Path, manifest: EmbeddingsManifest) -> None:
@@ -90,8 +91,8 @@ def write_manifest(folder: Path, manifest: EmbeddingsManifest) -> None:
 class Index:
     """The index of a folder: N records in the order of the input."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, num_records: int) -> None:
+        self.folder, self.num_records = folder, num_records
 
     @cached_property
     def ids(self) -> list[str]:
@@ -109,18 +110,27 @@ class Index:
         return self.column("sequence").to_numpy()
 
     def column(self, name: str) -> Any:
-        """(N,) a column, as Arrow has it."""
-        return pq.read_table(self.folder / INDEX_FILE, columns=[name]).column(name)
+        """(N,) a column, as Arrow has it. Raises DataError where the index is damaged or of other records."""
+        path = verified(self.folder / INDEX_FILE)
+        with parsing(path, REMEDY):
+            file = pq.ParquetFile(path, page_checksum_verification=True)
+            # Before a column is decoded: of equal values a few bytes may stand for billions of rows.
+            if file.metadata.num_rows != self.num_records or self.num_records > path.stat().st_size:
+                raise ValueError(f"{file.metadata.num_rows:,} records, not {self.num_records:,}")
+            column = file.read([name]).column(name)
+            if column.type != _INDEX_TYPES[name] or column.null_count:
+                raise ValueError(f"its column {name} is of another kind")
+            return column
 
 
 def write_index(folder: Path, rows: Iterable[dict[str, Any]]) -> None:
     """Write the index from parts of it, each with columns ``id``, ``length``, ``sequence``, maybe HDF5's ``key``."""
-    types = {"id": pa.string(), "length": pa.uint32(), "sequence": pa.int64(), "key": pa.string()}
     writer = None
     with writing(folder / INDEX_FILE):
         for columns in rows:
             if writer is None:
-                writer = pq.ParquetWriter(folder / INDEX_FILE, pa.schema([(name, types[name]) for name in columns]))
+                schema = pa.schema([(name, _INDEX_TYPES[name]) for name in columns])
+                writer = pq.ParquetWriter(folder / INDEX_FILE, schema, write_page_checksum=True)
             writer.write_table(pa.table(columns, schema=writer.schema))
         if writer is not None:
             writer.close()

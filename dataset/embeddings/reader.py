@@ -17,7 +17,15 @@ from common.errors import ConfigError, DataError
 from common.text import did_you_mean
 from dataset.embeddings.formats.base import Values
 from dataset.embeddings.formats.registry import FORMATS
-from dataset.embeddings.manifest import INDEX_FILE, EmbeddingsManifest, Index, OutputManifest, parts, read_manifest
+from dataset.embeddings.manifest import (
+    INDEX_FILE,
+    REMEDY,
+    EmbeddingsManifest,
+    Index,
+    OutputManifest,
+    parts,
+    read_manifest,
+)
 
 
 def open_embeddings(folder: Path | str, output: str | None = None) -> "Embeddings":
@@ -43,8 +51,8 @@ class Embeddings(Index):
     """
 
     def __init__(self, folder: Path, output: str | None) -> None:
-        super().__init__(folder)
         self.manifest: EmbeddingsManifest = read_manifest(folder)
+        super().__init__(folder, self.manifest.num_records)
         known = list(self.manifest.outputs)
         self.name = known[0] if output is None else output
         if self.name not in self.manifest.outputs:
@@ -52,15 +60,17 @@ class Embeddings(Index):
                 f"{folder}: no output {self.name!r}{did_you_mean(self.name, known)}; there are {', '.join(known)}"
             )
         self.output: OutputManifest = self.manifest.outputs[self.name]
+        if not self.output.files:
+            raise DataError(f"{folder}: output {self.name!r} names no file; {REMEDY}")
         missing = [name for name in [INDEX_FILE, *self.output.files] if not (folder / name).is_file()]
         if missing:
-            raise DataError(f"{folder}: damaged: {missing[0]} is missing; compute the embeddings again")
+            raise DataError(f"{folder}: damaged: {missing[0]} is missing; {REMEDY}")
         if self.output.format not in FORMATS:
             raise DataError(f"{folder}: output {self.name!r} is {self.output.format}; {', '.join(FORMATS)} are read")
         self._rows = FORMATS[self.output.format].read(self.output, self)
 
     def __len__(self) -> int:
-        return self.manifest.num_records
+        return self.num_records
 
     @property
     def channels(self) -> int:

@@ -25,10 +25,11 @@ from pydantic import BaseModel, ConfigDict
 from safetensors.numpy import load_file
 
 from common.errors import DataError
+from common.verification import check_file
 from dataset.fasta.counts import SourceFile
 from dataset.labels.label_space import MAPPINGS_FILE, LabelSpace
 from dataset.labels.labelled_file import LabelledCounts
-from dataset.store.format import MADE_AGAIN, SEQUENCES_FOLDER, SampleSource, check_file, read_signed
+from dataset.store.format import MADE_AGAIN, SEQUENCES_FOLDER, SampleSource, read_signed
 from dataset.store.reader import Store, stage_once
 from dataset.targets import SparseTargets
 

@@ -29,8 +29,8 @@ from typing import Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from common.errors import DataError, reading
-from common.publishing import file_xxh128
+from common.errors import DataError
+from common.json_file import read_json
 from dataset.fasta.counts import IngestCounts, SourceFile
 from train_config.schema import IngestSection
 
@@ -185,12 +185,8 @@ def read_signed(path: Path, model: type[Manifest], remedy: str, kind: str = "sto
     def damaged(problem: str) -> DataError:
         return DataError(f"{path}: damaged: {problem}; {remedy}")
 
-    try:
-        with reading(path):
-            content: Any = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise damaged("not JSON") from error
-    if not isinstance(content, dict) or content.get("format") != wanted:
+    content = read_json(path, remedy)
+    if content.get("format") != wanted:
         raise damaged(f"it does not say format {wanted!r}")
     if (version := content.get("format_version")) not in versions:
         readable = " or ".join(map(str, versions))
@@ -204,18 +200,6 @@ def read_signed(path: Path, model: type[Manifest], remedy: str, kind: str = "sto
         return model.model_validate(content)
     except ValidationError as error:
         raise damaged(f"{error.error_count()} fields are wrong, first {error.errors()[0]['loc']}") from error
-
-
-def check_file(path: Path, remedy: str, *, num_bytes: int | None = None, xxh128: str | None = None) -> None:
-    """Raise DataError, with the remedy, for a file of another size or checksum, or that can't be read."""
-    with reading(path, remedy):
-        size = path.stat().st_size
-        if num_bytes is not None and num_bytes != size:
-            raise DataError(
-                f"{path}: {size:,} bytes where the manifest says {num_bytes:,}: truncated or replaced; {remedy}"
-            )
-        if xxh128 is not None and xxh128 != file_xxh128(path):
-            raise DataError(f"{path}: damaged: its checksum is not the manifest's; {remedy}")
 
 
 def find_index_pages(data_file: Path, page_bytes: int) -> list[int]:

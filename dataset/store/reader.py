@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from common.errors import DataError, reading
 from common.publishing import disk_full, exclusive, published
+from common.verification import check_file
 from dataset.store import format as layout
 from dataset.store.format import DATA_FILE, MANIFEST_FILE, STORE_REMEDY, Kind, StoreManifest
 
@@ -114,12 +115,12 @@ class Store:
 
     def _check_file(self, full: bool) -> None:
         data_file, manifest = self.path / DATA_FILE, self.manifest
-        layout.check_file(data_file, STORE_REMEDY, num_bytes=manifest.data_bytes)
+        check_file(data_file, STORE_REMEDY, num_bytes=manifest.data_bytes)
         with reading(data_file, STORE_REMEDY):
             if layout.index_crc32(data_file, manifest.page_bytes, manifest.index_pages) != manifest.index_crc32:
                 raise DataError(f"{data_file}: damaged: the checksum of its index does not hold; {STORE_REMEDY}")
         if full:
-            layout.check_file(data_file, STORE_REMEDY, xxh128=manifest.data_xxh128)
+            check_file(data_file, STORE_REMEDY, xxh128=manifest.data_xxh128)
 
 
 class _Block(NamedTuple):
@@ -137,7 +138,7 @@ class _OpenFile:
     def __init__(self, path: Path, manifest: StoreManifest) -> None:
         self.pid = os.getpid()
         self._path, self._manifest = path, manifest
-        layout.check_file(path / DATA_FILE, STORE_REMEDY, num_bytes=manifest.data_bytes)  # it may have changed since
+        check_file(path / DATA_FILE, STORE_REMEDY, num_bytes=manifest.data_bytes)  # it may have changed since
         try:
             # Read-ahead stays on: a block is read as a whole for its checksum, which takes five times as long by pages.
             environment = lmdb.open(str(path), readonly=True, lock=False, lib_version=layout.LMDB_MAJOR)

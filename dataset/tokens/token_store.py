@@ -21,7 +21,8 @@ from pydantic import BaseModel, ConfigDict
 from common.errors import DataError
 from common.progress import ConversionProgress, ProgressCallback
 from common.publishing import exclusive, file_xxh128, published
-from dataset.store.format import check_file, read_signed, signed_json
+from common.verification import check_file
+from dataset.store.format import read_signed, signed_json
 from dataset.store.reader import Store
 from dataset.tokens.base import SequenceTokenizer
 

@@ -13,9 +13,11 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from common.errors import DataError
 from common.publishing import writing
+from common.verification import verified
 from dataset.embeddings.arrays import as_float32, quantized, scales_of
-from dataset.embeddings.manifest import Dtype, Index, OutputManifest, Per
+from dataset.embeddings.manifest import MANIFEST_FILE, REMEDY, Dtype, Index, OutputManifest, Per
 
 NUMPY_DTYPES: dict[Dtype, str] = {"fp32": "float32", "fp16": "float16", "int8": "int8"}
 _BYTES: dict[Dtype, int] = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}
@@ -120,8 +122,11 @@ class TableRows(Rows):
     """(N, C) in one file."""
 
     def __init__(self, output: OutputManifest, index: Index) -> None:
-        self.path = index.folder / output.files[0]
-        self.channels = output.channels
+        self.path = verified(index.folder / output.files[0])
+        if output.dtype == "int8" and len(output.scales or ()) != output.channels:
+            raise DataError(f"{index.folder / MANIFEST_FILE}: has no scale of each int8 channel; {REMEDY}")
+        self.shape = index.num_records, output.channels
+        self.dtype = np.dtype(NUMPY_DTYPES[output.dtype])
         self._scales = scales_array(output)
 
     def row(self, number: int) -> Values:

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from common.errors import DataError
+from common.errors import DataError, parsing
+from common.verification import verified
 from dataset.embeddings.formats.base import NUMPY_DTYPES, Append, Block, Format, Rows, Values
-from dataset.embeddings.manifest import Index, OutputManifest
+from dataset.embeddings.manifest import REMEDY, Index, OutputManifest
 
 
 class Hdf5(Format):
@@ -48,15 +49,21 @@ class _Hdf5Rows(Rows):
     def __init__(self, output: OutputManifest, index: Index) -> None:
         import h5py
 
-        try:
-            self._file = h5py.File(index.folder / output.files[0], "r")
-        except OSError as error:
-            raise DataError(f"{index.folder}: damaged ({error}); compute the embeddings again") from error
-        self._is_per_protein = output.per == "protein"
+        self._path = verified(index.folder / output.files[0])
+        with parsing(self._path, REMEDY):
+            self._file = h5py.File(self._path, "r")
+        self._is_per_protein, self._channels = output.per == "protein", output.channels
         self._keys: list[str] = index.column("key").to_pylist()
 
     def row(self, number: int) -> Values:
-        return self._file[self._keys[number]][()].astype(np.float32)
+        with parsing(self._path, REMEDY):
+            dataset = self._file[self._keys[number]]
+            if dataset.id.get_storage_size() < dataset.nbytes:  # values that the file lacks would be made up
+                raise ValueError(f"{self._keys[number]} lacks values")
+            if self._is_per_protein and dataset.shape != (self._channels,):
+                raise ValueError(f"{self._keys[number]} has shape {dataset.shape}")
+            values: Values = dataset[()].astype(np.float32)
+            return values
 
     def rows(self, start: int, stop: int) -> Any:
         rows = super().rows(start, stop)

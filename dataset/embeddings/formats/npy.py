@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import DataError
+from common.errors import parsing
 from dataset.embeddings.formats.base import NUMPY_DTYPES, Append, Block, Format, Rows, TableRows, narrowed
-from dataset.embeddings.manifest import Index, OutputManifest
+from dataset.embeddings.manifest import REMEDY, Index, OutputManifest
 
 
 class Npy(Format):
@@ -40,10 +40,11 @@ class Npy(Format):
 class _NpyRows(TableRows):
     @cached_property
     def _mapped(self) -> NDArray:
-        try:
-            return np.load(self.path, mmap_mode="r")
-        except (OSError, ValueError) as error:
-            raise DataError(f"{self.path}: damaged ({error}); compute the embeddings again") from error
+        with parsing(self.path, REMEDY), np.errstate(over="ignore"):  # a huge shape is refused, not warned of
+            mapped: NDArray = np.load(self.path, mmap_mode="r")
+            if (mapped.shape, mapped.dtype) != (self.shape, self.dtype):
+                raise ValueError(f"{mapped.dtype} {mapped.shape} where the manifest has {self.dtype} {self.shape}")
+            return mapped
 
     def stored(self, start: int, stop: int) -> NDArray:
         return np.asarray(self._mapped[start:stop])

@@ -8,15 +8,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from common.errors import DataError
+from common.errors import parsing
 from dataset.embeddings.formats.base import NUMPY_DTYPES, Append, Block, Format, Rows, TableRows, narrowed
-from dataset.embeddings.manifest import Index, OutputManifest
+from dataset.embeddings.manifest import REMEDY, Index, OutputManifest
 
 
 class Parquet(Format):
@@ -46,7 +47,8 @@ class Parquet(Format):
             ]
             writer.write_table(pa.Table.from_arrays(columns, schema=schema), row_group_size=len(block.ids))
 
-        with pq.ParquetWriter(path, schema, use_dictionary=False, compression="none", write_statistics=False) as writer:
+        plain: dict[str, Any] = {"use_dictionary": False, "compression": "none", "write_statistics": False}
+        with pq.ParquetWriter(path, schema, write_page_checksum=True, **plain) as writer:
             yield append
 
     def read(self, output: OutputManifest, index: Index) -> Rows:
@@ -56,12 +58,16 @@ class Parquet(Format):
 class _ParquetRows(TableRows):
     def __init__(self, output: OutputManifest, index: Index) -> None:
         super().__init__(output, index)
-        try:
-            self._file = pq.ParquetFile(self.path, memory_map=True)
-        except (OSError, ValueError) as error:
-            raise DataError(f"{self.path}: damaged ({error}); compute the embeddings again") from error
-        groups = [self._file.metadata.row_group(n).num_rows for n in range(self._file.num_row_groups)]
-        self._ends = np.cumsum([0, *groups])
+        with parsing(self.path, REMEDY):
+            self._file = pq.ParquetFile(self.path, memory_map=True, page_checksum_verification=True)
+            groups = [self._file.metadata.row_group(n).num_rows for n in range(self._file.num_row_groups)]
+            self._ends = np.cumsum([0, *groups])
+            records, channels = self.shape
+            vector = self._file.schema_arrow.field("embedding").type
+            if vector.value_type != pa.from_numpy_dtype(self.dtype) or vector.list_size != channels:
+                raise ValueError(f"vectors of {vector} where the manifest has {channels:,} channels of {self.dtype}")
+            if int(self._ends[-1]) != records:
+                raise ValueError(f"{self._ends[-1]:,} records where the manifest has {records:,}")
         self._group = lru_cache(maxsize=2)(self._read_group)
 
     def stored(self, start: int, stop: int) -> NDArray:
@@ -72,5 +78,7 @@ class _ParquetRows(TableRows):
         return joined[start - offset : stop - offset]
 
     def _read_group(self, number: int) -> NDArray:
-        column = self._file.read_row_group(number, columns=["embedding"]).column(0).combine_chunks()
-        return column.flatten().to_numpy(zero_copy_only=True).reshape(-1, self.channels)
+        with parsing(self.path, REMEDY):
+            column = self._file.read_row_group(number, columns=["embedding"]).column(0).combine_chunks()
+            rows = int(self._ends[number + 1] - self._ends[number])
+            return column.flatten().to_numpy(zero_copy_only=True).reshape(rows, -1)

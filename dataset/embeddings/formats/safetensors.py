@@ -12,10 +12,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from common.errors import parsing
 from common.publishing import writing
-from dataset.embeddings.arrays import as_float32, open_arrays
+from common.verification import verified
+from dataset.embeddings.arrays import as_float32, open_arrays, rows_of
 from dataset.embeddings.formats.base import Append, Format, Rows, Source, Values
-from dataset.embeddings.manifest import Dtype, Index, OutputManifest, Per
+from dataset.embeddings.manifest import REMEDY, Dtype, Index, OutputManifest, Per
 
 
 class Safetensors(Format):
@@ -52,13 +54,13 @@ class _ShardRows(Rows):
         self._index, self._is_pair = index, output.per == "pair"
         self._paths = [index.folder / name for name in output.files]
         self._first = np.array(output.first_sequences)
-        self._open = lru_cache(maxsize=1024)(open_arrays)
+        # A shard is verified when it is opened: an output of all residues of a proteome is never read as a whole.
+        self._open = lru_cache(maxsize=1024)(lambda path: open_arrays(verified(path)))
 
     def row(self, number: int) -> Values:
-        sequence = int(self._index.sequences[number])
-        shard = int(np.searchsorted(self._first, sequence, side="right")) - 1
-        arrays, place = self._open(self._paths[shard]), sequence - int(self._first[shard])
-        start, stop = arrays["offsets"][place : place + 2]
-        values = as_float32(arrays["values"][start:stop], arrays.get("scales"))
-        length = int(self._index.lengths[number])
-        return values.reshape(length, length) if self._is_pair else values
+        sequence, length = int(self._index.sequences[number]), int(self._index.lengths[number])
+        with parsing(self._index.folder, REMEDY):
+            shard = int(np.searchsorted(self._first, sequence, side="right")) - 1
+            arrays, place = self._open(self._paths[shard]), sequence - int(self._first[shard])
+            values = as_float32(rows_of(arrays, place), arrays.get("scales"))
+            return values.reshape(length, length) if self._is_pair else values

@@ -1,0 +1,64 @@
+"""One flipped bit in a file: what a disk, a cable or a copy does to it now and then."""
+
+import copy
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from common.errors import EsmerayError
+
+
+@contextmanager
+def flipped(path: Path, bit: int) -> Iterator[None]:
+    """One bit of a file the other way, for the time of the block."""
+    place, mask = bit // 8, 1 << bit % 8
+    with path.open("r+b", buffering=0) as file:
+        file.seek(place)
+        (byte,) = file.read(1)
+        file.seek(place)
+        file.write(bytes([byte ^ mask]))
+    try:
+        yield
+    finally:
+        with path.open("r+b", buffering=0) as file:
+            file.seek(place)
+            file.write(bytes([byte]))
+
+
+def flips(path: Path, count: int, seed: int) -> list[int]:
+    """Bits of a file, half of them of its first 512 bytes, where headers are."""
+    draw, size = random.Random(f"{seed} {path.name}"), path.stat().st_size
+    return [8 * draw.randrange(min(size, 512) if number % 2 else size) + draw.randrange(8) for number in range(count)]
+
+
+def refuse_silence(path: Path, read: Callable[[], Any], count: int = 30, seed: int = 0) -> int:
+    """Flip one bit after the other and read: each is noticed in one line, or the result is the same.
+
+    Returns how many were noticed. Whatever else is raised is the test's failure.
+    """
+    wanted, noticed = copy.deepcopy(read()), 0  # arrays may be views of the file
+    for bit in flips(path, count, seed):
+        with flipped(path, bit):
+            try:
+                result = read()
+            except EsmerayError as error:
+                assert "\n" not in str(error) and str(path.parent) in str(error), f"bit {bit} of {path.name}: {error}"
+                noticed += 1
+            else:
+                assert same(result, wanted), f"bit {bit} of {path.name} changed the result in silence"
+    return noticed
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equality of arrays, and of what holds them."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, np.ndarray):
+        return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
+    return bool(one == other)

@@ -1,0 +1,181 @@
+"""Damaged or hostile embeddings are refused in one line: no wrong vector, no traceback, no memory for nothing."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from common.errors import DataError
+from common.publishing import MADE_FILE, made_folder
+from dataset.embeddings.arrays import open_arrays, write_arrays
+from dataset.embeddings.formats.registry import FORMATS
+from dataset.embeddings.manifest import INDEX_FILE, MANIFEST_FILE, EmbeddingsManifest, OutputManifest, write_manifest
+from dataset.embeddings.reader import open_embeddings
+from tests.damage import flipped, refuse_silence
+from tests.embeddings import make_embeddings, random_vectors
+
+TABLES = ("parquet", "npy", "hdf5")
+
+
+def made(folder: Path, file_format: str) -> Path:
+    """Forty vectors, or the residues of four sequences, as embed publishes them."""
+    with made_folder(folder, "embed", overwrite=False) as building:
+        if file_format != "safetensors":
+            shutil.rmtree(building)
+            make_embeddings(building, random_vectors(40, 8), file_format=file_format)
+        else:
+            make_residues(building)
+    return folder
+
+
+def make_residues(folder: Path) -> None:
+    (folder / "residues").mkdir()
+    offsets = np.cumsum([0, 10, 11])
+    for number in range(2):
+        values = random_vectors(21, 8, number)
+        write_arrays(folder / f"residues/{number}.safetensors", {"offsets": offsets, "values": values})
+    make_embeddings(folder / "index", random_vectors(4, 8))
+    (folder / "index" / INDEX_FILE).rename(folder / INDEX_FILE)
+    shutil.rmtree(folder / "index")
+    output = OutputManifest(
+        description="residues", per="residue", channels=8, dtype="fp32", format="safetensors", first_sequences=[0, 2]
+    ).model_copy(update={"files": ["residues/0.safetensors", "residues/1.safetensors"]})
+    write_manifest(folder, EmbeddingsManifest(num_records=4, num_sequences=4, outputs={"residues": output}))
+
+
+def read(folder: Path) -> list[Any]:
+    opened = open_embeddings(folder)
+    return [opened.ids, opened.lengths, opened.sequences, list(opened)]
+
+
+@pytest.mark.parametrize("file_format", FORMATS)
+def test_a_flipped_bit_of_any_file_is_noticed(tmp_path: Path, file_format: str):
+    folder = made(tmp_path / "v", file_format)
+    for path in sorted(folder.rglob("*.*")):
+        noticed = refuse_silence(path, lambda: read(folder))
+        assert noticed == 30 or path.name == MADE_FILE, path
+
+
+@pytest.mark.parametrize("file_format", FORMATS)
+def test_embeddings_without_their_list_of_files_open(tmp_path: Path, file_format: str):
+    folder = made(tmp_path / "v", file_format)
+    (folder / MADE_FILE).unlink()
+    assert len(read(folder)[3]) == len(open_embeddings(folder))
+
+
+def test_parquet_has_checksums_of_its_own(tmp_path: Path):
+    folder = made(tmp_path / "v", "parquet")
+    (folder / MADE_FILE).unlink()
+    path = folder / "mean.parquet"
+    place = path.read_bytes().index(random_vectors(40, 8)[20].tobytes())
+    with flipped(path, 8 * place), pytest.raises(DataError, match=r"mean\.parquet: can't be read: .*CRC"):
+        read(folder)
+
+
+def with_manifest(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], Any]:
+    def hostile(folder: Path) -> None:
+        path = folder / MANIFEST_FILE
+        content = json.loads(path.read_bytes())
+        change(content)
+        path.write_text(json.dumps(content))
+
+    return hostile
+
+
+def with_text(text: str) -> Callable[[Path], Any]:
+    return lambda folder: (folder / MANIFEST_FILE).write_text(text)
+
+
+def npy(shape: str, descr: str = "<f4", extra: str = "") -> Callable[[Path], Any]:
+    def hostile(folder: Path) -> None:
+        text = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape}{extra}}}".encode()
+        (folder / "mean.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + b"0" * 999)
+
+    return hostile
+
+
+def hollow(folder: Path) -> None:
+    """Vectors of a terabyte that HDF5 would make up of zeros."""
+    with h5py.File(folder / "mean.h5", "w") as file:
+        for number in range(40):
+            file.create_dataset(f"p{number}", shape=(1 << 38,), chunks=(1 << 20,), dtype="f4")
+
+
+def index_of(columns: dict[str, Any]) -> Callable[[Path], Any]:
+    return lambda folder: pq.write_table(pa.table(columns), folder / INDEX_FILE)
+
+
+def vectors_of(table: Any) -> Callable[[Path], Any]:
+    return lambda folder: pq.write_table(table, folder / "mean.parquet")
+
+
+def output_with(**changes: Any) -> Callable[[Path], Any]:
+    return with_manifest(lambda content: content["outputs"]["mean"].update(changes))
+
+
+MANY = pa.array(np.zeros(1_000_000, np.int64))
+HOSTILE: dict[str, tuple[str, Callable[[Path], Any]]] = {
+    "a list": ("npy", with_text("[]")),
+    "deep": ("npy", with_text("[" * 100_000)),
+    "outputs is a list": ("npy", with_manifest(lambda content: content.update(outputs=[]))),
+    "no output": ("npy", with_manifest(lambda content: content.update(outputs={}))),
+    "no file": ("npy", output_with(files=[])),
+    "negative channels": ("npy", output_with(channels=-8)),
+    "many channels": ("npy", output_with(channels=10**12)),
+    "many records": ("npy", with_manifest(lambda content: content.update(num_records=10**15))),
+    "int8 without scales": ("npy", output_with(dtype="int8")),
+    "objects": ("npy", npy("(40, 8)", "|O")),
+    "a huge shape": ("npy", npy("(9223372036854775807, 8)")),
+    "a negative shape": ("npy", npy("(-40, -8)")),
+    "a deep shape": ("npy", npy("(" * 500 + ")" * 500)),
+    "a hollow dataset": ("hdf5", hollow),
+    "no column": ("npy", index_of({"name": ["a"] * 40})),
+    "no keys": ("hdf5", index_of({"id": [f"p{n}" for n in range(40)]})),
+    "other kinds": ("npy", index_of({"id": list(range(40)), "length": list("ab" * 20), "sequence": [None] * 40})),
+    "many rows of few bytes": ("npy", index_of({"id": MANY})),
+    "no vectors": ("parquet", vectors_of(pa.table({"id": ["a"] * 40}))),
+    "texts": ("parquet", vectors_of(pa.table({"embedding": [["a"] * 8] * 40}))),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_hostile_folder_is_refused_in_one_line(tmp_path: Path, case: str):
+    file_format, harm = HOSTILE[case]
+    folder = made(tmp_path / "v", file_format)
+    (folder / MADE_FILE).unlink()
+    harm(folder)
+    with pytest.raises(DataError) as refused:
+        read(folder)
+    assert "\n" not in str(refused.value) and str(folder) in str(refused.value)
+
+
+HEADERS = [
+    (2**63).to_bytes(8, "little"),
+    (2**40).to_bytes(8, "little") + b"{}",
+    (2).to_bytes(8, "little") + b"[]",
+    (100_000).to_bytes(8, "little") + b"[" * 100_000,
+    *(
+        len(text).to_bytes(8, "little") + text
+        for text in (
+            b'{"a": 1}',
+            b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 1e400]}}',
+            b'{"a": {"dtype": "F32", "shape": [9223372036854775807, 4], "data_offsets": [0, 16]}}',
+            b'{"a": {"dtype": ["F32"], "shape": [4], "data_offsets": [0, 16]}}',
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("header", HEADERS, ids=range(len(HEADERS)))
+def test_a_hostile_header_of_safetensors_is_refused_in_one_line(tmp_path: Path, header: bytes):
+    path = tmp_path / "shard-a.safetensors"
+    path.write_bytes(header + b"0" * 64)
+    with pytest.raises(DataError, match=r"^.*shard-a\.safetensors: damaged \(.+\); remove it, and compute it again$"):
+        open_arrays(path)
