@@ -1,8 +1,10 @@
 """Rows of sequences by a frozen network, computed once for each distinct one and read from then on.
 
-A folder holds the rows of one fingerprint, by the hash of the sequence, in shards, each written by one process at one
-time. A shard is a safetensors file: ``hashes`` (S,) uint64, ``offsets`` (S+1,) of each sequence's first row, ``values``
-(R, D), and ``checksum`` (2,) uint64, the XXH3-128 of the values.
+A folder holds the rows of one fingerprint, by the key of the sequence (:func:`dataset.fasta.records.keys_of`), in
+shards, each written by one process at one time. A shard is a safetensors file: ``hashes`` (S, 2) uint64, the keys,
+``offsets`` (S+1,) of each sequence's first row, ``values`` (R, D), and two XXH3-128, (2,) uint64 each: ``checksum`` of
+the values, which are verified when they are first read, and ``index_checksum`` of the others, which are at once. Shards
+of earlier versions have the first half of each key, (S,), and no ``index_checksum``.
 
 Shape legend: N sequences, S sequences of a shard, R rows of all of them, D channels.
 """
@@ -15,12 +17,15 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from common.errors import DataError
+from common.errors import DataError, parsing
 from common.publishing import writing
-from dataset.embeddings.arrays import open_arrays, write_arrays
+from dataset.embeddings.arrays import Arrays, open_arrays, rows_of, write_arrays
 
 _SHARDS = "shard-*.safetensors"
 _SMALL_BYTES = 2**26
+_REMEDY = "remove the file: what it holds is computed again"
+_UNKNOWN = np.uint64(0)
+"""Second half of a key in shards of earlier versions, which are found by the first alone."""
 
 
 class FeatureStore:
@@ -30,43 +35,61 @@ class FeatureStore:
         """Open the folder, which need not exist yet; DataError where shards are damaged or differ in channels."""
         self.path = Path(path).absolute()
         self._files = sorted(self.path.glob(_SHARDS))
-        self._shards = [open_arrays(file) for file in self._files]
+        self._shards = [_opened(file) for file in self._files]
         channels = {shard["values"].shape[1] for shard in self._shards}
         if len(channels) > 1:
             raise DataError(f"{self.path}: its shards have {sorted(channels)} channels; remove the folder")
         self.channels = channels.pop() if channels else 0
-        hashes = np.concatenate([np.empty(0, np.uint64), *(shard["hashes"] for shard in self._shards)])
-        sizes = [shard["hashes"].size for shard in self._shards]
+        halves = [np.empty((0, 2), np.uint64), *(_both_halves(shard["hashes"]) for shard in self._shards)]
+        keys = np.concatenate(halves)
+        sizes = [len(shard["hashes"]) for shard in self._shards]
         owners = np.repeat(np.arange(len(sizes)), sizes)
-        places = np.arange(hashes.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        order = np.argsort(hashes, kind="stable")
-        self._hashes, self._owner = hashes[order], np.stack([owners, places], axis=1)[order]
-        self._values = cache(lambda number: _checked(self._files[number], self._shards[number]))
+        places = np.arange(len(keys)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        order = np.lexsort((keys[:, 1], keys[:, 0]))
+        self._first, self._second = keys[order].T.copy()
+        self._owner = np.stack([owners, places], axis=1)[order]
+        self._verified = cache(lambda number: _with_values(self._files[number], self._shards[number]))
 
     def __len__(self) -> int:
-        return self._hashes.size
+        return self._first.size
 
-    def has(self, hashes_N: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    def has(self, keys_N2: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """(N,) bool: which sequences have rows."""
-        places = np.searchsorted(self._hashes, hashes_N)
-        inside = places < self._hashes.size
-        has_rows_N = np.zeros(hashes_N.size, dtype=bool)
-        has_rows_N[inside] = self._hashes[places[inside]] == hashes_N[inside]
-        return has_rows_N
+        return self._find(keys_N2) < len(self)
 
-    def rows(self, hashes_N: NDArray[np.uint64]) -> Iterator[NDArray]:
+    def rows(self, keys_N2: NDArray[np.uint64]) -> Iterator[NDArray]:
         """The rows of each sequence, (rows, D), as read-only views.
 
         Raises KeyError where a sequence has none, DataError where a shard's values are damaged.
         """
-        if not self.has(hashes_N).all():
+        places_N = self._find(keys_N2)
+        if (places_N == len(self)).any():
             raise KeyError("a sequence has no rows in this store")
-        for number, place in self._owner[np.searchsorted(self._hashes, hashes_N)].tolist():
-            start, stop = self._shards[number]["offsets"][place : place + 2].tolist()
-            yield self._values(number)[start:stop]
+        for number, place in self._owner[places_N].tolist():
+            shard = self._verified(number)
+            with parsing(self._files[number], _REMEDY):
+                rows = rows_of(shard, place)
+            yield rows
+
+    def _find(self, keys_N2: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """(N,) the place of each key among all, sorted; their number where it is not there."""
+        first_N, second_N = keys_N2.T
+        places_N = np.searchsorted(self._first, first_N)
+        # Keys that share the first half stand side by side: mostly there is one, and one step.
+        looking = np.flatnonzero(places_N < len(self))
+        while looking.size:
+            places = places_N[looking]
+            others = self._first[places] != first_N[looking]
+            stored = self._second[places]
+            found = ~others & ((stored == second_N[looking]) | (stored == _UNKNOWN))
+            places_N[looking[others]] = len(self)
+            looking = looking[~others & ~found]
+            places_N[looking] += 1
+            looking = looking[places_N[looking] < len(self)]
+        return places_N
 
 
-def write_shard(path: Path, name: str, hashes_S: NDArray[np.uint64], rows: list[NDArray]) -> None:
+def write_shard(path: Path, name: str, keys_S2: NDArray[np.uint64], rows: list[NDArray]) -> None:
     """Add a shard to the folder ``path``: of distinct sequences, the (rows, D) of each.
 
     ``name`` is its own where several processes write at once. Raises ResourceError where the disk refuses.
@@ -74,8 +97,8 @@ def write_shard(path: Path, name: str, hashes_S: NDArray[np.uint64], rows: list[
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
     values, offsets = np.concatenate(rows), np.cumsum([0, *map(len, rows)], dtype=np.int64)
-    arrays = {"hashes": hashes_S, "offsets": offsets, "values": values, "checksum": _checksum(values)}
-    write_arrays(path / _shard_name(name), arrays)
+    checksums = {"checksum": _checksum(values), "index_checksum": _checksum(keys_S2, offsets)}
+    write_arrays(path / _shard_name(name), {"hashes": keys_S2, "offsets": offsets, "values": values, **checksums})
 
 
 def merge_shards(path: Path) -> None:
@@ -83,14 +106,15 @@ def merge_shards(path: Path) -> None:
     small = [file for file in sorted(path.glob(_SHARDS)) if file.stat().st_size < _SMALL_BYTES]
     if len(small) < 2:
         return
-    rows: dict[int, NDArray] = {}
+    rows: dict[tuple[int, int], NDArray] = {}
     for file in small:
-        shard = open_arrays(file)
-        parts = np.split(_checked(file, shard), shard["offsets"][1:-1])
-        rows |= dict(zip(shard["hashes"].tolist(), parts, strict=True))
-    hashes_S = np.array(sorted(rows), dtype=np.uint64)
-    name = xxhash.xxh3_64_hexdigest(hashes_S.tobytes())
-    write_shard(path, name, hashes_S, [rows[sequence_hash] for sequence_hash in hashes_S.tolist()])
+        shard = _with_values(file, _opened(file))
+        parts = np.split(shard["values"], shard["offsets"][1:-1])
+        rows |= dict(zip(map(tuple, _both_halves(shard["hashes"]).tolist()), parts, strict=True))
+    keys = sorted(rows)
+    keys_S2 = np.array(keys, dtype=np.uint64).reshape(-1, 2)
+    name = xxhash.xxh3_64_hexdigest(keys_S2.tobytes())
+    write_shard(path, name, keys_S2, [rows[key] for key in keys])
     for file in small:
         if file.name != _shard_name(name):
             file.unlink(missing_ok=True)
@@ -111,14 +135,36 @@ def bound_cache(root: Path, most_bytes: int) -> int:
     return removed
 
 
-def _checked(file: Path, shard: dict[str, NDArray]) -> NDArray:
-    if (_checksum(shard["values"]) != shard["checksum"]).any():
-        raise DataError(f"{file}: damaged, its checksum does not hold; remove the file")
-    return shard["values"]
+def _opened(file: Path) -> Arrays:
+    """The arrays of a shard, all but the values verified; those of earlier versions have no checksum."""
+    shard = open_arrays(file)
+    with parsing(file, _REMEDY):
+        keys, offsets, values = shard["hashes"], shard["offsets"], shard["values"]
+        if keys.dtype != np.uint64 or offsets.shape != (len(keys) + 1,) or values.ndim != 2:
+            raise ValueError("its arrays are of other shapes")
+        if (_checksum(keys, offsets) != shard.get("index_checksum", _checksum(keys, offsets))).any():
+            raise ValueError("the checksum of its index does not hold")
+    return shard
 
 
-def _checksum(values: NDArray) -> NDArray[np.uint64]:
-    return np.frombuffer(xxhash.xxh3_128_digest(values.data), dtype="<u8")
+def _with_values(file: Path, shard: Arrays) -> Arrays:
+    """The same with its values verified."""
+    with parsing(file, _REMEDY):
+        if (_checksum(shard["values"]) != shard["checksum"]).any():
+            raise ValueError("the checksum of its values does not hold")
+    return shard
+
+
+def _both_halves(keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """(S, 2) of the keys of a shard."""
+    return keys if keys.ndim == 2 else np.stack([keys, np.full_like(keys, _UNKNOWN)], axis=1)
+
+
+def _checksum(*arrays: NDArray) -> NDArray[np.uint64]:
+    digest = xxhash.xxh3_128()
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).data)
+    return np.frombuffer(digest.digest(), dtype="<u8")
 
 
 def _shard_name(name: str) -> str:

@@ -6,11 +6,14 @@ it, of which conversion has several; a record of 350 residues otherwise takes 30
 Shape legend: N records.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,16 @@ def lengths_of(texts: list[bytes]) -> np.ndarray:
 def hashes_of(texts: list[bytes]) -> np.ndarray:
     """(N,) uint64: XXH3-64 of each."""
     return np.fromiter(map(xxhash.xxh3_64_intdigest, texts), dtype=np.uint64, count=len(texts))
+
+
+def keys_of(sequences: Iterable[Any]) -> NDArray[np.uint64]:
+    """(N, 2) uint64: the identity of each sequence, of bytes, where rows of it are kept for others to find.
+
+    Its XXH3-64, as stores have it, and that by another seed: of two sequences that agree in 64 bits, which anybody can
+    make, one would get the other's rows.
+    """
+    halves = [(xxhash.xxh3_64_intdigest(text), xxhash.xxh3_64_intdigest(text, 1)) for text in sequences]
+    return np.array(halves, dtype=np.uint64).reshape(-1, 2)
 
 
 def _first_word(header: bytes) -> bytes:

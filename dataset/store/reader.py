@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from common.errors import DataError, reading
 from common.publishing import disk_full, exclusive, published
 from common.verification import check_file
+from dataset.fasta.records import keys_of
 from dataset.store import format as layout
 from dataset.store.format import DATA_FILE, MANIFEST_FILE, STORE_REMEDY, Kind, StoreManifest
 
@@ -72,6 +73,10 @@ class Store:
     def sequence_hashes(self) -> np.ndarray:
         """(N,) uint64: XXH3-64 of each sequence; equal sequences have equal hashes, in any store."""
         return self._file.hashes
+
+    def sequence_keys(self, records_N: NDArray[np.integer]) -> NDArray[np.uint64]:
+        """(N, 2) uint64: the key of each record's sequence in caches, of which :attr:`sequence_hashes` is one half."""
+        return keys_of(self.sequence(record) for record in records_N.tolist())
 
     def sequence(self, index: int) -> np.ndarray:
         """(L,) uint8: the residues of one record in ASCII (a text in UTF-8), a read-only view of the mapped file."""

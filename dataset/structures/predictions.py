@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from common.errors import DataError
 from common.text import counted
 from dataset.embeddings.cache import FeatureStore, write_shard
-from dataset.fasta.records import hashes_of
+from dataset.fasta.records import keys_of
 from train_config.schema import DataSection
 
 FAILURE_FILE = "failure.txt"
@@ -34,7 +34,7 @@ class Predicted(NamedTuple):
 
 
 class PredictedStructures:
-    """Cached structures by hash of the sequence, for training.
+    """Cached structures by key of the sequence, for training.
 
     Args:
         cache: folder of one predictor's shards, or of such folders where there is one.
@@ -55,21 +55,20 @@ class PredictedStructures:
         """Share of the wanted structures that were there at once."""
         return self._hits / max(1, self._wanted)
 
-    def has(self, hashes_N: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    def has(self, keys_N2: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """(N,) bool: which sequences had a structure when the folder was last looked at."""
-        return self._features.has(hashes_N)
+        return self._features.has(keys_N2)
 
-    def of(self, sequence: np.uint64, length: int = 0) -> Predicted | None:
-        """The structure of a sequence by its hash; None where it has none.
+    def of(self, key_12: NDArray[np.uint64], length: int = 0) -> Predicted | None:
+        """The structure of a sequence by its key, (1, 2); None where it has none.
 
         Raises DataError where it should have one, whoever predicts failed, or nothing came for half an hour.
         """
-        hash_1 = np.array([sequence], dtype=np.uint64)
         self._wanted += 1
-        self._hits += int(self.has(hash_1).all())
+        self._hits += int(self.has(key_12).all())
         waits = self._on_miss == "wait" and length <= (self._longest or length)
         deadline = time.monotonic() + _PATIENCE_S
-        while not self.has(hash_1).all():
+        while not self.has(key_12).all():
             if self._on_miss == "error":
                 raise DataError(f"{self._cache}: has no structure of a sequence of {length} residues; predict it")
             known = len(self._features)
@@ -84,9 +83,9 @@ class PredictedStructures:
             elif time.monotonic() > deadline:
                 raise DataError(f"{self._cache}: no structure came in half an hour, and one is waited for")
             time.sleep(_POLL_S)
-        if not self.has(hash_1).all():
+        if not self.has(key_12).all():
             return None
-        (rows,) = self._features.rows(hash_1)
+        (rows,) = self._features.rows(key_12)
         return Predicted(rows[:, :12].reshape(-1, 4, 3), rows[:, 12])
 
     def _open(self) -> None:
@@ -100,12 +99,12 @@ class PredictedStructures:
                 if not tries_left:
                     raise
 
-    def check(self, hashes_N: NDArray[np.uint64]) -> None:
+    def check(self, keys_N2: NDArray[np.uint64]) -> None:
         """Raise DataError where structures are missing that should be there."""
-        absent = int((~self.has(hashes_N)).sum())
+        absent = int((~self.has(keys_N2)).sum())
         if absent and self._on_miss == "error":
             raise DataError(
-                f"{self._cache}: has no structure of {counted(absent, 'protein{s}')} of {len(hashes_N):,}; predict "
+                f"{self._cache}: has no structure of {counted(absent, 'protein{s}')} of {len(keys_N2):,}; predict "
                 "them with 'esmeray design fold', or set data.predictions.on_miss to null or wait"
             )
 
@@ -128,17 +127,17 @@ def predictor_folder(cache: Path) -> Path:
 
 def keep(folder: Path, sequences: Sequence[str], structures: Sequence[Predicted]) -> None:
     """Add structures of distinct sequences as one shard. Raises ResourceError where the disk refuses."""
-    hashes_N = hashes(sequences)
+    keys_N2 = keys(sequences)
     rows = []
     for structure in structures:
         confidence = structure.confidence[:, None].astype(np.float16)
         rows.append(np.concatenate([centred(structure.coordinates).reshape(-1, 12), confidence], axis=1))
-    write_shard(folder, xxhash.xxh3_64_hexdigest(hashes_N.tobytes()), hashes_N, rows)
+    write_shard(folder, xxhash.xxh3_64_hexdigest(keys_N2.tobytes()), keys_N2, rows)
 
 
-def hashes(sequences: Sequence[str]) -> NDArray[np.uint64]:
-    """(N,) XXH3-64 of the residues, as stores have it."""
-    return hashes_of([sequence.encode("ascii") for sequence in sequences])
+def keys(sequences: Sequence[str]) -> NDArray[np.uint64]:
+    """(N, 2) of the residues, as stores have them."""
+    return keys_of(sequence.encode("ascii") for sequence in sequences)
 
 
 def centred(coordinates: NDArray[np.floating]) -> NDArray[np.float16]:

@@ -162,7 +162,8 @@ class StructureStore:
         if not self._unknown_N[record]:
             return self._coordinates[rows], self._confidence[rows], chains
         if self._predictions is not None:
-            predicted = self._predictions.of(self.store.sequence_hashes[record], int(self.store.lengths[record]))
+            key_12 = self.store.sequence_keys(np.array([record]))
+            predicted = self._predictions.of(key_12, int(self.store.lengths[record]))
             if predicted is not None:
                 own_rows = slice(start, start + length)
                 return predicted.coordinates[own_rows], predicted.confidence[own_rows], chains

@@ -129,7 +129,7 @@ class ModelJob:
         if path.is_file():
             known = np.load(path)
         elif cache is not None and not (self.folder / JOB_FILE).exists():
-            known = cache.known(self.store.sequence_hashes[distinct_sequences(self.store)[0]])
+            known = cache.known(self.store.sequence_keys(distinct_sequences(self.store)[0]))
         plan = make_plan(self.store, self.settings, self.facts.longest, known)
         if known is not None and not path.exists():
             with writing(path):

@@ -126,9 +126,9 @@ class Cache:
             narrow = output.per != "protein" and settings.dtype != "fp32"
             self._folders[output.name] = root / (facts.cache_keys[output.name] + f"-{settings.dtype}" * narrow)
 
-    def known(self, hashes_U: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    def known(self, keys_U2: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """(U,) sequences of which every output is cached."""
-        return np.logical_and.reduce([FeatureStore(folder).has(hashes_U) for folder in self._folders.values()])
+        return np.logical_and.reduce([FeatureStore(folder).has(keys_U2) for folder in self._folders.values()])
 
     def restore(self, plan: Plan, store: Store, files: ShardFiles) -> list[ShardRow]:
         """Write the shards of cached sequences."""
@@ -136,10 +136,10 @@ class Cache:
         rows = []
         for number in range(plan.num_cached):
             shard = plan.shard(number)
-            hashes = store.sequence_hashes[shard.records]
+            keys_N2 = store.sequence_keys(shard.records)
             computed = {}
             for name, features in opened.items():
-                arrays = list(features.rows(hashes))
+                arrays = list(features.rows(keys_N2))
                 offsets = np.cumsum([0, *map(len, arrays)], dtype=np.int64)
                 computed[name] = {"offsets": offsets, "values": np.concatenate(arrays)}
             residues = int(shard.lengths.sum())
@@ -150,9 +150,9 @@ class Cache:
 
     def keep(self, number: int, plan: Plan, store: Store, files: ShardFiles) -> None:
         """Add what a shard holds, and remove the oldest of the cache beyond its size."""
-        hashes = store.sequence_hashes[plan.shard(number).records]
-        name = xxhash.xxh3_64_hexdigest(hashes.tobytes())
+        keys_N2 = store.sequence_keys(plan.shard(number).records)
+        name = xxhash.xxh3_64_hexdigest(keys_N2.tobytes())
         for output, folder in self._folders.items():
             arrays = open_arrays(files.path(output, number))
-            write_shard(folder, name, hashes, np.split(arrays["values"], arrays["offsets"][1:-1]))
+            write_shard(folder, name, keys_N2, np.split(arrays["values"], arrays["offsets"][1:-1]))
         bound_cache(self._root, self._most_bytes)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from common.errors import DataError, ResourceError
 from dataset.batches.plan import Indices, longest_first
 from dataset.embeddings.cache import bound_cache, merge_shards
-from dataset.structures.predictions import FAILURE_FILE, PredictedStructures, hashes, keep
+from dataset.structures.predictions import FAILURE_FILE, PredictedStructures, keep, keys
 from inference.folding.predictors import predictor
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def predict_structures(
     folder = settings.cache / (local.load() if workers is None else workers.loaded)
     try:
         (folder / FAILURE_FILE).unlink(missing_ok=True)
-        absent = ~PredictedStructures(folder, "null").has(hashes(distinct))
+        absent = ~PredictedStructures(folder, "null").has(keys(distinct))
         lengths = np.array(list(map(len, distinct)), dtype=np.int64)
         # Planned over all, so that a resumed job takes the batches that it would have taken.
         planned = [places[absent[places]] for places in plan(lengths, tokens)]

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 
 from common.errors import ConfigError
 from dataset.batches.preparation import FixedCrop, fixed_crop
 from dataset.embeddings.cache import FeatureStore
+from dataset.fasta.records import keys_of
 from dataset.tokens.base import EsmSequenceTokenizer
 from dataset.tokens.esm import MASK, VOCABULARY
 from inference.classifier import DEFAULT_TOKENS
@@ -115,11 +115,10 @@ class Computer:
         results = {}
         for output, store in self._cache.items():
             places = [place for place, item in enumerate(items) if item.output == output]
-            texts = (str(items[place].text) for place in places)
-            hashes = np.array([xxhash.xxh3_64_intdigest(text.encode("ascii")) for text in texts], dtype=np.uint64)
-            is_cached = store.has(hashes)
+            keys_N2 = keys_of(str(items[place].text).encode("ascii") for place in places)
+            is_cached = store.has(keys_N2)
             hits = np.array(places)[is_cached].tolist()
-            for place, rows in zip(hits, store.rows(hashes[is_cached]), strict=True):
+            for place, rows in zip(hits, store.rows(keys_N2[is_cached]), strict=True):
                 results[place] = rows if output in self.about.per_residue else rows[0]
         return results
 

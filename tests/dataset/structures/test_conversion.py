@@ -94,7 +94,7 @@ def test_sequences_take_predicted_structures_and_missing_ones_are_refused_empty_
     unknown = StructureStore(path)
     assert np.isnan(unknown.atoms(1, 0, 30)[0]).all() and unknown.unknown_records.tolist() == [0, 1, 2]
     with pytest.raises(DataError, match=r"no structure of 1 protein of 3"):
-        PredictedStructures(cache, "error").check(unknown.store.sequence_hashes)
+        PredictedStructures(cache, "error").check(unknown.store.sequence_keys(np.arange(len(unknown))))
     store = StructureStore(path, predictions=PredictedStructures(cache, "null"))
     atoms, confidence, _ = store.atoms(1, 4, 30)
     wanted = given[1].coordinates - given[1].coordinates[:, 1].mean(0)

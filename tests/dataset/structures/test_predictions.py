@@ -9,7 +9,7 @@ from dataset.embeddings import cache
 from dataset.embeddings.cache import write_shard
 from dataset.structures.predictions import PredictedStructures
 
-HASHES = np.array([3, 7], dtype=np.uint64)
+KEYS = np.array([[3, 1], [7, 2]], dtype=np.uint64)
 
 
 @pytest.mark.parametrize("merges", [1, 2])
@@ -18,8 +18,8 @@ def test_shards_that_are_removed_while_they_are_opened_are_looked_for_again(
 ):
     rows = [np.zeros((4, 13), np.float16)] * 2
     for number in range(merges):
-        write_shard(tmp_path, f"small{number}", HASHES, rows)
-    write_shard(tmp_path, "zmerged", HASHES, rows)
+        write_shard(tmp_path, f"small{number}", KEYS, rows)
+    write_shard(tmp_path, "zmerged", KEYS, rows)
     open_arrays = cache.open_arrays
 
     def removed_first(path: Path):
@@ -28,4 +28,4 @@ def test_shards_that_are_removed_while_they_are_opened_are_looked_for_again(
         return open_arrays(path)
 
     monkeypatch.setattr(cache, "open_arrays", removed_first)
-    assert PredictedStructures(tmp_path).has(HASHES).all()
+    assert PredictedStructures(tmp_path).has(KEYS).all()

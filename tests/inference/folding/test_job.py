@@ -9,7 +9,7 @@ import torch
 from transformers import EsmFold2Model
 
 from common.errors import ConfigError
-from dataset.structures.predictions import PredictedStructures, hashes
+from dataset.structures.predictions import PredictedStructures, keys
 from inference.folding import job
 from inference.folding.job import Folder, FoldingSettings, actors, predict_structures
 from inference.folding.predictors import predictor
@@ -39,7 +39,7 @@ def test_structures_are_the_predictors_own_and_are_found_again(kind: str, tmp_pa
     assert (first.sequences, first.cached) == (6, 0)
     model = predictor(kind, str(source), "cpu")
     folded = PredictedStructures(first.folder)
-    kept = [found for each in hashes(SEQUENCES) if (found := folded.of(each)) is not None]
+    kept = [found for each in keys(SEQUENCES)[:, None] if (found := folded.of(each)) is not None]
     for sequence, found in zip(SEQUENCES, kept, strict=True):
         (alone,) = model.predict([sequence])
         middle = alone.coordinates[:, 1].mean(0)
@@ -95,11 +95,11 @@ def test_a_job_that_was_ended_goes_on_to_the_same_cache(esmfold: Path, tmp_path:
 def test_shards_are_merged_so_that_few_files_are_open(esmfold: Path, tmp_path: Path):
     report = predict(esmfold, tmp_path, tokens=1)
     (shard,) = report.folder.glob("shard-*")
-    before = [PredictedStructures(report.folder).of(each) for each in hashes(SEQUENCES)]
+    before = [PredictedStructures(report.folder).of(each) for each in keys(SEQUENCES)[:, None]]
     predict(esmfold, tmp_path, [*SEQUENCES, "MKTAY"], tokens=1)
     (merged,) = report.folder.glob("shard-*")
     assert merged.name != shard.name
-    for each, (atoms, confidence) in zip(hashes(SEQUENCES), before, strict=True):
+    for each, (atoms, confidence) in zip(keys(SEQUENCES)[:, None], before, strict=True):
         again = PredictedStructures(report.folder).of(each)
         assert (again.coordinates == atoms).all() and (again.confidence == confidence).all()
 
@@ -115,7 +115,7 @@ def test_the_cache_is_bounded_and_unknown_predictors_are_refused(esmfold: Path, 
         )
     with pytest.raises(ConfigError, match=r"can't be loaded as esmfold2 \(by its config.json it is no EsmFold2Model"):
         predict(esmfold, tmp_path, kind="esmfold2")
-    assert not PredictedStructures(tmp_path / "nothing").has(hashes(SEQUENCES)).any()
+    assert not PredictedStructures(tmp_path / "nothing").has(keys(SEQUENCES)).any()
 
 
 @pytest.mark.slow

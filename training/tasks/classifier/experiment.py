@@ -105,20 +105,20 @@ class ClassifierExperiment(Experiment):
                 "of a random window can't be kept: set data.crop to start or ends, or model.backbone.cache_features "
                 "to false"
             )
-        precision, hashes = self.training.precision, self.store.sequence_hashes
+        precision, keys_R2 = self.training.precision, self.store.sequence_keys(np.arange(len(self.store)))
         self.runs_backbone = False
         features, self._hit_rate = ensure_features(
             model,
             self._held_out,
             np.concatenate([self._labelled.training, self._labelled.validation]),
-            hashes,
+            keys_R2,
             self._features / fingerprint(model, self._tokenizer, data, precision)[:24],
             precision=precision,
             max_tokens=self.batch.tokens,
             context=context,
             control=control,
         )
-        source = FeatureSource(self._held_out, features, hashes, pooled=is_pooled(model))
+        source = FeatureSource(self._held_out, features, keys_R2, pooled=is_pooled(model))
         self._take(source, source)
 
     def build_model(self) -> TaskModel:

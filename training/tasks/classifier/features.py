@@ -1,7 +1,7 @@
 """Features of a frozen backbone, computed by all workers before the first step and cached for every run after it.
 
 Each worker computes a share of what is missing and writes it shard by shard; what an interrupted run has written stays.
-Shape legend: N sequences, T tokens of a batch, D channels.
+Shape legend: R records of the source, N sequences, T tokens of a batch, D channels.
 """
 
 import copy
@@ -47,7 +47,7 @@ def ensure_features(
     model: Classifier,
     source: LabelledSource,
     records: NDArray[np.int64],
-    hashes: NDArray[np.uint64],
+    keys_R2: NDArray[np.uint64],
     path: Path,
     *,
     precision: str,
@@ -57,12 +57,12 @@ def ensure_features(
 ) -> tuple[FeatureStore, float]:
     """Compute what is missing, all workers together, and open all there is. Every worker calls it.
 
-    ``records`` (N,) are those wanted of the source, which crops without chance; ``hashes`` are of all its sequences,
+    ``records`` (N,) are those wanted of the source, which crops without chance; ``keys_R2`` are of all its sequences,
     ``path`` is the folder of this fingerprint, ``max_tokens`` the budget of a batch. Returns the features and the share
     of the records whose features were there already. Raises DataError where those are damaged, ResourceError where the
     disk can't be written.
     """
-    distinct, first, uses = np.unique(hashes[records], return_index=True, return_counts=True)
+    distinct, first, uses = np.unique(keys_R2[records], axis=0, return_index=True, return_counts=True)
     missing = ~FeatureStore(path).has(distinct)
     hit_rate = 1 - float(uses[missing].sum() / max(1, records.size))
     control.all_true(True)  # nobody writes before everybody has looked
@@ -75,9 +75,9 @@ def ensure_features(
         rows_N = np.ones_like(lengths_N) if is_pooled(model) else lengths_N
         for places in longest_first(rows_N, max(1, SHARD_BYTES // (4 * model.backbone.hidden_size))):
             shard = wanted[places]
-            name = f"{xxhash.xxh3_64_hexdigest(hashes[shard].tobytes())}-{context.rank:05d}"
+            name = f"{xxhash.xxh3_64_hexdigest(keys_R2[shard].tobytes())}-{context.rank:05d}"
             rows = dict(_computed(model, backbone, source, shard, max_tokens, context.device))
-            write_shard(path, name, hashes[shard], [rows[place] for place in range(shard.size)])
+            write_shard(path, name, keys_R2[shard], [rows[place] for place in range(shard.size)])
     control.all_true(True)
     return FeatureStore(path), hit_rate
 

@@ -21,7 +21,7 @@ class DiffusionPlan(TaskPlan):
         predictions = predictions_of(self.config.data)
         if predictions is not None:
             structures = StructureStore(path)
-            predictions.check(structures.store.sequence_hashes[structures.unknown_records])
+            predictions.check(structures.store.sequence_keys(structures.unknown_records))
         return path
 
     def location(self, root: Path) -> Path:
