@@ -77,17 +77,20 @@ extern "C" int64_t parse_plain_fasta(const uint8_t* text, int64_t size, Hash has
     return n;
 }
 
-// Puts hashes other than 0 into a table of buckets of 8 places: into the first free place of
-// the bucket that the low bits name, or of one behind it. Sets fresh where a hash was not there.
-extern "C" void insert_hashes(uint64_t* table, uint64_t bucket_mask, const uint64_t* hashes, int64_t count,
-                                 uint8_t* fresh) {
+// Puts hashes other than 0 into a table of 2^bits buckets of 8 places: into the first free place of
+// the bucket that the high bits of the hash times an odd number name, or of one behind it. Whoever
+// chooses the hashes, but not the number, can't crowd one bucket (Dietzfelbinger et al. 1997, A Reliable
+// Randomized Algorithm for the Closest-Pair Problem, section 2.2). Sets fresh where a hash was not there.
+extern "C" void insert_hashes(uint64_t* table, int64_t bits, uint64_t odd, const uint64_t* hashes, int64_t count,
+                              uint8_t* fresh) {
     constexpr int64_t places = 8, ahead = 8;
+    const uint64_t last = (places << bits) - 1;
     for (int64_t i = 0; i < count; ++i) {
-        if (i + ahead < count) __builtin_prefetch(table + (hashes[i + ahead] & bucket_mask) * places, 1);
+        if (i + ahead < count) __builtin_prefetch(table + (hashes[i + ahead] * odd >> (64 - bits)) * places, 1);
         const uint64_t hash = hashes[i];
-        uint64_t place = (hash & bucket_mask) * places;
+        uint64_t place = (hash * odd >> (64 - bits)) * places;
         while (table[place] && table[place] != hash) {
-            place = (place + 1) & (bucket_mask * places + places - 1);
+            place = (place + 1) & last;
         }
         fresh[i] = table[place] == 0;
         table[place] = hash;

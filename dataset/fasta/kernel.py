@@ -8,6 +8,7 @@ Shape legend: N records or hashes, B buckets, S places of a bucket.
 """
 
 import ctypes
+import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -67,19 +68,29 @@ class Kernel:
 
         self._insert = library.insert_hashes
         self._insert.restype = None
-        self._insert.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
+        self._insert.argtypes = [
+            ctypes.c_void_p,
+            ctypes.c_int64,
+            ctypes.c_uint64,
+            ctypes.c_void_p,
+            ctypes.c_int64,
+            ctypes.c_void_p,
+        ]
 
     def parse(self, text: np.ndarray, columns: _Columns) -> Records | None:
         """The records of a text that starts with '>' and ends with a line feed; None where it is not plain."""
         count = self._parse(text.ctypes.data, len(text), self._hash, *columns.addresses)
         return None if count < 0 else columns.records(count)
 
-    def insert(self, table_BS: np.ndarray, hashes_N: np.ndarray) -> np.ndarray:
-        """Put (N,) uint64 other than 0 into the table of a ``HashSet64``; (N,) bool: which are new."""
+    def insert(self, table_BS: np.ndarray, odd: int, hashes_N: np.ndarray) -> np.ndarray:
+        """Put (N,) uint64 other than 0 into the table of a ``HashSet64``; (N,) bool: which are new.
+
+        ``odd`` spreads them over the buckets.
+        """
         hashes_N = np.ascontiguousarray(hashes_N)
         fresh_N = np.empty(len(hashes_N), dtype=bool)
-        mask = len(table_BS) - 1
-        self._insert(table_BS.ctypes.data, mask, hashes_N.ctypes.data, len(hashes_N), fresh_N.ctypes.data)
+        bits = len(table_BS).bit_length() - 1
+        self._insert(table_BS.ctypes.data, bits, odd, hashes_N.ctypes.data, len(hashes_N), fresh_N.ctypes.data)
         return fresh_N
 
 
@@ -169,6 +180,8 @@ class HashSet64:
 
     def __init__(self, kernel: Kernel | None = None) -> None:
         self._kernel = kernel
+        # Of this set alone: ids whose hashes fall into one bucket of every set would cost the square of their number.
+        self._odd = secrets.randbits(64) | 1
         self._values: set[int] = set()
         self._table_BS = np.zeros((1 << 16, _PLACES) if kernel else (0, _PLACES), dtype=np.uint64)
         self._count = 0
@@ -180,7 +193,7 @@ class HashSet64:
             return self._add_to_set(values_N)
         while 2 * (self._count + len(values_N)) > self._table_BS.size:
             self._grow(self._kernel)
-        fresh_N = self._kernel.insert(self._table_BS, values_N)
+        fresh_N = self._kernel.insert(self._table_BS, self._odd, values_N)
         self._count += int(np.count_nonzero(fresh_N))
         return fresh_N
 
@@ -198,4 +211,4 @@ class HashSet64:
         self._table_BS.fill(_EMPTY)
         for start in range(0, len(old_BS), _BUCKETS_AT_ONCE):  # in parts, for the sake of memory
             part_BS = old_BS[start : start + _BUCKETS_AT_ONCE]
-            kernel.insert(self._table_BS, part_BS[part_BS != _EMPTY])
+            kernel.insert(self._table_BS, self._odd, part_BS[part_BS != _EMPTY])

@@ -172,6 +172,15 @@ def test_a_hash_is_fresh_exactly_once(set_kernel, calls):
         assert fresh.tolist() == expected
 
 
+@pytest.mark.parametrize("shift", [17, 32, 47])
+def test_chosen_hashes_do_not_crowd_a_bucket(kernel, shift):
+    table = HashSet64(kernel)
+    assert table.add((np.arange(100_000, dtype=np.uint64) << np.uint64(shift)) + np.uint64(5)).all()
+    is_full = (table._table_BS != 0).all(axis=1)
+    ends = np.flatnonzero(~is_full)
+    assert np.diff(ends, prepend=-1, append=is_full.size).max() < 500, "as many buckets to look through"
+
+
 def test_growth_forgets_nothing(set_kernel):
     table = HashSet64(set_kernel)
     values = np.random.default_rng(0).integers(1, 2**64 - 1, size=600_000, dtype=np.uint64)
