@@ -48,7 +48,7 @@ class ServedModel(Section):
 
 
 class LimitsSection(Section):
-    """Limits of a request; what exceeds them is refused with 413, 422, 429 or 504."""
+    """Limits of a request; what exceeds them is refused with 413, 422, 429, 503 or 504."""
 
     sequences: PositiveInt = 1024
     """Sequences of a request, at most."""
@@ -56,8 +56,12 @@ class LimitsSection(Section):
     """Residues of a sequence, at most."""
     residues: PositiveInt = 200_000
     """Residues of all sequences of a request, at most."""
+    mutations: PositiveInt = 50_000
+    """Mutations of a request to score, at most."""
     body_bytes: PositiveInt = 16_000_000
     """Bytes of a request's body, at most."""
+    bodies_bytes: PositiveInt = 64_000_000
+    """Bytes of all bodies at once, of each ingress replica; those up to 64 kB are taken beyond it."""
     requests: PositiveInt = 512
     """Requests at once, of each ingress replica."""
     body_s: PositiveFloat = 20.0
@@ -125,6 +129,8 @@ class ServeSection(Section):
             raise ValueError("access: tls_certificate and tls_key go together")
         if self.limits.sequence_residues > self.limits.residues:
             raise ValueError("limits.sequence_residues is more than limits.residues")
+        if self.limits.body_bytes > self.limits.bodies_bytes:
+            raise ValueError("limits.body_bytes is more than limits.bodies_bytes")
         return self
 
 

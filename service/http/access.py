@@ -7,14 +7,15 @@ and residues_per_minute. Out: the key of a request, or a refusal. Without a file
 import hashlib
 import hmac
 import math
+import re
 import secrets
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from starlette.types import Scope
 
 from common.errors import ConfigError
 from service.http.refusals import RefusalError
@@ -27,6 +28,8 @@ PUBLIC = (
 """Paths without a key: nothing is computed there."""
 
 _KEY_BYTES = 32
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?")
+"""A name or an address, and maybe a port: not evil@127.0.0.1."""
 
 
 class Key(BaseModel):
@@ -104,11 +107,8 @@ class Access:
         That is DNS rebinding; ``host`` is the header that a browser sends. Without keys the service listens on a
         loopback address alone.
         """
-        try:
-            local = is_loopback(urlsplit(f"//{host}").hostname or "")
-        except ValueError:
-            local = False
-        if self._keys is None and not local:
+        match = _HOST.fullmatch(host)
+        if self._keys is None and not (match and is_loopback(match[1].strip("[]").lower())):
             raise RefusalError(
                 421, "without keys the service answers as 127.0.0.1 or localhost alone; see 'esmeray serve key --help'"
             )
@@ -135,6 +135,18 @@ class Access:
         if wait_s:
             detail = f"the key's {per_minute:,} {unit} a minute are used up; try again later"
             raise RefusalError(429, detail, retry_after_s=int(wait_s) + 1, limit=f"{unit}_per_minute")
+
+
+def check_page(host: str, scope: Scope, headers: dict[bytes, bytes]) -> None:
+    """Refuse what a browser sends for the page of another site (403); programs send none of these headers.
+
+    Its answer could not be read there, but it would be computed. A link that leads to a page of ours may be followed.
+    """
+    origin = headers.get(b"origin", b"").decode("latin-1")
+    is_link = headers.get(b"sec-fetch-mode") == b"navigate" and scope["method"] == "GET" and scope["path"] in PUBLIC
+    is_foreign = headers.get(b"sec-fetch-site") == b"cross-site" and not is_link
+    if is_foreign or (origin and origin.partition("://")[2] != host):
+        raise RefusalError(403, "the request comes from the page of another site; send it from a program or our page")
 
 
 def _hash(text: str) -> str:

@@ -3,7 +3,7 @@
 import logging
 from pkgutil import resolve_name
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect
 
 from common.errors import ConfigError
 from service.http.access import Access, read_keys
+from service.http.bodies import check_query
 from service.http.guard import Guard
 from service.http.metrics import Metrics
 from service.http.models import Models
@@ -33,7 +34,14 @@ def build_app(config: ServeSection, models: Models, metrics: Metrics, *, adds_re
     Raises ConfigError where keys or the start-up hook can't be read.
     """
     access = Access(None if config.access.keys is None else read_keys(config.access.keys))
-    app = FastAPI(title="Esmeray", description=DESCRIPTION, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(
+        title="Esmeray",
+        description=DESCRIPTION,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        dependencies=[Depends(_check_query)],
+    )
     app.openapi_version = "3.0.3"  # the page's Swagger UI (4.15) renders no 3.1
     service = Service(models, access, config.limits, metrics)
     documents = {"responses": problems()}
@@ -53,6 +61,12 @@ def build_app(config: ServeSection, models: Models, metrics: Metrics, *, adds_re
             ) from error
         hook(app)
     return Guard(app, service, adds_request_id)
+
+
+async def _check_query(request: Request) -> None:
+    """Refuse unknown parameters of what has no body; :func:`read` knows those of the others."""
+    if request.method == "GET":
+        check_query(request, [field.alias for field in request.scope["route"].dependant.query_params])
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

@@ -1,16 +1,23 @@
 """Bodies of requests to checked values within the limits: JSON of each endpoint's schema, FASTA, or arrays.
 
-A refusal names the record, and echoes nothing else.
+Limits are checked on the bytes, before anything is built from them: 16 MB of the shortest records would be 8 GB of
+objects. A refusal names the record, and echoes nothing else.
 """
 
+import asyncio
 import io
 import re
-from typing import Annotated, Any, TypeVar
+from codecs import BOM_UTF8
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from fastapi import Request
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import from_json
 
 from dataset.fasta.alphabet import MASK_TEXT, residues_of
 from service.contract import About
@@ -22,6 +29,17 @@ NPY_TYPE = "application/x-npy"
 _LETTERS = re.compile(r"[A-Za-z.-]+")
 _MASKED_LETTERS = re.compile(rf"(?:[A-Za-z.-]|{MASK_TEXT})+")
 _LONGEST_ID = 256
+_MOST_HEADER_BYTES = 4 * _LONGEST_ID
+_MASK = MASK_TEXT.encode()
+_BLANKS = b" \t\r\n\v\f"
+SMALL_BYTES = 65_536
+"""Bodies up to this size are parsed at once; larger ones by one thread, one after the other, beside the event loop."""
+_PARSER = ThreadPoolExecutor(1, thread_name_prefix="parse")
+_COSTS_BYTES = {b",": 40, b'"': 28, b":": 60, b"[": 80, b"{": 250}
+"""What a value takes in Python at most, by the character of JSON that announces it: a number and its place in a list,
+half a short string, a place in a dictionary, a list, a dictionary."""
+_CHEAP_BYTES, _MOST_RELATIVE = 8_000_000, 5
+"""What the values of a body may take: so much, or so many times the body. Its own bytes and copies come on top."""
 _SHOWN_PROBLEMS = 3
 
 Schema = TypeVar("Schema", bound=BaseModel)
@@ -47,30 +65,58 @@ class SequencesBody(BaseModel):
     sequences: Sequences = Field(description="Sequences, or records with id and sequence.")
 
 
-async def read(request: Request, schema: type[Schema], sequences_field: str = "sequences") -> Schema:
-    """The body as the schema says; FASTA brings the sequences, and the query of the address the other fields.
+async def read(
+    request: Request, schema: type[Schema], limits: LimitsSection, sequences_field: str = "sequences"
+) -> Schema:
+    """The body as the schema says; FASTA brings the sequences, and the query of the address any other field.
 
     Raises RefusalError (400, 413, 415, 422).
     """
-    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind not in ("application/json", *FASTA_TYPES) and not (kind == NPY_TYPE and "latents" in schema.model_fields):
+        raise RefusalError(
+            415, f"send application/json, or FASTA as {FASTA_TYPES[0]}; the header Content-Type names it"
+        )
+    query = _query(request, schema, sequences_field)
     body = await request.body()
+    parsed = partial(_parsed, kind, body, query, schema, limits, sequences_field)
+    if len(body) <= SMALL_BYTES:
+        return parsed()
+    return await asyncio.get_running_loop().run_in_executor(_PARSER, parsed)
+
+
+def _parsed(
+    kind: str, body: bytes, query: dict[str, Any], schema: type[Schema], limits: LimitsSection, sequences_field: str
+) -> Schema:
+    if kind == "application/json":
+        fields = _json(body, schema, limits)
+    elif kind in FASTA_TYPES:
+        fields = {sequences_field: _fasta(body, limits)}
+    else:
+        fields = {"latents": [_npy(body, limits)]}
+    twice = sorted(fields.keys() & query.keys())
+    if twice:  # neither is more likely meant than the other
+        raise RefusalError(422, f"{twice[0]}: is in the query of the address and in the body; give it once")
     try:
-        if kind == "application/json":
-            return schema.model_validate_json(body)
-        if kind in FASTA_TYPES:
-            return schema.model_validate({**_query(request, schema), sequences_field: _fasta(body)})
-        if kind == NPY_TYPE and "latents" in schema.model_fields:
-            return schema.model_validate({**_query(request, schema), "latents": [_npy(body)]})
+        return schema.model_validate({**query, **fields})
     except ValidationError as error:
-        raise _refusal(error) from None
-    raise RefusalError(415, f"send application/json, or FASTA as {FASTA_TYPES[0]}")
+        raise _refusal(error, schema) from None
 
 
-def _query(request: Request, schema: type[BaseModel]) -> dict[str, Any]:
+def _query(request: Request, schema: type[BaseModel], sequences_field: str) -> dict[str, Any]:
     """Fields in the query of the address; one of many values is given many times."""
     query = request.query_params
-    lists = {name for name, field in schema.model_fields.items() if "list[" in str(field.annotation)}
+    fields = {name: field for name, field in schema.model_fields.items() if name not in (sequences_field, "latents")}
+    check_query(request, fields)
+    lists = {name for name, field in fields.items() if "list[" in str(field.annotation)}
     return {name: query.getlist(name) if name in lists else query[name] for name in query}
+
+
+def check_query(request: Request, names: Collection[str]) -> None:
+    """Refuse parameters (422) that nothing reads: they would be misspelt in silence."""
+    if not request.query_params.keys() <= {*names}:
+        detail = f"there are {', '.join(names)}" if names else "there are none"
+        raise RefusalError(422, f"the query of the address has an unknown parameter; {detail}")
 
 
 def checked(
@@ -82,36 +128,35 @@ def checked(
     RefusalError (413, 422) that names the first record that is refused.
     """
     records = [sequences] if isinstance(sequences, str) else sequences
-    if len(records) > limits.sequences:
-        detail = f"{len(records):,} sequences, more than {limits.sequences:,}; send them in several requests"
-        raise RefusalError(413, detail, limit="sequences")
+    _check_number(len(records), "sequences", limits)
     named = [
         record if isinstance(record, Record) else Record(id=str(number), sequence=record)
         for number, record in enumerate(records)
     ]
     ids, texts = [record.id for record in named], [record.sequence for record in named]
+    if sum(map(len, texts)) > len(MASK_TEXT) * limits.residues:  # too many to look at each letter of them
+        _check_number(sum(map(residues_of, texts)), "residues", limits)
     longest = limits.sequence_residues
     if about.longest is not None and not crop:
         longest = min(longest, about.longest)
     total = 0
     for place, text in enumerate(texts):
         if about.one_token_per_residue:
-            text = texts[place] = _residues(text, ids[place], masks)
-        elif not text or (not about.labels and not text.isascii()):
-            raise RefusalError(422, f"record {ids[place]}: must be text of ASCII, at least a letter", record=ids[place])
+            text = text.strip().removesuffix("*")
         length = residues_of(text)
         if length > longest:
             detail = f"record {ids[place]}: {length:,} residues, more than {longest:,}; send a shorter one"
             raise RefusalError(422, detail, record=ids[place], limit="sequence_residues")
         total += length
-    if total > limits.residues:
-        detail = f"{total:,} residues, more than {limits.residues:,}; send them in several requests"
-        raise RefusalError(413, detail, limit="residues")
+        if about.one_token_per_residue:
+            texts[place] = _residues(text, ids[place], masks)
+        elif not text or (not about.labels and not text.isascii()):
+            raise RefusalError(422, f"record {ids[place]}: must be text of ASCII, at least a letter", record=ids[place])
+    _check_number(total, "residues", limits)
     return ids, texts
 
 
-def _residues(text: str, record: str, masks: bool) -> str:
-    letters = text.strip().removesuffix("*")
+def _residues(letters: str, record: str, masks: bool) -> str:
     pattern = _MASKED_LETTERS if masks else _LETTERS
     if pattern.fullmatch(letters):
         return letters.upper().replace(MASK_TEXT.upper(), MASK_TEXT)
@@ -122,32 +167,87 @@ def _residues(text: str, record: str, masks: bool) -> str:
     raise RefusalError(422, f"record {record}: the letter at position {place} is no residue", record=record)
 
 
-def _fasta(body: bytes) -> list[dict[str, str]]:
-    """Records of FASTA; its text is that of a person, so blanks and Windows' line ends are no fault."""
+def _json(body: bytes, schema: type[BaseModel], limits: LimitsSection) -> dict[str, Any]:
+    """The object that the body is. What its values would take at most is known from the bytes before any is built."""
+    built_bytes = sum(body.count(letter) * cost_bytes for letter, cost_bytes in _COSTS_BYTES.items())
+    if built_bytes > max(_CHEAP_BYTES, _MOST_RELATIVE * len(body)):
+        raise RefusalError(
+            413, "the body has too many short values; send fewer, latents as .npy, or sequences as FASTA"
+        )
     try:
-        text = body.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise RefusalError(400, "the body is no text of UTF-8") from error
-    if not text.lstrip().startswith(">"):
+        content = from_json(body)
+    except ValueError:
+        raise RefusalError(400, "the body is no JSON, or nested too deeply") from None
+    if not isinstance(content, dict):
+        raise RefusalError(422, f"the body must be an object of JSON with {', '.join(schema.model_fields)}")
+    for name, value in content.items():
+        if isinstance(value, list):
+            _check_number(len(value), "mutations" if name == "mutations" else "sequences", limits)
+    return content
+
+
+def _check_number(number: int, unit: Literal["sequences", "mutations", "residues"], limits: LimitsSection) -> None:
+    most: int = getattr(limits, unit)
+    if number > most:
+        raise RefusalError(413, f"{number:,} {unit}, more than {most:,}; send them in several requests", limit=unit)
+
+
+def _fasta(body: bytes, limits: LimitsSection) -> list[dict[str, str]]:
+    """Records of FASTA; its text is that of a person, so blanks and Windows' line ends are no fault.
+
+    Records and residues are counted as bytes: text takes up to four times as much, lists of lines twenty times.
+    """
+    body = body.removeprefix(BOM_UTF8).lstrip()
+    if not body.startswith(b">"):
         raise RefusalError(400, "FASTA starts with '>' and an id")
-    records = []
-    for number, record in enumerate(("\n" + text.lstrip()).split("\n>")[1:], 1):
-        header, _, lines = record.partition("\n")
-        name = header.split(maxsplit=1)[0] if header.strip() else str(number)
-        records.append({"id": name[:_LONGEST_ID], "sequence": "".join(lines.split())})
+    _check_number(body.count(b"\n>") + 1, "sequences", limits)
+    records: list[dict[str, str]] = []
+    residues = 0
+    for number, record in enumerate(body[1:].split(b"\n>"), 1):
+        header, _, lines = record.partition(b"\n")
+        sequence = lines.translate(None, _BLANKS)
+        residues += len(sequence) - sequence.count(_MASK) * (len(_MASK) - 1)
+        _check_number(residues, "residues", limits)
+        words = header[:_MOST_HEADER_BYTES].decode("utf-8", "replace").split(maxsplit=1)
+        name = words[0][:_LONGEST_ID] if words else str(number)
+        try:
+            records.append({"id": name, "sequence": sequence.decode("utf-8")})
+        except UnicodeDecodeError as error:
+            raise RefusalError(400, "the body is no text of UTF-8") from error
     return records
 
 
-def _npy(body: bytes) -> NDArray[np.float32]:
+def _npy(body: bytes, limits: LimitsSection) -> NDArray[np.float32]:
     try:
-        return np.lib.format.read_array(io.BytesIO(body), allow_pickle=False).astype(np.float32)
+        array = np.lib.format.read_array(io.BytesIO(body), allow_pickle=False)
+        if array.ndim == 2:
+            _check_number(len(array), "residues", limits)
+        return array.astype(np.float32)
+    except RefusalError:
+        raise
     except Exception as error:
         raise RefusalError(400, "the body is no .npy file of numbers") from error
 
 
-def _refusal(error: ValidationError) -> RefusalError:
-    problems = error.errors(include_url=False, include_context=False, include_input=False)
-    if problems[0]["type"] == "json_invalid":
-        return RefusalError(400, "the body is no JSON, or nested too deeply")
-    shown = [f"{'.'.join(map(str, problem['loc'])) or 'body'}: {problem['msg']}" for problem in problems]
-    return RefusalError(422, "; ".join(shown[:_SHOWN_PROBLEMS]))
+def _refusal(error: ValidationError, schema: type[BaseModel]) -> RefusalError:
+    """What is wrong with each field.
+
+    Where one may be of several types, pydantic has a problem for each of these: the one that lies deepest is meant, and
+    of several a sentence says what is taken.
+    """
+    names = {*schema.model_fields, *Record.model_fields}
+    deepest: dict[Any, dict[str, list[str]]] = {}
+    for problem in error.errors(include_url=False, include_context=False, include_input=False):
+        path = [str(part) for part in problem["loc"] if isinstance(part, int) or part in names]  # others name types
+        by_path = deepest.setdefault(path[0], {})
+        by_path.setdefault(".".join(path), []).append(problem["msg"])
+    sentences = []
+    for by_path in deepest.values():
+        place = max(by_path, key=lambda text: text.count("."))
+        messages = by_path[place]
+        if len(messages) > 1:
+            is_entry = place.rpartition(".")[2].isdecimal()
+            taken = "an object with id and sequence" if is_entry else "a list of at least one"
+            messages = [f"must be a sequence, or {taken}"]
+        sentences.append(f"{place}: {messages[0]}")
+    return RefusalError(422, "; ".join(sentences[:_SHOWN_PROBLEMS]))

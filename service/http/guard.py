@@ -14,7 +14,8 @@ from datetime import UTC, datetime
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.http.access import ANYBODY, PUBLIC, Key
+from service.http.access import ANYBODY, PUBLIC, Key, check_page
+from service.http.bodies import SMALL_BYTES
 from service.http.refusals import RefusalError
 from service.http.routes.common import Service
 from train_config.service_schema import LimitsSection
@@ -23,6 +24,7 @@ log = logging.getLogger("esmeray.service")
 
 REQUEST_ID = b"x-request-id"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+MOST_HEAD_BYTES = 65_536
 _NOT_COUNTED = ("health", "ready", "metrics")
 _HEADERS = [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
 
@@ -35,6 +37,8 @@ class Guard:
     service: Service
     adds_request_id: bool = True
     ongoing: int = 0
+    body_bytes: int = 0
+    """Of the bodies of all ongoing requests, as far as they have arrived."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -46,13 +50,17 @@ class Guard:
             request_id = uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
         answer = _Answer(send, request_id, [(REQUEST_ID, request_id.encode())] if self.adds_request_id else [])
+        body = _Body(receive, self)
         start_s = time.perf_counter()
         self.ongoing += 1
         service.metrics.ongoing.set(self.ongoing)
         try:
             if self.ongoing > service.limits.requests:
                 raise RefusalError(429, "too many requests at once; try again later", 1, limit="requests")
-            service.access.check_host(headers.get(b"host", b"").decode("latin-1"))
+            _check_headers(scope, headers, service.limits)
+            host = headers.get(b"host", b"").decode("latin-1")
+            service.access.check_host(host)
+            check_page(host, scope, headers)
             key = service.access.key_of(scope["path"], headers.get(b"authorization", b"").decode("latin-1"))
             scope["state"]["key"] = key
             scope["state"]["caller"] = _caller(key, scope)
@@ -61,7 +69,7 @@ class Guard:
             async with asyncio.timeout(service.limits.timeout_s):
                 if scope["path"] not in PUBLIC:
                     await asyncio.shield(loading)
-                await self.app(scope, _Body(receive, headers, service.limits), answer)
+                await self.app(scope, body, answer)
         except RefusalError as refusal:
             await answer.refuse(refusal, scope, receive)
         except TimeoutError:
@@ -73,6 +81,7 @@ class Guard:
             # else Starlette raises what it has answered and logged; uvicorn would log it again and close the connection
         finally:
             self.ongoing -= 1
+            self.body_bytes -= body.arrived_bytes
             self._note(scope, answer, time.perf_counter() - start_s)
 
     def _note(self, scope: Scope, answer: "_Answer", seconds: float) -> None:
@@ -104,19 +113,30 @@ def _caller(key: Key, scope: Scope) -> str:
     return key.name if key is not ANYBODY else "{}:{}".format(*scope.get("client") or ("", 0))
 
 
-class _Body:
-    """``receive`` of a request, which refuses a body that is too large or too slow."""
+def _check_headers(scope: Scope, headers: dict[bytes, bytes], limits: LimitsSection) -> None:
+    """Refuse what the first lines of a request say already. uvicorn bounds their size no more than Serve does."""
+    head_bytes = len(scope["raw_path"] or b"") + len(scope["query_string"]) + sum(map(_size, scope["headers"]))
+    if head_bytes > MOST_HEAD_BYTES:
+        raise RefusalError(431, f"address and headers have more than {MOST_HEAD_BYTES:,} bytes; send a body")
+    declared = headers.get(b"content-length", b"0")
+    if declared.isdigit() and int(declared) > limits.body_bytes:
+        raise _too_large(limits)
+    if headers.get(b"content-encoding", b"identity").lower() != b"identity":
+        raise RefusalError(415, "send the body without compression")
 
-    def __init__(self, receive: Receive, headers: dict[bytes, bytes], limits: LimitsSection) -> None:
-        self._receive, self._limits = receive, limits
-        self._left = limits.body_bytes
-        self._until_s = time.monotonic() + limits.body_s
+
+def _size(header: tuple[bytes, bytes]) -> int:
+    return len(header[0]) + len(header[1])
+
+
+class _Body:
+    """``receive`` of a request, which refuses a body that is too large or slow, or that others leave no room for."""
+
+    def __init__(self, receive: Receive, guard: Guard) -> None:
+        self._receive, self._guard, self._limits = receive, guard, guard.service.limits
+        self._until_s = time.monotonic() + self._limits.body_s
         self._whole = False
-        declared = headers.get(b"content-length", b"0")
-        if declared.isdigit() and int(declared) > limits.body_bytes:
-            raise self._too_large()
-        if headers.get(b"content-encoding", b"identity").lower() != b"identity":
-            raise RefusalError(415, "send the body without compression")
+        self.arrived_bytes = 0
 
     async def __call__(self) -> Message:
         if self._whole:  # then only the end of the connection is waited for
@@ -127,17 +147,22 @@ class _Body:
         except TimeoutError:
             detail = f"the body took more than {self._limits.body_s:g} s to arrive"
             raise RefusalError(408, detail, limit="body_s") from None
-        self._left -= len(message.get("body", b""))
-        if self._left < 0:
-            raise self._too_large()
+        size = len(message.get("body", b""))
+        self.arrived_bytes += size
+        self._guard.body_bytes += size
+        if self.arrived_bytes > self._limits.body_bytes:
+            raise _too_large(self._limits)
+        # Small ones have room beyond it, which the number of requests bounds: a few slow large ones shut nobody out.
+        if self._guard.body_bytes > self._limits.bodies_bytes and self.arrived_bytes > SMALL_BYTES:
+            detail = "the bodies of other requests leave no room for this one; try again later"
+            raise RefusalError(503, detail, 1, limit="bodies_bytes")
         self._whole = not message.get("more_body", False)
         return message
 
-    def _too_large(self) -> RefusalError:
-        most = self._limits.body_bytes
-        return RefusalError(
-            413, f"the body has more than {most:,} bytes; send fewer sequences at once", limit="body_bytes"
-        )
+
+def _too_large(limits: LimitsSection) -> RefusalError:
+    detail = f"the body has more than {limits.body_bytes:,} bytes; send fewer sequences at once"
+    return RefusalError(413, detail, limit="body_bytes")
 
 
 class _Answer:

@@ -36,13 +36,13 @@ from train_config.service_schema import ServedModel
 class MaskedPiece(NamedTuple):
     """The ids of a text, of which one will be masked."""
 
-    piece_L: NDArray[np.int32]
-    index: int
+    piece: NDArray[np.int32]
+    masked_index: int
 
     def masked(self) -> NDArray[np.int32]:
-        masked_L = self.piece_L.copy()
-        masked_L[self.index] = MASK
-        return masked_L
+        masked = self.piece.copy()
+        masked[self.masked_index] = MASK
+        return masked
 
 
 class Computer:

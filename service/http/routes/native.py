@@ -54,7 +54,7 @@ def add(app: FastAPI, service: Service, **documents: Any) -> None:
     @app.post("/v1/encode", name="encode", openapi_extra=documented(EncodeBody), **documents)
     async def encode(request: Request) -> Response:
         """Embeddings of any output of the model."""
-        kind, body = wanted(request), await read(request, EncodeBody)
+        kind, body = wanted(request), await read(request, EncodeBody, service.limits)
         query = ask(service, request, body.model, body.sequences, output=body.output)
         arrays = await service.models.run(query.about.name, body.output, query.texts, query.caller)
 
@@ -67,7 +67,7 @@ def add(app: FastAPI, service: Service, **documents: Any) -> None:
     @app.post("/v1/decode", name="decode", openapi_extra=documented(DecodeBody, fasta=False), **documents)
     async def decode(request: Request) -> Response:
         """Sequences and probabilities of the residues from an autoencoder's latents."""
-        kind, body = wanted(request), await read(request, DecodeBody)
+        kind, body = wanted(request), await read(request, DecodeBody, service.limits)
         about = about_of(service, request, body.model, DECODED)
         channels = about.outputs["latents"]
         latents = [_latents(values, channels, place) for place, values in enumerate(body.latents)]
@@ -87,7 +87,7 @@ def add(app: FastAPI, service: Service, **documents: Any) -> None:
     @app.post("/v1/classify", name="classify", openapi_extra=documented(SequencesBody), **documents)
     async def classify(request: Request) -> Response:
         """Probabilities of a classifier's classes; numbers of a regression."""
-        kind, body = wanted(request), await read(request, SequencesBody)
+        kind, body = wanted(request), await read(request, SequencesBody, service.limits)
         query = ask(service, request, body.model, body.sequences, output="classes", crop=True)
         about = query.about
         shares = await service.models.run(about.name, "classes", query.texts, query.caller)
@@ -112,7 +112,7 @@ def _add_by_tokens(app: FastAPI, service: Service, **documents: Any) -> None:
 
         Tables and .npy hold the scores where there are mutations, else the probabilities.
         """
-        kind, body = wanted(request), await read(request, MaskedBody)
+        kind, body = wanted(request), await read(request, MaskedBody, service.limits)
         query = ask(service, request, body.model, body.sequences, output="masked", masks=True)
         mutations = mutations_of(body.mutations, query.texts)
         shares = await _masked_probabilities(service, request, query, body.method)
@@ -133,7 +133,7 @@ def _add_by_tokens(app: FastAPI, service: Service, **documents: Any) -> None:
     @app.post("/v1/tokenize", name="tokenize", openapi_extra=documented(SequencesBody), **documents)
     async def tokenize(request: Request) -> Response:
         """Ids of tokens, special ones included."""
-        body = await read(request, SequencesBody)
+        body = await read(request, SequencesBody, service.limits)
         query = ask(service, request, body.model, body.sequences)
         ids = await service.models.tokens(query.about.name, query.texts)
         data = [{"id": name, "tokens": tokens} for name, tokens in zip(query.ids, ids, strict=True)]

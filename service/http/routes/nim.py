@@ -35,7 +35,7 @@ def add(app: FastAPI, service: Service, **documents: Any) -> None:
     )
     async def esm2(request: Request, size: str) -> Response:
         """``embeddings`` (1, D) and ``representations`` (1, L, D) of each sequence, by the first model."""
-        body = await read(request, NimBody)
+        body = await read(request, NimBody, service.limits)
         query = ask(service, request, None, list(body.sequences), output="residues")
         if body.format == "h5":
             raise RefusalError(422, "format: h5 is not given here; choose npz")

@@ -33,7 +33,7 @@ def add(app: FastAPI, service: Service, **documents: Any) -> None:
     @app.post("/v1/embeddings", name="embeddings", openapi_extra=documented(EmbeddingsBody), **documents)
     async def embeddings(request: Request) -> Response:
         """One vector for each sequence."""
-        kind, body = wanted(request), await read(request, EmbeddingsBody, "input")
+        kind, body = wanted(request), await read(request, EmbeddingsBody, service.limits, "input")
         query = ask(service, request, body.model, body.input, output=body.pooling)
         channels = query.about.outputs[body.pooling]
         if body.dimensions not in (None, channels):

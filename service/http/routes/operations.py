@@ -49,11 +49,11 @@ def add(app: FastAPI, service: Service, **documents: Any) -> None:
         """The page."""
         return FileResponse(PAGE / "page.html", headers=_POLICY)
 
-    async def file(path: Path, _: Request) -> Response:
+    def file(path: Path) -> Response:
         return FileResponse(path)
 
     for name, path in FILES.items():
-        app.add_route(name, partial(file, path), name="page", include_in_schema=False)
+        app.add_api_route(name, partial(file, path), name="page", include_in_schema=False)
 
     @app.get("/docs", name="docs", include_in_schema=False)
     async def docs() -> Response:

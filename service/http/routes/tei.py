@@ -47,7 +47,7 @@ def add(app: FastAPI, service: Service, **documents: Any) -> None:
     @app.post("/embed", name="embeddings", openapi_extra=documented(EmbedBody, fasta=False), **documents)
     async def embed(request: Request) -> Response:
         """Means over residues."""
-        body = await read(request, EmbedBody, "inputs")
+        body = await read(request, EmbedBody, service.limits, "inputs")
         query = ask(service, request, None, cut(body), output="mean")
         vectors_ND = np.asarray(await service.models.run(query.about.name, "mean", query.texts, query.caller))
         if body.normalize:
@@ -57,14 +57,14 @@ def add(app: FastAPI, service: Service, **documents: Any) -> None:
     @app.post("/embed_all", name="encode", openapi_extra=documented(EmbedBody, fasta=False), **documents)
     async def embed_all(request: Request) -> Response:
         """A vector for each residue."""
-        body = await read(request, EmbedBody, "inputs")
+        body = await read(request, EmbedBody, service.limits, "inputs")
         query = ask(service, request, None, cut(body), output="residues")
         return json_answer(await service.models.run(query.about.name, "residues", query.texts, query.caller))
 
     @app.post("/tokenize", name="tokenize", openapi_extra=documented(TokenizeBody, fasta=False), **documents)
     async def tokenize(request: Request) -> Response:
         """Tokens with ids and places."""
-        body = await read(request, TokenizeBody, "inputs")
+        body = await read(request, TokenizeBody, service.limits, "inputs")
         query = ask(service, request, None, body.inputs)
         if not query.about.vocabulary:
             raise RefusalError(422, f"model {query.about.name}: use POST /v1/tokenize")

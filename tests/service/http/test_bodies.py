@@ -62,7 +62,7 @@ BAD_JSON = {
 @pytest.mark.parametrize("kind", BAD_JSON)
 def test_what_is_no_json_is_refused(client: httpx.Client, path: str, kind: str):
     answer = client.post(path, content=BAD_JSON[kind], headers=JSON)
-    assert refused(answer) and answer.status_code in (400, 422)
+    assert refused(answer) and answer.status_code in (400, 413, 422)
 
 
 @pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN", "Infinity", "1" * 5000, "1" * 400, "0.1e-999999999"])
@@ -142,7 +142,7 @@ def test_an_id_is_echoed_without_control_characters_in_json_that_is_whole(client
 def test_a_million_faults_are_refused_as_one(client: httpx.Client):
     for path, field in (("/v1/encode", "sequences"), ("/v1/biology/meta/esm2-8m", "sequences"), ("/embed", "inputs")):
         answer = client.post(path, content=f'{{"{field}":[{",".join(["1"] * 90_000)}]}}', headers=JSON)
-        assert answer.status_code == 422 and len(answer.content) < 1000
+        assert answer.status_code == 413 and len(answer.content) < 1000
 
 
 def npy(header: bytes, data: bytes = b"\0" * 64) -> bytes:

@@ -74,7 +74,9 @@ def test_refusals_have_the_body_of_text_embeddings_inference(client: httpx.Clien
     truncated = client.post("/embed", json={"inputs": "M" * 450, "truncate": True, "normalize": False})
     whole = client.post("/embed", json={"inputs": "M" * 400, "normalize": False})
     assert truncated.status_code == 200 and truncated.json() == whole.json()
-    assert client.post("/embed", content="{").json()["error_type"] == "empty"
+    assert (
+        client.post("/embed", content="{", headers={"Content-Type": "application/json"}).json()["error_type"] == "empty"
+    )
 
 
 def test_the_esm2_nim_runs_the_model_once(serving: Serving):

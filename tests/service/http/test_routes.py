@@ -30,7 +30,7 @@ def add(app: FastAPI, service: Service, **documents: Any) -> None:
     @app.post("/v1/lengths", name="lengths", openapi_extra=documented(SequencesBody), **documents)
     async def lengths(request: Request) -> Response:
         """Residues of each sequence."""
-        body = await read(request, SequencesBody)
+        body = await read(request, SequencesBody, service.limits)
         query = ask(service, request, body.model, body.sequences, output="mean")
         return json_answer(list(map(len, query.texts)))
 '''

@@ -1,0 +1,157 @@
+"""No body costs more than eight times its bytes, the event loop, or another caller's answer."""
+
+import asyncio
+import io
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from service.http import bodies
+from service.http.guard import Guard
+from tests.service.serving import Serving, problem
+
+SIZE = 2_000_000
+LARGE: dict[str, Any] = {"body_bytes": SIZE, "bodies_bytes": 2 * SIZE, "sequences": 1024, "residues": 200_000}
+ALLOWANCE = 8_000_000
+"""Bytes for what does not grow with the body."""
+JSON, FASTA, NPY = "application/json", "text/plain", "application/x-npy"
+
+
+def filled(start: bytes, repeated: bytes, end: bytes = b"") -> bytes:
+    return start + repeated * ((SIZE - len(start) - len(end)) // len(repeated)) + end
+
+
+def npy(array: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return buffer.getvalue()
+
+
+ATTACKS = {
+    "records of nothing": (FASTA, filled(b"", b">\n")),
+    "lines of a letter": (FASTA, filled(b">a\n", b"M\n")),
+    "one id": (FASTA, filled(b">", b"a")),
+    "one id with a wide letter": (FASTA, filled(">\U0001f600".encode(), b"a")),
+    "one sequence of wide letters": (FASTA, filled(b">a\n", "\U0001f600".encode())),
+    "one sequence of masks": (FASTA, filled(b">a\n", b"<mask>")),
+    "blanks": (FASTA, filled(b"", b" ")),
+    "sequences of nothing": (JSON, filled(b'{"sequences":["M"', b',""', b"]}")),
+    "sequences of a letter": (JSON, filled(b'{"sequences":["M"', b',"M"', b"]}")),
+    "one sequence with a wide letter": (JSON, filled('{"sequences":["\U0001f600'.encode(), b"M", b' "]}')),
+    "one sequence in escapes": (JSON, filled(b'{"sequences":["', b"\\u004d", b'"]}')),
+    "one id of JSON": (JSON, filled(b'{"sequences":[{"sequence":"M","id":"', b"a", b'"}]}')),
+    "records": (JSON, filled(b'{"sequences":[{}', b',{"id":"a"}', b"]}")),
+    "longer strings": (JSON, filled(b'{"sequences":["M"', b',"MKTAYIAKQRMKTAYIAKQRMKTAYIAKQR"', b"]}")),
+    "mutations": (JSON, filled(b'{"sequences":["MK"],"mutations":["K2R"', b',"K2R"', b"]}")),
+    "one mutation": (JSON, filled(b'{"sequences":["MK"],"mutations":["K', b"2", b'R"]}')),
+    "lists": (JSON, filled(b'{"latents":[[]', b",[]", b"]}")),
+    "deep lists": (JSON, filled(b"", b"[")),
+    "deep objects": (JSON, filled(b"", b'{"a":')),
+    "numbers of a digit": (JSON, filled(b'{"latents":[[[1', b",1", b"]]]}")),
+    "numbers": (JSON, filled(b'{"latents":[[[1', b",0.12345678", b"]]]}")),
+    "one number": (JSON, filled(b'{"latents":[[[1', b"1", b"]]]}")),
+    "one fraction": (JSON, filled(b'{"latents":[[[1.', b"1", b"]]]}")),
+    "one exponent": (JSON, filled(b'{"latents":[[[1e', b"1", b"]]]}")),
+    "unknown fields": (JSON, b"{%s}" % b",".join(b'"%07d":1' % number for number in range(SIZE // 12))),
+    "bytes as numbers": (NPY, npy(np.zeros((SIZE - 200, 1), np.uint8))),
+    "an array of a gigabyte": (NPY, npy(np.zeros((0, 8))).replace(b"(0, 8)", b"(125000000,)")),
+}
+ROUTES = ("/v1/embeddings", "/v1/encode", "/v1/decode", "/v1/masked", "/embed", "/v1/biology/meta/esm2-8m")
+
+
+async def posted(app: Guard, path: str, kind: str, body: bytes) -> int:
+    """Status of the answer to a body that arrives in pieces; no client's copies of it are in this process."""
+    headers = [(b"host", b"localhost"), (b"content-type", kind.encode())]
+    scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
+    starts = iter(range(0, len(body), 65_536))
+    statuses: list[int] = []
+
+    async def receive() -> Any:
+        start = next(starts)
+        return {"type": "http.request", "body": body[start : start + 65_536], "more_body": start + 65_536 < len(body)}
+
+    async def send(message: Any) -> None:
+        statuses.append(message.get("status", 0))
+
+    await app({**scope, "headers": headers, "http_version": "1.1", "scheme": "http"}, receive, send)
+    return statuses[0]
+
+
+def memory_bytes(which: str) -> int:
+    """``VmRSS``, or ``VmHWM``, the most since it was set back."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(which))
+
+
+@pytest.mark.parametrize("kind", ATTACKS)
+def test_a_body_costs_at_most_eight_times_its_bytes(serving: Serving, kind: str):
+    app, (content_type, body) = serving.app(limits=LARGE), ATTACKS[kind]
+    for path in ROUTES:
+        field = {"/v1/embeddings": b"input", "/embed": b"inputs"}.get(path, b"sequences")
+        sent = body.replace(b'"sequences"', b'"%s"' % field, 1)
+        serving.run(posted(app, path, JSON, b"{}"))  # loads what is loaded once
+        Path("/proc/self/clear_refs").write_text("5")
+        before = memory_bytes("VmRSS")
+        assert serving.run(posted(app, path, content_type, sent)) in (200, 400, 413, 415, 422), path
+        assert memory_bytes("VmHWM") - before <= 8 * SIZE + ALLOWANCE, path
+
+
+def test_a_large_body_is_parsed_beside_the_event_loop(serving: Serving, monkeypatch: pytest.MonkeyPatch):
+    threads: list[str] = []
+
+    def from_json(body: bytes) -> Any:
+        threads.append(threading.current_thread().name)
+        return json.loads(body)
+
+    monkeypatch.setattr(bodies, "from_json", from_json)
+    with serving.client() as client:
+        for length in (1, bodies.SMALL_BYTES):
+            client.post("/v1/encode", json={"sequences": ["M" * length]})
+    assert [name.startswith("parse") for name in threads] == [False, True]
+
+
+def test_bodies_have_a_bound_together_which_leaves_room_for_small_ones(serving: Serving):
+    large, half = b'{"sequences":["MK"]}'.ljust(150_000), asyncio.Event()
+    limits = {"body_bytes": 200_000, "bodies_bytes": 200_000}
+
+    async def slow() -> Any:
+        yield large[:100_000]
+        await half.wait()
+        yield large[100_000:]
+
+    async def ask(address: str) -> None:
+        async with httpx.AsyncClient(base_url=address, headers={"Content-Type": JSON}, timeout=30) as client:
+            first = asyncio.create_task(client.post("/v1/encode", content=slow()))
+            while app.body_bytes < 100_000:
+                await asyncio.sleep(0.01)
+            refused = await client.post("/v1/encode", content=large)
+            assert "leave no room" in problem(refused, 503) and refused.headers["retry-after"] == "1"
+            assert (await client.post("/v1/encode", json={"sequences": ["MK"]})).status_code == 200
+            half.set()
+            assert (await first).status_code == 200
+            assert (await client.post("/v1/encode", content=large)).status_code == 200
+
+    app = serving.app(limits=limits)
+    with serving.address(app) as address:
+        asyncio.run(ask(address))
+        assert app.body_bytes == 0
+
+
+def test_what_was_answered_with_504_is_computed_no_further(serving: Serving):
+    batcher = serving.calls["esm"].run.__self__._batcher  # type: ignore[attr-defined]
+    with serving.client(limits={"timeout_s": 0.1}) as client:
+        before = batcher.totals.tokens
+        answer = client.post("/v1/masked", json={"sequences": ["MKTAYIAKQR" * 14], "method": "masked"})
+        assert "no answer within" in problem(answer, 504)
+        assert batcher.queued_tokens == 0 and batcher.totals.tokens - before < 140 * 142
+
+
+def test_address_and_headers_have_a_bound_together(client: httpx.Client):
+    query = "&".join(["mutations=K2R"] * 4_000)
+    for path, headers in ((f"/v1/masked?{query}", {"x-a": "a" * 10_000}), ("/health", {"x-a": "a" * 70_000})):
+        assert "65,536 bytes" in problem(client.get(path, headers=headers), 431)
