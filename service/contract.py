@@ -45,12 +45,14 @@ class Reply:
 
     Attributes:
         results: an array for each payload, in their order; (N, D) where each has one vector.
-        refused: ``overloaded`` (the replica has room after ``retry_after_s``), ``memory`` or ``model``.
+        refused: ``overloaded`` (the replica has room after ``retry_after_s``, and now for a request of ``room_tokens``
+            of somebody who waits for nothing else), ``memory`` or ``model``.
         statistics: of the replica, for the ingress' metrics.
     """
 
     results: NDArray | list[NDArray] = field(default_factory=list)
     refused: str = ""
     retry_after_s: int = 0
+    room_tokens: int = 0
     detail: str = ""
     statistics: dict[str, float | str] = field(default_factory=dict)

@@ -25,6 +25,7 @@ from train_config.service_schema import ServeSection, ServiceSettings
 
 KEEP_ALIVE_S = 75
 SERVE_ENVIRONMENT = {
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "service.http.door:middlewares",
     "RAY_SERVE_LOG_TO_STDERR": "0",
     "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1000",
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",

@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 from numpy.typing import NDArray
 
 from service.contract import About
+from service.http.door import FULL_S, overloaded
 from service.http.metrics import Metrics
 from service.http.refusals import RefusalError
 
 RETRY_S = 2
 """After which a caller is asked to come back where no replica answered."""
-FULL_S = 0.1
-"""How long a model counts as overloaded after a replica said so: asking again costs as much as an answer."""
 
 
 class Call(NamedTuple):
@@ -27,6 +26,15 @@ class Call(NamedTuple):
     about: Callable[[], Any]
     run: Callable[[str, Sequence[Any], str], Any]
     tokens: Callable[[Sequence[str]], Any]
+
+
+class _Full(NamedTuple):
+    """What a replica that was overloaded said: until when it counts, to whom, and who may still ask."""
+
+    until_s: float
+    room_tokens: int
+    caller: str
+    refusal: RefusalError
 
 
 @dataclass
@@ -41,7 +49,7 @@ class Models:
     lost: tuple[type[BaseException], ...] = ()
     busy: tuple[type[BaseException], ...] = ()
     about: dict[str, About] = field(default_factory=dict)
-    _full: dict[str, tuple[float, RefusalError]] = field(default_factory=dict)
+    _full: dict[str, _Full] = field(default_factory=dict)
     _loading: asyncio.Task[None] | None = None
 
     def load(self) -> asyncio.Task[None]:
@@ -62,16 +70,14 @@ class Models:
 
     async def run(self, model: str, output: str, payloads: Sequence[Any], caller: str) -> NDArray | list[NDArray]:
         """This output of each payload, (N, D) or a list; callers take turns. Raises RefusalError (429, 500, 503)."""
-        until_s, refusal = self._full.get(model, (0.0, None))
-        if refusal is not None and time.monotonic() < until_s:
-            raise refusal
+        self._check_full(model, caller, min(self.about[model].tokens, sum(map(len, payloads))))
         reply = await self._call(self.calls[model].run, output, payloads, caller)
         self.metrics.of_replica(model, reply.statistics)
         if reply.refused == "overloaded":
-            refusal = RefusalError(
-                429, "too much is waiting; try again later", reply.retry_after_s, limit="queue_tokens"
-            )
-            self._full[model] = time.monotonic() + FULL_S, refusal
+            # Serve's proxy, which does not know the model of a request, then refuses what is larger.
+            room_tokens = reply.room_tokens if len(self.calls) == 1 else None
+            refusal = overloaded(reply.retry_after_s, room_tokens)
+            self._full[model] = _Full(time.monotonic() + FULL_S, reply.room_tokens, caller, refusal)
             raise refusal
         if reply.refused == "memory":
             raise RefusalError(503, f"{model}: {reply.detail}; send a shorter sequence", RETRY_S)
@@ -79,6 +85,14 @@ class Models:
             raise RefusalError(500, reply.detail)
         results: NDArray | list[NDArray] = reply.results
         return results
+
+    def _check_full(self, model: str, caller: str, tokens: int) -> None:
+        """Refuse what the replica would: a call of it costs as much as an answer. Others' small requests may pass."""
+        full = self._full.get(model)
+        if full is None or time.monotonic() > full.until_s:
+            return
+        if caller == full.caller or tokens > full.room_tokens:
+            raise full.refusal
 
     async def tokens(self, model: str, texts: Sequence[str]) -> list[list[int]]:
         ids: list[list[int]] = await self._call(self.calls[model].tokens, texts)

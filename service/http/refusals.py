@@ -3,6 +3,7 @@ text-embeddings-inference on its routes. No body echoes what was sent but the id
 """
 
 import json
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -12,15 +13,27 @@ MOST_BYTES = 4096
 TEI_ROUTES = ("/embed", "/embed_all", "/info", "/tokenize")
 _TEI_TYPES = {400: "empty", 401: "unauthorized", 422: "validation", 424: "backend", 429: "overloaded", 503: "unhealthy"}
 _LONGEST_DETAIL = 600
+ROOM_TOKENS = "X-Room-Tokens"
+"""Header of a refusal for overload: tokens of a request that would have been taken."""
 
 
 class RefusalError(Exception):
     """A request that is not answered: the status of HTTP, one sentence of what is wrong, where, and what to do, and
     further members of the body, as ``record`` and ``limit``."""
 
-    def __init__(self, status: int, detail: str, retry_after_s: int | None = None, **facts: Any) -> None:
+    def __init__(
+        self,
+        status: int,
+        detail: str,
+        retry_after_s: int | None = None,
+        headers: Mapping[str, str] | None = None,
+        **facts: Any,
+    ) -> None:
         super().__init__(detail)
-        self.status, self.detail, self.facts, self.retry_after_s = status, detail, facts, retry_after_s
+        self.status, self.detail, self.facts = status, detail, facts
+        self.headers = dict(headers or {})
+        if retry_after_s is not None:
+            self.headers["Retry-After"] = str(retry_after_s)
 
     def response(self, path: str, request_id: str) -> Response:
         detail = printable(self.detail, _LONGEST_DETAIL)
@@ -34,7 +47,7 @@ class RefusalError(Exception):
             body = {"type": "about:blank", "title": title, "status": self.status, "detail": detail, **facts}
             body["request_id"] = request_id
             media_type = "application/problem+json"
-        headers = {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
+        headers = dict(self.headers)
         if self.status == HTTPStatus.UNAUTHORIZED:
             headers["WWW-Authenticate"] = "Bearer"
         return Response(json.dumps(body, ensure_ascii=False).encode()[:MOST_BYTES], self.status, headers, media_type)

@@ -45,9 +45,13 @@ class Item(NamedTuple):
 
 @dataclass(eq=False)
 class OverloadedError(Exception):
-    """Too many tokens wait; ``retry_after_s`` is when they will have been computed."""
+    """Too many tokens wait; ``retry_after_s`` is when they will have been computed.
+
+    ``room_tokens`` is the share of another caller, who holds none.
+    """
 
     retry_after_s: int
+    room_tokens: int
 
 
 @dataclass(eq=False)
@@ -147,7 +151,8 @@ class TokenBatcher:
         is_full = bool(self._held) and self._held.total() + tokens > self._queue_tokens
         if is_full and self._held[caller] + tokens > share:
             rate = self.totals.tokens / self.totals.computing_s if self.totals.computing_s else self.budget
-            raise OverloadedError(max(_NOT_BEFORE_S, min(_MOST_S, round(self.queued_tokens / rate))))
+            retry_after_s = max(_NOT_BEFORE_S, min(_MOST_S, round(self.queued_tokens / rate)))
+            raise OverloadedError(retry_after_s, self._queue_tokens // (len(self._held) + 1))
 
     def _enqueue(self, item: Item, caller: str) -> _Waiting:
         """The item, which waits for its turn or is being computed."""

@@ -72,7 +72,12 @@ class ModelReplica:
         try:
             results = await self._batcher.submit(self._computer.items(output, payloads), caller)
         except OverloadedError as error:
-            return Reply(refused="overloaded", retry_after_s=error.retry_after_s, statistics=self._statistics())
+            return Reply(
+                refused="overloaded",
+                retry_after_s=error.retry_after_s,
+                room_tokens=error.room_tokens,
+                statistics=self._statistics(),
+            )
         except (ResourceError, DataError) as error:
             refused = "memory" if isinstance(error, ResourceError) else "model"
             return Reply(refused=refused, detail=str(error), statistics=self._statistics())
