@@ -26,7 +26,8 @@ class StopSignals:
     ``on_request`` and starts the grace period; a second one ends that at once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, grace_s: float = GRACE_S) -> None:
+        self._grace_s = grace_s
         self.received: int | None = None
         self._raised: int | None = None  # before the hand-over
         self._on_request: Callable[[], None] | None = None
@@ -90,7 +91,7 @@ class StopSignals:
             raise KeyboardInterrupt
         if self.received is None:
             self.received, self._asked_at = signum, now
-            self._deadline = now + GRACE_S
+            self._deadline = now + self._grace_s
             self._on_request()
             self._say()
         elif now - self._asked_at > REPEAT_S:

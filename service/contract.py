@@ -8,6 +8,9 @@ MASKED, EACH_MASKED, DECODED = "masked", "each_masked", "decoded"
 """Outputs of the service alone: logits of the masked tokens of a sequence (M, K), of each of its residues, masked in
 turn (L results of (1, K)), and of residues decoded from latents (L, K)."""
 
+DRAIN_S = 30.0
+"""For what is being answered when a replica or the service ends."""
+
 
 @dataclass(frozen=True)
 class About:

@@ -14,6 +14,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError,
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
+from service.contract import DRAIN_S
 from service.http.app import build_app
 from service.http.metrics import Metrics
 from service.http.models import Call, Models
@@ -24,7 +25,6 @@ from train_config.service_schema import ServedModel, ServeSection, ServiceSettin
 APPLICATION = "esmeray"
 ONGOING = 1024
 """Calls of a replica at once: enough for full batches of single sequences. Serve's default of 5 never fills one."""
-DRAIN_S = 30.0
 _LOGGING = {"enable_access_log": False}  # the guard writes a line for each request
 LOST = (RayActorError, ActorDiedError, ActorUnavailableError, WorkerCrashedError, DeploymentUnavailableError)
 
@@ -45,6 +45,12 @@ class Ingress:
 
     def __serve_build_asgi_app__(self) -> Any:
         return self._app
+
+    async def drain(self) -> None:
+        """Refuse what comes from now on with 503; returns when what came before is answered."""
+        self._app.draining = True
+        while self._app.ongoing:
+            await asyncio.sleep(0.05)
 
 
 def application(config: ServeSection, device: str) -> serve.Application:

@@ -1,37 +1,44 @@
 """Start and stop of the service on the Ray cluster at hand, or one of its own.
 
-SIGINT and SIGTERM let requests that are being answered end. At SIGHUP the settings and the files of the weights are
-looked at again, and replicas of what has changed are replaced while requests are answered; so does the same command,
-started again on a cluster where the service runs.
+SIGINT and SIGTERM let requests that are being answered end, while others get 503; a second one ends them. At SIGHUP the
+settings and the files of the weights are looked at again, and replicas of what has changed are replaced while requests
+are answered; so does the same command, started again on a cluster where the service runs.
 """
 
+import asyncio
 import logging
 import os
 import re
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cluster.connection import cluster_resources, connected
 from cluster.placement import LOCAL, find
 from cluster.signals import StopSignals
 from common.errors import ConfigError, EsmerayError, ResourceError
 from common.progress import status_line
+from common.text import first_line
+from inference.models.source import check_model
+from service.contract import DRAIN_S
 from service.http.access import read_keys
 from train_config.service_schema import ServeSection, ServiceSettings
 
 KEEP_ALIVE_S = 75
+PROXY_TIMEOUT_S = 300
 SERVE_ENVIRONMENT = {
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "service.http.door:middlewares",
     "RAY_SERVE_LOG_TO_STDERR": "0",
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
     "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1000",
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
 }
-"""Of Ray's processes: fewer threads in each, which would wait for each other. Computing has a thread of its own."""
+"""Of Ray's processes: fewer threads in each, which would wait for each other. Computing has a thread of its own. And a
+proxy that is slow is not replaced by another after 5 s, on a cluster of our own."""
 _ERROR = re.compile(r"^([\w.]+(?:Error|Exception)): (.+)", re.MULTILINE)
 
 
@@ -43,7 +50,7 @@ def run(read: Callable[[], ServiceSettings], say: Callable[[str], None]) -> int:
     """
     settings = read()
     _check_files(settings.serve)
-    signals = StopSignals()
+    signals = StopSignals(DRAIN_S)
     with signals:
         try:
             return _serve(settings, read, say, signals)
@@ -61,6 +68,13 @@ def _serve(
     for name, value in SERVE_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     own = find(settings.ray) == LOCAL
+    if own:  # on another cluster the service may run already, and its nodes have the models
+        _check_here(config)
+    from cluster.connection import (
+        cluster_resources,
+        connected,
+    )  # here: it imports Ray, which a refusal need not wait for
+
     with status_line() as show:
         show("starting Ray")
         with connected(settings.ray) as dashboard:
@@ -75,7 +89,7 @@ def _serve(
             device = "cuda" if any(node.gpus for node in nodes) else "cpu"
             _check_resources(config, sum(node.cpus for node in nodes), sum(node.gpus for node in nodes), device)
             show(f"loading {', '.join(model.name for model in config.models)}")
-            serve.start(http_options=_http_options(config), proxy_location="EveryNode")
+            _start_proxies(serve, _http_options(config), say)
             try:
                 serve.run(application(config, device), name=APPLICATION, route_prefix="/")
             except RuntimeError as error:
@@ -102,10 +116,51 @@ def _serve(
                 woken.clear()
                 if not stop.is_set():
                     say(_updated(serve, lambda: application(read().serve, device), APPLICATION))
-            serve.delete(APPLICATION)
-            if not own and not serve.status().applications:  # others may serve on this cluster, too
-                serve.shutdown()
+            _end(serve, APPLICATION, own, signals)
     return signals.exit_code
+
+
+def _start_proxies(serve: Any, options: dict[str, Any], say: Callable[[str], None]) -> None:
+    """Start Serve, and wait for its proxies longer than Serve (2.60) does, which gives them 60 s."""
+    from ray.exceptions import RayActorError, RayTaskError
+
+    try:
+        serve.start(http_options=options, proxy_location="EveryNode")
+        return
+    except RayTaskError as error:  # of the proxy itself, as on another cluster where the port is taken
+        serve.shutdown()
+        reason = first_line(error.cause or error)
+        raise ResourceError(f"serve.port: {reason}; choose another by --serve.port") from error
+    except (TimeoutError, RayActorError):  # one that takes too long is replaced by Serve
+        say("Ray Serve's proxy is slow to come up: waiting for it")
+    deadline_s = time.monotonic() + PROXY_TIMEOUT_S
+    while set(serve.status().proxies.values()) != {"HEALTHY"}:
+        if time.monotonic() > deadline_s:
+            raise ResourceError(f"Ray Serve's proxy did not come up in {PROXY_TIMEOUT_S} s; see Serve's logs")
+        time.sleep(0.5)
+
+
+def _end(serve: Any, name: str, own: bool, signals: StopSignals) -> None:
+    """End the service once what is being answered is answered.
+
+    As soon as the application is deleted, Serve's proxy answers 404, which clients take for final; so every ingress
+    refuses with 503 first. A cluster of our own, and Serve where nobody else uses it, end with their proxies.
+    """
+    applications = set(serve.status().applications)
+    if name in applications:
+        asyncio.run(_drained(serve.get_app_handle(name), signals))
+    if applications - {name}:
+        serve.delete(name)
+    elif not own:
+        serve.shutdown()
+
+
+async def _drained(ingress: Any, signals: StopSignals) -> None:
+    """Wait until every ingress has answered what it has, or the time for that is over, as after a second signal."""
+    replies = ingress.broadcast("drain").results_async(return_exceptions=True)
+    drained = asyncio.gather(replies, return_exceptions=True)
+    while not drained.done() and not signals.expired:
+        await asyncio.wait([drained], timeout=0.1)
 
 
 def _updated(serve: Any, made: Callable[[], Any], name: str) -> str:
@@ -132,6 +187,20 @@ def _check_files(config: ServeSection) -> None:
     for path in (config.access.tls_certificate, config.access.tls_key):
         if path is not None and not Path(path).expanduser().is_file():
             raise ConfigError(f"access: {path}: there is no such file")
+
+
+def _check_here(config: ServeSection) -> None:
+    """Refuse a port that is taken, and models that are not there, as Serve and the replicas do a minute later."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    try:
+        socket.create_server((config.host, config.port), family=family).close()
+    except OSError as error:
+        reason = str(error.strerror).partition(" (while")[0]  # Python repeats the address
+        raise ResourceError(
+            f"serve.port: the service can't listen on {config.host}:{config.port} ({reason}); choose another"
+        ) from error
+    for model in config.models:
+        check_model(model.source, model.random_weights, "models")
 
 
 def _check_resources(config: ServeSection, cpus: int, gpus: int, device: str) -> None:

@@ -5,10 +5,8 @@ from pathlib import Path
 
 import torch
 
-from common.errors import ConfigError, EsmerayError
 from inference.models.model import Model
-from inference.models.source import find_model
-from model.backbones.source import SOURCE_KEY
+from inference.models.source import check_model, naming
 from model.device import check_device, choose_device
 from model.export.opening import Opened, open_exported, open_network
 from train_config.section import Precision
@@ -37,19 +35,12 @@ def open_model(
     """
     if device is not None:
         check_device(device)
-    located = find_model(source, key)
-    if located.random_weights and not random_weights:
-        raise ConfigError(
-            f"{key} {source}: a size whose weights would be random; trained ones are a folder or a hub name as in "
-            "facebook/esm2_t6_8M_UR50D (random_weights true tries a job out with a size)"
-        )
-    try:
+    located = check_model(source, random_weights, key)
+    with naming(key):
         if located.task is not None:
             opened = open_exported(located.task, located.folder)
         else:
             opened = open_network(located.path, with_head=heads is None or "masked_lm" in heads)
-    except EsmerayError as error:  # worded with the setting of training
-        raise type(error)(*(problem.replace(SOURCE_KEY, key) for problem in error.problems)) from error
     wanted = {name: head for name, head in opened.heads.items() if heads is None or name in heads}
     return Model(
         Opened(opened.backbone, opened.tokenizer, wanted),

@@ -3,13 +3,15 @@
 Nothing here needs torch, so that a wrong name is reported at once.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from common.errors import ConfigError
+from common.errors import ConfigError, EsmerayError
 from dataset.labels.label_space import LabelSpace
 from dataset.tokens.model_folder import local_folder
-from model.backbones.source import has_random_weights
+from model.backbones.source import SOURCE_KEY, check_source, has_random_weights
 from model.export.exported_folder import read_settings, task_of
 from train_config.loading import load_config, load_recorded
 from train_config.schema import BackboneSection, Config
@@ -41,6 +43,32 @@ def find_model(source: str | Path, key: str = "model") -> ModelSource:
     if folder is None:
         return ModelSource(source, None)
     return ModelSource(str(folder), task_of(folder))
+
+
+def check_model(source: str | Path, random_weights: bool, key: str = "model") -> ModelSource:
+    """:func:`find_model`, once the model is there to be opened: random weights only where they are asked for.
+
+    Raises as :func:`find_model`, ConfigError for an unknown name, ResourceError where the hub can't be reached.
+    """
+    located = find_model(source, key)
+    if located.random_weights and not random_weights:
+        raise ConfigError(
+            f"{key} {source}: a size whose weights would be random; trained ones are a folder or a hub name as in "
+            "facebook/esm2_t6_8M_UR50D (random_weights true tries a job out with a size)"
+        )
+    if located.task is None:
+        with naming(key):
+            check_source(BackboneSection(source=located.path))
+    return located
+
+
+@contextmanager
+def naming(key: str) -> Iterator[None]:
+    """Have refusals, which are worded with the setting of training, name this one."""
+    try:
+        yield
+    except EsmerayError as error:
+        raise type(error)(*(problem.replace(SOURCE_KEY, key) for problem in error.problems)) from error
 
 
 def exported_by(task: str, source: str | Path) -> Path:

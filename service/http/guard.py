@@ -25,6 +25,8 @@ log = logging.getLogger("esmeray.service")
 REQUEST_ID = b"x-request-id"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 MOST_HEAD_BYTES = 65_536
+AFTER_END_S = 5
+"""Until a service that ends may have a successor."""
 _NOT_COUNTED = ("health", "ready", "metrics")
 _HEADERS = [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
 
@@ -39,6 +41,8 @@ class Guard:
     ongoing: int = 0
     body_bytes: int = 0
     """Of the bodies of all ongoing requests, as far as they have arrived."""
+    draining: bool = False
+    """Refuse what comes from now on."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -51,6 +55,10 @@ class Guard:
         scope.setdefault("state", {})["request_id"] = request_id
         answer = _Answer(send, request_id, [(REQUEST_ID, request_id.encode())] if self.adds_request_id else [])
         body = _Body(receive, self)
+        if self.draining and scope["path"] != "/health":  # the process still answers
+            ending = RefusalError(503, "the service is ending; send the request again", AFTER_END_S)
+            await answer.refuse(ending, scope, receive)
+            return
         start_s = time.perf_counter()
         self.ongoing += 1
         service.metrics.ongoing.set(self.ongoing)

@@ -9,7 +9,10 @@ import ssl
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -18,19 +21,28 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from common.errors import ConfigError
+from common.errors import ConfigError, EsmerayError
 from model.export.backbone import export
+from service import launch
 from service.http.access import new_key
 from service.replicas.computer import Computer
 from tests.classifiers import export_tiny
 from tests.conftest import REPOSITORY
 from tests.model.tasks.test_diffusion import trained
-from train_config.service_schema import ServedModel
+from train_config.service_schema import ServedModel, ServiceSettings
 
 HOOK = """
+import asyncio
+from pathlib import Path
+
 def mark(app):
     @app.middleware("http")
     async def marked(request, call_next):
+        if "x-folder" in request.headers:
+            folder = Path(request.headers["x-folder"])
+            (folder / "arrived").touch()
+            while not (folder / "go").exists():
+                await asyncio.sleep(0.05)
         answer = await call_next(request)
         answer.headers["x-marked"] = "yes"
         return answer
@@ -52,6 +64,19 @@ def write_certificate(folder: Path) -> dict[str, str]:
     return {"tls_certificate": str(folder / "certificate.pem"), "tls_key": str(folder / "key.pem")}
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+        return port
+
+
+def eventually(is_so: Callable[[], bool]) -> None:
+    until_s = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < until_s
+        time.sleep(0.1)
+
+
 @pytest.mark.slow
 def test_the_command_serves_text_over_https_takes_new_settings_and_ends_with_the_signal(
     tmp_path: Path, ray_address: str
@@ -60,9 +85,7 @@ def test_the_command_serves_text_over_https_takes_new_settings_and_ends_with_the
     (tmp_path / "hook.py").write_text(HOOK)
     text, key = new_key("mine")
     (tmp_path / "keys.yaml").write_text(yaml.safe_dump([key.model_dump()]))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     serve = {
         "models": [{"name": "text", "source": str(tmp_path / "text")}],
         "port": port,
@@ -89,11 +112,21 @@ def test_the_command_serves_text_over_https_takes_new_settings_and_ends_with_the
             serve["limits"] = {"sequences": 1}
             file.write_text(yaml.safe_dump(settings))
             process.send_signal(signal.SIGHUP)
-            until_s = time.monotonic() + 60
-            while client.post("/v1/classify", json=body).status_code != 413:
-                assert time.monotonic() < until_s
-                time.sleep(0.2)
-        process.send_signal(signal.SIGTERM)
+            eventually(lambda: client.post("/v1/classify", json=body).status_code == 413)
+            # The end: what was asked before is answered, by either ingress, and never a 404 of the proxy.
+            one = {"sequences": body["sequences"][:1]}
+            with ThreadPoolExecutor() as pool:
+                slow = pool.submit(client.post, "/v1/classify", json=one, headers={"x-folder": str(tmp_path)})
+                eventually((tmp_path / "arrived").exists)
+                process.send_signal(signal.SIGTERM)
+                eventually(lambda: client.get("/ready").status_code == 503)
+                time.sleep(0.5)  # by now every ingress knows
+                late = [client.post("/v1/classify", json=one) for _ in range(20)]
+                assert {answer.status_code for answer in late} == {503} and not slow.done()
+                assert all("retry-after" in answer.headers and "is ending" in answer.text for answer in late)
+                assert client.get("/health").status_code == 200
+                (tmp_path / "go").touch()
+                assert slow.result().status_code == 200
         assert process.wait(60) == 128 + signal.SIGTERM
         assert "updated" in process.stdout.read()
     finally:
@@ -106,3 +139,35 @@ def test_sequence_diffusion_is_refused_by_name(tmp_path: Path):
     served = ServedModel(name="designs", source=str(tmp_path / "run"))
     with pytest.raises(ConfigError, match=rf"sequence diffusion is not served.*design generate {served.source}'"):
         Computer(served, "cpu")
+
+
+def refused_before_ray(tmp_path: Path, **changes: object) -> str:
+    """The refusal of a service that would start a cluster of its own."""
+    serve = {"models": [str(tmp_path / "text")], "port": free_port(), **changes}
+    settings = ServiceSettings.model_validate({"serve": serve, "ray": {"address": "local"}})
+    with pytest.raises(EsmerayError) as refused:
+        launch.run(lambda: settings, print)
+    return f"{refused.value.exit_code} {refused.value}"
+
+
+def test_a_taken_port_and_models_that_are_not_there_are_refused_before_ray_starts(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("cluster.connection.connected", lambda _: pytest.fail("Ray was started"))
+    assert f"2 models: there is no folder {tmp_path}/text" in refused_before_ray(tmp_path)
+    assert "2 models: 'nosuch' is neither a folder nor" in refused_before_ray(tmp_path, models=["nosuch"])
+    assert "2 models esm2_t6_8M: a size whose weights" in refused_before_ray(tmp_path, models=["esm2_t6_8M"])
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        refusal = refused_before_ray(tmp_path, port=port)
+    where = f"the service can't listen on 127.0.0.1:{port} (Address already in use)"
+    assert refusal == f"4 serve.port: {where}; choose another"
+
+
+def test_a_proxy_that_is_slow_to_come_up_is_waited_for_with_a_line(monkeypatch, capsys):
+    def start(**_: object) -> None:
+        raise TimeoutError("HTTP proxies not available after 60s.")
+
+    states = [{"a": "STARTING"}, {"a": "HEALTHY", "b": "STARTING"}, {"a": "HEALTHY", "b": "HEALTHY"}]
+    serve = SimpleNamespace(start=start, status=lambda: SimpleNamespace(proxies=states.pop(0)))
+    monkeypatch.setattr(launch.time, "sleep", lambda _: None)
+    launch._start_proxies(serve, {}, print)
+    assert capsys.readouterr().out.count("\n") == 1 and not states
