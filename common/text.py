@@ -40,7 +40,7 @@ def refusal(error: Mapping[str, Any]) -> str:
     """One of pydantic's errors in words, with the value that is refused unless the message is our own."""
     message: str = error["msg"].removeprefix("Value error, ")
     own = error["type"] == "value_error"
-    return message if own else f"{message[0].lower()}{message[1:]}, got {error['input']!r}"
+    return message if own else f"{message[0].lower()}{message[1:]}, got {error['input']!r:.200}"
 
 
 def first_line(error: BaseException) -> str:

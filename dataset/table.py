@@ -1,9 +1,9 @@
 """Tables of text, by pyarrow: CSV and TSV, plain or compressed, and Parquet, a few thousand rows at a time.
 
 Values are strings of CSV and TSV, Python's own types of Parquet. The separator of text is comma, semicolon or tab,
-whichever the header shows, since spreadsheets write each into a file called CSV. Rows count from 1, without the header and blank lines.
-A quote where none may be is an error where it would swallow rows. Files of lines without header or quotes come by
-:func:`numbered_lines`.
+whichever the header shows, since spreadsheets write each into a file called CSV. Rows count from 1, without the header
+and blank lines. A quote where none may be is an error where it would swallow rows. Files of lines without header or
+quotes come by :func:`numbered_lines`.
 """
 
 import csv
@@ -104,7 +104,7 @@ class Table:
             self.finished = [raw.source_file()]
 
     def _separator(self, head: bytes) -> str:
-        """The separator by which the header has most of the wanted columns, then most columns, then that of the name."""
+        """That by which the header has most wanted columns; of several most columns; else that of the name."""
         of_name = "\t" if ".tsv" in self._path.name.lower() else ","
         scores = {}
         for separator in _SEPARATORS:

@@ -32,7 +32,7 @@ def read_settings_of(path: Path, holds: str, parse: Callable[[dict[str, Any]], S
         return parse(settings)
     except FileNotFoundError as error:
         raise DataError(f"{path.parent} holds no {holds} ({path.name} is missing)") from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise damaged(path, error) from error
 
 

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import ValidationError
 
+from common.bounded_yaml import BoundedLoader
 from common.errors import ConfigError
 from common.processor import computes_bf16
 from common.text import did_you_mean, refusal
@@ -168,8 +169,8 @@ def read_file(path: str | Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
     places = (path, SHIPPED.parent / path, SHIPPED / f"{path}.yaml")
     try:
         text = next((place for place in places if place.is_file()), path).read_text(encoding="utf-8")
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        settings = yaml.safe_load(text)
+        node = yaml.compose(text, Loader=BoundedLoader)
+        settings = yaml.load(text, Loader=BoundedLoader)
     except OSError as error:
         hint = did_you_mean(path.stem, (file.stem for file in SHIPPED.glob("*.yaml")))
         raise ConfigError(f"{path}: can't be read ({error.strerror}){hint}; {SHIPPED} has examples") from error

@@ -190,7 +190,7 @@ def not_a_store(
     """
     try:
         is_store = json.loads((target / files[0]).read_bytes())["format"] == file_format
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         is_store = False
     if not is_store:
         return f"is not a {kind}"

@@ -81,6 +81,8 @@ def read_settings(path: Path, key: str) -> dict[str, Any]:
         raise ConfigError(f"{key}: {path.parent} has no {path.name}; give a Hugging Face model folder")
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{key}: {path} is not JSON ({error})") from error
-    return settings if isinstance(settings, dict) else {}
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{key}: {path} holds no settings by name; copy the model's folder again")
+    return settings

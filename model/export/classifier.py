@@ -180,7 +180,7 @@ def _base_folder(folder: Path) -> Path:
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
         source, revision = str(settings["base_model_name_or_path"]), settings["revision"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise damaged(path, error) from error
     for candidate in (folder / source, Path(source)):
         if candidate.is_dir():

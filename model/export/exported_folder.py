@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 from safetensors import SafetensorError
 
+from common.bounded_yaml import BoundedLoader
 from common.errors import ResourceError
 from common.publishing import made_folder
 from model.saved_settings import damaged, read_settings_of, write_settings
@@ -74,7 +75,7 @@ def task_of(folder: Path) -> str | None:
     if not config.is_file():
         return None
     try:
-        return str(yaml.safe_load(config.read_text(encoding="utf-8"))["model"]["task"])
+        return str(yaml.load(config.read_text(encoding="utf-8"), Loader=BoundedLoader)["model"]["task"])
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
         raise damaged(config, error) from error
 

@@ -1,4 +1,5 @@
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -200,3 +201,29 @@ def test_precision_is_fp32_by_default_where_the_processor_has_no_bf16(tmp_path, 
     monkeypatch.setattr(processor, "CPU_INFO", tmp_path / "cpuinfo")
     monkeypatch.setattr(processor, "has_gpu_driver", lambda: False)
     assert load(None, *options).training.precision == precision
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("a: " + "[" * 50_000 + "]" * 50_000, "100 levels"),
+        (
+            "a: &a [0, 0]\n" + "".join(f"{b}: &{b} [*{a}, *{a}]\n" for a, b in pairwise("abcdefghijklmnopqrstuvw")),
+            "100,000",
+        ),
+        (
+            "a: &a {x: 1}\n"
+            + "".join(f"{b}: &{b} {{<<: [*{a}, *{a}, *{a}, *{a}]}}\n" for a, b in pairwise("abcdefghijk")),
+            "100",
+        ),
+        ("a: &a {b: *a}\n", "an alias of what it stands in"),
+        ("a: " + "9" * 5000, "4300 digits"),
+        ("a: 2026-99-99", "month"),
+        ("? [a, b]\n: 1\n", "unhashable"),
+    ],
+)
+def test_yaml_that_means_harm_is_refused_in_one_line(tmp_path, text, problem):
+    (tmp_path / "in.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=f"no valid YAML .*{problem}") as raised:
+        load_config(tmp_path / "in.yaml")
+    assert "\n" not in str(raised.value) and len(str(raised.value)) < 400

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from common.bounded_yaml import BoundedLoader
 from common.errors import ConfigError, ResourceError
 from common.text import first_line
 from train_config.natures import SHIPPED_PATH, absolute_path
@@ -100,8 +101,8 @@ def zero_stage(training: TrainingSection, section: DeepSpeedSection) -> int:
 
 def _read_settings(path: Path) -> dict[str, Any]:
     try:
-        settings = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
+        settings = yaml.load(path.read_text(), Loader=BoundedLoader)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"deepspeed.config: {path} can't be read ({first_line(error)})") from error
     if not isinstance(settings, dict):
         raise ConfigError(f"deepspeed.config: {path} must hold a mapping of DeepSpeed's settings")

@@ -1,0 +1,45 @@
+"""YAML that others may have written: of bounded depth and size, what its aliases repeat included."""
+
+from typing import Any
+
+import yaml
+
+_DEEPEST = 100
+_MOST_NODES = 100_000
+"""Mappings, lists and values: some hundred times those of a file of settings."""
+
+
+class BoundedLoader(yaml.SafeLoader):
+    """PyYAML's safe loader, whose every refusal is a YAMLError.
+
+    PyYAML 6.0.3 recurses as deeply as the text says, and nine lines of aliases stand for a billion values.
+    """
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._depth = self._num_nodes = 0
+        self._nodes_of_anchored: dict[yaml.Node, int] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        mark = self.peek_event().start_mark
+        is_alias = self.check_event(yaml.AliasEvent)
+        before = self._num_nodes
+        self._depth += 1
+        self._num_nodes += 1
+        if self._depth <= _DEEPEST and self._num_nodes <= _MOST_NODES:
+            node = super().compose_node(parent, index)
+            if is_alias and node not in self._nodes_of_anchored:
+                raise yaml.composer.ComposerError(None, None, "an alias of what it stands in", mark)
+            self._num_nodes += self._nodes_of_anchored[node] if is_alias else 0
+        if self._depth > _DEEPEST or self._num_nodes > _MOST_NODES:
+            problem = f"more than {_MOST_NODES:,} values, aliases written out, or {_DEEPEST} levels"
+            raise yaml.composer.ComposerError(None, None, problem, mark)
+        self._depth -= 1
+        self._nodes_of_anchored[node] = self._num_nodes - before
+        return node
+
+    def construct_document(self, node: yaml.Node) -> Any:
+        try:
+            return super().construct_document(node)
+        except (ValueError, OverflowError) as error:  # a date of no calendar, an integer of 5,000 digits
+            raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from error

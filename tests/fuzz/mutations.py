@@ -1,0 +1,84 @@
+"""Files as damage, a careless program or a hostile one would leave them: a few changes each, by a generator."""
+
+import gzip
+import random
+import re
+import struct
+from collections.abc import Sequence
+
+_NUMBER = re.compile(rb"\d+(\.\d+)?")
+_SIZES = [2**63, 2**63 - 1, 2**64 - 1, 2**31, 2**31 - 1, 2**32 - 1, 2**40, 0, 1]
+_TOKENS = [
+    *(b"%d" % size for size in _SIZES),
+    *(b"-1", b"NaN", b"inf", b"1e999", b"null", b"true", b"[]", b"{}", b'""', b"9" * 5000),
+    *(b"\0", b"\n", b"\r", b'"', b"'", b",", b";", b"\t", b">", b"#", b"!", b"[", b"{", b"&a ", b"*a", b": "),
+    *(b"\xff\xfe", b"\xef\xbb\xbf", b"\xc3", b"\xe2\x80\xa8", b"\x1f\x8b"),
+    *(b"A" * 100_000, b"\n" * 10_000, b"[" * 5000, b'{"a":' * 5000, b"&a [*a]", b"<<: *a"),
+    *(struct.pack("<Q", size) for size in _SIZES),
+    *(struct.pack("<I", size % 2**32) for size in _SIZES),
+]
+
+
+def mutated(seeds: Sequence[bytes], generator: random.Random, may_be_gzip: bool) -> bytes:
+    """One of the seeds, changed in one to four places, at times as a gzip, itself sound or not."""
+    content = generator.choice(seeds)
+    for _ in range(generator.randint(1, 4)):
+        content = generator.choice(_CHANGES)(content, seeds, generator)
+    if may_be_gzip and generator.random() < 0.1:
+        content = gzip.compress(content, 1)
+        if generator.random() < 0.5:
+            content = generator.choice([_flipped, _cut_off, _removed])(content, seeds, generator)
+    return content
+
+
+def _span(content: bytes, generator: random.Random) -> tuple[int, int]:
+    start = generator.randint(0, len(content))
+    return start, min(len(content), start + generator.choice([1, 4, 8, 30, 300]))
+
+
+def _flipped(content: bytes, seeds: Sequence[bytes], generator: random.Random) -> bytes:
+    changed = bytearray(content)
+    for _ in range(generator.choice([1, 1, 8]) if content else 0):
+        changed[generator.randrange(len(changed))] ^= 1 << generator.randrange(8)
+    return bytes(changed)
+
+
+def _removed(content: bytes, seeds: Sequence[bytes], generator: random.Random) -> bytes:
+    start, end = _span(content, generator)
+    return content[:start] + content[end:]
+
+
+def _repeated(content: bytes, seeds: Sequence[bytes], generator: random.Random) -> bytes:
+    start, end = _span(content, generator)
+    return content[:end] + content[start:end] * generator.choice([1, 3, 50]) + content[end:]
+
+
+def _inserted(content: bytes, seeds: Sequence[bytes], generator: random.Random) -> bytes:
+    start, _ = _span(content, generator)
+    return content[:start] + generator.choice(_TOKENS) + content[start:]
+
+
+def _overwritten(content: bytes, seeds: Sequence[bytes], generator: random.Random) -> bytes:
+    start, _ = _span(content, generator)
+    token = generator.choice(_TOKENS)
+    return content[:start] + token + content[start + len(token) :]
+
+
+def _renumbered(content: bytes, seeds: Sequence[bytes], generator: random.Random) -> bytes:
+    numbers = list(_NUMBER.finditer(content))
+    if not numbers:
+        return content
+    number = generator.choice(numbers)
+    return content[: number.start()] + generator.choice(_TOKENS) + content[number.end() :]
+
+
+def _spliced(content: bytes, seeds: Sequence[bytes], generator: random.Random) -> bytes:
+    other = generator.choice(seeds)
+    return content[: _span(content, generator)[0]] + other[_span(other, generator)[0] :]
+
+
+def _cut_off(content: bytes, seeds: Sequence[bytes], generator: random.Random) -> bytes:
+    return content[: _span(content, generator)[0]]
+
+
+_CHANGES = (_flipped, _removed, _repeated, _inserted, _overwritten, _renumbered, _spliced, _cut_off)

@@ -1,0 +1,136 @@
+"""Inputs for a reader in processes of their own: each within a gigabyte and ten seconds, a crash is noticed.
+
+An input is named by reader, seed and number, from which it is made again.
+"""
+
+import multiprocessing
+import os
+import random
+import resource
+import signal
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from common.errors import EsmerayError
+from tests.fuzz.mutations import mutated
+from tests.fuzz.readers import READERS
+
+MEMORY_BYTES, TIME_S = 1 << 30, 10
+_LONGEST_LINE = 2000
+_FAILURES_ENOUGH = 20
+_fork = multiprocessing.get_context("fork")
+
+
+@dataclass
+class Outcome:
+    """Numbers of results and refusals, and each failure's number and description."""
+
+    reader: str
+    inputs: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    failures: dict[int, str] = field(default_factory=dict)
+
+
+def input_of(name: str, seeds: list[bytes], seed: int, number: int) -> bytes:
+    return mutated(seeds, random.Random(f"{name} {seed} {number}"), READERS[name].may_be_gzip)
+
+
+def fuzz(name: str, inputs: int, seed: int, saved: Path | None = None) -> Outcome:
+    """Read so many inputs; those that fail are written into ``saved``."""
+    outcome = Outcome(name)
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    with tempfile.TemporaryDirectory(dir=memory) as scratch:
+        folder = Path(scratch)
+        seeds = READERS[name].seeds(folder)
+        while outcome.inputs < inputs and len(outcome.failures) < _FAILURES_ENOUGH:
+            problem = _run(name, seeds, seed, inputs, folder, outcome)
+            if problem is not None:
+                number = outcome.inputs
+                outcome.failures[number] = problem
+                outcome.inputs += 1
+                if saved is not None:
+                    saved.mkdir(parents=True, exist_ok=True)
+                    file = saved / f"{name.replace(' ', '_')}-{seed}-{number}-{READERS[name].file}"
+                    file.write_bytes(input_of(name, seeds, seed, number))
+    return outcome
+
+
+def _run(name: str, seeds: list[bytes], seed: int, inputs: int, folder: Path, outcome: Outcome) -> str | None:
+    """One process, from the first input that was not read to the first that fails; says how it failed."""
+    ours, its = _fork.Pipe(duplex=False)
+    process = _fork.Process(target=_read_all, args=(name, seeds, seed, outcome.inputs, inputs, folder, its))
+    process.start()
+    its.close()
+    problem: str | None = None
+    try:
+        while problem is None:
+            if not ours.poll(TIME_S + 5):  # a parser in C does not return to Python for the alarm
+                return f"more than {TIME_S + 5} s, in C"
+            kind, *rest = ours.recv()
+            if kind == "end":
+                return None
+            if kind == "failure":
+                problem = rest[0]
+            else:
+                outcome.counts[kind] += 1
+                outcome.inputs += 1
+    except EOFError:
+        process.join()
+        return f"the process ended with {process.exitcode}"
+    finally:
+        process.kill()
+        process.join()
+        ours.close()
+    return problem
+
+
+def _read_all(name: str, seeds: list[bytes], seed: int, start: int, inputs: int, folder: Path, connection: Any) -> None:
+    warnings.simplefilter("ignore")
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES, used + MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGALRM, _too_long)
+    silent = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silent, 1)
+    os.dup2(silent, 2)
+    path = folder / READERS[name].file
+    for number in range(start, inputs):
+        # A new file: the one before may still be mapped.
+        path.unlink(missing_ok=True)
+        path.write_bytes(input_of(name, seeds, seed, number))
+        connection.send(_outcome_of(name, path))
+    connection.send(("end",))
+
+
+def _outcome_of(name: str, path: Path) -> tuple[str, ...]:
+    begun_s = time.monotonic()
+    signal.alarm(TIME_S)
+    try:
+        READERS[name].read(path)
+    except EsmerayError as error:
+        if any("\n" in problem or len(problem) > _LONGEST_LINE for problem in error.problems):
+            return ("failure", f"a refusal of more than a line: {str(error)[:300]!r}")
+        return ("refusal",)
+    except BaseException as error:  # noqa: BLE001 - whatever else a reader raises is what is looked for
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        own = [frame for frame in traceback.extract_tb(error.__traceback__) if ".venv" not in frame.filename][-1]
+        text = f"{type(error).__name__}: {str(error)[:200]}"
+        return (
+            "failure",
+            f"{text} at {Path(own.filename).name}:{own.lineno}, {Path(place.filename).name}:{place.lineno}",
+        )
+    finally:
+        signal.alarm(0)
+    if time.monotonic() - begun_s > TIME_S:
+        return ("failure", f"more than {TIME_S} s")
+    return ("result",)
+
+
+def _too_long(number: int, frame: Any) -> None:
+    raise TimeoutError(f"more than {TIME_S} s")
