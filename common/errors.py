@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from common.text import first_line
+from common.text import first_line, shortened
 
 
 class EsmerayError(Exception):
@@ -19,8 +19,9 @@ class EsmerayError(Exception):
     retryable = False
 
     def __init__(self, *problems: str) -> None:
-        super().__init__("; ".join(problems))
-        self.problems = problems
+        # Libraries' messages have line breaks, and quote a file's text of any length: here, once for all refusals.
+        self.problems = tuple(shortened(" ".join(problem.splitlines()), _LONGEST_PROBLEM) for problem in problems)
+        super().__init__("; ".join(self.problems))
 
     def __reduce__(self) -> tuple[type["EsmerayError"], tuple[str, ...], dict[str, object]]:
         """Pickled with each problem: workers' errors travel to the driver."""
@@ -51,6 +52,7 @@ def reading(path: Path, remedy: str | None = None) -> Iterator[None]:
 
 # What parsers raise at bytes that they do not expect, deep nesting (RecursionError) and lengths beyond memory included.
 _UNREADABLE = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
+_LONGEST_PROBLEM = 1500
 _LONGEST_REASON = 200
 """Characters: some parsers quote what they read."""
 

@@ -101,7 +101,7 @@ def _not_made(target: Path, made_by: str) -> str | None:
     try:
         made = json.loads(manifest.read_text(encoding="utf-8"))
         files = dict(made["files"]) if made["made_by"] == made_by else {}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         files = {}
     check_names(files, manifest)
     if not files:

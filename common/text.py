@@ -43,6 +43,11 @@ def refusal(error: Mapping[str, Any]) -> str:
     return message if own else f"{message[0].lower()}{message[1:]}, got {error['input']!r:.200}"
 
 
+def shortened(text: str, longest: int) -> str:
+    """The text, without its middle where it has more characters: what is wrong comes first, what to do last."""
+    return text if len(text) <= longest else f"{text[: longest // 2]} ... {text[-longest // 2 :]}"
+
+
 def first_line(error: BaseException) -> str:
     """What an error says first, or its type where it says nothing."""
     return _lines(error)[0]

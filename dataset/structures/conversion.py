@@ -30,7 +30,7 @@ from dataset.store.format import SEQUENCES_FOLDER, signed_json
 from dataset.store.writer import write_sequences
 from dataset.structures import store as layout
 from dataset.structures.files import SUFFIXES, is_structure_name, read_structures
-from dataset.structures.predictions import hashes, predictions_of
+from dataset.structures.predictions import keys, predictions_of
 from dataset.structures.sample import GENERATOR_VERSION, sample_structures
 from dataset.structures.store import Structure, StructureCounts, StructureManifest, StructureStore
 from dataset.table import Table
@@ -143,7 +143,7 @@ def _make(data: DataSection, target: Path, progress: ProgressCallback | None) ->
         structures = list(map(Structure.unknown, ids, residues))
         predictions = predictions_of(data)
         if predictions is not None:
-            predictions.check(hashes(residues))
+            predictions.check(keys(residues))
     else:
         structures = _read(files[_SOURCE], data.structures, counts, progress)
     num_given = len(structures)

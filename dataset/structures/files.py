@@ -41,7 +41,11 @@ _ATOMS, _MODEL = ("ATOM", "HETATM"), "MODEL"
 _ATOM_SITE, _PREDICTED = "_atom_site.", "_ma_qa_metric."
 _GZIP = b"\x1f\x8b"
 _LONGEST_LINE = 1 << 16
-_PART_LINES = 100_000
+_PART_LINES = 20_000
+_NAMES = ("chain_id", "res_name", "atom_name", "element", "ins_code", "altloc_id")
+_LONGEST_NAME_BYTES = 32 * 4
+_LONGEST_ROW = 500
+"""Characters of an atom's line; those of programs have about 100."""
 _HEAD_LINES = 10_000
 """Titles, models and names of columns, beside the atoms."""
 _LONGEST_LIST = 10_000
@@ -174,6 +178,9 @@ def _of_cif(path: Path, file: BinaryIO, section: StructuresSection) -> _Read:
         models |= dict.fromkeys(numbers.tolist())
         if numbers[0] == next(iter(models)):
             arrays.append(pdbx.get_structure(cif, **_FIELDS))
+            # NumPy gives each of a million names the room of the longest.
+            if max(arrays[-1].get_annotation(name).itemsize for name in _NAMES) > _LONGEST_NAME_BYTES:
+                raise DataError(f"{path}: a name of an atom, residue or chain has more than 32 letters; shorten it")
     predicted = any(line.startswith(_PREDICTED) for line in head)
     return _Read(len(models), struc.concatenate(arrays), predicted)
 
@@ -251,6 +258,8 @@ def _gathered(lines: Iterator[tuple[bool, str]], path: Path, section: Structures
     for number, (is_marked, line) in enumerate(lines):
         if number > section.max_atoms + _HEAD_LINES:
             raise _too_large(path, section)
+        if len(line) > _LONGEST_ROW:
+            raise DataError(f"{path}: a line of more than {_LONGEST_ROW} characters: {line[:30]!r} ...; shorten it")
         if not is_marked:
             head.append(line)
             continue

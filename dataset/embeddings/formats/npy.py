@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
+from tokenize import TokenError
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +41,10 @@ class Npy(Format):
 class _NpyRows(TableRows):
     @cached_property
     def _mapped(self) -> NDArray:
-        with parsing(self.path, REMEDY), np.errstate(over="ignore"):  # a huge shape is refused, not warned of
+        with (
+            parsing(self.path, REMEDY, SyntaxError, TokenError),
+            np.errstate(over="ignore"),
+        ):  # a huge shape is refused, not warned of
             mapped: NDArray = np.load(self.path, mmap_mode="r")
             if (mapped.shape, mapped.dtype) != (self.shape, self.dtype):
                 raise ValueError(f"{mapped.dtype} {mapped.shape} where the manifest has {self.dtype} {self.shape}")

@@ -81,4 +81,4 @@ class _ParquetRows(TableRows):
         with parsing(self.path, REMEDY):
             column = self._file.read_row_group(number, columns=["embedding"]).column(0).combine_chunks()
             rows = int(self._ends[number + 1] - self._ends[number])
-            return column.flatten().to_numpy(zero_copy_only=True).reshape(rows, -1)
+            return column.flatten().to_numpy(zero_copy_only=True).reshape(rows, self.shape[1])
