@@ -39,6 +39,7 @@ def build_app(config: ServeSection, models: Models, metrics: Metrics, *, adds_re
         description=DESCRIPTION,
         docs_url=None,
         redoc_url=None,
+        openapi_url=None,
         redirect_slashes=False,
         dependencies=[Depends(_check_query)],
     )

@@ -28,7 +28,13 @@ from train_config.service_schema import ServedModel, ServeSection
 Result = TypeVar("Result")
 BATCH_TOKENS = 128
 PRECISION: dict[str, Any] = {"precision": "fp32", "tokens": BATCH_TOKENS}
-LIMITS: dict[str, Any] = {"sequences": 50, "sequence_residues": 400, "residues": 2000, "body_bytes": 200_000}
+LIMITS: dict[str, Any] = {
+    "sequences": 50,
+    "sequence_residues": 400,
+    "residues": 2000,
+    "mutations": 8,
+    "body_bytes": 200_000,
+}
 
 
 class LostError(Exception):

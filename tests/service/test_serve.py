@@ -91,6 +91,29 @@ def test_requests_are_answered_as_by_the_model_itself(served: tuple[str, ServeSe
     assert ASK.post(f"{address}/v1/encode", content=b" " * 16_000_001).status_code == 413
 
 
+def test_a_large_request_delays_no_small_one_and_ends_when_its_client_leaves(served: tuple[str, ServeSection]):
+    address, _ = served
+    large = {"sequences": random_sequences([1400]), "method": "masked"}  # 2 million tokens: minutes of batches
+
+    async def leave() -> None:
+        async with httpx.AsyncClient(base_url=address, timeout=3) as client:
+            with pytest.raises(httpx.ReadTimeout):
+                await client.post("/v1/masked", json=large)
+
+    answers = asked_while(address, leave)
+    assert {answer.status_code for answer in answers} == {200} and len(answers) > 120
+    until_s = time.monotonic() + 60
+    while queued_tokens(address):
+        assert time.monotonic() < until_s
+
+
+def queued_tokens(address: str) -> float:
+    """As the replica says with each answer."""
+    ASK.post(f"{address}/v1/encode", json={"sequences": ["MKT"]})
+    lines = [line for line in ASK.get(f"{address}/metrics").text.splitlines() if "replica_queued_tokens{" in line]
+    return max(float(line.split()[-1]) for line in lines)
+
+
 def test_a_killed_replica_costs_a_retry_at_most_and_is_replaced(served: tuple[str, ServeSection]):
     address, _ = served
     before = replica_pid(address)

@@ -55,6 +55,11 @@ def add(app: FastAPI, service: Service, **documents: Any) -> None:
     for name, path in FILES.items():
         app.add_api_route(name, partial(file, path), name="page", include_in_schema=False)
 
+    @app.get("/openapi.json", name="docs", include_in_schema=False)
+    async def schema() -> Response:
+        """The endpoints for programs."""
+        return json_answer(app.openapi())
+
     @app.get("/docs", name="docs", include_in_schema=False)
     async def docs() -> Response:
         """Endpoints, by Swagger UI from this process: no network is needed."""

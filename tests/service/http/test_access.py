@@ -47,14 +47,47 @@ def ask(guarded: tuple[httpx.Client, dict[str, str]], name: str, path: str, body
     return client.get(path, headers=headers) if body is None else client.post(path, json=body, headers=headers)
 
 
+NO_HOSTS = ("evil@127.0.0.1", "127.0.0.1/evil", "127.0.0.1?evil", "127.0.0.1:80:80", "127.0.0.1 evil")
+
+
 @pytest.mark.parametrize("path", ["/", "/health", "/v1/models"])
 def test_a_name_that_a_web_page_let_stand_for_this_machine_is_refused_without_keys(path, serving: Serving, guarded):
     with serving.client() as client:
-        for host in ("evil.example", "evil.example:8000", "127.0.0.1.evil.example", "192.0.2.1", "[", ""):
+        for host in ("evil.example", "evil.example:8000", "127.0.0.1.evil.example", "192.0.2.1", "[", "", *NO_HOSTS):
             assert client.get(path, headers={"Host": host}).status_code == 421, host
         for host in ("localhost:8000", "LOCALHOST", "127.0.0.1", "[::1]:8000"):
             assert client.get(path, headers={"Host": host}).status_code == 200, host
     assert guarded[0].get("/health", headers={"Host": "models.example.org"}).status_code == 200
+
+
+CROSS = {"Sec-Fetch-Site": "cross-site"}
+LINK = {**CROSS, "Sec-Fetch-Mode": "navigate"}
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("/v1/encode", {"Origin": "https://evil.example"}, 403),
+        ("/v1/encode", {"Origin": "null"}, 403),
+        ("/v1/encode", {"Origin": "http://localhost:3000"}, 403),
+        ("/v1/encode", CROSS, 403),
+        ("/v1/encode", LINK, 403),
+        ("/metrics", LINK, 403),
+        ("/", CROSS, 403),
+        ("/", LINK, 200),
+        ("/v1/encode", {"Origin": "ORIGIN", "Sec-Fetch-Site": "same-origin"}, 200),
+        ("/v1/encode", {}, 200),
+    ],
+)
+def test_what_a_browser_sends_for_the_page_of_another_site_is_refused(client, path: str, headers, status: int):
+    own = str(client.base_url).rstrip("/")
+    headers = {name: own if value == "ORIGIN" else value for name, value in headers.items()}
+    if path == "/v1/encode":
+        answer = client.post(path, json={"sequences": ["MKT"]}, headers=headers)
+    else:
+        answer = client.get(path, headers=headers)
+    assert answer.status_code == status
+    assert status == 200 or "page of another site" in problem(answer, 403)
 
 
 ROUTES = [

@@ -155,7 +155,11 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
         "record long: 401 residues, more than 400",
     ),
     ("/v1/embeddings", {"input": ["M" * 400] * 6}, 413, "2,400 residues, more than 2,000"),
-    ("/v1/embeddings", {"input": []}, 422, "input"),
+    ("/v1/embeddings", {"input": []}, 422, "input: must be a sequence, or a list of at least one"),
+    ("/v1/embeddings", {"input": 5}, 422, "input: must be a sequence, or a list of at least one"),
+    ("/v1/embeddings", {"input": ["MK", 5]}, 422, "input.1: must be a sequence, or an object with id and sequence"),
+    ("/v1/embeddings", {"input": [{"id": "a"}]}, 422, "input.0.sequence: Field required"),
+    ("/v1/masked", {"sequences": ["MK"], "mutations": ["K2R"] * 9}, 413, "9 mutations, more than 8"),
     ("/v1/encode", {"sequences": ["MK"], "output": "latents"}, 422, "model esm has no latents; it has cls, logits"),
     ("/v1/classify", {"sequences": ["MK"]}, 422, "model esm has no classes"),
     ("/v1/masked", {"sequences": ["M" * 400] * 5, "method": "masked"}, 413, "masking each position takes 800,000"),
@@ -174,7 +178,39 @@ def test_refusals_say_what_where_and_what_to_do(client, path: str, body: dict[st
     assert "Secret" not in answer.text and "MK1T" not in answer.text
 
 
+@pytest.mark.parametrize("body", [[], "MKT", 5])
+def test_a_body_that_is_no_object_gets_a_sentence_with_its_fields(client: httpx.Client, body: Any):
+    answer = client.post("/v1/encode", json=body)
+    assert problem(answer, 422) == "the body must be an object of JSON with model, sequences, output"
+
+
+def test_fields_in_the_query_stand_beside_json_as_beside_fasta(client: httpx.Client):
+    body = {"sequences": SEQUENCES}
+    wanted = client.post("/v1/encode", json={**body, "output": "max"}).json()
+    assert client.post("/v1/encode?output=max", json=body).json() == wanted
+    twice = client.post("/v1/encode?output=max", json={**body, "output": "max"})
+    assert "output: is in the query of the address and in the body" in problem(twice, 422)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "accepted"),
+    [
+        ("POST", "/v1/encode?outptu=max", "there are model, output"),
+        ("POST", "/v1/encode?sequences=MK", "there are model, output"),
+        ("POST", "/v1/decode?dtype=a", "there are model"),
+        ("GET", "/v1/models?limit=5", "there are none"),
+        ("GET", "/page.js?v=1", "there are none"),
+        ("GET", "/health?verbose=1", "there are none"),
+        ("GET", "/openapi.json?a=1", "there are none"),
+    ],
+)
+def test_unknown_parameters_in_the_query_are_refused_everywhere(client, method: str, path: str, accepted: str):
+    answer = client.request(method, path, json={"sequences": ["MK"]} if method == "POST" else None)
+    assert problem(answer, 422) == f"the query of the address has an unknown parameter; {accepted}"
+
+
 def test_other_refusals(client: httpx.Client):
+    assert "Content-Type names it" in problem(client.post("/v1/encode", content=b'{"sequences":["MK"]}'), 415)
     body = {"sequences": ["MK"], "output": "residues"}
     assert "answers are" in problem(client.post("/v1/encode", json=body, headers={"Accept": "text/html"}), 406)
     assert "CSV" in problem(client.post("/v1/encode", json=body, headers={"Accept": "text/csv"}), 406)

@@ -1,0 +1,71 @@
+"""What Serve's proxy answers before a request reaches the ingress."""
+
+from typing import Any
+
+import httpx
+
+from service.contract import Reply
+from service.http.door import Door, middlewares
+from service.http.guard import Guard
+from tests.service.serving import Serving, problem
+
+
+def test_what_has_no_room_is_refused_at_the_door_and_smaller_requests_pass(serving: Serving, monkeypatch: Any):
+    asked: list[int] = []
+
+    async def run(output: str, texts: list[str], caller: str) -> Reply:
+        asked.append(len(texts[0]))
+        if len(texts[0]) > 50:
+            return Reply(refused="overloaded", retry_after_s=7, room_tokens=50)
+        return await serving.calls["esm"].run(output, texts, caller)
+
+    monkeypatch.setattr("service.http.door.FULL_S", 60.0)
+    app = serving.app({"esm": serving.calls["esm"]._replace(run=run)})
+    with serving.address(Door(app)) as address, httpx.Client(base_url=address) as client:
+        answers = [client.post("/v1/encode", json={"sequences": ["M" * length]}) for length in (200, 200)]
+        answers.append(httpx.post(f"{address}/v1/encode", json={"sequences": ["M" * 30]}))  # another caller's
+        details = [problem(answer, 429) for answer in answers[:2]]
+        assert client.get("/health").status_code == answers[2].status_code == 200
+    assert {(detail, answer.headers["retry-after"]) for detail, answer in zip(details, answers, strict=False)} == {
+        ("too much is waiting; try again later", "7")
+    }
+    assert asked == [200, 30]
+
+
+def test_an_ingress_refuses_the_caller_that_was_refused_and_what_is_larger_than_a_share(
+    serving: Serving, monkeypatch: Any
+):
+    monkeypatch.setattr("service.http.models.FULL_S", 60.0)
+    asked: list[int] = []
+
+    async def run(_: str, texts: list[str], caller: str) -> Reply:
+        asked.append(len(texts[0]))
+        return Reply(refused="overloaded", retry_after_s=7, room_tokens=50)
+
+    async def ask(app: Guard) -> None:
+        await app.service.models.load()
+        for length, caller in ((100, "a"), (10, "a"), (100, "b"), (10, "b")):
+            try:
+                await app.service.models.run("esm", "mean", ["M" * length], caller)
+            except Exception as refusal:  # noqa: BLE001 - of one kind
+                assert refusal.status == 429  # type: ignore[attr-defined]
+
+    serving.run(ask(serving.app({"esm": serving.calls["esm"]._replace(run=run)})))
+    assert asked == [100, 10]
+
+
+def test_serves_own_paths_and_headers_do_not_get_past_the_door(serving: Serving):
+    seen: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append({name for name, _ in scope["headers"]})
+        await guard(scope, receive, send)
+
+    guard = serving.app()
+    headers = {"X-Request-Timeout-Seconds": "0.001", "X-Request-Disconnect-Disabled": "?1"}
+    with serving.address(Door(app)) as address, httpx.Client(base_url=address) as client:
+        for path in ("/-/routes", "/-/healthz", "/nothing"):
+            assert "no such address" in problem(client.get(path, headers=headers), 404)
+        assert client.get("/-/healthz", headers={"Host": "evil.example"}).status_code == 421
+    assert not any(name.startswith(b"x-request-") for names in seen for name in names)
+    assert [middleware.cls for middleware in middlewares()] == [Door]
