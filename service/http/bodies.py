@@ -38,7 +38,8 @@ _PARSER = ThreadPoolExecutor(1, thread_name_prefix="parse")
 _COSTS_BYTES = {b",": 40, b'"': 28, b":": 60, b"[": 80, b"{": 250}
 """What a value takes in Python at most, by the character of JSON that announces it: a number and its place in a list,
 half a short string, a place in a dictionary, a list, a dictionary."""
-_CHEAP_BYTES, _MOST_RELATIVE = 8_000_000, 5
+_CHEAP_BYTES = 8_000_000
+_MOST_RELATIVE = 5
 """What the values of a body may take: so much, or so many times the body. Its own bytes and copies come on top."""
 _SHOWN_PROBLEMS = 3
 
@@ -181,7 +182,7 @@ def _json(body: bytes, schema: type[BaseModel], limits: LimitsSection) -> dict[s
     if not isinstance(content, dict):
         raise RefusalError(422, f"the body must be an object of JSON with {', '.join(schema.model_fields)}")
     for name, value in content.items():
-        if isinstance(value, list):
+        if isinstance(value, list):  # of sequences, or of latents of so many
             _check_number(len(value), "mutations" if name == "mutations" else "sequences", limits)
     return content
 

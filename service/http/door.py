@@ -25,8 +25,9 @@ class Door:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._full_until_s, self._room_tokens = 0.0, 0
-        self._retry_after_s = 1
+        self._full_until_s = 0.0
+        self._refusal = overloaded(1, 0)
+        self._most_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -37,13 +38,10 @@ class Door:
         headers = dict(scope["headers"])
         body_bytes = headers.get(b"content-length", b"0")
         # A residue is at least a byte, so that the length says before anything is read what will have no room.
-        if (
-            time.monotonic() < self._full_until_s
-            and body_bytes.isdigit()
-            and int(body_bytes) > self._room_tokens + _FRAME_BYTES
-        ):
+        is_large = body_bytes.isdigit() and int(body_bytes) > self._most_bytes
+        if is_large and time.monotonic() < self._full_until_s:
             request_id = uuid.uuid4().hex
-            answer = overloaded(self._retry_after_s, self._room_tokens).response(scope["path"], request_id)
+            answer = self._refusal.response(scope["path"], request_id)
             answer.headers["x-request-id"] = request_id
             await answer(scope, receive, send)
             return
@@ -60,8 +58,8 @@ class Door:
         room_tokens = headers.get(ROOM_TOKENS.lower().encode())
         if room_tokens is not None:
             self._full_until_s = time.monotonic() + FULL_S
-            self._room_tokens = int(room_tokens)
-            self._retry_after_s = int(headers[b"retry-after"])
+            self._refusal = overloaded(int(headers[b"retry-after"]), int(room_tokens))
+            self._most_bytes = int(room_tokens) + _FRAME_BYTES
 
 
 def overloaded(retry_after_s: int, room_tokens: int | None) -> RefusalError:

@@ -11,6 +11,7 @@ import time
 import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -123,7 +124,7 @@ def _caller(key: Key, scope: Scope) -> str:
 
 def _check_headers(scope: Scope, headers: dict[bytes, bytes], limits: LimitsSection) -> None:
     """Refuse what the first lines of a request say already. uvicorn bounds their size no more than Serve does."""
-    head_bytes = len(scope["raw_path"] or b"") + len(scope["query_string"]) + sum(map(_size, scope["headers"]))
+    head_bytes = len(scope["path"]) + len(scope["query_string"]) + sum(map(len, chain(*scope["headers"])))
     if head_bytes > MOST_HEAD_BYTES:
         raise RefusalError(431, f"address and headers have more than {MOST_HEAD_BYTES:,} bytes; send a body")
     declared = headers.get(b"content-length", b"0")
@@ -131,10 +132,6 @@ def _check_headers(scope: Scope, headers: dict[bytes, bytes], limits: LimitsSect
         raise _too_large(limits)
     if headers.get(b"content-encoding", b"identity").lower() != b"identity":
         raise RefusalError(415, "send the body without compression")
-
-
-def _size(header: tuple[bytes, bytes]) -> int:
-    return len(header[0]) + len(header[1])
 
 
 class _Body:
