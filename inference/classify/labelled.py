@@ -2,9 +2,11 @@
 of files to predict. Shape legend: N records, R residues of all records end to end, C outputs.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import compress
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -13,14 +15,15 @@ from numpy.typing import NDArray
 from common.errors import ConfigError, DataError
 from common.progress import ProgressCallback
 from dataset.fasta.counts import IngestCounts
+from dataset.fasta.records import hashes_of
 from dataset.labels.conversion import ensure_labelled_store
 from dataset.labels.label_space import LabelSpace, UnseenLabelError
 from dataset.labels.labelled_file import LabelledCounts, LabelledRecords, find_labelled_files, read_labelled
 from dataset.labels.parts import LabelledSource, texts_of
-from dataset.labels.store import LabelledStore
+from dataset.labels.store import MANIFEST_FILE, LabelledStore
 from dataset.store.ingest import Ingest
 from dataset.targets import has_target
-from run_folder.checkpoints import check_data
+from run_folder.checkpoints import CheckpointStore, check_data
 from run_folder.paths import RunFolder
 from train_config.classifier_schema import LabelsSection, Part, TokenizerSection
 from train_config.schema import Config, DataSection, IngestSection
@@ -105,6 +108,28 @@ def own_texts(config: Config, space: LabelSpace, part: Part, progress: ProgressC
         counts={**_left_out(store.counts), "records_of_other_parts": in_parts.size - records.size},
         per_residue=per_residue,
     )
+
+
+def in_training(config: Config, texts: Sequence[str]) -> NDArray[np.bool_] | None:
+    """(N,) texts that the model's run was trained on; None where its checkpoints or its labelled store are not here.
+
+    The store is found by the checksum that a checkpoint has, as the source may have changed since, or be gone.
+    """
+    run = RunFolder(config.run.storage_path, config.run.name)
+    checkpoint = CheckpointStore(run.checkpoints).newest_intact()
+    if checkpoint is None:
+        return None
+    checksum = checkpoint.manifest().store_checksum
+    places = [*run.stores.glob("*"), *map(Path, filter(None, [config.data.store, *config.data.source]))]
+    for folder in places:
+        if not (folder / MANIFEST_FILE).is_file():
+            continue
+        with suppress(DataError):  # damaged, or another run's
+            labelled = LabelledStore(folder)
+            if labelled.checksum == checksum:
+                trained_N = labelled.store.sequence_hashes[labelled.training]
+                return np.isin(hashes_of([text.encode() for text in texts]), trained_N)
+    return None
 
 
 def without_texts(texts: LabelledTexts, unwanted: set[str]) -> LabelledTexts:

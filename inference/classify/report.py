@@ -59,22 +59,36 @@ class Scored:
 
 
 def evaluation_of(
-    scored: Scored, baselines: Mapping[str, NDArray], *, samples: int = 1000, seed: int = 0
+    scored: Scored,
+    baselines: Mapping[str, NDArray],
+    *,
+    trained_N: NDArray[np.bool_] | None = None,
+    samples: int = 1000,
+    seed: int = 0,
 ) -> dict[str, Any]:
     """Content of ``evaluation.json``, with intervals from so many resamplings; baselines are predictions by name.
 
+    ``trained_N``: records that the model was trained on, where known; metrics of the others stand beside those of all.
     Raises DivergenceError where a prediction is NaN or infinite.
     """
     kind, targets, groups = scored.label_space.kind, scored.targets, scored.groups
     weights = scored.weights if scored.weights is None or groups is None else scored.weights[groups]
 
-    def metrics_of(predictions: NDArray) -> dict[str, Any]:
-        intervals = bootstrap_intervals(kind, predictions, targets, samples, seed, weights=weights, groups=groups)
+    def metrics_of(predictions: NDArray, rows: NDArray[np.bool_] | slice = slice(None)) -> dict[str, Any]:
+        weights_of_rows = None if weights is None else weights[rows]
+        drawn = {"weights": weights_of_rows, "groups": None if groups is None else groups[rows]}
+        intervals = bootstrap_intervals(kind, predictions[rows], targets[rows], samples, seed, **drawn)
         return {
-            "metrics": classification_metrics(kind, predictions, targets, weights),
+            "metrics": classification_metrics(kind, predictions[rows], targets[rows], weights_of_rows),
             "intervals": {name: list(interval) for name, interval in intervals.items()},
         }
 
+    seen: dict[str, Any] = {}
+    if trained_N is not None:
+        seen["in_training"] = int(trained_N.sum())
+        if trained_N.any() and not trained_N.all():  # else both numbers are one
+            new = ~trained_N if groups is None else ~trained_N[groups]
+            seen["not_in_training"] = {"records": int((~trained_N).sum()), **metrics_of(scored.probabilities, new)}
     of_classes = metrics_of_each(kind, scored.probabilities, targets)
     return {
         "kind": kind,
@@ -82,6 +96,7 @@ def evaluation_of(
         "without_target": int((~has_target(targets)).sum()),
         **({} if groups is None else {"residues": len(targets)}),
         **metrics_of(scored.probabilities),
+        **seen,
         "baselines": {name: metrics_of(predictions) for name, predictions in baselines.items()},
         "bootstrap": {"samples": samples, "seed": seed, "share": SHARE},
         "classes": [
@@ -125,6 +140,9 @@ def metrics_lines(evaluation: Mapping[str, Any], best_of: str | None = None) -> 
     if "residues" in evaluation:
         number, unit = evaluation["residues"], f"residues of {evaluation['records']:,} records"
     columns = {"model": evaluation, **evaluation["baselines"]}
+    if "not_in_training" in evaluation:
+        new = evaluation["not_in_training"]
+        columns = {"model": evaluation, f"model, {new['records']:,} not trained on": new, **evaluation["baselines"]}
     present = {name for column in columns.values() for name in column["metrics"]}
     first = [best_of] if best_of in present else []
     order = dict.fromkeys(first + list(evaluation["metrics"]) + sorted(present))
@@ -136,6 +154,8 @@ def metrics_lines(evaluation: Mapping[str, Any], best_of: str | None = None) -> 
         f"these (percentile bootstrap, seed {bootstrap['seed']}). A dash: undefined here.{chosen}"
     )
     about = f"{number:,} {unit}, {evaluation['without_target']:,} of them without a target."
+    if "in_training" in evaluation:
+        about += f" The model was trained on {evaluation['in_training']:,} of these {evaluation['records']:,} records."
     return [about, "", *_table(["metric", *columns], rows), "", note, ""]
 
 

@@ -3,8 +3,9 @@
 Reads the file with the settings of the run (where labels stand, what to do without one), predicts, and writes a
 folder: report.md to read, evaluation.json with all metrics and their bootstrap intervals, and pictures of confusion,
 ranking and calibration: evaluations/INPUT in the folder of the run, or evaluation-INPUT here for a model without a run.
-Options such as --data.labels.label_columns class override the settings of the run. Whether the model was trained on
-records of a file is for you to know; without a file they are those that the run held out, whatever its split.
+Options such as --data.labels.label_columns class override the settings of the run. Of a file it says how many records
+the model was trained on, by their sequences, and has the metrics of all and of the others; of a model whose run is not
+here that is not known. Without a file the records are those that the run held out, whatever its split.
 
 Examples:
   esmeray classify evaluate runs/locations --evaluate.baselines true
@@ -40,7 +41,7 @@ MADE_BY = "evaluate"
 def main(argv: list[str]) -> int:
     plain, evaluate, overrides = parse_with_run(argv, "classify evaluate", __doc__, OnModel, ClassifyEvaluateSection)
     # What is wrong with the model's folder, the settings or the data is reported before torch is loaded.
-    from inference.classify.labelled import read_texts, without_texts
+    from inference.classify.labelled import in_training, read_texts, without_texts
 
     space = label_space_of(plain.model)
     config = config_of(plain.model, overrides)
@@ -51,6 +52,7 @@ def main(argv: list[str]) -> int:
         texts = _own_texts(plain.model, space, part)
     else:
         texts = read_texts([evaluate.input], config.data, config.model.tokenizer, space, part, overrides)
+    trained_N = in_training(config_of(plain.model), texts.texts) if evaluate.input else None
     training = None
     if evaluate.baselines:
         training = without_texts(_own_texts(plain.model, space, "training"), set(texts.texts))
@@ -63,17 +65,21 @@ def main(argv: list[str]) -> int:
     with made_folder(output.absolute(), MADE_BY, plain.overwrite) as building:
         scored, baselines, counts = _predicted(pipeline, config.model.tokenizer, texts, training)
         classifier = config.model.classifier
-        evaluation = evaluation_of(scored, baselines, samples=classifier.bootstrap, seed=config.run.seed)
+        resampled = {"samples": classifier.bootstrap, "seed": config.run.seed}
+        evaluation = evaluation_of(scored, baselines, trained_N=trained_N, **resampled)
         facts = {
             "model": str(plain.model),
             "data": evaluate.input or f"the run's own ({', '.join(config.data.source)})",
             "part": part,
+            **({"trained on its records": "not known"} if evaluate.input and trained_N is None else {}),
             "device": str(pipeline.model.device),
             "precision": pipeline.model.facts.precision,
         }
         best_of = None if classifier.best_metric == "auto" else classifier.best_metric
         write_report(building, scored, evaluation, best_of=best_of, counts=counts, facts=facts)
     print("\n".join(metrics_lines(evaluation, best_of)))
+    if evaluate.input and trained_N is None:
+        print("  whether the model was trained on these records is not known: its run's data are not here")
     for name, number in counts.items():
         print(f"  {counted(number, name.replace('_', ' ').replace('records ', 'record{s} '))}")
     print(f"written: {output}/report.md and evaluation.json")

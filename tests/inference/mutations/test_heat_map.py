@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 from matplotlib.figure import Figure
 
 from dataset.fasta.alphabet import AMINO_ACIDS
@@ -38,7 +39,7 @@ def test_each_score_stands_at_its_position_and_amino_acid(saved_figures: list[Fi
             letter = sequence[int(number) - 24]
             assert np.isnan(row) if letter == "X" else letters[int(row)] == letter
         assert image.norm(0.0) == 0.5  # white: as good as the wild type; below it is red, above it blue
-        assert image.norm(1.0) - 0.5 == 0.5 - image.norm(-1.0)
+        assert image.norm(1.0) - 0.5 == pytest.approx(0.5 - image.norm(-1.0))
         red, _, blue, _ = image.cmap(image.norm(-2.0))
         assert red > blue
     wanted = {

@@ -46,6 +46,14 @@ def stored_in(folder: Path, config: Config) -> Config:
     return config.model_copy(update={"run": config.run.model_copy(update={"storage_path": str(folder / "runs")})})
 
 
+def write_checkpoint(config: Config, store_checksum: str) -> None:
+    checkpoint = RunFolder(config.run.storage_path, config.run.name).checkpoints / "step-00000001"
+    checkpoint.mkdir(parents=True)
+    trained_on = {"store_checksum": store_checksum, "config": config.model_dump(mode="json")}
+    manifest = a_manifest(1).model_copy(update=trained_on).sealed()
+    (checkpoint / "manifest.json").write_text(manifest.model_dump_json())
+
+
 def evaluation(folder: Path) -> dict:
     return json.loads((folder / "evaluation.json").read_text())
 
@@ -127,15 +135,44 @@ def test_data_that_changed_since_training_is_not_scored_as_what_the_run_held_out
     source = labelled_fasta(tmp_path / "training.fasta", [20] * 30)
     config = stored_in(tmp_path, classifier_config(labels=HEADER, source=[str(source)], validation_share=0.3))
     model = export_tiny(tmp_path / "model", config)
-    checkpoint = RunFolder(config.run.storage_path, config.run.name).checkpoints / "step-00000001"
-    checkpoint.mkdir(parents=True)
-    trained_on = {"store_checksum": "0" * 64, "config": config.model_dump(mode="json")}
-    manifest = a_manifest(1).model_copy(update=trained_on).sealed()
-    (checkpoint / "manifest.json").write_text(manifest.model_dump_json())
+    write_checkpoint(config, "0" * 64)
     outcome = evaluate(model, "--evaluate.output", tmp_path / "r")
     assert outcome.code == 6
     assert "was trained on" in outcome.err and "as it is (checksum" in outcome.err
     assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize("kind", ["multiclass", "per_residue"])
+def test_records_that_the_model_was_trained_on_are_counted_and_left_out_of_a_second_number(evaluate, tmp_path, kind):
+    sequences = random_sequences([20 + n for n in range(12)], 5)
+    labels = [("CEH" * 20)[: len(text)] if kind == "per_residue" else NAMES[kind][len(text) % 3] for text in sequences]
+    records = [f">p{n} {label}\n{text}\n" for n, (label, text) in enumerate(zip(labels, sequences, strict=True))]
+    (tmp_path / "training.fasta").write_text("".join(records[:8]))
+    (tmp_path / "new.fasta").write_text("".join(records[8:]))
+    (tmp_path / "both.fasta").write_text("".join(records[5:]))
+    source = [str(tmp_path / "training.fasta")]
+    config = stored_in(tmp_path, classifier_config(kind, labels=HEADER, source=source, validation_share=0.0))
+    run = RunFolder(config.run.storage_path, config.run.name)
+    labelled = LabelledStore(ensure_labelled_store(config.data, config.model.tokenizer, run.stores))
+    model = export_tiny(tmp_path / "model", config)
+    unknown = evaluate(model, "--evaluate.input", tmp_path / "both.fasta", "--evaluate.output", tmp_path / "unknown")
+    assert unknown.code == 0 and "is not known: its run's data are not here" in unknown.out
+    assert "in_training" not in evaluation(tmp_path / "unknown")
+    assert "| trained on its records | not known" in (tmp_path / "unknown" / "report.md").read_text()
+    write_checkpoint(config, labelled.checksum)
+    (tmp_path / "training.fasta").write_text("gone")
+    found = {}
+    for name in ("both", "new"):
+        outcome = evaluate(model, "--evaluate.input", tmp_path / f"{name}.fasta", "--evaluate.output", tmp_path / name)
+        assert outcome.code == 0, outcome.err
+        found[name] = evaluation(tmp_path / name)
+        assert "not known" not in outcome.out
+    assert (found["both"]["in_training"], found["new"]["in_training"]) == (3, 0)
+    new = found["both"]["not_in_training"]
+    assert new["records"] == 4 and new["metrics"] == found["new"]["metrics"] != found["both"]["metrics"]
+    assert new["intervals"] == found["new"]["intervals"] and "not_in_training" not in found["new"]
+    report = (tmp_path / "both" / "report.md").read_text()
+    assert "The model was trained on 3 of these 7 records." in report and "model, 4 not trained on" in report
 
 
 def test_several_numbers_are_evaluated_in_the_order_of_the_model(evaluate, tmp_path):
