@@ -5,6 +5,7 @@ or 130 after Ctrl-C. Anything else that is raised is a fault of the program, kee
 """
 
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -38,6 +39,11 @@ def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
 
 def say(text: str) -> None:
     print(text, flush=True)
+
+
+def next_command(*words: object) -> str:
+    """The line at the end of a command that has the command to type next, quoted as a shell needs it."""
+    return f"next: esmeray {shlex.join(map(str, words))}"
 
 
 def warn(text: str) -> None:

@@ -40,6 +40,7 @@ from train_config.schema import Config
 from train_config.section import Section, settings_of
 from training.engine.collective import WorkerContext
 from training.loop.worker import train_worker
+from training.tasks.registry import TASKS, task_named
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 EXPERIMENTS = sorted((REPOSITORY / "train_config").glob("*.yaml"))
@@ -307,8 +308,9 @@ def run_tool(name: str, arguments: list[str], workspace: Path, monkeypatch: pyte
         return int(ended.code or 0)
 
 
-def test_readmes_table_of_commands_names_commands_and_settings_that_there_are():
+def test_commands_of_readmes_table_and_after_training_name_settings_that_there_are():
     commands = re.findall(r"`(esmeray \w[^`]*)`", (REPOSITORY / "README.md").read_text(encoding="utf-8"))
+    commands += [f"esmeray {command}" for task in TASKS for command in task_named(task).next]
     for command in commands:
         words = [word for word in words_of(command) if word not in ("...", "COMMAND")]
         if words[:1] == ["--help"]:

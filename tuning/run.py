@@ -19,7 +19,7 @@ from rich.console import Console
 
 from cluster.placement import LOCAL, find, local_resources
 from cluster.signals import StopSignals
-from common.command_line import say, warn
+from common.command_line import next_command, say, warn
 from common.errors import ConfigError, EsmerayError
 from common.progress import conversion_bar
 from run_folder.job import differences
@@ -117,4 +117,5 @@ def _conclude(job: Job, results: Results, signals: StopSignals, error: Exception
     print_table(results, Console())
     say("\n".join(to_set(results, job.config.batch.global_tokens, job.search)))
     say(f"  fastest  {folder.best}\n  trials   {folder.trials}\n  report   {folder.report}")
+    say(next_command("train", "--config", folder.best))
     return 0

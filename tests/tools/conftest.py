@@ -1,5 +1,6 @@
 """The tools' command line, run in this process."""
 
+import shlex
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -13,6 +14,13 @@ class Outcome(NamedTuple):
     code: int
     out: str
     err: str
+
+
+def next_words(output: str) -> list[str]:
+    """The words after ``esmeray`` of the command that the last line of an output is about."""
+    intended, program, *words = shlex.split(output.splitlines()[-1])
+    assert (intended, program) == ("next:", "esmeray")
+    return words
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ Examples:
 import time
 from pathlib import Path
 
+from common.command_line import next_command, say
 from common.errors import ConfigError
 from common.progress import conversion_bar
 from common.text import counted
@@ -45,6 +46,7 @@ def main(argv: list[str]) -> int:
     rate = manifest.counts.records_read / max(elapsed_s, 1e-9)
     size = f"{manifest.data_bytes / 1e6:,.1f} MB, in {elapsed_s:.1f} s ({rate:,.0f} records/s)"
     _print_summary(f"{target}: {_holds(manifest.num_records, manifest.num_residues)}, {size}", manifest.counts)
+    say(next_command("train", "--config", "masked_lm", "--data.source", target))
     return 0
 
 

@@ -15,6 +15,7 @@ Examples:
 import time
 from pathlib import Path
 
+from common.command_line import next_command, say
 from common.progress import conversion_bar
 from common.text import counted
 from dataset.structures.conversion import convert_structures
@@ -37,4 +38,5 @@ def main(argv: list[str]) -> int:
     print(f"{target}: {size}, {held_out}")
     for line in made.counts.lines():
         print(f"  {line}")
+    say(next_command("train", "--config", "structdiff", "--data.source", target))
     return 0

@@ -20,14 +20,17 @@ Examples:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster.placement import LOCAL, find, local_resources
-from common.command_line import result_console
+from common.command_line import next_command, result_console
 from common.publishing import refuse_existing
 from common.remote import uri_of
 from common.text import counted, duration
+from dataset.embeddings.manifest import MANIFEST_FILE, read_manifest
 from inference.embedding.plan import check_registered
 from tools.grammar import Overwriting, parse
 from train_config.command_schema import EmbedSettings
@@ -70,7 +73,19 @@ def main(argv: list[str]) -> int:
         return 0
     console.print(table(run_job(job, settings.data.ingest, cluster=cluster, overwrite=flags.overwrite)))
     console.print(f"written: {uri_of(job.output) or job.output}", markup=False)
+    for command in _next_commands(job.output):
+        console.print(command, markup=False)
     return 0
+
+
+def _next_commands(folder: Path) -> Iterator[str]:
+    """A map of the first output of each model that has a vector a protein."""
+    for path in sorted(folder.glob(f"**/{MANIFEST_FILE}")):
+        outputs = read_manifest(path.parent).outputs.items()
+        names = [name for name, output in outputs if output.per == "protein"]
+        if names:
+            options = ["--plot.name", names[0], "--plot.output", f"{path.parent}-map"]
+            yield next_command("embed", "plot", path.parent, *options)
 
 
 def _lines(estimate: Estimate) -> list[str]:

@@ -18,11 +18,15 @@ Examples:
   esmeray train --config esm2ae --tune train_config/tune_throughput.yaml
 """
 
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
 from pathlib import Path
 
 from cluster.placement import find
+from common.command_line import next_command, say
 from common.errors import ConfigError
+from dataset.store.conversion import SAMPLE
 from run_folder.mirror import RunMirror
 from run_folder.paths import RunFolder
 from tools.grammar import Plain, example_of, read_words
@@ -70,16 +74,18 @@ def start(argv: list[str], command: str, text: str, search: str | None = None) -
     config.storage.apply()
     if tune_file is None:
         from training.launch.driver import dry_run, train
-        from training.tasks.registry import after_training, before_training
+        from training.tasks.registry import after_training, before_training, task_named
 
         if flags.dry_run:
             return dry_run(config)
         config = before_training(config)
         code = train(config, _beside)
         if code == 0:
-            mirror = RunMirror(RunFolder(config.run.storage_path, config.run.name))
+            run = RunFolder(config.run.storage_path, config.run.name)
+            mirror = RunMirror(run)
             after_training(config)
             mirror.save_files()
+            say("\n".join(_next_commands(task_named(config.model.task).next, run, config.data.source)))
         return code
     if config.data.predictions.model is not None:
         raise ConfigError("data.predictions.model: nobody predicts beside a search; predict first, and leave it out")
@@ -89,6 +95,15 @@ def start(argv: list[str], command: str, text: str, search: str | None = None) -
 
     settings = load_tune_config(tune_file, of_search)
     return dry_run_tune(config, settings) if flags.dry_run else tune(config, settings)
+
+
+def _next_commands(commands: tuple[str, ...], run: RunFolder, source: list[str]) -> Iterator[str]:
+    """The task's commands with the names of this run; the sample is no file that one of them could read."""
+    sequences = ["new.fasta"] if source == [SAMPLE] else source
+    values = {"{run}": [str(run.uri or run.path)], "{input}": sequences}
+    for command in commands:
+        words = command.replace("{name}", run.path.name).split()
+        yield next_command(*chain.from_iterable(values.get(word, [word]) for word in words))
 
 
 def _beside(config: Config, store: Path) -> AbstractContextManager[Config]:

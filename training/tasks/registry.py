@@ -31,6 +31,8 @@ class Task(NamedTuple):
         metrics: words for those of its metrics that are shown while it trains.
         before, after: what is made by inference before a run is trained and after it; both take the sections run, data
             and the task's own, and the first returns the last of these as training reads it.
+        next: commands that use a finished run, of which ``{run}`` is the folder or URI, ``{name}`` the name, and
+            ``{input}`` are the sequences that it was trained on.
     """
 
     section: str
@@ -39,6 +41,7 @@ class Task(NamedTuple):
     metrics: MetricLabels
     before: str | None = None
     after: str | None = None
+    next: tuple[str, ...] = ()
 
 
 def task_named(name: str) -> Task:

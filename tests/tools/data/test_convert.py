@@ -6,6 +6,7 @@ import time
 import pytest
 
 from tests.conftest import REPOSITORY
+from tests.tools.conftest import next_words
 
 
 def test_a_conversion_ends_with_a_summary_of_everything_done(command, tmp_path):
@@ -18,7 +19,8 @@ def test_a_conversion_ends_with_a_summary_of_everything_done(command, tmp_path):
     )
     assert outcome.code == 0
     assert outcome.err == ""
-    first, nucleotides, *counts = outcome.out.splitlines()
+    first, nucleotides, *counts, _ = outcome.out.splitlines()
+    assert next_words(outcome.out) == ["train", "--config", "masked_lm", "--data.source", str(tmp_path / "store")]
     assert first.startswith(f"{tmp_path / 'store'}: 3 records, 406 residues, ")
     assert nucleotides.strip().startswith("1 record like DNA or RNA, not protein")
     assert [line.strip() for line in counts] == [

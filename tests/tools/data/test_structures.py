@@ -102,7 +102,7 @@ ACCEPTED: dict[str, Callable[[], bytes]] = {
 def test_a_structure_is_known_by_its_content(command, tmp_path: Path, name: str):
     (tmp_path / name).write_bytes(ACCEPTED[name]())
     outcome = command("data", "structures", "--data.source", tmp_path / name, "--structures.store", tmp_path / "store")
-    assert (outcome.code, outcome.err, outcome.out.count("\n")) == (0, "", 1), outcome
+    assert (outcome.code, outcome.err, outcome.out.count("\n")) == (0, "", 2), outcome
     store = StructureStore(tmp_path / "store", verify="full")
     assert store.store.text(0) == FOLD.residues
     wanted = FOLD.coordinates - FOLD.coordinates[:, 1].mean(0)
@@ -119,7 +119,7 @@ def test_what_was_mended_is_said(command, tmp_path: Path):
         *("--data.structures.ca_only", "complete"),
     )
     assert (outcome.code, outcome.err) == (0, "")
-    lines = [line.strip() for line in outcome.out.splitlines()[1:]]
+    lines = [line.strip() for line in outcome.out.splitlines()[1:-1]]
     assert lines == [
         "1 model after the first, not read",
         "1 chain of CA atoms alone, completed",

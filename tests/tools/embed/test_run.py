@@ -7,6 +7,7 @@ import pytest
 from dataset.embeddings.reader import open_embeddings
 from tests.inference.embedding.jobs import small_model_folder, write_proteins
 from tests.model.support import random_sequences
+from tests.tools.conftest import next_words
 from tests.tools.test_bad_input import REFUSED
 
 
@@ -28,6 +29,8 @@ def test_a_folder_is_made_and_its_performance_is_a_table(command, given: list[st
     assert open_embeddings(tmp_path / "out", "residues")["P00001"].shape == (30, 32)
     again = command(*given, "--embed.outputs", "mean", "residues", "--embed.dtype", "fp16", "--embed.format", "npy")
     assert again.code == 0 and "residues/s" in again.out
+    drawn = command(*next_words(again.out))
+    assert drawn.code == 0 and f"{tmp_path / 'out'}-map: embeddings.png" in drawn.out, drawn.err
 
 
 def test_a_dry_run_reports_sequences_bytes_and_time(command, given: list[str], tmp_path: Path, monkeypatch):

@@ -24,4 +24,8 @@ TASK = Task(
             "share of the features' variance that is reconstructed; below 0: worse than their mean",
         ),
     },
+    next=(
+        "embed run --embed.models {run} --embed.outputs mean_latents --embed.input {input} "
+        "--embed.output {name}-latents",
+    ),
 )

@@ -22,4 +22,8 @@ TASK = Task(
             "share of the targets' variance that is predicted; below 0: worse than their mean",
         ),
     },
+    next=(
+        "classify evaluate {run}",
+        "classify predict {run} --predict.input new.fasta --predict.output {name}-labels.csv",
+    ),
 )

@@ -11,4 +11,5 @@ TASK = Task(
         "residue_recovery": RESIDUE_RECOVERY,
         "unconditional_loss": MetricLabel("validation, without structure or label", is_loss=True),
     },
+    next=("design generate {run} --generate.structures fold.pdb --generate.output {name}-designs",),
 )

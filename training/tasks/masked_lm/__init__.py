@@ -16,4 +16,5 @@ TASK = Task(
     plan="training.tasks.masked_lm:MaskedLMPlan",
     experiment="training.tasks.masked_lm.experiment:MaskedLMExperiment",
     metrics={"residue_recovery": RESIDUE_RECOVERY},
+    next=("embed run --embed.models {run} --embed.input {input} --embed.output {name}-vectors",),
 )

@@ -9,4 +9,5 @@ TASK = Task(
     metrics={},  # those of the classifier
     before="inference.function.vectors:with_vectors",
     after="inference.function.blend:finish",
+    next=("function predict {run} --predict.input new.fasta --predict.output {name}-terms.tsv",),
 )
