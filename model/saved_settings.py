@@ -5,9 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from common.errors import DataError
+from common.errors import DataError, parsing
+from common.json_file import read_json
+from common.verification import verified
 
 FORMAT_VERSION = 1
+REMEDY = "export the model again"
 
 Settings = TypeVar("Settings")
 
@@ -22,19 +25,11 @@ def read_settings_of(path: Path, holds: str, parse: Callable[[dict[str, Any]], S
 
     Raises DataError (the folder does not hold what it should, ``holds``; another format version; damaged).
     """
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
+    if not path.is_file():
+        raise DataError(f"{path.parent} holds no {holds} ({path.name} is missing)")
+    settings = read_json(verified(path), REMEDY)
+    with parsing(path, REMEDY):
         version = settings.pop("format_version")
         if version != FORMAT_VERSION:
-            raise DataError(
-                f"{path} has format version {version}, this program reads {FORMAT_VERSION}; export the model again"
-            )
+            raise DataError(f"{path} has format version {version}, this program reads {FORMAT_VERSION}; {REMEDY}")
         return parse(settings)
-    except FileNotFoundError as error:
-        raise DataError(f"{path.parent} holds no {holds} ({path.name} is missing)") from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise damaged(path, error) from error
-
-
-def damaged(path: Path, error: Exception) -> DataError:
-    return DataError(f"{path} is damaged ({type(error).__name__}); export the model again")

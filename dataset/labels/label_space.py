@@ -15,8 +15,10 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import DataError
+from common.errors import DataError, parsing
+from common.json_file import read_json
 from common.text import counted
+from common.verification import verified
 from dataset.targets import IGNORED_TARGET, SparseTargets
 from train_config.classifier_schema import TargetKind
 
@@ -147,16 +149,13 @@ class LabelSpace:
     def load(cls, folder: Path) -> "LabelSpace":
         """The label space that :meth:`save` wrote; raises DataError where the file is missing or damaged."""
         path = folder / MAPPINGS_FILE
-        try:
-            content = json.loads(path.read_bytes())
+        remedy = "make it or copy it again: it names the classes of the labels"
+        content = read_json(verified(path), remedy)
+        with parsing(path, remedy):
             codes = content["label2id"]
             space = cls(content["kind"], tuple(sorted(codes, key=codes.__getitem__)))
             if space.kind not in get_args(TargetKind) or space._mappings() != content:
                 raise ValueError("its kind or its two mappings do not hold")
-        except OSError as error:
-            raise DataError(f"{path}: can't be read: {error.strerror}; it names the classes of the labels") from error
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise DataError(f"{path}: damaged: not a label mapping ({error!r}); make it or copy it again") from error
         return space
 
     def _mappings(self) -> dict[str, Any]:

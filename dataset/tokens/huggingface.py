@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from common.errors import ConfigError
 from common.text import first_line
+from common.verification import verified
 from dataset.fasta.alphabet import AMINO_ACIDS, STORE_ALPHABET
 from dataset.tokens.esm import sequence_lengths
 from dataset.tokens.model_folder import CONFIG_FILE, fetch, local_folder, read_settings
@@ -191,6 +192,8 @@ def _auto_tokenizer(folder: Path, key: str) -> Any:
             f"{key}: {folder / files[0]} can only be read with sentencepiece; pip install sentencepiece, or give a "
             f"folder with a {_TOKENIZER_FILE}"
         )
+    for path in sorted(path for pattern in _PATTERNS for path in folder.glob(pattern)):
+        verified(path)
     with _readable(folder, key):
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     if not getattr(tokenizer, "is_fast", False):

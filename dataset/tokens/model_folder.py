@@ -3,14 +3,15 @@
 Nothing is imported or unpickled: patterns name what is fetched, and config.json is read as JSON before any class.
 """
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError, ResourceError
+from common.json_file import read_json
 from common.remote import local_path
+from common.verification import verified
 from run_folder.paths import EXPORT, METRICS
 
 CONFIG_FILE = "config.json"
@@ -76,13 +77,10 @@ def check_model(source: str, key: str) -> None:
 
 
 def read_settings(path: Path, key: str) -> dict[str, Any]:
-    """A JSON file as data, no class named in it is looked up; raises ConfigError where it is missing or no JSON."""
+    """A JSON file as data, no class named in it is looked up.
+
+    Raises ConfigError where it is missing, DataError where it is damaged or no dictionary.
+    """
     if not path.is_file():
         raise ConfigError(f"{key}: {path.parent} has no {path.name}; give a Hugging Face model folder")
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{key}: {path} is not JSON ({error})") from error
-    if not isinstance(settings, dict):
-        raise ConfigError(f"{key}: {path} holds no settings by name; copy the model's folder again")
-    return settings
+    return read_json(verified(path), f"give another {key}, or fetch or export the model again")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from common.errors import ConfigError, EsmerayError
+from common.verification import verified
 from dataset.labels.label_space import LabelSpace
 from dataset.tokens.model_folder import local_folder
 from model.backbones.source import SOURCE_KEY, check_source, has_random_weights
@@ -86,7 +87,7 @@ def exported_by(task: str, source: str | Path) -> Path:
 def config_of(source: str | Path, overrides: Overrides | None = None) -> Config:
     """The settings that a model was trained with, overridden; the defaults where its folder has none."""
     path = find_model(source).folder / "config.yaml"
-    return load_recorded(path, overrides) if path.is_file() else load_config(None, overrides)
+    return load_recorded(verified(path), overrides) if path.is_file() else load_config(None, overrides)
 
 
 def label_space_of(source: str | Path) -> LabelSpace:

@@ -18,6 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from common.errors import ConfigError, DataError
 from common.text import first_line
+from common.verification import verified
 from dataset.tokens.base import EsmSequenceTokenizer, HuggingFaceTokenizer, SequenceTokenizer, open_tokenizer
 from dataset.tokens.esm import CLS, EOS, FIRST_RESIDUE, LAST_RESIDUE, MASK, PAD, VOCABULARY
 from dataset.tokens.model_folder import CONFIG_FILE, read_settings
@@ -184,6 +185,8 @@ def _wrap(model: PreTrainedModel, section: BackboneSection, pad: int) -> PackedB
 
 def _load_weights(kind: type[Any], folder: Path, config: PreTrainedConfig) -> Any:
     """A Hugging Face model with the safetensors of a local folder, in fp32 on the CPU; heads may be missing."""
+    for path in sorted(folder.glob("model*.safetensors*")):
+        verified(path)
     try:
         loaded: Any = kind.from_pretrained(
             folder,

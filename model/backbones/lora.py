@@ -18,6 +18,7 @@ from transformers.pytorch_utils import Conv1D
 
 from common.errors import DataError
 from common.text import first_line
+from common.verification import verified
 from model.backbones.base import PackedBackbone
 from model.backbones.facts import check_not_frozen, chosen_layers, linear_layers
 from train_config.classifier_schema import LoraSection
@@ -112,8 +113,9 @@ def load_adapter(backbone: PackedBackbone, folder: Path) -> None:
 
     model = backbone.model
     try:
+        verified(folder / ADAPTER_CONFIG_FILE)
         config = LoraConfig.from_pretrained(str(folder))
-        state = load_file(folder / ADAPTER_WEIGHTS_FILE)
+        state = load_file(verified(folder / ADAPTER_WEIGHTS_FILE))
         inject_adapter_in_model(config, model, adapter_name=_ADAPTER)
         expected = {f"{_PEFT_PREFIX}{name}": tensor.shape for name, tensor in _adapter_state(model).items()}
         if {name: tensor.shape for name, tensor in state.items()} != expected:

@@ -15,7 +15,6 @@ esmeray.json                      list of these files, by which an export is kno
 """
 
 import copy
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,7 +25,9 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HTTPError
 from torch import Tensor
 
-from common.errors import DataError, ResourceError
+from common.errors import DataError, ResourceError, parsing
+from common.json_file import read_json
+from common.verification import verified
 from dataset.batches.preparation import FixedCrop, fixed_crop
 from dataset.labels.label_space import LabelSpace
 from dataset.tokens.base import SequenceTokenizer, open_tokenizer
@@ -35,7 +36,7 @@ from model.backbones.loading import build_backbone, quiet_transformers, seeded
 from model.backbones.lora import ADAPTER_CONFIG_FILE, base_state, load_adapter, merged_state, save_adapter
 from model.export.exported_folder import CONFIG_FILE, WEIGHTS_FILE, ClassifierSettings, exported_folder, read_settings
 from model.export.model_card import Opening, classifier_card, example_text, model_card
-from model.saved_settings import damaged, write_settings
+from model.saved_settings import REMEDY, write_settings
 from model.tasks.classifier import Classifier
 from model.tasks.terms import VectorClassifier
 from train_config.schema import BackboneSection, DataSection
@@ -177,11 +178,9 @@ def _write_adapter(model: Classifier, folder: Path) -> str:
 
 def _base_folder(folder: Path) -> Path:
     path = folder / ADAPTER_CONFIG_FILE
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
+    settings = read_json(verified(path), REMEDY)
+    with parsing(path, REMEDY):
         source, revision = str(settings["base_model_name_or_path"]), settings["revision"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise damaged(path, error) from error
     for candidate in (folder / source, Path(source)):
         if candidate.is_dir():
             return candidate

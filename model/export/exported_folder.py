@@ -13,9 +13,10 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 from safetensors import SafetensorError
 
 from common.bounded_yaml import BoundedLoader
-from common.errors import ResourceError
+from common.errors import ResourceError, parsing
 from common.publishing import made_folder
-from model.saved_settings import damaged, read_settings_of, write_settings
+from common.verification import verified
+from model.saved_settings import REMEDY, read_settings_of, write_settings
 from train_config.classifier_schema import ClassifierSection
 
 MODEL_FILE = "esmeray_model.json"
@@ -74,10 +75,8 @@ def task_of(folder: Path) -> str | None:
         return read_settings_of(manifest, "exported model", lambda settings: _TEXT.validate_python(settings["task"]))
     if not config.is_file():
         return None
-    try:
-        return str(yaml.load(config.read_text(encoding="utf-8"), Loader=BoundedLoader)["model"]["task"])
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
-        raise damaged(config, error) from error
+    with parsing(config, REMEDY, yaml.YAMLError):
+        return str(yaml.load(verified(config).read_text(encoding="utf-8"), Loader=BoundedLoader)["model"]["task"])
 
 
 def read_settings(folder: Path) -> ClassifierSettings:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from common.errors import DataError
+from common.verification import verified
 from dataset.packed_batch import PackedBatch
 from model.backbones.base import PackedBackbone
 
@@ -74,7 +75,7 @@ class TaskModel(nn.Module, ABC):
     def load_own_weights(self, path: Path) -> None:
         """Load what :meth:`save_own_weights` wrote. Raises DataError (the file is damaged, or of another model)."""
         try:
-            state = load_file(path)
+            state = load_file(verified(path))
         except (OSError, SafetensorError) as error:
             raise DataError(f"{path} can't be read ({error}); export the model again") from error
         own_state = self.own_state()

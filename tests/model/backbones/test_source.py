@@ -2,7 +2,7 @@
 
 import pytest
 
-from common.errors import ConfigError, ResourceError
+from common.errors import ConfigError, DataError, ResourceError
 from model.backbones.architectures import read_config
 from model.backbones.source import SIZES, config_folder, weights_folder
 from train_config.schema import BackboneSection
@@ -40,9 +40,11 @@ def test_a_folder_without_a_config_that_can_be_read_is_refused(tmp_path):
     config = tmp_path / "config.json"
     with pytest.raises(ConfigError, match=r"has no config\.json"):
         read_config(BackboneSection(source=str(tmp_path)), 33, 1)
-    for content in (b"{", b"[]", b"\xff"):
+    for content in (b"{", b"[]", b"\xff", b"[" * 100_000):
         config.write_bytes(content)
-        with pytest.raises(ConfigError):
+        with pytest.raises(
+            DataError, match=r"^.*config\.json: damaged \(.+\); give another model\.backbone\.source, .*$"
+        ):
             read_config(BackboneSection(source=str(tmp_path)), 33, 1)
     with pytest.raises(ConfigError, match="is a file"):
         read_config(BackboneSection(source=str(config)), 33, 1)

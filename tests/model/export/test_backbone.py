@@ -11,6 +11,7 @@ import transformers
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, EsmForMaskedLM, EsmTokenizer
 
 from common.errors import ConfigError, DataError, ResourceError
+from common.publishing import MADE_FILE
 from dataset.tokens.esm import encode
 from model.export.backbone import export
 from model.tasks.autoencoder import ESM2Autoencoder
@@ -126,6 +127,7 @@ def test_a_pickle_planted_in_an_export_never_runs(tmp_path, autoencoder):
     for name in ("pytorch_model.bin", "autoencoder.bin", "autoencoder.pt", "training_args.bin"):
         (folder / name).write_bytes(payload)
     ESM2Autoencoder.from_pretrained(folder)
+    (folder / MADE_FILE).unlink()  # whoever plants can write this file, too
     (folder / "autoencoder.safetensors").write_bytes(payload)
     with pytest.raises(DataError, match=r"autoencoder\.safetensors can't be read"):
         ESM2Autoencoder.from_pretrained(folder)
@@ -142,12 +144,13 @@ def test_a_pickle_planted_in_an_export_never_runs(tmp_path, autoencoder):
     ("old", "new", "message"),
     [
         ('"format_version": 1', '"format_version": 2', "format version 2"),
-        ('"hidden_sizes"', '"hidden"', "is damaged"),
+        ('"hidden_sizes"', '"hidden"', r"autoencoder_config\.json: damaged \("),
         ("24", "23", "does not fit"),
     ],
 )
 def test_damaged_autoencoder_settings_are_refused(tmp_path, autoencoder, old, new, message):
     folder = export(autoencoder, tmp_path / "model")
+    (folder / MADE_FILE).unlink()  # else its checksum were refused first
     path = folder / "autoencoder_config.json"
     assert old in path.read_text()
     path.write_text(path.read_text().replace(old, new))

@@ -12,6 +12,7 @@ import torch
 from transformers import AutoConfig, AutoTokenizer
 
 from common.errors import DataError
+from common.publishing import MADE_FILE
 from dataset.tokens.esm import packed_from_tokens
 from inference.classifier import ClassifierPipeline
 from model.export.classifier import export_classifier, load_classifier
@@ -197,7 +198,7 @@ def exported(tmp_path_factory) -> Path:
     ("file", "old", "new", "message"),
     [
         ("classifier_config.json", '"format_version": 1', '"format_version": 2', "format version 2"),
-        ("classifier_config.json", '"pooling"', '"pulling"', "is damaged"),
+        ("classifier_config.json", '"pooling"', '"pulling"', r"classifier_config\.json: damaged \("),
         ("classifier_config.json", '"linear"', '"mlp"', "does not fit"),
         ("label_mappings.json", "{", "", "damaged"),
         ("classifier.safetensors", None, None, r"classifier\.safetensors can't be read"),
@@ -207,6 +208,7 @@ def test_damaged_files_are_refused(tmp_path, exported, file, old, new, message):
     with pytest.raises(DataError, match="holds no classifier"):
         load_classifier(tmp_path)
     folder = shutil.copytree(exported, tmp_path / "model")
+    (folder / MADE_FILE).unlink()  # else its checksum were refused first
     if old is None:
         (folder / file).write_bytes(b"no")
     else:

@@ -1,0 +1,51 @@
+"""A flipped bit of any file of an export is noticed where the model is opened, or does no harm."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.errors import DataError
+from common.publishing import MADE_FILE
+from model.export.backbone import export
+from tests.classifiers import export_tiny
+from tests.damage import flipped, refuse_silence
+from tests.inference.models.opened import opened, rows_of
+from tests.model.support import build_model, tiny_section
+
+EXPORTS: dict[str, Callable[[Path], Path]] = {
+    "classifier": export_tiny,
+    "masked_lm": lambda folder: export(build_model(tiny_section("masked_lm"), seed=4).eval(), folder),
+    "autoencoder": lambda folder: export(build_model(tiny_section("autoencoder"), seed=4).eval(), folder),
+}
+WEIGHTS = "*.safetensors"
+
+
+def read(folder: Path) -> Any:
+    model = opened(folder)
+    return [model.facts.fingerprint, rows_of(model, ["MKTAYIAK"])["mean"].numpy()]
+
+
+@pytest.mark.parametrize("kind", EXPORTS)
+def test_a_flipped_bit_of_an_export_is_noticed(tmp_path: Path, kind: str):
+    folder = EXPORTS[kind](tmp_path / "model")
+    for path in folder.glob(WEIGHTS):
+        assert refuse_silence(path, lambda: read(folder), 3) == 3
+    for path in folder.iterdir():
+        if path.suffix in (".json", ".txt", ".yaml"):
+            refuse_silence(path, lambda: read(folder), 1)
+
+
+def test_an_export_without_its_list_of_files_opens_and_one_with_it_says_what_to_do(tmp_path: Path):
+    folder = export_tiny(tmp_path / "model")
+    wanted = read(folder)[0]
+    copied = shutil.copytree(folder, tmp_path / "hub", ignore=shutil.ignore_patterns(MADE_FILE))
+    assert read(copied)[0] == wanted
+    with flipped(folder / "model.safetensors", 50_000), pytest.raises(DataError) as refused:
+        read(folder)
+    assert str(refused.value) == (
+        f"{folder}/model.safetensors: damaged: its checksum is not the manifest's; make or copy {folder} again; if you "
+        "changed it yourself, remove its esmeray.json"
+    )
