@@ -3,7 +3,7 @@
 import copy
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from common.errors import EsmerayError
 
 @contextmanager
 def flipped(path: Path, bit: int) -> Iterator[None]:
-    """One bit of a file the other way, for the time of the block."""
+    """One bit of a file the other way, for the time of the block, or until somebody removes the file."""
     place, mask = bit // 8, 1 << bit % 8
     with path.open("r+b", buffering=0) as file:
         file.seek(place)
@@ -24,7 +24,7 @@ def flipped(path: Path, bit: int) -> Iterator[None]:
     try:
         yield
     finally:
-        with path.open("r+b", buffering=0) as file:
+        with suppress(FileNotFoundError), path.open("r+b", buffering=0) as file:
             file.seek(place)
             file.write(bytes([byte]))
 

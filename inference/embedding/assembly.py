@@ -4,14 +4,14 @@ One file for each output of proteins, in the order of the input; the shards them
 residues; or HDF5 of either; the index; the manifest, last. Shape legend: N records, n of a part of them, C channels.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dataset.embeddings.arrays import as_float32, open_arrays
+from dataset.embeddings.arrays import as_float32
 from dataset.embeddings.formats.base import Block, Source, Values
 from dataset.embeddings.formats.hdf5 import biotrainer_key, hdf5_key
 from dataset.embeddings.formats.registry import FORMATS
@@ -25,7 +25,7 @@ from dataset.embeddings.manifest import (
 )
 from dataset.store.reader import Store
 from inference.embedding.plan import Plan, format_of
-from inference.embedding.shard_files import ShardFiles
+from inference.embedding.shard_files import ShardFiles, ShardRow
 from inference.models.kinds import Output
 from train_config.embed_schema import EmbedSection
 
@@ -33,10 +33,19 @@ from train_config.embed_schema import EmbedSection
 class Assembly:
     """Writes the files of a model's embeddings to the folder ``building``."""
 
-    def __init__(self, building: Path, plan: Plan, store: Store, shards: ShardFiles, settings: EmbedSection) -> None:
+    def __init__(
+        self,
+        building: Path,
+        plan: Plan,
+        store: Store,
+        shards: ShardFiles,
+        rows: Sequence[ShardRow],
+        settings: EmbedSection,
+    ) -> None:
+        """``rows``: of all shards, in order."""
         self._building, self._plan, self._store = building, plan, store
-        self._shards, self._settings = shards, settings
-        self._open = lru_cache(maxsize=1024)(lambda output, number: open_arrays(shards.path(output, number)))
+        self._shards, self._rows, self._settings = shards, rows, settings
+        self._open = lru_cache(maxsize=1024)(lambda output, number: shards.arrays(output, rows[number]))
 
     def write(self, outputs: tuple[Output, ...], job: dict[str, Any], show: Callable[[str], None]) -> None:
         """Write all files. Raises ResourceError where the disk is full."""
@@ -74,7 +83,9 @@ class Assembly:
             dtype=self._settings.dtype,
             format=file_format.name,
         )
-        shards = [self._shards.path(output.name, number) for number in numbers]
+        # Linked as they are, and not read; others are verified as they are read.
+        linked = self._rows if file_format.name == "safetensors" else []
+        shards = [self._shards.verified(output.name, row) for row in linked]
         source = Source(len(self._store), blocks, largest, shards, self._plan.bounds[:-1].tolist())
         return file_format.merge(self._building, output.name, manifest, source)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from common.errors import ConfigError
+from common.errors import ConfigError, parsing
 from common.progress import record_bar, status_line
 from common.publishing import write_atomically, writing
 from dataset.store.reader import Store
@@ -98,7 +98,7 @@ class ModelJob:
                         log.warning("shard %d: %d batches were split for want of memory", row.number, row.splits)
                     if cache is not None:
                         self.files.fetch()
-                        cache.keep(row.number, self.plan, self.store, self.files)
+                        cache.keep(row, self.plan, self.store, self.files)
         finally:
             engine.close()
 
@@ -107,8 +107,9 @@ class ModelJob:
         start_s = time.perf_counter()
         self.files.fetch()
         job = {**self.job, "batches_split": sum(row.splits for row in self.rows.values())}
-        Assembly(building, self.plan, self.store, self.files, self.settings).write(self.facts.outputs, job, show)
         rows = [self.rows[number] for number in sorted(self.rows)]
+        assembly = Assembly(building, self.plan, self.store, self.files, rows, self.settings)
+        assembly.write(self.facts.outputs, job, show)
         self.spent.seconds += time.perf_counter() - start_s
         report = performance(self.facts, self.plan, rows, self.settings, self.spent)
         name = report_name(self.settings.device or "cpu")
@@ -127,7 +128,8 @@ class ModelJob:
         """The plan; sequences that were cached when the job was first started stay so."""
         path, known = self.folder / "known.npy", None
         if path.is_file():
-            known = np.load(path)
+            with parsing(path, "remove the unfinished folder"):
+                known = np.load(path)
         elif cache is not None and not (self.folder / JOB_FILE).exists():
             known = cache.known(self.store.sequence_keys(distinct_sequences(self.store)[0]))
         plan = make_plan(self.store, self.settings, self.facts.longest, known)
@@ -144,7 +146,9 @@ class ModelJob:
     def _restore(self, cache: Cache | None) -> None:
         self.rows = self.files.done()
         if (self.folder / "spent.json").is_file():
-            self.spent = Spent.model_validate_json((self.folder / "spent.json").read_bytes())
+            path = self.folder / "spent.json"
+            with parsing(path, "remove it: the report then lacks the time of earlier starts"):
+                self.spent = Spent.model_validate_json(path.read_bytes())
         if self.rows:
             log.info("%s: resuming, %d of %d shards are done", self.source, len(self.rows), self.plan.num_shards)
         self.spent.starts += 1

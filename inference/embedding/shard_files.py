@@ -6,17 +6,17 @@ A shard is ``OUTPUT/00012.safetensors`` for each output, then ``rows/00012.json`
 
 import logging
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from common.errors import ConfigError
+from common.errors import ConfigError, DataError, parsing
 from common.publishing import file_xxh128, write_atomically, writing
 from common.remote import download, listing, retried, setting, upload
+from common.verification import check_file
 from dataset.embeddings.arrays import open_arrays, write_arrays
 from dataset.embeddings.cache import FeatureStore, bound_cache, write_shard
 from dataset.store.reader import Store
@@ -28,6 +28,7 @@ from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
 Computed = Mapping[str, Mapping[str, NDArray]]
 """Arrays by name, by output."""
 
+_AGAIN = "it is computed again"
 log = logging.getLogger(__name__)
 
 
@@ -98,17 +99,32 @@ class ShardFiles:
         if (uri := self.uri) is not None:
             retried(lambda: download(uri, listing(uri), self.folder), uri, setting("patience_s"), log.warning)
 
+    def arrays(self, output: str, row: ShardRow) -> dict[str, NDArray]:
+        """The arrays of a shard, verified. Raises DataError where they are damaged."""
+        return open_arrays(self.verified(output, row))
+
+    def verified(self, output: str, row: ShardRow) -> Path:
+        path = self.path(output, row.number)
+        check_file(path, "start the same command again, which computes this shard anew", xxh128=row.xxh128[output])
+        return path
+
     def done(self) -> dict[int, ShardRow]:
-        """Complete shards whose files are there, by number; sweeps what a killed process left."""
+        """Complete shards whose files are there and undamaged, by number; sweeps what a killed process left."""
         rows = {}
         for path in sorted(self.folder.rglob("*")):
             if path.suffix == ".tmp":
                 path.unlink(missing_ok=True)
             elif path.parent.name == PIECES:
-                with suppress(OSError, ValidationError):
-                    row = ShardRow.model_validate_json(path.read_bytes())
-                    if row.xxh128 and all(self.path(output, row.number).is_file() for output in row.xxh128):
-                        rows[row.number] = row
+                try:
+                    with parsing(path, _AGAIN):
+                        row = ShardRow.model_validate_json(path.read_bytes())
+                    for output in row.xxh128:
+                        self.verified(output, row)
+                except DataError as error:  # nothing of it is used, so that it costs its time alone
+                    log.warning("shard %s is computed again: %s", path.stem, error)
+                    continue
+                if row.xxh128:
+                    rows[row.number] = row
         return rows
 
 
@@ -148,11 +164,11 @@ class Cache:
             rows.append(files.write(computed, row))
         return rows
 
-    def keep(self, number: int, plan: Plan, store: Store, files: ShardFiles) -> None:
+    def keep(self, row: ShardRow, plan: Plan, store: Store, files: ShardFiles) -> None:
         """Add what a shard holds, and remove the oldest of the cache beyond its size."""
-        keys_N2 = store.sequence_keys(plan.shard(number).records)
+        keys_N2 = store.sequence_keys(plan.shard(row.number).records)
         name = xxhash.xxh3_64_hexdigest(keys_N2.tobytes())
         for output, folder in self._folders.items():
-            arrays = open_arrays(files.path(output, number))
+            arrays = files.arrays(output, row)
             write_shard(folder, name, keys_N2, np.split(arrays["values"], arrays["offsets"][1:-1]))
         bound_cache(self._root, self._most_bytes)

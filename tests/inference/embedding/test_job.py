@@ -1,6 +1,7 @@
 """A job gives every protein's vector once, resumes to the same bytes, and refuses what is not its own."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,15 +13,17 @@ import numpy as np
 import pytest
 import torch
 
-from common.errors import ConfigError, DataError, ResourceError
+from common.errors import ConfigError, DataError, EsmerayError, ResourceError
 from dataset.embeddings.manifest import read_manifest
 from dataset.embeddings.reader import open_embeddings
 from dataset.store.conversion import convert
+from inference.embedding.assembly import Assembly
 from inference.embedding.job import run_job
 from inference.embedding.shard_files import ShardFiles
 from inference.embedding.worker import ShardWorker
 from inference.models.model import Model
 from tests.conftest import REPOSITORY
+from tests.damage import flipped
 from tests.inference.embedding.jobs import (
     final_bytes,
     partial,
@@ -124,6 +127,43 @@ def test_a_stopped_job_resumes_to_the_same_bytes(tmp_path: Path, monkeypatch: py
     assert report["starts"] == 2
     assert len(set(first) & set(again)) <= 2  # the one that was lost, and the one computed beside its writing
     assert sorted({*first, *again}) == list(range(len({*first, *again})))
+
+
+def test_a_flipped_bit_of_an_unfinished_job_is_noticed_or_does_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    job = request(tmp_path, outputs=["mean", "residues"])
+    run_job(replace(job, output=tmp_path / "undisturbed"))
+    with monkeypatch.context() as patched, pytest.raises(_KilledError):
+        stop_after(patched, 3)
+        run_job(job)
+    kept = shutil.copytree(partial(job), tmp_path / "kept")
+    for name in ("mean/00001.safetensors", "residues/00000.safetensors", "rows/00001.json", "job.json", "spent.json"):
+        shutil.rmtree(job.output, ignore_errors=True)
+        shutil.rmtree(partial(job), ignore_errors=True)
+        path = shutil.copytree(kept, partial(job)) / "model" / name
+        with flipped(path, 8 * path.stat().st_size - 36):
+            try:
+                run_job(job)
+            except EsmerayError as refused:
+                assert path.suffix == ".json" and "\n" not in str(refused)
+            else:
+                assert final_bytes(job.output) == final_bytes(tmp_path / "undisturbed"), name
+        assert path.suffix == ".json" or f"shard {path.stem} is computed again" in caplog.text
+
+
+def test_a_shard_that_is_damaged_while_the_job_runs_is_not_assembled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    assemble = Assembly.write
+
+    def damaged(self: Assembly, *given: Any) -> None:
+        with flipped(partial(job) / "model/mean/00001.safetensors", 8 * 300):
+            assemble(self, *given)
+
+    job = request(tmp_path)
+    monkeypatch.setattr(Assembly, "write", damaged)
+    with pytest.raises(DataError, match=r"00001\.safetensors: damaged: .*; start the same command again"):
+        run_job(job)
+    assert not job.output.exists()
 
 
 def test_a_complete_job_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
