@@ -10,17 +10,23 @@ has its ``config.yaml`` and ``outcome.json`` for these (:mod:`run_folder.paths`)
 
 import fcntl
 import json
+import logging
 import os
 import shutil
 import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TextIO
+from typing import Any, BinaryIO, Literal, NamedTuple
+
+import xxhash
 
 from common.errors import ConfigError, DataError, DiskFullError, EsmerayError, ResourceError
+from common.json_file import read_json
 from common.publishing import MADE_FILE, RECORD_FILE, take_lock, write_atomically, writing
 from common.remote import listing, remove, retried, upload
+
+log = logging.getLogger(__name__)
 
 JOB_FILE, LOCK_FILE, JOURNAL_FILE = "job.json", ".lock", "done.tsv"
 PIECES = "rows"
@@ -180,7 +186,7 @@ def accept(folder: Path, job: dict[str, Any], name: str = JOB_FILE) -> None:
     path = folder / name
     text = json.dumps(job, indent=1) + "\n"
     if path.is_file():
-        before = json.loads(path.read_text(encoding="utf-8"))
+        before = read_json(path, f"remove {path.parent}, the unfinished work")
         if changes := differences(before, json.loads(text)):
             raise other_job(folder, changes[0], REMEDY)
     with writing(path):
@@ -196,24 +202,52 @@ def other_job(place: Path, difference: Difference | str, remedy: str) -> ConfigE
 class Journal:
     """Results of the ``done`` pieces of a job, in its unfinished folder until all are.
 
-    A text file: the lines of each piece and an empty one. What stands behind the last empty line was cut short by a
-    kill, and is computed again.
+    A text file: the lines of each piece, and one with a tab and the XXH3-128 of all lines up to it. What is damaged,
+    and all behind it, is computed again, as is a piece that a kill cut short.
     """
 
-    def __init__(self, path: Path, file: TextIO, done: int) -> None:
-        self.path, self.done, self._file = path, done, file
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        self.path, self.done, self._file, self._digest = path, 0, file, xxhash.xxh3_128()
+        end, digest = 0, self._digest.copy()
+        for _, digest in self._pieces():
+            end, self.done, self._digest = file.tell(), self.done + 1, digest
+        if rest := file.seek(0, os.SEEK_END) - end:
+            log.warning("%s: %d bytes behind piece %d are computed again", path, rest, self.done)
+        file.seek(end)
+        file.truncate()
 
     def add(self, lines: Iterable[str]) -> None:
-        """Append the lines of the next piece, none of them empty."""
+        """Append the lines of the next piece, none of them empty, none that begins with a tab."""
+        piece = "".join(f"{line}\n" for line in lines).encode()
+        self._digest.update(piece)
         with writing(self.path):
-            self._file.write("".join(f"{line}\n" for line in lines) + "\n")
+            self._file.write(piece + f"\t{self._digest.hexdigest()}\n".encode())
             self._file.flush()
         self.done += 1
 
     def lines(self) -> Iterator[str]:
-        """All lines of all pieces, in order, with their line feeds."""
-        with self.path.open(encoding="utf-8") as file:
-            yield from (line for line in file if line != "\n")
+        """All lines of all pieces, in order, with their line feeds. Raises DataError where they are damaged by now."""
+        done = 0
+        for lines, _ in self._pieces():
+            yield from (line.decode() for line in lines)
+            done += 1
+        if done < self.done:
+            raise DataError(f"{self.path}: damaged in piece {done + 1}; start the same command again")
+
+    def _pieces(self) -> Iterator[tuple[list[bytes], Any]]:
+        """The lines of each piece, and the digest of all up to its end; ends at the first that is not sound."""
+        digest = xxhash.xxh3_128()
+        lines: list[bytes] = []
+        self._file.seek(0)
+        while line := self._file.readline():
+            if not line.startswith(b"\t"):
+                digest.update(line)
+                lines.append(line)
+            elif line == f"\t{digest.hexdigest()}\n".encode():
+                yield lines, digest.copy()
+                lines = []
+            else:
+                return
 
 
 @contextmanager
@@ -222,11 +256,5 @@ def journal(folder: Path) -> Iterator[Journal]:
     path = folder / JOURNAL_FILE
     with writing(path):
         path.touch()
-        with path.open("r+", encoding="utf-8") as file:
-            done, end = 0, 0
-            while line := file.readline():
-                if line == "\n":
-                    done, end = done + 1, file.tell()
-            file.seek(end)
-            file.truncate()
-            yield Journal(path, file, done)
+        with path.open("r+b") as file:
+            yield Journal(path, file)

@@ -85,12 +85,12 @@ def test_a_killed_search_resumes_and_writes_the_same_bytes(command, files, tmp_p
     program = [sys.executable, "-m", "tools", "align", *arguments, "--align.output", tmp_path / "killed.tsv"]
     journal = tmp_path / "killed.tsv.partial" / "done.tsv"
     process = subprocess.Popen(program, cwd=REPOSITORY, stdout=subprocess.DEVNULL)
-    while process.poll() is None and not (journal.exists() and journal.read_text().count("\n\n") > 2):
+    while process.poll() is None and not (journal.exists() and journal.read_text().count("\n\t") > 2):
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     process.wait()
     done = journal.read_text()
-    assert done.count("\n\n") < 30 and not (tmp_path / "killed.tsv").exists()
+    assert done.count("\n\t") < 30 and not (tmp_path / "killed.tsv").exists()
     journal.write_text(done + "p1\tcut short")
     other = command("align", *arguments, "--align.hits", 4, "--align.output", tmp_path / "killed.tsv")
     assert other.code == 2 and "another job (hits was" in other.err

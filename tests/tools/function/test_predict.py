@@ -120,7 +120,7 @@ def test_a_killed_prediction_resumes_with_the_same_bytes(trained, tmp_path, comm
     process.send_signal(signal.SIGKILL)
     process.wait()
     begun = journal.read_bytes()
-    assert b"\n\n" in begun and not (tmp_path / "killed.tsv").exists()
+    assert b"\n\t" in begun and not (tmp_path / "killed.tsv").exists()
     monkeypatch.setattr(prediction, "_BLOCK", 4)
     for name in ("killed.tsv", "whole.tsv"):
         assert command("function", "predict", *arguments, tmp_path / name).code == 0
