@@ -29,7 +29,7 @@ from common import command_line
 from dataset.embeddings.manifest import read_manifest
 from dataset.embeddings.reader import open_embeddings
 from dataset.store.conversion import ensure_store
-from dataset.structures.predictions import Predicted, PredictedStructures, hashes, keep
+from dataset.structures.predictions import Predicted, PredictedStructures, keep, keys
 from dataset.structures.store import StructureStore
 from inference.embedding.shard_files import ShardFiles
 from inference.function import prediction
@@ -164,8 +164,8 @@ def predicted() -> None:
 
 def read_predicted() -> None:
     opened = PredictedStructures("cache")
-    for sequence in hashes([structure.residues for structure in folds(4)]):
-        print(*map(digest, opened.of(sequence)))
+    for structure in folds(4):
+        print(*map(digest, opened.of(keys([structure.residues]))))
 
 
 CONVERTED = (inputs, command("data convert --data.source proteins.fasta --convert.store store"))
