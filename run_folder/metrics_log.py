@@ -2,8 +2,8 @@
 
 Training rank 0 writes it, everything else (progress line, W&B, curves) reads it. A record has a ``kind`` ("train",
 "validation" or "event"), a ``step`` and a ``time`` (Unix seconds). NaN and infinities, which JSON lacks, become null,
-and the record then carries ``"nonfinite": true``. The files of samples and alerts are of the same make, with records of
-kinds of their own ("sample", "alert"), of which one step may have many.
+and the record then carries ``"nonfinite": true``. A line ends in its ``crc32``. The files of samples and alerts are of
+the same make, with records of kinds of their own ("sample", "alert"), of which one step may have many.
 """
 
 import errno
@@ -12,6 +12,7 @@ import json
 import logging
 import math
 import os
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -54,21 +55,32 @@ _TIMED = ("sample", "alert")
 
 HEAD_BYTES = 1 << 16
 """Bytes of a long file's beginning, which has the number of steps."""
+_CHECKSUM = b',"crc32":'
 _LINE_BYTES = 1 << 16
 """More than any line has."""
 
 
 def encode_record(record: Mapping[str, Any]) -> bytes:
-    """One line of valid JSON, newline included. Non-finite numbers become null and set ``nonfinite``."""
+    """One line of valid JSON, newline included. Non-finite numbers become null and set ``nonfinite``.
+
+    Its last value is a checksum of what stands before it.
+    """
     finite, all_finite = _without_nonfinite(record)
     if not all_finite:
         finite["nonfinite"] = True
-    return json.dumps(finite, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+    content = json.dumps(finite, allow_nan=False, separators=(",", ":")).encode()[:-1]
+    return content + b"%s%d}\n" % (_CHECKSUM, zlib.crc32(content))
 
 
 def decode_record(line: bytes) -> Record:
     """The record of a line. Raises ValueError where it is none."""
     record = json.loads(line)
+    content, has_checksum, checksum = line.rpartition(_CHECKSUM)
+    # Lines of earlier versions have none.
+    if has_checksum:
+        if checksum != b"%d}\n" % zlib.crc32(content):
+            raise ValueError("damaged: its checksum does not hold")
+        del record["crc32"]
     if isinstance(record, dict) and "figures" in record:
         record["metrics"] = record.pop("figures")  # samples written by earlier versions
     if not (isinstance(record, dict) and isinstance(record.get("kind"), str) and isinstance(record.get("step"), int)):

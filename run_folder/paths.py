@@ -22,6 +22,7 @@
 
 import json
 import logging
+import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -111,17 +112,28 @@ class RunFolder:
     def write_outcome(self, outcome: Outcome) -> None:
         """Record how the run ended, also on a full disk."""
         self._reserve.unlink(missing_ok=True)
-        write_atomically(self.outcome, json.dumps(asdict(outcome), indent=2) + "\n")
+        content = {**asdict(outcome), "crc32": _checksum(outcome)}
+        write_atomically(self.outcome, json.dumps(content, indent=2) + "\n")
 
     def read_outcome(self) -> Outcome | None:
         """The end of the run, or None while it has not ended."""
         try:
-            return Outcome(**json.loads(self.outcome.read_text()))
+            content = json.loads(self.outcome.read_text())
+            checksum = content.pop("crc32", None)
+            outcome = Outcome(**content)
+            # Earlier versions wrote none.
+            if checksum not in (None, _checksum(outcome)):
+                raise ValueError("its checksum does not hold")
+            return outcome
         except FileNotFoundError:
             return None
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, AttributeError) as error:
             logger.warning("%s is damaged (%s) and passed over", self.outcome, error)
             return None
+
+
+def _checksum(outcome: Outcome) -> int:
+    return zlib.crc32(json.dumps(asdict(outcome)).encode())
 
 
 def sample_file(folder: Path, worker: int) -> Path:

@@ -5,8 +5,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import yaml
-
 from common.errors import ConfigError
 from common.text import amount, did_you_mean, duration
 from monitoring.advice import Facts, what_limits
@@ -14,6 +12,7 @@ from monitoring.watch.progress import Pace, describe_alert, describe_validation,
 from run_folder.job import lock_state
 from run_folder.metrics_log import MetricLabels, Record, RecordTail
 from run_folder.paths import Outcome, RunFolder
+from train_config.loading import read_file
 
 _RECENT_BYTES = 1 << 20
 """End of a long metrics.jsonl that is read."""
@@ -87,6 +86,7 @@ class RunStatus:
             if pace.validation is not None:
                 yield f"  step {pace.validation['step']:,}: {describe_validation(pace.validation, self._labels)}"
             yield f"  {what_limits(self._facts()) or 'nothing measured limits the speed'}"
+        yield from (f"  {tail.problem}" for tail in self._tails if tail.problem)
         for alert in self._alerts.values():
             if alert.get("state") == "raised":
                 yield f"  {describe_alert(alert)}"
@@ -104,7 +104,7 @@ class RunStatus:
         return "running"
 
     def _facts(self) -> Facts:
-        config = yaml.safe_load(self.files.config.read_text(encoding="utf-8"))
+        config, _ = read_file(self.files.config)
         training = config.get("training", {})
         return replace(
             self._pace.facts(),

@@ -52,6 +52,19 @@ def test_damaged_line_is_refused_with_its_number(tmp_path):
         read_metrics(path)
 
 
+def test_a_flipped_bit_is_refused_or_leaves_the_record_as_it_is(tmp_path):
+    path, record = tmp_path / "m.jsonl", train(1, 1)
+    line = encode_record(record)
+    for bit in range(8 * len(line)):
+        flipped = bytearray(line + line)  # a last line without its end is a killed writer's
+        flipped[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(flipped)
+        try:
+            assert record.items() <= read_metrics(path)[0].items(), bit
+        except DataError as error:
+            assert "line 1" in str(error)
+
+
 def test_a_full_disk_is_not_taken_for_success(tmp_path, monkeypatch):
     with MetricsLog(tmp_path / "m.jsonl") as log:
         monkeypatch.setattr(os, "write", lambda descriptor, data: len(data) - 1)

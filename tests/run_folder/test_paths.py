@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from run_folder.paths import RunFolder
+from run_folder.paths import Outcome, RunFolder
 
 
 def test_a_new_start_forgets_what_was_asked_of_the_one_before_and_what_ray_kept_of_it(tmp_path: Path):
@@ -10,3 +10,16 @@ def test_a_new_start_forgets_what_was_asked_of_the_one_before_and_what_ray_kept_
     run.ray_snapshot.write_text('{"ray_version": "2.6')  # as a killed run leaves it
     run.clear_requests()
     assert not run.end_requested() and not run.ray_snapshot.exists()
+
+
+def test_an_outcome_with_a_flipped_bit_is_passed_over_with_a_line_or_the_same(tmp_path: Path, caplog):
+    run, outcome = RunFolder(tmp_path, "run"), Outcome("finished", 8, "trained 8 steps", 0)
+    run.path.mkdir()
+    run.write_outcome(outcome)
+    content = run.outcome.read_bytes()
+    for bit in range(8 * len(content)):
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << bit % 8
+        run.outcome.write_bytes(flipped)
+        caplog.clear()
+        assert run.read_outcome() == (None if caplog.records else outcome), bit

@@ -47,6 +47,15 @@ def test_running_run_has_step_speed_time_left_and_what_limits_it(run):
     assert "Compute limits" in lines(run)[4] and "set training.precision: bf16" in lines(run)[4]
 
 
+def test_damage_is_a_line_of_the_state(run):
+    append(run.metrics, *(step(number) for number in range(1, 4)))
+    run.metrics.write_bytes(run.metrics.read_bytes().replace(b'"loss":3.0', b'"loss":2.0', 1))
+    assert [line for line in lines(run) if "is passed over: damaged" in line]
+    run.config.write_bytes(b"training: {precision: fp\xff32}")
+    with pytest.raises(ConfigError, match="no valid YAML"):
+        lines(run)
+
+
 def test_waiting_for_data_and_a_loss_that_is_not_finite_are_said(run):
     append(run.metrics, step(99, loss=None, data_wait_s=0.4))
     append(run.alerts, {"kind": "alert", "step": 9, "name": "loss", "state": "raised", "message": "not finite"})
