@@ -107,6 +107,7 @@ class TokenBatcher:
         self._now = 0.0
         self._next_turn: dict[str, float] = {}
         self._held: Counter[str] = Counter()
+        self._held_tokens = 0
         self._in_flight: dict[Hashable, _Waiting] = {}
         self._cache = ResultCache(cache_bytes)
         self._arrived, self._full = asyncio.Event(), asyncio.Event()
@@ -126,6 +127,7 @@ class TokenBatcher:
         held = min(self.budget, sum(item.tokens for key, item in wanted.items() if key not in self._in_flight))
         self._check_room(caller, held)
         self._held[caller] += held
+        self._held_tokens += held
         waited_for = [self._enqueue(item, caller) for item in wanted.values()]
         if self.queued_tokens >= self.budget:
             self._full.set()
@@ -135,6 +137,7 @@ class TokenBatcher:
         finally:
             self._leave(waited_for)
             self._held[caller] -= held
+            self._held_tokens -= held
             if not self._held[caller]:
                 del self._held[caller]
         computed = {waiting.item.key: waiting.result for waiting in waited_for}
@@ -148,7 +151,7 @@ class TokenBatcher:
         Without shares a single caller could fill the queue, and all others would be refused.
         """
         share = self._queue_tokens / (len(self._held) + (caller not in self._held))
-        is_full = bool(self._held) and self._held.total() + tokens > self._queue_tokens
+        is_full = bool(self._held) and self._held_tokens + tokens > self._queue_tokens
         if is_full and self._held[caller] + tokens > share:
             rate = self.totals.tokens / self.totals.computing_s if self.totals.computing_s else self.budget
             retry_after_s = max(_NOT_BEFORE_S, min(_MOST_S, round(self.queued_tokens / rate)))
