@@ -81,14 +81,11 @@ def _bar(title: str, column: ProgressColumn) -> Iterator[Callable[[float, float 
 
 def _lines(title: str) -> Callable[[float, float | None, int], None]:
     """An update that writes a line to stderr where the last is :data:`LOG_S` ago."""
-    written_s = time.monotonic()
+    written_s = [time.monotonic()]
 
     def update(done: float, total: float | None, records: int) -> None:
-        nonlocal written_s
-        if time.monotonic() - written_s < LOG_S:
-            return
-        written_s = time.monotonic()
-        share = f"{done / total:.0%}, " if total else ""
-        print(f"{title}: {share}{records:,} records", file=sys.stderr, flush=True)
+        if time.monotonic() - written_s[-1] >= LOG_S:
+            written_s[:] = [time.monotonic()]
+            print(f"{title}: {done / (total or done or 1):.0%}, {records:,} records", file=sys.stderr, flush=True)
 
     return update

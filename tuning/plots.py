@@ -81,7 +81,7 @@ def _draw_memory(axes: Axes, results: Results) -> None:
     totals = [total for trial in results.measured if (total := trial.measurement.total_memory_bytes)]
     allowed = (1 - results.margin) * min(totals, default=0) / 2**30
     highest = max(((trial.measurement.peak_memory_bytes or 0) / 2**30 for trial in results.measured), default=0.0)
-    if allowed < 3 * highest:  # or it would flatten the curves
+    if 0 < allowed < 3 * highest:  # not known where there is no GPU; far above, it would flatten the curves
         axes.axhline(allowed, color=RED, linestyle="--", label=f"memory less the margin of {results.margin:.0%}")
         axes.set_ylim(0.0, 1.15 * max(allowed, highest))
     legend(axes, over_curves=True)

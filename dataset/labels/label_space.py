@@ -131,15 +131,10 @@ class LabelSpace:
                 raise UnseenLabelError.of(str(name), index, self.names)
         return targets_N
 
-    def summary(self, targets: NDArray | SparseTargets, training: NDArray[np.int64]) -> str:
-        """Kind and names in a line; of one class each, how many have no more than one of the training records."""
+    def __str__(self) -> str:
+        """Kind, number and names in a line: thousands of classes say that labels are ids or numbers to measure by."""
         noun = "column{s}" if self.kind == "regression" else "class{es}"
-        single = 0
-        if self.kind in ("multiclass", "binary"):
-            single = int((np.bincount(targets[training]) == 1).sum())
-        # Many of these say that the labels are ids or whole numbers to measure by, which no rule can tell from names.
-        rare = f"; {counted(single, 'class{es}')} of a single training record" if single else ""
-        return f"{self.kind}, {counted(self.num_outputs, noun)} ({_shortened(self.names)}){rare}"
+        return f"{self.kind}, {counted(self.num_outputs, noun)} ({_shortened(self.names)})"
 
     def save(self, folder: Path) -> None:
         text = json.dumps(self._mappings(), indent=1, ensure_ascii=False) + "\n"

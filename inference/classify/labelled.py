@@ -117,16 +117,12 @@ def in_training(config: Config, texts: Sequence[str]) -> NDArray[np.bool_] | Non
     """
     run = RunFolder(config.run.storage_path, config.run.name)
     checkpoint = CheckpointStore(run.checkpoints).newest_intact()
-    if checkpoint is None:
-        return None
-    checksum = checkpoint.manifest().store_checksum
-    places = [*run.stores.glob("*"), *map(Path, filter(None, [config.data.store, *config.data.source]))]
-    for folder in places:
-        if not (folder / MANIFEST_FILE).is_file():
-            continue
-        with suppress(DataError):  # damaged, or another run's
+    given = [Path(place) for place in (config.data.store, *config.data.source) if place]
+    folders = [folder for folder in (*run.stores.glob("*"), *given) if (folder / MANIFEST_FILE).is_file()]
+    for folder in folders if checkpoint is not None else ():
+        with suppress(DataError):  # another run's may be damaged
             labelled = LabelledStore(folder)
-            if labelled.checksum == checksum:
+            if labelled.checksum == checkpoint.manifest().store_checksum:
                 trained_N = labelled.store.sequence_hashes[labelled.training]
                 return np.isin(hashes_of([text.encode() for text in texts]), trained_N)
     return None

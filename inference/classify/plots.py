@@ -115,11 +115,11 @@ def draw_reliability(path: Path | str, probabilities_NC: NDArray, targets: NDArr
 
 
 def draw_predictions(path: Path | str, predicted_NC: NDArray, measured_NC: NDArray, names: Sequence[str]) -> None:
-    """Draw predicted numbers against measured ones (NaN where not measured), a panel for each of the first columns."""
+    """Draw measured numbers (NaN where not measured) against predicted ones, a panel for each of the first columns."""
     shown = names[:_MOST_COLUMNS]
     across = min(len(shown), 3)
     down = -(-len(shown) // across)
-    title = "Predicted against measured"
+    title = "Measured against predicted"
     if len(shown) < len(names):
         title += f": the first {len(shown)} of {len(names)} columns"
     figure = new_figure(1.2 + 4.2 * across, 0.8 + 4.0 * down, title)

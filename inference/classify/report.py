@@ -83,12 +83,10 @@ def evaluation_of(
             "intervals": {name: list(interval) for name, interval in intervals.items()},
         }
 
-    seen: dict[str, Any] = {}
-    if trained_N is not None:
-        seen["in_training"] = int(trained_N.sum())
-        if trained_N.any() and not trained_N.all():  # else both numbers are one
-            new = ~trained_N if groups is None else ~trained_N[groups]
-            seen["not_in_training"] = {"records": int((~trained_N).sum()), **metrics_of(scored.probabilities, new)}
+    not_in_training = None
+    if trained_N is not None and 0 < trained_N.sum() < len(trained_N):  # else both numbers are one
+        new = ~trained_N if groups is None else ~trained_N[groups]
+        not_in_training = {"records": int((~trained_N).sum()), **metrics_of(scored.probabilities, new)}
     of_classes = metrics_of_each(kind, scored.probabilities, targets)
     return {
         "kind": kind,
@@ -96,7 +94,8 @@ def evaluation_of(
         "without_target": int((~has_target(targets)).sum()),
         **({} if groups is None else {"residues": len(targets)}),
         **metrics_of(scored.probabilities),
-        **seen,
+        "in_training": None if trained_N is None else int(trained_N.sum()),
+        **({} if not_in_training is None else {"not_in_training": not_in_training}),
         "baselines": {name: metrics_of(predictions) for name, predictions in baselines.items()},
         "bootstrap": {"samples": samples, "seed": seed, "share": SHARE},
         "classes": [
@@ -139,10 +138,8 @@ def metrics_lines(evaluation: Mapping[str, Any], best_of: str | None = None) -> 
     number, unit = evaluation["records"], "records"
     if "residues" in evaluation:
         number, unit = evaluation["residues"], f"residues of {evaluation['records']:,} records"
-    columns = {"model": evaluation, **evaluation["baselines"]}
-    if "not_in_training" in evaluation:
-        new = evaluation["not_in_training"]
-        columns = {"model": evaluation, f"model, {new['records']:,} not trained on": new, **evaluation["baselines"]}
+    new = {"model, not trained on": evaluation["not_in_training"]} if "not_in_training" in evaluation else {}
+    columns = {"model": evaluation, **new, **evaluation["baselines"]}
     present = {name for column in columns.values() for name in column["metrics"]}
     first = [best_of] if best_of in present else []
     order = dict.fromkeys(first + list(evaluation["metrics"]) + sorted(present))
@@ -154,7 +151,7 @@ def metrics_lines(evaluation: Mapping[str, Any], best_of: str | None = None) -> 
         f"these (percentile bootstrap, seed {bootstrap['seed']}). A dash: undefined here.{chosen}"
     )
     about = f"{number:,} {unit}, {evaluation['without_target']:,} of them without a target."
-    if "in_training" in evaluation:
+    if evaluation.get("in_training") is not None:
         about += f" The model was trained on {evaluation['in_training']:,} of these {evaluation['records']:,} records."
     return [about, "", *_table(["metric", *columns], rows), "", note, ""]
 

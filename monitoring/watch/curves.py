@@ -60,8 +60,8 @@ def draw_curves(records: Iterable[Record], path: Path | str, title: str, labels:
         for step in resumed:
             axes.axvline(step, color=INK, linestyle=":", linewidth=1.0, alpha=0.7, zorder=0)
     if resumed:
-        note = losses.annotate("resumed", (resumed[0], 0.02), xycoords=("data", "axes fraction"), fontsize=8, color=INK)
-        note.set(rotation=90, ha="right", va="bottom")
+        look = {"fontsize": 8, "color": INK, "rotation": 90, "ha": "right", "va": "bottom"}
+        losses.annotate("resumed", (resumed[0], 0.02), xycoords=("data", "axes fraction"), **look)
     for axes in (rates, speeds):
         axes.set_xlabel("step", color=INK)
     save(figure, path)
@@ -81,7 +81,7 @@ def draw_comparison(runs: Mapping[str, Sequence[Record]], path: Path | str) -> N
             over_time.plot(minutes, values, **look)
             over_tokens.plot(tokens, values, **look)
             losses.append(values)
-    over_time.set_ylim(*_limits(losses[0], np.concatenate(losses[1:])))
+    over_time.set_ylim(*_limits(*losses))
     for axes, unit in ((over_time, "minutes of training"), (over_tokens, "tokens")):
         style(axes)
         axes.set_xlabel(unit, color=INK)
@@ -108,19 +108,19 @@ def _draw_losses(axes: Axes, kinds: Kinds, labels: MetricLabels) -> None:
     heading(axes, "Loss")
     steps, losses = _series(kinds["train"], "loss")
     validated, validation_losses = _series(kinds["validation"], "loss")
+    others = {label.curve: _series(kinds["validation"], name) for name, label in labels.items() if label.is_loss}
     if len(steps):
         window = max(1, round(len(steps) * SMOOTHING_SHARE))
         if window > 1:
             axes.plot(steps, losses, color=BLUE, alpha=0.25, linewidth=0.8)
         smooth = pd.Series(losses).rolling(window, min_periods=1).mean()
         axes.plot(steps, smooth, color=BLUE, linewidth=1.8, label="training")
-        axes.set_ylim(*_limits(losses, validation_losses))
+        axes.set_ylim(*_limits(losses, validation_losses, *(values for _, values in others.values())))
     if len(validated):
         axes.plot(validated, validation_losses, color=ORANGE, label="validation", **_points(validated))
-    for name, label in labels.items():
-        steps, losses = _series(kinds["validation"], name)
-        if label.is_loss and len(steps):
-            axes.plot(steps, losses, "--", color=ORANGE, label=label.curve)
+    for curve, (steps_of_curve, values) in others.items():
+        if len(steps_of_curve):
+            axes.plot(steps_of_curve, values, "--", color=ORANGE, label=curve)
     skipped = {record["step"] for record in kinds["train"] if record.get("nonfinite")}
     skipped |= {event["step"] for event in kinds["event"] if event["event"] == "nonfinite"}
     if skipped:
@@ -142,8 +142,15 @@ def _draw_metrics(axes: Axes, validations: Sequence[Record], labels: MetricLabel
         lowest = min(lowest, float(np.nanmin(values, initial=0.0)))
         if (below := values < LOWEST_METRIC).any():
             label = f"below {LOWEST_METRIC:g}, down to {np.nanmin(values):,.3g}"
-            bottom = np.full(below.sum(), LOWEST_METRIC)
-            axes.plot(steps[below], bottom, "v", color=color, markersize=8, clip_on=False, label=label)
+            axes.plot(
+                steps[below],
+                np.full(below.sum(), LOWEST_METRIC),
+                "v",
+                color=color,
+                markersize=8,
+                clip_on=False,
+                label=label,
+            )
     axes.set_ylim(max(lowest * 1.05, LOWEST_METRIC), 1.0)
     if not axes.lines:
         axes.text(0.5, 0.5, "no validation yet", transform=axes.transAxes, ha="center", va="center", color=GREY)
@@ -181,12 +188,16 @@ def _series(records: Sequence[Record], name: str) -> tuple[np.ndarray, np.ndarra
     return np.array([step for step, _ in present], dtype=np.int64), np.array([v for _, v in present], dtype=np.float64)
 
 
-def _limits(training: np.ndarray, validation: np.ndarray) -> tuple[float, float]:
-    """Bounds that a few spikes don't squeeze the curve with: the first steps count, later outliers don't."""
-    finite = np.concatenate([training[np.isfinite(training)], validation[np.isfinite(validation)]])
-    if not len(finite):
+def _limits(*curves: np.ndarray) -> tuple[float, float]:
+    """Bounds that a few spikes don't squeeze the curves with: the first steps count, later outliers don't.
+
+    Each curve by itself: a validation has a hundredth of the points, and would be an outlier where it rises.
+    """
+    finite = [curve[np.isfinite(curve)] for curve in curves if np.isfinite(curve).any()]
+    if not finite:
         return 0.0, 1.0
-    low, high = float(finite.min()), float(max(np.percentile(finite, 99), finite[0]))
+    low = min(float(curve.min()) for curve in finite)
+    high = max(float(max(np.percentile(curve, 99), curve[0])) for curve in finite)
     margin = 0.06 * (high - low) or 0.5
     return low - margin, high + margin
 

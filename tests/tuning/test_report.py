@@ -149,6 +149,23 @@ def test_importances_name_the_setting_that_decides():
     assert importances(results_of(trials[:2])) == {}, "too few"
 
 
+def test_the_picture_has_each_trial_at_its_budget_and_what_failed_at_zero(saved_figures, tmp_path: Path):
+    write_tune_report(results_of(TRIALS), tmp_path)
+    speed, memory, shares = saved_figures[0].axes
+    drawn = {line.get_label(): line.get_xydata().tolist() for line in speed.lines}
+    assert drawn["bf16"] == [[2048, 8000], [4096, 12_000]]  # the highest of each budget
+    assert drawn["best"] == [[4096, 12_000]] and drawn["out of memory (1)"] == [[4096, 0]]
+    assert drawn["crashed (1)"] == [[1024, 0]] and drawn["hung (1)"] == [[2048, 0]]
+    assert sorted(speed.lines[0].get_xydata().tolist()) == [[2048, 8000], [4096, 3000], [4096, 12_000]]
+    in_gib = {line.get_label(): line.get_ydata() for line in memory.lines}
+    assert in_gib["bf16"] == pytest.approx([500 / 1024, 700 / 1024])
+    assert in_gib["memory less the margin of 8%"][0] == pytest.approx(0.92 * 1000 / 1024)
+    assert [text.get_text() for text in shares.texts] == ["too few trials"]
+    no_total = [replace(trial, measurement=replace(trial.measurement, total_memory_bytes=None)) for trial in TRIALS]
+    write_tune_report(results_of(no_total), tmp_path)
+    assert not any(line.get_label().startswith("memory less") for line in saved_figures[1].axes[1].lines)
+
+
 def test_terminal_and_best_yaml_show_the_windows_of_a_noisy_speed(tmp_path: Path):
     noisy = ok(1, 10_000.0, 300, windows=[2790.0, 23_059.0, 10_000.0])
     fast = ok(2, 20_000.0, 500, tokens=4096)

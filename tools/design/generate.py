@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
 
     search = None if known is None else Search(known, scoring())
     total, done = len(structures) * options.number, 0
-    repeats = 0
+    distinct = 0
     works = total * (1 if known is None else 2)
     sampling = {name: getattr(options, name) for name in ("temperature", "steps", "guidance", "order")}
     with made_folder(options.output, MADE_BY, plain.overwrite) as folder, record_bar("generating") as bar:
@@ -76,15 +76,14 @@ def main(argv: list[str]) -> int:
                 done += 1
                 bar(done / works, done)
             texts = [design.residues for design in designs]
-            repeats += len(texts) - len(set(texts))
-            first_seeds: dict[str, int] = {}
+            distinct += len(set(texts))
             scores = log_likelihoods(model, structure, texts, label=label, tokens=options.tokens)
             with (folder / "designs.fasta").open("a", encoding="utf-8") as file:
                 for design, score in zip(designs, scores.tolist(), strict=True):
                     values = {"score": f"{score:.3f}"}
-                    first = first_seeds.setdefault(design.residues, design.seed)
-                    if first != design.seed:  # at a low temperature the likeliest sequence comes again and again
-                        values["same_as"] = f"{structure.id}_{first + 1}"
+                    first = texts.index(design.residues)
+                    if designs[first] is not design:  # at a low temperature the likeliest sequence comes again
+                        values["same_as"] = f"{structure.id}_{designs[first].seed + 1}"
                     if len(structure.chain_names) > 1:
                         lengths = np.bincount(structure.chains)
                         values["chains"] = ",".join(map("{}:{}".format, structure.chain_names, lengths))
@@ -99,8 +98,9 @@ def main(argv: list[str]) -> int:
                     file.write(f">{structure.id}_{design.seed + 1} {written}\n{design.residues}\n")
             write_probabilities(folder / "probabilities.tsv", structure.id, structure.residues, designs)
             draw_logo(folder / f"{structure.id}.png", structure.id, structure.residues, designs)
-    equal = f", {repeats:,} of them equal to an earlier one (same_as in designs.fasta)" if repeats else ""
-    print(f"{options.output}: {counted(total, 'sequence{s}')} for {counted(len(structures), 'structure{s}')}{equal}")
+    equal = f", {total - distinct:,} of them equal to an earlier one (same_as in designs.fasta)"
+    words = f"{counted(total, 'sequence{s}')} for {counted(len(structures), 'structure{s}')}"
+    print(f"{options.output}: {words}{equal if distinct < total else ''}")
     return 0
 
 

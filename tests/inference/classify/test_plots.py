@@ -7,7 +7,7 @@ from sklearn import metrics
 
 from dataset.targets import IGNORED_TARGET
 from inference.classify import plots
-from inference.classify.plots import draw_confusion, draw_reliability, draw_roc_pr, ranking_curves
+from inference.classify.plots import draw_confusion, draw_predictions, draw_reliability, draw_roc_pr, ranking_curves
 
 
 def case(rows=300, classes=5, seed=0):
@@ -81,3 +81,37 @@ def test_a_class_that_never_occurs_has_no_curve_and_no_picture_fails(tmp_path):
     draw_reliability(tmp_path / "reliability.png", scores, targets)
     draw_confusion(tmp_path / "confusion.png", np.zeros((5, 5), int), names)
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_cell_of_the_confusion_matrix_stands_at_its_true_and_predicted_class(saved_figures, tmp_path):
+    names, counts = ("in", "out", "wall"), np.array([[5, 2, 0], [0, 7, 1], [3, 0, 9]])
+    draw_confusion(tmp_path / "confusion.png", counts, names)
+    (axes,) = saved_figures[0].axes
+    columns, rows = ([tick.get_text() for tick in ticks] for ticks in (axes.get_xticklabels(), axes.get_yticklabels()))
+    cells = {(rows[round(text.get_position()[1])], columns[round(text.get_position()[0])]): text for text in axes.texts}
+    wanted = {(names[truth], names[other]): f"{count or ''}" for (truth, other), count in np.ndenumerate(counts)}
+    assert {place: text.get_text() for place, text in cells.items()} == wanted
+    assert axes.get_ylabel() == "true class" and axes.get_xlabel().startswith("predicted")
+    np.testing.assert_allclose(axes.images[0].get_array(), counts / counts.sum(axis=1, keepdims=True))
+    assert saved_figures[0].get_suptitle() == "21 of 27 right (77.8%)"
+
+
+def test_curves_and_points_are_those_of_the_predictions(saved_figures, tmp_path):
+    scores, targets = np.array([0.1, 0.9, 0.6, 0.4, 0.8, 0.3]), np.array([0, 1, 1, 1, 0, 0])
+    both = np.stack([1 - scores, scores], axis=1)
+    draw_roc_pr(tmp_path / "ranking.png", both, targets, ("no", "yes"))
+    draw_reliability(tmp_path / "reliability.png", both, targets)
+    measured = np.array([[1.0, 5.0], [2.0, np.nan], [3.0, 7.0]])
+    draw_predictions(tmp_path / "predictions.png", measured * 10, measured, ("tm", "ph"))
+    (roc, precision), (above, _), (tm, ph) = (figure.axes for figure in saved_figures)
+    area = metrics.roc_auc_score(targets, scores)
+    assert [line.get_label() for line in roc.lines] == [f"{area:.3f}  yes", "0.500  chance"]
+    np.testing.assert_allclose(roc.lines[0].get_xydata().T, metrics.roc_curve(targets, scores)[:2])
+    assert (roc.get_xlabel(), roc.get_ylabel()) == ("false positive rate", "recall")
+    assert (precision.get_xlabel(), precision.get_ylabel()) == ("recall", "precision")
+    observed = next(line for line in above.lines if line.get_label() == "observed")
+    right = {0.6: 0.5, 0.7: 1.0, 0.8: 0.0, 0.9: 1.0}  # of the likelier class; 0.6 twice, right once
+    np.testing.assert_allclose(observed.get_xydata(), [*right.items()])
+    np.testing.assert_allclose(tm.collections[0].get_offsets(), [[10, 1], [20, 2], [30, 3]])
+    np.testing.assert_allclose(ph.collections[0].get_offsets(), [[50, 5], [70, 7]])
+    assert (tm.get_xlabel(), tm.get_ylabel()) == ("predicted", "measured")

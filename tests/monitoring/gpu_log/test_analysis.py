@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib.image
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -116,9 +116,20 @@ def test_log_of_few_samples_is_drawn_and_noted_as_such(tmp_path):
     draw_log(log, [summary], tmp_path / "few.png")
 
 
-def test_picture_of_a_long_log_is_drawn(tmp_path, monkeypatch):
+def test_the_picture_has_the_samples_of_the_log_and_shades_what_was_found(saved_figures, tmp_path, monkeypatch):
+    log = read_gpu_log(gpu_traces.healthy().write(tmp_path / "log.csv"))
+    spans = {"idle": [(60.0, 120.0)], "thermal": [], "power_capped": []}
+    draw_log(log, [summarise(log)[0]._replace(spans_s=spans)], tmp_path / "log.png")
     monkeypatch.setattr(plot, "_MOST_POINTS", 100)
-    log = read_gpu_log(Machine().write(tmp_path / "log.csv"))
-    draw_log(log, summarise(log), tmp_path / "long.png")
-    height, width, _ = matplotlib.image.imread(tmp_path / "long.png").shape
-    assert height > 600 and width > 1000
+    draw_log(log, [], tmp_path / "long.png")
+    whole, long = (figure.axes for figure in saved_figures)
+    unit = {"Time (s)": 1.0, "Time (min)": 60.0}[whole[-1].get_xlabel()]
+    for place, metric in enumerate(("util", "mem_used_bytes", "temperature_c", "power_w", "sm_clock_mhz")):
+        for (label, table), line in zip(log.gpus.items(), whole[place].lines, strict=False):
+            assert line.get_label() == f"GPU {label}"
+            values = table[metric] / (2.0**30 if metric == "mem_used_bytes" else 1.0)
+            np.testing.assert_allclose(line.get_xydata(), np.stack([table["time"] / unit, values], axis=1))
+    mean = long[0].lines[0].get_xydata()
+    assert len(mean) <= 101 and mean[:, 1].mean() == pytest.approx(whole[0].lines[0].get_ydata().mean(), rel=0.05)
+    (shade,) = whole[0].patches
+    assert [shade.get_x() * unit, shade.get_width() * unit] == pytest.approx([60, 60])

@@ -1,5 +1,4 @@
 import numpy as np
-from matplotlib import image
 
 from monitoring.watch import curves
 from monitoring.watch.curves import draw_curves
@@ -19,14 +18,28 @@ def records(steps: int = 50) -> list[dict]:
     return train + validation + events
 
 
-def test_picture_is_drawn_and_shows_something(tmp_path):
+def test_each_panel_shows_its_series_and_resumes_and_skipped_steps(saved_figures, tmp_path):
     draw_curves(records(), tmp_path / "curves.png", "a run", metric_labels())
-    pixels = image.imread(tmp_path / "curves.png")
-    assert pixels.shape[0] > 500
-    assert pixels.shape[1] > 1000
-    assert len(np.unique(pixels[..., 0])) > 20
     assert list(tmp_path.iterdir()) == [tmp_path / "curves.png"]
+    _, metrics, rates, speeds = saved_figures[0].axes
+    by_label = {line.get_label(): line.get_xydata() for axes in saved_figures[0].axes for line in axes.lines}
+    steps = np.arange(1, 51)
+    np.testing.assert_allclose(by_label["training"], np.stack([steps, np.where(steps == 7, np.nan, 3 / steps)], 1))
+    np.testing.assert_allclose(by_label["validation"], [[step, 1.0] for step in range(0, 51, 10)])
+    np.testing.assert_allclose(by_label["skipped (1)"][:, 0], [7])
+    recovery = next(line for line in metrics.lines if line.get_label().endswith("(last 1.000)"))
+    np.testing.assert_allclose(recovery.get_xydata(), [[step, step / 50] for step in range(0, 51, 10)])
+    np.testing.assert_allclose(rates.lines[0].get_ydata(), np.full(50, 1e-3))
+    np.testing.assert_allclose(speeds.lines[0].get_ydata(), np.full(50, 1e4))
+    assert all(any(list(line.get_xdata()) == [20, 20] for line in axes.lines) for axes in saved_figures[0].axes)
     draw_curves([], tmp_path / "empty.png", "nothing yet", metric_labels())
+
+
+def test_a_validation_that_rises_is_not_cut_off(saved_figures, tmp_path):
+    train = [{"kind": "train", "step": step, "loss": 3 / step} for step in range(1, 1001)]
+    rising = [{"kind": "validation", "step": 200 * n, "loss": n, "unconditional_loss": n + 1} for n in range(1, 6)]
+    draw_curves([*train, *rising], tmp_path / "curves.png", "a run", metric_labels())
+    assert saved_figures[0].axes[0].get_ylim()[1] > 5.9
 
 
 def validation_of(monkeypatch, validations: list[dict]):

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.colors import same_color
 from matplotlib.image import imread
 
 from inference.embedding.map import SEARCH
@@ -58,6 +59,21 @@ def test_each_class_has_its_colour_and_missing_labels_are_grey(command, here, su
     assert len({trace["marker"]["color"] for trace in classes}) == 3
     assert classes[0]["text"] == IDS[110:]
     assert classes[0]["customdata"][0] == [120, "no label"]
+
+
+def test_picture_and_page_have_each_class_at_the_same_places(command, here, saved_figures):
+    pd.DataFrame({"id": IDS[:90], "label": ["in", "in", "_out"] * 30}).to_csv("labels.csv", index=False)
+    *classes, _ = plotted(command, "--plot.labels", "labels.csv")
+    (axes,) = saved_figures[0].axes
+    on_page = [np.stack([trace["x"], trace["y"]], axis=1) for trace in classes]
+    for drawn, wanted, trace in zip(axes.collections, on_page, classes, strict=True):
+        np.testing.assert_allclose(drawn.get_offsets(), wanted, atol=1e-4)
+        assert same_color(drawn.get_facecolor()[0], trace["marker"]["color"])
+    (legend,) = saved_figures[0].legends
+    names = [text.get_text() for text in legend.get_texts()]
+    assert names == [trace["name"] for trace in classes] == ["no label (30)", "in (60)", "_out (30)"]
+    handles = zip(legend.legend_handles, classes, strict=True)
+    assert all(same_color(handle.get_color(), trace["marker"]["color"]) for handle, trace in handles)
 
 
 def test_of_many_classes_the_largest_are_named(command, here):

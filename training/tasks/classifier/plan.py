@@ -97,7 +97,7 @@ class ClassifierPlan(TaskPlan):
             exact=True,
             held_out=labelled.validation.size,
             counts=labelled.counts,
-            labels=labelled.label_space.summary(labelled.targets, labelled.training),
+            labels=str(labelled.label_space),
         )
         return TaskSize(
             size, count_classifier_parameters(config.model, facts, labelled.label_space, len(tokenizer.prefix))
