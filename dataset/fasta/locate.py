@@ -23,7 +23,7 @@ else:
 try:  # of xopen's faster gzip, on x86-64 and 64-bit Arm; no subclass of zlib's
     from isal.isal_zlib import IsalError
 except ImportError:
-    IsalError = zlib.error
+    from zlib import error as IsalError  # noqa: N812
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf".decode("latin-1")
 # What a flipped bit inside the compressed data raises.

@@ -12,11 +12,11 @@ import yaml
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 from safetensors import SafetensorError
 
-from common.bounded_yaml import BoundedLoader
 from common.errors import ResourceError, parsing
 from common.publishing import made_folder
 from common.verification import verified
 from model.saved_settings import REMEDY, read_settings_of, write_settings
+from train_config.bounded_yaml import BoundedLoader
 from train_config.classifier_schema import ClassifierSection
 
 MODEL_FILE = "esmeray_model.json"

@@ -3,6 +3,7 @@
 An input is named by reader, seed and number, from which it is made again.
 """
 
+import faulthandler
 import multiprocessing
 import os
 import random
@@ -92,6 +93,7 @@ def _run(name: str, seeds: list[bytes], seed: int, inputs: int, folder: Path, ou
 
 def _read_all(name: str, seeds: list[bytes], seed: int, start: int, inputs: int, folder: Path, connection: Any) -> None:
     warnings.simplefilter("ignore")
+    faulthandler.disable()  # pytest's, which would print where the process crashed
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES, used + MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

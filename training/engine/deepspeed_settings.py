@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
-from common.bounded_yaml import BoundedLoader
 from common.errors import ConfigError, ResourceError
 from common.text import first_line
+from train_config.bounded_yaml import BoundedLoader
 from train_config.natures import SHIPPED_PATH, absolute_path
 from train_config.schema import DeepSpeedSection, TrainingSection
 

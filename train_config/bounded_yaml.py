@@ -18,7 +18,7 @@ class BoundedLoader(yaml.SafeLoader):
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
         self._depth = self._num_nodes = 0
-        self._nodes_of_anchored: dict[yaml.Node, int] = {}
+        self._nodes_of_anchored: dict[yaml.Node | None, int] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         mark = self.peek_event().start_mark
