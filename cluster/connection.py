@@ -21,7 +21,7 @@ from ray.exceptions import RayError
 from cluster.access import authentication_mode, own_token
 from cluster.nodes import check_nodes
 from cluster.placement import LOCAL, Capacity, NodeResources, Workers, find, in_words, local_resources
-from cluster.private_folder import ray_folder, sweep
+from cluster.private_folder import ray_folder
 from common.errors import ResourceError
 from common.publishing import take_lock
 from common.remote import VARIABLE
@@ -199,7 +199,6 @@ def _start_local(section: RaySection) -> BaseContext:
     folder = ray_folder()
     lock = take_lock(folder.with_name("starting.lock"))
     with _loopback(), closing(os.fdopen(lock)):
-        sweep(folder)
         return ray.init(
             address=LOCAL,
             _temp_dir=str(folder),

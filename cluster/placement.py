@@ -5,6 +5,7 @@ Imports no Ray, and torch only to count GPUs where there is a driver, so that a 
 
 import os
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -150,8 +151,7 @@ def find(section: RaySection) -> str:
         except NoAnswerError:
             if is_given:
                 raise
-            if AUTO not in (section.address, wanted):
-                _warn_once(f"{address_file()}: no cluster answers at {address}; this machine alone is used")
+            _warn_once(f"{address_file()}: no cluster answers at {address} any more, so it is not joined")
             address = ""
     if not address and AUTO in (section.address, wanted):
         raise ResourceError("ray.address: auto, and no cluster runs here: start one by 'ray start --head'")
@@ -163,17 +163,12 @@ _warn_once = cache(warn)  # a command looks for its cluster several times
 
 def _started_here() -> str:
     """The address that ``ray start`` left here; empty without one."""
-    try:
-        with address_file().open() as file:
-            owner = os.fstat(file.fileno()).st_uid
-            address = file.read().strip()
-    except OSError:
-        return ""
-    # Ray's folder is 0777: another user could have the token and the code sent to a cluster of his own.
-    if owner not in (0, os.geteuid()):
-        _warn_once(f"{address_file()} is another user's and not used; --ray.address {address} joins that cluster")
-        return ""
-    return address
+    with suppress(OSError), address_file().open() as file:
+        # Ray's folder is 0777: another user could have the token and the code sent to a cluster of his own.
+        if os.fstat(file.fileno()).st_uid in (0, os.geteuid()):
+            return file.read().strip()
+        _warn_once(f"{address_file()} is another user's, so the cluster that it names is not joined")
+    return ""
 
 
 def address_file() -> Path:

@@ -1,6 +1,7 @@
 import os
 import socket
-from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 
 import pytest
 from ray._common.utils import get_ray_address_file
@@ -85,12 +86,13 @@ def test_without_a_started_cluster_one_is_started_here(monkeypatch, tmp_path, ca
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     assert find(RaySection()) == LOCAL and not capsys.readouterr().err
     address_file().parent.mkdir()
-    with socket.create_server(("127.0.0.1", 0)) as other, ThreadPoolExecutor() as pool:
-        pool.submit(lambda: [other.accept()[0].sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n") for _ in range(2)])
-        for stale in ("127.0.0.1:1", f"127.0.0.1:{other.getsockname()[1]}"):
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as other:
+        Thread(target=other.serve_forever, daemon=True).start()
+        for stale in ("127.0.0.1:1", f"127.0.0.1:{other.server_port}"):
             address_file().write_text(f"{stale}\n")
             assert find(RaySection()) == find(RaySection()) == LOCAL
-            assert capsys.readouterr().err.count(f"no cluster answers at {stale}; this machine alone is used") == 1
+            assert capsys.readouterr().err.count(f"no cluster answers at {stale} any more, so it is not joined") == 1
+        other.shutdown()
     with pytest.raises(ResourceError, match="auto, and no cluster runs here"):
         find(RaySection(address="auto"))
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:2")
@@ -112,4 +114,4 @@ def test_what_another_user_says_is_this_machines_cluster_is_not_asked(monkeypatc
         trap.setblocking(False)
         with pytest.raises(BlockingIOError):
             trap.accept()
-    assert "is another user's and not used" in capsys.readouterr().err
+    assert "is another user's, so" in capsys.readouterr().err
