@@ -27,8 +27,9 @@ from common.errors import ConfigError, DataError, DiskFullError, ResourceError
 
 log = logging.getLogger(__name__)
 
-MADE_FILE, RECORD_FILE = "esmeray.json", "made_by.txt"
-"""Manifest of an output, and record of the command in the folder where one is unfinished."""
+MADE_FILE = "esmeray.json"
+RECORD_FILE = "made_by.txt"
+"""Has the command, in the folder of an unfinished output."""
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -128,8 +129,7 @@ def _write_manifest(path: Path, made_by: str, files: dict[str, str]) -> None:
 def check_names(names: Iterable[object], manifest: Path | str) -> None:
     """Raise DataError where a manifest lists what can't be a file of its folder; see :func:`inner_name`."""
     try:
-        for name in names:
-            inner_name(name)
+        list(map(inner_name, names))
     except ValueError as error:
         raise DataError(f"{manifest}: {error}; it was not written by Esmeray") from error
 
@@ -170,7 +170,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 @contextmanager
 def exclusive(target: Path) -> Iterator[None]:
     """Hold the lock on a target, waiting for another process that builds it; sweep what a killed one left."""
-    lock_path = _lock_of(target)
+    lock_path = target.with_name(f".{target.name}.lock")
     with writing(target):
         holder = lock_path.read_text(errors="replace") if lock_path.exists() else ""
         if holder and not holder.isdigit():
@@ -197,7 +197,7 @@ def published(target: Path) -> Iterator[Path]:
     building, replaced = _temporary_names(target, str(os.getpid()))
     with writing(target):
         # First: what lies under these names is this process's own only as long as the lock says so.
-        _lock_of(target).write_text(str(os.getpid()))
+        target.with_name(f".{target.name}.lock").write_text(str(os.getpid()))
         building.mkdir()
     try:
         with writing(target):
@@ -280,10 +280,6 @@ def _is_same_file(descriptor: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
         return False
-
-
-def _lock_of(target: Path) -> Path:
-    return target.with_name(f".{target.name}.lock")
 
 
 def _temporary_names(target: Path, process: str) -> tuple[Path, Path]:

@@ -179,9 +179,8 @@ class CheckpointStore:
 
     def sweep(self) -> None:
         """Remove what killed processes left half-written."""
-        for path in self.root.glob(f"step-*{PARTIAL_SUFFIX}"):
-            if _NAME.fullmatch(path.stem):  # no other folder that happens to end so
-                shutil.rmtree(path, ignore_errors=True)
+        for path in self.root.glob(f"step-{'[0-9]' * 8}*{PARTIAL_SUFFIX}"):
+            shutil.rmtree(path, ignore_errors=True)
 
     def discard_after(self, step: int) -> None:
         """Move aside folders newer than the one resumed from: they did not hold, and their names are needed."""

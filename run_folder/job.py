@@ -16,6 +16,7 @@ import shutil
 import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
@@ -117,12 +118,14 @@ def unfinished(output: Path, made_by: str, uri: str | None = None) -> Iterator[P
     is left as it is: what does not hold this command's record, this command did not make.
     """
     folder = output.with_name(f"{output.name}.partial")
-    record, shared = folder / RECORD_FILE, f"{uri}.partial"
+    shared = f"{uri}.partial"
+    record = folder / RECORD_FILE
     shared_names = retried(lambda: listing(shared), shared) if uri else {}
     _refuse_foreign(shared, shared_names)
-    _refuse_foreign(folder, _names(folder))
-    if record.is_file() and (before := record.read_text(errors="replace")) != made_by:
-        raise other_job(folder, f"of {before}, this is {made_by}", REMEDY)
+    if folder.is_dir():
+        _refuse_foreign(folder, [path.name for path in folder.iterdir()])
+    if record.is_file() and record.read_text(errors="replace") != made_by:
+        raise other_job(folder, f"of {record.read_text(errors='replace')}, this is {made_by}", REMEDY)
     with held(folder):
         is_new = not (record.exists() or RECORD_FILE in shared_names)
         is_finished = is_refused = False
@@ -139,8 +142,9 @@ def unfinished(output: Path, made_by: str, uri: str | None = None) -> Iterator[P
         except DiskFullError as error:
             if not _has_pieces(folder):
                 raise
-            kept = f"what is done stays in {folder}, and the same command resumes once there is room"
-            raise DiskFullError(f"{error}; {kept}") from error
+            raise DiskFullError(
+                f"{error}; what is done stays in {folder}, and the same command resumes once there is room"
+            ) from error
         finally:
             is_accepted = any([*folder.glob(JOB_FILE), *folder.glob(f"*/{JOB_FILE}")])
             # Refused before anything was computed, a job would only be in the way of the one that is mended.
@@ -150,12 +154,6 @@ def unfinished(output: Path, made_by: str, uri: str | None = None) -> Iterator[P
                 if uri and (is_finished or is_new):
                     with suppress(EsmerayError):  # the store is away: what stays there has its record
                         retried(lambda: remove(shared), shared)
-
-
-def _names(folder: Path) -> list[str]:
-    if folder.is_symlink() or folder.is_file():
-        return [folder.name]
-    return [path.name for path in folder.iterdir()] if folder.is_dir() else []
 
 
 def _refuse_foreign(place: Path | str, names: Iterable[str]) -> None:
@@ -170,8 +168,8 @@ def _refuse_foreign(place: Path | str, names: Iterable[str]) -> None:
 
 def _has_pieces(folder: Path) -> bool:
     """Test for results of a job's pieces, or of a job that it began in its folder."""
-    patterns = (JOURNAL_FILE, f"{PIECES}/*.json", MADE_FILE)
-    return any(path.stat().st_size for pattern in patterns for path in folder.rglob(pattern))
+    pieces = (folder.rglob(pattern) for pattern in (JOURNAL_FILE, f"{PIECES}/*.json", MADE_FILE))
+    return any(path.stat().st_size for path in chain(*pieces))
 
 
 def _remove(folder: Path) -> None:

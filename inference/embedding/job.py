@@ -69,8 +69,12 @@ def run_job(
         complete = []
     # A finished output is only compared with the job: what is unfinished beside it may be of one that is to replace it.
     suffix = ".compared" if complete else ""
-    uri, place = uri and f"{uri}{suffix}", output.with_name(f"{output.name}{suffix}")
-    with unfinished(place, MADE_BY, uri) as partial, _logging(partial), _connected(cluster, None if uri else partial):
+    uri = uri and f"{uri}{suffix}"
+    with (
+        unfinished(output.with_name(f"{output.name}{suffix}"), MADE_BY, uri) as partial,
+        _logging(partial),
+        _connected(cluster, None if uri else partial),
+    ):
         if uri is not None:
             ShardFiles(partial, f"{uri}.partial").fetch()
         job = _resolved(job, cluster)

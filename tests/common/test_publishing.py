@@ -54,27 +54,25 @@ def test_refusals_to_write_are_worded_and_leave_nothing(tmp_path, number, words)
     assert names(tmp_path) == []
 
 
-def test_what_the_killed_holder_of_the_lock_left_is_swept_and_what_it_set_aside_comes_back(tmp_path):
-    others = [".target.building-1", ".target.building-of-the-thesis", ".target.replaced-1", ".targets.building-7"]
-    for name in (*others, ".target.building-7"):
+@pytest.mark.parametrize("replacing", [False, True])
+def test_what_the_killed_holder_of_the_lock_left_is_swept_and_what_it_set_aside_comes_back(tmp_path, replacing):
+    others = [".target.building-1", ".target.building-thesis", ".target.replaced-1", ".targets.building-1"]
+    for name in others:
         (tmp_path / name).mkdir()
-        (tmp_path / name / "file").write_text("half")
     build(tmp_path / "target", "old")
-    assert names(tmp_path) == sorted([*others, ".target.building-7", "target"]), "no lock has their process"
-    (tmp_path / "target").rename(tmp_path / ".target.replaced-7")
-    (tmp_path / ".target.lock").write_text("7")
+    process = multiprocessing.get_context("fork").Process(target=_build_and_die, args=(tmp_path / "target",))
+    process.start()
+    process.join()
+    left = f".target.building-{process.pid}"
+    assert names(tmp_path) == sorted([*others, left, ".target.lock", "target"])
+    if replacing:
+        (tmp_path / "target").rename(tmp_path / f".target.replaced-{process.pid}")
     with exclusive(tmp_path / "target"):
         assert (tmp_path / "target" / "file").read_text() == "old"
     assert names(tmp_path) == sorted([*others, "target"])
 
 
-def test_a_killed_builder_is_known_by_the_lock_and_a_lock_of_others_is_refused(tmp_path):
-    process = multiprocessing.get_context("fork").Process(target=_build_and_die, args=(tmp_path / "target",))
-    process.start()
-    process.join()
-    assert names(tmp_path) == [f".target.building-{process.pid}", ".target.lock"]
-    build(tmp_path / "target", "a")
-    assert names(tmp_path) == ["target"]
+def test_a_lock_of_others_is_refused(tmp_path):
     (tmp_path / ".target.lock").write_text("a thesis")
     with pytest.raises(ConfigError, match=r"\.target\.lock: is no lock of Esmeray's; move it away"):
         build(tmp_path / "target", "b")
@@ -165,20 +163,15 @@ def test_what_is_someone_elses_is_never_replaced(tmp_path, make, kind):
     assert {path: path.lstat().st_ino for path in tmp_path.rglob("*")} == before
 
 
-FOREIGN_NAMES = ["", ".", "/etc/passwd", "..", "../victim", "a/../../b", "a\0b"]
-"""Names in manifests that lead out of the manifest's folder, or to it."""
-
-
-@pytest.mark.parametrize("name", FOREIGN_NAMES)
+@pytest.mark.parametrize("name", ["", ".", "/etc/passwd", "..", "../victim", "a/../../b", "a\0b"])
 def test_a_manifest_that_lists_what_lies_elsewhere_is_refused(tmp_path, name):
     make_folder(tmp_path / "target", "a")
     manifest = tmp_path / "target" / "esmeray.json"
     manifest.write_text(json.dumps({"made_by": "export", "files": {name: "0"}}))
     with pytest.raises(DataError, match="is no name of a file in its folder"):
         make_folder(tmp_path / "target", "b", overwrite=True)
-    for other in (3, None, ["a"]):
-        with pytest.raises(DataError, match="is no name of a file in its folder"):
-            check_names(["a/b", other], manifest)
+    with pytest.raises(DataError, match="3 is no name of a file in its folder"):
+        check_names(["a/b", 3], manifest)
 
 
 @pytest.mark.parametrize("made", [made_folder, made_file])

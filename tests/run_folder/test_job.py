@@ -7,31 +7,18 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigError, DataError, DiskFullError
-from common.publishing import MADE_FILE, RECORD_FILE, disk_full, made_folder
-from run_folder.job import LOCK_FILE, accept, journal, unfinished
-
-
-def foreign(kind: str, folder: Path) -> None:
-    """What a user, or another command, may have under the name of the unfinished folder."""
-    if kind == "file":
-        folder.write_text("a thesis")
-    elif kind == "link":
-        folder.symlink_to(folder.parent)
-    elif kind == "output":
-        with made_folder(folder, "align", False) as building:
-            (building / "file").write_text("mine")
-    else:
-        (folder / "mine").mkdir(parents=True)
-        (folder / "mine" / "job.json").write_text("{}")
+from common.publishing import MADE_FILE, RECORD_FILE, disk_full
+from run_folder.job import JOB_FILE, JOURNAL_FILE, LOCK_FILE, accept, journal, unfinished
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
 
 
-@pytest.mark.parametrize("kind", ["folder", "file", "link", "output"])
-def test_what_the_command_did_not_make_is_refused_and_left_as_it_is(tmp_path: Path, kind: str):
-    foreign(kind, tmp_path / "v.partial")
+@pytest.mark.parametrize("name", ["mine/job.json", MADE_FILE, ".git/config", JOB_FILE, JOURNAL_FILE])
+def test_what_the_command_did_not_make_is_refused_and_left_as_it_is(tmp_path: Path, name: str):
+    (tmp_path / "v.partial" / name).parent.mkdir(parents=True)
+    (tmp_path / "v.partial" / name).write_text("{}")
     before = contents(tmp_path)
     with (
         pytest.raises(ConfigError, match=rf"{tmp_path}/v.partial: is in the way, .* move it away"),
@@ -71,13 +58,6 @@ def test_what_a_process_leaves_that_is_killed_as_it_begins_is_taken(tmp_path: Pa
     assert not [*tmp_path.iterdir()]
 
 
-@pytest.mark.parametrize("pieces", [0, 1])
-def test_a_job_that_is_refused_leaves_its_pieces_or_nothing(tmp_path: Path, pieces: int):
-    with pytest.raises(DataError):
-        begun(tmp_path / "v", pieces=pieces, error=DataError("NaN"))
-    assert (tmp_path / "v.partial").exists() == bool(pieces)
-
-
 def test_a_refusal_leaves_the_job_of_an_earlier_process(tmp_path: Path):
     with pytest.raises(KeyboardInterrupt):
         begun(tmp_path / "v", pieces=0, error=KeyboardInterrupt())
@@ -91,18 +71,11 @@ def test_a_refusal_leaves_the_job_of_an_earlier_process(tmp_path: Path):
 
 
 @pytest.mark.parametrize("pieces", [0, 1])
-def test_a_full_disk_says_that_the_job_resumes_where_there_is_something_to_resume(tmp_path: Path, pieces: int):
+def test_a_job_that_is_refused_leaves_its_pieces_or_nothing_and_on_a_full_disk_says_so(tmp_path: Path, pieces: int):
+    with pytest.raises(DataError):
+        begun(tmp_path / "v", pieces=pieces, error=DataError("NaN"))
+    assert (tmp_path / "v.partial").exists() == bool(pieces)
     with pytest.raises(DiskFullError) as refusal:
-        begun(tmp_path / "v", pieces=pieces, error=disk_full(tmp_path / "v", os.strerror(errno.ENOSPC)))
-    assert refusal.value.exit_code == 4 and "nothing was left" not in str(refusal.value)
+        begun(tmp_path / "v", pieces=0, error=disk_full(tmp_path / "v", os.strerror(errno.ENOSPC)))
     words = f"what is done stays in {tmp_path}/v.partial, and the same command resumes once there is room"
-    assert (words in str(refusal.value)) == bool(pieces)
-
-
-def test_the_record_is_what_a_removal_leaves_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    removed: list[str] = []
-    monkeypatch.setattr("shutil.rmtree", lambda path, **_: removed.append(Path(path).name))
-    with unfinished(tmp_path / "v", "embed") as folder:
-        (folder / "model").mkdir()
-        (folder / "logs" / MADE_FILE).parent.mkdir()
-    assert sorted(removed[:2]) == ["logs", "model"] and removed[2] == "v.partial"
+    assert refusal.value.exit_code == 4 and (words in str(refusal.value)) == bool(pieces)

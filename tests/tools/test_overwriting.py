@@ -81,10 +81,9 @@ def test_a_folder_in_the_place_of_the_unfinished_work_is_refused_and_left(comman
     (here / f"{target}.partial" / "mine").mkdir(parents=True)
     (here / f"{target}.partial" / "mine" / "a").write_text("a thesis")
     before = sorted(here.rglob("*"))
-    for overwrite in ([], ["--overwrite"]):
-        outcome = command(*UNFINISHED[kind], *overwrite)
-        assert (outcome.code, outcome.err.count("\n")) == (2, 1), outcome.err
-        assert f"{target}.partial: is in the way" in outcome.err
+    outcome = command(*UNFINISHED[kind], "--overwrite")
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1), outcome.err
+    assert f"{target}.partial: is in the way" in outcome.err
     assert sorted(here.rglob("*")) == before
 
 

@@ -82,13 +82,12 @@ def biotrainer_key(sequence: str) -> str:
 
 def check_ids(ids: Iterable[str]) -> None:
     """Raise DataError where two ids have the same name in HDF5, or one has that of a group itself."""
-    remedy = "choose another --embed.format, or --embed.hdf5_key hash"
-    seen: dict[str, str] = {}
+    seen = {".": "the root group"}
     for record_id in ids:
         key = hdf5_key(record_id)
-        if key == ".":
-            raise DataError(f"id {record_id!r} can't be a dataset of an HDF5 file; {remedy}")
         if key in seen:
-            ids_of_it = f"ids {seen[key]!r} and {record_id!r}"
-            raise DataError(f"{ids_of_it} would both be the dataset {key!r} of an HDF5 file; {remedy}")
-        seen[key] = record_id
+            raise DataError(
+                f"{seen[key]} and id {record_id!r} would both be {key!r} in an HDF5 file; choose another "
+                "--embed.format, or --embed.hdf5_key hash"
+            )
+        seen[key] = f"id {record_id!r}"
