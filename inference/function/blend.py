@@ -16,7 +16,7 @@ from scipy.sparse import csr_array
 
 from common.command_line import result_console
 from common.progress import status_line
-from common.publishing import exclusive, published
+from common.publishing import made_folder
 from common.text import counted
 from function.annotations import Annotations
 from function.evaluation import evaluate
@@ -29,7 +29,7 @@ from run_folder.paths import RunFolder
 from train_config.schema import DataSection, RunSection
 from train_config.terms_schema import EvaluationSection, TermsSection
 
-FOLDER, BLEND_FILE = "function", "blend.json"
+MADE_BY, FOLDER, BLEND_FILE = "function", "function", "blend.json"
 _METRICS = ("fmax", "fmax_w")
 
 
@@ -37,13 +37,13 @@ def finish(section: RunSection, data: DataSection, terms: TermsSection) -> None:
     """Fit the blend of a finished run where that is not done, and print the values of its parts."""
     run = RunFolder(section.storage_path, section.name)
     target = run.path / FOLDER
-    with exclusive(target):
-        if not target.exists():
-            with published(target) as building, status_line() as show:
-                show("fitting the blend")
-                shutil.copytree(prepare(data, run.stores), building, dirs_exist_ok=True)
-                blend = _fitted(building, run.export, terms)
-                (building / BLEND_FILE).write_text(json.dumps(blend, indent=2) + "\n", encoding="utf-8")
+    if not target.exists():
+        # With checksums of its files, by which predictions verify them.
+        with made_folder(target, MADE_BY, overwrite=False) as building, status_line() as show:
+            show("fitting the blend")
+            shutil.copytree(prepare(data, run.stores), building, dirs_exist_ok=True)
+            blend = _fitted(building, run.export, terms)
+            (building / BLEND_FILE).write_text(json.dumps(blend, indent=2) + "\n", encoding="utf-8")
     _print(json.loads((target / BLEND_FILE).read_text(encoding="utf-8")))
 
 

@@ -16,6 +16,7 @@ from scipy.sparse import csr_array, hstack
 from common.errors import ConfigError, DataError
 from common.progress import record_bar
 from common.publishing import file_xxh128, made_file
+from common.verification import verified
 from dataset.embeddings.manifest import parts as ranges
 from dataset.store.conversion import open_store
 from dataset.store.reader import Store
@@ -43,6 +44,9 @@ def _finished(run: Path) -> tuple[TermsSection, dict[str, Any]]:
     blend = run / FOLDER / BLEND_FILE
     if not blend.is_file():
         raise ConfigError(f"{run}: is no finished run of function prediction; give one, or train: {TRAIN}")
+    for path in blend.parent.rglob("*"):
+        if path.is_file():
+            verified(path)
     try:
         return load_recorded(run / "config.yaml").model.terms, json.loads(blend.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

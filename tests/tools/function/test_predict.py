@@ -142,9 +142,14 @@ def test_what_cannot_be_predicted_is_one_line(trained, tmp_path, command):
     outcome = predict(command, trained, test, tmp_path / "new.tsv")
     assert outcome.code == 2 and "work of another job (run was" in outcome.err
     shutil.copytree(trained, tmp_path / "damaged")
-    (tmp_path / "damaged" / "function" / "blend.json").write_text("{")
-    outcome = predict(command, tmp_path / "damaged", test, tmp_path / "none.tsv")
-    assert outcome.code == 3 and "blend.json: is damaged" in outcome.err
+    for name in ("blend.json", "vectors.npy", "annotations.tsv"):
+        path = tmp_path / "damaged" / "function" / name
+        content = bytearray(path.read_bytes())
+        content[-3] ^= 1
+        path.write_bytes(content)
+        outcome = predict(command, tmp_path / "damaged", test, tmp_path / "none.tsv")
+        assert outcome.code == 3 and f"{name}: damaged: its checksum" in outcome.err and outcome.err.count("\n") == 1
+        shutil.copy2(trained / "function" / name, path)
     (tmp_path / "empty.fasta").touch()
     outcome = predict(command, trained, tmp_path / "empty.fasta", tmp_path / "none.tsv")
     assert outcome.code == 3 and not (tmp_path / "none.tsv.partial").exists()
