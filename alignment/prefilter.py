@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from common.errors import DataError
 from dataset.embeddings.reader import open_vectors
 from dataset.fasta.alphabet import AMINO_ACIDS, kmers
+from dataset.fasta.records import hashes_of
 from dataset.store.reader import Store
 
 _WORD = 4
@@ -53,16 +54,18 @@ class EmbeddingNeighbours:
     def __init__(self, store: Store, vectors: Path, queries: Path) -> None:
         self._queries, records = open_vectors(queries), open_vectors(vectors)
         self._numbers = {name: number for number, name in enumerate(self._queries.ids)}
-        if self._queries.channels != records.channels:
-            raise DataError(f"{queries}: {self._queries.channels:,} channels, and {vectors} has {records.channels:,}")
+        self._queries.refuse_other_space(records)
         if [store.id(record) for record in range(len(store))] != records.ids:
             raise DataError(f"{vectors}: its proteins are not those of {store.path} in their order; embed the store")
+        records.refuse_other_sequences(np.arange(len(store)), store.lengths, store.sequence_hashes, store.path)
         self._vectors_NC = np.concatenate([_unit(block_nC) for _, block_nC in records.finite_blocks()])
 
     def __call__(self, query_id: str, query: bytes, count: int) -> NDArray[np.int64]:
         """Records of the largest cosines. Raises DataError for a query without a vector."""
         if query_id not in self._numbers:
             raise DataError(f"{self._queries.folder}: has no protein {query_id!r}; embed the queries")
+        number_1 = np.array([self._numbers[query_id]])
+        self._queries.refuse_other_sequences(number_1, np.array([len(query)]), hashes_of([query]), "align.queries")
         vector_1C = _unit(self._queries[self._numbers[query_id]][None])
         return _largest(self._vectors_NC @ vector_1C[0], count)
 

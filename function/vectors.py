@@ -51,7 +51,9 @@ def read_vectors(store: Store, settings: EmbeddingsSection) -> Vectors:
     ids = [store.id(record) for record in range(len(store))]
     if lost := next((name for name in ids if name not in places), None):
         raise DataError(f"{folder}: has no embedding of {lost}; embed all sequences of the run")
-    return np.concatenate([block_nC for _, block_nC in embeddings.finite_blocks()])[[places[name] for name in ids]]
+    numbers_R = np.array([places[name] for name in ids])
+    embeddings.refuse_other_sequences(numbers_R, store.lengths, store.sequence_hashes, store.path)
+    return np.concatenate([block_nC for _, block_nC in embeddings.finite_blocks()])[numbers_R]
 
 
 class VectorRows:

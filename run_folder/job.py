@@ -207,7 +207,7 @@ class Journal:
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self.path, self.done, self._file, self._digest = path, 0, file, xxhash.xxh3_128()
         end, digest = 0, self._digest.copy()
-        for _, digest in self._pieces():
+        for _, digest in _pieces(file):
             end, self.done, self._digest = file.tell(), self.done + 1, digest
         if rest := file.seek(0, os.SEEK_END) - end:
             log.warning("%s: %d bytes behind piece %d are computed again", path, rest, self.done)
@@ -226,26 +226,27 @@ class Journal:
     def lines(self) -> Iterator[str]:
         """All lines of all pieces, in order, with their line feeds. Raises DataError where they are damaged by now."""
         done = 0
-        for lines, _ in self._pieces():
-            yield from (line.decode() for line in lines)
-            done += 1
+        with self.path.open("rb") as file:
+            for lines, _ in _pieces(file):
+                yield from (line.decode() for line in lines)
+                done += 1
         if done < self.done:
             raise DataError(f"{self.path}: damaged in piece {done + 1}; start the same command again")
 
-    def _pieces(self) -> Iterator[tuple[list[bytes], Any]]:
-        """The lines of each piece, and the digest of all up to its end; ends at the first that is not sound."""
-        digest = xxhash.xxh3_128()
-        lines: list[bytes] = []
-        self._file.seek(0)
-        while line := self._file.readline():
-            if not line.startswith(b"\t"):
-                digest.update(line)
-                lines.append(line)
-            elif line == f"\t{digest.hexdigest()}\n".encode():
-                yield lines, digest.copy()
-                lines = []
-            else:
-                return
+
+def _pieces(file: BinaryIO) -> Iterator[tuple[list[bytes], Any]]:
+    """The lines of each piece, and the digest of all up to its end; ends at the first that is not sound."""
+    digest = xxhash.xxh3_128()
+    lines: list[bytes] = []
+    while line := file.readline():
+        if not line.startswith(b"\t"):
+            digest.update(line)
+            lines.append(line)
+        elif line == f"\t{digest.hexdigest()}\n".encode():
+            yield lines, digest.copy()
+            lines = []
+        else:
+            return
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Folders of embeddings for tests, made without a model."""
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -24,12 +25,18 @@ def make_embeddings(
     dtype: Dtype = "fp32",
     per: Per = "protein",
     block: int = 7,
+    model: str = "small",
+    lengths: Sequence[int] | None = None,
 ) -> Path:
-    """A folder as embed makes it, in blocks of a few records; vectors of the output ``mean``, or by output."""
+    """A folder as embed makes it, in blocks of a few records; vectors of the output ``mean``, or by output.
+
+    ``lengths``: of the sequences, by default 10 more than the number in the id.
+    """
     outputs = vectors if isinstance(vectors, dict) else {"mean": vectors}
     number = len(next(iter(outputs.values())))
     ids = [f"p{n}" for n in range(number)] if ids is None else list(ids)
-    lengths, keys = np.arange(number) + 10, [hdf5_key(record_id) for record_id in ids]
+    keys = [hdf5_key(record_id) for record_id in ids]
+    lengths = np.array([10 + int(re.sub(r"\D", "", name) or 0) for name in ids] if lengths is None else lengths)
     folder.mkdir(parents=True)
     manifests = {}
     for name, values in outputs.items():
@@ -46,6 +53,6 @@ def make_embeddings(
         manifests[name] = FORMATS[file_format].merge(folder, name, output, source)
     part = {"id": ids, "length": lengths, "sequence": np.arange(number)}
     write_index(folder, [{**part, "key": keys} if file_format == "hdf5" else part])
-    job = {"model": folder.name}
+    job = {"model": model}
     write_manifest(folder, EmbeddingsManifest(num_records=number, num_sequences=number, outputs=manifests, job=job))
     return folder

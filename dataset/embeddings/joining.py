@@ -69,7 +69,9 @@ def _orders(sources: Sequence[Embeddings]) -> list[NDArray[np.int32]]:
         _refuse(source, counts.field("values").filter(pc.greater(counts.field("counts"), 1)), "repeat")
         _refuse(source, first.filter(pc.invert(pc.is_in(first, ids))), f"of {sources[0].folder} are missing")
         _refuse(source, ids.filter(pc.invert(pc.is_in(ids, first))), f"are not in {sources[0].folder}")
-        orders.append(pc.index_in(ids, first).to_numpy())
+        order_N = pc.index_in(ids, first).to_numpy()
+        sources[0].refuse_other_sequences(order_N, source.lengths, source.hashes, source.folder)
+        orders.append(order_N)
     return orders
 
 

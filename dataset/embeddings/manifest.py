@@ -1,7 +1,8 @@
 """A folder of embeddings: its manifest, and the index from the ids of the input to the sequences that were computed.
 
 ``embeddings.json``     what each output is, its files, and the job that it was made by
-``index.parquet``       a row for each record, in input order: id, length, sequence (number of the distinct sequence)
+``index.parquet``       a row for each record, in input order: id, length, sequence (number of the distinct sequence),
+                        hash (XXH3-64 of its residues, as stores have it; earlier versions wrote none)
 ``mean.parquet`` ...    one vector a record, in input order (.parquet, .npy, .h5)
 ``residues/*``          arrays of distinct sequences end to end, in order of their number (.safetensors), or .h5
 
@@ -26,7 +27,13 @@ from common.verification import verified
 MANIFEST_FILE, INDEX_FILE = "embeddings.json", "index.parquet"
 INDEX_ROWS = 65_536
 REMEDY = "compute or copy the embeddings again"
-_INDEX_TYPES = {"id": pa.string(), "length": pa.uint32(), "sequence": pa.int64(), "key": pa.string()}
+_INDEX_TYPES = {
+    "id": pa.string(),
+    "length": pa.uint32(),
+    "sequence": pa.int64(),
+    "key": pa.string(),
+    "hash": pa.uint64(),
+}
 
 Per: TypeAlias = Literal["protein", "residue", "pair"]
 Dtype: TypeAlias = Literal["fp32", "fp16", "bf16", "int8"]
@@ -73,6 +80,32 @@ class EmbeddingsManifest(BaseModel):
     outputs: dict[Name, OutputManifest] = Field(min_length=1)
     job: dict[str, Any] = {}
 
+    def space(self, name: str) -> str | None:
+        """Identity of what an output's channels mean: model, pooling, layer; None where the maker left no fingerprint.
+
+        Of a joined output, of each part in turn. Precision, cropping and the device are left out: vectors differ by
+        these as those of two proteins do, in value and not in meaning.
+        """
+        models, sources = _parts_of(self.job)
+        if None in models:
+            return None
+        description = self.outputs[name].description
+        for source in sources:  # folders, which mean nothing
+            description = description.replace(f"{source}: ", "")
+        return f"{' | '.join(map(str, models))} ({description})"
+
+
+def _parts_of(job: dict[str, Any]) -> tuple[list[Any], list[str]]:
+    """Fingerprints of the models of a job, and names of what was joined in it, those within those included."""
+    if "joined" not in job:
+        return [job.get("model")], []
+    models, names = [], []
+    for name, source in job["joined"].items():
+        inner_models, inner_names = _parts_of(source)
+        models += inner_models
+        names += [name, *inner_names]
+    return models, names
+
 
 def read_manifest(folder: Path) -> EmbeddingsManifest:
     """The manifest of a folder. Raises DataError where there is none, or it can't be read."""
@@ -109,6 +142,26 @@ class Index:
         """(N,) number of each record's distinct sequence: equal sequences have the same."""
         return self.column("sequence").to_numpy()
 
+    def refuse_other_sequences(
+        self, numbers_n: NDArray[np.integer], lengths_n: NDArray, hashes_n: NDArray | None, where: object
+    ) -> None:
+        """Raise DataError where a record of a number has another sequence here than ``where``, under the same id."""
+        is_other_n = self.lengths[numbers_n] != lengths_n
+        if self.hashes is not None and hashes_n is not None:
+            is_other_n |= self.hashes[numbers_n] != hashes_n
+        if is_other_n.any():
+            name = self.ids[int(numbers_n[is_other_n.argmax()])]
+            raise DataError(f"{self.folder}: {name!r} is another sequence than in {where}; embed the same sequences")
+
+    @cached_property
+    def hashes(self) -> NDArray[np.uint64] | None:
+        """(N,) XXH3-64 of each record's sequence; None in an index of an earlier version."""
+        with parsing(self.folder / INDEX_FILE, REMEDY):
+            if "hash" not in pq.read_schema(self.folder / INDEX_FILE).names:
+                return None
+        hashes: NDArray[np.uint64] = self.column("hash").to_numpy()
+        return hashes
+
     def column(self, name: str) -> Any:
         """(N,) a column, as Arrow has it. Raises DataError where the index is damaged or of other records."""
         path = verified(self.folder / INDEX_FILE)
@@ -124,7 +177,7 @@ class Index:
 
 
 def write_index(folder: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Write the index from parts of it, each with columns ``id``, ``length``, ``sequence``, maybe HDF5's ``key``."""
+    """Write the index from parts of it: columns ``id``, ``length``, ``sequence``, ``hash``, maybe HDF5's ``key``."""
     writer = None
     with writing(folder / INDEX_FILE):
         for columns in rows:

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import ConfigError, DataError
+from common.errors import ConfigError, DataError, parsing
 from common.text import did_you_mean
 from dataset.embeddings.formats.base import Values
 from dataset.embeddings.formats.registry import FORMATS
 from dataset.embeddings.manifest import (
     INDEX_FILE,
+    MANIFEST_FILE,
     REMEDY,
     EmbeddingsManifest,
     Index,
@@ -96,6 +97,21 @@ class Embeddings(Index):
         for start, block_nC in self.blocks(rows):
             self.refuse(start, ~np.isfinite(block_nC).all(axis=1), "has NaN or infinity")
             yield start, block_nC
+
+    def refuse_other_space(self, other: "Embeddings") -> None:
+        """Raise DataError where vectors of these and the other can't be compared: by model, pooling or layer."""
+        if self.channels != other.channels:
+            problem = f"{self.channels:,} channels, {other.folder} {other.channels:,}"
+            raise DataError(f"{self.folder} has {problem}; give embeddings of the same model")
+        spaces = []
+        for source in (self, other):
+            with parsing(source.folder / MANIFEST_FILE, REMEDY):
+                spaces.append(source.manifest.space(source.name))
+        if None not in spaces and spaces[0] != spaces[1]:
+            raise DataError(
+                f"{self.folder} has vectors of model {spaces[0]}, {other.folder} of model {spaces[1]}, which can't be "
+                "compared; give embeddings of the same model, pooling and layer"
+            )
 
     def refuse(self, start: int, wrong_n: NDArray[np.bool_], problem: str) -> None:
         """Raise DataError with the id of the first wrong one of n records that begin with record ``start``."""

@@ -125,6 +125,7 @@ class Assembly:
             "id": [self._store.id(record) for record in records],
             "length": self._store.lengths[start:stop],
             "sequence": self._plan.sequences[start:stop],
+            "hash": self._store.sequence_hashes[start:stop],
         }
         if FORMATS[self._settings.format].has_keys:
             index["key"] = [self._key(record) for record in records]

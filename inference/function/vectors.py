@@ -4,7 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from common.errors import DataError
+from common.errors import DataError, parsing
+from common.verification import verified
 from dataset.embeddings.reader import open_vectors
 from dataset.store.conversion import name_of_content
 from dataset.store.reader import Store
@@ -51,19 +52,25 @@ def compute(store: Store, settings: EmbeddingsSection, folder: Path) -> None:
 
 
 def save_known(vectors_RC: Vectors, settings: EmbeddingsSection, folder: Path) -> None:
-    """Keep the vectors of a run's proteins in its folder, and the weights that they were computed by."""
+    """Keep the vectors of a run's proteins in its folder, and what they were computed by."""
     np.save(folder / "vectors.npy", vectors_RC)
     if settings.store is not None:
-        (folder / "weights.txt").write_text(str(_weights(Path(settings.store))), encoding="utf-8")
+        (folder / "weights.txt").write_text(_space(Path(settings.store)), encoding="utf-8")
 
 
 def load_known(folder: Path, computed: Path) -> Vectors:
-    """The vectors that :func:`save_known` saved. Raises DataError for other weights than those of ``computed``."""
-    weights = folder / "weights.txt"
-    if weights.is_file() and weights.read_text(encoding="utf-8") != str(_weights(computed)):
+    """The vectors that :func:`save_known` saved.
+
+    Raises DataError for damage, and for another model, layer or pooling than that of ``computed``.
+    """
+    weights, vectors = folder / "weights.txt", verified(folder / "vectors.npy")
+    # Earlier versions wrote the fingerprint of the model alone, with which a space begins.
+    if weights.is_file() and not _space(computed).startswith(verified(weights).read_text(encoding="utf-8")):
         raise DataError(f"{folder}: was computed by other weights than the run's model has now; train again")
-    return np.load(folder / "vectors.npy")
+    with parsing(vectors, "train again"):
+        known: Vectors = np.load(vectors)
+        return known
 
 
-def _weights(folder: Path) -> object:
-    return open_vectors(folder, "mean").manifest.job.get("model")
+def _space(folder: Path) -> str:
+    return str(open_vectors(folder, "mean").manifest.space("mean"))

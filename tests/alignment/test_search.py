@@ -150,14 +150,22 @@ def test_words_that_are_shared_name_the_family(store, sequences):
 def test_neighbours_by_embeddings_are_those_of_the_largest_cosine(tmp_path):
     store = store_of(tmp_path, random_sequences([30] * 40))
     vectors = random_vectors(40, 6)
-    make_embeddings(tmp_path / "vectors", vectors)
-    make_embeddings(tmp_path / "fewer", vectors[:39])
+    make_embeddings(tmp_path / "vectors", vectors, lengths=[30] * 40)
+    make_embeddings(tmp_path / "fewer", vectors[:39], lengths=[30] * 39)
+    make_embeddings(tmp_path / "longer", vectors, lengths=[30] * 39 + [31])
+    make_embeddings(tmp_path / "other", vectors, lengths=[30] * 40, model="large")
     near = EmbeddingNeighbours(store, tmp_path / "vectors", tmp_path / "vectors")
     units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     for number in range(0, 40, 7):
         expected = np.argsort(-(units @ units[number]))[:5]
-        assert near(store.id(number), b"", 5).tolist() == sorted(expected.tolist())
+        assert near(store.id(number), b"M" * 30, 5).tolist() == sorted(expected.tolist())
     with pytest.raises(DataError, match="no protein 'other'"):
         near("other", b"", 5)
     with pytest.raises(DataError, match="in their order"):
         EmbeddingNeighbours(store, tmp_path / "fewer", tmp_path / "fewer")
+    with pytest.raises(DataError, match="'p39' is another sequence than in"):
+        EmbeddingNeighbours(store, tmp_path / "longer", tmp_path / "longer")
+    with pytest.raises(DataError, match=r"vectors: 'p3' is another sequence than in align\.queries"):
+        near("p3", b"M" * 29, 5)
+    with pytest.raises(DataError, match=r"vectors of model large .* of model small"):
+        EmbeddingNeighbours(store, tmp_path / "vectors", tmp_path / "other")

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from common.errors import ConfigError, DataError
+from common.errors import ConfigError
 from common.progress import record_bar
 from common.publishing import made_file, refuse_file
 from common.text import counted
@@ -41,9 +41,7 @@ def main(argv: list[str]) -> int:
     refuse_file(*made)
     database = open_vectors(plain.database, arguments.name)
     queries = open_vectors(arguments.queries, arguments.name) if arguments.queries else database
-    if queries.channels != database.channels:
-        names = f"{queries.folder} has {queries.channels:,} channels, {database.folder} {database.channels:,}"
-        raise DataError(f"{names}; search with embeddings of the same model")
+    queries.refuse_other_space(database)
     start_s, hits = time.perf_counter(), 0
     index, own = _index(database, arguments), queries is database
     with made_file(*made) as building, building.open("w", encoding="utf-8") as file, record_bar("searching") as bar:

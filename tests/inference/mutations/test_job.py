@@ -88,7 +88,7 @@ def test_a_killed_job_computes_only_what_is_not_done_and_gives_the_same(tmp_path
 
     def killed_in_the_second(self: Journal, lines: Any) -> None:
         if self.done == 1:
-            self._file.write("0.5 0.5")  # half a line
+            self._file.write(b"0.5 0.5")  # half a line
             self._file.flush()
             raise KeyboardInterrupt
         add(self, lines)

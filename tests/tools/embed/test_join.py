@@ -106,3 +106,15 @@ def test_what_was_joined_can_be_joined_and_replaced(command, here):
     for first in ("a", "ab"):
         assert command("embed", "join", "--join.folders", first, "b", "--join.output", "ab", "--overwrite").code == 0
     assert json.loads((here / "ab" / "embeddings.json").read_text())["outputs"]["joined"]["channels"] == 7
+
+
+def test_an_id_of_another_sequence_is_named(command, here):
+    make_embeddings(here / "a", random_vectors(25, 3), IDS)
+    lengths = open_embeddings(here / "a").lengths.copy()
+    lengths[7] += 1
+    make_embeddings(here / "b", random_vectors(25, 3), IDS, lengths=lengths)
+    outcome = command("embed join --join.folders a b --join.output ab")
+    assert (outcome.code, outcome.err) == (
+        3,
+        "error: a: 'p7' is another sequence than in b; embed the same sequences\n",
+    )

@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dataset.embeddings.reader import open_embeddings
 from tests.embeddings import make_embeddings, random_vectors
 
 IDS = [f"p{n}" for n in range(200)]
@@ -107,3 +108,29 @@ def test_mistakes_are_one_line(command, here):
         assert (outcome.code, outcome.err.count("\n")) == (code, 1) and words in outcome.err, outcome.err
     assert not (here / "h.tsv").exists()
     assert command("embed", "search", "zero", "--search.output", "h.tsv", "--search.metric", "l2").code == 0
+
+
+def test_vectors_of_two_models_layers_or_poolings_do_not_meet(command, here):
+    outputs = {"mean": random_vectors(200, 8), "max": random_vectors(200, 8)}
+    make_embeddings(here / "other", outputs, IDS, model="large")
+    make_embeddings(here / "same", outputs, IDS)
+    outcome = command("embed search database --search.output h.tsv --search.queries other")
+    assert (outcome.code, outcome.err) == (
+        3,
+        "error: other has vectors of model large (mean over residues), database of model small (mean over residues), "
+        "which can't be compared; give embeddings of the same model, pooling and layer\n",
+    )
+    assert command("embed search database --search.output h.tsv --search.queries same").code == 0
+
+
+def test_joined_vectors_meet_where_their_parts_are_the_same(command, here):
+    for folder in ("x", "y"):
+        make_embeddings(here / folder, {"mean": random_vectors(9, 3), "max": random_vectors(9, 3)})
+        make_embeddings(here / f"{folder}b", random_vectors(9, 3), model="large")
+    joins = {"xx": "x xb", "yy": "y yb", "yx": "yb y", "max": "x xb --join.names max mean", "deep": "xx yy"}
+    for output, folders in joins.items():
+        assert command(f"embed join --join.folders {folders} --join.output {output}").code == 0
+    for queries, code in {"yy": 0, "yx": 3, "max": 3}.items():
+        outcome = command(f"embed search xx --search.output {queries}.tsv --search.queries {queries}")
+        assert (outcome.code, outcome.err.count("which can't be compared")) == (code, code // 3), outcome.err
+    assert open_embeddings(here / "deep").manifest.space("joined").count("small | large") == 2
