@@ -9,9 +9,10 @@ import sys
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from xopen import xopen
 
@@ -20,14 +21,13 @@ if sys.version_info >= (3, 14):
 else:
     from backports.zstd import ZstdError
 
-try:  # of xopen's faster gzip, on x86-64 and 64-bit Arm; no subclass of zlib's
-    from isal.isal_zlib import IsalError
-except ImportError:
-    from zlib import error as IsalError  # noqa: N812
+_fast_gzip_error: Any = zlib.error
+with suppress(ImportError):  # xopen's faster gzip, on x86-64 and 64-bit Arm, whose error is no subclass of zlib's
+    from isal.isal_zlib import IsalError as _fast_gzip_error  # noqa: N813
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf".decode("latin-1")
 # What a flipped bit inside the compressed data raises.
-DECOMPRESSION_ERRORS = (EOFError, OSError, zlib.error, IsalError, lzma.LZMAError, ZstdError)
+DECOMPRESSION_ERRORS = (EOFError, OSError, zlib.error, _fast_gzip_error, lzma.LZMAError, ZstdError)
 
 
 _LONGEST_PIECE = 1 << 20
