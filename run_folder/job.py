@@ -205,11 +205,14 @@ class Journal:
     """
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
-        self.path, self.done, self._file, self._digest = path, 0, file, xxhash.xxh3_128()
-        end, digest = 0, self._digest.copy()
-        for _, digest in _pieces(file):
-            end, self.done, self._digest = file.tell(), self.done + 1, digest
-        if rest := file.seek(0, os.SEEK_END) - end:
+        self.path = path
+        self.done = end = 0
+        self._file = file
+        self._digest = xxhash.xxh3_128()
+        for self.done, (_, self._digest) in enumerate(_pieces(file), 1):
+            end = file.tell()
+        rest = file.seek(0, os.SEEK_END) - end
+        if rest:
             log.warning("%s: %d bytes behind piece %d are computed again", path, rest, self.done)
         file.seek(end)
         file.truncate()

@@ -139,8 +139,8 @@ def _opened(file: Path) -> Arrays:
     """The arrays of a shard, all but the values verified; those of earlier versions have no checksum."""
     shard = open_arrays(file)
     with parsing(file, _REMEDY):
-        keys, offsets, values = shard["hashes"], shard["offsets"], shard["values"]
-        if keys.dtype != np.uint64 or offsets.shape != (len(keys) + 1,) or values.ndim != 2:
+        keys, offsets = shard["hashes"], shard["offsets"]
+        if keys.dtype != np.uint64 or offsets.shape != (len(keys) + 1,) or shard["values"].ndim != 2:
             raise ValueError("its arrays are of other shapes")
         if (_checksum(keys, offsets) != shard.get("index_checksum", _checksum(keys, offsets))).any():
             raise ValueError("the checksum of its index does not hold")

@@ -99,7 +99,8 @@ def _parts_of(job: dict[str, Any]) -> tuple[list[Any], list[str]]:
     """Fingerprints of the models of a job, and names of what was joined in it, those within those included."""
     if "joined" not in job:
         return [job.get("model")], []
-    models, names = [], []
+    models: list[Any] = []
+    names: list[str] = []
     for name, source in job["joined"].items():
         inner_models, inner_names = _parts_of(source)
         models += inner_models

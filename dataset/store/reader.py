@@ -23,7 +23,7 @@ import lmdb
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import DataError, reading
+from common.errors import DataError, parsing, reading
 from common.publishing import disk_full, exclusive, published
 from common.verification import check_file
 from dataset.fasta.records import keys_of
@@ -121,7 +121,7 @@ class Store:
     def _check_file(self, full: bool) -> None:
         data_file, manifest = self.path / DATA_FILE, self.manifest
         check_file(data_file, STORE_REMEDY, num_bytes=manifest.data_bytes)
-        with reading(data_file, STORE_REMEDY):
+        with parsing(data_file, STORE_REMEDY):
             if layout.index_crc32(data_file, manifest.page_bytes, manifest.index_pages) != manifest.index_crc32:
                 raise DataError(f"{data_file}: damaged: the checksum of its index does not hold; {STORE_REMEDY}")
         if full:

@@ -5,7 +5,6 @@ Until it is complete everything lies in ``OUTPUT.partial``: the store, the embed
 proteins that are done; the same command computes the others.
 """
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,8 @@ from typing import Any
 import numpy as np
 from scipy.sparse import csr_array, hstack
 
-from common.errors import ConfigError, DataError
+from common.errors import ConfigError
+from common.json_file import read_json
 from common.progress import record_bar
 from common.publishing import file_xxh128, made_file
 from common.verification import verified
@@ -47,10 +47,7 @@ def _finished(run: Path) -> tuple[TermsSection, dict[str, Any]]:
     for path in blend.parent.rglob("*"):
         if path.is_file():
             verified(path)
-    try:
-        return load_recorded(run / "config.yaml").model.terms, json.loads(blend.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{blend}: is damaged ({type(error).__name__}); train again") from error
+    return load_recorded(run / "config.yaml").model.terms, read_json(blend, "train again")
 
 
 def predict(run: Path, options: PredictTermsSection, ingest: IngestSection, *, overwrite: bool) -> int:

@@ -63,7 +63,8 @@ def load_known(folder: Path, computed: Path) -> Vectors:
 
     Raises DataError for damage, and for another model, layer or pooling than that of ``computed``.
     """
-    weights, vectors = folder / "weights.txt", verified(folder / "vectors.npy")
+    weights = folder / "weights.txt"
+    vectors = verified(folder / "vectors.npy")
     # Earlier versions wrote the fingerprint of the model alone, with which a space begins.
     if weights.is_file() and not _space(computed).startswith(verified(weights).read_text(encoding="utf-8")):
         raise DataError(f"{folder}: was computed by other weights than the run's model has now; train again")

@@ -52,7 +52,8 @@ class _Hdf5Rows(Rows):
         self._path = verified(index.folder / output.files[0])
         with parsing(self._path, REMEDY):
             self._file = h5py.File(self._path, "r")
-        self._is_per_protein, self._channels = output.per == "protein", output.channels
+        self._is_per_protein = output.per == "protein"
+        self._channels = output.channels
         self._keys: list[str] = index.column("key").to_pylist()
 
     def row(self, number: int) -> Values:

@@ -58,7 +58,8 @@ class _ShardRows(Rows):
         self._open = lru_cache(maxsize=1024)(lambda path: open_arrays(verified(path)))
 
     def row(self, number: int) -> Values:
-        sequence, length = int(self._index.sequences[number]), int(self._index.lengths[number])
+        sequence = int(self._index.sequences[number])
+        length = int(self._index.lengths[number])
         with parsing(self._index.folder, REMEDY):
             shard = int(np.searchsorted(self._first, sequence, side="right")) - 1
             arrays, place = self._open(self._paths[shard]), sequence - int(self._first[shard])

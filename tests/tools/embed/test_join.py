@@ -24,7 +24,7 @@ def here(tmp_path, monkeypatch) -> Path:
 def test_vectors_are_joined_by_id_in_the_order_of_the_first_folder(command, here, kind, order):
     first, second = random_vectors(25, 3), random_vectors(25, 5, seed=1)
     make_embeddings(here / "a", first, IDS, kind)
-    make_embeddings(here / "b", second[order], [IDS[n] for n in order], "npy")
+    make_embeddings(here / "b", second[order], [IDS[n] for n in order], "npy", model="b")
     outcome = command("embed", "join", "--join.folders", "a", "b", "--join.output", "ab")
     assert outcome.code == 0, outcome.err
     joined = open_embeddings("ab")

@@ -105,7 +105,8 @@ class ClassifierExperiment(Experiment):
                 "of a random window can't be kept: set data.crop to start or ends, or model.backbone.cache_features "
                 "to false"
             )
-        precision, keys_R2 = self.training.precision, self.store.sequence_keys(np.arange(len(self.store)))
+        precision = self.training.precision
+        keys_R2 = self.store.sequence_keys(np.arange(len(self.store)))
         self.runs_backbone = False
         features, self._hit_rate = ensure_features(
             model,
