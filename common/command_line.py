@@ -4,10 +4,12 @@ In: a ``main(argv) -> int``. Out: its exit code; that of the :class:`~common.err
 or 130 after Ctrl-C. Anything else that is raised is a fault of the program, keeps its traceback and leaves with code 1.
 """
 
+import logging
 import os
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -17,6 +19,8 @@ from common.errors import EsmerayError
 INTERRUPTED, TERMINATED = 130, 143
 """Exit codes after SIGINT and SIGTERM (128 + the signal's number), as shells report them."""
 _UNWRAPPED_WIDTH = 10_000
+LIBRARIES = ("DeepSpeed", "huggingface_hub", "transformers")
+"""Loggers that write to the terminal, whoever uses the library."""
 
 
 def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
@@ -58,6 +62,36 @@ def program_of(command: str) -> str:
     if name == "esmeray":
         return f"esmeray {command}"
     return f"python -m {'benchmarks' if Path(sys.argv[0]).parent.name == 'benchmarks' else 'tools'} {command}"
+
+
+@contextmanager
+def logged_to(path: Path, line: str) -> Iterator[None]:
+    """Append all that is logged in the block, at INFO or above, to a file, in lines of this format, and to no terminal.
+
+    So with Python's warnings, and with libraries whose loggers write to the terminal by handlers of their own, which
+    they have made when they were imported: whoever enters the block has imported them.
+    """
+    handler = logging.FileHandler(path, delay=True)
+    handler.setFormatter(logging.Formatter(line))
+    root = logging.getLogger()
+    level = root.level
+    libraries = [logging.getLogger(name) for name in LIBRARIES]
+    handlers = [library.handlers for library in libraries]
+    for library in libraries:
+        library.handlers = []
+        library.propagate = True
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    logging.captureWarnings(True)
+    try:
+        yield
+    finally:
+        logging.captureWarnings(False)
+        root.removeHandler(handler)
+        root.setLevel(level)
+        for library, own in zip(libraries, handlers, strict=True):
+            library.handlers = own
+        handler.close()
 
 
 def result_console() -> Console:

@@ -11,6 +11,7 @@ from typing import Any
 from common.errors import ConfigError, ResourceError
 from common.json_file import read_json
 from common.remote import local_path
+from common.text import did_you_mean
 from common.verification import verified
 from run_folder.paths import EXPORT, METRICS
 
@@ -38,6 +39,10 @@ def local_folder(source: str, key: str, wanted: str = CONFIG_FILE) -> Path | Non
         return path
     if path.exists():
         raise ConfigError(f"{key}: {source} is a file; give the folder that holds {wanted}")
+    # A folder of runs is no owner on the hub, which would be asked for long where it can't be reached.
+    runs = {file.parent.name for file in path.parent.glob(f"*/{METRICS}")}
+    if runs and "/" in source:  # in the folder of runs a size's name is still one
+        raise ConfigError(f"{key}: there is no run {source}{did_you_mean(path.name, runs)}")
     if path.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1:
         raise ConfigError(f"{key}: there is no folder {source}")
     return None

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cluster.placement import local_resources
+from common.command_line import logged_to
 from common.errors import ConfigError, ResourceError
 from common.progress import status_line
 from common.publishing import made_folder, refuse_existing, writing
@@ -184,18 +185,9 @@ def _logging(folder: Path) -> Iterator[None]:
     with writing(folder):
         (folder / "logs").mkdir(exist_ok=True)
         name = f"embed-{datetime.now().strftime('%Y-%m-%dT%H-%M-%S')}-{os.getpid()}.log"
-        handler = logging.FileHandler(folder / "logs" / name, delay=True)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    root = logging.getLogger("inference.embedding")
-    root.addHandler(handler)
-    level = root.level
-    root.setLevel(logging.INFO)
-    try:
-        yield
-    except BaseException as error:
-        log.error("ended: %s: %s", type(error).__name__, error)
-        raise
-    finally:
-        root.removeHandler(handler)
-        root.setLevel(level)
-        handler.close()
+    with logged_to(folder / "logs" / name, "%(asctime)s %(levelname)s %(message)s"):
+        try:
+            yield
+        except BaseException as error:
+            log.error("ended: %s: %s", type(error).__name__, error)
+            raise

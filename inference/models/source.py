@@ -78,8 +78,8 @@ def exported_by(task: str, source: str | Path) -> Path:
     if located.task != task:
         holds = f"a model of task {located.task}" if located.task else "no exported model"
         raise ConfigError(
-            f"model {source}: {holds}; give a run of model.task {task} or its export: a run exports at its end, and "
-            "'esmeray train export RUN' does so from a checkpoint"
+            f"model {source}: {holds}; give a run of model.task {task}, as runs/NAME, or its export: a run exports at "
+            "its end, and 'esmeray train export RUN' does so from a checkpoint"
         )
     return located.folder
 

@@ -1,9 +1,11 @@
+import logging
 import subprocess
 import sys
+import warnings
 from functools import partial
 
 from common import errors
-from common.command_line import run
+from common.command_line import logged_to, run
 from tests.conftest import REPOSITORY
 
 EXIT_CODES = {
@@ -42,3 +44,23 @@ def test_a_reader_that_has_seen_enough_is_no_error():
     done = subprocess.run(command, shell=True, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.stdout.startswith("xxx")
     assert done.stderr == ""
+
+
+def test_what_libraries_log_is_in_the_file_and_not_on_the_terminal(tmp_path, capsys):
+    library = logging.getLogger("DeepSpeed")
+    handler = logging.StreamHandler()  # as it makes one of its own
+    library.addHandler(handler)
+    library.propagate = False
+    try:
+        with logged_to(tmp_path / "log", "%(levelname)s %(message)s"):
+            library.warning("no %s", "GPU")
+            warnings.warn("deprecated", stacklevel=1)
+            logging.getLogger("some.room").info("begun")
+        assert capsys.readouterr() == ("", "")
+        library.warning("later")
+        assert "later" in capsys.readouterr().err, "beyond the block nothing is changed"
+    finally:
+        library.removeHandler(handler)
+    logged = (tmp_path / "log").read_text()
+    assert logged.startswith("WARNING no GPU\n") and logged.endswith("INFO begun\n")
+    assert "UserWarning: deprecated" in logged and "later" not in logged

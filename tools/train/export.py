@@ -22,7 +22,7 @@ def main(argv: list[str]) -> int:
     arguments, settings = parse(argv, "train export", __doc__, OnRun, ExportSection)
     run = RunFolder(arguments.run.parent, arguments.run.name)
     if not run.exists:
-        raise ConfigError(f"{run.path}: no run there (it has no config.yaml)")
+        raise ConfigError(f"{run.path}: no run there (it has no config.yaml); give its folder, as runs/NAME")
     folder = _chosen(CheckpointStore(run.checkpoints), settings.checkpoint)
     output = Path(settings.output or run.path / f"export-{folder.path.name}").expanduser()
     refuse_existing(output, MADE_BY, arguments.overwrite)

@@ -72,8 +72,8 @@ def device_of(plan: PlanSection) -> scale.Device:
     if missing := [f"--plan.assume.{name}" for name, value in values.items() if value is None]:
         problem = f"has no known peak in {plan.precision}: choose another plan.precision"
         if known_peaks(plan.gpu) is None:
-            names = known_gpus()
-            problem = f"is not known{did_you_mean(plan.gpu, names)}: choose one of {', '.join(names)}"
+            gpus = known_gpus()
+            problem = f"is not known{did_you_mean(plan.gpu, gpus)}: choose one of {', '.join(gpus)}"
         raise ConfigError(f"plan.gpu: {plan.gpu!r} {problem}, or give {', '.join(missing)}")
     return scale.Device(1e12 * values["peak_tflops"], *(1e9 * values[name] for name in names))
 

@@ -7,11 +7,12 @@ it were activated: a build of ninja 1.13 is out of date to the system's ninja 1.
 """
 
 import hashlib
+import io
 import logging
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from importlib.metadata import version
 from pathlib import Path
 
@@ -35,10 +36,12 @@ def prepare_deepspeed(device: torch.device) -> None:
     os.environ.setdefault("LOCAL_RANK", str(device.index or 0))
     import deepspeed
 
-    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     _import_muon_uncompiled()
-    with compiling_alone():
+    printed = io.StringIO()  # of operators that are built, also in the process that has the terminal
+    with compiling_alone(), redirect_stdout(printed):
         deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo", verbose=False)
+    for line in printed.getvalue().splitlines():
+        _LOG.info(line)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from cluster.placement import Workers
+from common.command_line import logged_to
 from run_folder.mirror import RunMirror, place_of
 from run_folder.paths import RunFolder
 from train_config.schema import Config, RunSection
@@ -28,6 +29,7 @@ def train_here(arguments: dict[str, Any]) -> None:
     """Train in a process group of this process alone."""
     if not dist.is_initialized():  # DeepSpeed keeps the groups of the first: it lasts as long as the process
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # without it DeepSpeed (0.19.8) warns that there is no other
     # At most OMP_NUM_THREADS: in steps of a small network threads take most of their time to wait for one another.
     _train(arguments | {"cpus": min(arguments["cpus"], torch.get_num_threads())}, WorkerContext())
     gc.collect()  # DeepSpeed's engine refers to itself: weights and optimizer state would outlive training
@@ -93,21 +95,12 @@ def _train(arguments: dict[str, Any], context: WorkerContext) -> None:
         dist.barrier()  # the workers of a node read what the first has fetched
     logs = run.logs
     logs.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(logs / f"worker-{context.rank}.log")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    root = logging.getLogger()
-    level = root.level
-    root.addHandler(handler)
-    root.setLevel(logging.INFO)
-    logging.captureWarnings(True)
     place = (context.rank, context.world_size, socket.gethostname(), os.getpid())
-    logger.info("rank %d of %d on %s, process %d", *place)
-    try:
-        train_worker(config, context, arguments["store_path"], arguments["wandb_run_id"])
-    except Exception:
-        logger.exception("worker %d failed", context.rank)
-        raise
-    finally:
-        root.removeHandler(handler)
-        root.setLevel(level)
-        handler.close()
+    path = logs / f"worker-{context.rank}.log"
+    with logged_to(path, "%(asctime)s %(levelname)s %(name)s: %(message)s"):
+        logger.info("rank %d of %d on %s, process %d", *place)
+        try:
+            train_worker(config, context, arguments["store_path"], arguments["wandb_run_id"])
+        except Exception:
+            logger.exception("worker %d failed", context.rank)
+            raise

@@ -7,6 +7,7 @@ import pytest
 
 from common.errors import ConfigError, DataError
 from common.publishing import MADE_FILE
+from dataset.tokens.model_folder import local_folder
 from inference.models.source import ModelSource, exported_by, find_model
 from model.export.exported_folder import MODEL_FILE
 from tests.classifiers import export_tiny
@@ -53,3 +54,13 @@ def test_a_model_of_another_task_and_a_run_without_export_are_refused_with_what_
     (tmp_path / "unfinished" / "metrics.jsonl").touch()
     with pytest.raises(ConfigError, match=r"is a run without an export.*'esmeray train export .*' makes one"):
         find_model(tmp_path / "unfinished")
+
+
+def test_a_name_beside_runs_is_none_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "runs" / "labels").mkdir(parents=True)
+    (tmp_path / "runs" / "labels" / "metrics.jsonl").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"there is no run runs/label \(did you mean labels\?\)"):
+        find_model("runs/label")
+    monkeypatch.chdir(tmp_path / "runs")
+    assert local_folder("esm2_t6_8M", "model") is None

@@ -19,6 +19,7 @@ from inference.function import prediction
 from run_folder.metrics_log import read_metrics
 from tests.conftest import REPOSITORY
 from tests.monitoring.wandb_file import read_history
+from tests.tools.conftest import next_words
 from tools.__main__ import main as esmeray
 
 CONFIG = ("--config", str(REPOSITORY / "train_config/function.yaml"))
@@ -64,6 +65,8 @@ def test_killed_run_resumes_with_the_bytes_of_one_at_once(trained, tmp_path, com
     assert process.wait() == -signal.SIGKILL
     done = subprocess.run(start, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "blend" in done.stdout, done.stderr
+    assert "DeepSpeed" not in done.stdout + done.stderr, "it trains in this process, and its remarks are in the log"
+    assert next_words(done.stdout)[:3] == ["function", "predict", str(tmp_path / "function")]
     metrics = read_metrics(tmp_path / "function" / "metrics.jsonl")
     assert [record for record in metrics if record.get("event") == "resumed"]
     assert content(tmp_path / "function") == content(trained)
