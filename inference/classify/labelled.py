@@ -119,7 +119,9 @@ def in_training(config: Config, texts: Sequence[str]) -> NDArray[np.bool_] | Non
     checkpoint = CheckpointStore(run.checkpoints).newest_intact()
     given = [Path(place) for place in (config.data.store, *config.data.source) if place]
     folders = [folder for folder in (*run.stores.glob("*"), *given) if (folder / MANIFEST_FILE).is_file()]
-    for folder in folders if checkpoint is not None else ():
+    if checkpoint is None:
+        return None
+    for folder in folders:
         with suppress(DataError):  # another run's may be damaged
             labelled = LabelledStore(folder)
             if labelled.checksum == checkpoint.manifest().store_checksum:

@@ -5,6 +5,7 @@ Shape legend: L residues, A = 20 amino acids.
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from biotite.visualize import plot_scaled_text
@@ -74,7 +75,8 @@ def _logo_row(axis: Axes, start: int, native: str, shares: NDArray, surest: NDAr
                 bottom += shares[place, column]
         # More than half of the designs: the commonest residue would be decided by the alphabet where two are equal.
         agrees = native_letter in AMINO_ACIDS and shares[place, AMINO_ACIDS.index(native_letter)] > 0.5
-        look = {"fontsize": 8, "family": "monospace", "color": _COLOURS[native_letter] if agrees else GREY}
+        colour = _COLOURS[native_letter] if agrees else GREY
+        look: dict[str, Any] = {"fontsize": 8, "family": "monospace", "color": colour}
         axis.text(place + 0.5, -0.22, native_letter, ha="center", va="center", **look)
     axis.plot(np.arange(len(native)) + 0.5, surest[: len(native)], color=INK, linewidth=0.8)
     axis.set_xlim(0, _ROW)
