@@ -26,7 +26,7 @@ from dataset.targets import has_target
 from run_folder.checkpoints import CheckpointStore, check_data
 from run_folder.paths import RunFolder
 from train_config.classifier_schema import LabelsSection, Part, TokenizerSection
-from train_config.schema import Config, DataSection, IngestSection
+from train_config.schema import Config, DataSection, IngestSection, RunSection
 from train_config.section import Overrides
 
 
@@ -110,15 +110,15 @@ def own_texts(config: Config, space: LabelSpace, part: Part, progress: ProgressC
     )
 
 
-def in_training(config: Config, texts: Sequence[str]) -> NDArray[np.bool_] | None:
+def in_training(run: RunSection, data: DataSection, texts: Sequence[str]) -> NDArray[np.bool_] | None:
     """(N,) texts that the model's run was trained on; None where its checkpoints or its labelled store are not here.
 
     The store is found by the checksum that a checkpoint has, as the source may have changed since, or be gone.
     """
-    run = RunFolder(config.run.storage_path, config.run.name)
-    checkpoint = CheckpointStore(run.checkpoints).newest_intact()
-    given = [Path(place) for place in (config.data.store, *config.data.source) if place]
-    folders = [folder for folder in (*run.stores.glob("*"), *given) if (folder / MANIFEST_FILE).is_file()]
+    folder_of_run = RunFolder(run.storage_path, run.name)
+    checkpoint = CheckpointStore(folder_of_run.checkpoints).newest_intact()
+    given = [Path(place) for place in (data.store, *data.source) if place]
+    folders = [folder for folder in (*folder_of_run.stores.glob("*"), *given) if (folder / MANIFEST_FILE).is_file()]
     if checkpoint is None:
         return None
     for folder in folders:

@@ -52,7 +52,10 @@ def main(argv: list[str]) -> int:
         texts = _own_texts(plain.model, space, part)
     else:
         texts = read_texts([evaluate.input], config.data, config.model.tokenizer, space, part, overrides)
-    trained_N = in_training(config_of(plain.model), texts.texts) if evaluate.input else None
+    trained_N = None
+    if evaluate.input:
+        recorded = config_of(plain.model)  # without overrides: where its own records lie
+        trained_N = in_training(recorded.run, recorded.data, texts.texts)
     training = None
     if evaluate.baselines:
         training = without_texts(_own_texts(plain.model, space, "training"), set(texts.texts))
