@@ -116,7 +116,7 @@ def _serve(
                 woken.clear()
                 if not stop.is_set():
                     say(_updated(serve, lambda: application(read().serve, device), APPLICATION))
-            _end(serve, APPLICATION, own, signals)
+            asyncio.run(_end(serve, APPLICATION, own, signals))
     return signals.exit_code
 
 
@@ -140,27 +140,22 @@ def _start_proxies(serve: Any, options: dict[str, Any], say: Callable[[str], Non
         time.sleep(0.5)
 
 
-def _end(serve: Any, name: str, own: bool, signals: StopSignals) -> None:
-    """End the service once what is being answered is answered.
+async def _end(serve: Any, name: str, own: bool, signals: StopSignals) -> None:
+    """End the service once what is being answered is answered, within the time that the signals leave.
 
     As soon as the application is deleted, Serve's proxy answers 404, which clients take for final; so every ingress
     refuses with 503 first. A cluster of our own, and Serve where nobody else uses it, end with their proxies.
     """
     applications = set(serve.status().applications)
     if name in applications:
-        asyncio.run(_drained(serve.get_app_handle(name), signals))
+        replies = serve.get_app_handle(name).broadcast("drain").results_async(return_exceptions=True)
+        drained = asyncio.gather(replies, return_exceptions=True)
+        while not drained.done() and not signals.expired:
+            await asyncio.wait([drained], timeout=0.1)
     if applications - {name}:
         serve.delete(name)
     elif not own:
-        serve.shutdown()
-
-
-async def _drained(ingress: Any, signals: StopSignals) -> None:
-    """Wait until every ingress has answered what it has, or the time for that is over, as after a second signal."""
-    replies = ingress.broadcast("drain").results_async(return_exceptions=True)
-    drained = asyncio.gather(replies, return_exceptions=True)
-    while not drained.done() and not signals.expired:
-        await asyncio.wait([drained], timeout=0.1)
+        await serve.shutdown_async()  # in the loop of the handle, which it closes
 
 
 def _updated(serve: Any, made: Callable[[], Any], name: str) -> str:

@@ -43,7 +43,7 @@ class StartedCluster:
         ours = {"RAY_TMPDIR": str(self._folder), "RAY_AUTH_TOKEN": TOKEN}
         # Ray (2.60) gives a node's processes 15 to 30 s, too little beside tests that keep the machine busy.
         ours |= {"RAY_agent_register_timeout_ms": "100000", "RAY_raylet_start_wait_time_s": "100"}
-        ours |= {"RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": "100"}
+        ours |= {"RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": "100", "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "100"}
         # Workers that Ray starts ahead have no runtime environment, so that no run takes them.
         ours |= {"RAY_prestart_worker_first_driver": "0"}
         inherited = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "RAY_AUTH_MODE")}
