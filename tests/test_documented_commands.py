@@ -220,7 +220,9 @@ def without_runs(made, tmp_path_factory) -> Path:
     """The same without the tiny runs, whose settings are not those of the commands."""
     folder = tmp_path_factory.mktemp("without-runs") / "workspace"
     names = ("esm2ae", "protein_classifier", "text_classifier", "function")
-    return shutil.copytree(made, folder, symlinks=True, ignore=shutil.ignore_patterns(*names))
+    shutil.copytree(made, folder, symlinks=True, ignore=shutil.ignore_patterns(*names))
+    shutil.copytree(made / "facebook" / "esm2_t6_8M_UR50D", folder / "runs" / "lm" / "export")  # weights to begin with
+    return folder
 
 
 def instead(*_: object, **__: object) -> None:

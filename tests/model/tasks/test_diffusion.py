@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 
 from common.errors import DataError
+from common.publishing import MADE_FILE
 from dataset.packed_batch import PackedBatch
 from dataset.structures.batches import StructureSource
 from model.export.backbone import export
@@ -105,6 +106,7 @@ def test_an_export_is_opened_as_it_was(tmp_path: Path, batch: PackedBatch):
 
 def test_an_export_of_an_earlier_version_is_opened_unless_it_was_of_latents(tmp_path: Path):
     config = export(trained(), tmp_path / "export") / CONFIG_FILE
+    (tmp_path / "export" / MADE_FILE).unlink()  # by which the change below would be damage
     settings = json.loads(config.read_text())
     settings["diffusion"] |= {"space": "tokens", "autoencoder": None, "self_condition": False}
     config.write_text(json.dumps(settings))

@@ -30,6 +30,7 @@ def test_records_without_a_structure_are_left_out_aloud(tmp_path: Path, command)
     export(trained(), tmp_path / "export")
     (tmp_path / "a.fasta").write_text(">a\nMKTAYIAKQR\n>b\nGAVLIPFW\n")
     structures = f"data structures --data.source {tmp_path / 'a.fasta'} --structures.store {tmp_path / 'none'}"
-    assert command(structures).code == 0
+    predicted = f"--data.predictions.folder {tmp_path / 'predicted'} --data.predictions.on_miss null"
+    assert command(f"{structures} {predicted}").code == 0
     outcome = command("design", "evaluate", tmp_path / "export", "--evaluate.store", tmp_path / "none")
     assert outcome.code == 3 and "none of 2 records has a structure" in outcome.err
