@@ -17,8 +17,6 @@ from dataset.store.conversion import ensure_store
 from function.ontology import read_ontology
 from inference.mutations.variants import Protein
 from model.export.backbone import export
-from monitoring.gpu_log.writer import GpuLogWriter
-from monitoring.sampling.nvml import GpuSample, NvmlDevices
 from tests.conftest import REPOSITORY
 from tests.dataset.tokenizer_folders import esm
 from tests.embeddings import make_embeddings, random_vectors
@@ -26,6 +24,7 @@ from tests.function.generated import generate
 from tests.model.small_models import save_masked_lm
 from tests.model.support import random_sequences
 from tests.model.tasks.test_diffusion import trained
+from tests.monitoring.gpu_traces import healthy
 from tests.runs import merged, run_folder, tiny_config
 from tests.structures import folds, pdb_lines, save_esmfold, structure_store, write_pdb
 from tests.training.tasks.test_classification import train
@@ -50,10 +49,8 @@ TINY_CLASSIFIER = {
     "data": {"labels": {"split": "stratified"}, "validation_share": 0.3},
     "model": {"task": "classifier", "classifier": {"bootstrap": 20}},
 }
-GPU = GpuSample(0, "GPU-0", "NVIDIA H200", {"util": 91.0, "mem_used_bytes": 2**30, "mem_total_bytes": 2**33})
 STAND_INS = {"RUN": "runs/protein_classifier", "runs/NAME": "runs/esm2ae"}
 QUICK = {
-    "profile gpu": ["--profile.duration_s", "0.01"],
     "profile devices": ["--profile.rounds", "1", "--profile.proteins", "20"],
     "profile model": ["--profile.batches", "1", "--profile.batch_sizes", "2", "--profile.runs", "1"],
 }
@@ -146,9 +143,7 @@ def write_data(folder: Path) -> None:
         outputs = {"mean": random_vectors(60, channels), "cls": random_vectors(60, channels)}
         make_embeddings(folder / name, outputs)
     write_table(folder / "proteins.csv", [("id", "location"), *((f"p{n}", "inside") for n in range(50))])
-    with GpuLogWriter(folder / "gpus.csv") as log:
-        for second in range(4):
-            log.append(float(second), [GPU])
+    healthy().write(folder / "gpus.csv")
 
 
 def write_mutants(folder: Path) -> None:
@@ -198,20 +193,12 @@ def write_table(path: Path, rows: list[tuple[str, ...]]) -> None:
         csv.writer(file).writerows(rows)
 
 
-class OneGpu(NvmlDevices):
-    """NVML of a machine with a GPU."""
-
-    def read(self) -> list[GpuSample]:
-        return [GPU]
-
-
 @pytest.fixture
 def workspace(made, tmp_path, monkeypatch) -> Path:
     """A copy for one command, which may write there."""
     folder = tmp_path / "workspace"
     shutil.copytree(made, folder, symlinks=True)
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("monitoring.gpu_log.writer.NvmlDevices", OneGpu)
     return folder
 
 

@@ -256,21 +256,6 @@ class DeviceProfileSection(Section):
     """Take sizes (esm2_t6_8M), whose weights are random, to try things out."""
 
 
-class GpuProfileSection(Section):
-    """Recording of this machine's GPUs."""
-
-    log: str | None = None
-    """CSV file to record to, as nvidia-smi writes it, appended to if it is there. Default: check only."""
-    interval_s: Annotated[float, Field(ge=0.05)] = 1.0
-    """Seconds between samples; GPUs measure no faster than every 0.05."""
-    duration_s: PositiveFloat | None = None
-    """Seconds after which to end. Default: at Ctrl-C."""
-    gpus: list[NonNegativeInt] = Field([])
-    """Numbers of the GPUs to record, as nvidia-smi shows them. Default: all."""
-    pid: list[PositiveInt] = Field([])
-    """Processes to watch: their memory is in the line on the terminal, and when all have ended, so does this."""
-
-
 class LogProfileSection(Section):
     """Files made of a GPU log."""
 
@@ -452,7 +437,6 @@ COMMANDS: dict[str, type[Section]] = {
     "train plan": _alone("plan", PlanSection),
     "profile model": _alone("profile", ModelProfileSection),
     "profile devices": _alone("profile", DeviceProfileSection),
-    "profile gpu": _alone("profile", GpuProfileSection),
     "profile log": _alone("profile", LogProfileSection),
     "embed run": EmbedSettings,
     "embed join": _alone("join", JoinSection),

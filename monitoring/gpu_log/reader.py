@@ -17,41 +17,23 @@ import pyarrow as pa
 from common.errors import DataError
 from dataset.table import text_batches
 
-
-class Column(NamedTuple):
-    """nvidia-smi's name of a metric and the unit that it writes behind a value, with other names for the same."""
-
-    title: str
-    unit: str = ""
-    other_titles: tuple[str, ...] = ()
-
-    @property
-    def header(self) -> str:
-        """``utilization.gpu [%]``."""
-        return f"{self.title} [{self.unit}]" if self.unit else self.title
-
-
-TIME, GPU, UUID, NAME = "time", "index", "uuid", "name"
+TIME, GPU, NAME = "time", "index", "name"
 COLUMNS = {
-    TIME: Column("timestamp"),
-    GPU: Column("index"),
-    UUID: Column("uuid", other_titles=("gpu_uuid",)),
-    NAME: Column("name", other_titles=("gpu_name",)),
-    "util": Column("utilization.gpu", "%"),
-    "mem_util": Column("utilization.memory", "%"),
-    "mem_used_bytes": Column("memory.used", "MiB"),
-    "mem_total_bytes": Column("memory.total", "MiB"),
-    "temperature_c": Column("temperature.gpu"),
-    "power_w": Column("power.draw", "W", ("power.draw.average", "power.draw.instant")),
-    "power_limit_w": Column("enforced.power.limit", "W", ("power.limit",)),
-    "sm_clock_mhz": Column("clocks.current.sm", "MHz", ("clocks.sm", "clocks.gr", "clocks.current.graphics")),
-    "sm_clock_max_mhz": Column("clocks.max.sm", "MHz", ("clocks.max.gr", "clocks.max.graphics")),
-    "memory_clock_mhz": Column("clocks.current.memory", "MHz", ("clocks.mem",)),
-    "throttle_reasons": Column("clocks_event_reasons.active", "", ("clocks_throttle_reasons.active",)),
-    "ecc_corrected": Column("ecc.errors.corrected.volatile.total"),
-    "ecc_uncorrected": Column("ecc.errors.uncorrected.volatile.total"),
+    TIME: ("timestamp",),
+    GPU: ("index",),
+    NAME: ("name", "gpu_name"),
+    "util": ("utilization.gpu",),
+    "mem_used_bytes": ("memory.used",),
+    "mem_total_bytes": ("memory.total",),
+    "temperature_c": ("temperature.gpu",),
+    "power_w": ("power.draw", "power.draw.average", "power.draw.instant"),
+    "power_limit_w": ("enforced.power.limit", "power.limit"),
+    "sm_clock_mhz": ("clocks.current.sm", "clocks.sm", "clocks.gr", "clocks.current.graphics"),
+    "sm_clock_max_mhz": ("clocks.max.sm", "clocks.max.gr", "clocks.max.graphics"),
+    "throttle_reasons": ("clocks_event_reasons.active", "clocks_throttle_reasons.active"),
+    "ecc_uncorrected": ("ecc.errors.uncorrected.volatile.total",),
 }
-"""By the metric's name (:mod:`monitoring.sampling.metric_names`); of several titles the first present is read."""
+"""nvidia-smi's names of each metric (:mod:`monitoring.sampling.metric_names`); the first that is present is read."""
 REQUIRED = (TIME, GPU, "util", "mem_used_bytes", "mem_total_bytes", "temperature_c", "power_w", "sm_clock_mhz")
 FACTORS = {"B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "%": 1.0, "W": 1.0, "MHz": 1.0, "C": 1.0}
 """Units in the metrics' own."""
@@ -112,11 +94,11 @@ def _find_titles(titles: list[str], path: Path) -> dict[str, str]:
     """The log's title of each column that it has."""
     by_name = {title.split("[")[0].strip(): title for title in titles}  # ``utilization.gpu [%]`` without its unit
     known: dict[str, str] = {}
-    for name, column in COLUMNS.items():
-        present = [title for title in (column.title, *column.other_titles) if title in by_name]
+    for name, queries in COLUMNS.items():
+        present = [title for title in queries if title in by_name]
         if present:
             known[name] = by_name[present[0]]
-    missing = [COLUMNS[name].title for name in REQUIRED if name not in known]
+    missing = [COLUMNS[name][0] for name in REQUIRED if name not in known]
     if missing:
         free = [title for title in titles if title not in known.values()]
         described = []
@@ -125,7 +107,7 @@ def _find_titles(titles: list[str], path: Path) -> dict[str, str]:
             described.append(title + "".join(f" (nearest: {name})" for name in near))
         raise DataError(
             f"{path}: no column for {'; '.join(described)}. The log has: {', '.join(titles)}. Query what is missing by "
-            "`nvidia-smi --query-gpu`, or record with `esmeray profile gpu`"
+            "`nvidia-smi --query-gpu`: `esmeray profile log --help` has the columns"
         )
     return known
 
@@ -142,7 +124,7 @@ def _values(cells: pd.DataFrame, titles: dict[str, str], path: Path) -> pd.DataF
 
     table = pd.DataFrame({TIME: read(titles[TIME], _seconds, "a time")})
     for name in [name for name in COLUMNS if name != TIME]:
-        if name in (GPU, UUID, NAME):
+        if name in (GPU, NAME):
             table[name] = cells[titles[name]] if name in titles else ""
         else:
             table[name] = read(titles[name], _numbers, "a number") if name in titles else np.nan

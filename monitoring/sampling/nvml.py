@@ -53,7 +53,6 @@ class GpuSample:
 
     index: int
     uuid: str
-    name: str
     metrics: Metrics
 
 
@@ -121,7 +120,7 @@ class _Gpu:
     def __init__(self, index: int, clock: Callable[[], float]) -> None:
         self.index = index
         self._handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        self._uuid, self._name = pynvml.nvmlDeviceGetUUID(self._handle), pynvml.nvmlDeviceGetName(self._handle)
+        self._uuid = pynvml.nvmlDeviceGetUUID(self._handle)
         self._links = Rates(clock)
         self._questions = self._all_questions()
 
@@ -142,7 +141,7 @@ class _Gpu:
                     failure = error  # a timeout, say: it may be better next time
         if failure is not None and not metrics:
             raise failure
-        return GpuSample(self.index, self._uuid, self._name, metrics)
+        return GpuSample(self.index, self._uuid, metrics)
 
     def _all_questions(self) -> list[Callable[[], Metrics]]:
         nvml, handle, ecc = pynvml, self._handle, pynvml.nvmlDeviceGetTotalEccErrors

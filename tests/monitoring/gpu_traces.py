@@ -1,4 +1,4 @@
-"""Logs of made-up GPUs whose trouble is known, sampled once a second and written by the project's own writer.
+"""Logs of made-up GPUs whose trouble is known, sampled once a second.
 
 A log begins with 20 s in which a model loads, ends with 10 s in which nothing runs, and has in between what its name
 says. All are noisy, by a seed.
@@ -13,12 +13,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
-
-from monitoring.gpu_log.writer import GpuLogWriter
-from monitoring.sampling.nvml import GpuSample
+import pandas as pd
 
 START_S, END_S = 20, 10
-TOTAL_BYTES = 80 * 2**30
+TOTAL_MIB = 80 * 2**10
 MAX_CLOCK_MHZ, LIMIT_W = 1980.0, 700.0
 START_TIME = 1_750_000_000.0
 IDLE, POWER_CAP, SW_THERMAL, HW_THERMAL = 0x1, 0x4, 0x20, 0x40
@@ -50,28 +48,28 @@ class Machine:
         self.reasons[gpu, when] = SW_THERMAL
 
     def write(self, path: Path) -> Path:
-        """Log it."""
+        """Log it, as ``nvidia-smi --query-gpu=... --format=csv`` does: a row for each GPU in each second."""
         shape = self.util.shape
         noise = self.random.normal
         idle = self.util < 10
-        metrics = {
-            "util": np.clip(self.util + noise(0, 2, shape), 0, 100).round(),
-            "mem_used_bytes": (self.memory * TOTAL_BYTES + noise(0, 2e7, shape)).clip(0, TOTAL_BYTES).round(),
-            "temperature_c": (self.temperature + noise(0, 0.6, shape)).round(),
-            "power_w": np.minimum(np.where(idle, 120, self.power) + noise(0, 6, shape), LIMIT_W * 1.005),
-            "sm_clock_mhz": self.clock - 15 * self.random.integers(0, 2, shape),
-            "throttle_reasons": np.where(idle, IDLE, self.reasons),
-            "ecc_uncorrected": self.uncorrected,
+        seconds = START_TIME + np.arange(shape[1]) + self.random.uniform(0, 0.02, shape[1])
+        power_w = np.minimum(np.where(idle, 120, self.power) + noise(0, 6, shape), LIMIT_W * 1.005)
+        columns = {
+            "timestamp": np.broadcast_to(pd.to_datetime(seconds, unit="s").strftime("%Y/%m/%d %H:%M:%S.%f"), shape),
+            "index": np.broadcast_to(np.arange(shape[0])[:, None], shape),
+            "name": np.full(shape, "GPU with 80 GiB (made up)"),
+            "utilization.gpu [%]": np.clip(self.util + noise(0, 2, shape), 0, 100).round(),
+            "memory.used [MiB]": (self.memory * TOTAL_MIB + noise(0, 20, shape)).clip(0, TOTAL_MIB).round(),
+            "memory.total [MiB]": np.full(shape, TOTAL_MIB),
+            "temperature.gpu": (self.temperature + noise(0, 0.6, shape)).round(),
+            "power.draw [W]": power_w.round(2),
+            "enforced.power.limit [W]": np.full(shape, LIMIT_W),
+            "clocks.current.sm [MHz]": self.clock - 15 * self.random.integers(0, 2, shape),
+            "clocks.max.sm [MHz]": np.full(shape, MAX_CLOCK_MHZ),
+            "clocks_event_reasons.active": np.vectorize("0x{:016x}".format)(np.where(idle, IDLE, self.reasons)),
+            "ecc.errors.uncorrected.volatile.total": self.uncorrected,
         }
-        known = {"mem_total_bytes": TOTAL_BYTES, "power_limit_w": LIMIT_W, "sm_clock_max_mhz": MAX_CLOCK_MHZ}
-        with GpuLogWriter(path) as writer:
-            for second in range(shape[1]):
-                values = [{name: float(metrics[name][gpu, second]) for name in metrics} for gpu in range(shape[0])]
-                gpus = [
-                    GpuSample(index, f"GPU-{index:04d}", "GPU with 80 GiB (made up)", {**own, **known})
-                    for index, own in enumerate(values)
-                ]
-                writer.append(START_TIME + second + self.random.uniform(0, 0.02), gpus)
+        pd.DataFrame({title: values.T.ravel() for title, values in columns.items()}).to_csv(path, index=False)
         return path
 
 

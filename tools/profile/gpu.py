@@ -1,4 +1,4 @@
-"""Check what of the GPU stack is there and fits together; record this machine's GPUs.
+"""Check what of the GPU stack is there and fits together.
 
 Prints a line for each of torch, CUDA, cuDNN, NCCL, NVML, DeepSpeed, its kernels and Ray: what it sees of this machine,
 a verdict (ok, missing, mismatch) and what to do. Starts no cluster. Without a GPU it says so; nothing is wrong then.
@@ -6,13 +6,9 @@ a verdict (ok, missing, mismatch) and what to do. Starts no cluster. Without a G
 --verify trains two steps of a tiny ESM-2 as training would: in bf16 and fp16 on a GPU, in bf16 and fp32 on the CPU
 where there is none. It leaves with 4 if a step fails, or if there is a GPU that torch can't use, else with 0.
 
-With --profile.log the GPUs are recorded instead, whatever uses them, until Ctrl-C: a row for each GPU and sample, as
-nvidia-smi writes it. 'esmeray profile log' summarises and draws such a file.
-
 Examples:
   esmeray profile gpu --verify
   esmeray profile gpu --verify && esmeray train --config masked_lm
-  esmeray profile gpu --profile.log gpus.csv --profile.interval_s 0.5 --profile.duration_s 600
 """
 
 import contextlib
@@ -29,7 +25,7 @@ import pynvml
 from common.errors import EsmerayError, ResourceError
 from common.text import counted, first_line
 from tools.grammar import Plain, parse
-from train_config.command_schema import GpuProfileSection
+from train_config.section import Section
 
 _REQUIREMENTS = Path(__file__).resolve().parents[2] / "requirements.txt"
 _INSTALL = "pip install -r requirements.lock"
@@ -61,13 +57,7 @@ class Driver(NamedTuple):
 
 
 def main(argv: list[str]) -> int:
-    arguments, settings = parse(argv, "profile gpu", __doc__, Arguments, GpuProfileSection)
-    if settings.log is not None:
-        from monitoring.gpu_log.writer import record_gpus
-
-        samples = record_gpus(Path(settings.log), settings, lambda text: print(f"warning: {text}", file=sys.stderr))
-        print(f"{counted(samples, 'sample{s}')}: {settings.log}")
-        return 0
+    arguments, _ = parse(argv, "profile gpu", __doc__, Arguments, Section)
     driver, nvml = check_driver()
     checks: dict[str, Callable[[], Finding]] = {
         "torch": check_torch,

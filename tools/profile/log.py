@@ -1,6 +1,6 @@
 """Report utilisation, idle share, memory and throttling of a log of GPUs, and what to do about them.
 
-Reads CSV of nvidia-smi (below), or of 'esmeray profile gpu', draws it and prints a summary of each GPU. Throttling is
+Reads CSV of nvidia-smi (below), draws it and prints a summary of each GPU. Throttling is
 detected from throttle reasons and from clocks.
 
 Examples:

@@ -1,27 +1,19 @@
-"""A log is whole to its last sample, read as it was written, and refused with the name of a column that is absent."""
+"""A log of nvidia-smi is read to its last whole sample, and refused with the name of a column that is absent."""
 
-import os
-import re
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from common.errors import DataError, ResourceError
+from common.errors import DataError
 from monitoring.gpu_log.reader import read_gpu_log
-from monitoring.gpu_log.writer import GpuLogWriter
-from monitoring.sampling.nvml import GpuSample
 
 SMI_QUERY = (
     "timestamp, index, name, utilization.gpu [%], memory.used [MiB], memory.total [MiB], temperature.gpu, "
     "power.draw [W], enforced.power.limit [W], clocks.current.sm [MHz], clocks.max.sm [MHz], "
     "clocks_event_reasons.active"
 )
-
-
-def gpu(index: int = 0, **metrics: float) -> GpuSample:
-    return GpuSample(index, f"GPU-{index}", "NVIDIA H200", metrics)
 
 
 @pytest.fixture
@@ -40,64 +32,6 @@ def smi(second: int, index: int = 0, *, util: str = "93 %", reasons: str = "0x00
         f"{clock}, {index}, NVIDIA H100, {util}, 40960 MiB, 81559 MiB, 61, 512.33 W, 700.00 W, 1700 MHz, 1980 MHz, "
         f"{reasons}"
     )
-
-
-def test_samples_are_read_as_they_were_written(path):
-    with GpuLogWriter(path) as log:
-        for second in range(3):
-            gpus = [gpu(0, util=90 + second, power_w=512.25, throttle_reasons=4), gpu(1, util=1)]
-            log.append(1000.0 + second, gpus)
-    log = read_gpu_log(path)
-    assert list(log.gpus) == ["0", "1"]
-    first, second_gpu = log.gpus.values()
-    assert (first["name"][0], first["uuid"][0]) == ("NVIDIA H200", "GPU-0")
-    assert first["time"].tolist() == [0, 1, 2]
-    assert first["util"].tolist() == [90, 91, 92]
-    assert first["power_w"].tolist() == [512.25] * 3
-    assert first["throttle_reasons"].tolist() == [4] * 3
-    assert second_gpu["power_w"].isna().all()
-
-
-def test_a_log_is_written_as_nvidia_smi_writes_it(path):
-    with GpuLogWriter(path) as log:
-        log.append(1000.0, [gpu(0, util=93, mem_used_bytes=40960 * 2**20, power_w=512.333, sm_clock_mhz=1700)])
-    header, row = path.read_text().splitlines()
-    cells = dict(zip(header.split(", "), row.split(", "), strict=True))
-    assert (cells["utilization.gpu [%]"], cells["memory.used [MiB]"]) == ("93 %", "40960 MiB")
-    assert (cells["power.draw [W]"], cells["clocks.current.sm [MHz]"]) == ("512.33 W", "1700 MHz")
-    assert cells["temperature.gpu"] == "[N/A]"
-    assert re.fullmatch(r"\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{3}", cells["timestamp"])
-
-
-def test_log_is_appended_to_and_a_killed_writers_last_line_dropped(path):
-    with GpuLogWriter(path) as log:
-        log.append(1.0, [gpu()])
-    complete = path.read_bytes()
-    path.write_bytes(complete + b"2024/05/01 12:00:00.250, 0, GPU")  # killed
-    with GpuLogWriter(path) as log:
-        log.append(3.0, [gpu()])
-    assert path.read_bytes().startswith(complete)
-    assert path.read_text().count("timestamp") == 1 and path.read_text().count("GPU-0") == 2
-    path.write_bytes(complete[:5])  # killed in its header
-    with GpuLogWriter(path) as log:
-        log.append(1.0, [gpu()])
-    assert path.read_bytes() == complete
-
-
-def test_another_file_is_left_as_it_is(path):
-    path.write_text("my,own,table\n1,2,3\n")
-    with pytest.raises(DataError, match="is not a log with these columns"):
-        GpuLogWriter(path)
-    assert path.read_text() == "my,own,table\n1,2,3\n"
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")  # noqa: PTH110
-def test_full_disk_is_said(path):
-    full = os.open("/dev/full", os.O_WRONLY)
-    with GpuLogWriter(path) as log, pytest.raises(ResourceError, match="No space left"):
-        os.dup2(full, log._file.fileno())
-        log.append(1.0, [gpu()])
-    os.close(full)
 
 
 def test_nvidia_smi_logs_are_read_with_their_units(path):

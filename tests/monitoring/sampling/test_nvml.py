@@ -73,7 +73,6 @@ def driver(monkeypatch) -> Driver:
     clocks = {pynvml.NVML_CLOCK_SM: 1755, pynvml.NVML_CLOCK_MEM: 2619}
     answers = {
         "nvmlDeviceGetUUID": lambda gpu: f"GPU-{gpu:04d}",
-        "nvmlDeviceGetName": lambda gpu: "NVIDIA H200",
         "nvmlDeviceGetUtilizationRates": lambda gpu: SimpleNamespace(gpu=87, memory=31),
         "nvmlDeviceGetMemoryInfo": lambda gpu: SimpleNamespace(total=100, free=70, used=30),
         "nvmlDeviceGetTemperature": lambda gpu, sensor: 61,

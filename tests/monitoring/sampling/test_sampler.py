@@ -138,7 +138,7 @@ def test_worker_0_tells_of_the_run(make, path):
 
 
 def test_sample_of_the_node_holds_the_machine_and_each_gpu(make, path, monkeypatch, warnings):
-    gpus = [GpuSample(index, f"GPU-{index}", "H200", {"util": 50.0 + index, "power_w": 300.0}) for index in (0, 1)]
+    gpus = [GpuSample(index, f"GPU-{index}", {"util": 50.0 + index, "power_w": 300.0}) for index in (0, 1)]
     closed = []
     devices = SimpleNamespace(read=lambda: gpus, close=lambda: closed.append(True))
     monkeypatch.setattr(sampler_module, "NvmlDevices", lambda warn: devices)
