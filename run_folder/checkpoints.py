@@ -25,10 +25,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
-from common.errors import CheckpointError, ConfigError
+from common.errors import CheckpointError
 from common.publishing import inner_name, write_atomically
 from run_folder.paths import RunFolder
-from train_config.loading import of_this_version
 from train_config.schema import Config, DataSection
 
 FORMAT_VERSION: Literal[2] = 2
@@ -116,9 +115,7 @@ class CheckpointFolder:
     def config(self) -> Config:
         """The config that the checkpoint was written with; CheckpointError where this version can't read it."""
         try:
-            return Config.model_validate(of_this_version(self.manifest().config, self.path / MANIFEST))
-        except ConfigError as error:
-            raise CheckpointError(*error.args) from error
+            return Config.model_validate(self.manifest().config)
         except ValidationError as error:
             raise CheckpointError(
                 f"{self.path / MANIFEST}: its config can't be read ({_first(error)}): "

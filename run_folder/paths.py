@@ -119,15 +119,14 @@ class RunFolder:
         """The end of the run, or None while it has not ended."""
         try:
             content = json.loads(self.outcome.read_text())
-            checksum = content.pop("crc32", None)
+            checksum = content.pop("crc32")
             outcome = Outcome(**content)
-            # Earlier versions wrote none.
-            if checksum not in (None, _checksum(outcome)):
+            if checksum != _checksum(outcome):
                 raise ValueError("its checksum does not hold")
             return outcome
         except FileNotFoundError:
             return None
-        except (ValueError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError, AttributeError, KeyError) as error:
             logger.warning("%s is damaged (%s) and passed over", self.outcome, error)
             return None
 

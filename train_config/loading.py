@@ -3,13 +3,9 @@
 Precedence: default < file < command line. The two sources are merged first and checked once, so that a rule over
 several keys sees what will really be used; every refusal is one line that names the file and line, or the option. An
 experiment's options are ``--section.key``, those of a search ``--tune.section.key``.
-
-A config that an earlier version recorded, in a run's folder, its checkpoints and its export, is read by the names of
-this one; what no version does any more is refused. A user's own file gets the new name in its error instead.
 """
 
 import re
-from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,21 +31,6 @@ class MissingError(ConfigError):
 SHIPPED = Path(__file__).resolve().parent
 """Folder of the experiments that come with the code."""
 
-RENAMED: dict[str, tuple[str, dict[str, str]]] = {
-    "training.amp_dtype": ("training.precision", {"none": "fp32"}),
-    "data.predictions.batch_tokens": ("data.predictions.tokens", {}),
-}
-"""The name of this version, and values that have another name as well."""
-
-REMOVED: dict[str, Any] = {
-    "model.diffusion.space": "tokens",
-    "model.diffusion.autoencoder": None,
-    "model.diffusion.self_condition": False,
-    "monitoring.alerts.leak_percent_per_epoch": ...,
-    "monitoring.alerts.silent_worker_s": ...,
-}
-"""The value that means what is done now; the ellipsis for settings that no result depended on."""
-
 _BACKBONE: KeyPath = ("model", "backbone")
 
 
@@ -66,8 +47,8 @@ def load_config(path: str | Path | None, overrides: Overrides | None = None) -> 
 
 
 def load_recorded(path: Path, overrides: Overrides | None = None) -> Config:
-    """Read the config that a run recorded, maybe with an earlier version, as :func:`load_config` does a user's own."""
-    return _load(Config, path, overrides or {}, "", recorded=True)
+    """Read the config that a run recorded: in its precision, whatever this machine computes best in."""
+    return _load(Config, path, overrides or {}, "")
 
 
 def load_settings(schema: type[Settings], path: str | Path | None, overrides: Overrides | None = None) -> Settings:
@@ -83,12 +64,8 @@ def load_tune_config(path: str | Path | None, overrides: Overrides | None = None
     return _load(TuneConfig, path, overrides or {}, "tune.")
 
 
-def _load(
-    schema: type[Settings], path: str | Path | None, overrides: Overrides, prefix: str, *, recorded: bool = False
-) -> Settings:
+def _load(schema: type[Settings], path: str | Path | None, overrides: Overrides, prefix: str) -> Settings:
     settings, lines = read_file(path) if path is not None else ({}, {})
-    if recorded:
-        settings = of_this_version(settings, path)
     for name, field in schema.model_fields.items():
         if is_section(field.annotation) and field.is_required():
             settings.setdefault(name, {})  # so that an error names the setting that is missing in it
@@ -104,50 +81,6 @@ def _load(
         # Each member of a union complains for itself: the last one says enough.
         problems = {problem.key(e["loc"]) or e["msg"]: problem.describe(e) for e in error.errors()}
         raise ConfigError(*problems.values()) from error
-
-
-def of_this_version(recorded: dict[str, Any], place: object) -> dict[str, Any]:
-    """The recorded settings by the names of this version.
-
-    ``place`` is where they stand, for the refusal: ConfigError for a setting of what this version can't do.
-    """
-    if "homology" in recorded:  # of the tree of settings that function prediction had of its own
-        raise ConfigError(
-            f"{place}: is of a run of function prediction of an earlier version, and can't be resumed: choose "
-            "another --run.name, or remove its folder"
-        )
-    settings = deepcopy(recorded)
-    for old, (key, values) in RENAMED.items():
-        section, name = _place(settings, old)
-        if name in section:
-            value = section.pop(name)
-            section, name = _place(settings, key)
-            section[name] = values.get(value, value)
-    for old, equivalent in REMOVED.items():
-        section, name = _place(settings, old)
-        value = section.pop(name, ...)
-        if ... not in (value, equivalent) and value != equivalent:
-            raise ConfigError(
-                f"{place}: {old} is {value!r}, which this version has no more: use the version of Esmeray that wrote it"
-            )
-    return settings
-
-
-def _renamed_hint(name: str) -> str:
-    """The words that lead from an old name to the new one; empty for others."""
-    if name not in RENAMED:
-        return ""
-    key, values = RENAMED[name]
-    renamed = ", ".join(f"{old} as {new}" for old, new in values.items())
-    return f" (it is {key} now, with {renamed})" if values else f" (it is {key} now)"
-
-
-def _place(settings: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
-    """The section that a dotted key is in, made where it is not there, and the name in it."""
-    *sections, name = key.split(".")
-    for section in sections:
-        settings = settings.setdefault(section, {})
-    return settings, name
 
 
 def dump_config(config: Section) -> str:
@@ -230,7 +163,7 @@ class _Problems:
             where = f"{self.path}: {name}" if self.path else name
         if error["type"] == "extra_forbidden":
             known = [".".join(k) for k in self._keys] + list(self.schema.model_fields)
-            return f"{where}: no such setting{_renamed_hint(name) or did_you_mean(name, known)}"
+            return f"{where}: no such setting{did_you_mean(name, known)}"
         if error["input"] is None and key not in self._keys:
             return f"{where}: is empty: leave it out or name settings below it"
         return f"{where}: {message}" if name or overridden else message

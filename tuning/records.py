@@ -35,8 +35,6 @@ class SearchFolder(RunFolder):
         self.best = self.path / "best.yaml"
         self.report = self.path / "tune_report.html"
         self.ray_tune = self.path / "ray_tune"
-        self.trials_before = self.path / "trials.jsonl"
-        """Trials of a search by version 0.8 and before."""
 
 
 @dataclass(frozen=True)

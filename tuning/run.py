@@ -80,8 +80,6 @@ def _tune_locked(job: Job, signals: StopSignals) -> int:
 def _check_same(job: Job) -> None:
     """Refuse to mix measurements of different experiments by a ConfigError."""
     folder = job.folder
-    if folder.trials_before.exists():
-        raise ConfigError(f"{folder.path} is a search of an earlier version: choose another --tune.name")
     if not (folder.trials.exists() and folder.config.exists() and folder.tune.exists()):
         return
     before = load_recorded(folder.config).model_dump() | {"tune": load_tune_config(folder.tune).model_dump()}

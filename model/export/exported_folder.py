@@ -8,15 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import yaml
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 from safetensors import SafetensorError
 
-from common.errors import ResourceError, parsing
+from common.errors import ResourceError
 from common.publishing import made_folder
-from common.verification import verified
-from model.saved_settings import REMEDY, read_settings_of, write_settings
-from train_config.bounded_yaml import BoundedLoader
+from model.saved_settings import read_settings_of, write_settings
 from train_config.classifier_schema import ClassifierSection
 
 MODEL_FILE = "esmeray_model.json"
@@ -65,18 +62,11 @@ def exported_folder(
 
 
 def task_of(folder: Path) -> str | None:
-    """The task of an exported model; None for a folder of transformers.
-
-    Exports of earlier versions have no manifest: their task is that of the run's config beside them. Raises DataError
-    where a file is damaged or of a later version.
-    """
-    manifest, config = folder / MODEL_FILE, folder / _RUN_CONFIG
-    if manifest.is_file():
-        return read_settings_of(manifest, "exported model", lambda settings: _TEXT.validate_python(settings["task"]))
-    if not config.is_file():
+    """The task of an exported model; None for a folder of transformers. Raises DataError where a file is damaged."""
+    manifest = folder / MODEL_FILE
+    if not manifest.is_file():
         return None
-    with parsing(config, REMEDY, yaml.YAMLError):
-        return str(yaml.load(verified(config).read_text(encoding="utf-8"), Loader=BoundedLoader)["model"]["task"])
+    return read_settings_of(manifest, "exported model", lambda settings: _TEXT.validate_python(settings["task"]))
 
 
 def read_settings(folder: Path) -> ClassifierSettings:

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from common.errors import DataError
 from dataset.packed_batch import LABELS, WEIGHTS, PackedBatch
 from model.attention.packed import attend
 from model.backbones.base import PackedBackbone
@@ -166,14 +165,7 @@ def open_diffusion(folder: str | Path) -> SequenceDiffusion:
 
 def _read_settings(path: Path) -> tuple[DiffusionSection, tuple[str, ...]]:
     def parse(settings: dict[str, Any]) -> tuple[DiffusionSection, tuple[str, ...]]:
-        section = dict(settings["diffusion"])
-        if section.pop("space", "tokens") != "tokens" or section.pop("self_condition", False):
-            raise DataError(
-                f"{path}: diffusion on latents, or with self-conditioning, is no longer run: train another model with "
-                "train_config/structdiff.yaml, or use the version of Esmeray that made this one"
-            )
-        section.pop("autoencoder", None)  # of exports of earlier versions, as the two above
-        return DiffusionSection.model_validate(section), tuple(settings["labels"])
+        return DiffusionSection.model_validate(settings["diffusion"]), tuple(settings["labels"])
 
     return read_settings_of(path, "model of sequence diffusion", parse)
 

@@ -81,9 +81,7 @@ class ClassifierExperiment(Experiment):
     @classmethod
     def export(cls, trained: TrainedState, folder: Path, *, overwrite: bool) -> Path:
         config, checkpoint = trained.checkpoint.config(), trained.checkpoint.path
-        # Checkpoints of earlier versions have no names of their own.
-        names = checkpoint if (checkpoint / MAPPINGS_FILE).is_file() else trained.run.path
-        tokenizer, space = open_tokenizer(names / TOKENIZER), LabelSpace.load(names)
+        tokenizer, space = open_tokenizer(checkpoint / TOKENIZER), LabelSpace.load(checkpoint)
         model = trained.put_into(build_classifier(config.model, config.run.seed, space, tokenizer))
         resolved = dump_config(config)
         return export_classifier(

@@ -52,8 +52,6 @@ class ClassifierPlan(TaskPlan):
 
     def check_resumed(self, checkpoint: CheckpointFolder, path: Path) -> None:
         """Refuse another tokenizer than the checkpoint was trained with."""
-        if not (checkpoint.path / TOKENIZER).is_dir():
-            return  # a checkpoint of an earlier version knows no tokenizer
         now = tokenizer_of(self.config.model, self.opened(path))
         if open_tokenizer(checkpoint.path / TOKENIZER).fingerprint != now.fingerprint:
             raise CheckpointError(
