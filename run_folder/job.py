@@ -14,7 +14,7 @@ import logging
 import os
 import shutil
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
@@ -121,9 +121,9 @@ def unfinished(output: Path, made_by: str, uri: str | None = None) -> Iterator[P
     shared = f"{uri}.partial"
     record = folder / RECORD_FILE
     shared_names = retried(lambda: listing(shared), shared) if uri else {}
-    _refuse_foreign(shared, shared_names)
+    refuse_foreign(shared, shared_names, RECORD_FILE)
     if folder.is_dir():
-        _refuse_foreign(folder, [path.name for path in folder.iterdir()])
+        refuse_foreign(folder, [path.name for path in folder.iterdir()], RECORD_FILE)
     if record.is_file() and record.read_text(errors="replace") != made_by:
         raise other_job(folder, f"of {record.read_text(errors='replace')}, this is {made_by}", REMEDY)
     with held(folder):
@@ -156,14 +156,12 @@ def unfinished(output: Path, made_by: str, uri: str | None = None) -> Iterator[P
                         retried(lambda: remove(shared), shared)
 
 
-def _refuse_foreign(place: Path | str, names: Iterable[str]) -> None:
-    """Raise ConfigError for a folder that is not empty and has no record."""
+def refuse_foreign(place: Path | str, names: Collection[str], record: str) -> None:
+    """Raise ConfigError for a folder that is not empty and lacks what each of Esmeray's folders has, its ``record``."""
     # A process that was killed as it began left no more than these.
     others = [name for name in names if not name.startswith((LOCK_FILE, f".{RECORD_FILE}."))]
-    if others and RECORD_FILE not in others:
-        raise ConfigError(
-            f"{place}: is in the way, and was not made by Esmeray; move it away, or choose another output"
-        )
+    if others and record not in names:
+        raise ConfigError(f"{place}: is in the way, and was not made by Esmeray; move it away, or choose another name")
 
 
 def _has_pieces(folder: Path) -> bool:

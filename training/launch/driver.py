@@ -29,7 +29,7 @@ from monitoring.watch.alerts import AlertSink
 from monitoring.watch.progress import ProgressSink
 from monitoring.watch.run_watcher import RunWatcher, Sink
 from run_folder.checkpoints import CheckpointStore, check_data
-from run_folder.job import held
+from run_folder.job import held, refuse_foreign
 from run_folder.metrics_log import read_metrics
 from run_folder.mirror import ENDING_S, RunMirror, place_of
 from run_folder.paths import RESERVE_BYTES, RunFolder, no_space
@@ -66,6 +66,8 @@ def until_signal(run: RunFolder, work: Callable[[StopSignals], int], name: str) 
     ``work`` hears signals from :meth:`StopSignals.hand_over` on; 128 + signal is returned for one before that, and the
     name of the work printed.
     """
+    if run.path.is_dir() and not run.exists:
+        refuse_foreign(run.path, {path.name for path in run.path.iterdir()}, run.lock.name)
     signals = StopSignals()
     try:
         with signals, held(run.path):

@@ -124,6 +124,16 @@ def test_finished_run_says_so_also_where_its_data_was_moved(finished, tmp_path, 
     assert content(run) == before
 
 
+def test_folder_of_a_new_run_that_holds_what_a_user_put_there_is_refused_and_left_as_it_is(tmp_path):
+    config = settings(tmp_path, write_fasta(tmp_path / "a.fasta", seed=0))
+    run = run_folder(config)
+    run.tokenizer.mkdir(parents=True)
+    (run.tokenizer / "mine.txt").write_text("mine")
+    with pytest.raises(ConfigError, match=rf"{run.path}: is in the way, and was not made by Esmeray; move it away"):
+        train(config)
+    assert [path for path in run.path.rglob("*") if path.is_file()] == [run.tokenizer / "mine.txt"]
+
+
 def test_refused_new_run_leaves_no_folder(tmp_path):
     with pytest.raises(DataError):
         train(settings(tmp_path / "runs", str(tmp_path / "none.fasta")))
