@@ -21,12 +21,6 @@ def test_a_run_and_its_export_are_one_model_and_a_size_is_random(tmp_path: Path)
     assert find_model("facebook/esm2_t6_8M_UR50D").task is None
 
 
-def test_an_export_of_an_earlier_version_is_of_the_task_that_its_run_trained(tmp_path: Path):
-    folder = export_tiny(tmp_path / "export")
-    (folder / MODEL_FILE).unlink()
-    assert opened(folder).facts.task == "classifier"
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [

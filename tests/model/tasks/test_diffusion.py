@@ -1,6 +1,5 @@
 """Sequence diffusion: starts as its language model, weighs its loss, and is saved and opened alike."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -8,12 +7,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from common.errors import DataError
-from common.publishing import MADE_FILE
 from dataset.packed_batch import PackedBatch
 from dataset.structures.batches import StructureSource
 from model.export.backbone import export
-from model.tasks.diffusion import CONFIG_FILE, SequenceDiffusion, open_diffusion
+from model.tasks.diffusion import SequenceDiffusion, open_diffusion
 from model.tasks.masked_lm import MaskedLM
 from tests.structures import structure_store
 from train_config.diffusion_schema import DiffusionSection
@@ -102,16 +99,3 @@ def test_an_export_is_opened_as_it_was(tmp_path: Path, batch: PackedBatch):
             opened.logits(batch, opened.conditions(batch)), model.logits(batch, model.conditions(batch))
         )
     assert opened.labels == ("helix", "barrel")
-
-
-def test_an_export_of_an_earlier_version_is_opened_unless_it_was_of_latents(tmp_path: Path):
-    config = export(trained(), tmp_path / "export") / CONFIG_FILE
-    (tmp_path / "export" / MADE_FILE).unlink()  # by which the change below would be damage
-    settings = json.loads(config.read_text())
-    settings["diffusion"] |= {"space": "tokens", "autoencoder": None, "self_condition": False}
-    config.write_text(json.dumps(settings))
-    assert open_diffusion(tmp_path / "export").section == SECTION.diffusion
-    settings["diffusion"] |= {"space": "latents", "autoencoder": "runs/autoencoder"}
-    config.write_text(json.dumps(settings))
-    with pytest.raises(DataError, match="latents, or with self-conditioning, is no longer run: train another model"):
-        open_diffusion(tmp_path / "export")

@@ -18,8 +18,9 @@ from tests.monitoring.gpu_traces import HW_THERMAL, LIMIT_W, MAX_CLOCK_MHZ, STAR
 def summaries(machine: Machine, folder: Path, without: Sequence[str] = ()) -> list[GpuSummary]:
     path = machine.write(folder / f"log-{len(list(folder.iterdir()))}.csv")
     if without:
-        table = pd.read_csv(path, dtype=str, skipinitialspace=True)
-        table.drop(columns=[COLUMNS[name].header for name in without]).to_csv(path, index=False)
+        table = pd.read_csv(path, dtype=str)
+        left_out = tuple(COLUMNS[name][0] for name in without)
+        table[[title for title in table if not title.startswith(left_out)]].to_csv(path, index=False)
     return summarise(read_gpu_log(path))
 
 

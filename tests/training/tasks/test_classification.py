@@ -140,20 +140,6 @@ def test_export_takes_names_and_config_from_its_checkpoint_and_not_from_the_fold
     assert exported.max_length == 62
 
 
-def test_checkpoint_of_an_earlier_version_is_exported_with_the_names_of_its_run(trained, tmp_path):
-    run = copy_of(trained[0], tmp_path)
-    folder = CheckpointStore(run.checkpoints).complete()[0]
-    manifest = folder.manifest()
-    shards = [entry for entry in manifest.files[0] if entry.name.endswith(".pt")]
-    assert len(shards) < len(manifest.files[0])
-    for entry in set(manifest.files[0]) - set(shards):
-        (folder.path / entry.name).unlink()
-    older = manifest.model_copy(update={"files": {0: shards}}).sealed()
-    (folder.path / "manifest.json").write_text(older.model_dump_json())
-    assert export_command([str(run.path), "--export.output", str(tmp_path / "model")]) == 0
-    assert ClassifierPipeline.load(tmp_path / "model").label_space.names == ("acid", "base", "greasy")
-
-
 def test_another_tokenizer_than_the_checkpoint_s_is_refused(trained, table, tmp_path):
     config, labelled = trained
     run = copy_of(config, tmp_path)
