@@ -14,6 +14,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -191,26 +192,21 @@ def _of_binary_cif(path: Path, file: BinaryIO, section: StructuresSection) -> _R
     content = file.read(section.max_bytes + 1)
     if len(content) > section.max_bytes:
         raise _too_large(path, section)
-    unpacked = msgpack.unpackb(content, max_array_len=_LONGEST_LIST, max_map_len=_LONGEST_LIST)
-    for size in _decoded_sizes(unpacked):
-        if not isinstance(size, int) or size > 2 * section.max_atoms:  # of runs, a number and a length each
-            raise _too_large(path, section)
+
+    def bounded(node: dict[str, Any]) -> dict[str, Any]:
+        """Refuse an encoding by the length that it says its data will have: of these, a few bytes may say much."""
+        if node.get("kind") in ("RunLength", "IntegerPacking"):
+            size = node.get("srcSize")
+            if not isinstance(size, int) or size > 2 * section.max_atoms:  # of runs, a number and a length each
+                raise _too_large(path, section)
+        return node
+
+    unpacked = msgpack.unpackb(content, object_hook=bounded, max_array_len=_LONGEST_LIST, max_map_len=_LONGEST_LIST)
     cif = pdbx.BinaryCIFFile.deserialize(unpacked)
     if "atom_site" not in cif.block:
         raise DataError(f"{path}: an mmCIF file without atoms")
     atoms = pdbx.get_structure(cif, **_FIELDS)
     return _Read(pdbx.get_model_count(cif), atoms, "ma_qa_metric" in cif.block)
-
-
-def _decoded_sizes(node: Any) -> Iterator[Any]:
-    """The length that each encoding of BinaryCIF says its data will have which can be any: a few bytes may say much."""
-    if isinstance(node, dict):
-        if node.get("kind") in ("RunLength", "IntegerPacking"):
-            yield node.get("srcSize")
-        node = list(node.values())
-    if isinstance(node, list):
-        for child in node:
-            yield from _decoded_sizes(child)
 
 
 def _lines(path: Path, file: BinaryIO, section: StructuresSection) -> Iterator[str]:
@@ -279,9 +275,7 @@ def _too_large(path: Path, section: StructuresSection) -> DataError:
 
 def _chain_names(atoms: Any, path: Path) -> list[str]:
     """Chains in the order of the file. Raises DataError where a name stands for two."""
-    names = atoms.chain_id[~atoms.hetero]
-    starts: Any = np.flatnonzero(np.concatenate([[True], names[1:] != names[:-1]])) if len(names) else []
-    runs = Counter(str(names[start]) for start in starts)
+    runs = Counter(name for name, _ in groupby(atoms.chain_id[~atoms.hetero].tolist()))
     if twice := [name for name, count in runs.items() if count > 1]:
         raise DataError(f"{path}: chain {', '.join(sorted(twice))!r} stands twice in the file; rename one of them")
     return list(dict.fromkeys(map(str, atoms.chain_id)))
