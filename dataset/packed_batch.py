@@ -219,11 +219,8 @@ class PackedBatch:
 
 
 def _not_counting(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    emptied = dict(tensors)
-    for name in (TARGETS, WEIGHTS):
-        if name in tensors:
-            emptied[name] = torch.full_like(tensors[name], filler_value(name, tensors[name].dtype))
-    return emptied
+    counted = {name: tensors[name] for name in (TARGETS, WEIGHTS) if name in tensors}
+    return {**tensors, **{name: torch.full_like(t, filler_value(name, t.dtype)) for name, t in counted.items()}}
 
 
 def _with_fillers(tensors: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]:
