@@ -104,11 +104,6 @@ class Store:
         for number in range(self.manifest.num_blocks):
             yield np.frombuffer(self._file.block(number).residues, dtype=np.uint8)
 
-    def verify_blocks(self) -> None:
-        """Read every block and check its CRC-32, whatever this process has checked before."""
-        for number in range(self.manifest.num_blocks):
-            self._file.read_block(number)
-
     def __getstate__(self) -> dict:
         return {"path": self.path, "manifest": self.manifest, "_opened": None}
 
@@ -188,13 +183,13 @@ class _OpenFile:
         """A block that was checked, now or before."""
         block = self._blocks.get(number)
         if block is None:  # two threads may both read it; they find the same
-            block = self.read_block(number)
+            block = self._read_block(number)
             first = self._starts[number]
             self._begins[first : first + len(block.residue_offsets) - 1] = block.residue_offsets[:-1]
             self._blocks[number] = block
         return block
 
-    def read_block(self, number: int) -> _Block:
+    def _read_block(self, number: int) -> _Block:
         num_records, payload = self._value(layout.key_bytes(number), Kind.BLOCK, f"block {number}")
         offsets_bytes = 4 * (num_records + 1)
         residue_offsets = payload[:offsets_bytes].cast("I")
