@@ -83,7 +83,7 @@ class Embeddings(Index):
             if step != 1:
                 raise ValueError("a slice of embeddings has no step; take every one, then some of them")
             return self._rows.rows(start, max(start, stop))
-        return self._rows.row(self._numbers[key] if isinstance(key, str) else self._checked(key))
+        return self._rows.row(self._numbers[key] if isinstance(key, str) else range(len(self))[key])
 
     def __iter__(self) -> Iterator[Values]:
         return (self._rows.row(number) for number in range(len(self)))
@@ -121,8 +121,3 @@ class Embeddings(Index):
     @cached_property
     def _numbers(self) -> dict[str, int]:
         return {record_id: number for number, record_id in enumerate(self.ids)}
-
-    def _checked(self, number: int) -> int:
-        if not -len(self) <= number < len(self):
-            raise IndexError(f"record {number} of {len(self)}")
-        return number % len(self)

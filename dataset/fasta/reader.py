@@ -73,14 +73,6 @@ class RecordBatch:
     def __len__(self) -> int:
         return len(self.records)
 
-    @property
-    def headers(self) -> list[bytes]:
-        return self.records.headers.split()
-
-    @property
-    def sequences(self) -> list[bytes]:
-        return self.records.sequences
-
     def origin(self, index: int) -> tuple[Path, int] | None:
         """File of a record and its number in it, from 1; None where it was not read from FASTA."""
         # From the end: a file that fills no batch shares its start with the one after it.
@@ -91,7 +83,7 @@ class RecordBatch:
         """File, line and record of one record, or of one of its residues, for a message."""
         origin = self.origin(index)
         if origin is None:
-            return f"record {self.headers[index].decode('utf-8')!r}"
+            return f"record {self.records.headers.split()[index].decode('utf-8')!r}"
         path, number = origin
         return place_of_record(path, number, residue)
 

@@ -131,7 +131,7 @@ class Ingest:
         glance = residues[:: 1 + len(residues) // _GLANCE_LETTERS]
         if not is_refused and _share_of_nucleotides(glance) < _GLANCE_SHARE:
             return
-        for index, sequence in enumerate(batch.sequences):
+        for index, sequence in enumerate(batch.records.sequences):
             if not sequence or _share_of_nucleotides(sequence) < NUCLEOTIDE_SHARE:
                 continue
             self.counts.records_like_nucleotides += 1
@@ -163,7 +163,7 @@ class Ingest:
         kept: list[int] = []
         sequences: list[bytes] = []
         repaired: list[CleanSequence] = []
-        for index, (raw, id_length) in enumerate(zip(batch.sequences, batch.records.ids.lengths, strict=True)):
+        for index, (raw, id_length) in enumerate(zip(batch.records.sequences, batch.records.ids.lengths, strict=True)):
             if not id_length:
                 problem = "a header without an id; write one right after '>'"
                 self.faults.add("header{s} without an id", Fault(batch, index, problem))

@@ -169,7 +169,7 @@ def _head_lengths(data: DataSection) -> tuple[list[int], float]:
     source = FastaSource(data.source, data.ingest.max_residues)
     lengths: list[int] = []
     for batch in source.batches():
-        lengths += map(len, batch.sequences)
+        lengths += map(len, batch.records.sequences)
         if len(lengths) >= HEAD_RECORDS:
             return lengths, max(source.bytes_read / source.bytes_total, 1e-9)
     return lengths, 1.0

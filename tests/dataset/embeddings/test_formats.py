@@ -144,7 +144,7 @@ def test_vectors_are_found_by_id_number_and_slice(folder: Path, output: str):
     np.testing.assert_array_equal(np.concatenate([rows for _, rows in opened.blocks(3)]), VECTORS)
     with pytest.raises(KeyError):
         opened["nobody"]
-    with pytest.raises(IndexError, match="record 4 of 4"):
+    with pytest.raises(IndexError):
         opened[4]
 
 
