@@ -101,7 +101,7 @@ def _make(data: DataSection, tokenizer: TokenizerSection, target: Path, progress
         )
         space.save(folder)
         tensors: dict[str, NDArray] = {"parts": parts_N}
-        if sparse := isinstance(targets, SparseTargets):
+        if isinstance(targets, SparseTargets):
             tensors |= {"indptr": targets.indptr, "indices": targets.indices, "unknown": targets.unknown}
         else:
             tensors["targets"] = targets
@@ -112,7 +112,6 @@ def _make(data: DataSection, tokenizer: TokenizerSection, target: Path, progress
             tensors["targets"] = tensors["targets"].astype(np.int32)
         save_file(tensors, folder / layout.LABELS_FILE)
         manifest = LabelledManifest(
-            format_version=2 if sparse else 1,
             num_records=len(records),
             settings=_settings(data, tokenizer),
             source=records.source,
@@ -234,10 +233,8 @@ def _check_made_of(labelled: LabelledStore, data: DataSection, tokenizer: Tokeni
         raise DataError(f"{labelled.path}: made with other files of data.labels.validation_source; {remedy}")
     if not stores.same_files(manifest.labels_source, _labels_files(data.labels)):
         raise DataError(f"{labelled.path}: made with other data.labels.labels_file or mask_file; {remedy}")
-    settings, default = _settings(data, tokenizer), _settings(DataSection(), tokenizer)
+    settings = _settings(data, tokenizer)
     for key in sorted(settings.keys() | manifest.settings.keys()):
-        recorded = manifest.settings.get(key)
-        if isinstance(recorded, dict):
-            recorded = default[key] | recorded  # earlier versions had fewer settings
-        if settings.get(key) != recorded:
-            raise DataError(f"{labelled.path}: made with other settings of {key} ({recorded}); {remedy}")
+        if settings.get(key) != manifest.settings.get(key):
+            problem = f"made with other settings of {key} ({manifest.settings.get(key)})"
+            raise DataError(f"{labelled.path}: {problem}; {remedy}")

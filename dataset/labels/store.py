@@ -33,7 +33,7 @@ from dataset.store.format import MADE_AGAIN, SEQUENCES_FOLDER, SampleSource, rea
 from dataset.store.reader import Store, stage_once
 from dataset.targets import SparseTargets
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 LABELS_FILE = "labels.safetensors"
 MANIFEST_FILE = "labels.json"
 
@@ -44,7 +44,7 @@ _ADVICE = "give the folder of a labelled store, or labelled files"
 
 
 class LabelledManifest(BaseModel):
-    """``labels.json``: what the folder was made of and with; ``format_version`` is 2 where targets are sparse.
+    """``labels.json``: what the folder was made of and with.
 
     ``sequences_checksum`` is of the store's content, ``files`` has the XXH3-128 of the others, ``checksum`` is the
     identity of sequences and labels.
@@ -53,12 +53,12 @@ class LabelledManifest(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     format: Literal["esmeray-labels"] = "esmeray-labels"
-    format_version: Literal[1, 2] = 1
+    format_version: Literal[2] = 2
     num_records: int
     settings: dict[str, Any]
     source: list[SourceFile] | SampleSource
     held_out_source: list[SourceFile]
-    labels_source: list[SourceFile] = []
+    labels_source: list[SourceFile]
     sequences_checksum: str
     files: dict[str, str]
     checksum: str
@@ -72,7 +72,7 @@ class LabelledStore:
     Attributes:
         store: ids and residues, or texts in UTF-8.
         targets: (N,) int64 (multiclass, binary), (N, C) float32 (multilabel, regression), or (R,) int64 (per_residue).
-            Those of lists of names are sparse, but in stores of version 1.
+            Those of lists of names are sparse.
         weights: (N,) float32, or None.
         training, validation, test: int64 indices of records, each ascending.
     """
@@ -109,20 +109,6 @@ class LabelledStore:
 
     def __len__(self) -> int:
         return len(self.store)
-
-    @property
-    def counts(self) -> LabelledCounts:
-        """Records that reading, splitting and encoding left out or changed."""
-        return self.manifest.counts
-
-    @property
-    def checksum(self) -> str:
-        """Identity of sequences, labels and parts, hex."""
-        return self.manifest.checksum
-
-    def text(self, index: int) -> str:
-        """The sequence or text of one record; raises IndexError, or DataError where its block is damaged."""
-        return self.store.text(index)
 
     def residue_targets(self, index: int) -> NDArray[np.int64]:
         """(L,) int64: targets of the residues of one record, a view."""

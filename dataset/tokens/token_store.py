@@ -37,7 +37,7 @@ _REMEDY = "remove the folder, so that the tokens are made again"
 
 
 class TokenManifest(BaseModel):
-    """``manifest.json``; ``dtype`` as NumPy writes it. Fields that earlier versions wrote besides are ignored."""
+    """``manifest.json``; ``dtype`` as NumPy writes it."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 

@@ -124,7 +124,7 @@ def in_training(run: RunSection, data: DataSection, texts: Sequence[str]) -> NDA
     for folder in folders:
         with suppress(DataError):  # another run's may be damaged
             labelled = LabelledStore(folder)
-            if labelled.checksum == checkpoint.manifest().store_checksum:
+            if labelled.manifest.checksum == checkpoint.manifest().store_checksum:
                 trained_N = labelled.store.sequence_hashes[labelled.training]
                 return np.isin(hashes_of([text.encode() for text in texts]), trained_N)
     return None
