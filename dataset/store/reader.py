@@ -16,6 +16,7 @@ import shutil
 import threading
 from bisect import bisect_right
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -248,8 +249,8 @@ def stage_store(store_path: Path, stage_dir: Path) -> Path:
     name = f"{store.path.name}-{store.manifest.data_xxh128[:16]}"
     target = Path(os.path.abspath(stage_dir)) / name  # noqa: PTH100
     with exclusive(target):
-        if _is_good(target):
-            return target
+        with suppress(DataError):  # then made again from the original, which is verified in turn
+            return Store(target, verify="full").path
         free = shutil.disk_usage(target.parent).free
         if free < store.manifest.data_bytes:
             raise disk_full(target, f"staging takes {store.manifest.data_bytes / 1e9:.1f} GB")
@@ -264,11 +265,3 @@ def stage_store(store_path: Path, stage_dir: Path) -> Path:
 def stage_once(store_path: Path, stage_dir: Path) -> Path:
     """Call :func:`stage_store`, which reads the whole copy, once in a process: one that measures opens it often."""
     return stage_store(store_path, stage_dir)
-
-
-def _is_good(target: Path) -> bool:
-    try:
-        Store(target, verify="full")
-    except DataError:
-        return False  # made again from the original, which is verified in turn
-    return True

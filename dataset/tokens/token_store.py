@@ -10,15 +10,16 @@ Shape legend: N records, L tokens of one record, T tokens of all of them.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
-from common.errors import DataError
+from common.errors import DataError, parsing
 from common.progress import ConversionProgress, ProgressCallback
 from common.publishing import exclusive, file_xxh128, published
 from common.verification import check_file
@@ -36,10 +37,8 @@ _BLOCK_BYTES = 4 << 20
 _REMEDY = "remove the folder, so that the tokens are made again"
 
 
-class TokenManifest(BaseModel):
+class TokenManifest(BaseModel, extra="forbid", frozen=True):
     """``manifest.json``; ``dtype`` as NumPy writes it."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     format: Literal["esmeray-tokens"] = "esmeray-tokens"
     format_version: Literal[1] = 1
@@ -114,31 +113,21 @@ def ensure_tokens(
     """
     target = root.absolute() / f"{store.checksum[:16]}-{tokenizer.fingerprint[:16]}"
     with exclusive(target):
-        tokens = _opened(target, store, tokenizer)
-        if tokens is None:
-            with published(target) as folder:
-                _write(folder, store, tokenizer, progress)
-            tokens = TokenStore(target, verify="quick")
-    return tokens
+        with suppress(DataError):  # then made again from the store, whose blocks are checked as they are read
+            tokens = TokenStore(target)
+            made_of = tokens.manifest.store_checksum, tokens.manifest.fingerprint
+            if made_of == (store.checksum, tokenizer.fingerprint):
+                return tokens
+        with published(target) as folder:
+            _write(folder, store, tokenizer, progress)
+        return TokenStore(target, verify="quick")
 
 
 def _map_file(path: Path, dtype: str, count: int) -> NDArray[Any]:
     if not count:  # an empty file can't be mapped
         return np.empty(0, dtype=dtype)
-    try:
+    with parsing(path, _REMEDY):
         return np.asarray(np.memmap(path, dtype=dtype, mode="r", shape=(count,)))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: can't be read: {error}; {_REMEDY}") from error
-
-
-def _opened(target: Path, store: Store, tokenizer: SequenceTokenizer) -> TokenStore | None:
-    """The token store of that name, if it is whole and of this store and tokenizer."""
-    try:
-        tokens = TokenStore(target)
-    except DataError:
-        return None  # made again from the store, whose blocks are checked as they are read
-    made_of = tokens.manifest.store_checksum, tokens.manifest.fingerprint
-    return tokens if made_of == (store.checksum, tokenizer.fingerprint) else None
 
 
 def _write(folder: Path, store: Store, tokenizer: SequenceTokenizer, progress: ProgressCallback | None) -> None:
