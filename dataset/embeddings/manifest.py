@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
+from pydantic import AfterValidator, BaseModel, Field, NonNegativeInt, PositiveInt
 
 from common.errors import DataError, parsing
 from common.publishing import inner_name, write_atomically, writing
@@ -41,7 +41,7 @@ Name: TypeAlias = Annotated[str, AfterValidator(inner_name)]
 """Of a file or a folder within the folder."""
 
 
-class OutputManifest(BaseModel):
+class OutputManifest(BaseModel, extra="forbid", frozen=True):
     """One output of a model.
 
     Attributes:
@@ -55,8 +55,6 @@ class OutputManifest(BaseModel):
         columns: channels that each source has, of a joined output.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     description: str
     per: Per
     channels: PositiveInt
@@ -68,10 +66,8 @@ class OutputManifest(BaseModel):
     columns: dict[str, int] = {}
 
 
-class EmbeddingsManifest(BaseModel):
+class EmbeddingsManifest(BaseModel, extra="forbid", frozen=True):
     """``embeddings.json``; ``job`` describes what the folder was computed from and how."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     format: Literal["esmeray-embeddings"] = "esmeray-embeddings"
     format_version: Literal[1] = 1

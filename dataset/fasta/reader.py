@@ -259,10 +259,8 @@ def _expand(source: str, is_wanted: Callable[[Path], bool], kind: str) -> list[P
         return [path]
     if path.exists():
         raise DataError(f"{source}: neither a file nor a folder; pipes and devices can't be read twice, save to a file")
-    if glob.has_magic(source):
-        names = glob.glob(source, recursive=True)  # noqa: PTH207 - the pattern may be absolute
-        files = sorted(path for path in map(Path, names) if path.is_file())
-        if not files:
-            raise DataError(f"{source}: no file matches")
-        return files
-    raise DataError(f"{source}: no such file or folder")
+    names = glob.glob(source, recursive=True)  # noqa: PTH207 - the pattern may be absolute
+    files = sorted(path for path in map(Path, names) if path.is_file())
+    if not files:
+        raise DataError(f"{source}: no {'file matches' if glob.has_magic(source) else 'such file or folder'}")
+    return files

@@ -32,6 +32,8 @@ from dataset.targets import IGNORED_TARGET, SparseTargets
 from train_config.classifier_schema import LabelsSection, TokenizerSection
 from train_config.schema import DataSection
 
+_KIND = layout.MANIFEST_FILE, "labelled store"
+
 
 def ensure_labelled_store(
     data: DataSection, tokenizer: TokenizerSection, default_root: Path, progress: ProgressCallback | None = None
@@ -42,7 +44,7 @@ def ensure_labelled_store(
     else; ConfigError for settings that do not fit; ResourceError where the disk is full.
     """
     target = labelled_store_location(data, tokenizer, default_root)
-    if _source_store(data) is not None:
+    if stores.source_store(data, *_KIND) is not None:
         _check_fits(LabelledStore(target, verify="full"), data, tokenizer)
         return target
     with exclusive(target):
@@ -56,14 +58,15 @@ def ensure_labelled_store(
 def labelled_store_location(data: DataSection, tokenizer: TokenizerSection, default_root: Path) -> Path:
     """Path of the labelled store of a run's data, made or not. Raises as :func:`ensure_labelled_store`."""
     labels = data.labels
-    if _source_store(data) is None:
+    source = stores.source_store(data, *_KIND)
+    if source is None:
         check_label_settings(labels, tokenizer)
         if labels.split == "stratified" and labels.kind not in ("multiclass", "binary"):
             raise ConfigError(
                 f"data.labels.split stratified needs one class for each record, which {labels.kind} targets do not "
                 "have: set it to hash"
             )
-    return stores.location(data, _source_store(data), lambda: default_root / _store_name(data, tokenizer))
+    return stores.location(data, source, lambda: default_root / _store_name(data, tokenizer))
 
 
 def _make(data: DataSection, tokenizer: TokenizerSection, target: Path, progress: ProgressCallback | None) -> None:
@@ -207,10 +210,6 @@ def _store_name(data: DataSection, tokenizer: TokenizerSection) -> str:
 
 def _labels_files(labels: LabelsSection) -> list[Path]:
     return [path for name in (labels.labels_file, labels.mask_file) if name for path in find_files([name])]
-
-
-def _source_store(data: DataSection) -> Path | None:
-    return stores.source_store(data, layout.MANIFEST_FILE, "labelled store")
 
 
 def _check_fits(labelled: LabelledStore, data: DataSection, tokenizer: TokenizerSection) -> None:

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from safetensors.numpy import load_file
 
 from common.errors import DataError
@@ -43,14 +43,12 @@ LEFT_OUT = len(PARTS)
 _ADVICE = "give the folder of a labelled store, or labelled files"
 
 
-class LabelledManifest(BaseModel):
+class LabelledManifest(BaseModel, extra="forbid", frozen=True):
     """``labels.json``: what the folder was made of and with.
 
     ``sequences_checksum`` is of the store's content, ``files`` has the XXH3-128 of the others, ``checksum`` is the
     identity of sequences and labels.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     format: Literal["esmeray-labels"] = "esmeray-labels"
     format_version: Literal[2] = 2

@@ -89,7 +89,7 @@ def ensure_store(data: DataSection, default_root: Path, progress: ProgressCallba
     where the disk is full or can't be written.
     """
     target = store_location(data, default_root)
-    if _source_store(data) is not None:
+    if source_store(data) is not None:
         if Store(target, verify="full").is_text:
             raise DataError(f"{target}: a store of texts, which classifiers alone can read; give proteins")
         return target
@@ -113,7 +113,7 @@ def open_store(sources: list[str], ingest: IngestSection, folder: Path) -> Store
     ``folder`` is that of an unfinished job. Raises ConfigError where its store has other sequences.
     """
     data = DataSection(source=sources, ingest=ingest)
-    if _source_store(data) is None:
+    if source_store(data) is None:
         data = data.model_copy(update={"store": str(folder / "store")})
         if (folder / "store" / MANIFEST_FILE).is_file():
             made_with = Store(folder / "store").manifest
@@ -125,7 +125,7 @@ def open_store(sources: list[str], ingest: IngestSection, folder: Path) -> Store
 
 def store_location(data: DataSection, default_root: Path) -> Path:
     """Path of the store of a run's data, made or not; see :func:`ensure_store`."""
-    return location(data, _source_store(data), lambda: default_root / _store_name(data))
+    return location(data, source_store(data), lambda: default_root / _store_name(data))
 
 
 def location(data: DataSection, source: Path | None, default: Callable[[], Path]) -> Path:
@@ -198,11 +198,7 @@ def not_a_store(
     return f"holds {others[0]}, which no {kind} does" if others else None
 
 
-def _source_store(data: DataSection) -> Path | None:
-    return source_store(data, MANIFEST_FILE, "store")
-
-
-def source_store(data: DataSection, manifest_file: str, kind: str) -> Path | None:
+def source_store(data: DataSection, manifest_file: str = MANIFEST_FILE, kind: str = "store") -> Path | None:
     """The store that ``data.source`` names in place of files, if it does; ``kind`` is what messages call it.
 
     Raises DataError where it stands beside other sources, or ``data.store`` names another.
@@ -265,13 +261,9 @@ def same_files(recorded: list[SourceFile], paths: list[Path]) -> bool:
 
 
 def _same_file(recorded: SourceFile, path: Path) -> bool:
-    """By size and time where the path is the same; else by content."""
-    status = path.stat()
-    if status.st_size != recorded.bytes:
-        return False
-    if str(path.resolve()) == recorded.path and status.st_mtime_ns == recorded.mtime_ns:
-        return True
-    return file_xxh128(path) == recorded.xxh128
+    """By path, size and time; where one differs by content."""
+    is_as_it_was = file_identities([path]) == [(recorded.path, recorded.bytes, recorded.mtime_ns)]
+    return is_as_it_was or file_xxh128(path) == recorded.xxh128
 
 
 def _described(source: list[SourceFile] | SampleSource) -> str:

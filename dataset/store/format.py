@@ -27,7 +27,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from common.errors import DataError
 from common.json_file import read_json
@@ -118,10 +118,8 @@ def unframe(value: memoryview, kind: Kind) -> tuple[int, memoryview]:
     return count, payload
 
 
-class SampleSource(BaseModel):
+class SampleSource(BaseModel, extra="forbid", frozen=True):
     """The settings of the embedded sample that a store was made of."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     records: int
     families: int
@@ -129,7 +127,7 @@ class SampleSource(BaseModel):
     generator_version: int
 
 
-class StoreManifest(BaseModel):
+class StoreManifest(BaseModel, extra="forbid", frozen=True):
     """``manifest.json``.
 
     Attributes:
@@ -143,8 +141,6 @@ class StoreManifest(BaseModel):
         counts: what the policies and the fixed repairs did.
         created: UTC, ISO 8601.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     format: Literal["esmeray-store"] = "esmeray-store"
     format_version: Literal[2] = 2

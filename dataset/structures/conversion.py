@@ -38,6 +38,7 @@ from train_config.diffusion_schema import StructuresSection
 from train_config.schema import DataSection, IngestSection
 
 _SHOWN = 10
+_KIND = layout.MANIFEST_FILE, "structure store"
 _SOURCE, _HELD_OUT, _LABELS = "data.source", "data.structures.validation_source", "data.structures.labels"
 
 
@@ -73,7 +74,7 @@ def ensure_structure_store(data: DataSection, default_root: Path, progress: Prog
     """The structure store of a run's data: a fitting one that exists, else one made now; see
     :func:`dataset.store.conversion.ensure_store`."""
     target = structure_store_location(data, default_root)
-    if _source_store(data) is not None:
+    if stores.source_store(data, *_KIND) is not None:
         return StructureStore(target, verify="full").path
     with exclusive(target):
         if target.exists():
@@ -85,11 +86,7 @@ def ensure_structure_store(data: DataSection, default_root: Path, progress: Prog
 
 def structure_store_location(data: DataSection, default_root: Path) -> Path:
     """Path of the structure store of a run's data, made or not: named after its files and settings."""
-    return stores.location(data, _source_store(data), lambda: default_root / _store_name(data))
-
-
-def _source_store(data: DataSection) -> Path | None:
-    return stores.source_store(data, layout.MANIFEST_FILE, "structure store")
+    return stores.location(data, stores.source_store(data, *_KIND), lambda: default_root / _store_name(data))
 
 
 def _store_name(data: DataSection) -> str:

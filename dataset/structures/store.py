@@ -21,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from common.errors import DataError
 from dataset.embeddings.arrays import open_arrays, write_arrays
@@ -55,14 +55,12 @@ class StructureCounts(Counts):
     breaks: int = Field(0, description="break{s} of chains")
 
 
-class StructureManifest(BaseModel):
+class StructureManifest(BaseModel, extra="forbid", frozen=True):
     """``structures.json``: what the folder was made of, by setting, and with.
 
     ``label_names`` are the classes, by their number in ``labels``; ``sequences_checksum`` is of the store's content,
     ``checksum`` the identity of all.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     format: Literal["esmeray-structures"] = "esmeray-structures"
     format_version: Literal[2] = 2
