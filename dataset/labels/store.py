@@ -73,6 +73,8 @@ class LabelledStore:
             Those of lists of names are sparse.
         weights: (N,) float32, or None.
         training, validation, test: int64 indices of records, each ascending.
+        counts: records that reading, splitting and encoding left out or changed.
+        checksum: identity of sequences, labels and parts, hex.
     """
 
     def __init__(
@@ -86,6 +88,8 @@ class LabelledStore:
         self.path = Path(path).absolute()
         manifest_file = self.path / MANIFEST_FILE
         self.manifest = read_signed(manifest_file, LabelledManifest, MADE_AGAIN, "labelled store", _ADVICE)
+        self.counts = self.manifest.counts
+        self.checksum = self.manifest.checksum
         sequences = self.path / SEQUENCES_FOLDER
         self.store = Store(sequences if stage_dir is None else stage_once(sequences, stage_dir), verify)
         if self.store.checksum != self.manifest.sequences_checksum:

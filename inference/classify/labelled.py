@@ -102,7 +102,7 @@ def own_texts(config: Config, space: LabelSpace, part: Part, progress: ProgressC
         targets = store.targets[records]
     return LabelledTexts(
         ids=[store.store.id(record) for record in records.tolist()],
-        texts=[store.text(record) for record in records.tolist()],
+        texts=[store.store.text(record) for record in records.tolist()],
         targets=targets,
         weights=None if store.weights is None else store.weights[records],
         counts={**_left_out(store.counts), "records_of_other_parts": in_parts.size - records.size},
@@ -124,7 +124,7 @@ def in_training(run: RunSection, data: DataSection, texts: Sequence[str]) -> NDA
     for folder in folders:
         with suppress(DataError):  # another run's may be damaged
             labelled = LabelledStore(folder)
-            if labelled.manifest.checksum == checkpoint.manifest().store_checksum:
+            if labelled.checksum == checkpoint.manifest().store_checksum:
                 trained_N = labelled.store.sequence_hashes[labelled.training]
                 return np.isin(hashes_of([text.encode() for text in texts]), trained_N)
     return None

@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
     verify: Literal["full", "quick"] = "full" if arguments.verify else "quick"
     labelled = LabelledStore(path, verify) if (path / LABELS_MANIFEST).is_file() else None
     store = Store(path, verify) if labelled is None else labelled.store
-    counts = (labelled or store).manifest.counts
+    counts = store.manifest.counts if labelled is None else labelled.counts
     facts = _facts(store) | {"counts": counts.model_dump(), "verified": verify}
     if labelled is not None:
         facts["labels"] = _label_facts(labelled)

@@ -41,7 +41,7 @@ def test_real_proteins_split_by_files_leave_out_the_class_that_training_lacks(tm
     assert f"({files[1]}, line " in message
 
     labelled = made(data_of(files[0], **labels, unseen_labels="skip"), tmp_path)
-    counts = labelled.manifest.counts
+    counts = labelled.counts
     assert labelled.label_space.num_outputs == 10
     assert (counts.training, counts.validation, counts.records_unseen_label) == (2768, 1678 - 23, 23)
     assert labelled.training.tolist() == list(range(2768))
@@ -59,7 +59,7 @@ def test_a_hash_splits_sequences_and_a_column_splits_in_three_with_weights(tmp_p
     training, validation = split_records(labelled.store.sequence_hashes, 0.4)
     assert (labelled.training.tolist(), labelled.validation.tolist()) == (training.tolist(), validation.tolist())
     assert labelled.training.dtype == np.int64 and labelled.test.size == 0
-    assert (labelled.manifest.counts.training, labelled.manifest.counts.validation) == (training.size, validation.size)
+    assert (labelled.counts.training, labelled.manifest.counts.validation) == (training.size, validation.size)
     parts = ["test", "train", "Valid", "training", " test "]
     rows = [*zip(PROTEINS, "xyxxy", parts, "12345", strict=False)]
     path = write_table(tmp_path / "in.csv", ("sequence", "label", "part", "w"), *rows, ("MKV", "y", "dev", "6"))
@@ -67,7 +67,7 @@ def test_a_hash_splits_sequences_and_a_column_splits_in_three_with_weights(tmp_p
     held_out = labelled.validation.tolist(), labelled.test.tolist()
     assert (labelled.training.tolist(), held_out) == ([1, 3], ([2, 5], [0, 4]))
     assert labelled.weights.tolist() == [1, 2, 3, 4, 5, 6]
-    assert labelled.manifest.counts.held_out_also_in_training == 1
+    assert labelled.counts.held_out_also_in_training == 1
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_letters_that_training_lacks_are_left_out_of_held_out_residues(tmp_path)
     labelled = made(data_of(path, **labels, unseen_labels="skip"), tmp_path)
     assert labelled.residue_targets(3).tolist() == [-100, 2, -100]
     assert labelled.validation.tolist() == [2, 3]
-    assert labelled.manifest.counts.residues_unseen_label == 2
+    assert labelled.counts.residues_unseen_label == 2
 
 
 def test_a_store_is_made_once_and_changed_files_or_settings_make_another(tmp_path, table):

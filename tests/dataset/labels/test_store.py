@@ -44,7 +44,7 @@ def test_lists_of_names_are_held_sparse_and_a_store_of_version_1_is_read_as_it_i
     rows = ["1100", "0100", "0010", "1001", "1010", "0110"]
     expected = [*([float(letter) for letter in row] for row in rows), [np.nan] * 4]
     np.testing.assert_array_equal(labelled.targets[:], expected)
-    assert (labelled.validation.tolist(), labelled.manifest.counts.records_unseen_label) == ([5], 1)
+    assert (labelled.validation.tolist(), labelled.counts.records_unseen_label) == ([5], 1)
 
 
 @pytest.mark.parametrize("name", ["labels.safetensors", "label_mappings.json", "labels.json", "sequences/data.mdb"])

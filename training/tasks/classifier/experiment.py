@@ -54,7 +54,7 @@ class ClassifierExperiment(Experiment):
         self.names = {MAPPINGS_FILE: (run.path / MAPPINGS_FILE).read_bytes()} | {
             f"{TOKENIZER}/{file.name}": file.read_bytes() for file in sorted(run.tokenizer.iterdir())
         }
-        self.store, self.checksum = self._labelled.store, self._labelled.manifest.checksum
+        self.store, self.checksum = self._labelled.store, self._labelled.checksum
         tokens = ensure_tokens(self.store, self._tokenizer, path.parent)
         space = self._labelled.label_space
         labels = Labels(self._labelled.targets, space.kind == "per_residue", self._labelled.weights)

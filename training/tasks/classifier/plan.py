@@ -96,7 +96,7 @@ class ClassifierPlan(TaskPlan):
             count_cropped(tokens.lengths[labelled.training], config.data.max_length),
             exact=True,
             held_out=labelled.validation.size,
-            counts=labelled.manifest.counts,
+            counts=labelled.counts,
             labels=str(labelled.label_space),
         )
         return TaskSize(
