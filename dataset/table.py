@@ -36,6 +36,8 @@ _SEPARATORS = (",", ";", "\t")
 _HEADER_BYTES = 1 << 16
 _SHOWN = 20
 _SHOWN_LETTERS = 60
+_WRONG_ROW = re.compile(r"Row #(\d+)(?:: Expected (\d+) columns, got (\d+))?")
+"""In messages of pyarrow (26.0), with the header as the first row."""
 _NOWHERE = "\x1f"
 """A delimiter that no line has."""
 
@@ -184,13 +186,6 @@ class _EndedText(TextStream):
 def _read(
     text: BinaryIO | io.BufferedIOBase, path: Path, parse: pacsv.ParseOptions, has_header: bool
 ) -> Iterator[pa.RecordBatch]:
-    wrong_rows = []
-
-    def refuse(row: Any) -> str:
-        wrong_rows.append(row)
-        return "error"
-
-    parse.invalid_row_handler = refuse
     read = pacsv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES, autogenerate_column_names=not has_header)
     convert = pacsv.ConvertOptions(strings_can_be_null=False, null_values=[], default_column_type=pa.string())
     try:
@@ -200,18 +195,15 @@ def _read(
     except (pa.ArrowInvalid, UnicodeDecodeError) as error:
         if "Empty CSV" in str(error):
             return
-        what = "row" if has_header else "line"
-        if wrong_rows and "\0" not in wrong_rows[0].text:
-            row = wrong_rows[0]
-            raise DataError(
-                f"{path}, row {row.number - 1}: {row.actual_columns} fields where the header has "
-                f"{row.expected_columns}; complete the row or its quotes, or put a text that holds the "
-                "separator in quotes"
-            ) from error
         if "straddling" in str(error):
             raise DataError(f"{path}: has a row of more than {_BLOCK_BYTES >> 20} MiB; shorten it") from error
-        numbered = re.search(r"Row #(\d+)", str(error))
-        place = f", {what} {int(numbered[1]) - has_header}" if numbered else ""
+        row = _WRONG_ROW.search(str(error))
+        place = f", {'row' if has_header else 'line'} {int(row[1]) - has_header}" if row else ""
+        if row and row[2] and "\0" not in str(error):
+            raise DataError(
+                f"{path}{place}: {row[3]} fields where the header has {row[2]}; complete the row or its quotes, or put "
+                "a text that holds the separator in quotes"
+            ) from error
         raise DataError(f"{path}{place}: not UTF-8; save the file as UTF-8") from error
 
 
