@@ -25,11 +25,11 @@ import json
 import struct
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
-from common.errors import DataError
+from common.errors import DataError, parsing
 from common.json_file import read_json
 from dataset.fasta.counts import IngestCounts, SourceFile
 from train_config.schema import IngestSection
@@ -176,26 +176,19 @@ def read_signed(path: Path, model: type[Manifest], remedy: str, kind: str = "sto
     if not path.is_file():
         problem = f"not a {kind}, it has no {path.name}" if path.parent.exists() else "no such folder"
         raise DataError(f"{path.parent}: {problem}; {advice or remedy}")
-    wanted, versions = model.model_fields["format"].default, get_args(model.model_fields["format_version"].annotation)
-
-    def damaged(problem: str) -> DataError:
-        return DataError(f"{path}: damaged: {problem}; {remedy}")
-
+    wanted, readable = (model.model_fields[name].default for name in ("format", "format_version"))
     content = read_json(path, remedy)
-    if content.get("format") != wanted:
-        raise damaged(f"it does not say format {wanted!r}")
-    if (version := content.get("format_version")) not in versions:
-        readable = " or ".join(map(str, versions))
-        raise DataError(
-            f"{path.parent}: a store of format version {version!r}, this Esmeray reads version {readable}; {remedy}"
-        )
-    digest = content.pop("manifest_sha256", None)
-    if digest != _digest(content):
-        raise damaged("its checksum does not hold")
-    try:
+    with parsing(path, remedy):
+        if content.get("format") != wanted:
+            raise ValueError(f"it does not say format {wanted!r}")
+        if content.get("format_version") != readable:
+            version = content.get("format_version")
+            raise DataError(
+                f"{path.parent}: a store of format version {version!r}, this Esmeray reads version {readable}; {remedy}"
+            )
+        if content.pop("manifest_sha256", None) != _digest(content):
+            raise ValueError("its checksum does not hold")
         return model.model_validate(content)
-    except ValidationError as error:
-        raise damaged(f"{error.error_count()} fields are wrong, first {error.errors()[0]['loc']}") from error
 
 
 def find_index_pages(data_file: Path, page_bytes: int) -> list[int]:
