@@ -14,6 +14,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -53,13 +54,6 @@ _LONGEST_LIST = 10_000
 """Categories, columns and encodings of BinaryCIF; values are bytes, not lists."""
 
 
-class _Chain(NamedTuple):
-    name: str
-    letters: str
-    coordinates: NDArray[np.float32]
-    confidence: NDArray[np.int8]
-
-
 class _Read(NamedTuple):
     """Number of models, atoms of the first, and whether it is a prediction."""
 
@@ -88,27 +82,27 @@ def read_structures(path: Path, section: StructuresSection, counts: StructureCou
     counts.chains += len(chosen)
     stem = path.name.removesuffix(".gz").rpartition(".")[0][:_LONGEST_ID].replace(" ", "_")
     if section.chains == "complex":
-        return [_structure(stem, chosen)]
-    return [_structure(f"{stem}_{chain.name}" if chain.name else stem, [chain]) for chain in chosen]
+        return [_complex(stem, chosen)]
+    return [replace(chain, id=f"{stem}_{chain.id}" if chain.id else stem) for chain in chosen]
 
 
-def _structure(record: str, chains: list[_Chain]) -> Structure:
+def _complex(record: str, chains: list[Structure]) -> Structure:
     return Structure(
         id=record,
-        residues="".join(chain.letters for chain in chains),
+        residues="".join(chain.residues for chain in chains),
         coordinates=np.concatenate([chain.coordinates for chain in chains]),
         confidence=np.concatenate([chain.confidence for chain in chains]),
-        chains=np.repeat(np.arange(len(chains), dtype=np.int8), [len(chain.letters) for chain in chains]),
-        chain_names=tuple(chain.name for chain in chains),
+        chains=np.repeat(np.arange(len(chains), dtype=np.int8), [len(chain.residues) for chain in chains]),
+        chain_names=tuple(chain.id for chain in chains),
     )
 
 
-def _chosen(chains: list[_Chain], rule: str, path: Path) -> list[_Chain]:
+def _chosen(chains: list[Structure], rule: str, path: Path) -> list[Structure]:
     if rule in ("each", "complex"):
         return chains
     if rule == "first":
         return chains[:1]
-    by_name = {chain.name: chain for chain in chains}
+    by_name = {chain.id: chain for chain in chains}
     names = [name.strip() for name in rule.split(",")]
     missing = [name for name in names if name not in by_name]
     if missing:
@@ -283,8 +277,8 @@ def _chain_names(atoms: Any, path: Path) -> list[str]:
 
 def _chain(
     atoms: Any, name: str, path: Path, section: StructuresSection, counts: StructureCounts, predicted: bool
-) -> _Chain | None:
-    """The amino acids of a chain; None where it has too few, which is counted."""
+) -> Structure | None:
+    """The amino acids of a chain, its name as id; None where it has too few, which is counted."""
     import biotite.structure as struc
     from biotite.structure import info
 
@@ -335,7 +329,7 @@ def _chain(
     coordinates[~whole] = np.nan
     counts.placed_oxygens += _place_oxygens(coordinates)
     counts.breaks += int((~_bonded(coordinates)).sum())
-    return _Chain(name, "".join(letters), coordinates, confidence)
+    return Structure(name, "".join(letters), coordinates, confidence, np.zeros(len(letters), np.int8), (name,))
 
 
 def _backbone(protein: Any, starts: NDArray, predicted: bool) -> tuple[NDArray[np.float32], NDArray[np.int8]]:
