@@ -30,8 +30,8 @@ class SharedWords:
         self._chosen_N = np.arange(len(store)) if records is None else records
         words = [_distinct_words(store.sequence(record)) for record in self._chosen_N.tolist()]
         all_words = np.concatenate([np.empty(0, np.int32), *words])
-        self._records = np.repeat(np.arange(len(words), dtype=np.int32), list(map(len, words)))
-        self._records = self._records[np.argsort(all_words, kind="stable")]
+        records = np.repeat(np.arange(len(words), dtype=np.int32), list(map(len, words)))
+        self._records = records[np.argsort(all_words, kind="stable")]
         counts = np.bincount(all_words, minlength=_WORDS)
         self._starts = np.append(0, counts.cumsum())
         self._weights = np.log((1 + len(words)) / np.maximum(1, counts)) ** 2
