@@ -16,6 +16,7 @@ from common.errors import ConfigError, DataError
 from common.progress import ProgressCallback
 from common.publishing import exclusive, file_xxh128, published
 from dataset.batches.splitting import split_records, split_stratified
+from dataset.embeddings.arrays import arrays_checksum
 from dataset.fasta.alphabet import STORE_ALPHABET
 from dataset.fasta.counts import IngestCounts
 from dataset.fasta.reader import find_files
@@ -110,7 +111,7 @@ def _make(data: DataSection, tokenizer: TokenizerSection, target: Path, progress
             tensors["targets"] = targets
         if records.weights is not None:
             tensors["weights"] = records.weights
-        checksum = layout.labels_checksum(store_checksum, space, tensors)
+        checksum = arrays_checksum(repr((store_checksum, space.kind, space.names)), tensors)
         if space.kind == "per_residue":
             tensors["targets"] = tensors["targets"].astype(np.int32)
         save_file(tensors, folder / layout.LABELS_FILE)

@@ -14,7 +14,6 @@ Records that were left out because no training record has their label stay in th
 Shape legend: N records of the store, R residues of all records end to end, C outputs, L residues of one record.
 """
 
-import hashlib
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -120,13 +119,3 @@ class LabelledStore:
     @cached_property
     def _residue_offsets(self) -> list[int]:
         return [0, *np.cumsum(self.store.lengths, dtype=np.int64).tolist()]
-
-
-def labels_checksum(store_checksum: str, space: LabelSpace, tensors: dict[str, NDArray]) -> str:
-    """Checksum of sequences, classes and targets: the same for the same data, wherever it was made."""
-    digest = hashlib.sha256(repr((store_checksum, space.kind, space.names)).encode())
-    for name in sorted(tensors):
-        array = np.ascontiguousarray(tensors[name])
-        digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
-        digest.update(array.data.cast("B"))
-    return digest.hexdigest()

@@ -19,7 +19,7 @@ from common.publishing import exclusive, published, refuse_existing
 from common.remote import local_path
 from common.text import counted
 from dataset.batches.splitting import split_records
-from dataset.embeddings.arrays import open_arrays
+from dataset.embeddings.arrays import arrays_checksum, open_arrays
 from dataset.fasta.counts import IngestCounts, SourceFile
 from dataset.fasta.reader import find_files, is_fasta_name
 from dataset.fasta.records import hashes_of
@@ -166,7 +166,7 @@ def _make(data: DataSection, target: Path, progress: ProgressCallback | None) ->
             files=described,
             label_names=names,
             sequences_checksum=checksum,
-            checksum=layout.arrays_checksum(checksum, open_arrays(folder / layout.ARRAYS_FILE)),
+            checksum=arrays_checksum(checksum, open_arrays(folder / layout.ARRAYS_FILE)),
             counts=counts,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
         )

@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
 from common.errors import DataError
-from dataset.embeddings.arrays import open_arrays, write_arrays
+from dataset.embeddings.arrays import arrays_checksum, open_arrays, write_arrays
 from dataset.fasta.counts import Counts, SourceFile
 from dataset.store.format import MADE_AGAIN, SEQUENCES_FOLDER, read_signed
 from dataset.store.reader import Store
@@ -171,25 +170,14 @@ class StructureStore:
 def write_structures(folder: Path, structures: list[Structure], labels_N: NDArray, parts_N: NDArray) -> None:
     """Write ``structures.safetensors``, of the store's records in their order."""
     known = any(np.isfinite(structure.coordinates[:, 1, 0]).any() for structure in structures)
-    coordinates = [np.empty((0, 4, 3), np.float16)]
-    if known:
-        coordinates = [centred(structure.coordinates) for structure in structures]
+    coordinates = [centred(structure.coordinates) for structure in structures if known]
     write_arrays(
         folder / ARRAYS_FILE,
         {
-            "coordinates": np.concatenate(coordinates),
+            "coordinates": np.concatenate([np.empty((0, 4, 3), np.float16), *coordinates]),
             "confidence": np.concatenate([structure.confidence for structure in structures]).astype(np.int8),
             "chains": np.concatenate([structure.chains for structure in structures]).astype(np.int8),
             "labels": labels_N.astype(np.int64),
             "parts": parts_N.astype(np.int8),
         },
     )
-
-
-def arrays_checksum(sequences_checksum: str, arrays: dict[str, NDArray]) -> str:
-    """Checksum of sequences and arrays, hex: the same for the same data, wherever it was made."""
-    digest = xxhash.xxh3_128(sequences_checksum.encode())
-    for name in sorted(arrays):
-        digest.update(f"{name} {arrays[name].dtype.str} {arrays[name].shape}".encode())
-        digest.update(np.ascontiguousarray(arrays[name]).data)
-    return digest.hexdigest()
