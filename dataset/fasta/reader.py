@@ -51,8 +51,8 @@ _NO_HEADER = "a FASTA file starts with '>' and an id; here a sequence or another
 
 def is_fasta_name(path: Path) -> bool:
     """Return whether the name ends like a FASTA file's."""
-    name = path.name.lower()
-    return name.endswith(tuple(suffix + compression for suffix in SUFFIXES for compression in COMPRESSIONS))
+    suffixes = tuple(suffix + compression for suffix in SUFFIXES for compression in COMPRESSIONS)
+    return path.name.lower().endswith(suffixes)
 
 
 class Origin(NamedTuple):

@@ -20,7 +20,7 @@ import numpy as np
 
 from common.errors import DataError
 from common.text import counted
-from dataset.fasta.alphabet import GAPS, STORE_ALPHABET, STORE_BYTES, CleanSequence, all_stored, bad_to_x, clean
+from dataset.fasta.alphabet import GAPS, STORE_ALPHABET, STORE_BYTES, CleanSequence, bad_to_x, clean
 from dataset.fasta.counts import IngestCounts
 from dataset.fasta.kernel import HashSet64, Kernel
 from dataset.fasta.locate import places_of_records
@@ -103,7 +103,6 @@ class Ingest:
         self.faults = Faults(places_of_ids)
         self._policies = policies
         self._is_text = content == "text"
-        self._places_of_ids = places_of_ids
         self._seen = HashSet64(kernel)
         self._next_suffix: dict[bytes, int] = {}
 
@@ -113,7 +112,7 @@ class Ingest:
         records = batch.records
         if not self._is_text:
             self._notice_nucleotides(batch)
-        is_plain = self._is_text or records.all_stored or all_stored(records.residues)
+        is_plain = self._is_text or records.all_stored or not records.residues.translate(None, STORE_BYTES)
         if not (is_plain and records.lengths.all() and records.ids.lengths.all()):
             kept, sequences = self._clean_each(batch)
             ids = records.ids.split()
@@ -225,7 +224,7 @@ class Ingest:
     def _refuse_duplicate(self, batch: RecordBatch, index: int, record_id: bytes) -> None:
         name = record_id.decode("utf-8")
         if not self.faults:  # otherwise nothing is made of the records in any case
-            first = self._places_of_ids({name}).get(name)
+            first = self.faults.places_of_ids({name}).get(name)
             if first is not None and f"{batch.place(index)},".startswith(f"{first},"):
                 return  # two ids with one hash: this is the first record of its id
         remedy = "make ids unique, or give --data.ingest.duplicate_ids first (or rename)"
@@ -258,7 +257,7 @@ class Faults:
     """
 
     def __init__(self, places_of_ids: PlacesOfIds) -> None:
-        self._places_of_ids = places_of_ids
+        self.places_of_ids = places_of_ids
         self._counts: Counter[str] = Counter()
         self._first: list[Fault] = []
 
@@ -303,7 +302,7 @@ class Faults:
                 wanted[origin[0]].append((origin[1], fault.residue))
         places = {path: iter(places_of_records(path, records)) for path, records in wanted.items()}
         repeated = {fault.repeats for fault in first if fault.repeats is not None}
-        before = self._places_of_ids(repeated) if repeated else {}
+        before = self.places_of_ids(repeated) if repeated else {}
         lines = []
         for origin, fault in zip(origins, first, strict=True):
             place = next(places[origin[0]]) if origin else fault.batch.place(fault.index, fault.residue)
