@@ -106,14 +106,12 @@ def bound_cache(root: Path, most_bytes: int) -> int:
 
     Returns the number of shards removed. Whoever has one open keeps its memory-mapped file.
     """
-    shards = sorted((shard.stat().st_mtime, shard.stat().st_size, shard) for shard in root.glob(f"*/{_SHARDS}"))
-    total, removed = sum(size for _, size, _ in shards), 0
-    for _, size, shard in shards:
-        if total <= most_bytes:
-            break
+    newest_first = sorted(root.glob(f"*/{_SHARDS}"), key=lambda shard: shard.stat().st_mtime, reverse=True)
+    totals = np.cumsum([shard.stat().st_size for shard in newest_first])
+    surplus = newest_first[int((totals <= most_bytes).sum()) :]
+    for shard in surplus:
         shard.unlink(missing_ok=True)
-        total, removed = total - size, removed + 1
-    return removed
+    return len(surplus)
 
 
 def _opened(file: Path) -> Arrays:
