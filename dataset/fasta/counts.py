@@ -19,8 +19,12 @@ class SourceFile(BaseModel, extra="forbid", frozen=True):
     @classmethod
     def of(cls, path: Path) -> "SourceFile":
         status = path.stat()
-        checksum = file_xxh128(path)
-        return cls(path=str(path.resolve()), bytes=status.st_size, mtime_ns=status.st_mtime_ns, xxh128=checksum)
+        return cls(
+            path=str(path.resolve()),
+            bytes=status.st_size,
+            mtime_ns=status.st_mtime_ns,
+            xxh128=file_xxh128(path),
+        )
 
 
 class Counts(BaseModel, extra="forbid"):

@@ -194,7 +194,6 @@ class _Reader:
         self._source = source
         self._num_training = num_training
         self._settings = settings
-        self._faults = ingest.faults
         self._label = label_reader(settings)
 
     def read(self, progress: ProgressCallback | None) -> None:
@@ -228,7 +227,9 @@ class _Reader:
                 self.weights.append(weight(taken.weights[index]))
             self.parts.append(part_of_file if taken.splits is None else part(taken.splits[index]))
         except ValueError as error:
-            self._faults.add("record{s} whose weight or split can't be read", Fault(taken.batch, index, str(error)))
+            self._ingest.faults.add(
+                "record{s} whose weight or split can't be read", Fault(taken.batch, index, str(error))
+            )
 
     def _label_of(self, taken: LabelledPart, index: int, length: int) -> Label | None:
         """The label of a record, as long as its sequence where each residue has one; None when it is left out."""
@@ -236,7 +237,7 @@ class _Reader:
         try:
             label = self._label(taken.labels[index])
         except ValueError as error:
-            self._faults.add("label{s} that can't be read", Fault(taken.batch, index, str(error)))
+            self._ingest.faults.add("label{s} that can't be read", Fault(taken.batch, index, str(error)))
             return None
         if label is None:
             self._without_label(taken, index, taken.missing(index))
@@ -261,14 +262,14 @@ class _Reader:
             f"{counted(len(letters), 'label{s}')}{where} for {counted(length, 'residue{s}')}; give each residue one "
             "letter ('.', '?' or '-' where it is not known, to be neither learnt nor scored)"
         )
-        self._faults.add("record{s} with too few or too many labels", Fault(taken.batch, index, problem))
+        self._ingest.faults.add("record{s} with too few or too many labels", Fault(taken.batch, index, problem))
         return None
 
     def _without_label(self, taken: LabelledPart, index: int, problem: str) -> None:
         """Refuse or count a record without a label, or without one of several."""
         if self._settings.missing_labels == "error":
             remedy = "complete or remove the record, or give --data.labels.missing_labels skip"
-            self._faults.add("record{s} without a label", Fault(taken.batch, index, f"{problem}; {remedy}"))
+            self._ingest.faults.add("record{s} without a label", Fault(taken.batch, index, f"{problem}; {remedy}"))
             return
         if self.first_without_label is None:
             # Finding the place reads the file again, which is worth it for a refusal alone.

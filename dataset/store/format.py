@@ -32,7 +32,7 @@ from pydantic import BaseModel
 from common.errors import DataError, parsing
 from common.json_file import read_json
 from dataset.fasta.counts import IngestCounts, SourceFile
-from train_config.schema import IngestSection
+from train_config.schema import IngestSection, SampleSection
 
 try:  # xopen brings it on x86-64 and 64-bit Arm; the same CRC-32 at 23 GB/s a core where zlib's has 4
     from isal.isal_zlib import crc32
@@ -118,12 +118,9 @@ def unframe(value: memoryview, kind: Kind) -> tuple[int, memoryview]:
     return count, payload
 
 
-class SampleSource(BaseModel, extra="forbid", frozen=True):
+class SampleSource(SampleSection):
     """The settings of the embedded sample that a store was made of."""
 
-    records: int
-    families: int
-    seed: int
     generator_version: int
 
 

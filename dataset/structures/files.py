@@ -23,9 +23,9 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import DataError
+from common.errors import DataError, reading
 from common.text import first_line
-from dataset.fasta.locate import BYTE_ORDER_MARK, DECOMPRESSION_ERRORS, pieces_of_lines
+from dataset.fasta.locate import BYTE_ORDER_MARK, pieces_of_lines
 from dataset.structures.ca_trace import LONGEST_STEP, completed
 from dataset.structures.sample import placed, torsion
 from dataset.structures.store import Structure, StructureCounts
@@ -115,7 +115,7 @@ def _read_atoms(path: Path, section: StructuresSection, counts: StructureCounts)
     import biotite.structure as struc  # here: plans and refusals need none of it
 
     try:
-        with warnings.catch_warnings(), path.open("rb") as raw:
+        with reading(path), warnings.catch_warnings(), path.open("rb") as raw:
             file: Any = gzip.GzipFile(fileobj=raw) if raw.peek(2).startswith(_GZIP) else raw
             warnings.simplefilter("ignore")  # of elements that are guessed, which are not looked at
             start = file.read(4096).removeprefix(codecs.BOM_UTF8).lstrip()
@@ -132,8 +132,6 @@ def _read_atoms(path: Path, section: StructuresSection, counts: StructureCounts)
                 models, atoms, predicted = _of_pdb(path, file, section)
     except DataError:
         raise
-    except DECOMPRESSION_ERRORS as error:
-        raise DataError(f"{path}: can't be read ({error})") from error
     except Exception as error:
         raise DataError(f"{path}: damaged or truncated, can't be read ({first_line(error)})") from error
     counts.other_models += models - 1
