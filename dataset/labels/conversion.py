@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from common.errors import ConfigError, DataError
-from common.progress import ProgressCallback
+from common.progress import ProgressCallback, no_progress
 from common.publishing import exclusive, file_xxh128, published
 from dataset.batches.splitting import split_records, split_stratified
 from dataset.embeddings.arrays import arrays_checksum
@@ -37,7 +37,7 @@ _KIND = layout.MANIFEST_FILE, "labelled store"
 
 
 def ensure_labelled_store(
-    data: DataSection, tokenizer: TokenizerSection, default_root: Path, progress: ProgressCallback | None = None
+    data: DataSection, tokenizer: TokenizerSection, default_root: Path, progress: ProgressCallback = no_progress
 ) -> Path:
     """The labelled store of a run's data, found or made as :func:`dataset.store.conversion.ensure_store` does.
 
@@ -70,7 +70,7 @@ def labelled_store_location(data: DataSection, tokenizer: TokenizerSection, defa
     return stores.location(data, source, lambda: default_root / _store_name(data, tokenizer))
 
 
-def _make(data: DataSection, tokenizer: TokenizerSection, target: Path, progress: ProgressCallback | None) -> None:
+def _make(data: DataSection, tokenizer: TokenizerSection, target: Path, progress: ProgressCallback) -> None:
     records = read_labelled(
         data.source,
         data.labels,

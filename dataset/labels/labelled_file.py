@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from common.errors import ConfigError, DataError
-from common.progress import ConversionProgress, ProgressCallback
+from common.progress import ConversionProgress, ProgressCallback, no_progress
 from common.text import counted
 from dataset.fasta.counts import IngestCounts, SourceFile
 from dataset.fasta.reader import find_files, is_fasta_name
@@ -94,7 +94,7 @@ def read_labelled(
     with_labels: bool = True,
     held_out_sources: Sequence[str] = (),
     sample: SampleSection | None = None,
-    progress: ProgressCallback | None = None,
+    progress: ProgressCallback = no_progress,
 ) -> LabelledRecords:
     """Read labelled files, or, without ``with_labels``, files to be labelled.
 
@@ -196,17 +196,15 @@ class _Reader:
         self._settings = settings
         self._label = label_reader(settings)
 
-    def read(self, progress: ProgressCallback | None) -> None:
+    def read(self, progress: ProgressCallback) -> None:
         bytes_total = self._source.bytes_total
         for file, taken, block in self._source.cleaned(self._ingest):
             path = self._source.paths[file] if file >= 0 else None
             if block is not None:
                 self._take(taken, block, path, "training" if file < self._num_training else "validation")
-            if progress is not None:
-                bytes_read = min(self._source.bytes_read, bytes_total)
-                progress(ConversionProgress(bytes_read, bytes_total, self.counts.records_read))
-        if progress is not None:
-            progress(ConversionProgress(bytes_total, bytes_total, self.counts.records_read))
+            bytes_read = min(self._source.bytes_read, bytes_total)
+            progress(ConversionProgress(bytes_read, bytes_total, self.counts.records_read))
+        progress(ConversionProgress(bytes_total, bytes_total, self.counts.records_read))
 
     def _take(self, taken: LabelledPart, block: CleanBlock, path: Path | None, part_of_file: str) -> None:
         kept = range(len(taken.batch)) if block.kept is None else block.kept.tolist()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from common.errors import DataError
-from common.progress import ConversionProgress, ProgressCallback, conversion_bar
+from common.progress import ConversionProgress, ProgressCallback, conversion_bar, no_progress
 from common.publishing import exclusive, file_xxh128, published, refuse_existing
 from common.remote import local_path
 from common.text import counted
@@ -48,7 +48,7 @@ def convert(
     target: Path,
     ingest: IngestSection,
     *,
-    progress: ProgressCallback | None = None,
+    progress: ProgressCallback = no_progress,
     overwrite: bool = False,
 ) -> StoreManifest:
     """Convert FASTA files, folders and globs to a store in the folder ``target``.
@@ -67,7 +67,7 @@ def convert(
         return _convert_locked(source, target, ingest, progress)
 
 
-def check(sources: list[str], policies: IngestSection, *, progress: ProgressCallback | None = None) -> CheckedData:
+def check(sources: list[str], policies: IngestSection, *, progress: ProgressCallback = no_progress) -> CheckedData:
     """Read FASTA files as :func:`convert` does, and write nothing. Raises DataError where no record is left, too."""
     source = FastaSource(sources, policies.max_residues)
     ingest = Ingest(policies, partial(places_of_ids, source.paths), source.kernel)
@@ -80,7 +80,7 @@ def check(sources: list[str], policies: IngestSection, *, progress: ProgressCall
     return CheckedData(records, residues, ingest.counts)
 
 
-def ensure_store(data: DataSection, default_root: Path, progress: ProgressCallback | None = None) -> Path:
+def ensure_store(data: DataSection, default_root: Path, progress: ProgressCallback = no_progress) -> Path:
     """The store of a run's data: a fitting one that exists, else one made now. Safe to call from several processes.
 
     A source that is itself a store is taken as it is. Otherwise the store is ``data.store``, or a folder in
@@ -134,7 +134,7 @@ def location(data: DataSection, source: Path | None, default: Callable[[], Path]
 
 
 def _convert_locked(
-    source: FastaSource, target: Path, policies: IngestSection, progress: ProgressCallback | None
+    source: FastaSource, target: Path, policies: IngestSection, progress: ProgressCallback
 ) -> StoreManifest:
     ingest = Ingest(policies, partial(places_of_ids, source.paths), source.kernel)
     with published(target) as folder, closing(StoreWriter(folder, target)) as writer:
@@ -143,15 +143,14 @@ def _convert_locked(
         return writer.finish(source.finished, policies, ingest.counts)
 
 
-def _blocks(source: FastaSource, ingest: Ingest, progress: ProgressCallback | None) -> Iterator[CleanBlock]:
+def _blocks(source: FastaSource, ingest: Ingest, progress: ProgressCallback) -> Iterator[CleanBlock]:
     """Blocks of a store, up to the first record that is refused; once all is read, a DataError of all refused ones."""
     with ingest.faults.raised_at_end():
         for batch in source.batches():
             block = ingest.clean(batch)
             if block is not None and not ingest.faults:
                 yield block
-            if progress is not None:
-                progress(ConversionProgress(source.bytes_read, source.bytes_total, ingest.counts.records_read))
+            progress(ConversionProgress(source.bytes_read, source.bytes_total, ingest.counts.records_read))
 
 
 def _make_sample(data: DataSection, target: Path) -> StoreManifest:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import DataError
-from common.progress import ConversionProgress, ProgressCallback
+from common.progress import ConversionProgress, ProgressCallback, no_progress
 from common.publishing import exclusive, published, refuse_existing
 from common.remote import local_path
 from common.text import counted
@@ -47,7 +47,7 @@ def convert_structures(
     target: Path,
     data: DataSection,
     *,
-    progress: ProgressCallback | None = None,
+    progress: ProgressCallback = no_progress,
     overwrite: bool = False,
 ) -> StructureManifest:
     """Convert structure files, or sequences with predictions, to a structure store in the folder ``target``.
@@ -70,7 +70,7 @@ def convert_structures(
         return _make(data, target, progress)
 
 
-def ensure_structure_store(data: DataSection, default_root: Path, progress: ProgressCallback | None = None) -> Path:
+def ensure_structure_store(data: DataSection, default_root: Path, progress: ProgressCallback = no_progress) -> Path:
     """The structure store of a run's data: a fitting one that exists, else one made now; see
     :func:`dataset.store.conversion.ensure_store`."""
     target = structure_store_location(data, default_root)
@@ -130,7 +130,7 @@ def _is_fasta(sources: list[str]) -> bool:
     return any(map(is_fasta_name, names)) and not any(map(is_structure_name, names))
 
 
-def _make(data: DataSection, target: Path, progress: ProgressCallback | None) -> StructureManifest:
+def _make(data: DataSection, target: Path, progress: ProgressCallback) -> StructureManifest:
     counts, files = StructureCounts(), _files(data)
     if data.source == [SAMPLE]:
         structures = list(sample_structures(data.sample.records, data.sample.seed))
@@ -175,7 +175,7 @@ def _make(data: DataSection, target: Path, progress: ProgressCallback | None) ->
 
 
 def _read(
-    files: list[Path], section: StructuresSection, counts: StructureCounts, progress: ProgressCallback | None
+    files: list[Path], section: StructuresSection, counts: StructureCounts, progress: ProgressCallback
 ) -> list[Structure]:
     """Chains of all files. Raises one DataError for all files that are refused."""
     structures: list[Structure] = []
@@ -188,8 +188,7 @@ def _read(
         except DataError as error:
             refused += error.problems
         done += path.stat().st_size
-        if progress is not None:
-            progress(ConversionProgress(done, total, len(structures)))
+        progress(ConversionProgress(done, total, len(structures)))
     if refused:
         shown = refused[:_SHOWN]
         heading = [] if len(refused) == 1 else [f"{counted(len(refused), 'file{s}')} refused; the first {len(shown)}"]

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from common.errors import DataError, parsing
-from common.progress import ConversionProgress, ProgressCallback
+from common.progress import ConversionProgress, ProgressCallback, no_progress
 from common.publishing import exclusive, file_xxh128, published
 from common.verification import check_file
 from dataset.store.format import read_signed, signed_json
@@ -103,7 +103,7 @@ class TokenStore:
 
 
 def ensure_tokens(
-    store: Store, tokenizer: SequenceTokenizer, root: Path, progress: ProgressCallback | None = None
+    store: Store, tokenizer: SequenceTokenizer, root: Path, progress: ProgressCallback = no_progress
 ) -> TokenStore:
     """The tokens of every record of a store, found under ``root`` or made there.
 
@@ -130,7 +130,7 @@ def _map_file(path: Path, dtype: str, count: int) -> NDArray[Any]:
         return np.asarray(np.memmap(path, dtype=dtype, mode="r", shape=(count,)))
 
 
-def _write(folder: Path, store: Store, tokenizer: SequenceTokenizer, progress: ProgressCallback | None) -> None:
+def _write(folder: Path, store: Store, tokenizer: SequenceTokenizer, progress: ProgressCallback) -> None:
     dtype = np.min_scalar_type(tokenizer.vocabulary_size - 1).newbyteorder("<")
     lengths = np.zeros(len(store), dtype="<u4")
     ends = np.cumsum(store.lengths, dtype=np.int64)
@@ -139,9 +139,8 @@ def _write(folder: Path, store: Store, tokenizer: SequenceTokenizer, progress: P
             ids_T, lengths_N = tokenizer.encode(texts)
             lengths[first : first + len(texts)] = lengths_N
             file.write(np.ascontiguousarray(ids_T.astype(dtype)).data)
-            if progress is not None:
-                done = first + len(texts)
-                progress(ConversionProgress(int(ends[done - 1]), int(ends[-1]), done))
+            done = first + len(texts)
+            progress(ConversionProgress(int(ends[done - 1]), int(ends[-1]), done))
     (folder / LENGTHS_FILE).write_bytes(lengths.tobytes())
     manifest = TokenManifest(
         store_checksum=store.checksum,

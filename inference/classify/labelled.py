@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import ConfigError, DataError
-from common.progress import ProgressCallback
+from common.progress import ProgressCallback, no_progress
 from dataset.fasta.counts import IngestCounts
 from dataset.fasta.records import hashes_of
 from dataset.labels.conversion import ensure_labelled_store
@@ -78,7 +78,7 @@ def read_texts(
     return texts if chosen.all() else _selected(texts, chosen)
 
 
-def own_texts(config: Config, space: LabelSpace, part: Part, progress: ProgressCallback | None = None) -> LabelledTexts:
+def own_texts(config: Config, space: LabelSpace, part: Part, progress: ProgressCallback = no_progress) -> LabelledTexts:
     """The records that a run was trained on, or held out, by its own split.
 
     ``progress`` is called while the files are read, where the run's labelled store is gone. Raises DataError where the

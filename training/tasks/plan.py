@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from common.errors import ConfigError
-from common.progress import ProgressCallback
+from common.progress import ProgressCallback, no_progress
 from common.remote import local_path
 from dataset.batches.preparation import CropCount, count_cropped, cropped_lengths
 from dataset.batches.splitting import split_records
@@ -79,7 +79,7 @@ class TaskPlan(ABC):
             )
 
     @abstractmethod
-    def prepare(self, root: Path, progress: ProgressCallback | None = None) -> Path:
+    def prepare(self, root: Path, progress: ProgressCallback = no_progress) -> Path:
         """Make, or find, the data in a folder of stores and return its own; ConfigError, DataError for a refusal."""
 
     @abstractmethod
@@ -117,7 +117,7 @@ class ResiduePlan(TaskPlan):
     def count_parameters(section: ModelSection) -> ParameterCount:
         """Return the model's parameters, and those to train; ConfigError for an impossible model."""
 
-    def prepare(self, root: Path, progress: ProgressCallback | None = None) -> Path:
+    def prepare(self, root: Path, progress: ProgressCallback = no_progress) -> Path:
         self._parameters()  # refuses an impossible model before the data is read
         return ensure_store(self.config.data, root, progress)
 
