@@ -115,8 +115,11 @@ def _files(data: DataSection) -> dict[str, list[Path]]:
     elif data.source != [SAMPLE]:
         source = (find_files if _is_fasta(data.source) else find_structure_files)(data.source)
     section = data.structures
-    labels = [] if section.labels is None else find_files([section.labels])
-    return {_SOURCE: source, _HELD_OUT: find_structure_files(section.validation_source), _LABELS: labels}
+    return {
+        _SOURCE: source,
+        _HELD_OUT: find_structure_files(section.validation_source),
+        _LABELS: [] if section.labels is None else find_files([section.labels]),
+    }
 
 
 def _is_store(sources: list[str]) -> bool:
@@ -158,8 +161,9 @@ def _make(data: DataSection, target: Path, progress: ProgressCallback) -> Struct
     with published(target) as folder:
         ids = [structure.id for structure in structures]
         counted_records = IngestCounts(records_read=len(texts))
-        source = described[_SOURCE]
-        checksum = write_sequences(folder, target, ids, texts, hashes_N, source, data.ingest, counted_records)
+        checksum = write_sequences(
+            folder, target, ids, texts, hashes_N, described[_SOURCE], data.ingest, counted_records
+        )
         layout.write_structures(folder, structures, labels_N, parts_N)
         manifest = StructureManifest(
             settings=_settings(data),

@@ -27,7 +27,7 @@ from common.errors import DataError, reading
 from common.text import first_line
 from dataset.fasta.locate import BYTE_ORDER_MARK, pieces_of_lines
 from dataset.structures.ca_trace import LONGEST_STEP, completed
-from dataset.structures.sample import placed, torsion
+from dataset.structures.sample import C_O, CA_C_O, placed, torsion
 from dataset.structures.store import Structure, StructureCounts
 from train_config.diffusion_schema import StructuresSection
 
@@ -36,7 +36,6 @@ BACKBONE = ("N", "CA", "C", "O")
 _LONGEST_BOND = 2.5
 _LONGEST_ID = 200
 _MOST_CHAINS = 127
-_C_O, _CA_C_O = 1.231, 120.1
 
 _FIELDS: dict[str, Any] = {"model": 1, "altloc": "all", "extra_fields": ["b_factor", "occupancy"]}
 _ATOMS, _MODEL = ("ATOM", "HETATM"), "MODEL"
@@ -248,13 +247,10 @@ def _gathered(lines: Iterator[tuple[bool, str]], path: Path, section: Structures
             raise _too_large(path, section)
         if len(line) > _LONGEST_ROW:
             raise DataError(f"{path}: a line of more than {_LONGEST_ROW} characters: {line[:30]!r} ...; shorten it")
-        if not is_marked:
-            head.append(line)
-            continue
-        if len(part) >= _PART_LINES and line.startswith(_ATOMS):
+        if is_marked and len(part) >= _PART_LINES and line.startswith(_ATOMS):
             parts.append("".join(part))
             part = []
-        part.append(line)
+        (part if is_marked else head).append(line)
     return head, [*parts, "".join(part)]
 
 
@@ -299,9 +295,8 @@ def _chain(
             raise DataError(
                 f"{path}: chain {name!r} has {times} residues {number}{code}; if it is several chains, rename them"
             )
-    names = protein.res_name[starts].tolist()
     letters = []
-    for three in names:
+    for three in protein.res_name[starts].tolist():
         letter = _STANDARD.get(three) or info.one_letter_code(three) or "X"
         letters.append(letter if letter in _STANDARD.values() else "X")
         counts.modified_residues += three not in _STANDARD and letters[-1] != "X"
@@ -362,7 +357,7 @@ def _place_oxygens(coordinates: NDArray[np.float32]) -> int:
         following[inside] = coordinates[missing[inside] + 1, 0]
         near = np.linalg.norm(following - c, axis=-1) < _LONGEST_BOND
         psi = np.where(near, torsion(n, ca, c, np.where(near[:, None], following, n + 1)), np.radians(-47.0))
-        coordinates[missing, 3] = placed(n, ca, c, _C_O, _CA_C_O, psi + np.pi)
+        coordinates[missing, 3] = placed(n, ca, c, C_O, CA_C_O, psi + np.pi)
     return int(missing.size)
 
 

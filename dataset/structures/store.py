@@ -118,8 +118,9 @@ class StructureStore:
         Raises DataError where the folder is no store, or damaged.
         """
         self.path = Path(path).absolute()
-        manifest_file = self.path / MANIFEST_FILE
-        self.manifest = read_signed(manifest_file, StructureManifest, MADE_AGAIN, "structure store", _ADVICE)
+        self.manifest = read_signed(
+            self.path / MANIFEST_FILE, StructureManifest, MADE_AGAIN, "structure store", _ADVICE
+        )
         self.store = Store(sequences or self.path / SEQUENCES_FOLDER, verify)
         if self.store.checksum != self.manifest.sequences_checksum:
             raise DataError(f"{self.store.path}: not the sequences that {MANIFEST_FILE} was made for; {MADE_AGAIN}")
@@ -132,8 +133,7 @@ class StructureStore:
         )
         self.labels: NDArray[np.int64] = arrays["labels"]
         self.training, self.validation = (np.flatnonzero(arrays["parts"] == code) for code in (TRAINING, HELD_OUT))
-        ends = np.cumsum(self.store.lengths, dtype=np.int64)
-        self._starts = ends - self.store.lengths
+        self._starts = np.cumsum(self.store.lengths, dtype=np.int64) - self.store.lengths
         self._predictions = predictions
         self._unknown_N = np.ones(len(self.store), dtype=bool)
         if len(self._coordinates):
