@@ -116,12 +116,11 @@ class Store:
 
     def _check_file(self, full: bool) -> None:
         data_file, manifest = self.path / DATA_FILE, self.manifest
-        check_file(data_file, STORE_REMEDY, num_bytes=manifest.data_bytes)
+        checksum = manifest.data_xxh128 if full else None
+        check_file(data_file, STORE_REMEDY, num_bytes=manifest.data_bytes, xxh128=checksum)
         with parsing(data_file, STORE_REMEDY):
             if layout.index_crc32(data_file, manifest.page_bytes, manifest.index_pages) != manifest.index_crc32:
                 raise DataError(f"{data_file}: damaged: the checksum of its index does not hold; {STORE_REMEDY}")
-        if full:
-            check_file(data_file, STORE_REMEDY, xxh128=manifest.data_xxh128)
 
 
 class _Block(NamedTuple):
@@ -251,8 +250,7 @@ def stage_store(store_path: Path, stage_dir: Path) -> Path:
     with exclusive(target):
         with suppress(DataError):  # then made again from the original, which is verified in turn
             return Store(target, verify="full").path
-        free = shutil.disk_usage(target.parent).free
-        if free < store.manifest.data_bytes:
+        if shutil.disk_usage(target.parent).free < store.manifest.data_bytes:
             raise disk_full(target, f"staging takes {store.manifest.data_bytes / 1e9:.1f} GB")
         with published(target) as folder:
             for name in (DATA_FILE, MANIFEST_FILE):

@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import lmdb
@@ -211,18 +211,11 @@ def write_sequences(
 
 def _start_writing_back(path: Path) -> None:
     """Have the system bring a file's pages to disk from now on, where it can be asked to: the last sync waits less."""
-    sync_file_range = _sync_file_range()
+    sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)  # Linux's, since 2.6.17
     if sync_file_range is not None:
+        whole = ctypes.c_int64(0), ctypes.c_int64(0)
         with path.open("r+b", buffering=0) as file:
-            sync_file_range(file.fileno(), 0, 0, _SYNC_FILE_RANGE_WRITE)  # a hint, so an error is none
-
-
-@cache
-def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
-    function = getattr(ctypes.CDLL(None), "sync_file_range", None)  # Linux's, since 2.6.17
-    if function is not None:
-        function.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
-    return function
+            sync_file_range(file.fileno(), *whole, _SYNC_FILE_RANGE_WRITE)  # a hint, so an error is none
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:
