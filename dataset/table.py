@@ -13,7 +13,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -45,13 +45,6 @@ Columns = dict[str, Sequence[Any]]
 """The values of some rows by column; None is a missing one."""
 
 
-class TablePart(NamedTuple):
-    """Some rows of a table, with the number of the first."""
-
-    first_row: int
-    columns: Columns
-
-
 def is_table_name(path: Path) -> bool:
     return path.name.lower().endswith(_SUFFIXES)
 
@@ -73,8 +66,8 @@ class Table:
     def bytes_read(self) -> int:
         return self._opened.bytes_read if self._opened else 0
 
-    def parts(self) -> Iterator[TablePart]:
-        """Yield the rows in order.
+    def parts(self) -> Iterator[tuple[int, Columns]]:
+        """Yield the rows in order, some at a time, with the number of the first of them.
 
         Raises DataError where the file can't be read, lacks a column, has no rows or rows of different lengths.
         """
@@ -83,7 +76,7 @@ class Table:
         with reading(self._path):
             for batch in self._parquet() if is_parquet else self._text():
                 for start in range(0, batch.num_rows, PART_ROWS):
-                    yield TablePart(num_rows + start + 1, batch.slice(start, PART_ROWS).to_pydict())
+                    yield num_rows + start + 1, batch.slice(start, PART_ROWS).to_pydict()
                 num_rows += batch.num_rows
         if not num_rows:
             raise DataError(f"{self._path}: holds no rows; give a table with a header and records")
@@ -91,8 +84,8 @@ class Table:
     def columns(self) -> Columns:
         """All rows at once, of a small table; raises as :meth:`parts`."""
         columns: dict[str, list[Any]] = {name: [] for name in self._wanted}
-        for table_part in self.parts():
-            for name, values in table_part.columns.items():
+        for _, part in self.parts():
+            for name, values in part.items():
                 columns[name] += values
         return dict(columns)
 
