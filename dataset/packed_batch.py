@@ -142,8 +142,7 @@ class PackedBatch:
         starts = self.cu_seqlens.tolist()
         # Without tokens every sequence counts alike.
         sizes_N = [end - start for start, end in pairwise(starts)] if T else [1] * N
-        bounds = _even_bounds(sizes_N, count)
-        return [self._slice(start, end, starts) for start, end in pairwise(bounds)]
+        return [self._slice(start, end, starts) for start, end in pairwise(_even_bounds(sizes_N, count))]
 
     def without_targets(self) -> "PackedBatch":
         """The first sequence alone, with nothing that counts: it adds nothing to loss, metrics or counts."""
@@ -182,11 +181,10 @@ class PackedBatch:
     def _slice(self, start: int, end: int, starts: list[int]) -> "PackedBatch":
         """Sequences ``start`` to ``end``; their target positions are not known."""
         sequences, tokens = slice(start, end), slice(starts[start], starts[end])
-        lengths = [after - before for before, after in pairwise(starts[start : end + 1])]
         return PackedBatch(
             tokens=self.tokens[tokens],
             cu_seqlens=self.cu_seqlens[start : end + 1] - starts[start],
-            max_seqlen=max(lengths),
+            max_seqlen=max(after - before for before, after in pairwise(starts[start : end + 1])),
             positions=self.positions[tokens],
             records=self.records[sequences],
             by_token={name: tensor[tokens] for name, tensor in self.by_token.items()},

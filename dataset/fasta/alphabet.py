@@ -42,8 +42,7 @@ def clean(sequence: bytes) -> CleanSequence:
     stop_dropped = upper.endswith(b"*")
     residues = upper[:-1] if stop_dropped else upper
     j_to_x = residues.count(b"J")
-    if j_to_x:
-        residues = residues.replace(b"J", b"X")
+    residues = residues.replace(b"J", b"X")
     num_bad = len(residues.translate(None, STORE_BYTES))
     return CleanSequence(residues, upper != sequence, stop_dropped, j_to_x, num_bad)
 

@@ -161,12 +161,11 @@ class PlainFasta:
         """The complete records before ``end``; the text after it moves to the front. None, unmoved, if not plain."""
         records = self._kernel.parse(self._text[:end], self._columns) if end and self._text[0] == _HEADER else None
         # The parser by lines refuses what is too long, with its place, once it gave out the records before it.
-        if records is not None and records.longest > self._max_residues:
+        if records is None or records.longest > self._max_residues:
             return None
-        if records is not None:
-            rest = self._size - end
-            self._buffer[:rest] = self._buffer[end : self._size]
-            self._size = rest
+        rest = self._size - end
+        self._buffer[:rest] = self._buffer[end : self._size]
+        self._size = rest
         return records
 
 

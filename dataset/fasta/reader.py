@@ -84,8 +84,7 @@ class RecordBatch:
         origin = self.origin(index)
         if origin is None:
             return f"record {self.records.headers.split()[index].decode('utf-8')!r}"
-        path, number = origin
-        return place_of_record(path, number, residue)
+        return place_of_record(*origin, residue)
 
 
 class FastaSource:

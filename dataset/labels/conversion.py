@@ -236,5 +236,6 @@ def _check_made_of(labelled: LabelledStore, data: DataSection, tokenizer: Tokeni
     settings = _settings(data, tokenizer)
     for key in sorted(settings.keys() | manifest.settings.keys()):
         if settings.get(key) != manifest.settings.get(key):
-            problem = f"made with other settings of {key} ({manifest.settings.get(key)})"
-            raise DataError(f"{labelled.path}: {problem}; {remedy}")
+            raise DataError(
+                f"{labelled.path}: made with other settings of {key} ({manifest.settings.get(key)}); {remedy}"
+            )

@@ -85,8 +85,7 @@ class LabelledStore:
         no labelled store, of another format version, or damaged.
         """
         self.path = Path(path).absolute()
-        manifest_file = self.path / MANIFEST_FILE
-        self.manifest = read_signed(manifest_file, LabelledManifest, MADE_AGAIN, "labelled store", _ADVICE)
+        self.manifest = read_signed(self.path / MANIFEST_FILE, LabelledManifest, MADE_AGAIN, "labelled store", _ADVICE)
         self.counts = self.manifest.counts
         self.checksum = self.manifest.checksum
         sequences = self.path / SEQUENCES_FOLDER

@@ -98,8 +98,9 @@ def ensure_store(data: DataSection, default_root: Path, progress: ProgressCallba
             made_with = Store(target, verify="full").manifest
             check_source(target, made_with.source, data, find_files)
             if made_with.ingest.repairs() != data.ingest.repairs():
-                problem = f"made with other data.ingest settings ({made_with.ingest})"
-                raise DataError(f"{target}: {problem}; {other_store(target)}")
+                raise DataError(
+                    f"{target}: made with other data.ingest settings ({made_with.ingest}); {other_store(target)}"
+                )
         elif data.source == [SAMPLE]:
             _make_sample(data, target)
         else:
@@ -157,8 +158,7 @@ def _make_sample(data: DataSection, target: Path) -> StoreManifest:
     ingest = Ingest(data.ingest)
     records = sample_records(data.sample.records, data.sample.families, data.sample.seed)
     with published(target) as folder, closing(StoreWriter(folder, target)) as writer:
-        for block in map(ingest.clean, sample_batches(records)):
-            assert block is not None  # the sample is clean: no policy drops any of it
+        for block in filter(None, map(ingest.clean, sample_batches(records))):
             writer.add(block)
         return writer.finish(sample_source(data.sample), data.ingest, ingest.counts)
 

@@ -164,8 +164,8 @@ class Ingest:
         repaired: list[CleanSequence] = []
         for index, (raw, id_length) in enumerate(zip(batch.records.sequences, batch.records.ids.lengths, strict=True)):
             if not id_length:
-                problem = "a header without an id; write one right after '>'"
-                self.faults.add("header{s} without an id", Fault(batch, index, problem))
+                fault = Fault(batch, index, "a header without an id; write one right after '>'")
+                self.faults.add("header{s} without an id", fault)
                 continue
             cleaned = CleanSequence(raw, False, False, 0, 0) if self._is_text else clean(raw)
             residues = self._without_bad(batch, index, cleaned)
@@ -176,8 +176,8 @@ class Ingest:
                 continue
             if not residues:
                 remedy = "complete or remove the record, or give --data.ingest.empty_sequences skip"
-                fault = Fault(batch, index, f"a header without a sequence; {remedy}")
-                self.faults.add("header{s} without a sequence", fault)
+                problem = f"a header without a sequence; {remedy}"
+                self.faults.add("header{s} without a sequence", Fault(batch, index, problem))
             kept.append(index)
             sequences.append(residues)
             repaired.append(cleaned)

@@ -81,8 +81,7 @@ class HuggingFaceTokenizer:
         padding = (self._tokenizer.pad_token_id, self._tokenizer.eos_token_id, 0)
         self.pad = next(int(index) for index in padding if index is not None)
         self.mask: int | None = getattr(self._tokenizer, "mask_token_id", None)
-        vocabulary = self._tokenizer.get_vocab()
-        self.vocabulary_size = max(vocabulary.values()) + 1
+        self.vocabulary_size = max(self._tokenizer.get_vocab().values()) + 1
         settings = [self._backend.to_str(), self.prefix, self.suffix, spaced, self._backend.encode_special_tokens]
         self.fingerprint = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
         self._table = self.table_of(STORE_ALPHABET) if _has_single_letters(self._tokenizer) else None

@@ -169,9 +169,8 @@ def _blocks(store: Store, ends: NDArray[np.int64]) -> Iterator[tuple[int, list[s
 
 def _check_files(folder: Path, manifest: TokenManifest, full: bool) -> None:
     """Sizes before anything is mapped: reading past the end of a truncated file would end the process by a signal."""
-    tokens_bytes = manifest.num_tokens * np.dtype(manifest.dtype).itemsize
     for name, num_bytes, checksum in (
-        (TOKENS_FILE, tokens_bytes, manifest.tokens_xxh128),
+        (TOKENS_FILE, manifest.num_tokens * np.dtype(manifest.dtype).itemsize, manifest.tokens_xxh128),
         (LENGTHS_FILE, 4 * manifest.num_records, manifest.lengths_xxh128),
     ):
         check_file(folder / name, _REMEDY, num_bytes=num_bytes, xxh128=checksum if full else None)
