@@ -186,10 +186,7 @@ def _read(
             yield pa.RecordBatch.from_pylist([], schema=reader.schema)
             yield from reader
     except (pa.ArrowInvalid, UnicodeDecodeError) as error:
-        if "Empty CSV" in str(error):
-            return
-        if "straddling" in str(error):
-            raise DataError(f"{path}: has a row of more than {_BLOCK_BYTES >> 20} MiB; shorten it") from error
+        # First, since the message of a row of another length quotes the row, which may hold any word.
         row = _WRONG_ROW.search(str(error))
         place = f", {'row' if has_header else 'line'} {int(row[1]) - has_header}" if row else ""
         if row and row[2] and "\0" not in str(error):
@@ -197,6 +194,10 @@ def _read(
                 f"{path}{place}: {row[3]} fields where the header has {row[2]}; complete the row or its quotes, or put "
                 "a text that holds the separator in quotes"
             ) from error
+        if "Empty CSV" in str(error):
+            return
+        if "straddling" in str(error):
+            raise DataError(f"{path}: has a row of more than {_BLOCK_BYTES >> 20} MiB; shorten it") from error
         raise DataError(f"{path}{place}: not UTF-8; save the file as UTF-8") from error
 
 
