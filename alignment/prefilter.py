@@ -30,8 +30,8 @@ class SharedWords:
         self._chosen_N = np.arange(len(store)) if records is None else records
         words = [_distinct_words(store.sequence(record)) for record in self._chosen_N.tolist()]
         all_words = np.concatenate([np.empty(0, np.int32), *words])
-        self._records = np.repeat(np.arange(len(words), dtype=np.int32), list(map(len, words)))
-        self._records = self._records[np.argsort(all_words, kind="stable")]
+        records = np.repeat(np.arange(len(words), dtype=np.int32), list(map(len, words)))
+        self._records = records[np.argsort(all_words, kind="stable")]
         counts = np.bincount(all_words, minlength=_WORDS)
         self._starts = np.append(0, counts.cumsum())
         self._weights = np.log((1 + len(words)) / np.maximum(1, counts)) ** 2
@@ -41,8 +41,12 @@ class SharedWords:
         """Records by the words that they share with the query, weighted as in the cosine of tf-idf vectors."""
         words_W = _distinct_words(np.frombuffer(query.upper(), np.uint8))
         starts_W, ends_W = self._starts[words_W], self._starts[words_W + 1]
-        places = map(slice, starts_W.tolist(), ends_W.tolist())
-        records = np.concatenate([np.empty(0, np.int32), *(self._records[rows] for rows in places)])
+        records = np.concatenate(
+            [
+                np.empty(0, np.int32),
+                *(self._records[start:end] for start, end in zip(starts_W.tolist(), ends_W.tolist(), strict=True)),
+            ]
+        )
         weights = np.repeat(self._weights[words_W], ends_W - starts_W)
         shared_N = np.bincount(records, weights, minlength=len(self._chosen_N))
         return self._chosen_N[_largest(shared_N / self._norms_N, count)]

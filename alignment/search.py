@@ -99,12 +99,10 @@ class Search:
         known = self.scoring.known(query), self.scoring.known(self.store.sequence(hit.record).tobytes())
         gaps = self.scoring.first, self.scoring.gap_extend
         cigar = parasail.sw_trace_striped_sat(*known, *gaps, self.scoring.matrix).cigar
-        places, columns = [cigar.beg_query, cigar.beg_ref], []
-        for number, kind in re.findall(r"(\d+)(\D)", cigar.decode.decode()):
-            for _ in range(int(number)):
-                columns.append((-1 if kind == "D" else places[0], -1 if kind == "I" else places[1]))
-                places = [places[0] + (kind != "D"), places[1] + (kind != "I")]
-        trace = np.array(columns, dtype=np.int64)
+        runs = re.findall(r"(\d+)(\D)", cigar.decode.decode())
+        kinds = np.repeat([kind for _, kind in runs], [int(number) for number, _ in runs])
+        is_residue = np.stack([kinds != "D", kinds != "I"], axis=1)
+        trace = np.where(is_residue, is_residue.cumsum(axis=0) - 1 + [cigar.beg_query, cigar.beg_ref], -1)
         # parasail 1.3.4: an alignment that begins with either sequence has what is before it in the other as a gap
         return trace[(trace >= 0).all(axis=1).argmax() :]
 
@@ -135,8 +133,9 @@ class Search:
             functions = (_PARASAIL.parasail_sw_striped_profile_sat, _PARASAIL.parasail_result_free)
             pointers = [ctypes.cast(pointer, ctypes.c_void_p) for pointer in (*functions, profile.pointer)]
             arrays = [ctypes.c_void_p(array.ctypes.data) for array in (ends, scores)]
-            count = ctypes.c_int64(len(records))
-            library.esmeray_alignment_scores(*pointers, letters, arrays[0], count, *gaps, arrays[1])
+            library.esmeray_alignment_scores(
+                *pointers, letters, arrays[0], ctypes.c_int64(len(records)), *gaps, arrays[1]
+            )
         return scores
 
     @cached_property

@@ -36,6 +36,10 @@ class ConversionProgress(NamedTuple):
 ProgressCallback = Callable[[ConversionProgress], None]
 
 
+def no_progress(_progress: ConversionProgress) -> None:
+    """Report nothing."""
+
+
 @contextmanager
 def conversion_bar(title: str) -> Iterator[ProgressCallback]:
     """A progress bar on stderr for as long as the block lasts; lines where stderr is no terminal."""

@@ -142,8 +142,7 @@ class PackedBatch:
         starts = self.cu_seqlens.tolist()
         # Without tokens every sequence counts alike.
         sizes_N = [end - start for start, end in pairwise(starts)] if T else [1] * N
-        bounds = _even_bounds(sizes_N, count)
-        return [self._slice(start, end, starts) for start, end in pairwise(bounds)]
+        return [self._slice(start, end, starts) for start, end in pairwise(_even_bounds(sizes_N, count))]
 
     def without_targets(self) -> "PackedBatch":
         """The first sequence alone, with nothing that counts: it adds nothing to loss, metrics or counts."""
@@ -182,11 +181,10 @@ class PackedBatch:
     def _slice(self, start: int, end: int, starts: list[int]) -> "PackedBatch":
         """Sequences ``start`` to ``end``; their target positions are not known."""
         sequences, tokens = slice(start, end), slice(starts[start], starts[end])
-        lengths = [after - before for before, after in pairwise(starts[start : end + 1])]
         return PackedBatch(
             tokens=self.tokens[tokens],
             cu_seqlens=self.cu_seqlens[start : end + 1] - starts[start],
-            max_seqlen=max(lengths),
+            max_seqlen=max(after - before for before, after in pairwise(starts[start : end + 1])),
             positions=self.positions[tokens],
             records=self.records[sequences],
             by_token={name: tensor[tokens] for name, tensor in self.by_token.items()},
@@ -219,11 +217,8 @@ class PackedBatch:
 
 
 def _not_counting(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    emptied = dict(tensors)
-    for name in (TARGETS, WEIGHTS):
-        if name in tensors:
-            emptied[name] = torch.full_like(tensors[name], filler_value(name, tensors[name].dtype))
-    return emptied
+    counted = {name: tensors[name] for name in (TARGETS, WEIGHTS) if name in tensors}
+    return {**tensors, **{name: torch.full_like(t, filler_value(name, t.dtype)) for name, t in counted.items()}}
 
 
 def _with_fillers(tensors: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]:

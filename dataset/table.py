@@ -13,7 +13,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -36,18 +36,13 @@ _SEPARATORS = (",", ";", "\t")
 _HEADER_BYTES = 1 << 16
 _SHOWN = 20
 _SHOWN_LETTERS = 60
+_WRONG_ROW = re.compile(r"Row #(\d+)(?:: Expected (\d+) columns, got (\d+))?")
+"""In messages of pyarrow (26.0), with the header as the first row."""
 _NOWHERE = "\x1f"
 """A delimiter that no line has."""
 
 Columns = dict[str, Sequence[Any]]
 """The values of some rows by column; None is a missing one."""
-
-
-class TablePart(NamedTuple):
-    """Some rows of a table, with the number of the first."""
-
-    first_row: int
-    columns: Columns
 
 
 def is_table_name(path: Path) -> bool:
@@ -71,8 +66,8 @@ class Table:
     def bytes_read(self) -> int:
         return self._opened.bytes_read if self._opened else 0
 
-    def parts(self) -> Iterator[TablePart]:
-        """Yield the rows in order.
+    def parts(self) -> Iterator[tuple[int, Columns]]:
+        """Yield the rows in order, some at a time, with the number of the first of them.
 
         Raises DataError where the file can't be read, lacks a column, has no rows or rows of different lengths.
         """
@@ -81,7 +76,7 @@ class Table:
         with reading(self._path):
             for batch in self._parquet() if is_parquet else self._text():
                 for start in range(0, batch.num_rows, PART_ROWS):
-                    yield TablePart(num_rows + start + 1, batch.slice(start, PART_ROWS).to_pydict())
+                    yield num_rows + start + 1, batch.slice(start, PART_ROWS).to_pydict()
                 num_rows += batch.num_rows
         if not num_rows:
             raise DataError(f"{self._path}: holds no rows; give a table with a header and records")
@@ -89,8 +84,8 @@ class Table:
     def columns(self) -> Columns:
         """All rows at once, of a small table; raises as :meth:`parts`."""
         columns: dict[str, list[Any]] = {name: [] for name in self._wanted}
-        for table_part in self.parts():
-            for name, values in table_part.columns.items():
+        for _, part in self.parts():
+            for name, values in part.items():
                 columns[name] += values
         return dict(columns)
 
@@ -184,13 +179,6 @@ class _EndedText(TextStream):
 def _read(
     text: BinaryIO | io.BufferedIOBase, path: Path, parse: pacsv.ParseOptions, has_header: bool
 ) -> Iterator[pa.RecordBatch]:
-    wrong_rows = []
-
-    def refuse(row: Any) -> str:
-        wrong_rows.append(row)
-        return "error"
-
-    parse.invalid_row_handler = refuse
     read = pacsv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES, autogenerate_column_names=not has_header)
     convert = pacsv.ConvertOptions(strings_can_be_null=False, null_values=[], default_column_type=pa.string())
     try:
@@ -198,20 +186,18 @@ def _read(
             yield pa.RecordBatch.from_pylist([], schema=reader.schema)
             yield from reader
     except (pa.ArrowInvalid, UnicodeDecodeError) as error:
+        # First, since the message of a row of another length quotes the row, which may hold any word.
+        row = _WRONG_ROW.search(str(error))
+        place = f", {'row' if has_header else 'line'} {int(row[1]) - has_header}" if row else ""
+        if row and row[2] and "\0" not in str(error):
+            raise DataError(
+                f"{path}{place}: {row[3]} fields where the header has {row[2]}; complete the row or its quotes, or put "
+                "a text that holds the separator in quotes"
+            ) from error
         if "Empty CSV" in str(error):
             return
-        what = "row" if has_header else "line"
-        if wrong_rows and "\0" not in wrong_rows[0].text:
-            row = wrong_rows[0]
-            raise DataError(
-                f"{path}, row {row.number - 1}: {row.actual_columns} fields where the header has "
-                f"{row.expected_columns}; complete the row or its quotes, or put a text that holds the "
-                "separator in quotes"
-            ) from error
         if "straddling" in str(error):
             raise DataError(f"{path}: has a row of more than {_BLOCK_BYTES >> 20} MiB; shorten it") from error
-        numbered = re.search(r"Row #(\d+)", str(error))
-        place = f", {what} {int(numbered[1]) - has_header}" if numbered else ""
         raise DataError(f"{path}{place}: not UTF-8; save the file as UTF-8") from error
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array, hstack
 
 from common.errors import ConfigError, DataError
-from common.progress import ProgressCallback
+from common.progress import ProgressCallback, no_progress
 from common.publishing import exclusive, published
 from common.text import counted
 from dataset.batches.splitting import split_records
@@ -96,7 +96,7 @@ def location(data: DataSection, root: Path) -> Path:
     )
 
 
-def prepare(data: DataSection, root: Path, progress: ProgressCallback | None = None) -> Path:
+def prepare(data: DataSection, root: Path, progress: ProgressCallback = no_progress) -> Path:
     """Make the data of a run where it is missing, and return its folder. Raises DataError for files of no use."""
     target = location(data, root)
     if data.source == [SAMPLE]:

@@ -11,6 +11,7 @@ from dataset.embeddings.formats.base import Block, Source
 from dataset.embeddings.formats.hdf5 import hdf5_key
 from dataset.embeddings.formats.registry import FORMATS
 from dataset.embeddings.manifest import Dtype, EmbeddingsManifest, OutputManifest, Per, write_index, write_manifest
+from dataset.fasta.records import hashes_of
 
 
 def random_vectors(records: int, channels: int, seed: int = 0) -> NDArray[np.float32]:
@@ -26,17 +27,19 @@ def make_embeddings(
     per: Per = "protein",
     block: int = 7,
     model: str = "small",
-    lengths: Sequence[int] | None = None,
+    sequences: Sequence[str] | None = None,
 ) -> Path:
     """A folder as embed makes it, in blocks of a few records; vectors of the output ``mean``, or by output.
 
-    ``lengths``: of the sequences, by default 10 more than the number in the id.
+    ``sequences``: by default as long as 10 more than the number in the id.
     """
     outputs = vectors if isinstance(vectors, dict) else {"mean": vectors}
     number = len(next(iter(outputs.values())))
     ids = [f"p{n}" for n in range(number)] if ids is None else list(ids)
     keys = [hdf5_key(record_id) for record_id in ids]
-    lengths = np.array([10 + int(re.sub(r"\D", "", name) or 0) for name in ids] if lengths is None else lengths)
+    sequences = sequences or ["M" * (10 + int(re.sub(r"\D", "", name) or 0)) for name in ids]
+    lengths = np.array([len(sequence) for sequence in sequences])
+    hashes = hashes_of([sequence.encode() for sequence in sequences])
     folder.mkdir(parents=True)
     manifests = {}
     for name, values in outputs.items():
@@ -51,8 +54,9 @@ def make_embeddings(
 
         source = Source(number, blocks, lambda values=values: np.abs(values).max(axis=0))
         manifests[name] = FORMATS[file_format].merge(folder, name, output, source)
-    part = {"id": ids, "length": lengths, "sequence": np.arange(number)}
-    write_index(folder, [{**part, "key": keys} if file_format == "hdf5" else part])
+    part = {"id": ids, "length": lengths, "sequence": np.arange(number), "hash": hashes}
+    has_keys = file_format == "hdf5"
+    write_index(folder, [{**part, "key": keys} if has_keys else part], has_keys)
     job = {"model": model}
     write_manifest(folder, EmbeddingsManifest(num_records=number, num_sequences=number, outputs=manifests, job=job))
     return folder

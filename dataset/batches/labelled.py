@@ -48,7 +48,7 @@ class LabelledSource(BatchSource):
         self._residue_starts = np.cumsum(lengths) - lengths if labels.per_residue else lengths[:0]
 
     def token_lengths(self, records_N: Indices) -> NDArray[np.int64]:
-        return self._kept(records_N) + self._num_special
+        return cropped_lengths(self._tokens.lengths[records_N], self._max_length) + self._num_special
 
     def filler(self) -> PackedBatch:
         """A sequence of two padding tokens, whose targets no loss looks at."""
@@ -65,7 +65,7 @@ class LabelledSource(BatchSource):
         return self._labelled(batch, self.token_lengths(records_N), self._labels.targets[records_N])
 
     def batch(self, epoch: int, records_N: Indices) -> SourceBatch:
-        kept_N = self._kept(records_N)
+        kept_N = cropped_lengths(self._tokens.lengths[records_N], self._max_length)
         prefix, suffix = self._around
         pieces: list[NDArray[np.generic]] = []
         residue_targets: list[NDArray[np.generic]] = []
@@ -93,9 +93,6 @@ class LabelledSource(BatchSource):
         if self._labels.per_residue:
             return batch.adding(by_token={TARGETS: targets})
         return batch.adding(by_sequence={TARGETS: targets})
-
-    def _kept(self, records_N: Indices) -> NDArray[np.int64]:
-        return cropped_lengths(self._tokens.lengths[records_N], self._max_length)
 
     def _spans(self, epoch: int, records_N: Indices, kept_N: NDArray[np.int64]) -> list[list[tuple[int, int]]]:
         """Windows of each record, as (start, length)."""

@@ -142,8 +142,7 @@ class Loader(BatchSource):
         while self._in_flight:
             requested = self._in_flight.popleft()
             if requested is not None:
-                process, _ = requested
-                process.discard()
+                requested[0].next_reply()  # which nobody wants any more
         while len(self._processes) < self._num_workers:
             self._processes.append(LoaderProcess(self._source.preparation()))
 

@@ -55,7 +55,7 @@ class LoaderProcess:
         )
         self._replies: queue.SimpleQueue[_Reply | None] = queue.SimpleQueue()
         threading.Thread(target=_collect, args=(self._process.stdout, self._replies), daemon=True).start()
-        self._end = weakref.finalize(self, _end_process, self._process)
+        self.close = weakref.finalize(self, _end_process, self._process)
         self._write((os.getpid(), prepare))
 
     @property
@@ -76,21 +76,15 @@ class LoaderProcess:
         Raises the EsmerayError that the process raised, RuntimeError with the traceback of a fault of the program
         there, LoaderProcessLost where the process is gone.
         """
-        reply = self._next_reply()
+        reply = self.next_reply()
         if reply is None:
             raise self._lost()
         if isinstance(reply, Exception):
             raise reply
         return reply
 
-    def discard(self) -> None:
-        """Wait for a reply that nobody wants any more, whatever it is."""
-        self._next_reply()
-
-    def close(self) -> None:
-        self._end()
-
-    def _next_reply(self) -> _Reply | None:
+    def next_reply(self) -> _Reply | None:
+        """Wait for a reply, whatever it is: an exception, or None where the process is gone."""
         reply = self._replies.get()
         if reply is None:
             self._replies.put(None)  # stays the last word for whoever asks next

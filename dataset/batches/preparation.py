@@ -127,16 +127,13 @@ def mask_tokens(
     return PreparedBatch(inputs_T, targets_T, cu_seqlens, chosen_M)
 
 
-def _is_residue(tokens: Tokens) -> NDArray[np.bool_]:
-    return tokens - np.uint8(FIRST_RESIDUE) <= LAST_RESIDUE - FIRST_RESIDUE  # what is less than the first wraps round
-
-
 def chosen_places(bits_T: Bits, tokens_T: Tokens, cu_seqlens: NDArray[np.integer], below: np.uint64 | Bits) -> Places:
     """(M,) ascending places in the batch of the residues whose bits are below the threshold, or lowest in a sequence.
 
     ``below``: one for all, or one for each token. The lowest are looked for only where a sequence has none below it.
     """
-    is_residue_T = _is_residue(tokens_T)
+    # What is less than the first wraps round.
+    is_residue_T = tokens_T - np.uint8(FIRST_RESIDUE) <= LAST_RESIDUE - FIRST_RESIDUE
     is_chosen_T = bits_T < below
     is_chosen_T &= is_residue_T
     chosen_M = is_chosen_T.nonzero()[0]

@@ -23,10 +23,8 @@ def split_records(sequence_hashes: NDArray[np.uint64], validation_share: float) 
     A distinct sequence is held out with probability ``validation_share``. Where that leaves a side empty, the distinct
     sequence nearest to the threshold moves there, with its duplicates. ``sequence_hashes`` (N,) are uint64.
 
-    Raises DataError where there is no record, or one distinct sequence alone and two sides were asked for.
+    Raises DataError where there is one distinct sequence alone and two sides were asked for.
     """
-    if sequence_hashes.size == 0:
-        raise DataError("the store holds no sequences, so there is nothing to train on: give a source that holds some")
     bits_N = _mixed(sequence_hashes)
     held_out_N = bits_N < threshold(validation_share)
     if validation_share > 0:
@@ -44,10 +42,8 @@ def split_stratified(
     sequence with records of several classes is settled by the one with the fewest sequences; only where this leaves
     another class without a side do its records of one sequence part from those of the others.
 
-    Raises DataError where there is no record, or no class with two distinct sequences and two sides were asked for.
+    Raises DataError where no class has two distinct sequences and two sides were asked for.
     """
-    if sequence_hashes.size == 0:
-        raise DataError("the store holds no sequences, so there is nothing to train on: give a source that holds some")
     if validation_share == 0:
         return np.arange(sequence_hashes.size), np.empty(0, dtype=np.int64)
     distinct_S, sequence_N = np.unique(_mixed(sequence_hashes), return_inverse=True)  # in the order of hashes

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from common.errors import parsing
@@ -48,6 +49,15 @@ def open_arrays(path: Path) -> dict[str, NDArray]:
             start, end = (8 + length + offset for offset in kind["data_offsets"])
             arrays[name] = np.asarray(mapped[start:end]).view(_DTYPES[kind["dtype"]]).reshape(kind["shape"])
         return arrays
+
+
+def arrays_checksum(identity: str, arrays: Arrays) -> str:
+    """XXH3-128 of arrays and of what they belong to, hex: the same for the same data, wherever it was made."""
+    digest = xxhash.xxh3_128(identity.encode())
+    for name in sorted(arrays):
+        digest.update(f"{name} {arrays[name].dtype.str} {arrays[name].shape}".encode())
+        digest.update(np.ascontiguousarray(arrays[name]).data)
+    return digest.hexdigest()
 
 
 def rows_of(arrays: Arrays, place: int) -> NDArray:

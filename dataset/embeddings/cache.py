@@ -3,8 +3,7 @@
 A folder holds the rows of one fingerprint, by the key of the sequence (:func:`dataset.fasta.records.keys_of`), in
 shards, each written by one process at one time. A shard is a safetensors file: ``hashes`` (S, 2) uint64, the keys,
 ``offsets`` (S+1,) of each sequence's first row, ``values`` (R, D), and two XXH3-128, (2,) uint64 each: ``checksum`` of
-the values, which are verified when they are first read, and ``index_checksum`` of the others, which are at once. Shards
-of earlier versions have the first half of each key, (S,), and no ``index_checksum``.
+the values, which are verified when they are first read, and ``index_checksum`` of the others, which are at once.
 
 Shape legend: N sequences, S sequences of a shard, R rows of all of them, D channels.
 """
@@ -24,8 +23,6 @@ from dataset.embeddings.arrays import Arrays, open_arrays, rows_of, write_arrays
 _SHARDS = "shard-*.safetensors"
 _SMALL_BYTES = 2**26
 _REMEDY = "remove the file: what it holds is computed again"
-_UNKNOWN = np.uint64(0)
-"""Second half of a key in shards of earlier versions, which are found by the first alone."""
 
 
 class FeatureStore:
@@ -40,18 +37,17 @@ class FeatureStore:
         if len(channels) > 1:
             raise DataError(f"{self.path}: its shards have {sorted(channels)} channels; remove the folder")
         self.channels = channels.pop() if channels else 0
-        halves = [np.empty((0, 2), np.uint64), *(_both_halves(shard["hashes"]) for shard in self._shards)]
-        keys = np.concatenate(halves)
+        keys = _comparable(np.concatenate([np.empty((0, 2), np.uint64), *(shard["hashes"] for shard in self._shards)]))
         sizes = [len(shard["hashes"]) for shard in self._shards]
         owners = np.repeat(np.arange(len(sizes)), sizes)
         places = np.arange(len(keys)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        order = np.lexsort((keys[:, 1], keys[:, 0]))
-        self._first, self._second = keys[order].T.copy()
+        order = np.argsort(keys, kind="stable")
+        self._keys = keys[order]
         self._owner = np.stack([owners, places], axis=1)[order]
         self._verified = cache(lambda number: _with_values(self._files[number], self._shards[number]))
 
     def __len__(self) -> int:
-        return self._first.size
+        return self._keys.size
 
     def has(self, keys_N2: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """(N,) bool: which sequences have rows."""
@@ -73,20 +69,10 @@ class FeatureStore:
 
     def _find(self, keys_N2: NDArray[np.uint64]) -> NDArray[np.int64]:
         """(N,) the place of each key among all, sorted; their number where it is not there."""
-        first_N, second_N = keys_N2.T
-        places_N = np.searchsorted(self._first, first_N)
-        # Keys that share the first half stand side by side: mostly there is one, and one step.
-        looking = np.flatnonzero(places_N < len(self))
-        while looking.size:
-            places = places_N[looking]
-            others = self._first[places] != first_N[looking]
-            stored = self._second[places]
-            found = ~others & ((stored == second_N[looking]) | (stored == _UNKNOWN))
-            places_N[looking[others]] = len(self)
-            looking = looking[~others & ~found]
-            places_N[looking] += 1
-            looking = looking[places_N[looking] < len(self)]
-        return places_N
+        wanted_N = _comparable(keys_N2)
+        places_N = np.searchsorted(self._keys, wanted_N)
+        is_there_N = np.searchsorted(self._keys, wanted_N, side="right") > places_N
+        return np.where(is_there_N, places_N, len(self))
 
 
 def write_shard(path: Path, name: str, keys_S2: NDArray[np.uint64], rows: list[NDArray]) -> None:
@@ -106,15 +92,10 @@ def merge_shards(path: Path) -> None:
     small = [file for file in sorted(path.glob(_SHARDS)) if file.stat().st_size < _SMALL_BYTES]
     if len(small) < 2:
         return
-    rows: dict[tuple[int, int], NDArray] = {}
-    for file in small:
-        shard = _with_values(file, _opened(file))
-        parts = np.split(shard["values"], shard["offsets"][1:-1])
-        rows |= dict(zip(map(tuple, _both_halves(shard["hashes"]).tolist()), parts, strict=True))
-    keys = sorted(rows)
-    keys_S2 = np.array(keys, dtype=np.uint64).reshape(-1, 2)
+    store = FeatureStore(path)
+    keys_S2 = np.unique(np.concatenate([_opened(file)["hashes"] for file in small]), axis=0)
     name = xxhash.xxh3_64_hexdigest(keys_S2.tobytes())
-    write_shard(path, name, keys_S2, [rows[key] for key in keys])
+    write_shard(path, name, keys_S2, list(store.rows(keys_S2)))
     for file in small:
         if file.name != _shard_name(name):
             file.unlink(missing_ok=True)
@@ -125,24 +106,23 @@ def bound_cache(root: Path, most_bytes: int) -> int:
 
     Returns the number of shards removed. Whoever has one open keeps its memory-mapped file.
     """
-    shards = sorted((shard.stat().st_mtime, shard.stat().st_size, shard) for shard in root.glob(f"*/{_SHARDS}"))
-    total, removed = sum(size for _, size, _ in shards), 0
-    for _, size, shard in shards:
-        if total <= most_bytes:
-            break
+    newest_first = sorted(root.glob(f"*/{_SHARDS}"), key=lambda shard: shard.stat().st_mtime, reverse=True)
+    totals = np.cumsum([shard.stat().st_size for shard in newest_first])
+    surplus = newest_first[int((totals <= most_bytes).sum()) :]
+    for shard in surplus:
         shard.unlink(missing_ok=True)
-        total, removed = total - size, removed + 1
-    return removed
+    return len(surplus)
 
 
 def _opened(file: Path) -> Arrays:
-    """The arrays of a shard, all but the values verified; those of earlier versions have no checksum."""
+    """The arrays of a shard, all but the values verified."""
     shard = open_arrays(file)
     with parsing(file, _REMEDY):
         keys, offsets = shard["hashes"], shard["offsets"]
-        if keys.dtype != np.uint64 or offsets.shape != (len(keys) + 1,) or shard["values"].ndim != 2:
+        is_index = keys.dtype == np.uint64 and keys.shape == (len(offsets) - 1, 2) and offsets.ndim == 1
+        if not is_index or shard["values"].ndim != 2:
             raise ValueError("its arrays are of other shapes")
-        if (_checksum(keys, offsets) != shard.get("index_checksum", _checksum(keys, offsets))).any():
+        if (_checksum(keys, offsets) != shard["index_checksum"]).any():
             raise ValueError("the checksum of its index does not hold")
     return shard
 
@@ -155,9 +135,9 @@ def _with_values(file: Path, shard: Arrays) -> Arrays:
     return shard
 
 
-def _both_halves(keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """(S, 2) of the keys of a shard."""
-    return keys if keys.ndim == 2 else np.stack([keys, np.full_like(keys, _UNKNOWN)], axis=1)
+def _comparable(keys_N2: NDArray[np.uint64]) -> NDArray[np.bytes_]:
+    """(N,) the 16 bytes of each key, which NumPy sorts and finds as one."""
+    return np.ascontiguousarray(keys_N2).view("S16")[:, 0]
 
 
 def _checksum(*arrays: NDArray) -> NDArray[np.uint64]:

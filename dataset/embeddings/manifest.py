@@ -2,7 +2,7 @@
 
 ``embeddings.json``     what each output is, its files, and the job that it was made by
 ``index.parquet``       a row for each record, in input order: id, length, sequence (number of the distinct sequence),
-                        hash (XXH3-64 of its residues, as stores have it; earlier versions wrote none)
+                        hash (XXH3-64 of its residues, as stores have it)
 ``mean.parquet`` ...    one vector a record, in input order (.parquet, .npy, .h5)
 ``residues/*``          arrays of distinct sequences end to end, in order of their number (.safetensors), or .h5
 
@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
+from pydantic import AfterValidator, BaseModel, Field, NonNegativeInt, PositiveInt
 
 from common.errors import DataError, parsing
 from common.publishing import inner_name, write_atomically, writing
@@ -41,7 +41,7 @@ Name: TypeAlias = Annotated[str, AfterValidator(inner_name)]
 """Of a file or a folder within the folder."""
 
 
-class OutputManifest(BaseModel):
+class OutputManifest(BaseModel, extra="forbid", frozen=True):
     """One output of a model.
 
     Attributes:
@@ -55,8 +55,6 @@ class OutputManifest(BaseModel):
         columns: channels that each source has, of a joined output.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     description: str
     per: Per
     channels: PositiveInt
@@ -68,10 +66,8 @@ class OutputManifest(BaseModel):
     columns: dict[str, int] = {}
 
 
-class EmbeddingsManifest(BaseModel):
+class EmbeddingsManifest(BaseModel, extra="forbid", frozen=True):
     """``embeddings.json``; ``job`` describes what the folder was computed from and how."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     format: Literal["esmeray-embeddings"] = "esmeray-embeddings"
     format_version: Literal[1] = 1
@@ -144,24 +140,18 @@ class Index:
         return self.column("sequence").to_numpy()
 
     def refuse_other_sequences(
-        self, numbers_n: NDArray[np.integer], lengths_n: NDArray, hashes_n: NDArray | None, where: object
+        self, numbers_n: NDArray[np.integer], lengths_n: NDArray, hashes_n: NDArray, where: object
     ) -> None:
         """Raise DataError where a record of a number has another sequence here than ``where``, under the same id."""
-        is_other_n = self.lengths[numbers_n] != lengths_n
-        if self.hashes is not None and hashes_n is not None:
-            is_other_n |= self.hashes[numbers_n] != hashes_n
+        is_other_n = (self.lengths[numbers_n] != lengths_n) | (self.hashes[numbers_n] != hashes_n)
         if is_other_n.any():
             name = self.ids[int(numbers_n[is_other_n.argmax()])]
             raise DataError(f"{self.folder}: {name!r} is another sequence than in {where}; embed the same sequences")
 
     @cached_property
-    def hashes(self) -> NDArray[np.uint64] | None:
-        """(N,) XXH3-64 of each record's sequence; None in an index of an earlier version."""
-        with parsing(self.folder / INDEX_FILE, REMEDY):
-            if "hash" not in pq.read_schema(self.folder / INDEX_FILE).names:
-                return None
-        hashes: NDArray[np.uint64] = self.column("hash").to_numpy()
-        return hashes
+    def hashes(self) -> NDArray[np.uint64]:
+        """(N,) XXH3-64 of each record's sequence."""
+        return self.column("hash").to_numpy()
 
     def column(self, name: str) -> Any:
         """(N,) a column, as Arrow has it. Raises DataError where the index is damaged or of other records."""
@@ -177,17 +167,13 @@ class Index:
             return column
 
 
-def write_index(folder: Path, rows: Iterable[dict[str, Any]]) -> None:
+def write_index(folder: Path, rows: Iterable[dict[str, Any]], has_keys: bool = False) -> None:
     """Write the index from parts of it: columns ``id``, ``length``, ``sequence``, ``hash``, maybe HDF5's ``key``."""
-    writer = None
-    with writing(folder / INDEX_FILE):
+    schema = pa.schema([(name, kind) for name, kind in _INDEX_TYPES.items() if has_keys or name != "key"])
+    path = folder / INDEX_FILE
+    with writing(path), pq.ParquetWriter(path, schema, write_page_checksum=True) as writer:
         for columns in rows:
-            if writer is None:
-                schema = pa.schema([(name, _INDEX_TYPES[name]) for name in columns])
-                writer = pq.ParquetWriter(folder / INDEX_FILE, schema, write_page_checksum=True)
-            writer.write_table(pa.table(columns, schema=writer.schema))
-        if writer is not None:
-            writer.close()
+            writer.write_table(pa.table(columns, schema=schema))
 
 
 def parts(number: int, size: int) -> Iterator[tuple[int, int]]:

@@ -38,8 +38,10 @@ def open_vectors(folder: Path | str, output: str | None = None) -> "Embeddings":
     """:func:`open_embeddings` for an output with one vector a protein; raises DataError for any other."""
     embeddings = open_embeddings(folder, output)
     if embeddings.output.per != "protein":
-        problem = f"output {embeddings.name!r} has values for each {embeddings.output.per}"
-        raise DataError(f"{folder}: {problem}; name one with one vector a protein, such as mean")
+        raise DataError(
+            f"{folder}: output {embeddings.name!r} has values for each {embeddings.output.per}; name one with one "
+            "vector a protein, such as mean"
+        )
     return embeddings
 
 
@@ -83,7 +85,7 @@ class Embeddings(Index):
             if step != 1:
                 raise ValueError("a slice of embeddings has no step; take every one, then some of them")
             return self._rows.rows(start, max(start, stop))
-        return self._rows.row(self._numbers[key] if isinstance(key, str) else self._checked(key))
+        return self._rows.row(self._numbers[key] if isinstance(key, str) else range(len(self))[key])
 
     def __iter__(self) -> Iterator[Values]:
         return (self._rows.row(number) for number in range(len(self)))
@@ -101,8 +103,10 @@ class Embeddings(Index):
     def refuse_other_space(self, other: "Embeddings") -> None:
         """Raise DataError where vectors of these and the other can't be compared: by model, pooling or layer."""
         if self.channels != other.channels:
-            problem = f"{self.channels:,} channels, {other.folder} {other.channels:,}"
-            raise DataError(f"{self.folder} has {problem}; give embeddings of the same model")
+            raise DataError(
+                f"{self.folder} has {self.channels:,} channels, {other.folder} {other.channels:,}; give embeddings of "
+                "the same model"
+            )
         spaces = []
         for source in (self, other):
             with parsing(source.folder / MANIFEST_FILE, REMEDY):
@@ -121,8 +125,3 @@ class Embeddings(Index):
     @cached_property
     def _numbers(self) -> dict[str, int]:
         return {record_id: number for number, record_id in enumerate(self.ids)}
-
-    def _checked(self, number: int) -> int:
-        if not -len(self) <= number < len(self):
-            raise IndexError(f"record {number} of {len(self)}")
-        return number % len(self)

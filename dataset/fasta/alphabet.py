@@ -36,22 +36,13 @@ class CleanSequence(NamedTuple):
     num_bad: int
 
 
-def all_stored(residues: bytes) -> bool:
-    """Return whether every byte is a letter of the store's alphabet."""
-    if not residues:
-        return True
-    codes = np.frombuffer(residues, dtype=np.uint8)  # minimum and maximum are 15 times as fast as bytes.translate
-    return bool(codes.min() >= FIRST and codes.max() <= LAST and LEFT_OUT not in residues)
-
-
 def clean(sequence: bytes) -> CleanSequence:
     """Make the repairs that are always made, and count them."""
     upper = sequence.upper()
     stop_dropped = upper.endswith(b"*")
     residues = upper[:-1] if stop_dropped else upper
     j_to_x = residues.count(b"J")
-    if j_to_x:
-        residues = residues.replace(b"J", b"X")
+    residues = residues.replace(b"J", b"X")
     num_bad = len(residues.translate(None, STORE_BYTES))
     return CleanSequence(residues, upper != sequence, stop_dropped, j_to_x, num_bad)
 

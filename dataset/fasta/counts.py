@@ -2,16 +2,14 @@
 
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from common.publishing import file_xxh128
 from common.text import counted
 
 
-class SourceFile(BaseModel):
+class SourceFile(BaseModel, extra="forbid", frozen=True):
     """One file that a store was made of, as it was then; ``xxh128`` is of the bytes on disk, compressed or not."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     path: str
     bytes: int
@@ -21,14 +19,16 @@ class SourceFile(BaseModel):
     @classmethod
     def of(cls, path: Path) -> "SourceFile":
         status = path.stat()
-        checksum = file_xxh128(path)
-        return cls(path=str(path.resolve()), bytes=status.st_size, mtime_ns=status.st_mtime_ns, xxh128=checksum)
+        return cls(
+            path=str(path.resolve()),
+            bytes=status.st_size,
+            mtime_ns=status.st_mtime_ns,
+            xxh128=file_xxh128(path),
+        )
 
 
-class Counts(BaseModel):
+class Counts(BaseModel, extra="forbid"):
     """Counts of what reading did; those with a description are reported."""
-
-    model_config = ConfigDict(extra="forbid")
 
     def lines(self) -> list[str]:
         """One line for everything that was changed, left out or noticed."""

@@ -25,7 +25,6 @@ _HEADER_BYTES = 1 << 20
 _LINE_FEED, _HEADER = b"\n>"
 
 _PLACES = 8
-_EMPTY = np.uint64(0)
 _BUCKETS_AT_ONCE = 1 << 13
 
 
@@ -162,12 +161,11 @@ class PlainFasta:
         """The complete records before ``end``; the text after it moves to the front. None, unmoved, if not plain."""
         records = self._kernel.parse(self._text[:end], self._columns) if end and self._text[0] == _HEADER else None
         # The parser by lines refuses what is too long, with its place, once it gave out the records before it.
-        if records is not None and records.longest > self._max_residues:
+        if records is None or records.longest > self._max_residues:
             return None
-        if records is not None:
-            rest = self._size - end
-            self._buffer[:rest] = self._buffer[end : self._size]
-            self._size = rest
+        rest = self._size - end
+        self._buffer[:rest] = self._buffer[end : self._size]
+        self._size = rest
         return records
 
 
@@ -208,7 +206,7 @@ class HashSet64:
         old_BS = self._table_BS
         # Not zeros(), whose memory is had in pages of 4 KiB; what NumPy allocates for empty() may be had in huge ones.
         self._table_BS = np.empty((2 * len(old_BS), _PLACES), dtype=np.uint64)
-        self._table_BS.fill(_EMPTY)
+        self._table_BS.fill(0)
         for start in range(0, len(old_BS), _BUCKETS_AT_ONCE):  # in parts, for the sake of memory
             part_BS = old_BS[start : start + _BUCKETS_AT_ONCE]
-            kernel.insert(self._table_BS, self._odd, part_BS[part_BS != _EMPTY])
+            kernel.insert(self._table_BS, self._odd, part_BS[part_BS != 0])

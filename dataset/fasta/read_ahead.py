@@ -33,7 +33,6 @@ class ReadAhead:
     def __init__(self, path: Path) -> None:
         self.bytes_read = 0  # of the file on disk, that went into the chunks taken so far
         self._path = path
-        self._held = ExitStack()
         # Two: one that is being parsed while the other is filled.
         self._buffers = [memoryview(bytearray(CHUNK_BYTES)) for _ in range(2)]
 

@@ -51,8 +51,8 @@ _NO_HEADER = "a FASTA file starts with '>' and an id; here a sequence or another
 
 def is_fasta_name(path: Path) -> bool:
     """Return whether the name ends like a FASTA file's."""
-    name = path.name.lower()
-    return name.endswith(tuple(suffix + compression for suffix in SUFFIXES for compression in COMPRESSIONS))
+    suffixes = tuple(suffix + compression for suffix in SUFFIXES for compression in COMPRESSIONS)
+    return path.name.lower().endswith(suffixes)
 
 
 class Origin(NamedTuple):
@@ -73,14 +73,6 @@ class RecordBatch:
     def __len__(self) -> int:
         return len(self.records)
 
-    @property
-    def headers(self) -> list[bytes]:
-        return self.records.headers.split()
-
-    @property
-    def sequences(self) -> list[bytes]:
-        return self.records.sequences
-
     def origin(self, index: int) -> tuple[Path, int] | None:
         """File of a record and its number in it, from 1; None where it was not read from FASTA."""
         # From the end: a file that fills no batch shares its start with the one after it.
@@ -91,9 +83,8 @@ class RecordBatch:
         """File, line and record of one record, or of one of its residues, for a message."""
         origin = self.origin(index)
         if origin is None:
-            return f"record {self.headers[index].decode('utf-8')!r}"
-        path, number = origin
-        return place_of_record(path, number, residue)
+            return f"record {self.records.headers.split()[index].decode('utf-8')!r}"
+        return place_of_record(*origin, residue)
 
 
 class FastaSource:
@@ -267,10 +258,8 @@ def _expand(source: str, is_wanted: Callable[[Path], bool], kind: str) -> list[P
         return [path]
     if path.exists():
         raise DataError(f"{source}: neither a file nor a folder; pipes and devices can't be read twice, save to a file")
-    if glob.has_magic(source):
-        names = glob.glob(source, recursive=True)  # noqa: PTH207 - the pattern may be absolute
-        files = sorted(path for path in map(Path, names) if path.is_file())
-        if not files:
-            raise DataError(f"{source}: no file matches")
-        return files
-    raise DataError(f"{source}: no such file or folder")
+    names = glob.glob(source, recursive=True)  # noqa: PTH207 - the pattern may be absolute
+    files = sorted(path for path in map(Path, names) if path.is_file())
+    if not files:
+        raise DataError(f"{source}: no {'file matches' if glob.has_magic(source) else 'such file or folder'}")
+    return files

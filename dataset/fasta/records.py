@@ -67,7 +67,7 @@ class Records:
     @classmethod
     def of(cls, headers: list[bytes], sequences: list[bytes]) -> "Records":
         """From header lines and sequences, with their ids and hashes."""
-        ids = list(map(_first_word, headers)) if _has_blank(headers) else headers
+        ids = list(map(_first_word, headers))
         return cls(
             headers=Lines.of(headers),
             ids=Lines.of(ids),
@@ -148,11 +148,6 @@ def keys_of(sequences: Iterable[Any]) -> NDArray[np.uint64]:
 def _first_word(header: bytes) -> bytes:
     # As a string, because bytes take fewer of ASCII's characters for white space.
     return (header.decode("ascii").split(None, 1) or [""])[0].encode("ascii")
-
-
-def _has_blank(headers: list[bytes]) -> bool:
-    text = b"".join(headers)
-    return bool(text) and int(np.frombuffer(text, np.uint8).min()) <= ord(" ")  # ASCII's white space ends here
 
 
 def _span(lengths: np.ndarray, start: int, end: int) -> tuple[int, int]:

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from common.errors import ConfigError, DataError
-from common.progress import ProgressCallback
+from common.progress import ProgressCallback, no_progress
 from common.publishing import exclusive, file_xxh128, published
 from dataset.batches.splitting import split_records, split_stratified
+from dataset.embeddings.arrays import arrays_checksum
 from dataset.fasta.alphabet import STORE_ALPHABET
 from dataset.fasta.counts import IngestCounts
 from dataset.fasta.reader import find_files
@@ -32,9 +33,11 @@ from dataset.targets import IGNORED_TARGET, SparseTargets
 from train_config.classifier_schema import LabelsSection, TokenizerSection
 from train_config.schema import DataSection
 
+_KIND = layout.MANIFEST_FILE, "labelled store"
+
 
 def ensure_labelled_store(
-    data: DataSection, tokenizer: TokenizerSection, default_root: Path, progress: ProgressCallback | None = None
+    data: DataSection, tokenizer: TokenizerSection, default_root: Path, progress: ProgressCallback = no_progress
 ) -> Path:
     """The labelled store of a run's data, found or made as :func:`dataset.store.conversion.ensure_store` does.
 
@@ -42,7 +45,7 @@ def ensure_labelled_store(
     else; ConfigError for settings that do not fit; ResourceError where the disk is full.
     """
     target = labelled_store_location(data, tokenizer, default_root)
-    if _source_store(data) is not None:
+    if stores.source_store(data, *_KIND) is not None:
         _check_fits(LabelledStore(target, verify="full"), data, tokenizer)
         return target
     with exclusive(target):
@@ -56,17 +59,18 @@ def ensure_labelled_store(
 def labelled_store_location(data: DataSection, tokenizer: TokenizerSection, default_root: Path) -> Path:
     """Path of the labelled store of a run's data, made or not. Raises as :func:`ensure_labelled_store`."""
     labels = data.labels
-    if _source_store(data) is None:
+    source = stores.source_store(data, *_KIND)
+    if source is None:
         check_label_settings(labels, tokenizer)
         if labels.split == "stratified" and labels.kind not in ("multiclass", "binary"):
             raise ConfigError(
                 f"data.labels.split stratified needs one class for each record, which {labels.kind} targets do not "
                 "have: set it to hash"
             )
-    return stores.location(data, _source_store(data), lambda: default_root / _store_name(data, tokenizer))
+    return stores.location(data, source, lambda: default_root / _store_name(data, tokenizer))
 
 
-def _make(data: DataSection, tokenizer: TokenizerSection, target: Path, progress: ProgressCallback | None) -> None:
+def _make(data: DataSection, tokenizer: TokenizerSection, target: Path, progress: ProgressCallback) -> None:
     records = read_labelled(
         data.source,
         data.labels,
@@ -101,18 +105,17 @@ def _make(data: DataSection, tokenizer: TokenizerSection, target: Path, progress
         )
         space.save(folder)
         tensors: dict[str, NDArray] = {"parts": parts_N}
-        if sparse := isinstance(targets, SparseTargets):
+        if isinstance(targets, SparseTargets):
             tensors |= {"indptr": targets.indptr, "indices": targets.indices, "unknown": targets.unknown}
         else:
             tensors["targets"] = targets
         if records.weights is not None:
             tensors["weights"] = records.weights
-        checksum = layout.labels_checksum(store_checksum, space, tensors)
+        checksum = arrays_checksum(repr((store_checksum, space.kind, space.names)), tensors)
         if space.kind == "per_residue":
             tensors["targets"] = tensors["targets"].astype(np.int32)
         save_file(tensors, folder / layout.LABELS_FILE)
         manifest = LabelledManifest(
-            format_version=2 if sparse else 1,
             num_records=len(records),
             settings=_settings(data, tokenizer),
             source=records.source,
@@ -210,10 +213,6 @@ def _labels_files(labels: LabelsSection) -> list[Path]:
     return [path for name in (labels.labels_file, labels.mask_file) if name for path in find_files([name])]
 
 
-def _source_store(data: DataSection) -> Path | None:
-    return stores.source_store(data, layout.MANIFEST_FILE, "labelled store")
-
-
 def _check_fits(labelled: LabelledStore, data: DataSection, tokenizer: TokenizerSection) -> None:
     """Refuse a labelled store that holds something else than the settings say; where it came from is its own affair."""
     content = "text" if labelled.store.is_text else "protein"
@@ -234,10 +233,9 @@ def _check_made_of(labelled: LabelledStore, data: DataSection, tokenizer: Tokeni
         raise DataError(f"{labelled.path}: made with other files of data.labels.validation_source; {remedy}")
     if not stores.same_files(manifest.labels_source, _labels_files(data.labels)):
         raise DataError(f"{labelled.path}: made with other data.labels.labels_file or mask_file; {remedy}")
-    settings, default = _settings(data, tokenizer), _settings(DataSection(), tokenizer)
+    settings = _settings(data, tokenizer)
     for key in sorted(settings.keys() | manifest.settings.keys()):
-        recorded = manifest.settings.get(key)
-        if isinstance(recorded, dict):
-            recorded = default[key] | recorded  # earlier versions had fewer settings
-        if settings.get(key) != recorded:
-            raise DataError(f"{labelled.path}: made with other settings of {key} ({recorded}); {remedy}")
+        if settings.get(key) != manifest.settings.get(key):
+            raise DataError(
+                f"{labelled.path}: made with other settings of {key} ({manifest.settings.get(key)}); {remedy}"
+            )

@@ -121,15 +121,12 @@ class LabelSpace:
             return self._encode_letters([str(letters) for letters in labels], ignore_unseen)
         if self.kind == "multilabel":
             return self._encode_sets(labels, ignore_unseen)
-        targets_N = np.full(len(labels), IGNORED_TARGET, dtype=np.int64)
         codes = {name: code for code, name in enumerate(self.names)}
-        for index, name in enumerate(labels):
-            code = codes.get(str(name))
-            if code is not None:
-                targets_N[index] = code
-            elif not ignore_unseen:
-                raise UnseenLabelError.of(str(name), index, self.names)
-        return targets_N
+        targets = [codes.get(str(name), IGNORED_TARGET) for name in labels]
+        if IGNORED_TARGET in targets and not ignore_unseen:
+            index = targets.index(IGNORED_TARGET)
+            raise UnseenLabelError.of(str(labels[index]), index, self.names)
+        return np.array(targets, dtype=np.int64)
 
     def __str__(self) -> str:
         """Kind, number and names in a line: thousands of classes say that labels are ids or numbers to measure by."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from common.errors import ConfigError, DataError
-from common.progress import ConversionProgress, ProgressCallback
+from common.progress import ConversionProgress, ProgressCallback, no_progress
 from common.text import counted
 from dataset.fasta.counts import IngestCounts, SourceFile
 from dataset.fasta.reader import find_files, is_fasta_name
@@ -94,7 +94,7 @@ def read_labelled(
     with_labels: bool = True,
     held_out_sources: Sequence[str] = (),
     sample: SampleSection | None = None,
-    progress: ProgressCallback | None = None,
+    progress: ProgressCallback = no_progress,
 ) -> LabelledRecords:
     """Read labelled files, or, without ``with_labels``, files to be labelled.
 
@@ -194,20 +194,17 @@ class _Reader:
         self._source = source
         self._num_training = num_training
         self._settings = settings
-        self._faults = ingest.faults
         self._label = label_reader(settings)
 
-    def read(self, progress: ProgressCallback | None) -> None:
+    def read(self, progress: ProgressCallback) -> None:
         bytes_total = self._source.bytes_total
         for file, taken, block in self._source.cleaned(self._ingest):
             path = self._source.paths[file] if file >= 0 else None
             if block is not None:
                 self._take(taken, block, path, "training" if file < self._num_training else "validation")
-            if progress is not None:
-                bytes_read = min(self._source.bytes_read, bytes_total)
-                progress(ConversionProgress(bytes_read, bytes_total, self.counts.records_read))
-        if progress is not None:
-            progress(ConversionProgress(bytes_total, bytes_total, self.counts.records_read))
+            bytes_read = min(self._source.bytes_read, bytes_total)
+            progress(ConversionProgress(bytes_read, bytes_total, self.counts.records_read))
+        progress(ConversionProgress(bytes_total, bytes_total, self.counts.records_read))
 
     def _take(self, taken: LabelledPart, block: CleanBlock, path: Path | None, part_of_file: str) -> None:
         kept = range(len(taken.batch)) if block.kept is None else block.kept.tolist()
@@ -228,7 +225,9 @@ class _Reader:
                 self.weights.append(weight(taken.weights[index]))
             self.parts.append(part_of_file if taken.splits is None else part(taken.splits[index]))
         except ValueError as error:
-            self._faults.add("record{s} whose weight or split can't be read", Fault(taken.batch, index, str(error)))
+            self._ingest.faults.add(
+                "record{s} whose weight or split can't be read", Fault(taken.batch, index, str(error))
+            )
 
     def _label_of(self, taken: LabelledPart, index: int, length: int) -> Label | None:
         """The label of a record, as long as its sequence where each residue has one; None when it is left out."""
@@ -236,7 +235,7 @@ class _Reader:
         try:
             label = self._label(taken.labels[index])
         except ValueError as error:
-            self._faults.add("label{s} that can't be read", Fault(taken.batch, index, str(error)))
+            self._ingest.faults.add("label{s} that can't be read", Fault(taken.batch, index, str(error)))
             return None
         if label is None:
             self._without_label(taken, index, taken.missing(index))
@@ -261,14 +260,14 @@ class _Reader:
             f"{counted(len(letters), 'label{s}')}{where} for {counted(length, 'residue{s}')}; give each residue one "
             "letter ('.', '?' or '-' where it is not known, to be neither learnt nor scored)"
         )
-        self._faults.add("record{s} with too few or too many labels", Fault(taken.batch, index, problem))
+        self._ingest.faults.add("record{s} with too few or too many labels", Fault(taken.batch, index, problem))
         return None
 
     def _without_label(self, taken: LabelledPart, index: int, problem: str) -> None:
         """Refuse or count a record without a label, or without one of several."""
         if self._settings.missing_labels == "error":
             remedy = "complete or remove the record, or give --data.labels.missing_labels skip"
-            self._faults.add("record{s} without a label", Fault(taken.batch, index, f"{problem}; {remedy}"))
+            self._ingest.faults.add("record{s} without a label", Fault(taken.batch, index, f"{problem}; {remedy}"))
             return
         if self.first_without_label is None:
             # Finding the place reads the file again, which is worth it for a refusal alone.

@@ -155,7 +155,7 @@ class LabelledSource:
     def _headers_read(self, batch: RecordBatch, numbers: range, default_pattern: str | None) -> LabelledPart:
         pattern = header_pattern(self._settings, default_pattern)
         group = "label" if "label" in pattern.groupindex else 1
-        headers = [header.decode("ascii") for header in batch.headers]
+        headers = [header.decode("ascii") for header in batch.records.headers.split()]
         matches = map(pattern.search, headers)
         field = self._settings.header_field
         place = f"pattern {pattern.pattern!r}" if field is None else f"field {field}"

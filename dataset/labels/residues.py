@@ -63,7 +63,8 @@ class ResidueLabels:
         files = FastaSource([source], self._max_residues)
         entries: dict[str, _Entry] = {}
         for batch in files.batches():
-            for index, (header, letters) in enumerate(zip(batch.headers, batch.sequences, strict=True)):
+            pairs = zip(batch.records.headers.split(), batch.records.sequences, strict=True)
+            for index, (header, letters) in enumerate(pairs):
                 origin = batch.origin(index)
                 assert origin is not None  # it was read from a file
                 entry = _Entry(*origin, header.decode("ascii"), letters.decode("ascii"))

@@ -14,14 +14,13 @@ Records that were left out because no training record has their label stay in th
 Shape legend: N records of the store, R residues of all records end to end, C outputs, L residues of one record.
 """
 
-import hashlib
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from safetensors.numpy import load_file
 
 from common.errors import DataError
@@ -33,7 +32,7 @@ from dataset.store.format import MADE_AGAIN, SEQUENCES_FOLDER, SampleSource, rea
 from dataset.store.reader import Store, stage_once
 from dataset.targets import SparseTargets
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 LABELS_FILE = "labels.safetensors"
 MANIFEST_FILE = "labels.json"
 
@@ -43,22 +42,20 @@ LEFT_OUT = len(PARTS)
 _ADVICE = "give the folder of a labelled store, or labelled files"
 
 
-class LabelledManifest(BaseModel):
-    """``labels.json``: what the folder was made of and with; ``format_version`` is 2 where targets are sparse.
+class LabelledManifest(BaseModel, extra="forbid", frozen=True):
+    """``labels.json``: what the folder was made of and with.
 
     ``sequences_checksum`` is of the store's content, ``files`` has the XXH3-128 of the others, ``checksum`` is the
     identity of sequences and labels.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     format: Literal["esmeray-labels"] = "esmeray-labels"
-    format_version: Literal[1, 2] = 1
+    format_version: Literal[2] = 2
     num_records: int
     settings: dict[str, Any]
     source: list[SourceFile] | SampleSource
     held_out_source: list[SourceFile]
-    labels_source: list[SourceFile] = []
+    labels_source: list[SourceFile]
     sequences_checksum: str
     files: dict[str, str]
     checksum: str
@@ -72,9 +69,11 @@ class LabelledStore:
     Attributes:
         store: ids and residues, or texts in UTF-8.
         targets: (N,) int64 (multiclass, binary), (N, C) float32 (multilabel, regression), or (R,) int64 (per_residue).
-            Those of lists of names are sparse, but in stores of version 1.
+            Those of lists of names are sparse.
         weights: (N,) float32, or None.
         training, validation, test: int64 indices of records, each ascending.
+        counts: records that reading, splitting and encoding left out or changed.
+        checksum: identity of sequences, labels and parts, hex.
     """
 
     def __init__(
@@ -86,8 +85,9 @@ class LabelledStore:
         no labelled store, of another format version, or damaged.
         """
         self.path = Path(path).absolute()
-        manifest_file = self.path / MANIFEST_FILE
-        self.manifest = read_signed(manifest_file, LabelledManifest, MADE_AGAIN, "labelled store", _ADVICE)
+        self.manifest = read_signed(self.path / MANIFEST_FILE, LabelledManifest, MADE_AGAIN, "labelled store", _ADVICE)
+        self.counts = self.manifest.counts
+        self.checksum = self.manifest.checksum
         sequences = self.path / SEQUENCES_FOLDER
         self.store = Store(sequences if stage_dir is None else stage_once(sequences, stage_dir), verify)
         if self.store.checksum != self.manifest.sequences_checksum:
@@ -110,20 +110,6 @@ class LabelledStore:
     def __len__(self) -> int:
         return len(self.store)
 
-    @property
-    def counts(self) -> LabelledCounts:
-        """Records that reading, splitting and encoding left out or changed."""
-        return self.manifest.counts
-
-    @property
-    def checksum(self) -> str:
-        """Identity of sequences, labels and parts, hex."""
-        return self.manifest.checksum
-
-    def text(self, index: int) -> str:
-        """The sequence or text of one record; raises IndexError, or DataError where its block is damaged."""
-        return self.store.text(index)
-
     def residue_targets(self, index: int) -> NDArray[np.int64]:
         """(L,) int64: targets of the residues of one record, a view."""
         start, end = self._residue_offsets[index : index + 2]
@@ -132,13 +118,3 @@ class LabelledStore:
     @cached_property
     def _residue_offsets(self) -> list[int]:
         return [0, *np.cumsum(self.store.lengths, dtype=np.int64).tolist()]
-
-
-def labels_checksum(store_checksum: str, space: LabelSpace, tensors: dict[str, NDArray]) -> str:
-    """Checksum of sequences, classes and targets: the same for the same data, wherever it was made."""
-    digest = hashlib.sha256(repr((store_checksum, space.kind, space.names)).encode())
-    for name in sorted(tensors):
-        array = np.ascontiguousarray(tensors[name])
-        digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
-        digest.update(array.data.cast("B"))
-    return digest.hexdigest()

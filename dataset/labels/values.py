@@ -16,8 +16,11 @@ from train_config.classifier_schema import LabelsSection
 
 Label = str | list[str] | tuple[float, ...]
 
-_PARTS = dict.fromkeys(("train", "training"), "training")
-_PARTS |= dict.fromkeys(("valid", "validation", "val", "dev"), "validation") | {"test": "test"}
+_PARTS = {
+    **dict.fromkeys(("train", "training"), "training"),
+    **dict.fromkeys(("valid", "validation", "val", "dev"), "validation"),
+    "test": "test",
+}
 _TRUTHS = {"0": 0.0, "0.0": 0.0, "false": 0.0, "1": 1.0, "1.0": 1.0, "true": 1.0}
 _NOT_A_NUMBER = "nan"
 _MEND_LABEL = f"mend it, or write {_NOT_A_NUMBER} in its place and give --data.labels.missing_labels skip"

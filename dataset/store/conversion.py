@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from common.errors import DataError
-from common.progress import ConversionProgress, ProgressCallback, conversion_bar
+from common.progress import ConversionProgress, ProgressCallback, conversion_bar, no_progress
 from common.publishing import exclusive, file_xxh128, published, refuse_existing
 from common.remote import local_path
 from common.text import counted
@@ -48,7 +48,7 @@ def convert(
     target: Path,
     ingest: IngestSection,
     *,
-    progress: ProgressCallback | None = None,
+    progress: ProgressCallback = no_progress,
     overwrite: bool = False,
 ) -> StoreManifest:
     """Convert FASTA files, folders and globs to a store in the folder ``target``.
@@ -67,7 +67,7 @@ def convert(
         return _convert_locked(source, target, ingest, progress)
 
 
-def check(sources: list[str], policies: IngestSection, *, progress: ProgressCallback | None = None) -> CheckedData:
+def check(sources: list[str], policies: IngestSection, *, progress: ProgressCallback = no_progress) -> CheckedData:
     """Read FASTA files as :func:`convert` does, and write nothing. Raises DataError where no record is left, too."""
     source = FastaSource(sources, policies.max_residues)
     ingest = Ingest(policies, partial(places_of_ids, source.paths), source.kernel)
@@ -80,7 +80,7 @@ def check(sources: list[str], policies: IngestSection, *, progress: ProgressCall
     return CheckedData(records, residues, ingest.counts)
 
 
-def ensure_store(data: DataSection, default_root: Path, progress: ProgressCallback | None = None) -> Path:
+def ensure_store(data: DataSection, default_root: Path, progress: ProgressCallback = no_progress) -> Path:
     """The store of a run's data: a fitting one that exists, else one made now. Safe to call from several processes.
 
     A source that is itself a store is taken as it is. Otherwise the store is ``data.store``, or a folder in
@@ -89,7 +89,7 @@ def ensure_store(data: DataSection, default_root: Path, progress: ProgressCallba
     where the disk is full or can't be written.
     """
     target = store_location(data, default_root)
-    if _source_store(data) is not None:
+    if source_store(data) is not None:
         if Store(target, verify="full").is_text:
             raise DataError(f"{target}: a store of texts, which classifiers alone can read; give proteins")
         return target
@@ -98,8 +98,9 @@ def ensure_store(data: DataSection, default_root: Path, progress: ProgressCallba
             made_with = Store(target, verify="full").manifest
             check_source(target, made_with.source, data, find_files)
             if made_with.ingest.repairs() != data.ingest.repairs():
-                problem = f"made with other data.ingest settings ({made_with.ingest})"
-                raise DataError(f"{target}: {problem}; {other_store(target)}")
+                raise DataError(
+                    f"{target}: made with other data.ingest settings ({made_with.ingest}); {other_store(target)}"
+                )
         elif data.source == [SAMPLE]:
             _make_sample(data, target)
         else:
@@ -113,7 +114,7 @@ def open_store(sources: list[str], ingest: IngestSection, folder: Path) -> Store
     ``folder`` is that of an unfinished job. Raises ConfigError where its store has other sequences.
     """
     data = DataSection(source=sources, ingest=ingest)
-    if _source_store(data) is None:
+    if source_store(data) is None:
         data = data.model_copy(update={"store": str(folder / "store")})
         if (folder / "store" / MANIFEST_FILE).is_file():
             made_with = Store(folder / "store").manifest
@@ -125,7 +126,7 @@ def open_store(sources: list[str], ingest: IngestSection, folder: Path) -> Store
 
 def store_location(data: DataSection, default_root: Path) -> Path:
     """Path of the store of a run's data, made or not; see :func:`ensure_store`."""
-    return location(data, _source_store(data), lambda: default_root / _store_name(data))
+    return location(data, source_store(data), lambda: default_root / _store_name(data))
 
 
 def location(data: DataSection, source: Path | None, default: Callable[[], Path]) -> Path:
@@ -134,7 +135,7 @@ def location(data: DataSection, source: Path | None, default: Callable[[], Path]
 
 
 def _convert_locked(
-    source: FastaSource, target: Path, policies: IngestSection, progress: ProgressCallback | None
+    source: FastaSource, target: Path, policies: IngestSection, progress: ProgressCallback
 ) -> StoreManifest:
     ingest = Ingest(policies, partial(places_of_ids, source.paths), source.kernel)
     with published(target) as folder, closing(StoreWriter(folder, target)) as writer:
@@ -143,23 +144,21 @@ def _convert_locked(
         return writer.finish(source.finished, policies, ingest.counts)
 
 
-def _blocks(source: FastaSource, ingest: Ingest, progress: ProgressCallback | None) -> Iterator[CleanBlock]:
+def _blocks(source: FastaSource, ingest: Ingest, progress: ProgressCallback) -> Iterator[CleanBlock]:
     """Blocks of a store, up to the first record that is refused; once all is read, a DataError of all refused ones."""
     with ingest.faults.raised_at_end():
         for batch in source.batches():
             block = ingest.clean(batch)
             if block is not None and not ingest.faults:
                 yield block
-            if progress is not None:
-                progress(ConversionProgress(source.bytes_read, source.bytes_total, ingest.counts.records_read))
+            progress(ConversionProgress(source.bytes_read, source.bytes_total, ingest.counts.records_read))
 
 
 def _make_sample(data: DataSection, target: Path) -> StoreManifest:
     ingest = Ingest(data.ingest)
     records = sample_records(data.sample.records, data.sample.families, data.sample.seed)
     with published(target) as folder, closing(StoreWriter(folder, target)) as writer:
-        for block in map(ingest.clean, sample_batches(records)):
-            assert block is not None  # the sample is clean: no policy drops any of it
+        for block in filter(None, map(ingest.clean, sample_batches(records))):
             writer.add(block)
         return writer.finish(sample_source(data.sample), data.ingest, ingest.counts)
 
@@ -198,11 +197,7 @@ def not_a_store(
     return f"holds {others[0]}, which no {kind} does" if others else None
 
 
-def _source_store(data: DataSection) -> Path | None:
-    return source_store(data, MANIFEST_FILE, "store")
-
-
-def source_store(data: DataSection, manifest_file: str, kind: str) -> Path | None:
+def source_store(data: DataSection, manifest_file: str = MANIFEST_FILE, kind: str = "store") -> Path | None:
     """The store that ``data.source`` names in place of files, if it does; ``kind`` is what messages call it.
 
     Raises DataError where it stands beside other sources, or ``data.store`` names another.
@@ -265,13 +260,9 @@ def same_files(recorded: list[SourceFile], paths: list[Path]) -> bool:
 
 
 def _same_file(recorded: SourceFile, path: Path) -> bool:
-    """By size and time where the path is the same; else by content."""
-    status = path.stat()
-    if status.st_size != recorded.bytes:
-        return False
-    if str(path.resolve()) == recorded.path and status.st_mtime_ns == recorded.mtime_ns:
-        return True
-    return file_xxh128(path) == recorded.xxh128
+    """By path, size and time; where one differs by content."""
+    is_as_it_was = file_identities([path]) == [(recorded.path, recorded.bytes, recorded.mtime_ns)]
+    return is_as_it_was or file_xxh128(path) == recorded.xxh128
 
 
 def _described(source: list[SourceFile] | SampleSource) -> str:

@@ -25,14 +25,14 @@ import json
 import struct
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel
 
-from common.errors import DataError
+from common.errors import DataError, parsing
 from common.json_file import read_json
 from dataset.fasta.counts import IngestCounts, SourceFile
-from train_config.schema import IngestSection
+from train_config.schema import IngestSection, SampleSection
 
 try:  # xopen brings it on x86-64 and 64-bit Arm; the same CRC-32 at 23 GB/s a core where zlib's has 4
     from isal.isal_zlib import crc32
@@ -118,18 +118,13 @@ def unframe(value: memoryview, kind: Kind) -> tuple[int, memoryview]:
     return count, payload
 
 
-class SampleSource(BaseModel):
+class SampleSource(SampleSection):
     """The settings of the embedded sample that a store was made of."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    records: int
-    families: int
-    seed: int
     generator_version: int
 
 
-class StoreManifest(BaseModel):
+class StoreManifest(BaseModel, extra="forbid", frozen=True):
     """``manifest.json``.
 
     Attributes:
@@ -143,8 +138,6 @@ class StoreManifest(BaseModel):
         counts: what the policies and the fixed repairs did.
         created: UTC, ISO 8601.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     format: Literal["esmeray-store"] = "esmeray-store"
     format_version: Literal[2] = 2
@@ -180,26 +173,19 @@ def read_signed(path: Path, model: type[Manifest], remedy: str, kind: str = "sto
     if not path.is_file():
         problem = f"not a {kind}, it has no {path.name}" if path.parent.exists() else "no such folder"
         raise DataError(f"{path.parent}: {problem}; {advice or remedy}")
-    wanted, versions = model.model_fields["format"].default, get_args(model.model_fields["format_version"].annotation)
-
-    def damaged(problem: str) -> DataError:
-        return DataError(f"{path}: damaged: {problem}; {remedy}")
-
+    wanted, readable = (model.model_fields[name].default for name in ("format", "format_version"))
     content = read_json(path, remedy)
-    if content.get("format") != wanted:
-        raise damaged(f"it does not say format {wanted!r}")
-    if (version := content.get("format_version")) not in versions:
-        readable = " or ".join(map(str, versions))
-        raise DataError(
-            f"{path.parent}: a store of format version {version!r}, this Esmeray reads version {readable}; {remedy}"
-        )
-    digest = content.pop("manifest_sha256", None)
-    if digest != _digest(content):
-        raise damaged("its checksum does not hold")
-    try:
+    with parsing(path, remedy):
+        if content.get("format") != wanted:
+            raise ValueError(f"it does not say format {wanted!r}")
+        if content.get("format_version") != readable:
+            version = content.get("format_version")
+            raise DataError(
+                f"{path.parent}: a store of format version {version!r}, this Esmeray reads version {readable}; {remedy}"
+            )
+        if content.pop("manifest_sha256", None) != _digest(content):
+            raise ValueError("its checksum does not hold")
         return model.model_validate(content)
-    except ValidationError as error:
-        raise damaged(f"{error.error_count()} fields are wrong, first {error.errors()[0]['loc']}") from error
 
 
 def find_index_pages(data_file: Path, page_bytes: int) -> list[int]:

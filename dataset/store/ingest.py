@@ -20,7 +20,7 @@ import numpy as np
 
 from common.errors import DataError
 from common.text import counted
-from dataset.fasta.alphabet import GAPS, STORE_ALPHABET, STORE_BYTES, CleanSequence, all_stored, bad_to_x, clean
+from dataset.fasta.alphabet import GAPS, STORE_ALPHABET, STORE_BYTES, CleanSequence, bad_to_x, clean
 from dataset.fasta.counts import IngestCounts
 from dataset.fasta.kernel import HashSet64, Kernel
 from dataset.fasta.locate import places_of_records
@@ -103,7 +103,6 @@ class Ingest:
         self.faults = Faults(places_of_ids)
         self._policies = policies
         self._is_text = content == "text"
-        self._places_of_ids = places_of_ids
         self._seen = HashSet64(kernel)
         self._next_suffix: dict[bytes, int] = {}
 
@@ -113,7 +112,7 @@ class Ingest:
         records = batch.records
         if not self._is_text:
             self._notice_nucleotides(batch)
-        is_plain = self._is_text or records.all_stored or all_stored(records.residues)
+        is_plain = self._is_text or records.all_stored or not records.residues.translate(None, STORE_BYTES)
         if not (is_plain and records.lengths.all() and records.ids.lengths.all()):
             kept, sequences = self._clean_each(batch)
             ids = records.ids.split()
@@ -131,7 +130,7 @@ class Ingest:
         glance = residues[:: 1 + len(residues) // _GLANCE_LETTERS]
         if not is_refused and _share_of_nucleotides(glance) < _GLANCE_SHARE:
             return
-        for index, sequence in enumerate(batch.sequences):
+        for index, sequence in enumerate(batch.records.sequences):
             if not sequence or _share_of_nucleotides(sequence) < NUCLEOTIDE_SHARE:
                 continue
             self.counts.records_like_nucleotides += 1
@@ -163,10 +162,10 @@ class Ingest:
         kept: list[int] = []
         sequences: list[bytes] = []
         repaired: list[CleanSequence] = []
-        for index, (raw, id_length) in enumerate(zip(batch.sequences, batch.records.ids.lengths, strict=True)):
+        for index, (raw, id_length) in enumerate(zip(batch.records.sequences, batch.records.ids.lengths, strict=True)):
             if not id_length:
-                problem = "a header without an id; write one right after '>'"
-                self.faults.add("header{s} without an id", Fault(batch, index, problem))
+                fault = Fault(batch, index, "a header without an id; write one right after '>'")
+                self.faults.add("header{s} without an id", fault)
                 continue
             cleaned = CleanSequence(raw, False, False, 0, 0) if self._is_text else clean(raw)
             residues = self._without_bad(batch, index, cleaned)
@@ -177,8 +176,8 @@ class Ingest:
                 continue
             if not residues:
                 remedy = "complete or remove the record, or give --data.ingest.empty_sequences skip"
-                fault = Fault(batch, index, f"a header without a sequence; {remedy}")
-                self.faults.add("header{s} without a sequence", fault)
+                problem = f"a header without a sequence; {remedy}"
+                self.faults.add("header{s} without a sequence", Fault(batch, index, problem))
             kept.append(index)
             sequences.append(residues)
             repaired.append(cleaned)
@@ -225,7 +224,7 @@ class Ingest:
     def _refuse_duplicate(self, batch: RecordBatch, index: int, record_id: bytes) -> None:
         name = record_id.decode("utf-8")
         if not self.faults:  # otherwise nothing is made of the records in any case
-            first = self._places_of_ids({name}).get(name)
+            first = self.faults.places_of_ids({name}).get(name)
             if first is not None and f"{batch.place(index)},".startswith(f"{first},"):
                 return  # two ids with one hash: this is the first record of its id
         remedy = "make ids unique, or give --data.ingest.duplicate_ids first (or rename)"
@@ -258,7 +257,7 @@ class Faults:
     """
 
     def __init__(self, places_of_ids: PlacesOfIds) -> None:
-        self._places_of_ids = places_of_ids
+        self.places_of_ids = places_of_ids
         self._counts: Counter[str] = Counter()
         self._first: list[Fault] = []
 
@@ -303,7 +302,7 @@ class Faults:
                 wanted[origin[0]].append((origin[1], fault.residue))
         places = {path: iter(places_of_records(path, records)) for path, records in wanted.items()}
         repeated = {fault.repeats for fault in first if fault.repeats is not None}
-        before = self._places_of_ids(repeated) if repeated else {}
+        before = self.places_of_ids(repeated) if repeated else {}
         lines = []
         for origin, fault in zip(origins, first, strict=True):
             place = next(places[origin[0]]) if origin else fault.batch.place(fault.index, fault.residue)

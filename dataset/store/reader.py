@@ -16,6 +16,7 @@ import shutil
 import threading
 from bisect import bisect_right
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -104,11 +105,6 @@ class Store:
         for number in range(self.manifest.num_blocks):
             yield np.frombuffer(self._file.block(number).residues, dtype=np.uint8)
 
-    def verify_blocks(self) -> None:
-        """Read every block and check its CRC-32, whatever this process has checked before."""
-        for number in range(self.manifest.num_blocks):
-            self._file.read_block(number)
-
     def __getstate__(self) -> dict:
         return {"path": self.path, "manifest": self.manifest, "_opened": None}
 
@@ -120,12 +116,11 @@ class Store:
 
     def _check_file(self, full: bool) -> None:
         data_file, manifest = self.path / DATA_FILE, self.manifest
-        check_file(data_file, STORE_REMEDY, num_bytes=manifest.data_bytes)
+        checksum = manifest.data_xxh128 if full else None
+        check_file(data_file, STORE_REMEDY, num_bytes=manifest.data_bytes, xxh128=checksum)
         with parsing(data_file, STORE_REMEDY):
             if layout.index_crc32(data_file, manifest.page_bytes, manifest.index_pages) != manifest.index_crc32:
                 raise DataError(f"{data_file}: damaged: the checksum of its index does not hold; {STORE_REMEDY}")
-        if full:
-            check_file(data_file, STORE_REMEDY, xxh128=manifest.data_xxh128)
 
 
 class _Block(NamedTuple):
@@ -188,13 +183,13 @@ class _OpenFile:
         """A block that was checked, now or before."""
         block = self._blocks.get(number)
         if block is None:  # two threads may both read it; they find the same
-            block = self.read_block(number)
+            block = self._read_block(number)
             first = self._starts[number]
             self._begins[first : first + len(block.residue_offsets) - 1] = block.residue_offsets[:-1]
             self._blocks[number] = block
         return block
 
-    def read_block(self, number: int) -> _Block:
+    def _read_block(self, number: int) -> _Block:
         num_records, payload = self._value(layout.key_bytes(number), Kind.BLOCK, f"block {number}")
         offsets_bytes = 4 * (num_records + 1)
         residue_offsets = payload[:offsets_bytes].cast("I")
@@ -253,10 +248,9 @@ def stage_store(store_path: Path, stage_dir: Path) -> Path:
     name = f"{store.path.name}-{store.manifest.data_xxh128[:16]}"
     target = Path(os.path.abspath(stage_dir)) / name  # noqa: PTH100
     with exclusive(target):
-        if _is_good(target):
-            return target
-        free = shutil.disk_usage(target.parent).free
-        if free < store.manifest.data_bytes:
+        with suppress(DataError):  # then made again from the original, which is verified in turn
+            return Store(target, verify="full").path
+        if shutil.disk_usage(target.parent).free < store.manifest.data_bytes:
             raise disk_full(target, f"staging takes {store.manifest.data_bytes / 1e9:.1f} GB")
         with published(target) as folder:
             for name in (DATA_FILE, MANIFEST_FILE):
@@ -269,11 +263,3 @@ def stage_store(store_path: Path, stage_dir: Path) -> Path:
 def stage_once(store_path: Path, stage_dir: Path) -> Path:
     """Call :func:`stage_store`, which reads the whole copy, once in a process: one that measures opens it often."""
     return stage_store(store_path, stage_dir)
-
-
-def _is_good(target: Path) -> bool:
-    try:
-        Store(target, verify="full")
-    except DataError:
-        return False  # made again from the original, which is verified in turn
-    return True

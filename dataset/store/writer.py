@@ -12,9 +12,8 @@ import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import lmdb
 import numpy as np
@@ -39,16 +38,6 @@ TRANSACTION_BYTES = 1 << 20
 """Bytes gathered while the transaction before is written. More of them leave the cache, and take a fourth longer."""
 
 
-class _Value(NamedTuple):
-    """The arguments of :func:`~dataset.store.format.frame` for one value, and its key."""
-
-    key: bytes
-    kind: Kind
-    first: int
-    num_items: int
-    parts: list[bytes | memoryview]
-
-
 REOPEN_BYTES = 16 << 20
 _SYNC_FILE_RANGE_WRITE = 2
 
@@ -64,7 +53,7 @@ class StoreWriter:
         self._environment = self._open(MAP_BYTES)
         self._mapped_bytes = 0
         self._thread: BackgroundThread[None] = BackgroundThread()
-        self._pending: list[_Value] = []
+        self._pending: list[tuple[bytes, Callable[[], bytes]]] = []  # keys, and what frames the value of each
         self._pending_bytes = 0
         self._num_records = 0
         self._starts: list[int] = []
@@ -81,7 +70,7 @@ class StoreWriter:
             ids = [record_id.decode("utf-8") for record_id in block.ids.split()]
             _check_value_size(num_bytes, f"the records from {ids[0]!r} to {ids[-1]!r}")
         key = layout.key_bytes(len(self._starts))
-        self._put(_Value(key, Kind.BLOCK, self._num_records, len(block.lengths), parts), num_bytes)
+        self._put(key, partial(layout.frame, Kind.BLOCK, self._num_records, len(block.lengths), parts), num_bytes)
         self._starts.append(self._num_records)
         self._lengths.append(block.lengths)
         self._hashes.append(block.hashes)
@@ -136,33 +125,33 @@ class StoreWriter:
 
     def _put_array(self, kind: Kind, array: np.ndarray) -> None:
         _check_value_size(array.nbytes + 64, f"the {kind.name.lower()} of {self._num_records:,} records")
-        self._put(_Value(kind.key, kind, 0, len(array), [_bytes(array)]), array.nbytes)
+        self._put(kind.key, partial(layout.frame, kind, 0, len(array), [_bytes(array)]), array.nbytes)
         self._commit()  # in a transaction of its own: these values are the only ones that grow with the store
         self._thread.wait()
 
-    def _put(self, value: _Value, num_bytes: int) -> None:
-        self._pending.append(value)
+    def _put(self, key: bytes, framed: Callable[[], bytes], num_bytes: int) -> None:
+        self._pending.append((key, framed))
         self._pending_bytes += num_bytes
         if self._pending_bytes >= TRANSACTION_BYTES:
             self._commit()
 
     def _commit(self) -> None:
         """Have what is pending written as one transaction, once the one before it is."""
-        self._thread.begin(partial(self._write, self._pending))
+        self._thread.begin(partial(self._write, self._pending, self._pending_bytes))
         self._pending, self._pending_bytes = [], 0
 
-    def _write(self, values: list[_Value]) -> None:
+    def _write(self, values: list[tuple[bytes, Callable[[], bytes]]], num_bytes: int) -> None:
         """One transaction, again with a larger map for as long as it does not fit."""
         while True:
             try:
                 with self._disk(), self._environment.begin(write=True) as transaction:
-                    for key, kind, first, num_items, parts in values:
-                        transaction.put(key, layout.frame(kind, first, num_items, parts), append=True)
+                    for key, framed in values:
+                        transaction.put(key, framed(), append=True)
                 break
             except lmdb.MapFullError:
                 # The transaction was rolled back as a whole.
                 self._environment.set_mapsize(2 * self._environment.info()["map_size"])
-        self._mapped_bytes += sum(len(piece) for value in values for piece in value.parts)
+        self._mapped_bytes += num_bytes
         if self._mapped_bytes >= REOPEN_BYTES:
             self._unmap()
 
@@ -222,18 +211,11 @@ def write_sequences(
 
 def _start_writing_back(path: Path) -> None:
     """Have the system bring a file's pages to disk from now on, where it can be asked to: the last sync waits less."""
-    sync_file_range = _sync_file_range()
+    sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)  # Linux's, since 2.6.17
     if sync_file_range is not None:
+        whole = ctypes.c_int64(0), ctypes.c_int64(0)
         with path.open("r+b", buffering=0) as file:
-            sync_file_range(file.fileno(), 0, 0, _SYNC_FILE_RANGE_WRITE)  # a hint, so an error is none
-
-
-@cache
-def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
-    function = getattr(ctypes.CDLL(None), "sync_file_range", None)  # Linux's, since 2.6.17
-    if function is not None:
-        function.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
-    return function
+            sync_file_range(file.fileno(), *whole, _SYNC_FILE_RANGE_WRITE)  # a hint, so an error is none
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:

@@ -41,10 +41,10 @@ class StructureSource(BatchSource):
         self._seed, self._training = seed, training
 
     def token_lengths(self, records_N: Indices) -> NDArray[np.int64]:
-        return cropped_lengths(self._lengths(records_N), self._max_length) + SPECIAL_TOKENS_PER_SEQUENCE
+        return cropped_lengths(self._store.store.lengths[records_N], self._max_length) + SPECIAL_TOKENS_PER_SEQUENCE
 
     def batch(self, epoch: int, records_N: Indices) -> SourceBatch:
-        whole_N = self._lengths(records_N)
+        whole_N = self._store.store.lengths[records_N]
         lengths_N = cropped_lengths(whole_N, self._max_length)
         starts_N = np.zeros_like(lengths_N)
         if self._training:
@@ -117,9 +117,6 @@ class StructureSource(BatchSource):
 
     def _bits(self, purpose: int, epoch: int, records_N: Indices) -> Bits:
         return keyed_bits(purpose, self._seed, epoch, records_N)
-
-    def _lengths(self, records_N: Indices) -> NDArray[np.uint32]:
-        return self._store.store.lengths[records_N]
 
 
 def hidden_share(times: Any, schedule: str) -> Any:

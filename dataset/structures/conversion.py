@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import DataError
-from common.progress import ConversionProgress, ProgressCallback
+from common.progress import ConversionProgress, ProgressCallback, no_progress
 from common.publishing import exclusive, published, refuse_existing
 from common.remote import local_path
 from common.text import counted
 from dataset.batches.splitting import split_records
-from dataset.embeddings.arrays import open_arrays
+from dataset.embeddings.arrays import arrays_checksum, open_arrays
 from dataset.fasta.counts import IngestCounts, SourceFile
 from dataset.fasta.reader import find_files, is_fasta_name
 from dataset.fasta.records import hashes_of
@@ -38,6 +38,7 @@ from train_config.diffusion_schema import StructuresSection
 from train_config.schema import DataSection, IngestSection
 
 _SHOWN = 10
+_KIND = layout.MANIFEST_FILE, "structure store"
 _SOURCE, _HELD_OUT, _LABELS = "data.source", "data.structures.validation_source", "data.structures.labels"
 
 
@@ -46,7 +47,7 @@ def convert_structures(
     target: Path,
     data: DataSection,
     *,
-    progress: ProgressCallback | None = None,
+    progress: ProgressCallback = no_progress,
     overwrite: bool = False,
 ) -> StructureManifest:
     """Convert structure files, or sequences with predictions, to a structure store in the folder ``target``.
@@ -69,11 +70,11 @@ def convert_structures(
         return _make(data, target, progress)
 
 
-def ensure_structure_store(data: DataSection, default_root: Path, progress: ProgressCallback | None = None) -> Path:
+def ensure_structure_store(data: DataSection, default_root: Path, progress: ProgressCallback = no_progress) -> Path:
     """The structure store of a run's data: a fitting one that exists, else one made now; see
     :func:`dataset.store.conversion.ensure_store`."""
     target = structure_store_location(data, default_root)
-    if _source_store(data) is not None:
+    if stores.source_store(data, *_KIND) is not None:
         return StructureStore(target, verify="full").path
     with exclusive(target):
         if target.exists():
@@ -85,11 +86,7 @@ def ensure_structure_store(data: DataSection, default_root: Path, progress: Prog
 
 def structure_store_location(data: DataSection, default_root: Path) -> Path:
     """Path of the structure store of a run's data, made or not: named after its files and settings."""
-    return stores.location(data, _source_store(data), lambda: default_root / _store_name(data))
-
-
-def _source_store(data: DataSection) -> Path | None:
-    return stores.source_store(data, layout.MANIFEST_FILE, "structure store")
+    return stores.location(data, stores.source_store(data, *_KIND), lambda: default_root / _store_name(data))
 
 
 def _store_name(data: DataSection) -> str:
@@ -118,8 +115,11 @@ def _files(data: DataSection) -> dict[str, list[Path]]:
     elif data.source != [SAMPLE]:
         source = (find_files if _is_fasta(data.source) else find_structure_files)(data.source)
     section = data.structures
-    labels = [] if section.labels is None else find_files([section.labels])
-    return {_SOURCE: source, _HELD_OUT: find_structure_files(section.validation_source), _LABELS: labels}
+    return {
+        _SOURCE: source,
+        _HELD_OUT: find_structure_files(section.validation_source),
+        _LABELS: [] if section.labels is None else find_files([section.labels]),
+    }
 
 
 def _is_store(sources: list[str]) -> bool:
@@ -133,7 +133,7 @@ def _is_fasta(sources: list[str]) -> bool:
     return any(map(is_fasta_name, names)) and not any(map(is_structure_name, names))
 
 
-def _make(data: DataSection, target: Path, progress: ProgressCallback | None) -> StructureManifest:
+def _make(data: DataSection, target: Path, progress: ProgressCallback) -> StructureManifest:
     counts, files = StructureCounts(), _files(data)
     if data.source == [SAMPLE]:
         structures = list(sample_structures(data.sample.records, data.sample.seed))
@@ -161,15 +161,16 @@ def _make(data: DataSection, target: Path, progress: ProgressCallback | None) ->
     with published(target) as folder:
         ids = [structure.id for structure in structures]
         counted_records = IngestCounts(records_read=len(texts))
-        source = described[_SOURCE]
-        checksum = write_sequences(folder, target, ids, texts, hashes_N, source, data.ingest, counted_records)
+        checksum = write_sequences(
+            folder, target, ids, texts, hashes_N, described[_SOURCE], data.ingest, counted_records
+        )
         layout.write_structures(folder, structures, labels_N, parts_N)
         manifest = StructureManifest(
             settings=_settings(data),
             files=described,
             label_names=names,
             sequences_checksum=checksum,
-            checksum=layout.arrays_checksum(checksum, open_arrays(folder / layout.ARRAYS_FILE)),
+            checksum=arrays_checksum(checksum, open_arrays(folder / layout.ARRAYS_FILE)),
             counts=counts,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
         )
@@ -178,7 +179,7 @@ def _make(data: DataSection, target: Path, progress: ProgressCallback | None) ->
 
 
 def _read(
-    files: list[Path], section: StructuresSection, counts: StructureCounts, progress: ProgressCallback | None
+    files: list[Path], section: StructuresSection, counts: StructureCounts, progress: ProgressCallback
 ) -> list[Structure]:
     """Chains of all files. Raises one DataError for all files that are refused."""
     structures: list[Structure] = []
@@ -191,8 +192,7 @@ def _read(
         except DataError as error:
             refused += error.problems
         done += path.stat().st_size
-        if progress is not None:
-            progress(ConversionProgress(done, total, len(structures)))
+        progress(ConversionProgress(done, total, len(structures)))
     if refused:
         shown = refused[:_SHOWN]
         heading = [] if len(refused) == 1 else [f"{counted(len(refused), 'file{s}')} refused; the first {len(shown)}"]

@@ -14,6 +14,8 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -21,11 +23,11 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import DataError
+from common.errors import DataError, reading
 from common.text import first_line
-from dataset.fasta.locate import BYTE_ORDER_MARK, DECOMPRESSION_ERRORS, pieces_of_lines
+from dataset.fasta.locate import BYTE_ORDER_MARK, pieces_of_lines
 from dataset.structures.ca_trace import LONGEST_STEP, completed
-from dataset.structures.sample import placed, torsion
+from dataset.structures.sample import C_O, CA_C_O, placed, torsion
 from dataset.structures.store import Structure, StructureCounts
 from train_config.diffusion_schema import StructuresSection
 
@@ -34,7 +36,6 @@ BACKBONE = ("N", "CA", "C", "O")
 _LONGEST_BOND = 2.5
 _LONGEST_ID = 200
 _MOST_CHAINS = 127
-_C_O, _CA_C_O = 1.231, 120.1
 
 _FIELDS: dict[str, Any] = {"model": 1, "altloc": "all", "extra_fields": ["b_factor", "occupancy"]}
 _ATOMS, _MODEL = ("ATOM", "HETATM"), "MODEL"
@@ -50,13 +51,6 @@ _HEAD_LINES = 10_000
 """Titles, models and names of columns, beside the atoms."""
 _LONGEST_LIST = 10_000
 """Categories, columns and encodings of BinaryCIF; values are bytes, not lists."""
-
-
-class _Chain(NamedTuple):
-    name: str
-    letters: str
-    coordinates: NDArray[np.float32]
-    confidence: NDArray[np.int8]
 
 
 class _Read(NamedTuple):
@@ -87,27 +81,27 @@ def read_structures(path: Path, section: StructuresSection, counts: StructureCou
     counts.chains += len(chosen)
     stem = path.name.removesuffix(".gz").rpartition(".")[0][:_LONGEST_ID].replace(" ", "_")
     if section.chains == "complex":
-        return [_structure(stem, chosen)]
-    return [_structure(f"{stem}_{chain.name}" if chain.name else stem, [chain]) for chain in chosen]
+        return [_complex(stem, chosen)]
+    return [replace(chain, id=f"{stem}_{chain.id}" if chain.id else stem) for chain in chosen]
 
 
-def _structure(record: str, chains: list[_Chain]) -> Structure:
+def _complex(record: str, chains: list[Structure]) -> Structure:
     return Structure(
         id=record,
-        residues="".join(chain.letters for chain in chains),
+        residues="".join(chain.residues for chain in chains),
         coordinates=np.concatenate([chain.coordinates for chain in chains]),
         confidence=np.concatenate([chain.confidence for chain in chains]),
-        chains=np.repeat(np.arange(len(chains), dtype=np.int8), [len(chain.letters) for chain in chains]),
-        chain_names=tuple(chain.name for chain in chains),
+        chains=np.repeat(np.arange(len(chains), dtype=np.int8), [len(chain.residues) for chain in chains]),
+        chain_names=tuple(chain.id for chain in chains),
     )
 
 
-def _chosen(chains: list[_Chain], rule: str, path: Path) -> list[_Chain]:
+def _chosen(chains: list[Structure], rule: str, path: Path) -> list[Structure]:
     if rule in ("each", "complex"):
         return chains
     if rule == "first":
         return chains[:1]
-    by_name = {chain.name: chain for chain in chains}
+    by_name = {chain.id: chain for chain in chains}
     names = [name.strip() for name in rule.split(",")]
     missing = [name for name in names if name not in by_name]
     if missing:
@@ -120,7 +114,7 @@ def _read_atoms(path: Path, section: StructuresSection, counts: StructureCounts)
     import biotite.structure as struc  # here: plans and refusals need none of it
 
     try:
-        with warnings.catch_warnings(), path.open("rb") as raw:
+        with reading(path), warnings.catch_warnings(), path.open("rb") as raw:
             file: Any = gzip.GzipFile(fileobj=raw) if raw.peek(2).startswith(_GZIP) else raw
             warnings.simplefilter("ignore")  # of elements that are guessed, which are not looked at
             start = file.read(4096).removeprefix(codecs.BOM_UTF8).lstrip()
@@ -137,8 +131,6 @@ def _read_atoms(path: Path, section: StructuresSection, counts: StructureCounts)
                 models, atoms, predicted = _of_pdb(path, file, section)
     except DataError:
         raise
-    except DECOMPRESSION_ERRORS as error:
-        raise DataError(f"{path}: can't be read ({error})") from error
     except Exception as error:
         raise DataError(f"{path}: damaged or truncated, can't be read ({first_line(error)})") from error
     counts.other_models += models - 1
@@ -191,26 +183,21 @@ def _of_binary_cif(path: Path, file: BinaryIO, section: StructuresSection) -> _R
     content = file.read(section.max_bytes + 1)
     if len(content) > section.max_bytes:
         raise _too_large(path, section)
-    unpacked = msgpack.unpackb(content, max_array_len=_LONGEST_LIST, max_map_len=_LONGEST_LIST)
-    for size in _decoded_sizes(unpacked):
-        if not isinstance(size, int) or size > 2 * section.max_atoms:  # of runs, a number and a length each
-            raise _too_large(path, section)
+
+    def bounded(node: dict[str, Any]) -> dict[str, Any]:
+        """Refuse an encoding by the length that it says its data will have: of these, a few bytes may say much."""
+        if node.get("kind") in ("RunLength", "IntegerPacking"):
+            size = node.get("srcSize")
+            if not isinstance(size, int) or size > 2 * section.max_atoms:  # of runs, a number and a length each
+                raise _too_large(path, section)
+        return node
+
+    unpacked = msgpack.unpackb(content, object_hook=bounded, max_array_len=_LONGEST_LIST, max_map_len=_LONGEST_LIST)
     cif = pdbx.BinaryCIFFile.deserialize(unpacked)
     if "atom_site" not in cif.block:
         raise DataError(f"{path}: an mmCIF file without atoms")
     atoms = pdbx.get_structure(cif, **_FIELDS)
     return _Read(pdbx.get_model_count(cif), atoms, "ma_qa_metric" in cif.block)
-
-
-def _decoded_sizes(node: Any) -> Iterator[Any]:
-    """The length that each encoding of BinaryCIF says its data will have which can be any: a few bytes may say much."""
-    if isinstance(node, dict):
-        if node.get("kind") in ("RunLength", "IntegerPacking"):
-            yield node.get("srcSize")
-        node = list(node.values())
-    if isinstance(node, list):
-        for child in node:
-            yield from _decoded_sizes(child)
 
 
 def _lines(path: Path, file: BinaryIO, section: StructuresSection) -> Iterator[str]:
@@ -260,13 +247,10 @@ def _gathered(lines: Iterator[tuple[bool, str]], path: Path, section: Structures
             raise _too_large(path, section)
         if len(line) > _LONGEST_ROW:
             raise DataError(f"{path}: a line of more than {_LONGEST_ROW} characters: {line[:30]!r} ...; shorten it")
-        if not is_marked:
-            head.append(line)
-            continue
-        if len(part) >= _PART_LINES and line.startswith(_ATOMS):
+        if is_marked and len(part) >= _PART_LINES and line.startswith(_ATOMS):
             parts.append("".join(part))
             part = []
-        part.append(line)
+        (part if is_marked else head).append(line)
     return head, [*parts, "".join(part)]
 
 
@@ -279,9 +263,7 @@ def _too_large(path: Path, section: StructuresSection) -> DataError:
 
 def _chain_names(atoms: Any, path: Path) -> list[str]:
     """Chains in the order of the file. Raises DataError where a name stands for two."""
-    names = atoms.chain_id[~atoms.hetero]
-    starts: Any = np.flatnonzero(np.concatenate([[True], names[1:] != names[:-1]])) if len(names) else []
-    runs = Counter(str(names[start]) for start in starts)
+    runs = Counter(name for name, _ in groupby(atoms.chain_id[~atoms.hetero].tolist()))
     if twice := [name for name, count in runs.items() if count > 1]:
         raise DataError(f"{path}: chain {', '.join(sorted(twice))!r} stands twice in the file; rename one of them")
     return list(dict.fromkeys(map(str, atoms.chain_id)))
@@ -289,8 +271,8 @@ def _chain_names(atoms: Any, path: Path) -> list[str]:
 
 def _chain(
     atoms: Any, name: str, path: Path, section: StructuresSection, counts: StructureCounts, predicted: bool
-) -> _Chain | None:
-    """The amino acids of a chain; None where it has too few, which is counted."""
+) -> Structure | None:
+    """The amino acids of a chain, its name as id; None where it has too few, which is counted."""
     import biotite.structure as struc
     from biotite.structure import info
 
@@ -313,9 +295,8 @@ def _chain(
             raise DataError(
                 f"{path}: chain {name!r} has {times} residues {number}{code}; if it is several chains, rename them"
             )
-    names = protein.res_name[starts].tolist()
     letters = []
-    for three in names:
+    for three in protein.res_name[starts].tolist():
         letter = _STANDARD.get(three) or info.one_letter_code(three) or "X"
         letters.append(letter if letter in _STANDARD.values() else "X")
         counts.modified_residues += three not in _STANDARD and letters[-1] != "X"
@@ -341,7 +322,7 @@ def _chain(
     coordinates[~whole] = np.nan
     counts.placed_oxygens += _place_oxygens(coordinates)
     counts.breaks += int((~_bonded(coordinates)).sum())
-    return _Chain(name, "".join(letters), coordinates, confidence)
+    return Structure(name, "".join(letters), coordinates, confidence, np.zeros(len(letters), np.int8), (name,))
 
 
 def _backbone(protein: Any, starts: NDArray, predicted: bool) -> tuple[NDArray[np.float32], NDArray[np.int8]]:
@@ -376,7 +357,7 @@ def _place_oxygens(coordinates: NDArray[np.float32]) -> int:
         following[inside] = coordinates[missing[inside] + 1, 0]
         near = np.linalg.norm(following - c, axis=-1) < _LONGEST_BOND
         psi = np.where(near, torsion(n, ca, c, np.where(near[:, None], following, n + 1)), np.radians(-47.0))
-        coordinates[missing, 3] = placed(n, ca, c, _C_O, _CA_C_O, psi + np.pi)
+        coordinates[missing, 3] = placed(n, ca, c, C_O, CA_C_O, psi + np.pi)
     return int(missing.size)
 
 

@@ -30,8 +30,8 @@ _CLASH, _CONTACT, _CONTACTS_BURIED = 4.0, 10.0, 14
 """Å between CA atoms of residues that clash and that touch; contacts from which a residue counts as buried."""
 
 # Bond lengths in Å, and angles in degrees, of Engh and Huber 1991.
-_N_CA, _CA_C, _C_N, _C_O = 1.458, 1.525, 1.329, 1.231
-_N_CA_C, _CA_C_N, _C_N_CA, _CA_C_O = 111.0, 117.2, 121.7, 120.1
+_N_CA, _CA_C, _C_N, C_O = 1.458, 1.525, 1.329, 1.231
+_N_CA_C, _CA_C_N, _C_N_CA, CA_C_O = 111.0, 117.2, 121.7, 120.1
 
 _FAVOURED = {
     (HELIX, True): "LAIMVF",
@@ -110,7 +110,7 @@ def _built(phi_BL: NDArray, psi_BL: NDArray) -> NDArray[np.float64]:
     trans = np.full(B, np.pi)
     for place in range(L):
         n, ca, c = (atoms[:, place, atom] for atom in range(3))
-        atoms[:, place, 3] = placed(n, ca, c, _C_O, _CA_C_O, psi_BL[:, place] + np.pi)
+        atoms[:, place, 3] = placed(n, ca, c, C_O, CA_C_O, psi_BL[:, place] + np.pi)
         if place + 1 < L:
             following = atoms[:, place + 1]
             following[:, 0] = placed(n, ca, c, _C_N, _CA_C_N, psi_BL[:, place])

@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from common.errors import DataError
-from dataset.embeddings.arrays import open_arrays, write_arrays
+from dataset.embeddings.arrays import arrays_checksum, open_arrays, write_arrays
 from dataset.fasta.counts import Counts, SourceFile
 from dataset.store.format import MADE_AGAIN, SEQUENCES_FOLDER, read_signed
 from dataset.store.reader import Store
@@ -55,14 +54,12 @@ class StructureCounts(Counts):
     breaks: int = Field(0, description="break{s} of chains")
 
 
-class StructureManifest(BaseModel):
+class StructureManifest(BaseModel, extra="forbid", frozen=True):
     """``structures.json``: what the folder was made of, by setting, and with.
 
     ``label_names`` are the classes, by their number in ``labels``; ``sequences_checksum`` is of the store's content,
     ``checksum`` the identity of all.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     format: Literal["esmeray-structures"] = "esmeray-structures"
     format_version: Literal[2] = 2
@@ -121,8 +118,9 @@ class StructureStore:
         Raises DataError where the folder is no store, or damaged.
         """
         self.path = Path(path).absolute()
-        manifest_file = self.path / MANIFEST_FILE
-        self.manifest = read_signed(manifest_file, StructureManifest, MADE_AGAIN, "structure store", _ADVICE)
+        self.manifest = read_signed(
+            self.path / MANIFEST_FILE, StructureManifest, MADE_AGAIN, "structure store", _ADVICE
+        )
         self.store = Store(sequences or self.path / SEQUENCES_FOLDER, verify)
         if self.store.checksum != self.manifest.sequences_checksum:
             raise DataError(f"{self.store.path}: not the sequences that {MANIFEST_FILE} was made for; {MADE_AGAIN}")
@@ -135,8 +133,7 @@ class StructureStore:
         )
         self.labels: NDArray[np.int64] = arrays["labels"]
         self.training, self.validation = (np.flatnonzero(arrays["parts"] == code) for code in (TRAINING, HELD_OUT))
-        ends = np.cumsum(self.store.lengths, dtype=np.int64)
-        self._starts = ends - self.store.lengths
+        self._starts = np.cumsum(self.store.lengths, dtype=np.int64) - self.store.lengths
         self._predictions = predictions
         self._unknown_N = np.ones(len(self.store), dtype=bool)
         if len(self._coordinates):
@@ -173,25 +170,14 @@ class StructureStore:
 def write_structures(folder: Path, structures: list[Structure], labels_N: NDArray, parts_N: NDArray) -> None:
     """Write ``structures.safetensors``, of the store's records in their order."""
     known = any(np.isfinite(structure.coordinates[:, 1, 0]).any() for structure in structures)
-    coordinates = [np.empty((0, 4, 3), np.float16)]
-    if known:
-        coordinates = [centred(structure.coordinates) for structure in structures]
+    coordinates = [centred(structure.coordinates) for structure in structures if known]
     write_arrays(
         folder / ARRAYS_FILE,
         {
-            "coordinates": np.concatenate(coordinates),
+            "coordinates": np.concatenate([np.empty((0, 4, 3), np.float16), *coordinates]),
             "confidence": np.concatenate([structure.confidence for structure in structures]).astype(np.int8),
             "chains": np.concatenate([structure.chains for structure in structures]).astype(np.int8),
             "labels": labels_N.astype(np.int64),
             "parts": parts_N.astype(np.int8),
         },
     )
-
-
-def arrays_checksum(sequences_checksum: str, arrays: dict[str, NDArray]) -> str:
-    """Checksum of sequences and arrays, hex: the same for the same data, wherever it was made."""
-    digest = xxhash.xxh3_128(sequences_checksum.encode())
-    for name in sorted(arrays):
-        digest.update(f"{name} {arrays[name].dtype.str} {arrays[name].shape}".encode())
-        digest.update(np.ascontiguousarray(arrays[name]).data)
-    return digest.hexdigest()

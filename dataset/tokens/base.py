@@ -19,7 +19,7 @@ from common.publishing import exclusive, published
 from dataset.fasta.alphabet import AMINO_ACIDS
 from dataset.tokens import esm, huggingface
 from dataset.tokens.huggingface import SOURCE_KEY, HuggingFaceTokenizer, Spaced
-from dataset.tokens.model_folder import CONFIG_FILE, local_folder, read_settings
+from dataset.tokens.model_folder import CONFIG_FILE, local_folder, model_folder, read_settings
 from train_config.classifier_schema import TokenizerSection
 
 _ESM = "esm"
@@ -105,13 +105,12 @@ def open_tokenizer(folder_or_hub: str | Path, spaced: Spaced = "auto", key: str 
     only as words, or where it was saved so; ``key`` is the setting, for messages. Raises ConfigError where there is no
     such tokenizer, ResourceError where the hub can't be reached.
     """
-    folder = huggingface.tokenizer_folder(str(folder_or_hub), key)
+    folder = model_folder(str(folder_or_hub), huggingface.TOKENIZER_PATTERNS, key, huggingface.TOKENIZER_FILE)
     return EsmSequenceTokenizer() if _is_esm(folder, key) else huggingface.open_folder(folder, spaced, key)
 
 
 def _automatic(section: TokenizerSection, backbone_source: str) -> str:
-    is_name = local_folder(backbone_source, "model.backbone.source") is None and "/" not in backbone_source
-    if not is_name:
+    if local_folder(backbone_source, "model.backbone.source") is not None or "/" in backbone_source:
         return backbone_source
     if section.content == "protein" or backbone_source.startswith("esm"):
         return _ESM

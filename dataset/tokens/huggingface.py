@@ -27,7 +27,7 @@ from common.text import first_line
 from common.verification import verified
 from dataset.fasta.alphabet import AMINO_ACIDS, STORE_ALPHABET
 from dataset.tokens.esm import sequence_lengths
-from dataset.tokens.model_folder import CONFIG_FILE, fetch, local_folder, read_settings
+from dataset.tokens.model_folder import CONFIG_FILE, read_settings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -37,9 +37,9 @@ Spaced = bool | Literal["auto"]
 SOURCE_KEY = "model.tokenizer.source"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 
-_TOKENIZER_FILE = "tokenizer.json"
-_VOCABULARY_FILES = (_TOKENIZER_FILE, "vocab.txt", "vocab.json", "*.model")
-_PATTERNS = (
+TOKENIZER_FILE = "tokenizer.json"
+_VOCABULARY_FILES = (TOKENIZER_FILE, "vocab.txt", "vocab.json", "*.model")
+TOKENIZER_PATTERNS = (
     *(CONFIG_FILE, TOKENIZER_CONFIG_FILE, "special_tokens_map.json", "added_tokens.json", "merges.txt"),
     *_VOCABULARY_FILES,
 )
@@ -81,8 +81,7 @@ class HuggingFaceTokenizer:
         padding = (self._tokenizer.pad_token_id, self._tokenizer.eos_token_id, 0)
         self.pad = next(int(index) for index in padding if index is not None)
         self.mask: int | None = getattr(self._tokenizer, "mask_token_id", None)
-        vocabulary = self._tokenizer.get_vocab()
-        self.vocabulary_size = max(vocabulary.values()) + 1
+        self.vocabulary_size = max(self._tokenizer.get_vocab().values()) + 1
         settings = [self._backend.to_str(), self.prefix, self.suffix, spaced, self._backend.encode_special_tokens]
         self.fingerprint = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
         self._table = self.table_of(STORE_ALPHABET) if _has_single_letters(self._tokenizer) else None
@@ -90,9 +89,12 @@ class HuggingFaceTokenizer:
 
     def encode(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Ids of N texts end to end, (T,), without prefix and suffix, and (N,) how many each has."""
-        ids_T = self._looked_up("".join(texts))
-        if ids_T is not None:
-            return ids_T, sequence_lengths(texts)
+        joined = "".join(texts)
+        if self._table is not None and joined.isascii():
+            # By the table, which takes a hundredth of the time.
+            ids_T = self._table[np.frombuffer(joined.encode("ascii"), dtype=np.uint8)]
+            if (ids_T >= 0).all():
+                return ids_T, sequence_lengths(texts)
         return self._encode(texts)
 
     def _encode(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
@@ -131,23 +133,6 @@ class HuggingFaceTokenizer:
         same = np.array_equal(ids, expected) and np.array_equal(lengths, sequence_lengths(tried))
         return table if same else None
 
-    def _looked_up(self, joined: str) -> NDArray[np.int32] | None:
-        """Ids by the table, which takes a hundredth of the time; None if there is a character that it lacks."""
-        if self._table is None or not joined.isascii():
-            return None
-        ids_T = self._table[np.frombuffer(joined.encode("ascii"), dtype=np.uint8)]
-        return None if (ids_T < 0).any() else ids_T
-
-
-def tokenizer_folder(source: str, key: str) -> Path:
-    """The local folder itself, or what a repository on the hub holds of a tokenizer's files; raises as fetch."""
-    folder = local_folder(source, key, wanted=_TOKENIZER_FILE)
-    if folder is None and "/" not in source:
-        raise ConfigError(
-            f"{key}: {source!r} is neither a folder nor a hub name; hub names have an owner, as in Rostlab/prot_bert"
-        )
-    return folder or fetch(source, _PATTERNS, key, "give a local folder")
-
 
 def open_folder(folder: Path, spaced: Spaced, key: str) -> HuggingFaceTokenizer:
     """The fast tokenizer of a local folder; see :func:`dataset.tokens.base.open_tokenizer`."""
@@ -171,7 +156,7 @@ def _of_single_letters(folder: Path, automatic: Any, key: str) -> HuggingFaceTok
     from transformers import PreTrainedTokenizerFast
 
     readings = [automatic]
-    if (folder / _TOKENIZER_FILE).is_file():
+    if (folder / TOKENIZER_FILE).is_file():
         with _readable(folder, key):
             readings.append(PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True))
     for reading, spaced in itertools.product(readings, (False, True)):
@@ -186,18 +171,18 @@ def _auto_tokenizer(folder: Path, key: str) -> Any:
 
     files = [path.name for pattern in _VOCABULARY_FILES for path in folder.glob(pattern)]
     if not files:
-        raise ConfigError(f"{key}: {folder} has no tokenizer (no {_TOKENIZER_FILE}, vocab.txt, vocab.json or *.model)")
+        raise ConfigError(f"{key}: {folder} has no tokenizer (no {TOKENIZER_FILE}, vocab.txt, vocab.json or *.model)")
     if all(name.endswith(".model") for name in files) and importlib.util.find_spec("sentencepiece") is None:
         raise ConfigError(
             f"{key}: {folder / files[0]} can only be read with sentencepiece; pip install sentencepiece, or give a "
-            f"folder with a {_TOKENIZER_FILE}"
+            f"folder with a {TOKENIZER_FILE}"
         )
-    for path in sorted(path for pattern in _PATTERNS for path in folder.glob(pattern)):
+    for path in sorted(path for pattern in TOKENIZER_PATTERNS for path in folder.glob(pattern)):
         verified(path)
     with _readable(folder, key):
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     if not getattr(tokenizer, "is_fast", False):
-        raise ConfigError(f"{key}: {folder} has no fast tokenizer; give a folder with a {_TOKENIZER_FILE}")
+        raise ConfigError(f"{key}: {folder} has no fast tokenizer; give a folder with a {TOKENIZER_FILE}")
     return tokenizer
 
 

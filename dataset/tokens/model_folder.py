@@ -68,17 +68,23 @@ def fetch(name: str, patterns: Sequence[str], key: str, advice: str) -> Path:
         raise unreachable from error
 
 
-def check_model(source: str, key: str) -> None:
-    """Refuse a folder or hub name without a config.json, of which no more than that is fetched.
+def model_folder(source: str, patterns: Sequence[str], key: str, wanted: str = CONFIG_FILE) -> Path:
+    """The local folder itself, or what a repository on the hub holds of these files.
 
     Raises ConfigError or ResourceError as :func:`local_folder` and :func:`fetch`.
     """
-    folder = local_folder(source, key)
+    folder = local_folder(source, key, wanted)
     if folder is None and "/" not in source:
-        raise ConfigError(f"{key}: {source!r} is no folder; hub names have an owner, as in facebook/esmfold_v1")
-    if folder is None:
-        folder = fetch(source, [CONFIG_FILE], key, "give a local folder")
-    read_settings(folder / CONFIG_FILE, key)
+        raise ConfigError(f"{key}: {source!r} is no folder nor a hub name, which has an owner, as facebook/esmfold_v1")
+    return folder or fetch(source, patterns, key, "give a local folder")
+
+
+def check_model(source: str, key: str) -> None:
+    """Refuse a folder or hub name without a config.json, of which no more than that is fetched.
+
+    Raises as :func:`model_folder`.
+    """
+    read_settings(model_folder(source, [CONFIG_FILE], key) / CONFIG_FILE, key)
 
 
 def read_settings(path: Path, key: str) -> dict[str, Any]:

@@ -10,16 +10,17 @@ Shape legend: N records, L tokens of one record, T tokens of all of them.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
-from common.errors import DataError
-from common.progress import ConversionProgress, ProgressCallback
+from common.errors import DataError, parsing
+from common.progress import ConversionProgress, ProgressCallback, no_progress
 from common.publishing import exclusive, file_xxh128, published
 from common.verification import check_file
 from dataset.store.format import read_signed, signed_json
@@ -36,10 +37,8 @@ _BLOCK_BYTES = 4 << 20
 _REMEDY = "remove the folder, so that the tokens are made again"
 
 
-class TokenManifest(BaseModel):
-    """``manifest.json``; ``dtype`` as NumPy writes it. Fields that earlier versions wrote besides are ignored."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
+class TokenManifest(BaseModel, extra="forbid", frozen=True):
+    """``manifest.json``; ``dtype`` as NumPy writes it."""
 
     format: Literal["esmeray-tokens"] = "esmeray-tokens"
     format_version: Literal[1] = 1
@@ -104,7 +103,7 @@ class TokenStore:
 
 
 def ensure_tokens(
-    store: Store, tokenizer: SequenceTokenizer, root: Path, progress: ProgressCallback | None = None
+    store: Store, tokenizer: SequenceTokenizer, root: Path, progress: ProgressCallback = no_progress
 ) -> TokenStore:
     """The tokens of every record of a store, found under ``root`` or made there.
 
@@ -114,34 +113,24 @@ def ensure_tokens(
     """
     target = root.absolute() / f"{store.checksum[:16]}-{tokenizer.fingerprint[:16]}"
     with exclusive(target):
-        tokens = _opened(target, store, tokenizer)
-        if tokens is None:
-            with published(target) as folder:
-                _write(folder, store, tokenizer, progress)
-            tokens = TokenStore(target, verify="quick")
-    return tokens
+        with suppress(DataError):  # then made again from the store, whose blocks are checked as they are read
+            tokens = TokenStore(target)
+            made_of = tokens.manifest.store_checksum, tokens.manifest.fingerprint
+            if made_of == (store.checksum, tokenizer.fingerprint):
+                return tokens
+        with published(target) as folder:
+            _write(folder, store, tokenizer, progress)
+        return TokenStore(target, verify="quick")
 
 
 def _map_file(path: Path, dtype: str, count: int) -> NDArray[Any]:
     if not count:  # an empty file can't be mapped
         return np.empty(0, dtype=dtype)
-    try:
+    with parsing(path, _REMEDY):
         return np.asarray(np.memmap(path, dtype=dtype, mode="r", shape=(count,)))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: can't be read: {error}; {_REMEDY}") from error
 
 
-def _opened(target: Path, store: Store, tokenizer: SequenceTokenizer) -> TokenStore | None:
-    """The token store of that name, if it is whole and of this store and tokenizer."""
-    try:
-        tokens = TokenStore(target)
-    except DataError:
-        return None  # made again from the store, whose blocks are checked as they are read
-    made_of = tokens.manifest.store_checksum, tokens.manifest.fingerprint
-    return tokens if made_of == (store.checksum, tokenizer.fingerprint) else None
-
-
-def _write(folder: Path, store: Store, tokenizer: SequenceTokenizer, progress: ProgressCallback | None) -> None:
+def _write(folder: Path, store: Store, tokenizer: SequenceTokenizer, progress: ProgressCallback) -> None:
     dtype = np.min_scalar_type(tokenizer.vocabulary_size - 1).newbyteorder("<")
     lengths = np.zeros(len(store), dtype="<u4")
     ends = np.cumsum(store.lengths, dtype=np.int64)
@@ -150,9 +139,8 @@ def _write(folder: Path, store: Store, tokenizer: SequenceTokenizer, progress: P
             ids_T, lengths_N = tokenizer.encode(texts)
             lengths[first : first + len(texts)] = lengths_N
             file.write(np.ascontiguousarray(ids_T.astype(dtype)).data)
-            if progress is not None:
-                done = first + len(texts)
-                progress(ConversionProgress(int(ends[done - 1]), int(ends[-1]), done))
+            done = first + len(texts)
+            progress(ConversionProgress(int(ends[done - 1]), int(ends[-1]), done))
     (folder / LENGTHS_FILE).write_bytes(lengths.tobytes())
     manifest = TokenManifest(
         store_checksum=store.checksum,
@@ -181,9 +169,8 @@ def _blocks(store: Store, ends: NDArray[np.int64]) -> Iterator[tuple[int, list[s
 
 def _check_files(folder: Path, manifest: TokenManifest, full: bool) -> None:
     """Sizes before anything is mapped: reading past the end of a truncated file would end the process by a signal."""
-    tokens_bytes = manifest.num_tokens * np.dtype(manifest.dtype).itemsize
     for name, num_bytes, checksum in (
-        (TOKENS_FILE, tokens_bytes, manifest.tokens_xxh128),
+        (TOKENS_FILE, manifest.num_tokens * np.dtype(manifest.dtype).itemsize, manifest.tokens_xxh128),
         (LENGTHS_FILE, 4 * manifest.num_records, manifest.lengths_xxh128),
     ):
         check_file(folder / name, _REMEDY, num_bytes=num_bytes, xxh128=checksum if full else None)

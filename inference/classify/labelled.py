@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import ConfigError, DataError
-from common.progress import ProgressCallback
+from common.progress import ProgressCallback, no_progress
 from dataset.fasta.counts import IngestCounts
 from dataset.fasta.records import hashes_of
 from dataset.labels.conversion import ensure_labelled_store
@@ -78,7 +78,7 @@ def read_texts(
     return texts if chosen.all() else _selected(texts, chosen)
 
 
-def own_texts(config: Config, space: LabelSpace, part: Part, progress: ProgressCallback | None = None) -> LabelledTexts:
+def own_texts(config: Config, space: LabelSpace, part: Part, progress: ProgressCallback = no_progress) -> LabelledTexts:
     """The records that a run was trained on, or held out, by its own split.
 
     ``progress`` is called while the files are read, where the run's labelled store is gone. Raises DataError where the
@@ -102,7 +102,7 @@ def own_texts(config: Config, space: LabelSpace, part: Part, progress: ProgressC
         targets = store.targets[records]
     return LabelledTexts(
         ids=[store.store.id(record) for record in records.tolist()],
-        texts=[store.text(record) for record in records.tolist()],
+        texts=[store.store.text(record) for record in records.tolist()],
         targets=targets,
         weights=None if store.weights is None else store.weights[records],
         counts={**_left_out(store.counts), "records_of_other_parts": in_parts.size - records.size},

@@ -55,7 +55,11 @@ class Assembly:
             manifests[output.name] = self._merged(output)
         show("writing the index")
         records = len(self._store)
-        write_index(self._building, (self._index_part(*rows) for rows in parts(records, INDEX_ROWS)))
+        write_index(
+            self._building,
+            (self._index_part(*rows) for rows in parts(records, INDEX_ROWS)),
+            has_keys=FORMATS[self._settings.format].has_keys,
+        )
         manifest = EmbeddingsManifest(
             num_records=records, num_sequences=self._plan.num_sequences, outputs=manifests, job=job
         )

@@ -148,17 +148,18 @@ def test_words_that_are_shared_name_the_family(store, sequences):
 
 
 def test_neighbours_by_embeddings_are_those_of_the_largest_cosine(tmp_path):
-    store = store_of(tmp_path, random_sequences([30] * 40))
+    sequences = random_sequences([30] * 40)
+    store = store_of(tmp_path, sequences)
     vectors = random_vectors(40, 6)
-    make_embeddings(tmp_path / "vectors", vectors, lengths=[30] * 40)
-    make_embeddings(tmp_path / "fewer", vectors[:39], lengths=[30] * 39)
-    make_embeddings(tmp_path / "longer", vectors, lengths=[30] * 39 + [31])
-    make_embeddings(tmp_path / "other", vectors, lengths=[30] * 40, model="large")
+    make_embeddings(tmp_path / "vectors", vectors, sequences=sequences)
+    make_embeddings(tmp_path / "fewer", vectors[:39], sequences=sequences[:39])
+    make_embeddings(tmp_path / "longer", vectors, sequences=[*sequences[:39], "M" * 31])
+    make_embeddings(tmp_path / "other", vectors, sequences=sequences, model="large")
     near = EmbeddingNeighbours(store, tmp_path / "vectors", tmp_path / "vectors")
     units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     for number in range(0, 40, 7):
         expected = np.argsort(-(units @ units[number]))[:5]
-        assert near(store.id(number), b"M" * 30, 5).tolist() == sorted(expected.tolist())
+        assert near(store.id(number), sequences[number].encode(), 5).tolist() == sorted(expected.tolist())
     with pytest.raises(DataError, match="no protein 'other'"):
         near("other", b"", 5)
     with pytest.raises(DataError, match="in their order"):

@@ -23,8 +23,8 @@ WANTED = {"text": "data.labels.text_column", "label": "data.labels.label_columns
 def values(path: Path, *columns: str) -> list[tuple]:
     table = Table(path, dict.fromkeys(columns, "a setting"))
     parts = list(table.parts())
-    assert [part.first_row for part in parts] == list(range(1, PART_ROWS * len(parts), PART_ROWS))
-    return [row for part in parts for row in zip(*(part.columns[column] for column in columns), strict=True)]
+    assert [first_row for first_row, _ in parts] == list(range(1, PART_ROWS * len(parts), PART_ROWS))
+    return [row for _, part in parts for row in zip(*(part[column] for column in columns), strict=True)]
 
 
 def refusal(path: Path, content: str | bytes) -> str:
@@ -82,9 +82,9 @@ def test_many_rows_come_in_parts_in_order_and_the_file_is_described_as_it_was_re
         pq.write_table(pa.table({"text": numbers}), path, row_group_size=3000)
     table = Table(path, {"text": "a setting"})
     parts = list(table.parts())
-    assert [value for part in parts for value in part.columns["text"]] == numbers
-    lengths = [len(part.columns["text"]) for part in parts]
-    assert [part.first_row for part in parts] == [1 + sum(lengths[:index]) for index in range(len(parts))]
+    assert [value for _, part in parts for value in part["text"]] == numbers
+    lengths = [len(part["text"]) for _, part in parts]
+    assert [first_row for first_row, _ in parts] == [1 + sum(lengths[:index]) for index in range(len(parts))]
     (finished,) = table.finished
     assert finished.xxh128 == xxhash.xxh3_128_hexdigest(path.read_bytes())
     assert (finished.bytes, finished.path) == (path.stat().st_size, str(path.resolve()))

@@ -49,8 +49,6 @@ def main(argv: list[str]) -> int:
     labelled = LabelledStore(path, verify) if (path / LABELS_MANIFEST).is_file() else None
     store = Store(path, verify) if labelled is None else labelled.store
     counts = store.manifest.counts if labelled is None else labelled.counts
-    if arguments.verify:
-        store.verify_blocks()
     facts = _facts(store) | {"counts": counts.model_dump(), "verified": verify}
     if labelled is not None:
         facts["labels"] = _label_facts(labelled)

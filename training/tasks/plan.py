@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from common.errors import ConfigError
-from common.progress import ProgressCallback
+from common.progress import ProgressCallback, no_progress
 from common.remote import local_path
 from dataset.batches.preparation import CropCount, count_cropped, cropped_lengths
 from dataset.batches.splitting import split_records
@@ -79,7 +79,7 @@ class TaskPlan(ABC):
             )
 
     @abstractmethod
-    def prepare(self, root: Path, progress: ProgressCallback | None = None) -> Path:
+    def prepare(self, root: Path, progress: ProgressCallback = no_progress) -> Path:
         """Make, or find, the data in a folder of stores and return its own; ConfigError, DataError for a refusal."""
 
     @abstractmethod
@@ -117,7 +117,7 @@ class ResiduePlan(TaskPlan):
     def count_parameters(section: ModelSection) -> ParameterCount:
         """Return the model's parameters, and those to train; ConfigError for an impossible model."""
 
-    def prepare(self, root: Path, progress: ProgressCallback | None = None) -> Path:
+    def prepare(self, root: Path, progress: ProgressCallback = no_progress) -> Path:
         self._parameters()  # refuses an impossible model before the data is read
         return ensure_store(self.config.data, root, progress)
 
@@ -169,7 +169,7 @@ def _head_lengths(data: DataSection) -> tuple[list[int], float]:
     source = FastaSource(data.source, data.ingest.max_residues)
     lengths: list[int] = []
     for batch in source.batches():
-        lengths += map(len, batch.sequences)
+        lengths += map(len, batch.records.sequences)
         if len(lengths) >= HEAD_RECORDS:
             return lengths, max(source.bytes_read / source.bytes_total, 1e-9)
     return lengths, 1.0

@@ -52,8 +52,7 @@ class _Hdf5Rows(Rows):
         self._path = verified(index.folder / output.files[0])
         with parsing(self._path, REMEDY):
             self._file = h5py.File(self._path, "r")
-        self._is_per_protein = output.per == "protein"
-        self._channels = output.channels
+        self._shape = (output.channels,) if output.per == "protein" else None
         self._keys: list[str] = index.column("key").to_pylist()
 
     def row(self, number: int) -> Values:
@@ -61,14 +60,14 @@ class _Hdf5Rows(Rows):
             dataset = self._file[self._keys[number]]
             if dataset.id.get_storage_size() < dataset.nbytes:  # values that the file lacks would be made up
                 raise ValueError(f"{self._keys[number]} lacks values")
-            if self._is_per_protein and dataset.shape != (self._channels,):
+            if self._shape is not None and dataset.shape != self._shape:
                 raise ValueError(f"{self._keys[number]} has shape {dataset.shape}")
             values: Values = dataset[()].astype(np.float32)
             return values
 
     def rows(self, start: int, stop: int) -> Any:
         rows = super().rows(start, stop)
-        return np.stack(rows) if self._is_per_protein and rows else rows
+        return np.stack(rows) if self._shape is not None and rows else rows
 
 
 def hdf5_key(record_id: str) -> str:

@@ -32,9 +32,12 @@ class Parquet(Format):
     def write(self, path: Path, output: OutputManifest, records: int) -> Iterator[Append]:
         value = pa.field("element", pa.from_numpy_dtype(np.dtype(NUMPY_DTYPES[output.dtype])), nullable=False)
         vector = pa.list_(value, output.channels)
-        fields = {"id": pa.string(), "length": pa.uint32(), "embedding": vector}
         schema = pa.schema(
-            [pa.field(name, kind, nullable=False) for name, kind in fields.items()],
+            [
+                pa.field("id", pa.string(), nullable=False),
+                pa.field("length", pa.uint32(), nullable=False),
+                pa.field("embedding", vector, nullable=False),
+            ],
             metadata=None if output.scales is None else {"scales": json.dumps(output.scales)},
         )
 

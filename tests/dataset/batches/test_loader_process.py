@@ -102,7 +102,7 @@ def test_fault_of_the_program_arrives_with_its_traceback(process):
 def test_process_goes_on_after_a_refusal(process):
     process.request(0, np.array([10_000]))
     process.request(0, np.array([1]))
-    process.discard()
+    process.next_reply()
     assert process.reply().cu_seqlens.size == 2
 
 
@@ -110,7 +110,7 @@ def test_killed_process_is_reported_with_its_signal(process):
     os.kill(process.pid, signal.SIGKILL)
     with pytest.raises(LoaderProcessLost, match=r"was killed by signal 9; out of memory\?"):
         process.reply()
-    process.discard()
+    process.next_reply()
     with pytest.raises(LoaderProcessLost):
         for _ in range(100):
             process.request(0, np.arange(100))

@@ -49,7 +49,8 @@ def read(path: Path, max_residues: int) -> list[tuple[bytes, bytes]] | str:
         batches = list(FastaSource([str(path)], max_residues).batches())
     except DataError as error:
         return str(error)
-    return [pair for batch in batches for pair in zip(batch.headers, batch.sequences, strict=True)]
+    every = [batch.records for batch in batches]
+    return [pair for records in every for pair in zip(records.headers.split(), records.sequences, strict=True)]
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ def read(*paths: Path) -> list[tuple[str, str]]:
     return [
         (header.decode(), sequence.decode())
         for batch in source.batches()
-        for header, sequence in zip(batch.headers, batch.sequences, strict=True)
+        for header, sequence in zip(batch.records.headers.split(), batch.records.sequences, strict=True)
     ]
 
 
@@ -82,7 +82,7 @@ def test_batches_run_on_over_files_and_know_where_records_stood(tmp_path, monkey
     first = write(tmp_path / "1.fasta", b">a\nMKV\n>b\nMKV\n>c\nMKV\n")
     second = write(tmp_path / "2.fasta", b">d\nMKV\n>e\nMKV\n")
     batches = list(FastaSource([str(first), str(second)]).batches())
-    assert [batch.headers for batch in batches] == [[b"a", b"b", b"c", b"d"], [b"e"]]
+    assert [batch.records.headers.split() for batch in batches] == [[b"a", b"b", b"c", b"d"], [b"e"]]
     assert batches[0].place(1) == f"{first}, line 3, record 2 'b'"
     assert batches[0].place(3) == f"{second}, line 1, record 1 'd'"
     assert batches[1].place(0) == f"{second}, line 3, record 2 'e'"

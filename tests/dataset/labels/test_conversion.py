@@ -17,7 +17,6 @@ from dataset.labels.conversion import ensure_labelled_store
 from dataset.labels.labelled_file import read_labelled
 from dataset.labels.store import LabelledStore
 from dataset.store import writer as store_writer
-from dataset.store.format import signed_json
 from tests.dataset.interrupting import interrupted_at
 from tests.dataset.labelled_stores import PROTEINS, TEXT, data_of, made, proteins
 from tests.dataset.labels.test_labelled_file import LOCATION, write_table
@@ -49,7 +48,7 @@ def test_real_proteins_split_by_files_leave_out_the_class_that_training_lacks(tm
     assert len(labelled) == 2768 + 1678
     direct = read_labelled(list(map(str, files)), LabelsSection(header_field=1), TokenizerSection(), IngestSection())
     some = [*labelled.training[::97], *labelled.validation[::97]]
-    assert [labelled.text(index) for index in some] == [direct.texts[index] for index in some]
+    assert [labelled.store.text(index) for index in some] == [direct.texts[index] for index in some]
     names = [labelled.label_space.names[target] for target in labelled.targets[some]]
     assert names == [direct.labels[index].rpartition("-")[0] for index in some]
     assert labelled.store.id(int(labelled.validation[0])) == "Q9Y4C2"
@@ -60,7 +59,7 @@ def test_a_hash_splits_sequences_and_a_column_splits_in_three_with_weights(tmp_p
     training, validation = split_records(labelled.store.sequence_hashes, 0.4)
     assert (labelled.training.tolist(), labelled.validation.tolist()) == (training.tolist(), validation.tolist())
     assert labelled.training.dtype == np.int64 and labelled.test.size == 0
-    assert (labelled.counts.training, labelled.counts.validation) == (training.size, validation.size)
+    assert (labelled.counts.training, labelled.manifest.counts.validation) == (training.size, validation.size)
     parts = ["test", "train", "Valid", "training", " test "]
     rows = [*zip(PROTEINS, "xyxxy", parts, "12345", strict=False)]
     path = write_table(tmp_path / "in.csv", ("sequence", "label", "part", "w"), *rows, ("MKV", "y", "dev", "6"))
@@ -135,16 +134,6 @@ def test_a_named_store_must_be_made_of_the_source_with_the_settings(tmp_path, ta
     proteins(tmp_path, *"yx", name="valid.csv")
     with pytest.raises(DataError, match=r"other files of data\.labels\.validation_source"):
         made(data_of(table, store=store, **files), tmp_path)
-
-
-def test_a_named_store_of_an_earlier_version_fits_though_it_knew_fewer_settings(tmp_path, table):
-    store = made(data_of(table, store=tmp_path / "store"), tmp_path)
-    settings = dict(store.manifest.settings)
-    settings["labels"] = {name: value for name, value in settings["labels"].items() if name != "labels_file"}
-    settings["ingest"] = {name: value for name, value in settings["ingest"].items() if name != "nucleotides"}
-    older = store.manifest.model_copy(update={"settings": settings})
-    (store.path / "labels.json").write_text(signed_json(older))
-    assert made(data_of(table, store=store.path), tmp_path).manifest.settings == settings
 
 
 def test_a_labelled_store_may_be_given_as_the_source(tmp_path, table):

@@ -58,7 +58,7 @@ def test_prefilters_and_a_matrix_from_a_file_give_hits(command, files, tmp_path)
     (tmp_path / "matrix").write_text("\n".join(table))
     own = ["--align.matrix", tmp_path / "matrix", "--align.gap_open", 10, "--align.gap_extend", 2]
     own += ["--align.evalue", "inf", "--align.hits", 1]
-    make_embeddings(tmp_path / "vectors", random_vectors(30, 4), lengths=[120] * 30)
+    make_embeddings(tmp_path / "vectors", random_vectors(30, 4), sequences=random_sequences([120] * 30))
     near = ["--align.query_embeddings", tmp_path / "vectors", "--align.store_embeddings", tmp_path / "vectors"]
     for options in (["--align.prefilter", "kmer", *CLEAR], ["--align.prefilter", "embedding", *near, *CLEAR], own):
         output = tmp_path / f"{options[1]}.tsv" if options[0] == "--align.prefilter" else tmp_path / "own.tsv"

@@ -7,7 +7,11 @@ import pytest
     ("source", "code", "words"),
     [
         ("./nowhere", 2, "error: model: there is no folder ./nowhere\n"),
-        ("nowhere", 2, "error: model: 'nowhere' is no folder; hub names have an owner, as in facebook/esmfold_v1\n"),
+        (
+            "nowhere",
+            2,
+            "error: model: 'nowhere' is no folder nor a hub name, which has an owner, as facebook/esmfold_v1\n",
+        ),
         ("a/b", 4, "error: model: a/b is not in the local cache and the hub can't be reached; give a local folder\n"),
         (".", 2, "error: model: . has no config.json; give a Hugging Face model folder\n"),
     ],

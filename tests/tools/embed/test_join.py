@@ -110,9 +110,9 @@ def test_what_was_joined_can_be_joined_and_replaced(command, here):
 
 def test_an_id_of_another_sequence_is_named(command, here):
     make_embeddings(here / "a", random_vectors(25, 3), IDS)
-    lengths = open_embeddings(here / "a").lengths.copy()
-    lengths[7] += 1
-    make_embeddings(here / "b", random_vectors(25, 3), IDS, lengths=lengths)
+    sequences = ["M" * length for length in open_embeddings(here / "a").lengths]
+    sequences[7] = "K" + sequences[7][1:]
+    make_embeddings(here / "b", random_vectors(25, 3), IDS, sequences=sequences)
     outcome = command("embed join --join.folders a b --join.output ab")
     assert (outcome.code, outcome.err) == (
         3,

@@ -14,7 +14,6 @@ from inference.classifier import ClassifierPipeline
 from run_folder.checkpoints import CheckpointStore
 from run_folder.metrics_log import read_metrics
 from run_folder.paths import Outcome, RunFolder
-from tests.dataset.labelled_stores import rewrite_as_version_1
 from tests.dataset.tokenizer_folders import prot_bert
 from tests.runs import events, merged, run_folder, tiny_config, train_losses, validations
 from tests.training.loop.test_two_workers import train_with
@@ -293,34 +292,25 @@ def test_evaluations_in_which_the_metric_is_not_defined_end_no_run(tmp_path, pro
     assert experiment.cost({"accuracy": 1.0}) is None and experiment.cost({"f1_micro": 0.25}) == -0.25
 
 
-def test_lists_of_names_train_by_weights_of_labels_as_the_dense_targets_of_earlier_versions(
-    tmp_path, process_group, monkeypatch
-):
+def test_lists_of_names_train_by_weights_of_labels(tmp_path, process_group, monkeypatch):
     draw = random.Random(5)
     lists = [";".join(draw.sample("abcd", draw.randint(1, 3))) for _ in range(60)]
     rows = [f"{''.join(draw.choices('ACDEFGHIKL', k=20))},{names}" for names in lists]
     path = write_table(tmp_path / "lists.csv", "text,label", rows)
     (tmp_path / "weights.tsv").write_text("c\t2.5\na\t0.5\n")
     monkeypatch.chdir(tmp_path)
-    losses = {}
-    for version in (1, 2):
-        config = config_of(
-            tmp_path / str(version),
-            path,
-            data={"labels": {"kind": "multilabel", "text_column": "text", "split": "hash"}},
-            model={"classifier": {"class_weights": "balanced", "label_weights": "weights.tsv"}},
-            training={"max_steps": 4, "evaluate_every_steps": 2},
-        )
-        config = with_absolute_paths(config)
-        assert config.model.classifier.label_weights == str(tmp_path / "weights.tsv")
-        stored = prepared(config)
-        if version == 1:
-            rewrite_as_version_1(LabelledStore(stored))
-        assert train(config)[0].status == "finished"
-        labelled = LabelledStore(stored)
-        assert labelled.manifest.format_version == version
-        losses[version] = train_losses(config)
-    assert losses[1] == losses[2]
+    config = config_of(
+        tmp_path / "run",
+        path,
+        data={"labels": {"kind": "multilabel", "text_column": "text", "split": "hash"}},
+        model={"classifier": {"class_weights": "balanced", "label_weights": "weights.tsv"}},
+        training={"max_steps": 4, "evaluate_every_steps": 2},
+    )
+    config = with_absolute_paths(config)
+    assert config.model.classifier.label_weights == str(tmp_path / "weights.tsv")
+    stored = prepared(config)
+    assert train(config)[0].status == "finished"
+    labelled = LabelledStore(stored)
     loss = ClassifierExperiment(config, WorkerContext(), run_folder(config), stored).build_model().loss
     assert loss.label_weights.tolist() == [0.5, 1, 2.5, 1]
     positives = labelled.targets[labelled.training].sum(0)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from common.errors import CheckpointError, ConfigError
-from common.progress import ProgressCallback
+from common.progress import ProgressCallback, no_progress
 from dataset.batches.preparation import count_cropped, cropped_lengths
 from dataset.labels.conversion import ensure_labelled_store, labelled_store_location
 from dataset.labels.store import LabelledStore
@@ -31,7 +31,7 @@ from training.tasks.plan import DataSize, TaskPlan, TaskSize
 class ClassifierPlan(TaskPlan):
     """A classifier of labelled sequences."""
 
-    def prepare(self, root: Path, progress: ProgressCallback | None = None) -> Path:
+    def prepare(self, root: Path, progress: ProgressCallback = no_progress) -> Path:
         config = self.config
         self.check_settings(config.data.labels.kind)
         labelled = LabelledStore(ensure_labelled_store(config.data, config.model.tokenizer, root, progress))

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from common.progress import ProgressCallback
+from common.progress import ProgressCallback, no_progress
 from dataset.structures.conversion import ensure_structure_store, structure_store_location
 from dataset.structures.predictions import predictions_of
 from dataset.structures.store import StructureStore
@@ -15,7 +15,7 @@ from training.tasks.plan import TaskPlan, TaskSize, size_of_lengths
 class DiffusionPlan(TaskPlan):
     """Sequence diffusion."""
 
-    def prepare(self, root: Path, progress: ProgressCallback | None = None) -> Path:
+    def prepare(self, root: Path, progress: ProgressCallback = no_progress) -> Path:
         self._parameters(0)  # refuses an impossible model before the data is read
         path = ensure_structure_store(self.config.data, root, progress)
         predictions = predictions_of(self.config.data)

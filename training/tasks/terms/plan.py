@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from common.errors import ConfigError
-from common.progress import ProgressCallback
+from common.progress import ProgressCallback, no_progress
 from dataset.embeddings.manifest import read_manifest
 from dataset.tokens.base import SequenceTokenizer
 from dataset.tokens.token_store import ensure_tokens
@@ -21,7 +21,7 @@ class TermsPlan(ClassifierPlan):
 
     in_process = True
 
-    def prepare(self, root: Path, progress: ProgressCallback | None = None) -> Path:
+    def prepare(self, root: Path, progress: ProgressCallback = no_progress) -> Path:
         self.check_settings("multilabel")
         path = prepare(self.config.data, root, progress)
         labelled = self.opened(path)
