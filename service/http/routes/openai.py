@@ -39,17 +39,14 @@ def add(app: FastAPI, service: Service, **documents: Any) -> None:
         if body.dimensions not in (None, channels):
             raise RefusalError(422, f"dimensions: the model has {channels}; leave it out")
         vectors = await service.models.run(query.about.name, body.pooling, query.texts, query.caller)
-
-        def as_json() -> Any:
-            values = list(vectors)
-            if body.encoding_format == "base64":  # little-endian fp32, as OpenAI's clients read it
-                values = [base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii") for vector in vectors]
-            data = [{"object": "embedding", "index": place, "embedding": value} for place, value in enumerate(values)]
-            tokens = sum(map(len, query.texts)) + 2 * len(query.texts)
-            usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-            return {"object": "list", "data": data, "model": query.about.name, "usage": usage}
-
-        return arrays_answer(kind, query.ids, vectors, "embedding", as_json)
+        values = list(vectors)
+        if body.encoding_format == "base64":  # little-endian fp32, as OpenAI's clients read it
+            values = [base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii") for vector in vectors]
+        data = [{"object": "embedding", "index": place, "embedding": value} for place, value in enumerate(values)]
+        tokens = sum(map(len, query.texts)) + 2 * len(query.texts)
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        content = {"object": "list", "data": data, "model": query.about.name, "usage": usage}
+        return arrays_answer(kind, query.ids, vectors, "embedding", content)
 
     @app.get("/v1/models", name="models", **documents)
     async def models(request: Request) -> Response:
