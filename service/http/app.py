@@ -41,7 +41,7 @@ def build_app(config: ServeSection, models: Models, metrics: Metrics, *, adds_re
         redoc_url=None,
         openapi_url=None,
         redirect_slashes=False,
-        dependencies=[Depends(_check_query)],
+        dependencies=[Depends(_check)],
     )
     app.openapi_version = "3.0.3"  # the page's Swagger UI (4.15) renders no 3.1
     service = Service(models, access, config.limits, metrics)
@@ -64,10 +64,12 @@ def build_app(config: ServeSection, models: Models, metrics: Metrics, *, adds_re
     return Guard(app, service, adds_request_id)
 
 
-async def _check_query(request: Request) -> None:
-    """Refuse unknown parameters of what has no body; :func:`read` knows those of the others."""
+async def _check(request: Request) -> None:
+    """Refuse keys of other endpoints, and unknown parameters of what has no body; :func:`read` knows the others'."""
+    route = request.scope["route"]
+    request.state.key.check_endpoint(route.name)
     if request.method == "GET":
-        check_query(request, [field.alias for field in request.scope["route"].dependant.query_params])
+        check_query(request, [field.alias for field in route.dependant.query_params])
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
