@@ -103,18 +103,13 @@ def _serve(
             say(f"started in {ready_s - start_s:.1f} s: Ray {ray_s - start_s:.1f} s, models {ready_s - ray_s:.1f} s")
             if dashboard:
                 say(f"Ray's dashboard: http://{dashboard}")
-            woken, stop = threading.Event(), threading.Event()
-
-            def end() -> None:
-                stop.set()
-                woken.set()
-
+            woken = threading.Event()
             signal.signal(signal.SIGHUP, lambda *_: woken.set())
-            signals.hand_over(end, "ending: requests that are being answered are finished")
-            while not stop.is_set():
+            signals.hand_over(woken.set, "ending: requests that are being answered are finished")
+            while signals.received is None:
                 woken.wait()
                 woken.clear()
-                if not stop.is_set():
+                if signals.received is None:
                     say(_updated(serve, lambda: application(read().serve, device), APPLICATION))
             asyncio.run(_end(serve, APPLICATION, own, signals))
     return signals.exit_code
