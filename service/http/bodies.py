@@ -220,14 +220,12 @@ def _fasta(body: bytes, limits: LimitsSection) -> list[dict[str, str]]:
 
 def _npy(body: bytes, limits: LimitsSection) -> NDArray[np.float32]:
     try:
-        array = np.lib.format.read_array(io.BytesIO(body), allow_pickle=False)
-        if array.ndim == 2:
-            _check_number(len(array), "residues", limits)
-        return array.astype(np.float32)
-    except RefusalError:
-        raise
+        array = np.lib.format.read_array(io.BytesIO(body), allow_pickle=False).astype(np.float32)
     except Exception as error:
         raise RefusalError(400, "the body is no .npy file of numbers") from error
+    if array.ndim == 2:
+        _check_number(len(array), "residues", limits)
+    return array
 
 
 def _refusal(error: ValidationError, schema: type[BaseModel]) -> RefusalError:
