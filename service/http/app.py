@@ -74,17 +74,18 @@ async def _check(request: Request) -> None:
 
 async def _refuse(request: Request, error: Exception) -> Response:
     """The answer to an error; one that nobody foresaw is logged, and nothing of it is shown."""
-    if isinstance(error, RefusalError):
-        refusal = error
-    elif isinstance(error, HTTPException):
-        refusal = RefusalError(
-            error.status_code, "no such address; see /docs" if error.status_code == 404 else error.detail
-        )
-    elif isinstance(error, RequestValidationError):
-        refusal = RefusalError(422, "the query of the address is not as /docs says")
-    elif isinstance(error, ClientDisconnect):
-        refusal = RefusalError(400, "the connection ended within the body")
-    else:
-        log.error("request %s failed", request.state.request_id, exc_info=error)
-        refusal = RefusalError(500, "the service failed; its log has the request's id")
+    match error:
+        case RefusalError():
+            refusal = error
+        case HTTPException(status_code=404):
+            refusal = RefusalError(404, "no such address; see /docs")
+        case HTTPException():
+            refusal = RefusalError(error.status_code, error.detail)
+        case RequestValidationError():
+            refusal = RefusalError(422, "the query of the address is not as /docs says")
+        case ClientDisconnect():
+            refusal = RefusalError(400, "the connection ended within the body")
+        case _:
+            log.error("request %s failed", request.state.request_id, exc_info=error)
+            refusal = RefusalError(500, "the service failed; its log has the request's id")
     return refusal.response(request.url.path, request.state.request_id)
