@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from service.http.access import Key
 from service.http.answers import arrays_answer, json_answer, wanted
-from service.http.bodies import Sequences, read
+from service.http.bodies import OneOrMany, read
 from service.http.refusals import RefusalError
 from service.http.routes.common import Service, ask, documented
 
@@ -22,7 +22,7 @@ class EmbeddingsBody(BaseModel):
 
     model_config = ConfigDict(protected_namespaces=())
 
-    input: str | Sequences = Field(description="One sequence or many.")
+    input: OneOrMany = Field(description="One sequence or many.")
     model: str | None = Field(None, description="Default: the first of GET /v1/models.")
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(None, description="The model's own, or left out.")

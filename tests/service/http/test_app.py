@@ -155,7 +155,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
         "record long: 401 residues, more than 400",
     ),
     ("/v1/embeddings", {"input": ["M" * 400] * 6}, 413, "2,400 residues, more than 2,000"),
-    ("/v1/embeddings", {"input": []}, 422, "input: must be a sequence, or a list of at least one"),
+    ("/v1/embeddings", {"input": []}, 422, "input: List should have at least 1 item"),
     ("/v1/embeddings", {"input": 5}, 422, "input: must be a sequence, or a list of at least one"),
     ("/v1/embeddings", {"input": ["MK", 5]}, 422, "input.1: must be a sequence, or an object with id and sequence"),
     ("/v1/embeddings", {"input": [{"id": "a"}]}, 422, "input.0.sequence: Field required"),
