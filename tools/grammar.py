@@ -9,7 +9,6 @@ import argparse
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from pydantic import ConfigDict
 from pydantic.fields import FieldInfo
 
 from common.command_line import program_of
@@ -39,8 +38,6 @@ class Plain(Section):
     A bool is a flag, what has no default is the target, of which a list has several, and anything else an option with a
     value. A name may end in _.
     """
-
-    model_config = ConfigDict(protected_namespaces=())
 
 
 class Overwriting(Plain):

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import numpy as np
 from fastapi import Request
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
+from pydantic import BaseModel, Discriminator, Field, Tag, ValidationError
 from pydantic_core import from_json
 
 from dataset.fasta.alphabet import MASK_TEXT, residues_of
@@ -80,8 +80,6 @@ OneOrMany = Annotated[
 
 class SequencesBody(BaseModel):
     """Sequences for a model."""
-
-    model_config = ConfigDict(protected_namespaces=())
 
     model: str | None = Field(None, description="Default: the first of GET /v1/models.")
     sequences: Sequences = Field(description="Sequences, or records with id and sequence.")

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from service.http.access import Key
 from service.http.answers import arrays_answer, json_answer, wanted
@@ -19,8 +19,6 @@ SHOWN = ("outputs", "labels", "label_kind", "longest", "random_weights", "device
 
 class EmbeddingsBody(BaseModel):
     """OpenAI's body, with sequences for texts."""
-
-    model_config = ConfigDict(protected_namespaces=())
 
     input: OneOrMany = Field(description="One sequence or many.")
     model: str | None = Field(None, description="Default: the first of GET /v1/models.")
