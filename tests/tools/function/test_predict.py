@@ -82,11 +82,10 @@ def test_metrics_of_a_run_are_in_wandb_and_drawn(trained):
     assert (trained / "curves.png").is_file()
 
 
-def test_run_of_an_earlier_version_is_refused(tmp_path, command):
-    (tmp_path / "blend.json").write_text("{}")
+def test_folder_without_a_finished_run_is_refused(tmp_path, command):
     (tmp_path / "a.fasta").write_text(">a\nMK\n")
     outcome = predict(command, tmp_path, tmp_path / "a.fasta", tmp_path / "out.tsv")
-    assert outcome.code == 2 and "earlier version; train again" in outcome.err
+    assert outcome.code == 2 and "is no finished run of function prediction" in outcome.err
 
 
 def test_predictions_are_in_cafas_format_consistent_and_bounded(trained, tmp_path, command):
