@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.table import Table
+from rich.table import Column, Table
 
 from common.command_line import result_console
 from common.errors import ConfigError
@@ -34,7 +34,7 @@ from train_config.embed_schema import EmbedSection
 from train_config.loading import load_config
 
 MADE_BY = "profile devices"
-_COLUMNS = ("model", "device", "proteins/s", "residues/s", "speed-up", "saved per 1M", "lowest cosine", "difference")
+_NUMBERS = ("proteins/s", "residues/s", "speed-up", "saved per 1M", "lowest cosine", "difference")
 
 
 def main(argv: list[str]) -> int:
@@ -127,9 +127,8 @@ def agreement(first_ND: NDArray[np.float32], second_ND: NDArray[np.float32]) -> 
 
 
 def _table(models: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in _COLUMNS:
-        table.add_column(column, justify="left" if column in ("model", "device") else "right")
+    numbers = [Column(name, justify="right") for name in _NUMBERS]
+    table = Table("model", "device", *numbers, box=None, padding=(0, 2, 0, 0))
     for model in models:
         speed_up = "{value:.2f} ({low:.2f} to {high:.2f})".format(**model["speed_up"])
         saved = f"{model['hours_saved_per_million_proteins']:,.3g} h"
