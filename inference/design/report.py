@@ -1,6 +1,6 @@
 """Pictures and tables of designs.
 
-Shape legend: L residues, A = 20 amino acids.
+Shape legend: N designs, L residues, A = 20 amino acids.
 """
 
 from collections.abc import Sequence
@@ -42,11 +42,8 @@ def write_probabilities(path: Path, name: str, native: str, designs: Sequence[De
 
 def draw_logo(path: Path, name: str, native: str, designs: Sequence[Design]) -> None:
     """Frequencies of the designs' residues as a logo, the native sequence below, and how sure the model was, as PNG."""
-    counts_LA = np.zeros((len(native), len(AMINO_ACIDS)))
-    for design in designs:
-        for position, letter in enumerate(design.residues):
-            counts_LA[position, AMINO_ACIDS.find(letter)] += letter in AMINO_ACIDS
-    shares_LA = counts_LA / max(1, len(designs))
+    letters_NL1 = np.array([[*design.residues] for design in designs])[..., None]
+    shares_LA = (letters_NL1 == [*AMINO_ACIDS]).mean(axis=0)
     surest_L = np.mean([design.probabilities.max(axis=1) for design in designs], axis=0)
     rows = min(_MOST_ROWS, -(-len(native) // _ROW))
     shown = "" if rows * _ROW >= len(native) else f", the first {rows * _ROW} positions"

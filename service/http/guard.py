@@ -96,8 +96,7 @@ class Guard:
             self._note(scope, answer, time.perf_counter() - start_s)
 
     def _note(self, scope: Scope, answer: "_Answer", seconds: float) -> None:
-        route = scope.get("route")
-        endpoint = getattr(route, "name", "other")
+        endpoint = getattr(scope.get("route"), "name", "other")
         self.service.metrics.ongoing.set(self.ongoing)
         self.service.metrics.requests.labels(endpoint, str(answer.status)).inc()
         self.service.metrics.seconds.labels(endpoint).observe(seconds)

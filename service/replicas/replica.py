@@ -94,8 +94,7 @@ class ModelReplica:
 
     def _warm_up(self) -> None:
         """Compile what is compiled at first use; computing is slower until then."""
-        about = self._computer.about
-        output = next(iter(about.outputs))
+        output = next(iter(self._computer.about.outputs))
         texts = [(WARM_UP_LETTERS * 50)[:length] for length in WARM_UP_LENGTHS]
         items = self._computer.items(output, texts)
         for batch in (items[:1], items[1:], items):
