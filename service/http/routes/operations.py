@@ -15,6 +15,7 @@ from service.http.routes.common import Service
 
 PAGE = Path(__file__).resolve().parents[1] / "page"
 FILES = {
+    "/": PAGE / "page.html",
     "/page.js": PAGE / "page.js",
     "/page.css": PAGE / "page.css",
     "/swagger-ui-bundle.js": Path(swagger_ui_path) / "swagger-ui-bundle.js",
@@ -41,13 +42,8 @@ def add(app: FastAPI, service: Service, **documents: Any) -> None:
         """Prometheus' text format."""
         return Response(service.metrics.page(), media_type="text/plain; version=0.0.4")
 
-    @app.get("/", name="page", include_in_schema=False)
-    async def page() -> Response:
-        """The page."""
-        return FileResponse(PAGE / "page.html", headers=_POLICY)
-
     def file(path: Path) -> Response:
-        return FileResponse(path)
+        return FileResponse(path, headers=_POLICY)
 
     for name, path in FILES.items():
         app.add_api_route(name, partial(file, path), name="page", include_in_schema=False)
