@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from biotite.visualize import plot_scaled_text
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
@@ -32,12 +33,9 @@ def write_probabilities(path: Path, name: str, native: str, designs: Sequence[De
     """Append a line for each position: structure, position from 1, native residue, mean probability of each amino acid
     over the designs."""
     mean_LA = np.mean([design.probabilities for design in designs], axis=0)
-    with path.open("a", encoding="utf-8") as file:
-        if not file.tell():
-            file.write("\t".join(["structure", "position", "native", *AMINO_ACIDS]) + "\n")
-        for position, (letter, row) in enumerate(zip(native, mean_LA, strict=True), 1):
-            values = "\t".join(f"{value:.4f}" for value in row)
-            file.write(f"{name}\t{position}\t{letter}\t{values}\n")
+    positions = {"structure": name, "position": range(1, len(native) + 1), "native": [*native]}
+    table = pd.concat([pd.DataFrame(positions), pd.DataFrame(mean_LA, columns=[*AMINO_ACIDS])], axis=1)
+    table.to_csv(path, sep="\t", index=False, float_format="%.4f", mode="a", header=not path.exists())
 
 
 def draw_logo(path: Path, name: str, native: str, designs: Sequence[Design]) -> None:
