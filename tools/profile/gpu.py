@@ -132,8 +132,7 @@ def check_driver() -> tuple[Driver, Finding]:
         gpus = f"{counted(len(names), 'GPU{s}')} ({', '.join(sorted(set(names)))})" if names else ""
         major, minor = divmod(pynvml.nvmlSystemGetCudaDriverVersion() // 10, 100)
         driver = Driver(gpus, pynvml.nvmlSystemGetDriverVersion(), (major, minor))
-        words = f"driver {driver.version}, runs CUDA up to {major}.{minor}, {gpus or 'no GPU'}"
-        return driver, Finding("ok", words)
+        return driver, Finding("ok", f"driver {driver.version}, runs CUDA up to {major}.{minor}, {gpus or 'no GPU'}")
     except pynvml.NVMLError as error:
         if error.value in (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED):
             remedy = "where there is a GPU, install NVIDIA's driver, or start the container with --gpus all"
