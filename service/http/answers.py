@@ -39,8 +39,7 @@ def wanted(request: Request) -> str:
 
 
 def json_answer(content: Any) -> Response:
-    text = to_json(content, fallback=lambda values: values.tolist())
-    return Response(text, media_type="application/json")
+    return Response(to_json(content, fallback=lambda values: values.tolist()), media_type="application/json")
 
 
 def arrays_answer(kind: str, ids: Sequence[str], arrays: Arrays, name: str, content: Any, **columns: Any) -> Response:

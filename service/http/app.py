@@ -13,7 +13,6 @@ from common.errors import ConfigError
 from service.http.access import Access, read_keys
 from service.http.bodies import check_query
 from service.http.guard import Guard
-from service.http.metrics import Metrics
 from service.http.models import Models
 from service.http.refusals import RefusalError
 from service.http.routes import native, nim, openai, operations, tei
@@ -28,7 +27,7 @@ DESCRIPTION = """Embeddings, latents, classes and mutation scores of proteins. B
 with the other fields in the query; answers are JSON, or Arrow, .npy, Parquet and CSV as `Accept` asks."""
 
 
-def build_app(config: ServeSection, models: Models, metrics: Metrics, *, adds_request_id: bool = True) -> Guard:
+def build_app(config: ServeSection, models: Models, *, adds_request_id: bool = True) -> Guard:
     """The application; ``adds_request_id`` says that no proxy adds the header X-Request-ID.
 
     Raises ConfigError where keys or the start-up hook can't be read.
@@ -44,7 +43,7 @@ def build_app(config: ServeSection, models: Models, metrics: Metrics, *, adds_re
         dependencies=[Depends(_check)],
     )
     app.openapi_version = "3.0.3"  # the page's Swagger UI (4.15) renders no 3.1
-    service = Service(models, access, config.limits, metrics)
+    service = Service(models, access, config.limits)
     documents = {"responses": problems()}
     for routes in ROUTES:
         routes.add(app, service, **documents)

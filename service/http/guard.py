@@ -62,7 +62,7 @@ class Guard:
             return
         start_s = time.perf_counter()
         self.ongoing += 1
-        service.metrics.ongoing.set(self.ongoing)
+        service.models.metrics.ongoing.set(self.ongoing)
         try:
             if self.ongoing > service.limits.requests:
                 raise RefusalError(429, "too many requests at once; try again later", 1, limit="requests")
@@ -97,9 +97,9 @@ class Guard:
 
     def _note(self, scope: Scope, answer: "_Answer", seconds: float) -> None:
         endpoint = getattr(scope.get("route"), "name", "other")
-        self.service.metrics.ongoing.set(self.ongoing)
-        self.service.metrics.requests.labels(endpoint, str(answer.status)).inc()
-        self.service.metrics.seconds.labels(endpoint).observe(seconds)
+        self.service.models.metrics.ongoing.set(self.ongoing)
+        self.service.models.metrics.requests.labels(endpoint, str(answer.status)).inc()
+        self.service.models.metrics.seconds.labels(endpoint).observe(seconds)
         if endpoint in _NOT_COUNTED:
             return
         state = scope["state"]

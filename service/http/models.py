@@ -4,17 +4,18 @@ A call whose replica was lost is tried once more, with another.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from numpy.typing import NDArray
 
-from service.contract import About
+from service.contract import About, Reply
 from service.http.door import overloaded
 from service.http.metrics import Metrics
 from service.http.refusals import RefusalError
 
+Result = TypeVar("Result")
 RETRY_S = 2
 """After which a caller is asked to come back where no replica answered."""
 
@@ -22,9 +23,9 @@ RETRY_S = 2
 class Call(NamedTuple):
     """How a model is reached: its methods as coroutines."""
 
-    about: Callable[[], Any]
-    run: Callable[[str, Sequence[Any], str], Any]
-    tokens: Callable[[Sequence[str]], Any]
+    about: Callable[[], Awaitable[About]]
+    run: Callable[[str, Sequence[Any], str], Awaitable[Reply]]
+    tokens: Callable[[Sequence[str]], Awaitable[list[list[int]]]]
 
 
 @dataclass
@@ -63,20 +64,17 @@ class Models:
         self.metrics.of_replica(model, reply.statistics)
         if reply.refused == "overloaded":
             # Serve's proxy, which does not know the model of a request, then refuses what is larger.
-            room_tokens = reply.room_tokens if len(self.calls) == 1 else None
-            raise overloaded(reply.retry_after_s, room_tokens)
+            raise overloaded(reply.retry_after_s, reply.room_tokens if len(self.calls) == 1 else None)
         if reply.refused == "memory":
             raise RefusalError(503, f"{model}: {reply.detail}; send a shorter sequence", RETRY_S)
         if reply.refused:
             raise RefusalError(500, reply.detail)
-        results: NDArray | list[NDArray] = reply.results
-        return results
+        return reply.results
 
     async def tokens(self, model: str, texts: Sequence[str]) -> list[list[int]]:
-        ids: list[list[int]] = await self._call(self.calls[model].tokens, texts)
-        return ids
+        return await self._call(self.calls[model].tokens, texts)
 
-    async def _call(self, method: Callable[..., Any], *arguments: Any) -> Any:
+    async def _call(self, method: Callable[..., Awaitable[Result]], *arguments: Any) -> Result:
         for _ in range(2):
             try:
                 return await method(*arguments)

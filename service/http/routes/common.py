@@ -10,7 +10,6 @@ from dataset.fasta.alphabet import residues_of
 from service.contract import About
 from service.http.access import Access, Key
 from service.http.bodies import FASTA_TYPES, Record, checked
-from service.http.metrics import Metrics
 from service.http.models import Models
 from service.http.refusals import RefusalError
 from train_config.service_schema import LimitsSection
@@ -22,7 +21,6 @@ class Service(NamedTuple):
     models: Models
     access: Access
     limits: LimitsSection
-    metrics: Metrics
 
 
 class Query(NamedTuple):
@@ -64,8 +62,8 @@ def about_of(service: Service, request: Request, model: str | None, output: str 
 
 def charge(service: Service, request: Request, model: str, sequences: int, residues: int) -> None:
     service.access.charge(request.state.key, "residues", residues)
-    service.metrics.sequences.labels(model).inc(sequences)
-    service.metrics.residues.labels(model).inc(residues)
+    service.models.metrics.sequences.labels(model).inc(sequences)
+    service.models.metrics.residues.labels(model).inc(residues)
     request.scope["state"] |= {"model": model, "sequences": sequences, "residues": residues}
 
 

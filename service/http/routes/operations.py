@@ -40,7 +40,7 @@ def add(app: FastAPI, service: Service, **documents: Any) -> None:
     @app.get("/metrics", name="metrics", response_class=PlainTextResponse, **documents)
     async def metrics() -> Response:
         """Prometheus' text format."""
-        return Response(service.metrics.page(), media_type="text/plain; version=0.0.4")
+        return Response(service.models.metrics.page(), media_type="text/plain; version=0.0.4")
 
     def file(path: Path) -> Response:
         return FileResponse(path, headers=_POLICY)
