@@ -55,9 +55,8 @@ def main(argv: list[str]) -> int:
             store = open_store(data.source, data.ingest, Path(scratch))
             texts = sorted({store.text(record) for record in range(len(store))}, key=lambda text: (len(text), text))
             models = [compare(name, texts, settings, show) for name in settings.models]
-        machine = {"threads": torch.get_num_threads(), "torch": torch.__version__}
-        report = json.dumps({"machine": machine, "models": models}, indent=1)
-        (building / "devices.json").write_text(report + "\n", encoding="utf-8")
+        content = {"machine": {"threads": torch.get_num_threads(), "torch": torch.__version__}, "models": models}
+        (building / "devices.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         draw_devices(building / "devices.png", models)
     console.print(_table(models))
     console.print(f"written: {settings.output}", markup=False)

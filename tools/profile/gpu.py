@@ -127,8 +127,10 @@ def check_driver() -> tuple[Driver, Finding]:
     """Ask the driver, which knows of GPUs also where torch can't use them."""
     try:
         pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        names = [pynvml.nvmlDeviceGetName(handle) for handle in handles]
+        names = [
+            pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(index))
+            for index in range(pynvml.nvmlDeviceGetCount())
+        ]
         gpus = f"{counted(len(names), 'GPU{s}')} ({', '.join(sorted(set(names)))})" if names else ""
         major, minor = divmod(pynvml.nvmlSystemGetCudaDriverVersion() // 10, 100)
         driver = Driver(gpus, pynvml.nvmlSystemGetDriverVersion(), (major, minor))
@@ -246,8 +248,9 @@ def check_ray() -> Finding:
     from cluster.placement import local_resources
 
     ((cores, gpus),) = local_resources()
-    seen = f"{ray.__version__}, a cluster started here would have {cores} CPU cores and {counted(gpus, 'GPU{s}')}"
-    return _pinned("ray", seen)
+    return _pinned(
+        "ray", f"{ray.__version__}, a cluster started here would have {cores} CPU cores and {counted(gpus, 'GPU{s}')}"
+    )
 
 
 def pinned_version(package: str) -> str:

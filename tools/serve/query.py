@@ -38,8 +38,9 @@ def main(argv: list[str]) -> int:
     made = (arguments.output, MADE_BY, flags.overwrite)
     refuse_file(*made)
     source = FastaSource(arguments.input)
-    key = _key(arguments.key_file)
-    client = Client(arguments.address, key=key, model=arguments.model, concurrency=arguments.concurrency)
+    client = Client(
+        arguments.address, key=_key(arguments.key_file), model=arguments.model, concurrency=arguments.concurrency
+    )
     with client, made_file(*made) as building, record_bar("asking") as bar:
         write = _write_classes if arguments.task == "classify" else _write_arrays
         number = write(building, client, _records(source, bar), arguments.task)
