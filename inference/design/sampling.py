@@ -115,8 +115,9 @@ class _Drafts:
         letters = np.array(list(request.structure.residues))
         for place in request.fixed:
             letters[groups_L == groups_L[place]] = letters[place]
-        batch = structure_batch(request.structure, ["".join(letters)] * len(numbers), request.label)
-        self.batch: PackedBatch = batch.to(device)
+        self.batch: PackedBatch = structure_batch(
+            request.structure, ["".join(letters)] * len(numbers), request.label
+        ).to(device)
         self.conditions, self.groups = model.conditions(self.batch), groups_L.to(device)
         self.hidden = torch.ones(len(numbers), num_groups, dtype=torch.bool, device=device)
         self.hidden[:, groups_L[list(request.fixed)]] = False

@@ -79,8 +79,7 @@ def main(argv: list[str]) -> int:
 def _next_commands(folder: Path) -> Iterator[str]:
     """A map of the first output of each model that has a vector a protein."""
     for path in sorted(folder.glob(f"**/{MANIFEST_FILE}")):
-        outputs = read_manifest(path.parent).outputs.items()
-        names = [name for name, output in outputs if output.per == "protein"]
+        names = [name for name, output in read_manifest(path.parent).outputs.items() if output.per == "protein"]
         if names:
             options = ["--plot.name", names[0], "--plot.output", f"{path.parent}-map"]
             yield next_command("embed", "plot", path.parent, *options)

@@ -119,8 +119,7 @@ def _write(folder: Path, evaluations: dict[str, Evaluation], settings: Evaluatio
     ]
     for aspect, evaluation in evaluations.items():
         metrics = {name: metric._asdict() for name, metric in evaluation.metrics.items()}
-        counts = {"proteins": evaluation.proteins, "predicted": evaluation.predicted}
-        aspects[aspect] = {**counts, "metrics": metrics}
+        aspects[aspect] = {"proteins": evaluation.proteins, "predicted": evaluation.predicted, "metrics": metrics}
     content = {"settings": settings.model_dump(include=set(EvaluationSection.model_fields)), "aspects": aspects}
     (folder / "evaluation.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     pd.concat(curves).to_csv(folder / "curves.tsv", sep="\t", index=False, float_format="%.10g", lineterminator="\n")
