@@ -88,8 +88,9 @@ class Client:
         if url.scheme not in ("http", "https") or not url.host or "%" in url.host:
             raise ConfigError(f"{address}: no address of a service; write it as http://HOST:PORT")
         headers = {} if key is None else {"Authorization": f"Bearer {checked_key(key, 'key')}"}
-        limits = httpx.Limits(max_connections=concurrency)
-        self._http = httpx.AsyncClient(base_url=address, headers=headers, timeout=timeout_s, limits=limits)
+        self._http = httpx.AsyncClient(
+            base_url=address, headers=headers, timeout=timeout_s, limits=httpx.Limits(max_connections=concurrency)
+        )
         self._model, self._concurrency, self._retries = model, concurrency, retries
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="client", daemon=True)

@@ -18,7 +18,6 @@ class About:
 
     Attributes:
         outputs: channels of each, by name.
-        per_residue: outputs with a row for each residue.
         vocabulary: tokens of the logits; empty where there are none.
         labels, label_kind: of a classifier, else empty.
         one_token_per_residue: sequences are of residues; else they are any text.
@@ -27,9 +26,7 @@ class About:
     """
 
     name: str
-    source: str
     outputs: dict[str, int]
-    per_residue: tuple[str, ...]
     vocabulary: tuple[str, ...]
     labels: tuple[str, ...]
     label_kind: str

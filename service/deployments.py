@@ -41,7 +41,7 @@ class Ingress:
         }
         models = Models(calls, metrics, LOST, (BackPressureError,))
         # Serve's proxy adds the header itself.
-        self._app = build_app(settings, models, metrics, adds_request_id=False)
+        self._app = build_app(settings, models, adds_request_id=False)
 
     def __serve_build_asgi_app__(self) -> Any:
         return self._app

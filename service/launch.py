@@ -50,8 +50,7 @@ def run(read: Callable[[], ServiceSettings], say: Callable[[str], None]) -> int:
     """
     settings = read()
     _check_files(settings.serve)
-    signals = StopSignals(DRAIN_S)
-    with signals:
+    with StopSignals(DRAIN_S) as signals:
         try:
             return _serve(settings, read, say, signals)
         except (KeyboardInterrupt, SystemExit) as error:
@@ -89,7 +88,10 @@ def _serve(
             device = "cuda" if any(node.gpus for node in nodes) else "cpu"
             _check_resources(config, sum(node.cpus for node in nodes), sum(node.gpus for node in nodes), device)
             show(f"loading {', '.join(model.name for model in config.models)}")
-            _start_proxies(serve, _http_options(config), say)
+            access = config.access
+            tls = {"ssl_certfile": access.tls_certificate, "ssl_keyfile": access.tls_key} if access.tls_key else {}
+            http = {"host": config.host, "port": config.port, "keep_alive_timeout_s": KEEP_ALIVE_S, **tls}
+            _start_proxies(serve, http, say)
             try:
                 serve.run(application(config, device), name=APPLICATION, route_prefix="/")
             except RuntimeError as error:
@@ -97,24 +99,19 @@ def _serve(
                 serve.delete(APPLICATION)
                 raise _deployment_error(message) from error
             ready_s = time.perf_counter()
-            scheme = "https" if config.access.tls_key else "http"
+            scheme = "https" if access.tls_key else "http"
             show("")
             say(f"ready: {scheme}://{config.host}:{config.port}/ (page), /docs (endpoints); Ctrl-C ends it")
             say(f"started in {ready_s - start_s:.1f} s: Ray {ray_s - start_s:.1f} s, models {ready_s - ray_s:.1f} s")
             if dashboard:
                 say(f"Ray's dashboard: http://{dashboard}")
-            woken, stop = threading.Event(), threading.Event()
-
-            def end() -> None:
-                stop.set()
-                woken.set()
-
+            woken = threading.Event()
             signal.signal(signal.SIGHUP, lambda *_: woken.set())
-            signals.hand_over(end, "ending: requests that are being answered are finished")
-            while not stop.is_set():
+            signals.hand_over(woken.set, "ending: requests that are being answered are finished")
+            while signals.received is None:
                 woken.wait()
                 woken.clear()
-                if not stop.is_set():
+                if signals.received is None:
                     say(_updated(serve, lambda: application(read().serve, device), APPLICATION))
             asyncio.run(_end(serve, APPLICATION, own, signals))
     return signals.exit_code
@@ -167,12 +164,6 @@ def _updated(serve: Any, made: Callable[[], Any], name: str) -> str:
     except RuntimeError:
         return f"not updated: {_deployment_error(serve.status().applications[name])}"
     return "updated: replicas of what has changed were replaced"
-
-
-def _http_options(config: ServeSection) -> dict[str, Any]:
-    access = config.access
-    tls = {"ssl_certfile": access.tls_certificate, "ssl_keyfile": access.tls_key} if access.tls_key else {}
-    return {"host": config.host, "port": config.port, "keep_alive_timeout_s": KEEP_ALIVE_S, **tls}
 
 
 def _check_files(config: ServeSection) -> None:

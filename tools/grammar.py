@@ -9,7 +9,6 @@ import argparse
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from pydantic import ConfigDict
 from pydantic.fields import FieldInfo
 
 from common.command_line import program_of
@@ -39,8 +38,6 @@ class Plain(Section):
     A bool is a flag, what has no default is the target, of which a list has several, and anything else an option with a
     value. A name may end in _.
     """
-
-    model_config = ConfigDict(protected_namespaces=())
 
 
 class Overwriting(Plain):
@@ -162,7 +159,7 @@ class _Parser(argparse.ArgumentParser):
         options = [f"[{_option(name)}]" for name, field in plain.model_fields.items() if not field.is_required()]
         super().__init__(
             usage=_escaped(" ".join([program_of(command), *targets, *settings, *options])),
-            description=_escaped(text or ""),
+            description=text,
             formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=_HELP_COLUMN),
             allow_abbrev=False,
             argument_default=argparse.SUPPRESS,
@@ -179,7 +176,7 @@ class _Parser(argparse.ArgumentParser):
             self.add_argument("--config", metavar="FILE", help="YAML file of the settings below, which override it.")
         values = read_file(file)[0] if file else {}
         for path, section in groups.items():
-            group = self.add_argument_group(".".join(path), _escaped(" ".join((section.__doc__ or "").split())))
+            group = self.add_argument_group(".".join(path), " ".join((section.__doc__ or "").split()))
             for key, field in own_settings(section, path).items():
                 group.add_argument(
                     f"--{'.'.join(key)}",
@@ -228,7 +225,7 @@ def _word(value: Any) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Text for argparse, which fills in what follows a percent sign."""
+    """Text for argparse, which fills in what follows a percent sign in the usage and in the help of an option."""
     return text.replace("%", "%%")
 
 

@@ -52,8 +52,7 @@ def baselines(
     known_N = has_target(training_targets)
     targets = training_targets[known_N]
     known_texts = [text for text, known in zip(training_texts, known_N.tolist(), strict=True) if known]
-    guess_C = _guess(kind, targets, num_outputs)
-    guess = np.tile(guess_C, (len(texts), 1))
+    guess = np.tile(_guess(kind, targets, num_outputs), (len(texts), 1))
     results = {"mean" if kind == "regression" else "majority class": guess}
     of_one_class = kind not in _BY_COLUMN and len(np.unique(targets)) < 2
     if of_one_class or (content == "text" and not any(re.search(_WORD, text) for text in known_texts)):

@@ -86,8 +86,7 @@ def own_texts(config: Config, space: LabelSpace, part: Part, progress: ProgressC
     the one that the run's checkpoints name.
     """
     run = RunFolder(config.run.storage_path, config.run.name)
-    path = ensure_labelled_store(config.data, config.model.tokenizer, run.stores, progress)
-    store = LabelledStore(path)
+    store = LabelledStore(ensure_labelled_store(config.data, config.model.tokenizer, run.stores, progress))
     if store.label_space != space:
         raise DataError(f"{', '.join(config.data.source)}: gives other labels than the model was trained for")
     check_data(run, config.data, store.checksum)

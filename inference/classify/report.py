@@ -5,7 +5,6 @@ were predicted as each class; and pictures.
 Shape legend: N records, R residues of all records end to end, C classes, labels or columns.
 """
 
-import csv
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from common.statistics import SHARE
@@ -120,14 +120,12 @@ def write_report(
     and so on; ``facts`` are of the model, its checkpoint and the data, by name.
     """
     content = dict(evaluation, best_of=best_of, counts=dict(counts or {}), facts=dict(facts or {}))
-    content["pictures"] = _draw(folder, scored)
+    _draw(folder, scored)
+    content["pictures"] = sorted(path.name for path in folder.glob("*.png"))
     if "confused" in evaluation:
         names = scored.label_space.names
-        matrix_CC = confusion_matrix(scored.probabilities, scored.targets).tolist()
-        with (folder / "confusion.tsv").open("w", encoding="utf-8", newline="") as file:
-            rows = csv.writer(file, dialect="excel-tab", lineterminator="\n")
-            rows.writerow(["true class", *names])
-            rows.writerows([name, *row] for name, row in zip(names, matrix_CC, strict=True))
+        table = pd.DataFrame(confusion_matrix(scored.probabilities, scored.targets), names, names)
+        table.to_csv(folder / "confusion.tsv", sep="\t", index_label="true class", lineterminator="\n")
     (folder / "report.md").write_text(_report_text(content), encoding="utf-8")
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
     (folder / "evaluation.json").write_text(text + "\n", encoding="utf-8")
@@ -156,17 +154,15 @@ def metrics_lines(evaluation: Mapping[str, Any], best_of: str | None = None) -> 
     return [about, "", *_table(["metric", *columns], rows), "", note, ""]
 
 
-def _draw(folder: Path, scored: Scored) -> list[str]:
+def _draw(folder: Path, scored: Scored) -> None:
     probabilities, targets, names = scored.probabilities, scored.targets, scored.label_space.names
     if scored.label_space.kind == "regression":
         draw_predictions(folder / "predictions.png", probabilities, targets, names)
-        return ["predictions.png"]
+        return
     draw_roc_pr(folder / "ranking.png", probabilities, targets, names)
     draw_reliability(folder / "reliability.png", probabilities, targets)
-    if scored.label_space.kind == "multilabel":
-        return ["ranking.png", "reliability.png"]
-    draw_confusion(folder / "confusion.png", confusion_matrix(probabilities, targets), names)
-    return ["confusion.png", "ranking.png", "reliability.png"]
+    if scored.label_space.kind != "multilabel":
+        draw_confusion(folder / "confusion.png", confusion_matrix(probabilities, targets), names)
 
 
 def _confused(scored: Scored) -> list[dict[str, Any]]:

@@ -172,7 +172,8 @@ def _summed(proteins: list[dict[str, float]], left_out: int) -> Evaluation:
     evaluation = Evaluation(len(proteins), left_out)
     for name, (rows, statistic) in statistics.items():
         if rows.size and np.isfinite(statistic(rows)):  # there may be no buried residue
-            draws = resamplings(rows.size, _DRAWS, seed=0)
-            interval = percentile_interval([statistic(np.repeat(rows, drawn)) for drawn in draws])
+            interval = percentile_interval(
+                [statistic(np.repeat(rows, drawn)) for drawn in resamplings(rows.size, _DRAWS, seed=0)]
+            )
             evaluation.metrics[name] = statistic(rows), *(interval or (np.nan, np.nan))
     return evaluation

@@ -1,6 +1,6 @@
 """Pictures and tables of designs.
 
-Shape legend: L residues, A = 20 amino acids.
+Shape legend: N designs, L residues, A = 20 amino acids.
 """
 
 from collections.abc import Sequence
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from biotite.visualize import plot_scaled_text
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
@@ -32,21 +33,15 @@ def write_probabilities(path: Path, name: str, native: str, designs: Sequence[De
     """Append a line for each position: structure, position from 1, native residue, mean probability of each amino acid
     over the designs."""
     mean_LA = np.mean([design.probabilities for design in designs], axis=0)
-    with path.open("a", encoding="utf-8") as file:
-        if not file.tell():
-            file.write("\t".join(["structure", "position", "native", *AMINO_ACIDS]) + "\n")
-        for position, (letter, row) in enumerate(zip(native, mean_LA, strict=True), 1):
-            values = "\t".join(f"{value:.4f}" for value in row)
-            file.write(f"{name}\t{position}\t{letter}\t{values}\n")
+    positions = {"structure": name, "position": range(1, len(native) + 1), "native": [*native]}
+    table = pd.concat([pd.DataFrame(positions), pd.DataFrame(mean_LA, columns=[*AMINO_ACIDS])], axis=1)
+    table.to_csv(path, sep="\t", index=False, float_format="%.4f", mode="a", header=not path.exists())
 
 
 def draw_logo(path: Path, name: str, native: str, designs: Sequence[Design]) -> None:
     """Frequencies of the designs' residues as a logo, the native sequence below, and how sure the model was, as PNG."""
-    counts_LA = np.zeros((len(native), len(AMINO_ACIDS)))
-    for design in designs:
-        for position, letter in enumerate(design.residues):
-            counts_LA[position, AMINO_ACIDS.find(letter)] += letter in AMINO_ACIDS
-    shares_LA = counts_LA / max(1, len(designs))
+    letters_NL1 = np.array([[*design.residues] for design in designs])[..., None]
+    shares_LA = (letters_NL1 == [*AMINO_ACIDS]).mean(axis=0)
     surest_L = np.mean([design.probabilities.max(axis=1) for design in designs], axis=0)
     rows = min(_MOST_ROWS, -(-len(native) // _ROW))
     shown = "" if rows * _ROW >= len(native) else f", the first {rows * _ROW} positions"

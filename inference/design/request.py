@@ -31,8 +31,11 @@ def structures_of(options: DesignStructuresSection) -> list[Structure]:
     refused."""
     section = StructuresSection(chains=options.chains, min_residues=1, ca_only=options.ca_only)
     counts = StructureCounts()
-    files = find_structure_files(options.structures)
-    structures = [structure for path in files for structure in read_structures(path, section, counts)]
+    structures = [
+        structure
+        for path in find_structure_files(options.structures)
+        for structure in read_structures(path, section, counts)
+    ]
     check_ids(structures)
     for line in counts.lines():
         print(line, file=sys.stderr)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from dataset.fasta.alphabet import AMINO_ACIDS
 from dataset.packed_batch import CHAINS, COORDINATES, LABELS, NO_LABEL, PackedBatch
@@ -87,15 +88,13 @@ def generate(
 
 def structure_batch(structure: Structure, sequences: list[str], label: int = NO_LABEL) -> PackedBatch:
     """Sequences of a structure, of its length each, packed with its coordinates."""
-    batch = pack_sequences(sequences)
-    copies, length = len(sequences), len(structure.residues)
-    coordinates = torch.full((copies, length + 2, 4, 3), torch.nan)
-    coordinates[:, 1:-1] = torch.tensor(structure.coordinates)
-    chains = torch.zeros(copies, length + 2, dtype=torch.int64)
-    chains[:, 1:-1] = torch.from_numpy(structure.chains.astype(np.int64))
-    labels = torch.full((copies,), label)
-    by_token = {COORDINATES: coordinates.flatten(0, 1), CHAINS: chains.flatten()}
-    return batch.adding(by_token, {LABELS: labels})
+    copies = len(sequences)
+    # A row before and behind for <cls> and <eos>, which are nowhere.
+    coordinates = torch.tensor(structure.coordinates, dtype=torch.float32)
+    coordinates_T43 = functional.pad(coordinates, (0, 0, 0, 0, 1, 1), value=torch.nan).repeat(copies, 1, 1)
+    chains_T = functional.pad(torch.from_numpy(structure.chains.astype(np.int64)), (1, 1)).repeat(copies)
+    by_token = {COORDINATES: coordinates_T43, CHAINS: chains_T}
+    return pack_sequences(sequences).adding(by_token, {LABELS: torch.full((copies,), label)})
 
 
 def amino_acid_logits(model: SequenceDiffusion, logits_TK: Tensor) -> Tensor:
@@ -116,8 +115,9 @@ class _Drafts:
         letters = np.array(list(request.structure.residues))
         for place in request.fixed:
             letters[groups_L == groups_L[place]] = letters[place]
-        batch = structure_batch(request.structure, ["".join(letters)] * len(numbers), request.label)
-        self.batch: PackedBatch = batch.to(device)
+        self.batch: PackedBatch = structure_batch(
+            request.structure, ["".join(letters)] * len(numbers), request.label
+        ).to(device)
         self.conditions, self.groups = model.conditions(self.batch), groups_L.to(device)
         self.hidden = torch.ones(len(numbers), num_groups, dtype=torch.bool, device=device)
         self.hidden[:, groups_L[list(request.fixed)]] = False

@@ -85,12 +85,11 @@ class ClusterEngine:
         if (uri := files.uri) is not None:
             retried(lambda: upload_folder(store.path, f"{uri}.store", MANIFEST_FILE), uri)
         actor = ActorSettings(job, source, store.path, stage_dir, files.folder.absolute(), uri)
-        gpus = job.gpus_per_worker if job.device == "cuda" else 0
         self._pool = ActorPool(
             _EmbeddingActor,
             actor,
             job.workers or 1,
-            {"num_cpus": job.cpus_per_worker, "num_gpus": gpus},
+            {"num_cpus": job.cpus_per_worker, "num_gpus": job.gpus_per_worker if job.device == "cuda" else 0},
             at_once=SHARDS_AT_ONCE,
             max_failures=max_failures,
             log=log,

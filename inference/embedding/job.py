@@ -147,10 +147,11 @@ def _estimate(job: EmbedJobSection, source: str, store: Store) -> Estimate:
             measured_tokens += float(piece.lengths.sum())
     passed_s = time.perf_counter() - start_s
     seconds = facts.flops(plan.lengths) / (measured_flops / passed_s) / (job.workers or 1)
-    disk_bytes, every_length = 0, plan.lengths[plan.sequences]
-    for output in facts.outputs:
-        file_format = format_of(job, output)
-        disk_bytes += file_format.size(output.per, output.channels, job.dtype, every_length, plan.lengths)
+    every_length = plan.lengths[plan.sequences]
+    disk_bytes = sum(
+        format_of(job, output).size(output.per, output.channels, job.dtype, every_length, plan.lengths)
+        for output in facts.outputs
+    )
     return Estimate(facts, plan, disk_bytes, measured_tokens / passed_s, seconds)
 
 

@@ -73,8 +73,7 @@ def draw(path: Path, points: Points, title: str, x: str, y: str, label: str) -> 
 def write_page(path: Path, points: Points, title: str, x: str, y: str, label: str) -> None:
     import plotly.graph_objects as go
 
-    layout = {"template": "plotly_white", "title": title, "xaxis_title": x, "yaxis_title": y}
-    figure = go.Figure(layout=layout)
+    figure = go.Figure(layout={"template": "plotly_white", "title": title, "xaxis_title": x, "yaxis_title": y})
     shown_labels = np.where(points.are_labelled, points.labels.astype(object), "no label")
     for name, rows, colour in _groups(points, label):
         is_class = isinstance(colour, str)

@@ -108,12 +108,11 @@ class ModelJob:
         self.files.fetch()
         job = {**self.job, "batches_split": sum(row.splits for row in self.rows.values())}
         rows = [self.rows[number] for number in sorted(self.rows)]
-        assembly = Assembly(building, self.plan, self.store, self.files, rows, self.settings)
-        assembly.write(self.facts.outputs, job, show)
+        Assembly(building, self.plan, self.store, self.files, rows, self.settings).write(self.facts.outputs, job, show)
         self.spent.seconds += time.perf_counter() - start_s
         report = performance(self.facts, self.plan, rows, self.settings, self.spent)
-        name = report_name(self.settings.device or "cpu")
-        write_atomically(building / name, json.dumps(report, indent=1) + "\n")
+        path = building / report_name(self.settings.device or "cpu")
+        write_atomically(path, json.dumps(report, indent=1) + "\n")
         return report
 
     def _engine(self) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 import torch
 from pydantic import BaseModel
-from rich.table import Table
+from rich.table import Column, Table
 
 from common.text import duration
 from inference.embedding.plan import JobFacts, Plan
@@ -84,9 +84,9 @@ def performance(
 
 def table(reports: Sequence[dict[str, Any]]) -> Table:
     """A row for each model."""
-    shown = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("model", "proteins", "time", "proteins/s", "residues/s", "batch", "peak memory", "MFU", "cached"):
-        shown.add_column(column, justify="left" if column == "model" else "right")
+    names = ("proteins", "time", "proteins/s", "residues/s", "batch", "peak memory", "MFU", "cached")
+    numbers = [Column(name, justify="right") for name in names]
+    shown = Table("model", *numbers, box=None, padding=(0, 2, 0, 0))
     for report in reports:
         batch, share = report["batch_s"], report["flops_utilization"]
         shown.add_row(

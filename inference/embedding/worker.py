@@ -54,8 +54,7 @@ class ShardTexts:
             return model.rows_over_windows(
                 sequences[0], outputs, length=window, overlap=overlap, token_budget=self._shard.budget
             )
-        packed = model.pack(sequences)
-        return model.rows(packed.to(model.device), outputs)
+        return model.rows(model.pack(sequences).to(model.device), outputs)
 
     def name(self, place: int) -> str:
         return f"{self._store.id(int(self._shard.records[place]))} of {self.lengths[place]:,} residues"

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,8 +120,9 @@ def actors(
             raise DataError(f"{settings.source}: nodes have different weights ({first}, {other}); give all the same")
 
     resources = {"num_cpus": cpus, "num_gpus": gpus if settings.device == "cuda" else 0}
-    options: dict[str, Any] = {"at_once": 1, "max_failures": max_failures, "log": log, "ended": ended, "same": same}
-    return ActorPool(Folder, settings, count, resources, **options)
+    return ActorPool(
+        Folder, settings, count, resources, at_once=1, max_failures=max_failures, log=log, ended=ended, same=same
+    )
 
 
 def predict_structures(

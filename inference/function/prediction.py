@@ -39,8 +39,6 @@ _BLOCK = 1024
 
 def _finished(run: Path) -> tuple[TermsSection, dict[str, Any]]:
     """Settings and blend of a finished run. Raises ConfigError where there is none, DataError where it is damaged."""
-    if (run / BLEND_FILE).is_file():
-        raise ConfigError(f"{run}: is a run of an earlier version; train again: {TRAIN}")
     blend = run / FOLDER / BLEND_FILE
     if not blend.is_file():
         raise ConfigError(f"{run}: is no finished run of function prediction; give one, or train: {TRAIN}")

@@ -65,8 +65,7 @@ def load_known(folder: Path, computed: Path) -> Vectors:
     """
     weights = folder / "weights.txt"
     vectors = verified(folder / "vectors.npy")
-    # Earlier versions wrote the fingerprint of the model alone, with which a space begins.
-    if weights.is_file() and not _space(computed).startswith(verified(weights).read_text(encoding="utf-8")):
+    if weights.is_file() and verified(weights).read_text(encoding="utf-8") != _space(computed):
         raise DataError(f"{folder}: was computed by other weights than the run's model has now; train again")
     with parsing(vectors, "train again"):
         known: Vectors = np.load(vectors)

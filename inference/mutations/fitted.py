@@ -39,7 +39,7 @@ Evaluations: TypeAlias = dict[str, dict[str, Any]]
 class Fitted(BaseModel):
     """A fitted model: the model below it, by its source and fingerprint, the settings of the fit, and the ridge."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     wild_type: str
     model: str

@@ -3,7 +3,7 @@ channels takes 16 kB, as Arrow or .npy 4. Shape legend: N sequences, L residues 
 """
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -39,19 +39,17 @@ def wanted(request: Request) -> str:
 
 
 def json_answer(content: Any) -> Response:
-    text = to_json(content, fallback=lambda values: values.tolist())
-    return Response(text, media_type="application/json")
+    return Response(to_json(content, fallback=lambda values: values.tolist()), media_type="application/json")
 
 
-def arrays_answer(
-    kind: str, ids: Sequence[str], arrays: Arrays, name: str, as_json: Callable[[], Any], **columns: Any
-) -> Response:
-    """The arrays of ids in the kind that is wanted; ``columns`` stand beside them in tables.
+def arrays_answer(kind: str, ids: Sequence[str], arrays: Arrays, name: str, content: Any, **columns: Any) -> Response:
+    """The arrays of ids in the kind that is wanted; ``content`` is all of it for JSON, ``columns`` stand beside them in
+    tables.
 
     .npy is (N, D); of several arrays of different lengths it is their rows end to end, (sum of L, D).
     """
     if not kind:
-        return json_answer(as_json())
+        return json_answer(content)
     if kind == NPY:
         return _npy(arrays if isinstance(arrays, np.ndarray) else np.concatenate(arrays))
     channels = {name: _column(arrays)}

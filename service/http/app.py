@@ -13,7 +13,6 @@ from common.errors import ConfigError
 from service.http.access import Access, read_keys
 from service.http.bodies import check_query
 from service.http.guard import Guard
-from service.http.metrics import Metrics
 from service.http.models import Models
 from service.http.refusals import RefusalError
 from service.http.routes import native, nim, openai, operations, tei
@@ -28,7 +27,7 @@ DESCRIPTION = """Embeddings, latents, classes and mutation scores of proteins. B
 with the other fields in the query; answers are JSON, or Arrow, .npy, Parquet and CSV as `Accept` asks."""
 
 
-def build_app(config: ServeSection, models: Models, metrics: Metrics, *, adds_request_id: bool = True) -> Guard:
+def build_app(config: ServeSection, models: Models, *, adds_request_id: bool = True) -> Guard:
     """The application; ``adds_request_id`` says that no proxy adds the header X-Request-ID.
 
     Raises ConfigError where keys or the start-up hook can't be read.
@@ -41,10 +40,10 @@ def build_app(config: ServeSection, models: Models, metrics: Metrics, *, adds_re
         redoc_url=None,
         openapi_url=None,
         redirect_slashes=False,
-        dependencies=[Depends(_check_query)],
+        dependencies=[Depends(_check)],
     )
     app.openapi_version = "3.0.3"  # the page's Swagger UI (4.15) renders no 3.1
-    service = Service(models, access, config.limits, metrics)
+    service = Service(models, access, config.limits)
     documents = {"responses": problems()}
     for routes in ROUTES:
         routes.add(app, service, **documents)
@@ -64,25 +63,28 @@ def build_app(config: ServeSection, models: Models, metrics: Metrics, *, adds_re
     return Guard(app, service, adds_request_id)
 
 
-async def _check_query(request: Request) -> None:
-    """Refuse unknown parameters of what has no body; :func:`read` knows those of the others."""
+async def _check(request: Request) -> None:
+    """Refuse keys of other endpoints, and unknown parameters of what has no body; :func:`read` knows the others'."""
+    route = request.scope["route"]
+    request.state.key.check_endpoint(route.name)
     if request.method == "GET":
-        check_query(request, [field.alias for field in request.scope["route"].dependant.query_params])
+        check_query(request, [field.alias for field in route.dependant.query_params])
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
     """The answer to an error; one that nobody foresaw is logged, and nothing of it is shown."""
-    if isinstance(error, RefusalError):
-        refusal = error
-    elif isinstance(error, HTTPException):
-        refusal = RefusalError(
-            error.status_code, "no such address; see /docs" if error.status_code == 404 else error.detail
-        )
-    elif isinstance(error, RequestValidationError):
-        refusal = RefusalError(422, "the query of the address is not as /docs says")
-    elif isinstance(error, ClientDisconnect):
-        refusal = RefusalError(400, "the connection ended within the body")
-    else:
-        log.error("request %s failed", request.state.request_id, exc_info=error)
-        refusal = RefusalError(500, "the service failed; its log has the request's id")
+    match error:
+        case RefusalError():
+            refusal = error
+        case HTTPException(status_code=404):
+            refusal = RefusalError(404, "no such address; see /docs")
+        case HTTPException():
+            refusal = RefusalError(error.status_code, error.detail)
+        case RequestValidationError():
+            refusal = RefusalError(422, "the query of the address is not as /docs says")
+        case ClientDisconnect():
+            refusal = RefusalError(400, "the connection ended within the body")
+        case _:
+            log.error("request %s failed", request.state.request_id, exc_info=error)
+            refusal = RefusalError(500, "the service failed; its log has the request's id")
     return refusal.response(request.url.path, request.state.request_id)

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import numpy as np
 from fastapi import Request
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Discriminator, Field, Tag, ValidationError
 from pydantic_core import from_json
 
 from dataset.fasta.alphabet import MASK_TEXT, residues_of
@@ -53,14 +53,33 @@ class Record(BaseModel):
     sequence: str
 
 
-Sequences = Annotated[list[str | Record], Field(min_length=1, fail_fast=True)]
+def _type_name(value: Any) -> str:
+    """Tag of a value where one of two types is taken: its problems are then described as of that type alone."""
+    return type(value).__name__
+
+
+Entry = Annotated[
+    Annotated[str, Tag("str")] | Annotated[Record, Tag("dict")],
+    Discriminator(
+        _type_name,
+        custom_error_type="entry",
+        custom_error_message="must be a sequence, or an object with id and sequence",
+    ),
+]
+Sequences = Annotated[list[Entry], Field(min_length=1, fail_fast=True)]
 """Its check ends at the first wrong entry: a body has room for millions, each with problems to describe."""
+OneOrMany = Annotated[
+    Annotated[str, Tag("str")] | Annotated[Sequences, Tag("list")],
+    Discriminator(
+        _type_name,
+        custom_error_type="input",
+        custom_error_message="must be a sequence, or a list of at least one",
+    ),
+]
 
 
 class SequencesBody(BaseModel):
     """Sequences for a model."""
-
-    model_config = ConfigDict(protected_namespaces=())
 
     model: str | None = Field(None, description="Default: the first of GET /v1/models.")
     sequences: Sequences = Field(description="Sequences, or records with id and sequence.")
@@ -220,35 +239,19 @@ def _fasta(body: bytes, limits: LimitsSection) -> list[dict[str, str]]:
 
 def _npy(body: bytes, limits: LimitsSection) -> NDArray[np.float32]:
     try:
-        array = np.lib.format.read_array(io.BytesIO(body), allow_pickle=False)
-        if array.ndim == 2:
-            _check_number(len(array), "residues", limits)
-        return array.astype(np.float32)
-    except RefusalError:
-        raise
+        array = np.lib.format.read_array(io.BytesIO(body), allow_pickle=False).astype(np.float32)
     except Exception as error:
         raise RefusalError(400, "the body is no .npy file of numbers") from error
+    if array.ndim == 2:
+        _check_number(len(array), "residues", limits)
+    return array
 
 
 def _refusal(error: ValidationError, schema: type[BaseModel]) -> RefusalError:
-    """What is wrong with each field.
-
-    Where one may be of several types, pydantic has a problem for each of these: the one that lies deepest is meant, and
-    of several a sentence says what is taken.
-    """
+    """What is wrong with the first fields."""
     names = {*schema.model_fields, *Record.model_fields}
-    deepest: dict[Any, dict[str, list[str]]] = {}
-    for problem in error.errors(include_url=False, include_context=False, include_input=False):
-        path = [str(part) for part in problem["loc"] if isinstance(part, int) or part in names]  # others name types
-        by_path = deepest.setdefault(path[0], {})
-        by_path.setdefault(".".join(path), []).append(problem["msg"])
     sentences = []
-    for by_path in deepest.values():
-        place = max(by_path, key=lambda text: text.count("."))
-        messages = by_path[place]
-        if len(messages) > 1:
-            is_entry = place.rpartition(".")[2].isdecimal()
-            taken = "an object with id and sequence" if is_entry else "a list of at least one"
-            messages = [f"must be a sequence, or {taken}"]
-        sentences.append(f"{place}: {messages[0]}")
-    return RefusalError(422, "; ".join(sentences[:_SHOWN_PROBLEMS]))
+    for problem in error.errors(include_url=False, include_context=False, include_input=False)[:_SHOWN_PROBLEMS]:
+        path = [str(part) for part in problem["loc"] if isinstance(part, int) or part in names]  # others are tags
+        sentences.append(f"{'.'.join(path)}: {problem['msg']}")
+    return RefusalError(422, "; ".join(sentences))

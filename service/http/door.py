@@ -35,8 +35,7 @@ class Door:
             return
         if scope["path"].startswith("/-/"):  # which the proxy answers itself, to everybody: the routes, its health
             scope["path"] = f"/{scope['path']}"
-        headers = dict(scope["headers"])
-        body_bytes = headers.get(b"content-length", b"0")
+        body_bytes = dict(scope["headers"]).get(b"content-length", b"0")
         # A residue is at least a byte, so that the length says before anything is read what will have no room.
         is_large = body_bytes.isdigit() and int(body_bytes) > self._most_bytes
         if is_large and time.monotonic() < self._full_until_s:

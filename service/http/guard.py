@@ -15,7 +15,7 @@ from itertools import chain
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.http.access import ANYBODY, PUBLIC, Key, check_page
+from service.http.access import ANYBODY, PUBLIC, check_page
 from service.http.bodies import SMALL_BYTES
 from service.http.refusals import RefusalError
 from service.http.routes.common import Service
@@ -62,7 +62,7 @@ class Guard:
             return
         start_s = time.perf_counter()
         self.ongoing += 1
-        service.metrics.ongoing.set(self.ongoing)
+        service.models.metrics.ongoing.set(self.ongoing)
         try:
             if self.ongoing > service.limits.requests:
                 raise RefusalError(429, "too many requests at once; try again later", 1, limit="requests")
@@ -72,7 +72,9 @@ class Guard:
             check_page(host, scope, headers)
             key = service.access.key_of(scope["path"], headers.get(b"authorization", b"").decode("latin-1"))
             scope["state"]["key"] = key
-            scope["state"]["caller"] = _caller(key, scope)
+            # Whose turn it is in a replica's queue: the key's, or where there are none the connection's.
+            host_and_port = scope.get("client") or ("", 0)
+            scope["state"]["caller"] = "{}:{}".format(*host_and_port) if key is ANYBODY else key.name
             service.access.charge(key, "requests", 1)
             loading = service.models.load()
             async with asyncio.timeout(service.limits.timeout_s):
@@ -94,11 +96,10 @@ class Guard:
             self._note(scope, answer, time.perf_counter() - start_s)
 
     def _note(self, scope: Scope, answer: "_Answer", seconds: float) -> None:
-        route = scope.get("route")
-        endpoint = getattr(route, "name", "other")
-        self.service.metrics.ongoing.set(self.ongoing)
-        self.service.metrics.requests.labels(endpoint, str(answer.status)).inc()
-        self.service.metrics.seconds.labels(endpoint).observe(seconds)
+        endpoint = getattr(scope.get("route"), "name", "other")
+        self.service.models.metrics.ongoing.set(self.ongoing)
+        self.service.models.metrics.requests.labels(endpoint, str(answer.status)).inc()
+        self.service.models.metrics.seconds.labels(endpoint).observe(seconds)
         if endpoint in _NOT_COUNTED:
             return
         state = scope["state"]
@@ -115,11 +116,6 @@ class Guard:
             "bytes": answer.sent_bytes,
         }
         log.info(json.dumps(line))
-
-
-def _caller(key: Key, scope: Scope) -> str:
-    """Whose turn it is in a replica's queue: the key's, or where there are none the connection's."""
-    return key.name if key is not ANYBODY else "{}:{}".format(*scope.get("client") or ("", 0))
 
 
 def _check_headers(scope: Scope, headers: dict[bytes, bytes], limits: LimitsSection) -> None:

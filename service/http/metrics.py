@@ -42,9 +42,8 @@ class Metrics:
         }
 
     def of_replica(self, model: str, statistics: Mapping[str, float | str]) -> None:
-        for name, gauge in self._of_replicas.items():
-            if name in statistics:
-                gauge.labels(model, statistics["replica"]).set(float(statistics[name]))
+        for name in self._of_replicas.keys() & statistics.keys():
+            self._of_replicas[name].labels(model, statistics["replica"]).set(float(statistics[name]))
 
     def page(self) -> bytes:
         return generate_latest(self._registry)

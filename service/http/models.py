@@ -4,18 +4,18 @@ A call whose replica was lost is tried once more, with another.
 """
 
 import asyncio
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from numpy.typing import NDArray
 
-from service.contract import About
-from service.http.door import FULL_S, overloaded
+from service.contract import About, Reply
+from service.http.door import overloaded
 from service.http.metrics import Metrics
 from service.http.refusals import RefusalError
 
+Result = TypeVar("Result")
 RETRY_S = 2
 """After which a caller is asked to come back where no replica answered."""
 
@@ -23,18 +23,9 @@ RETRY_S = 2
 class Call(NamedTuple):
     """How a model is reached: its methods as coroutines."""
 
-    about: Callable[[], Any]
-    run: Callable[[str, Sequence[Any], str], Any]
-    tokens: Callable[[Sequence[str]], Any]
-
-
-class _Full(NamedTuple):
-    """What a replica that was overloaded said: until when it counts, to whom, and who may still ask."""
-
-    until_s: float
-    room_tokens: int
-    caller: str
-    refusal: RefusalError
+    about: Callable[[], Awaitable[About]]
+    run: Callable[[str, Sequence[Any], str], Awaitable[Reply]]
+    tokens: Callable[[Sequence[str]], Awaitable[list[list[int]]]]
 
 
 @dataclass
@@ -49,7 +40,6 @@ class Models:
     lost: tuple[type[BaseException], ...] = ()
     busy: tuple[type[BaseException], ...] = ()
     about: dict[str, About] = field(default_factory=dict)
-    _full: dict[str, _Full] = field(default_factory=dict)
     _loading: asyncio.Task[None] | None = None
 
     def load(self) -> asyncio.Task[None]:
@@ -70,35 +60,21 @@ class Models:
 
     async def run(self, model: str, output: str, payloads: Sequence[Any], caller: str) -> NDArray | list[NDArray]:
         """This output of each payload, (N, D) or a list; callers take turns. Raises RefusalError (429, 500, 503)."""
-        self._check_full(model, caller, min(self.about[model].tokens, sum(map(len, payloads))))
         reply = await self._call(self.calls[model].run, output, payloads, caller)
         self.metrics.of_replica(model, reply.statistics)
         if reply.refused == "overloaded":
             # Serve's proxy, which does not know the model of a request, then refuses what is larger.
-            room_tokens = reply.room_tokens if len(self.calls) == 1 else None
-            refusal = overloaded(reply.retry_after_s, room_tokens)
-            self._full[model] = _Full(time.monotonic() + FULL_S, reply.room_tokens, caller, refusal)
-            raise refusal
+            raise overloaded(reply.retry_after_s, reply.room_tokens if len(self.calls) == 1 else None)
         if reply.refused == "memory":
             raise RefusalError(503, f"{model}: {reply.detail}; send a shorter sequence", RETRY_S)
         if reply.refused:
             raise RefusalError(500, reply.detail)
-        results: NDArray | list[NDArray] = reply.results
-        return results
-
-    def _check_full(self, model: str, caller: str, tokens: int) -> None:
-        """Refuse what the replica would: a call of it costs as much as an answer. Others' small requests may pass."""
-        full = self._full.get(model)
-        if full is None or time.monotonic() > full.until_s:
-            return
-        if caller == full.caller or tokens > full.room_tokens:
-            raise full.refusal
+        return reply.results
 
     async def tokens(self, model: str, texts: Sequence[str]) -> list[list[int]]:
-        ids: list[list[int]] = await self._call(self.calls[model].tokens, texts)
-        return ids
+        return await self._call(self.calls[model].tokens, texts)
 
-    async def _call(self, method: Callable[..., Any], *arguments: Any) -> Any:
+    async def _call(self, method: Callable[..., Awaitable[Result]], *arguments: Any) -> Result:
         for _ in range(2):
             try:
                 return await method(*arguments)

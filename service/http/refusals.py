@@ -42,10 +42,15 @@ class RefusalError(Exception):
             body: dict[str, Any] = {"error": detail, "error_type": kind}
             media_type = "application/json"
         else:
-            title = HTTPStatus(self.status).phrase
             facts = {key: printable(value) if isinstance(value, str) else value for key, value in self.facts.items()}
-            body = {"type": "about:blank", "title": title, "status": self.status, "detail": detail, **facts}
-            body["request_id"] = request_id
+            body = {
+                "type": "about:blank",
+                "title": HTTPStatus(self.status).phrase,
+                "status": self.status,
+                "detail": detail,
+                **facts,
+                "request_id": request_id,
+            }
             media_type = "application/problem+json"
         headers = dict(self.headers)
         if self.status == HTTPStatus.UNAUTHORIZED:

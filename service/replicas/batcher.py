@@ -118,11 +118,11 @@ class TokenBatcher:
 
     async def submit(self, items: Sequence[Item], caller: str = "") -> list[NDArray]:
         """Results of the items, in their order. Raises OverloadedError, or what the computation raised."""
-        results: list[NDArray | None] = [self._cache.get(item.key) for item in items]
-        missing = [(place, item) for place, item in enumerate(items) if results[place] is None]
+        results: dict[Hashable, Any] = {item.key: self._cache.get(item.key) for item in items}
+        missing = [item for item in items if results[item.key] is None]
         self.totals.hits += len(items) - len(missing)
         self.totals.misses += len(missing)
-        wanted = {item.key: item for _, item in missing}
+        wanted = {item.key: item for item in missing}
         # A request of many items holds no more than a batch of the queue: the others are in nobody's way.
         held = min(self.budget, sum(item.tokens for key, item in wanted.items() if key not in self._in_flight))
         self._check_room(caller, held)
@@ -140,10 +140,8 @@ class TokenBatcher:
             self._held_tokens -= held
             if not self._held[caller]:
                 del self._held[caller]
-        computed = {waiting.item.key: waiting.result for waiting in waited_for}
-        for place, item in missing:
-            results[place] = computed[item.key].result()
-        return [result for result in results if result is not None]
+        results |= {waiting.item.key: waiting.result.result() for waiting in waited_for}
+        return [results[item.key] for item in items]
 
     def _check_room(self, caller: str, tokens: int) -> None:
         """Raise OverloadedError where the queue is full, unless the caller holds less than its share of it.

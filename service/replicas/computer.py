@@ -119,7 +119,7 @@ class Computer:
             is_cached = store.has(keys_N2)
             hits = np.array(places)[is_cached].tolist()
             for place, rows in zip(hits, store.rows(keys_N2[is_cached]), strict=True):
-                results[place] = rows if output in self.about.per_residue else rows[0]
+                results[place] = rows if self._outputs[output].per == "residue" else rows[0]
         return results
 
     def _decoded(self, items: Sequence[Item]) -> dict[int, NDArray[np.float32]]:
@@ -162,20 +162,15 @@ class Computer:
     def _about(self, served: ServedModel, tokens: int) -> About:
         model, facts = self._model, self._model.facts
         outputs = {name: output.channels for name, output in self._outputs.items()}
-        per_residue = [name for name, output in self._outputs.items() if output.per == "residue"]
         is_esm = isinstance(model.tokenizer, EsmSequenceTokenizer)
         if is_esm and "logits" in outputs:
             outputs[MASKED] = outputs["logits"]
-            per_residue.append(MASKED)
         if "latents" in outputs:
             outputs[DECODED] = len(VOCABULARY)
-            per_residue.append(DECODED)
         space = next((head.label_space for head in model.heads.values() if hasattr(head, "label_space")), None)
         return About(
             name=served.name,
-            source=served.source,
             outputs=outputs,
-            per_residue=tuple(per_residue),
             vocabulary=VOCABULARY if is_esm and space is None else (),
             labels=() if space is None else tuple(space.names),
             label_kind="" if space is None else space.kind,

@@ -94,8 +94,7 @@ class ModelReplica:
 
     def _warm_up(self) -> None:
         """Compile what is compiled at first use; computing is slower until then."""
-        about = self._computer.about
-        output = next(iter(about.outputs))
+        output = next(iter(self._computer.about.outputs))
         texts = [(WARM_UP_LETTERS * 50)[:length] for length in WARM_UP_LENGTHS]
         items = self._computer.items(output, texts)
         for batch in (items[:1], items[1:], items):
@@ -115,13 +114,10 @@ def by_queued_tokens(context: Any) -> tuple[int, dict[str, Any]]:
     """Serve's policy: one replica more where many tokens wait, one fewer where nothing is asked."""
     queued = (context.aggregated_metrics or {}).get("queued_tokens", {})
     current = context.current_num_replicas
-    wanted = current
-    if sum(queued.values()) > SCALE_UP_TOKENS * max(1, current):
-        wanted = current + 1
-    elif context.total_num_requests < 1:
-        wanted = current - 1
+    is_behind = sum(queued.values()) > SCALE_UP_TOKENS * max(1, current)
+    is_idle = context.total_num_requests < 1
     least, most = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
-    return max(least, min(most, wanted)), {}
+    return max(least, min(most, current + is_behind - is_idle)), {}
 
 
 def set_up_process() -> None:
@@ -160,8 +156,7 @@ def _listen_locally() -> None:
         return
     add_port = replica.add_port_to_grpc_server
 
-    def add_local_port(server: Any, address: str) -> int:
-        port: int = add_port(server, address.replace("[::]", "127.0.0.1"))
-        return port
+    def add_local_port(server: Any, address: str) -> Any:
+        return add_port(server, address.replace("[::]", "127.0.0.1"))
 
     replica.add_port_to_grpc_server = add_local_port

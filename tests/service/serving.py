@@ -74,7 +74,7 @@ class Serving:
         """The application of all models, or of these calls; ``limits`` override those of the tests."""
         metrics = Metrics()
         settings = ServeSection(models=self.models, **{**config, "limits": {**LIMITS, **config.get("limits", {})}})
-        return build_app(settings, Models(calls or self.calls, metrics, (LostError,)), metrics)
+        return build_app(settings, Models(calls or self.calls, metrics, (LostError,)))
 
     @contextmanager
     def address(self, app: Any) -> Iterator[str]:

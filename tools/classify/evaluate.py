@@ -48,12 +48,11 @@ def main(argv: list[str]) -> int:
     part = evaluate.part or ("all" if evaluate.input else "validation")
     output = evaluate.output or _output(plain.model, evaluate, part)
     refuse_existing(output, MADE_BY, plain.overwrite)
+    trained_N = None
     if evaluate.input is None:
         texts = _own_texts(plain.model, space, part)
     else:
         texts = read_texts([evaluate.input], config.data, config.model.tokenizer, space, part, overrides)
-    trained_N = None
-    if evaluate.input:
         recorded = config_of(plain.model)  # without overrides: where its own records lie
         trained_N = in_training(recorded.run, recorded.data, texts.texts)
     training = None

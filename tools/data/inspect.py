@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from common.command_line import result_console
 from common.text import counted
@@ -152,9 +152,8 @@ def _bars(title: str, rows: list[tuple[str, int]]) -> Table:
 
 
 def _table(header: list[str], rows: list[list[str]]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for heading in header:
-        table.add_column(heading, justify="right")
+    columns = [Column(heading, justify="right") for heading in header]
+    table = Table(*columns, box=None, padding=(0, 2, 0, 0), header_style="bold")
     for row in rows:
         table.add_row(*row)
     return table

@@ -35,8 +35,6 @@ def main(argv: list[str]) -> int:
     store = StructureStore(target)
     size = f"{counted(len(store), 'record{s}')}, {counted(int(store.store.lengths.sum()), 'residue{s}')}"
     held_out = f"{store.validation.size:,} held out, in {time.perf_counter() - start_s:.1f} s"
-    print(f"{target}: {size}, {held_out}")
-    for line in made.counts.lines():
-        print(f"  {line}")
+    print("\n".join([f"{target}: {size}, {held_out}", *(f"  {line}" for line in made.counts.lines())]))
     say(next_command("train", "--config", "structdiff", "--data.source", target))
     return 0

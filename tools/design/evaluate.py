@@ -63,12 +63,15 @@ def main(argv: list[str]) -> int:
         file=sys.stderr,
     )
     if options.part == "all" and store.training.size and store.validation.size:
-        remark = f"{store.validation.size:,} of them are the store's validation part"
-        print(f"{remark}: --evaluate.part validation", file=sys.stderr)
+        print(
+            f"{store.validation.size:,} of them are the store's validation part: --evaluate.part validation",
+            file=sys.stderr,
+        )
     if options.output is not None:
-        content = dataclasses.asdict(evaluation)
-        for name, (value, *interval) in evaluation.metrics.items():
-            content["metrics"][name] = {"value": value, "interval": interval}
+        metrics = {
+            name: {"value": value, "interval": interval} for name, (value, *interval) in evaluation.metrics.items()
+        }
+        content = {"part": options.part, **dataclasses.asdict(evaluation), "metrics": metrics}
         with made_file(options.output, *made) as building:
-            building.write_text(json.dumps({"part": options.part, **content}, indent=2) + "\n")
+            building.write_text(json.dumps(content, indent=2) + "\n")
     return 0

@@ -49,8 +49,7 @@ def main(argv: list[str]) -> int:
         device, modules = arguments.device or ("cuda" if has_gpu else "cpu"), tuple(arguments.predictor_module)
         if device == "cuda" and not has_gpu:
             raise ResourceError("--fold.device cuda: there is no GPU here; use --fold.device cpu")
-        cache = arguments.cache.absolute()
-        return FoldingSettings(arguments.predictor, arguments.model, cache, device, modules, cpus)
+        return FoldingSettings(arguments.predictor, arguments.model, arguments.cache.absolute(), device, modules, cpus)
 
     with record_bar("predicting") as bar:
         options["progress"] = lambda done, total: bar(done / max(1, total), done)

@@ -113,10 +113,10 @@ def fixed_positions(text: str, structure: Structure) -> tuple[int, ...]:
             raise ConfigError(f"--generate.fix {span}: write positions as 1-10,57, in a complex as A:1-10")
         members = _members(structure, match["chain"], f"--generate.fix {span}")
         first, last = int(match["first"]), int(match["last"] or match["first"])
-        if first > last:
-            raise ConfigError(f"--generate.fix {span}: write the lower position first")
         if not 1 <= first <= last <= len(members):
-            raise ConfigError(f"--generate.fix {span}: {structure.id} has positions 1 to {len(members)}")
+            raise ConfigError(
+                f"--generate.fix {span}: {structure.id} has positions 1 to {len(members)}; write the lower one first"
+            )
         places += members[first - 1 : last].tolist()
     return tuple(sorted(set(places)))
 

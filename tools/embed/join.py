@@ -33,8 +33,7 @@ def main(argv: list[str]) -> int:
     names: Sequence[str | None] = arguments.names or [None] * len(folders)
     if len(names) != len(folders):
         raise ConfigError(f"--join.names: {len(names)} for {len(folders)} folders; give one for each, in their order")
-    opened = map(open_vectors, folders, names)
-    sources = {f"{source.folder}/{source.name}": source for source in opened}
+    sources = {f"{source.folder}/{source.name}": source for source in map(open_vectors, folders, names)}
     if len(sources) < len(folders):
         raise ConfigError("the same output of a folder is given twice; choose another by --join.names")
     of_first = next(iter(sources.values())).output.format

@@ -54,8 +54,9 @@ def main(argv: list[str]) -> int:
     chosen_N = np.zeros(records, dtype=bool)
     size = min(arguments.max_points, records)
     chosen_N[np.random.RandomState(SEED).choice(records, size, replace=False)] = True
-    blocks = embeddings.finite_blocks()
-    vectors_PC = np.concatenate([block_nC[chosen_N[start : start + len(block_nC)]] for start, block_nC in blocks])
+    vectors_PC = np.concatenate(
+        [block_nC[chosen_N[start : start + len(block_nC)]] for start, block_nC in embeddings.finite_blocks()]
+    )
     xy_P2, axes = _projected(vectors_PC, arguments.method)
     ids_N = np.array(embeddings.ids, dtype=object)
     points = Points(ids_N[chosen_N], embeddings.lengths[chosen_N], labels[chosen_N], xy_P2)

@@ -68,21 +68,18 @@ def main(argv: list[str]) -> int:
 
     console = result_console()
     if flags.dry_run:
-        for line in chain.from_iterable(map(_lines, estimate(job, settings.data.ingest, cluster=cluster))):
-            console.print(line, markup=False)
+        estimates = estimate(job, settings.data.ingest, cluster=cluster)
+        console.print(*chain.from_iterable(map(_lines, estimates)), sep="\n", markup=False)
         return 0
     console.print(table(run_job(job, settings.data.ingest, cluster=cluster, overwrite=flags.overwrite)))
-    console.print(f"written: {uri_of(job.output) or job.output}", markup=False)
-    for command in _next_commands(job.output):
-        console.print(command, markup=False)
+    console.print(f"written: {uri_of(job.output) or job.output}", *_next_commands(job.output), sep="\n", markup=False)
     return 0
 
 
 def _next_commands(folder: Path) -> Iterator[str]:
     """A map of the first output of each model that has a vector a protein."""
     for path in sorted(folder.glob(f"**/{MANIFEST_FILE}")):
-        outputs = read_manifest(path.parent).outputs.items()
-        names = [name for name, output in outputs if output.per == "protein"]
+        names = [name for name, output in read_manifest(path.parent).outputs.items() if output.per == "protein"]
         if names:
             options = ["--plot.name", names[0], "--plot.output", f"{path.parent}-map"]
             yield next_command("embed", "plot", path.parent, *options)

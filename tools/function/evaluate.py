@@ -110,19 +110,19 @@ def _print(evaluations: dict[str, Evaluation]) -> None:
 
 
 def _write(folder: Path, evaluations: dict[str, Evaluation], settings: EvaluationSection) -> None:
+    import pandas as pd  # here: it takes a moment
+
     aspects: dict[str, Any] = {}
-    names = list(dict.fromkeys(name for evaluation in evaluations.values() for name in evaluation.curves))
-    lines = ["\t".join(["ns", "tau", *names])]
+    curves = [
+        pd.DataFrame({"ns": aspect, "tau": evaluation.thresholds, **evaluation.curves})
+        for aspect, evaluation in evaluations.items()
+    ]
     for aspect, evaluation in evaluations.items():
         metrics = {name: metric._asdict() for name, metric in evaluation.metrics.items()}
-        counts = {"proteins": evaluation.proteins, "predicted": evaluation.predicted}
-        aspects[aspect] = {**counts, "metrics": metrics}
-        for place, threshold in enumerate(evaluation.thresholds):
-            values = [f"{evaluation.curves[name][place]:.10g}" if name in evaluation.curves else "" for name in names]
-            lines.append("\t".join([aspect, f"{threshold:.6g}", *values]))
+        aspects[aspect] = {"proteins": evaluation.proteins, "predicted": evaluation.predicted, "metrics": metrics}
     content = {"settings": settings.model_dump(include=set(EvaluationSection.model_fields)), "aspects": aspects}
     (folder / "evaluation.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    (folder / "curves.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    pd.concat(curves).to_csv(folder / "curves.tsv", sep="\t", index=False, float_format="%.10g", lineterminator="\n")
     _draw_curves(evaluations, folder / "curves.png")
 
 

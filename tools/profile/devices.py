@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.table import Table
+from rich.table import Column, Table
 
 from common.command_line import result_console
 from common.errors import ConfigError
@@ -34,7 +34,7 @@ from train_config.embed_schema import EmbedSection
 from train_config.loading import load_config
 
 MADE_BY = "profile devices"
-_COLUMNS = ("model", "device", "proteins/s", "residues/s", "speed-up", "saved per 1M", "lowest cosine", "difference")
+_NUMBERS = ("proteins/s", "residues/s", "speed-up", "saved per 1M", "lowest cosine", "difference")
 
 
 def main(argv: list[str]) -> int:
@@ -55,9 +55,8 @@ def main(argv: list[str]) -> int:
             store = open_store(data.source, data.ingest, Path(scratch))
             texts = sorted({store.text(record) for record in range(len(store))}, key=lambda text: (len(text), text))
             models = [compare(name, texts, settings, show) for name in settings.models]
-        machine = {"threads": torch.get_num_threads(), "torch": torch.__version__}
-        report = json.dumps({"machine": machine, "models": models}, indent=1)
-        (building / "devices.json").write_text(report + "\n", encoding="utf-8")
+        content = {"machine": {"threads": torch.get_num_threads(), "torch": torch.__version__}, "models": models}
+        (building / "devices.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         draw_devices(building / "devices.png", models)
     console.print(_table(models))
     console.print(f"written: {settings.output}", markup=False)
@@ -127,9 +126,8 @@ def agreement(first_ND: NDArray[np.float32], second_ND: NDArray[np.float32]) -> 
 
 
 def _table(models: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in _COLUMNS:
-        table.add_column(column, justify="left" if column in ("model", "device") else "right")
+    numbers = [Column(name, justify="right") for name in _NUMBERS]
+    table = Table("model", "device", *numbers, box=None, padding=(0, 2, 0, 0))
     for model in models:
         speed_up = "{value:.2f} ({low:.2f} to {high:.2f})".format(**model["speed_up"])
         saved = f"{model['hours_saved_per_million_proteins']:,.3g} h"

@@ -117,13 +117,14 @@ def check_driver() -> tuple[Driver, Finding]:
     """Ask the driver, which knows of GPUs also where torch can't use them."""
     try:
         pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        names = [pynvml.nvmlDeviceGetName(handle) for handle in handles]
+        names = [
+            pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(index))
+            for index in range(pynvml.nvmlDeviceGetCount())
+        ]
         gpus = f"{counted(len(names), 'GPU{s}')} ({', '.join(sorted(set(names)))})" if names else ""
         major, minor = divmod(pynvml.nvmlSystemGetCudaDriverVersion() // 10, 100)
         driver = Driver(gpus, pynvml.nvmlSystemGetDriverVersion(), (major, minor))
-        words = f"driver {driver.version}, runs CUDA up to {major}.{minor}, {gpus or 'no GPU'}"
-        return driver, Finding("ok", words)
+        return driver, Finding("ok", f"driver {driver.version}, runs CUDA up to {major}.{minor}, {gpus or 'no GPU'}")
     except pynvml.NVMLError as error:
         if error.value in (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED):
             remedy = "where there is a GPU, install NVIDIA's driver, or start the container with --gpus all"
@@ -237,8 +238,9 @@ def check_ray() -> Finding:
     from cluster.placement import local_resources
 
     ((cores, gpus),) = local_resources()
-    seen = f"{ray.__version__}, a cluster started here would have {cores} CPU cores and {counted(gpus, 'GPU{s}')}"
-    return _pinned("ray", seen)
+    return _pinned(
+        "ray", f"{ray.__version__}, a cluster started here would have {cores} CPU cores and {counted(gpus, 'GPU{s}')}"
+    )
 
 
 def pinned_version(package: str) -> str:

@@ -14,7 +14,6 @@ Examples:
   esmeray profile model train_config/esm2ae.yaml --data.source proteins.fasta
 """
 
-import csv
 import json
 import os
 from collections.abc import Mapping
@@ -65,6 +64,8 @@ def main(argv: list[str]) -> int:
 
 
 def _write(profile: Mapping[str, Any], folder: Path) -> list[str]:
+    import pandas as pd  # here: it takes a moment
+
     from tools.profile._report import draw_batches, draw_heatmap, draw_stages, report
 
     lines = list(report(profile))
@@ -79,11 +80,11 @@ def _write(profile: Mapping[str, Any], folder: Path) -> list[str]:
         draw_heatmap(folder / "heatmap.png", measured, title)
         unit = measured["unit"]
         names = [unit, "run", "sequences", "batch_tokens", "ms", "ms_per_sample", "error"]
-        with (folder / "batches.csv").open("w", newline="", encoding="utf-8") as file:
-            table = csv.DictWriter(file, names, lineterminator="\n")
-            table.writeheader()
-            for row in measured["rows"]:
-                if row["error"]:
-                    table.writerow({unit: row[unit], "error": row["error"]})
-                table.writerows({unit: row[unit], "run": number, **run} for number, run in enumerate(row["runs"], 1))
+        rows: list[dict[str, Any]] = []
+        for row in measured["rows"]:
+            if row["error"]:
+                rows.append({unit: row[unit], "error": row["error"]})
+            rows += [{unit: row[unit], "run": number, **run} for number, run in enumerate(row["runs"], 1)]
+        # As objects, whose whole numbers stay whole where a run has none.
+        pd.DataFrame(rows, columns=names, dtype=object).to_csv(folder / "batches.csv", index=False, lineterminator="\n")
     return lines

@@ -38,10 +38,11 @@ def main(argv: list[str]) -> int:
     made = (arguments.output, MADE_BY, flags.overwrite)
     refuse_file(*made)
     source = FastaSource(arguments.input)
-    key = _key(arguments.key_file)
-    client = Client(arguments.address, key=key, model=arguments.model, concurrency=arguments.concurrency)
+    client = Client(
+        arguments.address, key=_key(arguments.key_file), model=arguments.model, concurrency=arguments.concurrency
+    )
     with client, made_file(*made) as building, record_bar("asking") as bar:
-        write = WRITERS.get(arguments.task, _write_arrays)
+        write = _write_classes if arguments.task == "classify" else _write_arrays
         number = write(building, client, _records(source, bar), arguments.task)
     print(f"{arguments.output}: {arguments.task} of {counted(number, 'protein{s}')}")
     return 0
@@ -95,7 +96,3 @@ def _write_classes(path: Path, client: Client, records: Iterator[tuple[str, str]
             file.write(f"{row['id']}\t{text}\t{','.join(f'{value:.6g}' for value in flat)}\n")
             number += 1
     return number
-
-
-WRITERS = {"classify": _write_classes}
-"""Of endpoints whose answers are no arrays."""

@@ -37,7 +37,5 @@ def main(argv: list[str]) -> int:
     _, file, overrides = read_words(argv, "serve run", __doc__, Arguments, ServiceSettings)
     from service.launch import run  # here: it loads Ray
 
-    console = result_console()
     # Each time anew: the file may have changed.
-    say = partial(console.print, markup=False)
-    return run(lambda: load_settings(ServiceSettings, file, overrides), say)
+    return run(lambda: load_settings(ServiceSettings, file, overrides), partial(result_console().print, markup=False))

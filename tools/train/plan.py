@@ -57,8 +57,13 @@ def work_of(plan: PlanSection) -> scale.Work:
     model = MaskedLM.build(section, seed=0, empty=True)
     config, product_flops = model.backbone.config, training_flops_per_token(model, 0.0)
     attention_flops = training_flops_per_token(model, plan.context) - product_flops
-    size = config.num_hidden_layers, config.hidden_size
-    return scale.Work(count_masked_lm_parameters(section), *size, product_flops, attention_flops)
+    return scale.Work(
+        count_masked_lm_parameters(section),
+        config.num_hidden_layers,
+        config.hidden_size,
+        product_flops,
+        attention_flops,
+    )
 
 
 def device_of(plan: PlanSection) -> scale.Device:

@@ -10,7 +10,6 @@ from dataset.fasta.alphabet import residues_of
 from service.contract import About
 from service.http.access import Access, Key
 from service.http.bodies import FASTA_TYPES, Record, checked
-from service.http.metrics import Metrics
 from service.http.models import Models
 from service.http.refusals import RefusalError
 from train_config.service_schema import LimitsSection
@@ -22,7 +21,6 @@ class Service(NamedTuple):
     models: Models
     access: Access
     limits: LimitsSection
-    metrics: Metrics
 
 
 class Query(NamedTuple):
@@ -55,7 +53,6 @@ def about_of(service: Service, request: Request, model: str | None, output: str 
     """What is known of a model that the caller may use and that has the output; raises RefusalError (403, 404, 422)."""
     about = service.models.named(model)
     key: Key = request.state.key
-    key.check_endpoint(str(getattr(request.scope.get("route"), "name", "")))
     if not key.allows(about.name):
         raise RefusalError(403, f"this key is not for model {about.name}; ask for one that is")
     if output is not None and output not in about.outputs:
@@ -65,8 +62,8 @@ def about_of(service: Service, request: Request, model: str | None, output: str 
 
 def charge(service: Service, request: Request, model: str, sequences: int, residues: int) -> None:
     service.access.charge(request.state.key, "residues", residues)
-    service.metrics.sequences.labels(model).inc(sequences)
-    service.metrics.residues.labels(model).inc(residues)
+    service.models.metrics.sequences.labels(model).inc(sequences)
+    service.models.metrics.residues.labels(model).inc(residues)
     request.scope["state"] |= {"model": model, "sequences": sequences, "residues": residues}
 
 

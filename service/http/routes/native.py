@@ -14,10 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from scipy.special import softmax
 
 from dataset.fasta.alphabet import AMINO_ACIDS, MASK_TEXT
+from inference.mutations.variants import Mutation, Protein, marginal_scores
 from service.contract import DECODED, EACH_MASKED, About
 from service.http.answers import Arrays, arrays_answer, json_answer, table_answer, wanted
 from service.http.bodies import SequencesBody, read
-from service.http.mutations import mutations_of, scores
 from service.http.refusals import RefusalError
 from service.http.routes.common import Query, Service, about_of, ask, charge, documented
 
@@ -57,12 +57,9 @@ def add(app: FastAPI, service: Service, **documents: Any) -> None:
         kind, body = wanted(request), await read(request, EncodeBody, service.limits)
         query = ask(service, request, body.model, body.sequences, output=body.output)
         arrays = await service.models.run(query.about.name, body.output, query.texts, query.caller)
-
-        def as_json() -> Any:
-            data = [{"id": name, "values": values} for name, values in zip(query.ids, arrays, strict=True)]
-            return {"model": query.about.name, "output": body.output, "data": data}
-
-        return arrays_answer(kind, query.ids, arrays, "embedding", as_json)
+        data = [{"id": name, "values": values} for name, values in zip(query.ids, arrays, strict=True)]
+        content = {"model": query.about.name, "output": body.output, "data": data}
+        return arrays_answer(kind, query.ids, arrays, "embedding", content)
 
     @app.post("/v1/decode", name="decode", openapi_extra=documented(DecodeBody, fasta=False), **documents)
     async def decode(request: Request) -> Response:
@@ -77,12 +74,9 @@ def add(app: FastAPI, service: Service, **documents: Any) -> None:
         charge(service, request, about.name, len(latents), residues)
         shares = _amino_acid_shares(about, await service.models.run(about.name, DECODED, latents, request.state.caller))
         texts = ["".join(AMINO_ACIDS[best] for best in shares_LK.argmax(1)) for shares_LK in shares]
-
-        def as_json() -> Any:
-            data = [{"sequence": text, "probabilities": values} for text, values in zip(texts, shares, strict=True)]
-            return {"model": about.name, "letters": AMINO_ACIDS, "data": data}
-
-        return arrays_answer(kind, list(map(str, range(len(texts)))), shares, "probabilities", as_json, sequence=texts)
+        data = [{"sequence": text, "probabilities": values} for text, values in zip(texts, shares, strict=True)]
+        content = {"model": about.name, "letters": AMINO_ACIDS, "data": data}
+        return arrays_answer(kind, list(map(str, range(len(texts)))), shares, "probabilities", content, sequence=texts)
 
     @app.post("/v1/classify", name="classify", openapi_extra=documented(SequencesBody), **documents)
     async def classify(request: Request) -> Response:
@@ -92,15 +86,12 @@ def add(app: FastAPI, service: Service, **documents: Any) -> None:
         about = query.about
         shares = await service.models.run(about.name, "classes", query.texts, query.caller)
         cropped = _cropped(about, query.texts)
-
-        def as_json() -> Any:
-            data = [
-                {"id": name, "probabilities": values, "cropped": left_out, **_likeliest(about, values)}
-                for name, values, left_out in zip(query.ids, shares, cropped, strict=True)
-            ]
-            return {"model": about.name, "kind": about.label_kind, "labels": about.labels, "data": data}
-
-        return arrays_answer(kind, query.ids, shares, "probabilities", as_json, cropped=cropped)
+        data = [
+            {"id": name, "probabilities": values, "cropped": left_out, **_likeliest(about, values)}
+            for name, values, left_out in zip(query.ids, shares, cropped, strict=True)
+        ]
+        content = {"model": about.name, "kind": about.label_kind, "labels": about.labels, "data": data}
+        return arrays_answer(kind, query.ids, shares, "probabilities", content, cropped=cropped)
 
     _add_by_tokens(app, service, **documents)
 
@@ -114,21 +105,16 @@ def _add_by_tokens(app: FastAPI, service: Service, **documents: Any) -> None:
         """
         kind, body = wanted(request), await read(request, MaskedBody, service.limits)
         query = ask(service, request, body.model, body.sequences, output="masked", masks=True)
-        mutations = mutations_of(body.mutations, query.texts)
+        mutations = _mutations(body.mutations, query.texts)
         shares = await _masked_probabilities(service, request, query, body.method)
-        scored = None if mutations is None else scores(mutations, shares[0])
-
-        def as_json() -> Any:
-            data = [{"id": name, "probabilities": values} for name, values in zip(query.ids, shares, strict=True)]
-            answer = {"model": query.about.name, "letters": AMINO_ACIDS, "method": body.method, "data": data}
-            if scored is not None:
-                pairs = zip(body.mutations or (), scored, strict=True)
-                answer["mutations"] = [{"mutation": mutation, "score": score} for mutation, score in pairs]
-            return answer
-
-        if kind and scored is not None:
-            return table_answer(kind, pa.table({"mutation": body.mutations, "score": scored}))
-        return arrays_answer(kind, query.ids, shares, "probabilities", as_json)
+        data = [{"id": name, "probabilities": values} for name, values in zip(query.ids, shares, strict=True)]
+        content = {"model": query.about.name, "letters": AMINO_ACIDS, "method": body.method, "data": data}
+        if mutations is not None:
+            table = pa.table({"mutation": body.mutations, "score": _scores(mutations, shares[0])})
+            if kind:
+                return table_answer(kind, table)
+            content["mutations"] = table.to_pylist()
+        return arrays_answer(kind, query.ids, shares, "probabilities", content)
 
     @app.post("/v1/tokenize", name="tokenize", openapi_extra=documented(SequencesBody), **documents)
     async def tokenize(request: Request) -> Response:
@@ -156,6 +142,27 @@ async def _masked_probabilities(
     rows = await service.models.run(model, EACH_MASKED, query.texts, query.caller)
     ends = np.cumsum(list(map(len, query.texts)))[:-1]
     return _amino_acid_shares(query.about, np.split(np.concatenate(rows), ends))
+
+
+def _mutations(texts: list[str] | None, sequences: list[str]) -> list[Mutation] | None:
+    """Mutations of the only sequence. Raises RefusalError (422) for those that are not of it."""
+    if texts is None:
+        return None
+    if len(sequences) != 1:
+        raise RefusalError(422, "mutations: are of a single sequence")
+    mutations, protein = [], Protein(sequences[0].replace(MASK_TEXT, "#"))
+    for number, text in enumerate(texts):
+        try:
+            mutations.append(protein.mutation(text))
+        except ValueError as error:
+            raise RefusalError(422, f"mutations.{number}: {error}") from None
+    return mutations
+
+
+def _scores(mutations: list[Mutation], probabilities_L20: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Score of each mutation; 0 is as good as the wild type, above is better."""
+    logs_L20 = np.log(np.maximum(probabilities_L20, np.finfo(np.float32).tiny))
+    return marginal_scores([[mutation] for mutation in mutations], logs_L20).astype(np.float32)
 
 
 def _latents(values: Any, channels: int, place: int) -> NDArray[np.float32]:

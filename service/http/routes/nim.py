@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
 from service.http.bodies import read
-from service.http.refusals import RefusalError
 from service.http.routes.common import Service, ask, documented
 
 
@@ -19,7 +18,7 @@ class NimBody(BaseModel):
     """Sequences, and the kind of file."""
 
     sequences: Annotated[list[str], Field(min_length=1, fail_fast=True)]
-    format: Literal["npz", "h5"] = "npz"
+    format: Literal["npz"] = "npz"
 
 
 def add(app: FastAPI, service: Service, **documents: Any) -> None:
@@ -37,8 +36,6 @@ def add(app: FastAPI, service: Service, **documents: Any) -> None:
         """``embeddings`` (1, D) and ``representations`` (1, L, D) of each sequence, by the first model."""
         body = await read(request, NimBody, service.limits)
         query = ask(service, request, None, list(body.sequences), output="residues")
-        if body.format == "h5":
-            raise RefusalError(422, "format: h5 is not given here; choose npz")
         rows = await service.models.run(query.about.name, "residues", query.texts, query.caller)
         files = [_npz(rows_LD) for rows_LD in rows]
         if len(files) == 1:

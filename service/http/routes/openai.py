@@ -5,11 +5,11 @@ from typing import Any, Literal
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from service.http.access import Key
 from service.http.answers import arrays_answer, json_answer, wanted
-from service.http.bodies import Sequences, read
+from service.http.bodies import OneOrMany, read
 from service.http.refusals import RefusalError
 from service.http.routes.common import Service, ask, documented
 
@@ -20,9 +20,7 @@ SHOWN = ("outputs", "labels", "label_kind", "longest", "random_weights", "device
 class EmbeddingsBody(BaseModel):
     """OpenAI's body, with sequences for texts."""
 
-    model_config = ConfigDict(protected_namespaces=())
-
-    input: str | Sequences = Field(description="One sequence or many.")
+    input: OneOrMany = Field(description="One sequence or many.")
     model: str | None = Field(None, description="Default: the first of GET /v1/models.")
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(None, description="The model's own, or left out.")
@@ -39,23 +37,19 @@ def add(app: FastAPI, service: Service, **documents: Any) -> None:
         if body.dimensions not in (None, channels):
             raise RefusalError(422, f"dimensions: the model has {channels}; leave it out")
         vectors = await service.models.run(query.about.name, body.pooling, query.texts, query.caller)
-
-        def as_json() -> Any:
-            values = list(vectors)
-            if body.encoding_format == "base64":  # little-endian fp32, as OpenAI's clients read it
-                values = [base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii") for vector in vectors]
-            data = [{"object": "embedding", "index": place, "embedding": value} for place, value in enumerate(values)]
-            tokens = sum(map(len, query.texts)) + 2 * len(query.texts)
-            usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-            return {"object": "list", "data": data, "model": query.about.name, "usage": usage}
-
-        return arrays_answer(kind, query.ids, vectors, "embedding", as_json)
+        values = list(vectors)
+        if body.encoding_format == "base64":  # little-endian fp32, as OpenAI's clients read it
+            values = [base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii") for vector in vectors]
+        data = [{"object": "embedding", "index": place, "embedding": value} for place, value in enumerate(values)]
+        tokens = sum(map(len, query.texts)) + 2 * len(query.texts)
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        content = {"object": "list", "data": data, "model": query.about.name, "usage": usage}
+        return arrays_answer(kind, query.ids, vectors, "embedding", content)
 
     @app.get("/v1/models", name="models", **documents)
     async def models(request: Request) -> Response:
         """Models that the caller may use, and what each has."""
         key: Key = request.state.key
-        key.check_endpoint("models")
         data = [
             {
                 "id": about.name,

@@ -4,18 +4,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import FileResponse, PlainTextResponse, Response
 from swagger_ui_bundle import swagger_ui_path
 
-from service.http.access import Key
 from service.http.answers import json_answer
 from service.http.refusals import RefusalError
 from service.http.routes.common import Service
 
 PAGE = Path(__file__).resolve().parents[1] / "page"
 FILES = {
+    "/": PAGE / "page.html",
     "/page.js": PAGE / "page.js",
     "/page.css": PAGE / "page.css",
     "/swagger-ui-bundle.js": Path(swagger_ui_path) / "swagger-ui-bundle.js",
@@ -38,19 +38,12 @@ def add(app: FastAPI, service: Service, **documents: Any) -> None:
         return json_answer({"status": "ready", "models": list(service.models.about)})
 
     @app.get("/metrics", name="metrics", response_class=PlainTextResponse, **documents)
-    async def metrics(request: Request) -> Response:
+    async def metrics() -> Response:
         """Prometheus' text format."""
-        key: Key = request.state.key
-        key.check_endpoint("metrics")
-        return Response(service.metrics.page(), media_type="text/plain; version=0.0.4")
-
-    @app.get("/", name="page", include_in_schema=False)
-    async def page() -> Response:
-        """The page."""
-        return FileResponse(PAGE / "page.html", headers=_POLICY)
+        return Response(service.models.metrics.page(), media_type="text/plain; version=0.0.4")
 
     def file(path: Path) -> Response:
-        return FileResponse(path)
+        return FileResponse(path, headers=_POLICY)
 
     for name, path in FILES.items():
         app.add_api_route(name, partial(file, path), name="page", include_in_schema=False)

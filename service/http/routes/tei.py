@@ -11,7 +11,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
 from service.http.answers import json_answer
-from service.http.bodies import Record, Sequences, read
+from service.http.bodies import OneOrMany, Record, read
 from service.http.refusals import RefusalError
 from service.http.routes.common import Service, about_of, ask, documented, problems
 
@@ -19,7 +19,7 @@ from service.http.routes.common import Service, about_of, ask, documented, probl
 class InputsBody(BaseModel):
     """Sequences as this API names them."""
 
-    inputs: str | Sequences = Field(description="One sequence or many.")
+    inputs: OneOrMany = Field(description="One sequence or many.")
 
 
 class TokenizeBody(InputsBody):

@@ -101,4 +101,4 @@ def test_the_esm2_nim_gives_npz_of_one_sequence_and_zip_of_many(client: httpx.Cl
         files = [np.load(io.BytesIO(archive.read(name))) for name in ("0.npz", "1.npz")]
     assert [each["representations"].shape for each in files] == [(1, 10, 32), (1, 3, 32)]
     np.testing.assert_allclose(files[1]["embeddings"], means[1][None], rtol=1e-5)
-    assert "choose npz" in problem(client.post(path, json={"sequences": ["MK"], "format": "h5"}), 422)
+    assert "Input should be 'npz'" in problem(client.post(path, json={"sequences": ["MK"], "format": "h5"}), 422)

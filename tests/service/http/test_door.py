@@ -6,7 +6,6 @@ import httpx
 
 from service.contract import Reply
 from service.http.door import Door, middlewares
-from service.http.guard import Guard
 from tests.service.serving import Serving, problem
 
 
@@ -30,28 +29,6 @@ def test_what_has_no_room_is_refused_at_the_door_and_smaller_requests_pass(servi
         ("too much is waiting; try again later", "7")
     }
     assert asked == [200, 30]
-
-
-def test_an_ingress_refuses_the_caller_that_was_refused_and_what_is_larger_than_a_share(
-    serving: Serving, monkeypatch: Any
-):
-    monkeypatch.setattr("service.http.models.FULL_S", 60.0)
-    asked: list[int] = []
-
-    async def run(_: str, texts: list[str], caller: str) -> Reply:
-        asked.append(len(texts[0]))
-        return Reply(refused="overloaded", retry_after_s=7, room_tokens=50)
-
-    async def ask(app: Guard) -> None:
-        await app.service.models.load()
-        for length, caller in ((100, "a"), (10, "a"), (100, "b"), (10, "b")):
-            try:
-                await app.service.models.run("esm", "mean", ["M" * length], caller)
-            except Exception as refusal:  # noqa: BLE001 - of one kind
-                assert refusal.status == 429  # type: ignore[attr-defined]
-
-    serving.run(ask(serving.app({"esm": serving.calls["esm"]._replace(run=run)})))
-    assert asked == [100, 10]
 
 
 def test_serves_own_paths_and_headers_do_not_get_past_the_door(serving: Serving):

@@ -82,13 +82,6 @@ def test_metrics_of_a_run_are_in_wandb_and_drawn(trained):
     assert (trained / "curves.png").is_file()
 
 
-def test_run_of_an_earlier_version_is_refused(tmp_path, command):
-    (tmp_path / "blend.json").write_text("{}")
-    (tmp_path / "a.fasta").write_text(">a\nMK\n")
-    outcome = predict(command, tmp_path, tmp_path / "a.fasta", tmp_path / "out.tsv")
-    assert outcome.code == 2 and "earlier version; train again" in outcome.err
-
-
 def test_predictions_are_in_cafas_format_consistent_and_bounded(trained, tmp_path, command):
     ontology = read_ontology(trained / "function" / "terms.obo")
     for part, terms in ("blend", 500), ("blend", 7), ("network", 500), ("homology", 500):
