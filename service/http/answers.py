@@ -2,16 +2,18 @@
 channels takes 16 kB, as Arrow or .npy 4. Shape legend: N sequences, L residues of one, D channels.
 """
 
+import asyncio
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 from fastapi import Request
-from fastapi.responses import Response
+from fastapi.responses import Response, StreamingResponse
 from numpy.typing import NDArray
 from pydantic_core import to_json
 
@@ -24,6 +26,8 @@ ARROW, NPY, PARQUET, CSV = (
     "application/vnd.apache.parquet",
     "text/csv",
 )
+TOGETHER = 50_000
+"""Numbers that are written as JSON at a time, 50 ms: others are answered meanwhile."""
 JSON_TYPES = ("", "*/*", "application/json", "application/*")
 
 
@@ -39,10 +43,47 @@ def wanted(request: Request) -> str:
 
 
 def json_answer(content: Any) -> Response:
-    return Response(to_json(content, fallback=lambda values: values.tolist()), media_type="application/json")
+    """JSON of what has arrays at any depth; a large one is written by a thread, and sent meanwhile, never whole."""
+    arrays: list[NDArray] = []
+    mark = uuid4().hex
+
+    def marked(values: NDArray) -> str:
+        arrays.append(values)
+        return mark
+
+    texts = to_json(content, fallback=marked).split(f'"{mark}"'.encode())
+    pieces = _json_pieces(texts, arrays)
+    if sum(values.size for values in arrays) <= TOGETHER:
+        return Response(b"".join(pieces), media_type="application/json")
+    return StreamingResponse(pieces, media_type="application/json")
 
 
-def arrays_answer(kind: str, ids: Sequence[str], arrays: Arrays, name: str, content: Any, **columns: Any) -> Response:
+def _json_pieces(texts: list[bytes], arrays: list[NDArray]) -> Iterator[bytes]:
+    """The texts with an array between each two, a block of numbers or more at a time."""
+    piece = texts[0]
+    for values, text in zip(arrays, texts[1:], strict=True):
+        for block in _json_blocks(values):
+            piece += block
+            if len(piece) > TOGETHER:  # else each of many short arrays would wait for a thread
+                yield piece
+                piece = b""
+        piece += text
+    yield piece
+
+
+def _json_blocks(values: NDArray) -> Iterator[bytes]:
+    """JSON of an array, some of its rows at a time."""
+    if values.size <= TOGETHER:
+        yield to_json(values.tolist())
+        return
+    for place, rows in enumerate(np.array_split(values, min(len(values), values.size // TOGETHER + 1))):
+        yield (b"," if place else b"[") + to_json(rows.tolist())[1:-1]
+    yield b"]"
+
+
+async def arrays_answer(
+    kind: str, ids: Sequence[str], arrays: Arrays, name: str, content: Any, **columns: Any
+) -> Response:
     """The arrays of ids in the kind that is wanted; ``content`` is all of it for JSON, ``columns`` stand beside them in
     tables.
 
@@ -57,7 +98,7 @@ def arrays_answer(kind: str, ids: Sequence[str], arrays: Arrays, name: str, cont
         if not isinstance(arrays, np.ndarray):
             raise RefusalError(406, f"CSV has one row a sequence; ask for {PARQUET}")
         channels = {f"{name}_{number}": pa.array(values_N) for number, values_N in enumerate(arrays.T)}
-    return table_answer(kind, pa.table({"id": list(ids), **columns, **channels}))
+    return await asyncio.to_thread(table_answer, kind, pa.table({"id": list(ids), **columns, **channels}))
 
 
 def table_answer(kind: str, table: pa.Table) -> Response:

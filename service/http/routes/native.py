@@ -59,7 +59,7 @@ def add(app: FastAPI, service: Service, **documents: Any) -> None:
         arrays = await service.models.run(query.about.name, body.output, query.texts, query.caller)
         data = [{"id": name, "values": values} for name, values in zip(query.ids, arrays, strict=True)]
         content = {"model": query.about.name, "output": body.output, "data": data}
-        return arrays_answer(kind, query.ids, arrays, "embedding", content)
+        return await arrays_answer(kind, query.ids, arrays, "embedding", content)
 
     @app.post("/v1/decode", name="decode", openapi_extra=documented(DecodeBody, fasta=False), **documents)
     async def decode(request: Request) -> Response:
@@ -76,7 +76,9 @@ def add(app: FastAPI, service: Service, **documents: Any) -> None:
         texts = ["".join(AMINO_ACIDS[best] for best in shares_LK.argmax(1)) for shares_LK in shares]
         data = [{"sequence": text, "probabilities": values} for text, values in zip(texts, shares, strict=True)]
         content = {"model": about.name, "letters": AMINO_ACIDS, "data": data}
-        return arrays_answer(kind, list(map(str, range(len(texts)))), shares, "probabilities", content, sequence=texts)
+        return await arrays_answer(
+            kind, list(map(str, range(len(texts)))), shares, "probabilities", content, sequence=texts
+        )
 
     @app.post("/v1/classify", name="classify", openapi_extra=documented(SequencesBody), **documents)
     async def classify(request: Request) -> Response:
@@ -91,7 +93,7 @@ def add(app: FastAPI, service: Service, **documents: Any) -> None:
             for name, values, left_out in zip(query.ids, shares, cropped, strict=True)
         ]
         content = {"model": about.name, "kind": about.label_kind, "labels": about.labels, "data": data}
-        return arrays_answer(kind, query.ids, shares, "probabilities", content, cropped=cropped)
+        return await arrays_answer(kind, query.ids, shares, "probabilities", content, cropped=cropped)
 
     _add_by_tokens(app, service, **documents)
 
@@ -114,7 +116,7 @@ def _add_by_tokens(app: FastAPI, service: Service, **documents: Any) -> None:
             if kind:
                 return table_answer(kind, table)
             content["mutations"] = table.to_pylist()
-        return arrays_answer(kind, query.ids, shares, "probabilities", content)
+        return await arrays_answer(kind, query.ids, shares, "probabilities", content)
 
     @app.post("/v1/tokenize", name="tokenize", openapi_extra=documented(SequencesBody), **documents)
     async def tokenize(request: Request) -> Response:

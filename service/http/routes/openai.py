@@ -44,7 +44,7 @@ def add(app: FastAPI, service: Service, **documents: Any) -> None:
         tokens = sum(map(len, query.texts)) + 2 * len(query.texts)
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         content = {"object": "list", "data": data, "model": query.about.name, "usage": usage}
-        return arrays_answer(kind, query.ids, vectors, "embedding", content)
+        return await arrays_answer(kind, query.ids, vectors, "embedding", content)
 
     @app.get("/v1/models", name="models", **documents)
     async def models(request: Request) -> Response:

@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
-from service.http import bodies
+from service.http import answers, bodies
 from service.http.guard import Guard
 from tests.service.serving import Serving, problem
 
@@ -113,6 +114,26 @@ def test_a_large_body_is_parsed_beside_the_event_loop(serving: Serving, monkeypa
         for length in (1, bodies.SMALL_BYTES):
             client.post("/v1/encode", json={"sequences": ["M" * length]})
     assert [name.startswith("parse") for name in threads] == [False, True]
+
+
+def test_a_large_answer_is_written_beside_the_event_loop_and_equals_a_small_one(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+):
+    loops, texts = [], ["MKTAYIAKQR" * 20, "MK"]
+
+    def to_json(content: Any, **how: Any) -> bytes:
+        with suppress(RuntimeError):
+            loops.append(asyncio.get_running_loop())
+        return written(content, **how)
+
+    with serving.client() as client:
+        small = client.post("/v1/encode", json={"sequences": texts, "output": "residues"})
+        written = answers.to_json
+        monkeypatch.setattr(answers, "TOGETHER", 100)
+        monkeypatch.setattr(answers, "to_json", to_json)
+        large = client.post("/v1/encode", json={"sequences": texts, "output": "residues"})
+    assert large.content == small.content and "content-length" not in large.headers
+    assert len(loops) == 1  # what is not numbers
 
 
 def test_bodies_have_a_bound_together_which_leaves_room_for_small_ones(serving: Serving):
