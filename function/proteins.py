@@ -218,9 +218,6 @@ class LabelledTerms:
             digest.update((self.path / name).read_bytes())
         return digest.hexdigest()
 
-    def text(self, record: int) -> str:
-        return self.store.text(record)
-
 
 def _write(building: Path, store: Store, data: DataSection) -> None:
     terms = data.terms

@@ -215,7 +215,7 @@ def test_without_a_file_the_records_are_those_that_the_run_held_out(evaluate, tm
     found = evaluation(tmp_path / "evaluation-validation")
     labelled = LabelledStore(ensure_labelled_store(config.data, config.model.tokenizer, tmp_path / "runs" / "stores"))
     held_out = labelled.validation.tolist()
-    predictions = ClassifierPipeline.load(model, device="cpu").predict([labelled.text(n) for n in held_out])
+    predictions = ClassifierPipeline.load(model, device="cpu").predict([labelled.store.text(n) for n in held_out])
     targets = labelled.targets[held_out]
     if kind == "per_residue":
         targets = np.concatenate([labelled.residue_targets(n) for n in held_out])

@@ -114,7 +114,7 @@ def assert_figures_are_those_of_scikit_learn(config: Config, labelled: LabelledS
 
 
 def held_out(labelled: LabelledStore, pipeline: ClassifierPipeline) -> tuple[np.ndarray, np.ndarray]:
-    texts = [labelled.text(index) for index in labelled.validation.tolist()]
+    texts = [labelled.store.text(index) for index in labelled.validation.tolist()]
     return labelled.targets[labelled.validation], pipeline.predict(texts).probabilities
 
 

@@ -111,5 +111,8 @@ def tokenizer_of(model: ModelSection, labelled: Any) -> SequenceTokenizer:
     path, section = labelled.path, model.tokenizer
     trained = path.with_name(f"{path.name}-tokenizer-{section.vocabulary_size}")
     return load_tokenizer(
-        section, model.backbone.source, lambda: [labelled.text(index) for index in labelled.training.tolist()], trained
+        section,
+        model.backbone.source,
+        lambda: [labelled.store.text(index) for index in labelled.training.tolist()],
+        trained,
     )
