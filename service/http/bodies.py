@@ -21,6 +21,7 @@ from pydantic_core import from_json
 
 from dataset.fasta.alphabet import MASK_TEXT, residues_of
 from service.contract import About
+from service.http.door import LARGE_BYTES, give_back_memory
 from service.http.refusals import RefusalError
 from train_config.service_schema import LimitsSection
 
@@ -102,7 +103,11 @@ async def read(
     parsed = partial(_parsed, kind, body, query, schema, limits, sequences_field)
     if len(body) <= SMALL_BYTES:
         return parsed()
-    return await asyncio.get_running_loop().run_in_executor(_PARSER, parsed)
+    try:
+        return await asyncio.get_running_loop().run_in_executor(_PARSER, parsed)
+    finally:
+        if len(body) > LARGE_BYTES:
+            give_back_memory()
 
 
 def _parsed(

@@ -4,8 +4,11 @@ The service names it to Serve in an environment variable (``service/launch.py``)
 no door, and all else stays as it is.
 """
 
+import asyncio
+import ctypes
 import time
 import uuid
+from contextlib import suppress
 
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -14,6 +17,9 @@ from service.http.refusals import ROOM_TOKENS, RefusalError
 
 FULL_S = 0.1
 """How long the service counts as full after it said so."""
+GATHERED_BYTES, GATHERED_S = 65_536, 10.0
+"""A body is passed on in pieces of this size or more, or of this time."""
+LARGE_BYTES = 1_000_000
 _FRAME_BYTES = 100
 """Of a body beside its residues."""
 _OF_SERVE = (b"x-request-timeout-seconds", b"x-request-disconnect-disabled")
@@ -51,7 +57,12 @@ class Door:
                 self._note(dict(message["headers"]))
             await send(message)
 
-        await self._app(scope, receive, noting)
+        body = _Gathered(receive)
+        try:
+            await self._app(scope, body, noting)
+        finally:
+            if body.size_bytes > LARGE_BYTES:
+                give_back_memory()
 
     def _note(self, headers: dict[bytes, bytes]) -> None:
         room_tokens = headers.get(ROOM_TOKENS.lower().encode())
@@ -59,6 +70,36 @@ class Door:
             self._full_until_s = time.monotonic() + FULL_S
             self._refusal = overloaded(int(headers[b"retry-after"]), int(room_tokens))
             self._most_bytes = int(room_tokens) + _FRAME_BYTES
+
+
+class _Gathered:
+    """``receive`` that gathers small pieces: each message is a call of the ingress, which a byte is not worth."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._is_whole = False
+        self.size_bytes = 0
+
+    async def __call__(self) -> Message:
+        if self._is_whole:  # then only the end of the connection is waited for
+            return await self._receive()
+        body = b""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(GATHERED_S):
+                while not self._is_whole and len(body) < GATHERED_BYTES:
+                    message = await self._receive()
+                    if message["type"] != "http.request":
+                        return message
+                    body += message.get("body", b"")
+                    self._is_whole = not message.get("more_body", False)
+        self.size_bytes += len(body)
+        return {"type": "http.request", "body": body, "more_body": not self._is_whole}
+
+
+def give_back_memory() -> None:
+    """Have glibc return to the system what large bodies took: it would keep it for the next ones."""
+    with suppress(OSError, AttributeError):  # of another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def overloaded(retry_after_s: int, room_tokens: int | None) -> RefusalError:

@@ -1,5 +1,6 @@
 """What Serve's proxy answers before a request reaches the ingress."""
 
+import asyncio
 from typing import Any
 
 import httpx
@@ -46,3 +47,26 @@ def test_serves_own_paths_and_headers_do_not_get_past_the_door(serving: Serving)
         assert client.get("/-/healthz", headers={"Host": "evil.example"}).status_code == 421
     assert not any(name.startswith(b"x-request-") for names in seen for name in names)
     assert [middleware.cls for middleware in middlewares()] == [Door]
+
+
+def test_a_body_of_single_bytes_is_one_piece_for_the_ingress_or_one_in_a_while(monkeypatch: Any):
+    def sent_at(pauses_s: list[float]) -> list[tuple[bytes, bool]]:
+        waits, seen = iter(pauses_s), []
+
+        async def receive() -> Any:
+            pause_s = next(waits, None)
+            if pause_s is None:
+                return {"type": "http.disconnect"}
+            await asyncio.sleep(pause_s)
+            return {"type": "http.request", "body": b"a", "more_body": pause_s != pauses_s[-1]}
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            while (message := await receive())["type"] == "http.request":
+                seen.append((message["body"], message["more_body"]))
+
+        asyncio.run(Door(app)({"type": "http", "path": "/", "headers": []}, receive, lambda message: None))
+        return seen
+
+    assert sent_at([0.0, 0.0, 0.001]) == [(b"aaa", False)]
+    monkeypatch.setattr("service.http.door.GATHERED_S", 0.5)
+    assert sent_at([0.0, 60.0, 0.001])[:1] == [(b"a", True)]
