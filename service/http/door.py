@@ -17,7 +17,7 @@ from service.http.refusals import ROOM_TOKENS, RefusalError
 
 FULL_S = 0.1
 """How long the service counts as full after it said so."""
-GATHERED_BYTES, GATHERED_S = 65_536, 10.0
+GATHERED_BYTES, GATHERED_S = 65_536, 30.0
 """A body is passed on in pieces of this size or more, or of this time."""
 LARGE_BYTES = 1_000_000
 _FRAME_BYTES = 100
@@ -58,8 +58,16 @@ class Door:
             await send(message)
 
         body = _Gathered(receive)
+        first = await body()  # before it the request costs the ingress nothing
+        if first["type"] == "http.disconnect":
+            return
+        begun = iter([first])
+
+        async def received() -> Message:
+            return next(begun, None) or await body()
+
         try:
-            await self._app(scope, body, noting)
+            await self._app(scope, received, noting)
         finally:
             if body.size_bytes > LARGE_BYTES:
                 give_back_memory()

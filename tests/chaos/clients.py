@@ -151,12 +151,12 @@ async def attacked(port: int, attack: Attack, seconds: float, service: psutil.Pr
 
 
 def resident_bytes(service: psutil.Process) -> int:
-    """Memory of proxy, ingress and replicas, among all that the command started."""
+    """Memory of proxy, ingress and replicas alone, without that of the object store, which all share."""
     total = 0
     for process in service.children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             if " ".join(process.cmdline()).startswith((PROXY, REPLICA)):
-                total += process.memory_info().rss
+                total += process.memory_full_info().uss
     return total
 
 

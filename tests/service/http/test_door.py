@@ -61,6 +61,7 @@ def test_a_body_of_single_bytes_is_one_piece_for_the_ingress_or_one_in_a_while(m
             return {"type": "http.request", "body": b"a", "more_body": pause_s != pauses_s[-1]}
 
         async def app(scope: Any, receive: Any, send: Any) -> None:
+            assert pauses_s, "who left at once costs the ingress no call"
             while (message := await receive())["type"] == "http.request":
                 seen.append((message["body"], message["more_body"]))
 
@@ -70,3 +71,4 @@ def test_a_body_of_single_bytes_is_one_piece_for_the_ingress_or_one_in_a_while(m
     assert sent_at([0.0, 0.0, 0.001]) == [(b"aaa", False)]
     monkeypatch.setattr("service.http.door.GATHERED_S", 0.5)
     assert sent_at([0.0, 60.0, 0.001])[:1] == [(b"a", True)]
+    assert sent_at([]) == []
