@@ -12,6 +12,7 @@ Ray Serve's own batching (2.60) puts an item that has no room behind all others,
 
 import asyncio
 import heapq
+import math
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Sequence
@@ -84,6 +85,7 @@ class TokenBatcher:
         max_wait_s: how long a batch waits to be filled while nothing is computed.
         queue_tokens: tokens that requests may hold, each at most a batch of them; beyond, a caller that holds its share
             gets an :class:`OverloadedError`.
+        queue_s: seconds of computing that they may hold, at the rate so far; two batches in any case.
         cache_bytes: memory for results.
         at_once: batches that are computed at the same time.
     """
@@ -95,11 +97,13 @@ class TokenBatcher:
         budget: int,
         max_wait_s: float,
         queue_tokens: int,
+        queue_s: float = math.inf,
         cache_bytes: int = 0,
         at_once: int = 1,
     ) -> None:
         self.budget, self.queued_tokens, self.totals = budget, 0, Totals()
-        self._compute, self._max_wait_s, self._queue_tokens = compute, max_wait_s, queue_tokens
+        self._compute, self._max_wait_s = compute, max_wait_s
+        self._queue_tokens, self._queue_s = queue_tokens, queue_s
         self._queue: list[tuple[float, int, _Waiting]] = []  # a heap: turn, order of arrival, item
         self._arrivals = count()
         # Turns are tokens that each caller was given, had all been here from the start: an item's is the sum of its
@@ -148,12 +152,20 @@ class TokenBatcher:
 
         Without shares a single caller could fill the queue, and all others would be refused.
         """
-        share = self._queue_tokens / (len(self._held) + (caller not in self._held))
-        is_full = bool(self._held) and self._held_tokens + tokens > self._queue_tokens
+        share = self.room_tokens / (len(self._held) + (caller not in self._held))
+        is_full = bool(self._held) and self._held_tokens + tokens > self.room_tokens
         if is_full and self._held[caller] + tokens > share:
-            rate = self.totals.tokens / self.totals.computing_s if self.totals.computing_s else self.budget
-            retry_after_s = max(_NOT_BEFORE_S, min(_MOST_S, round(self.queued_tokens / rate)))
-            raise OverloadedError(retry_after_s, self._queue_tokens // (len(self._held) + 1))
+            retry_after_s = max(_NOT_BEFORE_S, min(_MOST_S, round(self.queued_tokens / self._tokens_per_s)))
+            raise OverloadedError(retry_after_s, self.room_tokens // (len(self._held) + 1))
+
+    @property
+    def room_tokens(self) -> int:
+        """Tokens that requests may hold now: as many seconds are more of them where computing is faster."""
+        return int(min(self._queue_tokens, max(2 * self.budget, self._queue_s * self._tokens_per_s)))
+
+    @property
+    def _tokens_per_s(self) -> float:
+        return self.totals.tokens / self.totals.computing_s if self.totals.computing_s else math.inf
 
     def _enqueue(self, item: Item, caller: str) -> _Waiting:
         """The item, which waits for its turn or is being computed."""

@@ -66,6 +66,7 @@ class ModelReplica:
                 budget=about.tokens,
                 max_wait_s=self._model.max_wait_ms / 1e3,
                 queue_tokens=self._model.queue_tokens,
+                queue_s=self._model.queue_s,
                 cache_bytes=self._model.cache_mb * 1_000_000,
                 at_once=2 if self._device == "cuda" else 1,
             )
@@ -85,8 +86,10 @@ class ModelReplica:
         return Reply(np.stack(results) if one_vector_each else results, statistics=self._statistics())
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Tokens that wait, which :func:`by_queued_tokens` looks at."""
-        return {"queued_tokens": float(self._batcher.queued_tokens if self._batcher else 0)}
+        """How far behind it is, by tokens that wait: beyond 1 :func:`by_queued_tokens` starts another."""
+        if self._batcher is None:
+            return {"behind": 0.0}
+        return {"behind": self._batcher.queued_tokens / min(SCALE_UP_TOKENS, self._batcher.room_tokens / 2)}
 
     async def __del__(self) -> None:
         if self._batcher is not None:
@@ -112,9 +115,9 @@ class ModelReplica:
 
 def by_queued_tokens(context: Any) -> tuple[int, dict[str, Any]]:
     """Serve's policy: one replica more where many tokens wait, one fewer where nothing is asked."""
-    queued = (context.aggregated_metrics or {}).get("queued_tokens", {})
+    behind = (context.aggregated_metrics or {}).get("behind", {})
     current = context.current_num_replicas
-    is_behind = sum(queued.values()) > SCALE_UP_TOKENS * max(1, current)
+    is_behind = sum(behind.values()) > max(1, current)
     is_idle = context.total_num_requests < 1
     least, most = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
     return max(least, min(most, current + is_behind - is_idle)), {}

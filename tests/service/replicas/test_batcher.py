@@ -148,6 +148,23 @@ def test_too_much_waiting_is_refused_with_the_time_to_come_back():
     assert 101 not in [each.payload for batch in batched(use, queue_tokens=15).batches for each in batch]
 
 
+def test_of_a_slow_model_no_more_waits_than_it_computes_in_the_seconds_that_a_request_may_wait():
+    async def use(batcher: TokenBatcher, computed: Computed) -> None:
+        batcher.totals.tokens, batcher.totals.computing_s = 100 * BUDGET, 100.0
+        assert batcher.room_tokens == 5 * BUDGET
+        batcher.totals.computing_s = 10_000.0
+        assert batcher.room_tokens == 2 * BUDGET  # or its batches would not be full
+        blocked = await computed.block(batcher)
+        waits = asyncio.create_task(batcher.submit([item(100, 2 * BUDGET - 1)], "first"))
+        await asyncio.sleep(0)
+        with pytest.raises(OverloadedError):
+            await batcher.submit([item(101, 2 * BUDGET)], "second")
+        computed.open.set()
+        await asyncio.gather(blocked, waits)
+
+    batched(use, queue_s=5.0)
+
+
 def test_a_small_request_beside_the_largest_is_in_the_next_batch_and_neither_starves():
     async def use(batcher: TokenBatcher, computed: Computed) -> None:
         blocked = await computed.block(batcher)
