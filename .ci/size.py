@@ -30,10 +30,10 @@ BUDGETS = {
     "model": 2_735,
     "monitoring": 1_540,
     "run_folder": 736,
-    "service": 1_679,
-    "tests": 20_301,
+    "service": 1_686,
+    "tests": 20_315,
     "tools": 2_395,
-    "train_config": 1_133,
+    "train_config": 1_134,
     "training": 3_009,
     "tuning": 1_203,
 }
