@@ -13,7 +13,7 @@ from tests.chaos.history import Attempt, problems
 from tests.chaos.rounds import Met, Round, Training
 from tests.runs import events, run_folder
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 class Here:
