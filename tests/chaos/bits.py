@@ -323,7 +323,8 @@ class Bits:
         results = {}
         for path in [*place.glob(pattern), *(files[:1] if pattern == "stdout.txt" else ())]:
             results |= final_bytes(path) if path.is_dir() else {path.name: path.read_bytes()}
-        return Ended(code, files[1].read_text(errors="replace"), results)
+        said = files if pattern == "stdout.txt" else files[1:]  # a status tells of damage in its own lines
+        return Ended(code, "".join(file.read_text(errors="replace") for file in said), results)
 
 
 def in_fork(call: Call, place: Path, limit_s: int, *files: Path) -> None:
