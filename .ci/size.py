@@ -32,7 +32,7 @@ BUDGETS = {
     "run_folder": 735,
     "service": 1_686,
     "tests": 20_316,
-    "tools": 2_395,
+    "tools": 2_396,
     "train_config": 1_134,
     "training": 3_009,
     "tuning": 1_203,

@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
         arguments.address, key=_key(arguments.key_file), model=arguments.model, concurrency=arguments.concurrency
     )
     with client, made_file(*made) as building, record_bar("asking") as bar:
-        write = _write_classes if arguments.task == "classify" else _write_arrays
+        write = WRITERS.get(arguments.task, _write_arrays)
         number = write(building, client, _records(source, bar), arguments.task)
     print(f"{arguments.output}: {arguments.task} of {counted(number, 'protein{s}')}")
     return 0
@@ -96,3 +96,7 @@ def _write_classes(path: Path, client: Client, records: Iterator[tuple[str, str]
             file.write(f"{row['id']}\t{text}\t{','.join(f'{value:.6g}' for value in flat)}\n")
             number += 1
     return number
+
+
+WRITERS = {"classify": _write_classes}
+"""Of endpoints whose answers are no arrays."""
