@@ -51,7 +51,7 @@ def reading(path: Path, remedy: str | None = None) -> Iterator[None]:
 
 
 # What parsers raise at bytes that they do not expect, deep nesting (RecursionError) and lengths beyond memory included.
-_UNREADABLE = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
+_UNREADABLE = (ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
 _LONGEST_PROBLEM = 1500
 _LONGEST_REASON = 200
 """Characters: some parsers quote what they read."""

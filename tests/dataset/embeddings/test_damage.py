@@ -131,6 +131,7 @@ HOSTILE: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "many channels": ("npy", output_with(channels=10**12)),
     "many records": ("npy", with_manifest(lambda content: content.update(num_records=10**15))),
     "int8 without scales": ("npy", output_with(dtype="int8")),
+    "an empty file": ("npy", lambda folder: (folder / "mean.npy").write_bytes(b"")),
     "objects": ("npy", npy("(40, 8)", "|O")),
     "a huge shape": ("npy", npy("(9223372036854775807, 8)")),
     "a negative shape": ("npy", npy("(-40, -8)")),
