@@ -41,7 +41,7 @@ class ServedModel(Section):
     """Longest wait for a batch to fill."""
     queue_tokens: PositiveInt = 500_000
     """Tokens that may wait for a replica; beyond them requests are refused with 429."""
-    queue_s: PositiveFloat = 10.0
+    queue_s: PositiveFloat = 5.0
     """Seconds of computing that may wait for a replica, where these are fewer tokens; at least two batches."""
     cache_mb: NonNegativeInt = 256
     """Memory for results of sequences that were computed already."""

@@ -26,6 +26,8 @@ from numpy.typing import NDArray
 
 LOOKED_AT = 512
 """Items behind the first that may be taken into its batch."""
+OF_FREE = 8
+"""Times the free part of the queue that a caller may hold: one alone eight ninths of the queue, two eight of 17 each."""
 _NOT_BEFORE_S, _MOST_S = 1, 60
 """Bounds of the time after which a refused caller is asked to come back."""
 
@@ -48,7 +50,7 @@ class Item(NamedTuple):
 class OverloadedError(Exception):
     """Too many tokens wait; ``retry_after_s`` is when they will have been computed.
 
-    ``room_tokens`` is the share of another caller, who holds none.
+    ``room_tokens`` are free for another caller, who holds none.
     """
 
     retry_after_s: int
@@ -83,8 +85,8 @@ class TokenBatcher:
         compute: results of the items of a batch, in their order; called in a thread.
         budget: tokens of a batch; an item of more is alone.
         max_wait_s: how long a batch waits to be filled while nothing is computed.
-        queue_tokens: tokens that requests may hold, each at most a batch of them; beyond, a caller that holds its share
-            gets an :class:`OverloadedError`.
+        queue_tokens: tokens that requests may hold, each at most a batch of them; beyond, or where a caller would hold
+            more than ``OF_FREE`` times what is left, it gets an :class:`OverloadedError`.
         queue_s: seconds of computing that they may hold, at the rate so far; two batches in any case.
         cache_bytes: memory for results.
         at_once: batches that are computed at the same time.
@@ -148,15 +150,15 @@ class TokenBatcher:
         return [results[item.key] for item in items]
 
     def _check_room(self, caller: str, tokens: int) -> None:
-        """Raise OverloadedError where the queue is full, unless the caller holds less than its share of it.
+        """Raise OverloadedError where the queue is full, or the caller would hold too much beside what is free of it.
 
-        Without shares a single caller could fill the queue, and all others would be refused.
+        Else a single caller could fill the queue, and all others would be refused. The more callers there are, the
+        less each may hold, and what is free is left to who comes next (Choudhury and Hahne 1998: dynamic thresholds).
         """
-        share = self.room_tokens / (len(self._held) + (caller not in self._held))
-        is_full = bool(self._held) and self._held_tokens + tokens > self.room_tokens
-        if is_full and self._held[caller] + tokens > share:
+        free = self.room_tokens - self._held_tokens
+        if self._held and tokens and (tokens > free or self._held[caller] + tokens > OF_FREE * free):
             retry_after_s = max(_NOT_BEFORE_S, min(_MOST_S, round(self.queued_tokens / self._tokens_per_s)))
-            raise OverloadedError(retry_after_s, self.room_tokens // (len(self._held) + 1))
+            raise OverloadedError(retry_after_s, max(0, free))
 
     @property
     def room_tokens(self) -> int:
