@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 LOOKED_AT = 512
 """Items behind the first that may be taken into its batch."""
 OF_FREE = 8
-"""Times the free part of the queue that a caller may hold: one alone eight ninths of the queue, two eight of 17 each."""
+"""Times the free part of the queue that a caller may hold: one alone has eight ninths of it, two eight of 17 each."""
 _NOT_BEFORE_S, _MOST_S = 1, 60
 """Bounds of the time after which a refused caller is asked to come back."""
 
