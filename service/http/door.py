@@ -9,6 +9,7 @@ import ctypes
 import time
 import uuid
 from contextlib import suppress
+from itertools import chain
 
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -20,6 +21,7 @@ FULL_S = 0.1
 GATHERED_BYTES, GATHERED_S = 65_536, 30.0
 """A body is passed on in pieces of this size or more, or of this time."""
 LARGE_BYTES = 1_000_000
+MOST_HEAD_BYTES = 65_536
 _FRAME_BYTES = 100
 """Of a body beside its residues."""
 _OF_SERVE = (b"x-request-timeout-seconds", b"x-request-disconnect-disabled")
@@ -44,9 +46,10 @@ class Door:
         body_bytes = dict(scope["headers"]).get(b"content-length", b"0")
         # A residue is at least a byte, so that the length says before anything is read what will have no room.
         is_large = body_bytes.isdigit() and int(body_bytes) > self._most_bytes
-        if is_large and time.monotonic() < self._full_until_s:
+        refusal = self._refusal if is_large and time.monotonic() < self._full_until_s else head_refusal(scope)
+        if refusal is not None:
             request_id = uuid.uuid4().hex
-            answer = self._refusal.response(scope["path"], request_id)
+            answer = refusal.response(scope["path"], request_id)
             answer.headers["x-request-id"] = request_id
             await answer(scope, receive, send)
             return
@@ -102,6 +105,14 @@ class _Gathered:
                     self._is_whole = not message.get("more_body", False)
         self.size_bytes += len(body)
         return {"type": "http.request", "body": body, "more_body": not self._is_whole}
+
+
+def head_refusal(scope: Scope) -> RefusalError | None:
+    """The refusal of too large an address and headers, whose size uvicorn bounds no more than Serve does."""
+    head_bytes = len(scope["path"]) + len(scope["query_string"]) + sum(map(len, chain(*scope["headers"])))
+    if head_bytes <= MOST_HEAD_BYTES:
+        return None
+    return RefusalError(431, f"address and headers have more than {MOST_HEAD_BYTES:,} bytes; send a body")
 
 
 def give_back_memory() -> None:

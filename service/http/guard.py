@@ -11,12 +11,12 @@ import time
 import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import chain
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.http.access import ANYBODY, PUBLIC, check_page
 from service.http.bodies import SMALL_BYTES
+from service.http.door import head_refusal
 from service.http.refusals import RefusalError
 from service.http.routes.common import Service
 from train_config.service_schema import LimitsSection
@@ -25,7 +25,6 @@ log = logging.getLogger("esmeray.service")
 
 REQUEST_ID = b"x-request-id"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
-MOST_HEAD_BYTES = 65_536
 AFTER_END_S = 5
 """Until a service that ends may have a successor."""
 _NOT_COUNTED = ("health", "ready", "metrics")
@@ -119,10 +118,9 @@ class Guard:
 
 
 def _check_headers(scope: Scope, headers: dict[bytes, bytes], limits: LimitsSection) -> None:
-    """Refuse what the first lines of a request say already. uvicorn bounds their size no more than Serve does."""
-    head_bytes = len(scope["path"]) + len(scope["query_string"]) + sum(map(len, chain(*scope["headers"])))
-    if head_bytes > MOST_HEAD_BYTES:
-        raise RefusalError(431, f"address and headers have more than {MOST_HEAD_BYTES:,} bytes; send a body")
+    """Refuse what the first lines of a request say already."""
+    if (refusal := head_refusal(scope)) is not None:  # where the proxy has no door
+        raise refusal
     declared = headers.get(b"content-length", b"0")
     if declared.isdigit() and int(declared) > limits.body_bytes:
         raise _too_large(limits)

@@ -45,6 +45,9 @@ def test_serves_own_paths_and_headers_do_not_get_past_the_door(serving: Serving)
         for path in ("/-/routes", "/-/healthz", "/nothing"):
             assert "no such address" in problem(client.get(path, headers=headers), 404)
         assert client.get("/-/healthz", headers={"Host": "evil.example"}).status_code == 421
+        reached = len(seen)
+        assert "65,536 bytes" in problem(client.get("/health", headers={"X-Long": "a" * 70_000}), 431)
+        assert len(seen) == reached
     assert not any(name.startswith(b"x-request-") for names in seen for name in names)
     assert [middleware.cls for middleware in middlewares()] == [Door]
 
@@ -65,7 +68,7 @@ def test_a_body_of_single_bytes_is_one_piece_for_the_ingress_or_one_in_a_while(m
             while (message := await receive())["type"] == "http.request":
                 seen.append((message["body"], message["more_body"]))
 
-        asyncio.run(Door(app)({"type": "http", "path": "/", "headers": []}, receive, lambda message: None))
+        asyncio.run(Door(app)({"type": "http", "path": "/", "query_string": b"", "headers": []}, receive, lambda message: None))
         return seen
 
     assert sent_at([0.0, 0.0, 0.001]) == [(b"aaa", False)]
