@@ -68,7 +68,8 @@ def test_a_body_of_single_bytes_is_one_piece_for_the_ingress_or_one_in_a_while(m
             while (message := await receive())["type"] == "http.request":
                 seen.append((message["body"], message["more_body"]))
 
-        asyncio.run(Door(app)({"type": "http", "path": "/", "query_string": b"", "headers": []}, receive, lambda message: None))
+        scope = {"type": "http", "path": "/", "query_string": b"", "headers": []}
+        asyncio.run(Door(app)(scope, receive, lambda message: None))
         return seen
 
     assert sent_at([0.0, 0.0, 0.001]) == [(b"aaa", False)]
