@@ -31,7 +31,7 @@ BUDGETS = {
     "monitoring": 1_540,
     "run_folder": 735,
     "service": 1_692,
-    "tests": 20_320,
+    "tests": 20_322,
     "tools": 2_396,
     "train_config": 1_134,
     "training": 3_009,

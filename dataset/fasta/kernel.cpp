@@ -26,6 +26,11 @@ static bool all_stored(const uint8_t* bytes, int64_t size) {
     return !other;
 }
 
+// The end of a line's text: files of Windows have a carriage return before the line feed.
+static const uint8_t* without_return(const uint8_t* start, const uint8_t* line_end) {
+    return line_end > start && line_end[-1] == '\r' ? line_end - 1 : line_end;
+}
+
 static uint8_t* append(uint8_t* to, const uint8_t* from, int64_t size) {
     std::memcpy(to, from, size);
     return to + size;
@@ -44,8 +49,9 @@ extern "C" int64_t parse_plain_fasta(const uint8_t* text, int64_t size, Hash has
     for (; at < end; ++n) {
         const uint8_t* start = at + 1;  // behind the '>'
         const uint8_t* line_end = static_cast<const uint8_t*>(std::memchr(start, '\n', end - start));
-        if (!line_end || !all_above(start, line_end - start, ' ' - 1)) return -1;
-        const uint8_t* stop = line_end;
+        if (!line_end) return -1;
+        const uint8_t* stop = without_return(start, line_end);
+        if (!all_above(start, stop - start, ' ' - 1)) return -1;
         while (stop > start && stop[-1] == ' ') --stop;
         headers = append(headers, start, stop - start);
         *headers++ = '\n';
@@ -60,8 +66,9 @@ extern "C" int64_t parse_plain_fasta(const uint8_t* text, int64_t size, Hash has
         const uint8_t* const first_residue = residues;
         for (at = line_end + 1; at < end && *at != '>'; at = line_end + 1) {
             line_end = static_cast<const uint8_t*>(std::memchr(at, '\n', end - at));
-            if (!line_end || line_end == at || *at == '#') return -1;
-            residues = append(residues, at, line_end - at);
+            const uint8_t* const line_stop = line_end ? without_return(at, line_end) : at;
+            if (line_stop == at || *at == '#') return -1;
+            residues = append(residues, at, line_stop - at);
         }
         if (!all_stored(first_residue, residues - first_residue)) {
             if (!all_above(first_residue, residues - first_residue, ' ')) return -1;

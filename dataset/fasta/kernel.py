@@ -106,8 +106,9 @@ def load_kernel() -> Kernel | None:
 class PlainFasta:
     """Parser of FASTA that is laid out plainly, as nearly all is.
 
-    Plain is ASCII without control characters but for line feeds, without blank lines and comments, without blanks in
-    sequences. From the first text that is not, or holds a record of more than ``max_residues``, nothing more is given.
+    Plain is ASCII without control characters but for ends of lines (line feeds, or with a carriage return before),
+    without blank lines and comments, without blanks in sequences. From the first text that is not, or holds a record of
+    more than ``max_residues``, nothing more is given.
     """
 
     def __init__(self, kernel: Kernel, max_residues: int) -> None:

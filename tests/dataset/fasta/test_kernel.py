@@ -23,8 +23,10 @@ from train_config.schema import IngestSection
 
 plain_header = st.text("ab |>#.:", max_size=8)
 plain_line = st.text("MKV*-x>J", min_size=1, max_size=12)
-plain_text = st.lists(st.tuples(plain_header, st.lists(plain_line, max_size=4)), min_size=1, max_size=8).map(
-    lambda records: "".join(f">{header}\n" + "".join(f"{line}\n" for line in lines) for header, lines in records)
+plain_end = st.sampled_from(["\n", "\r\n"])
+plain_records = st.lists(st.tuples(plain_header, plain_end, st.lists(plain_line, max_size=4)), min_size=1, max_size=8)
+plain_text = plain_records.map(
+    lambda records: "".join(f">{header}{end}" + "".join(line + end for line in lines) for header, end, lines in records)
 )
 odd_piece = st.sampled_from(
     ["", "\n", "\r", "\r\n", " ", "\t", "#", "\n#", "\n >", ">", "\0", "\x01", "\xe9", "\x85", "@"]
@@ -59,7 +61,7 @@ def kernel() -> Kernel:
 
 
 @settings(max_examples=120, deadline=None)
-@given(text=fasta_text(), chunk_bytes=st.integers(1, 40), longest=st.sampled_from([4, 8, MAX_RESIDUES]))
+@given(text=fasta_text(), chunk_bytes=st.integers(1, 40), longest=st.sampled_from([12, 24, MAX_RESIDUES]))
 def test_any_text_reads_as_by_lines_or_is_refused_in_the_same_words(
     tmp_path_factory, kernel, text, chunk_bytes, longest
 ):
@@ -94,7 +96,7 @@ def test_plain_text_is_parsed_wherever_chunks_end(kernel, text, sizes):
 @pytest.mark.parametrize(
     "text",
     [
-        ">a\nMK\r\n",
+        ">a\nMK\rV\r\n",
         ">a\nMK V\n",
         ">a\nMK \n",
         ">a\n\nMK\n",
