@@ -33,7 +33,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 LOCKED := $(INSTALL) --no-deps --require-hashes -r
 
 # The command esmeray, from any folder; setuptools, which makes it, is in the lock: nothing is downloaded for it.
-$(VENV)/.installed: requirements.lock requirements.txt pyproject.toml | $(BIN)/python
+$(VENV)/.installed: requirements.lock requirements.txt pyproject.toml setup.py | $(BIN)/python
 	$(LOCKED) requirements.lock
 	$(INSTALL) -r requirements.txt
 	$(INSTALL) --no-deps --no-build-isolation --editable .
@@ -67,11 +67,18 @@ test-fast: $(VENV)/.installed-dev  ## the tests that are not marked slow
 chaos: $(VENV)/.installed-dev  ## faults at random, as root, compared with undisturbed runs (ARGS="--minutes 15 --seed 0")
 	$(BIN)/python -m tests.chaos $(ARGS)
 
-lint: $(VENV)/.installed-dev  ## style, types and the direction of imports
+# The package as a wheel has it, of links: for what reads code and does not run it.
+PACKAGE := $(VENV)/package
+$(PACKAGE): $(VENV)/.installed $(wildcard */__init__.py)
+	mkdir -p $@/esmeray
+	ln -sfn $(CURDIR)/esmeray/* $(patsubst %/__init__.py,$(CURDIR)/%,$(filter-out esmeray/% tests/%,$(wildcard */__init__.py))) $@/esmeray
+	@touch $@
+
+lint: $(VENV)/.installed-dev $(PACKAGE)  ## style, types and the direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
+	cd $(PACKAGE) && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml
+	cd $(PACKAGE) && $(CURDIR)/$(BIN)/lint-imports --config $(CURDIR)/pyproject.toml
 
 size:  ## statements of each room, modules, functions and imports beside their limits
 	@$(PYTHON) .ci/size.py
@@ -81,7 +88,7 @@ format: $(VENV)/.installed-dev  ## put the code in form
 	$(BIN)/ruff format .
 
 docs: $(VENV)/.installed  ## docs/config.md from the schema
-	$(BIN)/python -m train_config.reference
+	$(BIN)/python -m esmeray.train_config.reference
 
 bench: $(VENV)/.installed-bench  ## speed beside what people use today (ARGS="--quick" or names of stages)
 	$(BIN)/python -m benchmarks $(ARGS)

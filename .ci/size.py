@@ -18,13 +18,14 @@ from statistics import median
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 BUDGETS = {
-    ".": 10,
+    ".": 14,
     ".ci": 75,
     "alignment": 248,
     "benchmarks": 2_888,
     "cluster": 572,
-    "common": 832,
+    "common": 839,
     "dataset": 5_328,
+    "esmeray": 4,
     "function": 715,
     "inference": 3_391,
     "model": 2_735,
@@ -103,7 +104,7 @@ def measure() -> Iterator[tuple[str, float, float, str]]:
     long = [node.name for node, length in lengths.items() if length > 70]
     yield "median length of functions", median(lengths.values()), 8, f"of {len(lengths)}"
     yield "functions over 70 lines", len(long), 0, ", ".join(long)
-    names = {file: file.removesuffix(".py").replace("/", ".").removesuffix(".__init__") for file in trees}
+    names = {file: f"esmeray/{file}".removesuffix(".py").replace("/", ".").removesuffix(".__init__") for file in trees}
     imports = {file: dict(imported(tree, set(names.values()))) for file, tree in trees.items()}
     cycle: list[str] = []
     try:

@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import DataError
-from dataset.embeddings.reader import open_vectors
-from dataset.fasta.alphabet import AMINO_ACIDS, kmers
-from dataset.fasta.records import hashes_of
-from dataset.store.reader import Store
+from esmeray.common.errors import DataError
+from esmeray.dataset.embeddings.reader import open_vectors
+from esmeray.dataset.fasta.alphabet import AMINO_ACIDS, kmers
+from esmeray.dataset.fasta.records import hashes_of
+from esmeray.dataset.store.reader import Store
 
 _WORD = 4
 _WORDS = len(AMINO_ACIDS) ** _WORD

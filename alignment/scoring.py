@@ -17,9 +17,9 @@ import parasail
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from common.errors import ConfigError, DataError
-from common.text import did_you_mean
-from dataset.fasta.alphabet import AMINO_ACIDS, STORE_ALPHABET
+from esmeray.common.errors import ConfigError, DataError
+from esmeray.common.text import did_you_mean
+from esmeray.dataset.fasta.alphabet import AMINO_ACIDS, STORE_ALPHABET
 
 _LETTERS = "ARNDCQEGHILKMFPSTWYVBZX"
 _CONSTANTS = {

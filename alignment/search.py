@@ -19,10 +19,10 @@ import numpy as np
 import parasail
 from numpy.typing import NDArray
 
-from alignment.scoring import Scoring
-from common import compiled_code
-from common.errors import DataError
-from dataset.store.reader import Store
+from esmeray.alignment.scoring import Scoring
+from esmeray.common import compiled_code
+from esmeray.common.errors import DataError
+from esmeray.dataset.store.reader import Store
 
 HEADER = "qseqid sseqid pident length mismatch gapopen qstart qend sstart send evalue bitscore".replace(" ", "\t")
 """Columns of BLAST's output format 6; positions count from 1, and both ends belong to the alignment."""

@@ -22,10 +22,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.harness.stage import Stage
-from common.command_line import TERMINATED, run
-from common.errors import ConfigError
-from common.text import did_you_mean
+from esmeray.benchmarks.harness.stage import Stage
+from esmeray.common.command_line import TERMINATED, run
+from esmeray.common.errors import ConfigError
+from esmeray.common.text import did_you_mean
 
 RESULTS_ROOT = Path(__file__).resolve().parent / "results"
 MODULES = (
@@ -65,12 +65,12 @@ def parsed(argv: list[str]) -> argparse.Namespace:
 def main(argv: list[str]) -> int:
     """Parse, check that all peers are there, measure."""
     if argv[:1] == ["gpu"]:
-        from benchmarks.gpu.script import main as measure_gpu  # here: it loads torch
+        from esmeray.benchmarks.gpu.script import main as measure_gpu  # here: it loads torch
 
         return measure_gpu(argv[1:])
     if argv[:1] == ["record"]:
         os.environ.update(DS_ACCELERATOR="cpu", CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1")
-        from benchmarks.record import main as record  # here: it loads torch
+        from esmeray.benchmarks.record import main as record  # here: it loads torch
 
         return record(argv[1:])
     arguments = parsed(argv)
@@ -93,7 +93,7 @@ def load_stages(names: Sequence[str] = ()) -> list[Stage]:
                 f"no stage is called {name!r}{did_you_mean(name, MODULES)}; there are {', '.join(MODULES)}"
             )
     chosen = [name for name in MODULES if name in names or not names]
-    return [importlib.import_module(f"benchmarks.stages.{name}").STAGE for name in chosen]
+    return [importlib.import_module(f"esmeray.benchmarks.stages.{name}").STAGE for name in chosen]
 
 
 def require_packages(stages: Sequence[Stage]) -> None:
@@ -105,8 +105,8 @@ def require_packages(stages: Sequence[Stage]) -> None:
 
 
 def _measure(stages: list[Stage], arguments: argparse.Namespace, command: str) -> int:
-    from benchmarks.harness.machine import describe_machine  # here: they load torch and matplotlib
-    from benchmarks.harness.runner import Run, run_stages
+    from esmeray.benchmarks.harness.machine import describe_machine  # here: they load torch and matplotlib
+    from esmeray.benchmarks.harness.runner import Run, run_stages
 
     machine = describe_machine()
     if machine.gpu is None:

@@ -19,16 +19,16 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks.harness.machine import describe_machine, revision, slugify, versions
-from benchmarks.harness.proteins import make_store
-from benchmarks.harness.split import split
-from benchmarks.programs.processes import call
-from common.errors import ConfigError
-from common.progress import status_line
-from common.publishing import write_atomically
-from tools.grammar import Plain, read_words
-from train_config.loading import load_config
-from train_config.schema import Config
+from esmeray.benchmarks.harness.machine import describe_machine, revision, slugify, versions
+from esmeray.benchmarks.harness.proteins import make_store
+from esmeray.benchmarks.harness.split import split
+from esmeray.benchmarks.programs.processes import call
+from esmeray.common.errors import ConfigError
+from esmeray.common.progress import status_line
+from esmeray.common.publishing import write_atomically
+from esmeray.tools.grammar import Plain, read_words
+from esmeray.train_config.loading import load_config
+from esmeray.train_config.schema import Config
 
 FOLDER = Path(__file__).resolve().parent
 LIMIT_S = 600.0
@@ -69,7 +69,7 @@ def main(argv: list[str]) -> int:
         for seed in SEEDS:
             show(f"seed {seed}")
             points = call(
-                "benchmarks.programs.masked_lm:train_ours",
+                "esmeray.benchmarks.programs.masked_lm:train_ours",
                 config=config,
                 seed=seed,
                 store=str(store),

@@ -13,9 +13,9 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from cluster.connection import worker_environment
-from common.errors import EsmerayError, ResourceError
-from common.text import first_line
+from esmeray.cluster.connection import worker_environment
+from esmeray.common.errors import EsmerayError, ResourceError
+from esmeray.common.text import first_line
 
 
 class ActorPool:

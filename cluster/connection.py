@@ -18,17 +18,17 @@ from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-d
 from ray.autoscaler.sdk import request_resources
 from ray.exceptions import RayError
 
-from cluster.access import authentication_mode, own_token
-from cluster.nodes import check_nodes
-from cluster.placement import LOCAL, Capacity, NodeResources, Workers, find, in_words, local_resources
-from cluster.private_folder import ray_folder
-from common.errors import ResourceError
-from common.publishing import take_lock
-from common.remote import VARIABLE
-from common.text import first_line
-from train_config.schema import RaySection
+from esmeray.cluster.access import authentication_mode, own_token
+from esmeray.cluster.nodes import check_nodes
+from esmeray.cluster.placement import LOCAL, Capacity, NodeResources, Workers, find, in_words, local_resources
+from esmeray.cluster.private_folder import ray_folder
+from esmeray.common.errors import ResourceError
+from esmeray.common.installation import CHECKOUT, PACKAGE, python_path
+from esmeray.common.publishing import take_lock
+from esmeray.common.remote import VARIABLE
+from esmeray.common.text import first_line
+from esmeray.train_config.schema import RaySection
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 START_TIMEOUT_S = 300
 """Seconds that workers may take to get their place and import what they need."""
 
@@ -125,8 +125,7 @@ def _resources(resources: dict[str, float], cpus: int = 0, gpus: int = 0) -> Nod
 
 def worker_environment() -> dict[str, Any]:
     """Ray's runtime environment of actors and workers, beside that of the job, which has the code."""
-    paths = [str(REPOSITORY), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    variables = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "TOKENIZERS_PARALLELISM": "false"}
+    variables = {"PYTHONPATH": python_path(), "TOKENIZERS_PARALLELISM": "false"}
     storage = {name: os.environ[name] for name in (VARIABLE,) if name in os.environ}
     return {"env_vars": variables | storage}
 
@@ -247,7 +246,8 @@ def _join(address: str) -> BaseContext:
         return context
     # Other machines need this code, and Ray (2.60) uploads a folder for a whole job alone.
     ray.shutdown()
-    return _init(**quietly, runtime_env={"working_dir": str(REPOSITORY), "excludes": NOT_UPLOADED})
+    code = {"working_dir": str(CHECKOUT)} if CHECKOUT else {"py_modules": [str(PACKAGE)]}
+    return _init(**quietly, runtime_env=code | {"excludes": NOT_UPLOADED})
 
 
 def hardware() -> str:

@@ -14,12 +14,13 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from common.errors import ResourceError
-from common.text import first_line
-from run_folder.checkpoints import installed_versions
+from esmeray.common.errors import ResourceError
+from esmeray.common.installation import ROOMS
+from esmeray.common.text import first_line
+from esmeray.run_folder.checkpoints import installed_versions
 
 TIMEOUT_S = 60.0
-NOT_COMPARED = ("tests", "benchmarks")
+NOT_COMPARED = ("tests", "benchmarks", "esmeray")
 
 
 class NodeFacts(NamedTuple):
@@ -58,7 +59,7 @@ def check_nodes(environment: dict[str, Any], shared: Path | None) -> None:
 def facts(mark: str) -> NodeFacts:
     """Facts of the node that this runs on; ``mark`` is a file in the shared folder, or empty."""
     sees = not mark or (Path(mark).exists() and os.access(Path(mark).parent, os.W_OK))
-    return NodeFacts(installed_versions(), code_digest(Path(__file__).resolve().parents[1]), sees)
+    return NodeFacts(installed_versions(), code_digest(ROOMS), sees)
 
 
 def code_digest(root: Path) -> str:

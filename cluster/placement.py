@@ -11,11 +11,11 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from common.command_line import warn
-from common.errors import ResourceError
-from common.processor import has_gpu_driver
-from common.text import counted
-from train_config.schema import RaySection
+from esmeray.common.command_line import warn
+from esmeray.common.errors import ResourceError
+from esmeray.common.processor import has_gpu_driver
+from esmeray.common.text import counted
+from esmeray.train_config.schema import RaySection
 
 LOCAL, AUTO = "local", "auto"
 
@@ -144,7 +144,7 @@ def find(section: RaySection) -> str:
     # A local cluster of another run leaves no address: it is that run's own and would end with it.
     address = wanted if is_given else _started_here()
     if address and address != LOCAL:
-        from cluster.access import NoAnswerError, authentication_mode  # here: it imports Ray
+        from esmeray.cluster.access import NoAnswerError, authentication_mode  # here: it imports Ray
 
         try:
             authentication_mode(address)

@@ -9,8 +9,8 @@ import pwd
 import tempfile
 from pathlib import Path
 
-from common.errors import ResourceError
-from common.publishing import writing
+from esmeray.common.errors import ResourceError
+from esmeray.common.publishing import writing
 
 _OF_LOGINS = Path("/run/user")
 _LONGEST_BYTES = 39

@@ -1,7 +1,8 @@
 """Output and end of every command: a line for each thing to mend, and an exit code that scripts can act on.
 
-In: a ``main(argv) -> int``. Out: its exit code; that of the :class:`~common.errors.EsmerayError` that it raised;
-or 130 after Ctrl-C. Anything else that is raised is a fault of the program, keeps its traceback and leaves with code 1.
+In: a ``main(argv) -> int``. Out: its exit code; that of the :class:`~esmeray.common.errors.EsmerayError` that it
+raised; or 130 after Ctrl-C. Anything else that is raised is a fault of the program, keeps its traceback and leaves with
+code 1.
 """
 
 import logging
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from common.errors import EsmerayError
+from esmeray.common.errors import EsmerayError
 
 INTERRUPTED, TERMINATED = 130, 143
 """Exit codes after SIGINT and SIGTERM (128 + the signal's number), as shells report them."""

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from common.publishing import atomic_file
+from esmeray.common.publishing import atomic_file
 
 _LOG = logging.getLogger(__name__)
 

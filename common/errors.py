@@ -1,15 +1,15 @@
 """The errors that a user can mend, each with its exit code.
 
 A refusal is raised where the fact is known, says in one line what was wrong, where (file, record, line, key) and
-what to do, and is caught once, at the command line (:mod:`common.command_line`). Anything else that is raised is
-a fault of the program and leaves with code 1.
+what to do, and is caught once, at the command line (:mod:`esmeray.common.command_line`). Anything else that is raised
+is a fault of the program and leaves with code 1.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from common.text import first_line, shortened
+from esmeray.common.text import first_line, shortened
 
 
 class EsmerayError(Exception):

@@ -10,7 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from common.publishing import atomic_file
+from esmeray.common.publishing import atomic_file
 
 BLUE, ORANGE, GREEN, RED = "#2a6fbb", "#e08214", "#1b9e77", "#c0392b"
 MAGENTA, GREY = "#d62f6b", "#8a8f98"

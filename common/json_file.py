@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from common.errors import parsing
+from esmeray.common.errors import parsing
 
 
 def read_json(path: Path, remedy: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from pathlib import Path, PurePosixPath
 
 import xxhash
 
-from common.errors import ConfigError, DataError, DiskFullError, ResourceError
+from esmeray.common.errors import ConfigError, DataError, DiskFullError, ResourceError
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from common.errors import ConfigError, DataError, EsmerayError, ResourceError
-from common.publishing import (
+from esmeray.common.errors import ConfigError, DataError, EsmerayError, ResourceError
+from esmeray.common.publishing import (
     MADE_FILE,
     RECORD_FILE,
     atomic_file,
@@ -31,7 +31,7 @@ from common.publishing import (
     published,
     take_lock,
 )
-from common.text import first_line
+from esmeray.common.text import first_line
 
 log = logging.getLogger(__name__)
 

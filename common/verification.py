@@ -2,17 +2,17 @@
 
 A file is compared with its checksum when a process first reads it, whole, and not again while it is the same file.
 ``check_file`` has the checksum from whoever keeps it (a store's manifest, a shard's row); ``verified`` finds it in the
-manifest that every tool leaves with what it makes (:mod:`common.publishing`). Files without one are read as they are:
-those of others, and those that were taken out of their folder.
+manifest that every tool leaves with what it makes (:mod:`esmeray.common.publishing`). Files without one are read as
+they are: those of others, and those that were taken out of their folder.
 """
 
 import time
 from functools import lru_cache
 from pathlib import Path
 
-from common.errors import DataError, parsing, reading
-from common.json_file import read_json
-from common.publishing import MADE_FILE, file_xxh128
+from esmeray.common.errors import DataError, parsing, reading
+from esmeray.common.json_file import read_json
+from esmeray.common.publishing import MADE_FILE, file_xxh128
 
 _DEPTH = 3
 """Folders up to the one with the manifest: a file of an output of one of several models (``OUT/model/residues``)."""

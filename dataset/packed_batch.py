@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dataset.targets import IGNORED_TARGET
+from esmeray.dataset.targets import IGNORED_TARGET
 
 NO_LABEL = -1
 """Label of a sequence that is conditioned on no class."""

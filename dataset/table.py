@@ -20,11 +20,11 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
-from common.errors import DataError, reading
-from common.text import did_you_mean, first_line
-from dataset.fasta.counts import SourceFile
-from dataset.fasta.read_ahead import ReadAhead, TextStream
-from dataset.fasta.reader import COMPRESSIONS
+from esmeray.common.errors import DataError, reading
+from esmeray.common.text import did_you_mean, first_line
+from esmeray.dataset.fasta.counts import SourceFile
+from esmeray.dataset.fasta.read_ahead import ReadAhead, TextStream
+from esmeray.dataset.fasta.reader import COMPRESSIONS
 
 _PARQUET = ".parquet"
 _SUFFIXES = (*(suffix + compression for suffix in (".csv", ".tsv") for compression in COMPRESSIONS), _PARQUET)

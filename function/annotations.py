@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from common.errors import DataError
-from common.text import counted
-from dataset.table import numbered_lines
-from function.ontology import Aspect, Ontology
+from esmeray.common.errors import DataError
+from esmeray.common.text import counted
+from esmeray.dataset.table import numbered_lines
+from esmeray.function.ontology import Aspect, Ontology
 
 log = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array, eye_array, vstack
 from xopen import xopen
 
-from common.errors import DataError
-from common.text import did_you_mean
-from dataset.fasta.locate import DECOMPRESSION_ERRORS
+from esmeray.common.errors import DataError
+from esmeray.common.text import did_you_mean
+from esmeray.dataset.fasta.locate import DECOMPRESSION_ERRORS
 
 Method: TypeAlias = Literal["max", "fill"]
 Step: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]

@@ -20,18 +20,24 @@ import xxhash
 from numpy.typing import NDArray
 from scipy.sparse import csr_array, hstack
 
-from common.errors import ConfigError, DataError
-from common.progress import ProgressCallback, no_progress
-from common.publishing import exclusive, published
-from common.text import counted
-from dataset.batches.splitting import split_records
-from dataset.labels.label_space import LabelSpace
-from dataset.store.conversion import SAMPLE, ensure_store, file_identities, name_of_content, store_location
-from dataset.store.reader import Store
-from function.annotations import EXPERIMENTAL, Annotations, information_accretion, read_accretion, read_annotations
-from function.ontology import Aspect, Ontology, lines_of, read_ontology
-from function.sample import write_sample
-from train_config.schema import DataSection
+from esmeray.common.errors import ConfigError, DataError
+from esmeray.common.progress import ProgressCallback, no_progress
+from esmeray.common.publishing import exclusive, published
+from esmeray.common.text import counted
+from esmeray.dataset.batches.splitting import split_records
+from esmeray.dataset.labels.label_space import LabelSpace
+from esmeray.dataset.store.conversion import SAMPLE, ensure_store, file_identities, name_of_content, store_location
+from esmeray.dataset.store.reader import Store
+from esmeray.function.annotations import (
+    EXPERIMENTAL,
+    Annotations,
+    information_accretion,
+    read_accretion,
+    read_annotations,
+)
+from esmeray.function.ontology import Aspect, Ontology, lines_of, read_ontology
+from esmeray.function.sample import write_sample
+from esmeray.train_config.schema import DataSection
 
 log = logging.getLogger(__name__)
 

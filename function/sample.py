@@ -1,20 +1,21 @@
 """The embedded sample: an ontology, and proteins whose terms follow from motifs.
 
 Out: ``terms.obo`` with 500 terms in three namespaces, ``train`` and ``test`` as FASTA and as TSV of protein and term.
-Each term without children has a motif of twelve residues. A family (:mod:`dataset.store.sample`) has a term in each
-namespace, and one member in three has another one besides, so that homology alone does not suffice. The test has
+Each term without children has a motif of twelve residues. A family (:mod:`esmeray.dataset.store.sample`) has a term in
+each namespace, and one member in three has another one besides, so that homology alone does not suffice. The test has
 every tenth family, and every tenth of the other proteins.
 
-Only uniform random numbers are drawn, as in :mod:`dataset.store.sample`, so that the sample of a seed stays the same.
+Only uniform random numbers are drawn, as in :mod:`esmeray.dataset.store.sample`, so that the sample of a seed stays the
+same.
 """
 
 from pathlib import Path
 
 import numpy as np
 
-from dataset.fasta.alphabet import AMINO_ACIDS
-from dataset.store.sample import sample_records
-from train_config.schema import SampleSection
+from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
+from esmeray.dataset.store.sample import sample_records
+from esmeray.train_config.schema import SampleSection
 
 NAMESPACES = {"molecular_function": 170, "biological_process": 230, "cellular_component": 100}
 _BRANCHING = 3

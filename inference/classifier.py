@@ -13,15 +13,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dataset.batches.preparation import FixedCrop, fixed_crop, head_length
-from dataset.labels.label_space import LabelSpace, predicted_positive
-from inference.models.model import Model
-from inference.models.opening import open_model
-from inference.models.running import TokenizedTexts, run
-from inference.models.source import config_of, exported_by
-from model.tasks.classifier import Classifier
-from train_config.schema import DataSection
-from train_config.section import Precision
+from esmeray.dataset.batches.preparation import FixedCrop, fixed_crop, head_length
+from esmeray.dataset.labels.label_space import LabelSpace, predicted_positive
+from esmeray.inference.models.model import Model
+from esmeray.inference.models.opening import open_model
+from esmeray.inference.models.running import TokenizedTexts, run
+from esmeray.inference.models.source import config_of, exported_by
+from esmeray.model.tasks.classifier import Classifier
+from esmeray.train_config.schema import DataSection
+from esmeray.train_config.section import Precision
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with how many texts are done and how many there are."""

@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from common.errors import ConfigError, DataError, EsmerayError, ResourceError
+from esmeray.common.errors import ConfigError, DataError, EsmerayError, ResourceError
 
 ARROW = "application/vnd.apache.arrow.stream"
 REQUEST_RESIDUES, REQUEST_SEQUENCES = 20_000, 256

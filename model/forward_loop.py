@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.profiler import record_function
 
-from common.errors import ResourceError
-from model.device import HostCopy, is_out_of_memory
+from esmeray.common.errors import ResourceError
+from esmeray.model.device import HostCopy, is_out_of_memory
 
 Places = NDArray[np.int64]
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from common.errors import ConfigError
-from model.backbones.base import PackedBackbone
-from model.backbones.huggingface import PaddedBackbone
+from esmeray.common.errors import ConfigError
+from esmeray.model.backbones.base import PackedBackbone
+from esmeray.model.backbones.huggingface import PaddedBackbone
 
 _ROWS_HINT = 2048
 """Tokens of a call, roughly; the layout is good for any number."""

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from common.errors import DataError, parsing
-from common.json_file import read_json
-from common.verification import verified
+from esmeray.common.errors import DataError, parsing
+from esmeray.common.json_file import read_json
+from esmeray.common.verification import verified
 
 FORMAT_VERSION = 1
 REMEDY = "export the model again"

@@ -9,7 +9,7 @@
         latest                   name of the newest complete one, for people and other tools
 
 A run resumes from the newest folder whose manifest and files hold; neither Ray nor ``latest`` decides that. See
-:mod:`training.checkpoints.writer` for how one comes to be.
+:mod:`esmeray.training.checkpoints.writer` for how one comes to be.
 """
 
 import hashlib
@@ -25,10 +25,10 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
-from common.errors import CheckpointError
-from common.publishing import inner_name, write_atomically
-from run_folder.paths import RunFolder
-from train_config.schema import Config, DataSection
+from esmeray.common.errors import CheckpointError
+from esmeray.common.publishing import inner_name, write_atomically
+from esmeray.run_folder.paths import RunFolder
+from esmeray.train_config.schema import Config, DataSection
 
 FORMAT_VERSION: Literal[2] = 2
 PARTIAL_SUFFIX = ".partial"

@@ -5,7 +5,7 @@ resumes.
 appears once it is complete is made in ``OUTPUT.partial`` (``unfinished``): ``made_by.txt`` in it has the command, and
 without it a folder of that name is somebody else's; ``job.json`` is the job's identity, everything that the result
 depends on, ``accept`` refuses the work of another one, and ``journal`` has the results of its pieces. A run of training
-has its ``config.yaml`` and ``outcome.json`` for these (:mod:`run_folder.paths`).
+has its ``config.yaml`` and ``outcome.json`` for these (:mod:`esmeray.run_folder.paths`).
 """
 
 import fcntl
@@ -22,10 +22,10 @@ from typing import Any, BinaryIO, Literal, NamedTuple
 
 import xxhash
 
-from common.errors import ConfigError, DataError, DiskFullError, EsmerayError, ResourceError
-from common.json_file import read_json
-from common.publishing import MADE_FILE, RECORD_FILE, take_lock, write_atomically, writing
-from common.remote import listing, remove, retried, upload
+from esmeray.common.errors import ConfigError, DataError, DiskFullError, EsmerayError, ResourceError
+from esmeray.common.json_file import read_json
+from esmeray.common.publishing import MADE_FILE, RECORD_FILE, take_lock, write_atomically, writing
+from esmeray.common.remote import listing, remove, retried, upload
 
 log = logging.getLogger(__name__)
 

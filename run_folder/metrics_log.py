@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from common.errors import DataError
-from common.publishing import atomic_file
-from common.steady_time import steady_time
-from run_folder.paths import RunFolder, sample_files
+from esmeray.common.errors import DataError
+from esmeray.common.publishing import atomic_file
+from esmeray.common.steady_time import steady_time
+from esmeray.run_folder.paths import RunFolder, sample_files
 
 logger = logging.getLogger(__name__)
 

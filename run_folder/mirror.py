@@ -22,11 +22,23 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from common.errors import CheckpointError, EsmerayError, ResourceError
-from common.publishing import take_lock
-from common.remote import AT_ONCE_S, Items, download, listing, local_path, read, remove, retried, setting, upload, write
-from run_folder.checkpoints import MANIFEST, CheckpointFolder, CheckpointStore, Manifest
-from run_folder.paths import RunFolder
+from esmeray.common.errors import CheckpointError, EsmerayError, ResourceError
+from esmeray.common.publishing import take_lock
+from esmeray.common.remote import (
+    AT_ONCE_S,
+    Items,
+    download,
+    listing,
+    local_path,
+    read,
+    remove,
+    retried,
+    setting,
+    upload,
+    write,
+)
+from esmeray.run_folder.checkpoints import MANIFEST, CheckpointFolder, CheckpointStore, Manifest
+from esmeray.run_folder.paths import RunFolder
 
 log = logging.getLogger(__name__)
 

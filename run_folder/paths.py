@@ -27,9 +27,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from common.publishing import write_atomically
-from common.remote import uri_of, work_path
-from train_config.section import STORES
+from esmeray.common.publishing import write_atomically
+from esmeray.common.remote import uri_of, work_path
+from esmeray.train_config.section import STORES
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ Status = Literal["finished", "stopped", "resizing", "diverged", "failed"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """End of a run, with the exit code of its process (:mod:`common.errors`)."""
+    """End of a run, with the exit code of its process (:mod:`esmeray.common.errors`)."""
 
     status: Status
     step: int
@@ -57,7 +57,7 @@ class Outcome:
 
 
 class RunFolder:
-    """Paths of one run. Where the storage path is a URI, those of a working copy (:mod:`run_folder.mirror`)."""
+    """Paths of one run. Where the storage path is a URI, those of a working copy (:mod:`esmeray.run_folder.mirror`)."""
 
     def __init__(self, storage_path: str | Path, name: str):
         storage = uri_of(storage_path)

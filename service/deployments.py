@@ -14,13 +14,13 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError,
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
-from service.contract import DRAIN_S
-from service.http.app import build_app
-from service.http.metrics import Metrics
-from service.http.models import Call, Models
-from service.replicas.replica import ModelReplica, by_queued_tokens, set_up_process
-from train_config.natures import with_absolute_paths
-from train_config.service_schema import ServedModel, ServeSection, ServiceSettings
+from esmeray.service.contract import DRAIN_S
+from esmeray.service.http.app import build_app
+from esmeray.service.http.metrics import Metrics
+from esmeray.service.http.models import Call, Models
+from esmeray.service.replicas.replica import ModelReplica, by_queued_tokens, set_up_process
+from esmeray.train_config.natures import with_absolute_paths
+from esmeray.train_config.service_schema import ServedModel, ServeSection, ServiceSettings
 
 APPLICATION = "esmeray"
 ONGOING = 1024
@@ -71,7 +71,7 @@ def application(config: ServeSection, device: str) -> serve.Application:
 
 def build(arguments: dict[str, str]) -> serve.Application:
     """For ``serve run service.deployments:build config=FILE`` and RayService. ``device`` is cpu or cuda."""
-    from train_config.loading import load_settings
+    from esmeray.train_config.loading import load_settings
 
     settings = load_settings(ServiceSettings, arguments["config"])
     return application(settings.serve, arguments.get("device", "cpu"))

@@ -17,20 +17,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cluster.placement import LOCAL, find
-from cluster.signals import StopSignals
-from common.errors import ConfigError, EsmerayError, ResourceError
-from common.progress import status_line
-from common.text import first_line
-from inference.models.source import check_model
-from service.contract import DRAIN_S
-from service.http.access import read_keys
-from train_config.service_schema import ServeSection, ServiceSettings
+from esmeray.cluster.placement import LOCAL, find
+from esmeray.cluster.signals import StopSignals
+from esmeray.common.errors import ConfigError, EsmerayError, ResourceError
+from esmeray.common.progress import status_line
+from esmeray.common.text import first_line
+from esmeray.inference.models.source import check_model
+from esmeray.service.contract import DRAIN_S
+from esmeray.service.http.access import read_keys
+from esmeray.train_config.service_schema import ServeSection, ServiceSettings
 
 KEEP_ALIVE_S = 75
 PROXY_TIMEOUT_S = 300
 SERVE_ENVIRONMENT = {
-    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "service.http.door:middlewares",
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "esmeray.service.http.door:middlewares",
     "RAY_SERVE_LOG_TO_STDERR": "0",
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
     "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1000",
@@ -69,7 +69,7 @@ def _serve(
     own = find(settings.ray) == LOCAL
     if own:  # on another cluster the service may run already, and its nodes have the models
         _check_here(config)
-    from cluster.connection import (
+    from esmeray.cluster.connection import (
         cluster_resources,
         connected,
     )  # here: it imports Ray, which a refusal need not wait for
@@ -80,7 +80,7 @@ def _serve(
             signals.reinstall()
             from ray import serve
 
-            from service.deployments import APPLICATION, application
+            from esmeray.service.deployments import APPLICATION, application
 
             logging.getLogger("ray.serve").setLevel(logging.ERROR)
             ray_s = time.perf_counter()
@@ -209,4 +209,4 @@ def _deployment_error(status: Any) -> ConfigError | ResourceError:
     kind, text = errors[-1]
     if kind.endswith("ResourceError"):
         return ResourceError(text)
-    return ConfigError(text if "common.errors" in kind else f"models: {kind}: {text}")
+    return ConfigError(text if "esmeray.common.errors" in kind else f"models: {kind}: {text}")

@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 
-from dataset.labels.label_space import LabelSpace
-from dataset.tokens.base import EsmSequenceTokenizer, SequenceTokenizer, train_bpe
-from model.tasks.classifier import Classifier, build_classifier
+from esmeray.dataset.labels.label_space import LabelSpace
+from esmeray.dataset.tokens.base import EsmSequenceTokenizer, SequenceTokenizer, train_bpe
+from esmeray.model.tasks.classifier import Classifier, build_classifier
+from esmeray.train_config.loading import dump_config
+from esmeray.train_config.schema import Config, ModelSection
 from tests.model.support import random_sequences
-from train_config.loading import dump_config
-from train_config.schema import Config, ModelSection
 
 NAMES = {
     "multiclass": ("cytoplasm", "membrane", "nucleus"),
@@ -48,8 +48,8 @@ def tiny_classifier(
 
 def tiny_model(source: str = "esm2_t6_8M", kind: str = "multiclass", precision: Any = "fp32", **settings: Any) -> Any:
     """The same opened for inference on the CPU."""
-    from inference.models.model import Model
-    from model.export.opening import Opened
+    from esmeray.inference.models.model import Model
+    from esmeray.model.export.opening import Opened
 
     model, tokenizer = tiny_classifier(source, kind, **settings)
     opened = Opened(model.backbone, tokenizer, {"classifier": model})
@@ -64,7 +64,7 @@ def classifier_config(kind: str = "multiclass", **data: Any) -> Config:
 
 
 def export_tiny(folder: Path, config: Config | None = None, **settings: Any) -> Path:
-    from model.export.classifier import export_classifier
+    from esmeray.model.export.classifier import export_classifier
 
     config = classifier_config() if config is None else config
     model, tokenizer = tiny_classifier(kind=config.data.labels.kind, **settings)

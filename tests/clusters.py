@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from common.publishing import exclusive
+from esmeray.common.publishing import exclusive
 
 TOKEN = "test-" + "0" * 59
 START_TIMEOUT_S = 120

@@ -19,13 +19,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dataset.store.conversion import ensure_store
+from esmeray.dataset.store.conversion import ensure_store
 from tests.clusters import TOKEN
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from dataset.batches.loader_process import LoaderProcess
+    from esmeray.dataset.batches.loader_process import LoaderProcess
     from tests.service.serving import Serving
     from tests.worker_group import WorkerGroup
 
@@ -131,7 +131,7 @@ def process_group() -> Iterator[None]:
 @pytest.fixture
 def loader_processes(monkeypatch: pytest.MonkeyPatch) -> list[LoaderProcess]:
     """The loader processes that a test starts."""
-    from dataset.batches import loader
+    from esmeray.dataset.batches import loader
 
     started: list[LoaderProcess] = []
 
@@ -166,9 +166,9 @@ def store_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="session")
 def ray_address() -> Iterator[str]:
     """One local Ray cluster for each process of tests; runs connect to it as to any that a user has started."""
-    from cluster.connection import connected
+    from esmeray.cluster.connection import connected
+    from esmeray.train_config.schema import RaySection
     from tests.clusters import started_cluster
-    from train_config.schema import RaySection
 
     cluster = RAY.enter_context(started_cluster(4))
     RAY.enter_context(connected(RaySection(address=cluster.address)))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from common.errors import EsmerayError
+from esmeray.common.errors import EsmerayError
 
 
 @contextmanager

@@ -7,11 +7,18 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset.embeddings.formats.base import Block, Source
-from dataset.embeddings.formats.hdf5 import hdf5_key
-from dataset.embeddings.formats.registry import FORMATS
-from dataset.embeddings.manifest import Dtype, EmbeddingsManifest, OutputManifest, Per, write_index, write_manifest
-from dataset.fasta.records import hashes_of
+from esmeray.dataset.embeddings.formats.base import Block, Source
+from esmeray.dataset.embeddings.formats.hdf5 import hdf5_key
+from esmeray.dataset.embeddings.formats.registry import FORMATS
+from esmeray.dataset.embeddings.manifest import (
+    Dtype,
+    EmbeddingsManifest,
+    OutputManifest,
+    Per,
+    write_index,
+    write_manifest,
+)
+from esmeray.dataset.fasta.records import hashes_of
 
 
 def random_vectors(records: int, channels: int, seed: int = 0) -> NDArray[np.float32]:

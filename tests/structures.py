@@ -4,11 +4,11 @@ from pathlib import Path
 
 import numpy as np
 
-from dataset.structures.conversion import convert_structures
-from dataset.structures.sample import sample_structures
-from dataset.structures.store import Structure, StructureStore
-from train_config.diffusion_schema import StructuresSection
-from train_config.schema import DataSection
+from esmeray.dataset.structures.conversion import convert_structures
+from esmeray.dataset.structures.sample import sample_structures
+from esmeray.dataset.structures.store import Structure, StructureStore
+from esmeray.train_config.diffusion_schema import StructuresSection
+from esmeray.train_config.schema import DataSection
 
 THREE = {
     **{"A": "ALA", "C": "CYS", "D": "ASP", "E": "GLU", "F": "PHE", "G": "GLY", "H": "HIS", "I": "ILE", "K": "LYS"},

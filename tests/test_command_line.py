@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from common.command_line import run
+from esmeray.common.command_line import run
+from esmeray.tools.__main__ import ALONE, COMMANDS, entry_point, example, main, subcommands
+from esmeray.train_config.command_schema import COMMANDS as SCHEMAS
+from esmeray.train_config.schema import Config
+from esmeray.train_config.section import settings_of
+from esmeray.train_config.tune_schema import TuneConfig
 from tests.conftest import REPOSITORY
-from tools.__main__ import ALONE, COMMANDS, entry_point, example, main, subcommands
-from train_config.command_schema import COMMANDS as SCHEMAS
-from train_config.schema import Config
-from train_config.section import settings_of
-from train_config.tune_schema import TuneConfig
 
 SEARCH = "train_config/tune_throughput.yaml"
 EXPERIMENT = ["--config", "esm2ae"]
@@ -152,7 +152,7 @@ def test_train_ray_is_the_same_program(tmp_path):
 
 def test_the_installed_command_is_the_same_program():
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
-    assert project["project"]["scripts"] == {"esmeray": "tools.__main__:entry_point"}
+    assert project["project"]["scripts"] == {"esmeray": "esmeray.tools.__main__:entry_point"}
     rooms = [f"{path.parent.name}*" for path in REPOSITORY.glob("*/__init__.py") if path.parent.name != "tests"]
     assert sorted(project["tool"]["setuptools"]["packages"]["find"]["include"]) == sorted(rooms)
     assert callable(entry_point)

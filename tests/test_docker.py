@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from common.command_line import run
-from service.http.metrics import Metrics
+from esmeray.common.command_line import run
+from esmeray.service.http.metrics import Metrics
+from esmeray.tools.__main__ import main as esmeray
+from esmeray.train_config.loading import load_settings
+from esmeray.train_config.service_schema import ServiceSettings
 from tests.conftest import REPOSITORY
-from tools.__main__ import main as esmeray
-from train_config.loading import load_settings
-from train_config.service_schema import ServiceSettings
 
 DOCKER = REPOSITORY / "docker"
 DOCKERFILE = (DOCKER / "Dockerfile").read_text()

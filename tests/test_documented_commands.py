@@ -9,14 +9,26 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.__main__ import load_stages
-from benchmarks.gpu.script import parsed
-from common.command_line import run
-from dataset.labels.samples import located_records, message_records
-from dataset.store.conversion import ensure_store
-from function.ontology import read_ontology
-from inference.mutations.variants import Protein
-from model.export.backbone import export
+from esmeray.benchmarks.__main__ import load_stages
+from esmeray.benchmarks.gpu.script import parsed
+from esmeray.common.command_line import run
+from esmeray.dataset.labels.samples import located_records, message_records
+from esmeray.dataset.store.conversion import ensure_store
+from esmeray.function.ontology import read_ontology
+from esmeray.inference.mutations.variants import Protein
+from esmeray.model.export.backbone import export
+from esmeray.tools.__main__ import COMMANDS, subcommands
+from esmeray.tools.__main__ import main as esmeray
+from esmeray.tools.profile import _gpu_trial as trial
+from esmeray.tools.serve import query
+from esmeray.tools.train.run import TuneSettings
+from esmeray.train_config.command_schema import COMMANDS as SCHEMAS
+from esmeray.train_config.loading import dump_config
+from esmeray.train_config.schema import Config
+from esmeray.train_config.section import Section, settings_of
+from esmeray.training.engine.collective import WorkerContext
+from esmeray.training.loop.worker import train_worker
+from esmeray.training.tasks.registry import TASKS, task_named
 from tests.conftest import REPOSITORY
 from tests.dataset.tokenizer_folders import esm
 from tests.embeddings import make_embeddings, random_vectors
@@ -28,18 +40,6 @@ from tests.monitoring.gpu_traces import healthy
 from tests.runs import merged, run_folder, tiny_config
 from tests.structures import folds, pdb_lines, save_esmfold, structure_store, write_pdb
 from tests.training.tasks.test_classification import train
-from tools.__main__ import COMMANDS, subcommands
-from tools.__main__ import main as esmeray
-from tools.profile import _gpu_trial as trial
-from tools.serve import query
-from tools.train.run import TuneSettings
-from train_config.command_schema import COMMANDS as SCHEMAS
-from train_config.loading import dump_config
-from train_config.schema import Config
-from train_config.section import Section, settings_of
-from training.engine.collective import WorkerContext
-from training.loop.worker import train_worker
-from training.tasks.registry import TASKS, task_named
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 EXPERIMENTS = sorted((REPOSITORY / "train_config").glob("*.yaml"))
@@ -219,7 +219,7 @@ def instead(*_: object, **__: object) -> None:
 
 def words_of(command: str) -> list[str]:
     program, *words = shlex.split(command)
-    if words[:2] == ["-m", "tools"]:
+    if words[:2] == ["-m", "esmeray.tools"]:
         return words[2:]
     if words[:1] in (["train_ray.py"], ["serve_ray.py"]):
         starts = {"train_ray.py": ["train"], "serve_ray.py": ["serve", "run"]}

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from esmeray.tools.__main__ import ALONE, COMMANDS, subcommands
 from tests.conftest import REPOSITORY
-from tools.__main__ import ALONE, COMMANDS, subcommands
 
 PROGRAM = """
 import contextlib, io, json, sys
-from common.command_line import run
+from esmeray.common.command_line import run
 
 seen = []
 for module, arguments in json.loads(sys.argv[1]):
@@ -106,7 +106,7 @@ def test_what_config_data_and_files_refuse_imports_nothing_heavy(experiments, tm
     (tmp_path / "a.csv").write_text("name,text\nx,MK\n")
     (tmp_path / "there.csv").touch()
     calls = [("train_ray", [*experiments[experiment], *mistake.split()]) for experiment, mistake, _ in MISTAKES]
-    calls += [("tools.__main__", line.split()) for line, _, _ in TOOLS]
+    calls += [("esmeray.tools.__main__", line.split()) for line, _, _ in TOOLS]
     expected = [({2, 3}, words) for _, _, words in MISTAKES] + [({code}, words) for _, code, words in TOOLS]
     for (codes, words), call, (code, heavy, said) in zip(expected, calls, called(calls, tmp_path), strict=True):
         assert code in codes and words in said and said.count("\n") == 1, (call, said)

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import torch
 
-from common.errors import ConfigError, DataError, EsmerayError, ResourceError
-from common.publishing import MADE_FILE, made_file
-from common.remote import (
+from esmeray.common.errors import ConfigError, DataError, EsmerayError, ResourceError
+from esmeray.common.publishing import MADE_FILE, made_file
+from esmeray.common.remote import (
     VARIABLE,
     listing,
     local_path,
@@ -31,21 +31,21 @@ from common.remote import (
     work_path,
     write,
 )
-from inference.embedding.job import run_job
-from inference.embedding.shard_files import ShardFiles
-from run_folder.metrics_log import read_metrics
-from run_folder.mirror import RunMirror
-from run_folder.paths import Outcome, RunFolder
+from esmeray.inference.embedding.job import run_job
+from esmeray.inference.embedding.shard_files import ShardFiles
+from esmeray.run_folder.metrics_log import read_metrics
+from esmeray.run_folder.mirror import RunMirror
+from esmeray.run_folder.paths import Outcome, RunFolder
+from esmeray.train_config.schema import Config
+from esmeray.training.engine.collective import WorkerContext
+from esmeray.training.launch.driver import train
+from esmeray.training.loop.worker import train_worker
+from esmeray.training.tasks.plan import TaskPlan
 from tests.inference.embedding.jobs import final_bytes, replace, request
 from tests.model.support import random_sequences
 from tests.object_store import ObjectStore, object_store
 from tests.runs import events, exported_weights, run_folder, tiny_config, train_losses
 from tests.worker_group import WorkerGroup
-from train_config.schema import Config
-from training.engine.collective import WorkerContext
-from training.launch.driver import train
-from training.loop.worker import train_worker
-from training.tasks.plan import TaskPlan
 
 FASTA = "s3://bucket/data/proteins.fasta.gz"
 RUN = "s3://bucket/runs/tiny"
@@ -128,7 +128,7 @@ def test_what_cant_be_had_is_one_line(store: ObjectStore, uri: str, kind: type[E
 
 def test_a_store_that_stays_away_is_reported_and_then_one_line(store: ObjectStore, monkeypatch: pytest.MonkeyPatch):
     clock = SimpleNamespace(monotonic=iter(range(100)).__next__, sleep=lambda seconds: None)
-    monkeypatch.setattr("common.remote.time", clock)
+    monkeypatch.setattr("esmeray.common.remote.time", clock)
     store.fault = lambda method, path: 503
     lines: list[str] = []
     with pytest.raises(

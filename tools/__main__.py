@@ -1,4 +1,5 @@
-"""The command line: ``esmeray``, or ``python -m tools``, lists its commands; ``esmeray COMMAND --help`` explains one.
+"""The command line: ``esmeray``, or ``python -m esmeray.tools``, lists its commands; ``esmeray COMMAND --help``
+explains one.
 
 A command is a package of this one. Its modules are its subcommands, each with ``main(argv) -> int``; commands of
 :data:`ALONE` need no subcommand. Only the module that is needed is imported, since some take seconds.
@@ -11,9 +12,9 @@ import signal
 import sys
 from pathlib import Path
 
-from common.command_line import TERMINATED, program_of, run
-from common.errors import ConfigError
-from common.text import did_you_mean
+from esmeray.common.command_line import TERMINATED, program_of, run
+from esmeray.common.errors import ConfigError
+from esmeray.common.text import did_you_mean
 
 COMMANDS = {
     "data": ("convert", "Convert FASTA and structure files to stores, and inspect stores."),

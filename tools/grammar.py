@@ -11,13 +11,13 @@ from typing import Any, NoReturn, TypeVar
 
 from pydantic.fields import FieldInfo
 
-from common.command_line import program_of
-from common.errors import ConfigError
-from common.text import did_you_mean
-from train_config.command_schema import COMMANDS
-from train_config.loading import MissingError, load_settings, read_file
-from train_config.schema import Config
-from train_config.section import (
+from esmeray.common.command_line import program_of
+from esmeray.common.errors import ConfigError
+from esmeray.common.text import did_you_mean
+from esmeray.train_config.command_schema import COMMANDS
+from esmeray.train_config.loading import MissingError, load_settings, read_file
+from esmeray.train_config.schema import Config
+from esmeray.train_config.section import (
     KeyPath,
     Overrides,
     Section,

@@ -8,13 +8,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, create_model
 
-from train_config.classifier_schema import Part
-from train_config.diffusion_schema import CaOnly, PredictionsSection, StructuresSection
-from train_config.embed_schema import EmbedJobSection
-from train_config.mutation_schema import MutationFitSection, MutationScanSection, MutationScoreSection
-from train_config.plan_schema import PlanSection
-from train_config.schema import IngestSection, StorageSection
-from train_config.section import (
+from esmeray.train_config.classifier_schema import Part
+from esmeray.train_config.diffusion_schema import CaOnly, PredictionsSection, StructuresSection
+from esmeray.train_config.embed_schema import EmbedJobSection
+from esmeray.train_config.mutation_schema import MutationFitSection, MutationScanSection, MutationScoreSection
+from esmeray.train_config.plan_schema import PlanSection
+from esmeray.train_config.schema import IngestSection, StorageSection
+from esmeray.train_config.section import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -24,8 +24,8 @@ from train_config.section import (
     Share,
     Tokens,
 )
-from train_config.service_schema import KeySection, QuerySection, ServiceSettings
-from train_config.terms_schema import EvaluateTermsSection, PredictTermsSection
+from esmeray.train_config.service_schema import KeySection, QuerySection, ServiceSettings
+from esmeray.train_config.terms_schema import EvaluateTermsSection, PredictTermsSection
 
 
 class IngestedSection(Section):

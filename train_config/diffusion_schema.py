@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from train_config.natures import PATH, UNSEEN
-from train_config.section import Channels, NonNegativeFloat, NonNegativeInt, PositiveInt, Section, Share
+from esmeray.train_config.natures import PATH, UNSEEN
+from esmeray.train_config.section import Channels, NonNegativeFloat, NonNegativeInt, PositiveInt, Section, Share
 
 
 class PredictionsSection(Section):

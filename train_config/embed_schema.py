@@ -5,8 +5,8 @@ from typing import Literal, Self
 
 from pydantic import Field
 
-from common.processor import computes_bf16
-from train_config.section import NonNegativeInt, PositiveFloat, PositiveInt, Precision, Section, Tokens
+from esmeray.common.processor import computes_bf16
+from esmeray.train_config.section import NonNegativeInt, PositiveFloat, PositiveInt, Precision, Section, Tokens
 
 CPU_TOKENS, CUDA_TOKENS = 2_048, 65_536
 """On the CPU a small budget stays in the cache."""

@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import ValidationError
 
-from common.errors import ConfigError
-from common.processor import computes_bf16
-from common.text import did_you_mean, refusal
-from train_config.bounded_yaml import BoundedLoader
-from train_config.schema import Config
-from train_config.section import KeyPath, Overrides, Section, is_section, settings_of
-from train_config.tune_schema import TuneConfig
+from esmeray.common.errors import ConfigError
+from esmeray.common.processor import computes_bf16
+from esmeray.common.text import did_you_mean, refusal
+from esmeray.train_config.bounded_yaml import BoundedLoader
+from esmeray.train_config.schema import Config
+from esmeray.train_config.section import KeyPath, Overrides, Section, is_section, settings_of
+from esmeray.train_config.tune_schema import TuneConfig
 
 Settings = TypeVar("Settings", bound=Section)
 

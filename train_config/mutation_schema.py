@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from train_config.section import NonNegativeInt, PositiveInt, Precision, Section, Tokens
+from esmeray.train_config.section import NonNegativeInt, PositiveInt, Precision, Section, Tokens
 
 Folds = Literal["random", "modulo", "contiguous"]
 

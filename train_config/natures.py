@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from pydantic.fields import FieldInfo
 
-from common.remote import uri_of
-from train_config.section import Section, is_section
+from esmeray.common.remote import uri_of
+from esmeray.train_config.section import Section, is_section
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

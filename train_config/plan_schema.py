@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from train_config.section import NonNegativeFloat, PositiveFloat, PositiveInt, Precision, Section, Share, Tokens
+from esmeray.train_config.section import NonNegativeFloat, PositiveFloat, PositiveInt, Precision, Section, Share, Tokens
 
 
 class PlanAssumptions(Section):

@@ -8,11 +8,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from common.remote import use
-from train_config.classifier_schema import ClassifierSection, LabelsSection, LoraSection, TokenizerSection
-from train_config.diffusion_schema import DiffusionSection, PredictionsSection, StructuresSection
-from train_config.natures import END, FIXED, PATH, PATH_OR_NAME, SHIPPED_PATH, UNSEEN, with_absolute_paths
-from train_config.section import (
+from esmeray.common.remote import use
+from esmeray.train_config.classifier_schema import ClassifierSection, LabelsSection, LoraSection, TokenizerSection
+from esmeray.train_config.diffusion_schema import DiffusionSection, PredictionsSection, StructuresSection
+from esmeray.train_config.natures import END, FIXED, PATH, PATH_OR_NAME, SHIPPED_PATH, UNSEEN, with_absolute_paths
+from esmeray.train_config.section import (
     Channels,
     FolderName,
     NonNegativeFloat,
@@ -25,7 +25,7 @@ from train_config.section import (
     Share,
     Tokens,
 )
-from train_config.terms_schema import TermsDataSection, TermsSection
+from esmeray.train_config.terms_schema import TermsDataSection, TermsSection
 
 Percent = Annotated[float, Field(ge=0, le=100)]
 SPECIAL_TOKENS_PER_SEQUENCE = 2

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from train_config.natures import PATH, PATH_OR_NAME
-from train_config.section import NonNegativeInt, PositiveFloat, PositiveInt, Section
+from esmeray.train_config.natures import PATH, PATH_OR_NAME
+from esmeray.train_config.section import NonNegativeInt, PositiveFloat, PositiveInt, Section
 
 COMPOSITION = "composition"
 Part = Literal["naive", "homology", "neighbours", "network"]

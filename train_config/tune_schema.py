@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from train_config.section import (
+from esmeray.train_config.section import (
     FolderName,
     NonNegativeInt,
     PositiveFloat,

@@ -8,7 +8,7 @@ import optuna
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from common.figure_style import (
+from esmeray.common.figure_style import (
     BLUE,
     GREEN,
     GREY,
@@ -22,9 +22,9 @@ from common.figure_style import (
     save,
     style,
 )
-from tuning.records import Trial
-from tuning.results import Results
-from tuning.settings import NAMES, STATUSES, value_text
+from esmeray.tuning.records import Trial
+from esmeray.tuning.results import Results
+from esmeray.tuning.settings import NAMES, STATUSES, value_text
 
 _COLOURS = {"bf16": BLUE, "fp32": ORANGE, "fp16": GREEN}
 _FAILURES = {"out_of_memory": "^", "crash": "X", "timeout": "s", "nan": "P", "refused": "|"}

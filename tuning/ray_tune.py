@@ -11,21 +11,22 @@ from typing import Any
 from ray import tune
 from ray.tune.execution import class_cache
 
-from cluster import connection
-from cluster.placement import NodeResources
-from cluster.signals import StopSignals
-from common.command_line import say
-from common.errors import ConfigError, EsmerayError, ResourceError
-from common.publishing import write_atomically
-from common.text import last_line
-from train_config.loading import dump_config, load_tune_config
-from training.launch.elastic import fit
-from tuning.records import Job, SearchFolder, StoppedError, read_trials
-from tuning.results import Results, describe
-from tuning.search import Search
-from tuning.settings import Settings, settings_text
-from tuning.space import SearchSpace, make_space, most_trials, space_lines
-from tuning.trainable import MeasuredTrial, placement
+from esmeray.cluster import connection
+from esmeray.cluster.placement import NodeResources
+from esmeray.cluster.signals import StopSignals
+from esmeray.common.command_line import say
+from esmeray.common.errors import ConfigError, EsmerayError, ResourceError
+from esmeray.common.installation import python_path
+from esmeray.common.publishing import write_atomically
+from esmeray.common.text import last_line
+from esmeray.train_config.loading import dump_config, load_tune_config
+from esmeray.training.launch.elastic import fit
+from esmeray.tuning.records import Job, SearchFolder, StoppedError, read_trials
+from esmeray.tuning.results import Results, describe
+from esmeray.tuning.search import Search
+from esmeray.tuning.settings import Settings, settings_text
+from esmeray.tuning.space import SearchSpace, make_space, most_trials, space_lines
+from esmeray.tuning.trainable import MeasuredTrial, placement
 
 _STATE = "tuner.pkl"
 """The file from which Ray Tune (2.60) restores an experiment."""
@@ -136,7 +137,7 @@ def _new_tuner(job: Job, space: SearchSpace, nodes: list[NodeResources], trainab
 
 def _prepare_ray_tune() -> None:
     # A trial's process imports this code, and Ray Tune (2.60) takes no other environment for it.
-    os.environ["PYTHONPATH"] = connection.worker_environment()["env_vars"]["PYTHONPATH"]
+    os.environ["PYTHONPATH"] = python_path()
     class_cache.ENV_VARS_TO_PROPAGATE.add("PYTHONPATH")
     # It imports wandb (0.31) to count who uses its callback, which makes two temporary folders: a killed search leaves
     # them. Searches log nothing there, and None is to an import as if it were not installed.

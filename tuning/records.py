@@ -10,12 +10,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError, DataError
-from common.publishing import write_atomically
-from run_folder.paths import RunFolder
-from train_config.schema import Config
-from train_config.tune_schema import TuneConfig
-from tuning.settings import Measurement, Settings
+from esmeray.common.errors import ConfigError, DataError
+from esmeray.common.publishing import write_atomically
+from esmeray.run_folder.paths import RunFolder
+from esmeray.train_config.schema import Config
+from esmeray.train_config.tune_schema import TuneConfig
+from esmeray.tuning.settings import Measurement, Settings
 
 
 class StoppedError(Exception):
@@ -41,8 +41,8 @@ class SearchFolder(RunFolder):
 class Job:
     """An experiment, with absolute paths, and the search over it; ``store_path`` once its data is prepared.
 
-    ``make_group`` makes of :class:`~cluster.placement.Workers` what has the methods of
-    :class:`~tuning.workers.WorkerGroup`; None for that itself.
+    ``make_group`` makes of :class:`~esmeray.cluster.placement.Workers` what has the methods of
+    :class:`~esmeray.tuning.workers.WorkerGroup`; None for that itself.
     """
 
     config: Config

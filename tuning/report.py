@@ -1,6 +1,6 @@
 """The report of a search: tune_report.html, one page that needs nothing else, its picture, and the terminal's table.
 
-What limits a configuration follows from its trials, through the one adviser (:mod:`monitoring.advice`).
+What limits a configuration follows from its trials, through the one adviser (:mod:`esmeray.monitoring.advice`).
 """
 
 import base64
@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from common.publishing import write_atomically
-from monitoring.advice import Facts, advise, what_limits
-from tuning.plots import draw_search
-from tuning.records import Trial
-from tuning.results import Results, noise_lines, speed_text
-from tuning.settings import KEYS, NAMES, STATUSES, Settings, memory_text, settings_text, value_text
-from tuning.space import needs_at_least
+from esmeray.common.publishing import write_atomically
+from esmeray.monitoring.advice import Facts, advise, what_limits
+from esmeray.tuning.plots import draw_search
+from esmeray.tuning.records import Trial
+from esmeray.tuning.results import Results, noise_lines, speed_text
+from esmeray.tuning.settings import KEYS, NAMES, STATUSES, Settings, memory_text, settings_text, value_text
+from esmeray.tuning.space import needs_at_least
 
 _PHASES = {
     "data_wait": "waiting for batches",

@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from common.errors import ResourceError
-from common.publishing import write_atomically
-from common.text import counted
-from dataset.store.conversion import SAMPLE
-from train_config.loading import dump_config
-from train_config.natures import absolute_path
-from train_config.schema import DataSection
-from train_config.tune_schema import TuneConfig
-from tuning.records import Job, Trial
-from tuning.settings import STATUSES, Measurement, memory_text, settings_text
-from tuning.space import SearchSpace
+from esmeray.common.errors import ResourceError
+from esmeray.common.publishing import write_atomically
+from esmeray.common.text import counted
+from esmeray.dataset.store.conversion import SAMPLE
+from esmeray.train_config.loading import dump_config
+from esmeray.train_config.natures import absolute_path
+from esmeray.train_config.schema import DataSection
+from esmeray.train_config.tune_schema import TuneConfig
+from esmeray.tuning.records import Job, Trial
+from esmeray.tuning.settings import STATUSES, Measurement, memory_text, settings_text
+from esmeray.tuning.space import SearchSpace
 
 NOISY = 1.1
 """Ratio of the fastest window to the slowest from which on a speed is shown with its windows."""

@@ -1,6 +1,6 @@
 """The driver of a throughput search: from an experiment to best.yaml, the same experiment with the fastest settings.
 
-Ray Tune runs the trials (:mod:`tuning.ray_tune`), Optuna chooses them (:mod:`tuning.search`).
+Ray Tune runs the trials (:mod:`esmeray.tuning.ray_tune`), Optuna chooses them (:mod:`esmeray.tuning.search`).
 
 <storage_path>/<tune.name>/
     config.yaml, tune.yaml   the experiment and the search, resolved
@@ -17,22 +17,22 @@ from typing import Any
 
 from rich.console import Console
 
-from cluster.placement import LOCAL, find, local_resources
-from cluster.signals import StopSignals
-from common.command_line import next_command, say, warn
-from common.errors import ConfigError, EsmerayError
-from common.progress import conversion_bar
-from run_folder.job import differences
-from train_config.loading import dump_config, load_recorded, load_tune_config
-from train_config.natures import with_absolute_paths
-from train_config.schema import Config
-from train_config.tune_schema import TuneConfig
-from training.launch.driver import resources_to_plan_with, until_signal
-from training.tasks.registry import task_plan
-from tuning.records import Job, read_trials
-from tuning.results import Results, nothing_fits, speed_text, to_set, write_best
-from tuning.settings import KEYS
-from tuning.space import make_space, space_lines
+from esmeray.cluster.placement import LOCAL, find, local_resources
+from esmeray.cluster.signals import StopSignals
+from esmeray.common.command_line import next_command, say, warn
+from esmeray.common.errors import ConfigError, EsmerayError
+from esmeray.common.progress import conversion_bar
+from esmeray.run_folder.job import differences
+from esmeray.train_config.loading import dump_config, load_recorded, load_tune_config
+from esmeray.train_config.natures import with_absolute_paths
+from esmeray.train_config.schema import Config
+from esmeray.train_config.tune_schema import TuneConfig
+from esmeray.training.launch.driver import resources_to_plan_with, until_signal
+from esmeray.training.tasks.registry import task_plan
+from esmeray.tuning.records import Job, read_trials
+from esmeray.tuning.results import Results, nothing_fits, speed_text, to_set, write_best
+from esmeray.tuning.settings import KEYS
+from esmeray.tuning.space import make_space, space_lines
 
 CHANGES_SPEED = (
     *("data", "batch", "model", "training", "deepspeed", "ray.cpus_per_worker"),
@@ -70,7 +70,7 @@ def _tune_locked(job: Job, signals: StopSignals) -> int:
         store_path = task.prepare(folder.stores, progress)
     data_tokens = task.measure(store_path).data.tokens
     task.write_names(folder, store_path)
-    from tuning.ray_tune import search_on_cluster  # here: it loads Ray Tune
+    from esmeray.tuning.ray_tune import search_on_cluster  # here: it loads Ray Tune
 
     space, error = search_on_cluster(replace(job, store_path=str(store_path)), data_tokens, signals)
     results = Results(read_trials(folder.trials), space, search.memory_margin, search.measurement.agreement)
@@ -93,7 +93,7 @@ def _check_same(job: Job) -> None:
 
 
 def _conclude(job: Job, results: Results, signals: StopSignals, error: Exception | None) -> int:
-    from tuning.report import print_table, write_tune_report  # here: it loads matplotlib
+    from esmeray.tuning.report import print_table, write_tune_report  # here: it loads matplotlib
 
     folder, best = job.folder, results.best
     if best is not None:

@@ -15,11 +15,11 @@ import optuna
 from ray.tune.search import Searcher
 from ray.tune.search.optuna import OptunaSearch
 
-from train_config.tune_schema import SearchSection, TuneConfig
-from tuning.records import Trial, read_trials
-from tuning.settings import NAMES, Measurement, Settings
-from tuning.space import ORDERED, SearchSpace, most_trials, needs_at_least
-from tuning.trainable import METRIC
+from esmeray.train_config.tune_schema import SearchSection, TuneConfig
+from esmeray.tuning.records import Trial, read_trials
+from esmeray.tuning.settings import NAMES, Measurement, Settings
+from esmeray.tuning.space import ORDERED, SearchSpace, most_trials, needs_at_least
+from esmeray.tuning.trainable import METRIC
 
 STARTUP_TRIALS = 6
 """Results that TPE needs before it models."""

@@ -8,9 +8,9 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import ValidationError
 
-from common.errors import ConfigError
-from train_config.schema import Config
-from training.engine.deepspeed_settings import zero_stage
+from esmeray.common.errors import ConfigError
+from esmeray.train_config.schema import Config
+from esmeray.training.engine.deepspeed_settings import zero_stage
 
 Value: TypeAlias = int | str | bool | None
 Status: TypeAlias = Literal["ok", "out_of_memory", "crash", "timeout", "nan", "pruned", "refused"]

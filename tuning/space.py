@@ -8,11 +8,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cluster.placement import NodeResources, Workers, place_workers
-from common.errors import ConfigError, ResourceError
-from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE, Config, DataSection, RaySection
-from train_config.tune_schema import SearchSection, TuneConfig
-from tuning.settings import NAMES, Settings, Value, value_text
+from esmeray.cluster.placement import NodeResources, Workers, place_workers
+from esmeray.common.errors import ConfigError, ResourceError
+from esmeray.train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE, Config, DataSection, RaySection
+from esmeray.train_config.tune_schema import SearchSection, TuneConfig
+from esmeray.tuning.settings import NAMES, Settings, Value, value_text
 
 ORDERED = frozenset({"tokens", "batch_size", "num_workers", "prefetch", "stage", "workers"})
 """Settings whose values have neighbours."""

@@ -9,11 +9,11 @@ from typing import Any
 
 from ray import tune
 
-from cluster.placement import Workers
-from common.errors import EsmerayError
-from training.engine.deepspeed_settings import check_precision
-from tuning.records import Job, read_trials, write_trial
-from tuning.settings import Measurement, Settings
+from esmeray.cluster.placement import Workers
+from esmeray.common.errors import EsmerayError
+from esmeray.training.engine.deepspeed_settings import check_precision
+from esmeray.tuning.records import Job, read_trials, write_trial
+from esmeray.tuning.settings import Measurement, Settings
 
 METRIC = "tokens_per_s"
 
@@ -74,6 +74,8 @@ class MeasuredTrial(tune.Trainable):
         job = self._job
         if job.make_group is not None:
             return job.make_group(workers)
-        from tuning.workers import WorkerGroup  # here: it loads torch, which a trial's own process does not need
+        from esmeray.tuning.workers import (
+            WorkerGroup,  # here: it loads torch, which a trial's own process does not need
+        )
 
         return WorkerGroup(workers, job.store_path, job.config.data, job.config.model.task)

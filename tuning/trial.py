@@ -17,25 +17,25 @@ from typing import Any, TypeAlias
 
 import torch
 
-from common.errors import EsmerayError
-from common.text import first_line
-from common.timing import agree
-from dataset.batches.steps import StepBatches, TrainingSteps
-from model.device import DTYPES, HostCopy, is_out_of_memory
-from model.tasks.base import TaskModel
-from monitoring.sampling.memory_meter import MemoryMeter
-from run_folder.checkpoints import Position
-from run_folder.paths import RunFolder
-from train_config.schema import Config, TrainingSection
-from train_config.tune_schema import MeasurementSection, SearchSection
-from training.engine.collective import ControlGroup, WorkerContext
-from training.engine.deepspeed_settings import zero_stage
-from training.engine.engine import TrainingEngine, apply_device_settings, prepare_layers
-from training.engine.step_clock import StepClock
-from training.loop.schedules import learning_rate
-from training.loop.stepping import Stepper, every_step
-from training.tasks.registry import experiment_class
-from tuning.settings import Measurement, Status
+from esmeray.common.errors import EsmerayError
+from esmeray.common.text import first_line
+from esmeray.common.timing import agree
+from esmeray.dataset.batches.steps import StepBatches, TrainingSteps
+from esmeray.model.device import DTYPES, HostCopy, is_out_of_memory
+from esmeray.model.tasks.base import TaskModel
+from esmeray.monitoring.sampling.memory_meter import MemoryMeter
+from esmeray.run_folder.checkpoints import Position
+from esmeray.run_folder.paths import RunFolder
+from esmeray.train_config.schema import Config, TrainingSection
+from esmeray.train_config.tune_schema import MeasurementSection, SearchSection
+from esmeray.training.engine.collective import ControlGroup, WorkerContext
+from esmeray.training.engine.deepspeed_settings import zero_stage
+from esmeray.training.engine.engine import TrainingEngine, apply_device_settings, prepare_layers
+from esmeray.training.engine.step_clock import StepClock
+from esmeray.training.loop.schedules import learning_rate
+from esmeray.training.loop.stepping import Stepper, every_step
+from esmeray.training.tasks.registry import experiment_class
+from esmeray.tuning.settings import Measurement, Status
 
 FAILURES: tuple[Status, ...] = ("crash", "nan", "refused", "out_of_memory")
 """Failures of workers, the one that counts last: a crash may be no more than what another worker's failure left."""

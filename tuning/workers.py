@@ -19,20 +19,20 @@ from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskErr
 from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from cluster import connection
-from cluster.placement import Workers
-from cluster.process_group import addresses, join, listen
-from common.errors import EsmerayError, ResourceError
-from common.text import last_line
-from model.device import choose_device
-from monitoring.sampling.host import memory_of_this_machine
-from train_config.schema import Config, DataSection, TrainingSection
-from train_config.tune_schema import TuneConfig
-from training.engine.collective import WorkerContext
-from training.tasks.registry import experiment_class
-from tuning.records import StoppedError
-from tuning.settings import Measurement
-from tuning.trial import FAILURES, measure_on_worker
+from esmeray.cluster import connection
+from esmeray.cluster.placement import Workers
+from esmeray.cluster.process_group import addresses, join, listen
+from esmeray.common.errors import EsmerayError, ResourceError
+from esmeray.common.text import last_line
+from esmeray.model.device import choose_device
+from esmeray.monitoring.sampling.host import memory_of_this_machine
+from esmeray.train_config.schema import Config, DataSection, TrainingSection
+from esmeray.train_config.tune_schema import TuneConfig
+from esmeray.training.engine.collective import WorkerContext
+from esmeray.training.tasks.registry import experiment_class
+from esmeray.tuning.records import StoppedError
+from esmeray.tuning.settings import Measurement
+from esmeray.tuning.trial import FAILURES, measure_on_worker
 
 GRACE_S = 2.0
 """Seconds that the other workers may take to end after one crashed: it may have left them inside a step."""
@@ -79,7 +79,8 @@ class WorkerGroup:
     def measure(
         self, config: Config, search: TuneConfig, to_beat: float | None, stopped: Callable[[], bool]
     ) -> Measurement:
-        """Try the settings of a config, as :func:`tuning.trial.measure_on_worker` does; what happens is a result.
+        """Try the settings of a config, as :func:`esmeray.tuning.trial.measure_on_worker` does; what happens is a
+        result.
 
         Where the result is not ``reusable``, the group is to be closed. Raises StoppedError once ``stopped`` is true.
         """
@@ -146,8 +147,8 @@ class _MeasuringActor:
 
     def node(self) -> tuple[str, str]:
         """Return the node's id and address. Loads what training needs, so that all workers do so at the same time."""
-        import training.engine.deepspeed_setup
-        import training.tasks.experiment  # noqa: F401
+        import esmeray.training.engine.deepspeed_setup
+        import esmeray.training.tasks.experiment  # noqa: F401
 
         return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
 
@@ -155,7 +156,7 @@ class _MeasuringActor:
         return listen(address, self._workers.count)
 
     def join(self, meeting: tuple[str, int], address: str, local_rank: int) -> None:
-        from training.engine.deepspeed_setup import prepare_deepspeed
+        from esmeray.training.engine.deepspeed_setup import prepare_deepspeed
 
         # Ray shows an actor its own GPU alone, as the first one.
         device = choose_device(0)

@@ -6,10 +6,10 @@ from functools import partial
 import numpy as np
 import torch
 
-from benchmarks.gpu.bench import Bench
-from benchmarks.harness.stage import Row
-from common.timing import median_seconds
-from model.kernels.smith_waterman import SmithWaterman
+from esmeray.benchmarks.gpu.bench import Bench
+from esmeray.benchmarks.harness.stage import Row
+from esmeray.common.timing import median_seconds
+from esmeray.model.kernels.smith_waterman import SmithWaterman
 
 LETTERS, FIRST, EXTEND = 24, 12, 1
 CUDASW = 5710

@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from common.errors import ConfigError
-from common.text import did_you_mean
-from dataset.batches.loader import ResidueSource
-from dataset.batches.preparation import PreparationSettings
-from dataset.batches.steps import StepBatches, TrainingSteps
-from dataset.store.conversion import ensure_store
-from dataset.store.reader import Store
-from model.tasks.masked_lm import MaskedLM
-from monitoring.sampling.peaks import copy_bytes_per_s, product_flops_per_s
-from train_config.schema import BackboneSection, BatchSection, DataSection, MaskedLMSection, ModelSection
+from esmeray.common.errors import ConfigError
+from esmeray.common.text import did_you_mean
+from esmeray.dataset.batches.loader import ResidueSource
+from esmeray.dataset.batches.preparation import PreparationSettings
+from esmeray.dataset.batches.steps import StepBatches, TrainingSteps
+from esmeray.dataset.store.conversion import ensure_store
+from esmeray.dataset.store.reader import Store
+from esmeray.model.tasks.masked_lm import MaskedLM
+from esmeray.monitoring.sampling.peaks import copy_bytes_per_s, product_flops_per_s
+from esmeray.train_config.schema import BackboneSection, BatchSection, DataSection, MaskedLMSection, ModelSection
 
 LONGEST = 1024
 """Tokens of the longest sequence."""

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import torch
 
-from benchmarks.gpu.bench import Bench
-from benchmarks.harness.stage import REPOSITORY, Row
+from esmeray.benchmarks.gpu.bench import Bench
+from esmeray.benchmarks.harness.stage import REPOSITORY, Row
 
 
 def correctness(bench: Bench) -> Iterator[Row]:

@@ -7,16 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.bench import Bench, captured
-from benchmarks.harness.stage import Row
-from common.timing import median_seconds, timed
-from dataset.batches.steps import StepBatches
-from dataset.packed_batch import PackedBatch
-from dataset.store.sample import sample_records
-from dataset.tokens.esm import pack_sequences
-from model.backbones.loading import load_network, quiet_transformers
-from model.cost.flops import training_flops_per_token
-from model.tasks.masked_lm import MaskedLM
+from esmeray.benchmarks.gpu.bench import Bench, captured
+from esmeray.benchmarks.harness.stage import Row
+from esmeray.common.timing import median_seconds, timed
+from esmeray.dataset.batches.steps import StepBatches
+from esmeray.dataset.packed_batch import PackedBatch
+from esmeray.dataset.store.sample import sample_records
+from esmeray.dataset.tokens.esm import pack_sequences
+from esmeray.model.backbones.loading import load_network, quiet_transformers
+from esmeray.model.cost.flops import training_flops_per_token
+from esmeray.model.tasks.masked_lm import MaskedLM
 
 
 def forward(bench: Bench) -> Iterator[Row]:

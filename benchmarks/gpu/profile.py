@@ -8,12 +8,12 @@ import torch
 from torch._inductor import metrics
 from torch._inductor.utils import fresh_cache
 
-from benchmarks.gpu.bench import WARM_UPS, Bench
-from benchmarks.gpu.training import TrainingRun
-from benchmarks.harness.stage import Row
-from common.timing import median_seconds
-from dataset.packed_batch import PackedBatch
-from model.cost.flops import training_flops_per_token
+from esmeray.benchmarks.gpu.bench import WARM_UPS, Bench
+from esmeray.benchmarks.gpu.training import TrainingRun
+from esmeray.benchmarks.harness.stage import Row
+from esmeray.common.timing import median_seconds
+from esmeray.dataset.packed_batch import PackedBatch
+from esmeray.model.cost.flops import training_flops_per_token
 
 Kernels: TypeAlias = Counter[tuple[str, str]]
 """A value by kind and name of the kernel."""

@@ -17,17 +17,17 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu.alignment import alignment
-from benchmarks.gpu.bench import Bench
-from benchmarks.gpu.correctness import correctness
-from benchmarks.gpu.forward import forward
-from benchmarks.gpu.profile import ceilings, profile
-from benchmarks.gpu.training import budgets, training
-from benchmarks.harness.machine import describe_machine
-from benchmarks.harness.runner import Run, run_stages
-from benchmarks.harness.stage import Row, Setting, Stage
-from common.errors import ConfigError
-from common.text import did_you_mean
+from esmeray.benchmarks.gpu.alignment import alignment
+from esmeray.benchmarks.gpu.bench import Bench
+from esmeray.benchmarks.gpu.correctness import correctness
+from esmeray.benchmarks.gpu.forward import forward
+from esmeray.benchmarks.gpu.profile import ceilings, profile
+from esmeray.benchmarks.gpu.training import budgets, training
+from esmeray.benchmarks.harness.machine import describe_machine
+from esmeray.benchmarks.harness.runner import Run, run_stages
+from esmeray.benchmarks.harness.stage import Row, Setting, Stage
+from esmeray.common.errors import ConfigError
+from esmeray.common.text import did_you_mean
 
 _IN_ORDER = (correctness, ceilings, training, forward, alignment, profile, budgets)
 PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {part.__name__: part for part in _IN_ORDER}

@@ -9,16 +9,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.bench import LONGEST, Bench, captured
-from benchmarks.harness.stage import Row
-from common.errors import ConfigError
-from common.timing import median_seconds, timed
-from dataset.batches.steps import StepBatches
-from dataset.packed_batch import PackedBatch
-from model.backbones.base import Checkpointing
-from model.cost.flops import training_flops_per_token
-from model.optimization import use_fp8
-from model.tasks.masked_lm import MaskedLM
+from esmeray.benchmarks.gpu.bench import LONGEST, Bench, captured
+from esmeray.benchmarks.harness.stage import Row
+from esmeray.common.errors import ConfigError
+from esmeray.common.timing import median_seconds, timed
+from esmeray.dataset.batches.steps import StepBatches
+from esmeray.dataset.packed_batch import PackedBatch
+from esmeray.model.backbones.base import Checkpointing
+from esmeray.model.cost.flops import training_flops_per_token
+from esmeray.model.optimization import use_fp8
+from esmeray.model.tasks.masked_lm import MaskedLM
 
 
 class TrainingRun:

@@ -10,8 +10,8 @@ from importlib.metadata import version
 import psutil
 from pydantic import BaseModel
 
-from benchmarks.harness.stage import REPOSITORY
-from common.processor import CPU_INFO
+from esmeray.benchmarks.harness.stage import REPOSITORY
+from esmeray.common.processor import CPU_INFO
 
 _NOISE = re.compile(r"\((r|tm)\)|processor|cpu|\d+-core|@.*", re.IGNORECASE)
 

@@ -9,15 +9,15 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 from transformers import EsmForMaskedLM
 
-from benchmarks.harness.stage import Device, Facts, WrongWorkError
-from inference.models.opening import open_model
-from inference.models.running import run
-from model.backbones.esm2 import EsmBackbone
-from model.backbones.loading import load_network, quiet_transformers
-from model.cost import flops
-from monitoring.sampling.peaks import product_flops_per_s
-from train_config.schema import BackboneSection
-from train_config.section import Precision
+from esmeray.benchmarks.harness.stage import Device, Facts, WrongWorkError
+from esmeray.inference.models.opening import open_model
+from esmeray.inference.models.running import run
+from esmeray.model.backbones.esm2 import EsmBackbone
+from esmeray.model.backbones.loading import load_network, quiet_transformers
+from esmeray.model.cost import flops
+from esmeray.monitoring.sampling.peaks import product_flops_per_s
+from esmeray.train_config.schema import BackboneSection
+from esmeray.train_config.section import Precision
 
 Embedder: TypeAlias = Callable[[Sequence[str]], Tensor]
 """Takes N sequences; gives (N, D) float32, the mean over residues, in the order given."""

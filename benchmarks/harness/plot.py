@@ -5,9 +5,9 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from benchmarks.harness.results import ComparisonResult, Results
-from benchmarks.harness.table import ratio_text
-from common.figure_style import GREEN, GREY, INK, RED, new_figure, save, style
+from esmeray.benchmarks.harness.results import ComparisonResult, Results
+from esmeray.benchmarks.harness.table import ratio_text
+from esmeray.common.figure_style import GREEN, GREY, INK, RED, new_figure, save, style
 
 _COLOURS = {"reached": GREEN, "missed": RED, "no floor": GREY}
 

@@ -8,8 +8,8 @@ import dnaio
 import numpy as np
 from dnaio.exceptions import FileFormatError
 
-from benchmarks.harness.stage import REPOSITORY, Facts, Setting
-from common.errors import DataError
+from esmeray.benchmarks.harness.stage import REPOSITORY, Facts, Setting
+from esmeray.common.errors import DataError
 
 MAX_RESIDUES = 1022
 """Residues that ESM-2 was trained on; every contender crops longer proteins at their start to this."""
@@ -34,7 +34,7 @@ class Proteins:
 
 def read_proteins(fasta: Path | None) -> Proteins:
     """All proteins at hand, in the order of the file. Raises DataError where it can't be read as FASTA."""
-    from dataset.store.sample import sample_records
+    from esmeray.dataset.store.sample import sample_records
 
     path = fasta or (_UNIREF90 if _UNIREF90.is_file() else None)
     if path is None:
@@ -82,8 +82,8 @@ def write_fasta(path: Path, sequences: Sequence[str], records: int) -> int:
 
 def make_store(fasta: Path, store: Path) -> Path:
     """Convert a FASTA file to a store; return its folder."""
-    from dataset.store.conversion import convert
-    from train_config.schema import IngestSection
+    from esmeray.dataset.store.conversion import convert
+    from esmeray.train_config.schema import IngestSection
 
     convert([str(fasta)], store, IngestSection())
     return store

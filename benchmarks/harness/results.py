@@ -10,10 +10,10 @@ from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, ValidationError
 
-from benchmarks.harness.machine import Machine
-from benchmarks.harness.stage import Case, Comparison, Device, Facts, Reference, Row
-from common.errors import DataError
-from common.timing import AGREEMENT, MAX_MEDIANS, REPEATS_PER_MEDIAN, Ratio, ratio, round_ratios
+from esmeray.benchmarks.harness.machine import Machine
+from esmeray.benchmarks.harness.stage import Case, Comparison, Device, Facts, Reference, Row
+from esmeray.common.errors import DataError
+from esmeray.common.timing import AGREEMENT, MAX_MEDIANS, REPEATS_PER_MEDIAN, Ratio, ratio, round_ratios
 
 RESULTS_FILE = "results.json"
 WARM_UP_PROTOCOL = (

@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from benchmarks.harness.machine import Machine, revision, versions
-from benchmarks.harness.results import (
+from esmeray.benchmarks.harness.machine import Machine, revision, versions
+from esmeray.benchmarks.harness.results import (
     NO_WARM_UP,
     RESULTS_FILE,
     WARM_UP_PROTOCOL,
@@ -30,19 +30,19 @@ from benchmarks.harness.results import (
     merged,
     read_results,
 )
-from benchmarks.harness.stage import Case, Contender, Device, Facts, Setting, Stage, WrongWorkError
-from benchmarks.harness.table import case_text, markdown, row_text
-from common import timing
-from common.errors import EsmerayError
-from common.progress import status_line
-from common.publishing import write_atomically
+from esmeray.benchmarks.harness.stage import Case, Contender, Device, Facts, Setting, Stage, WrongWorkError
+from esmeray.benchmarks.harness.table import case_text, markdown, row_text
+from esmeray.common import timing
+from esmeray.common.errors import EsmerayError
+from esmeray.common.progress import status_line
+from esmeray.common.publishing import write_atomically
 
 
 @dataclass(frozen=True)
 class Run:
     """One call of ``python -m benchmarks``: ``command`` as it was typed, names of all stages in their ``order``.
 
-    ``fasta`` are proteins to work on; None for those at hand (:mod:`benchmarks.harness.proteins`).
+    ``fasta`` are proteins to work on; None for those at hand (:mod:`esmeray.benchmarks.harness.proteins`).
     ``minutes``: no stage and no case of one starts later than this.
     """
 
@@ -113,7 +113,8 @@ def _run_stage(stage: Stage, run: Run, deadline_s: float, show: Callable[[str], 
 
 
 def measure_case(stage: Stage, case: Case, setting: Setting, origin: Origin) -> CaseResult:
-    """Check, warm up and measure all contenders of a case (:mod:`common.timing`); if quick, once without a warm-up.
+    """Check, warm up and measure all contenders of a case (:mod:`esmeray.common.timing`); if quick, once without a
+    warm-up.
 
     Raises WrongWorkError where the contenders do not compute the same.
     """
@@ -163,7 +164,9 @@ def _note(show: Callable[[str], None], prefix: str, text: str) -> None:
 def _draw(run: Run) -> None:
     results = read_results(run.output, run.machine)
     if results.cases:
-        from benchmarks.harness.plot import draw_results  # here: a machine that takes tables alone has no matplotlib
+        from esmeray.benchmarks.harness.plot import (
+            draw_results,  # here: a machine that takes tables alone has no matplotlib
+        )
 
         draw_results(results, run.output / "results.png")
 

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
-from alignment.prefilter import SharedWords
-from alignment.scoring import scoring
-from alignment.search import Search
-from benchmarks.harness.proteins import make_store, read_proteins, write_fasta
-from dataset.store.reader import Store
+from esmeray.alignment.prefilter import SharedWords
+from esmeray.alignment.scoring import scoring
+from esmeray.alignment.search import Search
+from esmeray.benchmarks.harness.proteins import make_store, read_proteins, write_fasta
+from esmeray.dataset.store.reader import Store
 
 Part: TypeAlias = Literal["training", "validation", "test"]
 HELD_OUT = 0.05

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from transformers import EsmModel, EsmTokenizer
 
-from benchmarks.harness.stage import Device
-from common.timing import timed
-from dataset.tokens.esm import VOCABULARY
-from model.backbones.loading import quiet_transformers
+from esmeray.benchmarks.harness.stage import Device
+from esmeray.common.timing import timed
+from esmeray.dataset.tokens.esm import VOCABULARY
+from esmeray.model.backbones.loading import quiet_transformers
 
 MAX_TOKENS = 1024
 """The model_max_length of facebook/esm2_*: 1022 residues between <cls> and <eos>."""

@@ -25,14 +25,14 @@ from transformers import (
     TrainingArguments,
 )
 
-from benchmarks.harness.models import random_network
-from benchmarks.harness.split import Part
-from benchmarks.peers.transformers_embedding import esm_tokenizer
-from benchmarks.programs.trainer import CountingTrainer, tokenized
-from benchmarks.programs.training_workload import NEVER
-from benchmarks.programs.worker_alone import EnoughError, begin, train_until_enough
-from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE, Config
-from training.loop.building import Worker
+from esmeray.benchmarks.harness.models import random_network
+from esmeray.benchmarks.harness.split import Part
+from esmeray.benchmarks.peers.transformers_embedding import esm_tokenizer
+from esmeray.benchmarks.programs.trainer import CountingTrainer, tokenized
+from esmeray.benchmarks.programs.training_workload import NEVER
+from esmeray.benchmarks.programs.worker_alone import EnoughError, begin, train_until_enough
+from esmeray.train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE, Config
+from esmeray.training.loop.building import Worker
 
 MASK_SHARE = 0.15
 MAX_LENGTH = 510

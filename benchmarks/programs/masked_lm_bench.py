@@ -7,13 +7,13 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks.harness.proteins import make_store
-from benchmarks.harness.split import Part, split
-from benchmarks.harness.stage import Row, Setting
-from benchmarks.programs.masked_lm import Point
-from benchmarks.programs.processes import call
-from benchmarks.programs.training_workload import TOY
-from train_config.loading import Overrides, load_config
+from esmeray.benchmarks.harness.proteins import make_store
+from esmeray.benchmarks.harness.split import Part, split
+from esmeray.benchmarks.harness.stage import Row, Setting
+from esmeray.benchmarks.programs.masked_lm import Point
+from esmeray.benchmarks.programs.processes import call
+from esmeray.benchmarks.programs.training_workload import TOY
+from esmeray.train_config.loading import Overrides, load_config
 
 NETWORK = {"layers": 4, "hidden_size": 256, "heads": 4}
 OUR_LAYERS = 2
@@ -56,7 +56,7 @@ class MaskedLMBench:
 
     @classmethod
     def prepare(cls, setting: Setting) -> "MaskedLMBench":
-        """Split the proteins by clusters (:mod:`benchmarks.harness.split`)."""
+        """Split the proteins by clusters (:mod:`esmeray.benchmarks.harness.split`)."""
         setting.note("splitting by clusters")
         parts = split(setting.fasta, setting.folder, QUICK_PROTEINS if setting.quick else None)
         return cls(setting, parts, make_store(parts["training"], setting.folder / "training.store"))
@@ -103,7 +103,7 @@ class MaskedLMBench:
         with tempfile.TemporaryDirectory(dir=self.setting.folder) as folder:
             every = {**arguments, "fasta": self.parts["validation"], "folder": folder}
             plain = {key: str(value) if isinstance(value, Path) else value for key, value in every.items()}
-            return [Point(**point) for point in call(f"benchmarks.programs.masked_lm:{function}", **plain)]
+            return [Point(**point) for point in call(f"esmeray.benchmarks.programs.masked_lm:{function}", **plain)]
 
 
 def row(name: str, courses: Sequence[Course]) -> Row:

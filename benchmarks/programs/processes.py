@@ -21,7 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.harness.stage import REPOSITORY
+from esmeray.benchmarks.harness.stage import REPOSITORY
 
 _END_TIMEOUT_S = 60.0
 _LAST_CHARACTERS = 2000

@@ -1,8 +1,9 @@
-"""The training loop of :mod:`training.loop.worker` in a process of its own, without Ray: one config, one worker.
+"""The training loop of :mod:`esmeray.training.loop.worker` in a process of its own, without Ray: one config, one
+worker.
 
-``python -m benchmarks.programs.worker_alone CONFIG`` trains as a run does, to its end; :func:`train` is Esmeray's side
-of the training benchmark. The loop is the one that every run goes through, with its agreement, metrics and learning
-rate; validation and checkpoints are left out there, as they are for the peer.
+``python -m esmeray.benchmarks.programs.worker_alone CONFIG`` trains as a run does, to its end; :func:`train` is
+Esmeray's side of the training benchmark. The loop is the one that every run goes through, with its agreement, metrics
+and learning rate; validation and checkpoints are left out there, as they are for the peer.
 """
 
 import sys
@@ -12,19 +13,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.harness.proteins import MAX_RESIDUES
-from benchmarks.programs import training_workload as recipe
-from benchmarks.programs.processes import MemoryMeter
-from benchmarks.programs.training_workload import NEVER, StepLine, Workload
-from model.device import choose_device
-from run_folder.paths import RunFolder
-from train_config.loading import load_config
-from train_config.schema import Config, RunSection
-from training.engine.collective import WorkerContext
-from training.loop.building import Worker
-from training.loop.restoring import restore
-from training.loop.worker import loop, train_worker
-from training.tasks.registry import task_plan
+from esmeray.benchmarks.harness.proteins import MAX_RESIDUES
+from esmeray.benchmarks.programs import training_workload as recipe
+from esmeray.benchmarks.programs.processes import MemoryMeter
+from esmeray.benchmarks.programs.training_workload import NEVER, StepLine, Workload
+from esmeray.model.device import choose_device
+from esmeray.run_folder.paths import RunFolder
+from esmeray.train_config.loading import load_config
+from esmeray.train_config.schema import Config, RunSection
+from esmeray.training.engine.collective import WorkerContext
+from esmeray.training.loop.building import Worker
+from esmeray.training.loop.restoring import restore
+from esmeray.training.loop.worker import loop, train_worker
+from esmeray.training.tasks.registry import task_plan
 
 
 class EnoughError(Exception):
@@ -53,7 +54,7 @@ class _StepLog:
 def train(
     workload: dict[str, Any], folder: str, threads: int | None = None, rank: int = 0, meeting: str = ""
 ) -> list[StepLine]:
-    """The steps of a workload (:class:`~benchmarks.programs.training_workload.Workload`).
+    """The steps of a workload (:class:`~esmeray.benchmarks.programs.training_workload.Workload`).
 
     ``meeting``: a file at which two workers on the CPU meet; left out, this process is alone.
     """

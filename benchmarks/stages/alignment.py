@@ -10,14 +10,23 @@ without the query itself, that it keeps.
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from alignment.prefilter import SharedWords
-from alignment.scoring import scoring
-from alignment.search import Search
-from benchmarks.harness.proteins import read_proteins, spread_by_length
-from benchmarks.harness.stage import Case, Comparison, Contender, Facts, Reference, Setting, Stage, WrongWorkError
-from dataset.store.conversion import convert
-from dataset.store.reader import Store
-from train_config.schema import IngestSection
+from esmeray.alignment.prefilter import SharedWords
+from esmeray.alignment.scoring import scoring
+from esmeray.alignment.search import Search
+from esmeray.benchmarks.harness.proteins import read_proteins, spread_by_length
+from esmeray.benchmarks.harness.stage import (
+    Case,
+    Comparison,
+    Contender,
+    Facts,
+    Reference,
+    Setting,
+    Stage,
+    WrongWorkError,
+)
+from esmeray.dataset.store.conversion import convert
+from esmeray.dataset.store.reader import Store
+from esmeray.train_config.schema import IngestSection
 
 SCORES, QUERIES, RECALL = "scores of a query with a store", "ten hits of a query", "hits that a prefilter keeps"
 OURS, LOOP, WORDS, ALL = "Search", "parasail in a loop", "prefilter kmer", "no prefilter"

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from benchmarks.harness.proteins import Proteins, make_store, read_proteins, write_fasta
-from benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
-from benchmarks.programs.processes import MemoryMeter, Peak, call
+from esmeray.benchmarks.harness.proteins import Proteins, make_store, read_proteins, write_fasta
+from esmeray.benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
+from esmeray.benchmarks.programs.processes import MemoryMeter, Peak, call
 
 RECORDS, QUICK_RECORDS = 200_000, 10_000
 CHECKED_RECORDS = 10_000
@@ -31,7 +31,7 @@ PEER_LARGER = f"{PEER}, {TIMES_LARGER} times the file"
 
 
 def _cases(setting: Setting) -> Iterator[Case]:
-    from benchmarks.peers.pickle_lmdb import convert_fasta
+    from esmeray.benchmarks.peers.pickle_lmdb import convert_fasta
 
     proteins, folder = read_proteins(setting.fasta), setting.folder
     records = QUICK_RECORDS if setting.quick else RECORDS
@@ -74,7 +74,7 @@ def _cases(setting: Setting) -> Iterator[Case]:
 
 def convert_measured(fasta: str, target: str) -> Peak:
     """Our conversion, in the process whose memory is measured."""
-    import dataset.store.conversion  # noqa: F401 - loaded before the work
+    import esmeray.dataset.store.conversion  # noqa: F401 - loaded before the work
 
     meter = MemoryMeter()
     make_store(Path(fasta), Path(target))
@@ -83,7 +83,7 @@ def convert_measured(fasta: str, target: str) -> Peak:
 
 def pickle_measured(fasta: str, target: str) -> Peak:
     """The peer's conversion, in the process whose memory is measured."""
-    from benchmarks.peers.pickle_lmdb import convert_fasta
+    from esmeray.benchmarks.peers.pickle_lmdb import convert_fasta
 
     meter = MemoryMeter()
     convert_fasta(Path(fasta), Path(target))
@@ -108,8 +108,8 @@ def _remove(path: Path) -> None:
 
 def _check(folder: Path, proteins: Proteins) -> Facts:
     """Both hold the same records."""
-    from benchmarks.peers.pickle_lmdb import PickleDataset, convert_fasta
-    from dataset.store.reader import Store
+    from esmeray.benchmarks.peers.pickle_lmdb import PickleDataset, convert_fasta
+    from esmeray.dataset.store.reader import Store
 
     folder.mkdir()
     fasta = folder / "proteins.fasta"

@@ -13,15 +13,15 @@ tokens as those have on average. It is the peak while embedding, weights include
 CPU resident memory, on CUDA what torch has allocated. fair-esm is left out, since its batches can't be set to a number
 of proteins.
 
-On CUDA, ESM-2 650M is also measured in FLOP/s (:func:`benchmarks.harness.models.forward_flops`), beside the rate at
-which a large bf16 matrix product runs in the same rounds.
+On CUDA, ESM-2 650M is also measured in FLOP/s (:func:`esmeray.benchmarks.harness.models.forward_flops`), beside the
+rate at which a large bf16 matrix product runs in the same rounds.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from benchmarks.harness.models import (
+from esmeray.benchmarks.harness.models import (
     MAX_TOKENS,
     Embedder,
     forward_flops,
@@ -31,9 +31,9 @@ from benchmarks.harness.models import (
     random_network,
     save_weights,
 )
-from benchmarks.harness.proteins import Proteins, every_nth, few_short, read_proteins, spread_by_length
-from benchmarks.harness.stage import Case, Comparison, Contender, Device, Facts, Setting, Stage, WrongWorkError
-from benchmarks.peers.transformers_embedding import (
+from esmeray.benchmarks.harness.proteins import Proteins, every_nth, few_short, read_proteins, spread_by_length
+from esmeray.benchmarks.harness.stage import Case, Comparison, Contender, Device, Facts, Setting, Stage, WrongWorkError
+from esmeray.benchmarks.peers.transformers_embedding import (
     DOCUMENTED_BATCH,
     SEARCHED_BATCHES,
     TransformersEmbedder,
@@ -41,7 +41,7 @@ from benchmarks.peers.transformers_embedding import (
     documented,
     search_tuning,
 )
-from benchmarks.programs.processes import MemoryMeter, Peak, call
+from esmeray.benchmarks.programs.processes import MemoryMeter, Peak, call
 
 SMALL, MEDIUM, LARGE = "ESM-2 8M", "ESM-2 35M", "ESM-2 650M"
 SIZES = {SMALL: "esm2_t6_8M", MEDIUM: "esm2_t12_35M", LARGE: "esm2_t33_650M"}
@@ -80,7 +80,7 @@ def _cases(setting: Setting) -> Iterator[Case]:
 
 def _case(name: str, setting: Setting, proteins: Proteins, sequences: Sequence[str]) -> Case:
     """Proteins per second beside all peers; of the large model FLOP/s, beside what the device does at best."""
-    from benchmarks.peers.fair_esm_extract import FairEsmExtract
+    from esmeray.benchmarks.peers.fair_esm_extract import FairEsmExtract
 
     device = setting.device
     network = random_network(SIZES[name])

@@ -13,17 +13,17 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from benchmarks.harness.proteins import DEVELOPMENT_DATA
-from benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
-from function.annotations import information_accretion, read_annotations, read_scores
-from function.evaluation import evaluate
-from function.ontology import read_ontology
-from inference.function.prediction import predict
-from train_config.loading import load_config
-from train_config.schema import IngestSection
-from train_config.terms_schema import EvaluationSection, PredictTermsSection
-from training.launch.driver import train
-from training.tasks.registry import after_training
+from esmeray.benchmarks.harness.proteins import DEVELOPMENT_DATA
+from esmeray.benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
+from esmeray.function.annotations import information_accretion, read_annotations, read_scores
+from esmeray.function.evaluation import evaluate
+from esmeray.function.ontology import read_ontology
+from esmeray.inference.function.prediction import predict
+from esmeray.train_config.loading import load_config
+from esmeray.train_config.schema import IngestSection
+from esmeray.train_config.terms_schema import EvaluationSection, PredictTermsSection
+from esmeray.training.launch.driver import train
+from esmeray.training.tasks.registry import after_training
 
 ASPECTS = {"MF": "mfo", "BP": "bpo", "CC": "cco"}
 BLEND, BEST = "blend", "best of its parts"

@@ -1,10 +1,10 @@
 """Store to packed batches, on one core in one process, beside the usual TAPE-style loader.
 
-Ours runs an epoch of :class:`~dataset.batches.loader.ResidueSource`: it plans from the lengths, crops, tokenizes,
-packs and makes targets. The peer is a DataLoader over an LMDB of pickles that tokenizes each batch of 16 with
-EsmTokenizer and pads it; for masked LM, DataCollatorForLanguageModeling masks it. Both shuffle, crop at 1022 residues,
-take the same real proteins and one thread, and have no loader processes, so that the rate is per core. Work is
-counted in sequences. The store holds the proteins several times over, since ours would be through with them in
+Ours runs an epoch of :class:`~esmeray.dataset.batches.loader.ResidueSource`: it plans from the lengths, crops,
+tokenizes, packs and makes targets. The peer is a DataLoader over an LMDB of pickles that tokenizes each batch of 16
+with EsmTokenizer and pads it; for masked LM, DataCollatorForLanguageModeling masks it. Both shuffle, crop at 1022
+residues, take the same real proteins and one thread, and have no loader processes, so that the rate is per core. Work
+is counted in sequences. The store holds the proteins several times over, since ours would be through with them in
 milliseconds.
 
 Tokenization alone is measured beside EsmTokenizer, over the same strings. Ours packs them (ids, boundaries and
@@ -25,8 +25,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from benchmarks.harness.proteins import MAX_RESIDUES, make_store, read_proteins, spread_by_length, write_fasta
-from benchmarks.harness.stage import (
+from esmeray.benchmarks.harness.proteins import MAX_RESIDUES, make_store, read_proteins, spread_by_length, write_fasta
+from esmeray.benchmarks.harness.stage import (
     Case,
     Comparison,
     Contender,
@@ -37,16 +37,16 @@ from benchmarks.harness.stage import (
     Stage,
     WrongWorkError,
 )
-from benchmarks.peers.transformers_embedding import MAX_TOKENS, esm_tokenizer
-from common.timing import timed
-from dataset.batches.loader import Loader, ResidueSource
-from dataset.batches.preparation import PreparationSettings
-from dataset.batches.steps import TrainingSteps
-from dataset.packed_batch import PackedBatch
-from dataset.store.reader import Store
-from dataset.tokens.esm import pack_sequences
-from model.tasks.masked_lm import MaskedLM
-from train_config.schema import BackboneSection, BatchSection, DataSection, MaskedLMSection, ModelSection
+from esmeray.benchmarks.peers.transformers_embedding import MAX_TOKENS, esm_tokenizer
+from esmeray.common.timing import timed
+from esmeray.dataset.batches.loader import Loader, ResidueSource
+from esmeray.dataset.batches.preparation import PreparationSettings
+from esmeray.dataset.batches.steps import TrainingSteps
+from esmeray.dataset.packed_batch import PackedBatch
+from esmeray.dataset.store.reader import Store
+from esmeray.dataset.tokens.esm import pack_sequences
+from esmeray.model.tasks.masked_lm import MaskedLM
+from esmeray.train_config.schema import BackboneSection, BatchSection, DataSection, MaskedLMSection, ModelSection
 
 RECORDS, QUICK_RECORDS = 100_000, 5_000
 PEER_SEQUENCES, QUICK_PEER_SEQUENCES = 2_000, 200
@@ -188,7 +188,7 @@ def _batches(store: Path, masked: bool, tokens: int = 8192, num_workers: int = 0
 def _peer_loader(folder: Path, sequences: Sequence[str], *, masked: bool, shuffle: bool = True) -> Any:
     from transformers import DataCollatorForLanguageModeling
 
-    from benchmarks.peers.pickle_lmdb import PickleDataset, padded_batches, write_pickles
+    from esmeray.benchmarks.peers.pickle_lmdb import PickleDataset, padded_batches, write_pickles
 
     folder.mkdir(parents=True)
     write_pickles(folder / "pickles", ((str(number), s) for number, s in enumerate(sequences)))

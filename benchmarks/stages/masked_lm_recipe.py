@@ -7,9 +7,9 @@ are beside the loss. Differences are taken seed by seed, which share the order o
 from collections.abc import Iterator
 from statistics import mean
 
-from benchmarks.harness.stage import Row, Setting, Stage
-from benchmarks.programs.masked_lm_bench import SEEDS, MaskedLMBench, row
-from train_config.loading import Overrides
+from esmeray.benchmarks.harness.stage import Row, Setting, Stage
+from esmeray.benchmarks.programs.masked_lm_bench import SEEDS, MaskedLMBench, row
+from esmeray.train_config.loading import Overrides
 
 OURS = "esmeray"
 BUDGET_S, QUICK_S = 160.0, 1.0

@@ -16,20 +16,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.harness.models import random_network
-from benchmarks.harness.proteins import read_proteins
-from benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage
-from benchmarks.programs.processes import begun
-from benchmarks.programs.training_workload import TOY, Workload
-from benchmarks.stages.training import prepare
-from common.timing import median_seconds
-from monitoring.sampling.peaks import product_flops_per_s
-from tools.train.plan import device_of, scale_run, work_of
-from train_config.plan_schema import PlanAssumptions, PlanSection
+from esmeray.benchmarks.harness.models import random_network
+from esmeray.benchmarks.harness.proteins import read_proteins
+from esmeray.benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage
+from esmeray.benchmarks.programs.processes import begun
+from esmeray.benchmarks.programs.training_workload import TOY, Workload
+from esmeray.benchmarks.stages.training import prepare
+from esmeray.common.timing import median_seconds
+from esmeray.monitoring.sampling.peaks import product_flops_per_s
+from esmeray.tools.train.plan import device_of, scale_run, work_of
+from esmeray.train_config.plan_schema import PlanAssumptions, PlanSection
 
 TOGETHER, PLANNED = "two workers", "their plan"
 MODEL, TOKENS, STEPS, ROUNDS = "esm2_t6_8M", 2048, (2, 10), 9
-TRAIN, CONSTANTS = "benchmarks.programs.worker_alone:train", "benchmarks.stages.plan:constants"
+TRAIN, CONSTANTS = "esmeray.benchmarks.programs.worker_alone:train", "esmeray.benchmarks.stages.plan:constants"
 
 
 def _cases(setting: Setting) -> Iterator[Case]:

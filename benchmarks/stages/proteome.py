@@ -19,18 +19,18 @@ import dnaio
 import numpy as np
 import torch
 
-from benchmarks.harness.models import least_cosines, our_embedder, random_network, save_weights
-from benchmarks.harness.proteins import every_nth, few_short, read_proteins, spread_by_length, write_fasta
-from benchmarks.harness.stage import Case, Comparison, Contender, Device, Facts, Setting, Stage
-from benchmarks.peers.transformers_embedding import (
+from esmeray.benchmarks.harness.models import least_cosines, our_embedder, random_network, save_weights
+from esmeray.benchmarks.harness.proteins import every_nth, few_short, read_proteins, spread_by_length, write_fasta
+from esmeray.benchmarks.harness.stage import Case, Comparison, Contender, Device, Facts, Setting, Stage
+from esmeray.benchmarks.peers.transformers_embedding import (
     SEARCHED_BATCHES,
     TransformersEmbedder,
     Tuning,
     documented,
     search_tuning,
 )
-from benchmarks.programs.processes import MemoryMeter, Peak, call
-from dataset.embeddings.reader import open_embeddings
+from esmeray.benchmarks.programs.processes import MemoryMeter, Peak, call
+from esmeray.dataset.embeddings.reader import open_embeddings
 
 PROTEINS: dict[Device, int] = {"cpu": 240, "cuda": 10_000}
 SEARCH_PROTEINS, SHORT_PROTEINS = 32, 6
@@ -90,8 +90,8 @@ def work(name: str, model: str, fasta: str, device: Device, tuned: Tuning, targe
     shutil.rmtree(target, ignore_errors=True)
     Path(f"{target}.npz").unlink(missing_ok=True)
     if name == OURS:
-        from inference.embedding.job import run_job
-        from train_config.embed_schema import EmbedJobSection
+        from esmeray.inference.embedding.job import run_job
+        from esmeray.train_config.embed_schema import EmbedJobSection
 
         run_job(EmbedJobSection(models=[model], input=[fasta], output=target, precision="bf16", device=device))
         return
@@ -103,7 +103,7 @@ def work(name: str, model: str, fasta: str, device: Device, tuned: Tuning, targe
 
 def work_measured(tuned: dict[str, Any], **options: Any) -> Peak:
     """The same in a process of its own, whose libraries are loaded before."""
-    import inference.embedding.job  # noqa: F401
+    import esmeray.inference.embedding.job  # noqa: F401
 
     meter = MemoryMeter()
     work(tuned=Tuning(**tuned), **options)

@@ -20,15 +20,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.harness.proteins import MAX_RESIDUES, read_proteins, write_fasta
-from benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
-from benchmarks.programs.processes import run_program
-from benchmarks.programs.training_workload import NEVER, TOY, tokens_per_s
-from common.timing import timed
-from run_folder.metrics_log import Record, read_metrics
-from run_folder.paths import RunFolder
-from train_config.loading import dump_config
-from train_config.schema import Config
+from esmeray.benchmarks.harness.proteins import MAX_RESIDUES, read_proteins, write_fasta
+from esmeray.benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
+from esmeray.benchmarks.programs.processes import run_program
+from esmeray.benchmarks.programs.training_workload import NEVER, TOY, tokens_per_s
+from esmeray.common.timing import timed
+from esmeray.run_folder.metrics_log import Record, read_metrics
+from esmeray.run_folder.paths import RunFolder
+from esmeray.train_config.loading import dump_config
+from esmeray.train_config.schema import Config
 
 HEAD, CACHED, COMPUTED = "training the head", "cached features", "features computed at each step"
 MONITORED, ON, OFF = "training, monitored", "everything on", "everything off"
@@ -99,7 +99,7 @@ def _head_case(setting: Setting, sequences: list[str], facts: Facts) -> Case:
         settings["wandb"] = {"mode": "disabled"}
 
         def run() -> float:
-            records, seconds = timed(partial(runs.train, settings, ["-m", "benchmarks.programs.worker_alone"]))
+            records, seconds = timed(partial(runs.train, settings, ["-m", "esmeray.benchmarks.programs.worker_alone"]))
             if name == CACHED:
                 facts.setdefault("seconds of the run that computed the features", round(seconds, 1))
             return tokens_per_s([(record["tokens"], record["step_s"]) for record in records[extent.skipped :]])

@@ -29,15 +29,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.harness.models import our_embedder, random_network, save_weights
-from benchmarks.harness.proteins import read_proteins, spread_by_length
-from benchmarks.harness.stage import Case, Comparison, Contender, Facts, Reference, Setting, Stage, WrongWorkError
-from benchmarks.programs.http_load import Load, Outcome, begun_load
-from benchmarks.programs.processes import call
-from benchmarks.programs.servers import REPLICA, free_port, serve_processes, server, service, service_bytes
-from common.timing import timed
-from dataset.tokens.base import EsmSequenceTokenizer
-from inference.client import Client
+from esmeray.benchmarks.harness.models import our_embedder, random_network, save_weights
+from esmeray.benchmarks.harness.proteins import read_proteins, spread_by_length
+from esmeray.benchmarks.harness.stage import (
+    Case,
+    Comparison,
+    Contender,
+    Facts,
+    Reference,
+    Setting,
+    Stage,
+    WrongWorkError,
+)
+from esmeray.benchmarks.programs.http_load import Load, Outcome, begun_load
+from esmeray.benchmarks.programs.processes import call
+from esmeray.benchmarks.programs.servers import REPLICA, free_port, serve_processes, server, service, service_bytes
+from esmeray.common.timing import timed
+from esmeray.dataset.tokens.base import EsmSequenceTokenizer
+from esmeray.inference.client import Client
 
 PROTEINS, LONGEST, TOGETHER, CONNECTIONS = 960, 1022, 8, 16
 LONG = 35_000
@@ -120,7 +129,7 @@ def _peers(
     """Name, address, path and bodies of the other servers, started one after the other."""
     port = free_port()
     servers.enter_context(
-        server([sys.executable, "-m", "benchmarks.peers.fastapi_server", str(folder), str(port)], port)
+        server([sys.executable, "-m", "esmeray.benchmarks.peers.fastapi_server", str(folder), str(port)], port)
     )
     yield PLAIN, f"http://127.0.0.1:{port}", "/embed", [json.dumps({"sequences": group}) for group in groups[:12]]
     infinity = shutil.which("infinity_emb")

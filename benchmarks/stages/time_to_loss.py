@@ -8,8 +8,8 @@ time, by three seeds.
 
 from collections.abc import Iterator
 
-from benchmarks.harness.stage import Case, Comparison, Contender, Facts, Row, Setting, Stage, WrongWorkError
-from benchmarks.programs.masked_lm_bench import SEEDS, MaskedLMBench, row
+from esmeray.benchmarks.harness.stage import Case, Comparison, Contender, Facts, Row, Setting, Stage, WrongWorkError
+from esmeray.benchmarks.programs.masked_lm_bench import SEEDS, MaskedLMBench, row
 
 OURS, TRAINER = "esmeray", "Trainer, AdamW"
 CASE = "time to the Trainer's lowest loss"

@@ -2,7 +2,7 @@
 
 All contenders start from the same weights and train all parameters of ESM-2 (8M on the CPU, 650M on a GPU) in bf16 with
 torch's AdamW, the same clipping and schedule, on the same real proteins, with as many real tokens in a micro-batch and
-in an optimizer step on average. Ours is the loop of :mod:`training.loop.worker`; the peer is the Trainer with
+in an optimizer step on average. Ours is the loop of :mod:`esmeray.training.loop.worker`; the peer is the Trainer with
 EsmTokenizer, DataCollatorForLanguageModeling and padded batches, as its users run it: in random order, which is its
 default, and again with batches grouped by length, its own remedy against padding. Each runs in a fresh process; its
 first steps are not measured. Only real tokens count.
@@ -19,19 +19,19 @@ from pathlib import Path
 
 from transformers import EsmForMaskedLM
 
-from benchmarks.harness.models import forward_flops, product_tflops, random_network
-from benchmarks.harness.proteins import MAX_RESIDUES, Proteins, make_store, read_proteins, write_fasta
-from benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
-from benchmarks.peers.transformers_embedding import esm_tokenizer
-from benchmarks.programs.training_workload import TOY, StepLine, Workload, run_contender, tokens_per_s
-from model.backbones.loading import quiet_transformers
-from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
+from esmeray.benchmarks.harness.models import forward_flops, product_tflops, random_network
+from esmeray.benchmarks.harness.proteins import MAX_RESIDUES, Proteins, make_store, read_proteins, write_fasta
+from esmeray.benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
+from esmeray.benchmarks.peers.transformers_embedding import esm_tokenizer
+from esmeray.benchmarks.programs.training_workload import TOY, StepLine, Workload, run_contender, tokens_per_s
+from esmeray.model.backbones.loading import quiet_transformers
+from esmeray.train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
 
 OURS, TRAINER, GROUPED = "esmeray", "Trainer, ZeRO-2", "Trainer, ZeRO-2, grouped by length"
 PROGRAMS: dict[str, tuple[str, dict[str, str]]] = {
-    OURS: ("benchmarks.programs.worker_alone:train", {}),
-    TRAINER: ("benchmarks.programs.trainer:train", {"sampling": "random"}),
-    GROUPED: ("benchmarks.programs.trainer:train", {"sampling": "group_by_length"}),
+    OURS: ("esmeray.benchmarks.programs.worker_alone:train", {}),
+    TRAINER: ("esmeray.benchmarks.programs.trainer:train", {"sampling": "random"}),
+    GROUPED: ("esmeray.benchmarks.programs.trainer:train", {"sampling": "group_by_length"}),
 }
 """Function of each contender, with its options."""
 

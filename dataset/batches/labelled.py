@@ -1,6 +1,6 @@
 """Packed batches of labelled records: slices of a token store, or cached features, with the label of each.
 
-A batch is a few slices of a memory map (:mod:`dataset.tokens.token_store`), a microsecond each.
+A batch is a few slices of a memory map (:mod:`esmeray.dataset.tokens.token_store`), a microsecond each.
 
 Shape legend: T tokens, N sequences, C labels, D channels, R residues of the whole store.
 """
@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dataset.batches.preparation import Crop, crop_starts, cropped_lengths, head_length
-from dataset.batches.steps import BatchSource, Indices, SourceBatch
-from dataset.packed_batch import FEATURES, TARGETS, WEIGHTS, PackedBatch, filler_value
-from dataset.targets import IGNORED_TARGET, SparseTargets, has_target
-from dataset.tokens.esm import packed_from_tokens
-from dataset.tokens.token_store import TokenStore
+from esmeray.dataset.batches.preparation import Crop, crop_starts, cropped_lengths, head_length
+from esmeray.dataset.batches.steps import BatchSource, Indices, SourceBatch
+from esmeray.dataset.packed_batch import FEATURES, TARGETS, WEIGHTS, PackedBatch, filler_value
+from esmeray.dataset.targets import IGNORED_TARGET, SparseTargets, has_target
+from esmeray.dataset.tokens.esm import packed_from_tokens
+from esmeray.dataset.tokens.token_store import TokenStore
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dataset.batches.loader_process import LoaderProcess
-from dataset.batches.preparation import NO_TARGET, PreparationSettings, PreparedBatch, cropped_lengths, prepare_batch
-from dataset.batches.steps import BatchSource, Indices, Request, SourceBatch
-from dataset.packed_batch import TARGETS, PackedBatch
-from dataset.store.reader import Store
-from dataset.targets import IGNORED_TARGET
-from dataset.tokens.esm import CLS, EOS, RESIDUE_TABLE, packed_from_tokens
-from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
+from esmeray.dataset.batches.loader_process import LoaderProcess
+from esmeray.dataset.batches.preparation import (
+    NO_TARGET,
+    PreparationSettings,
+    PreparedBatch,
+    cropped_lengths,
+    prepare_batch,
+)
+from esmeray.dataset.batches.steps import BatchSource, Indices, Request, SourceBatch
+from esmeray.dataset.packed_batch import TARGETS, PackedBatch
+from esmeray.dataset.store.reader import Store
+from esmeray.dataset.targets import IGNORED_TARGET
+from esmeray.dataset.tokens.esm import CLS, EOS, RESIDUE_TABLE, packed_from_tokens
+from esmeray.train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
 
 
 def filler_batch() -> PackedBatch:

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
-from common import errors
+from esmeray.common import errors
 
 _KEPT_BYTES = 32 << 20
 """The most that glibc allows to be kept (DEFAULT_MMAP_THRESHOLD_MAX); a batch of 64 ki tokens takes 2 MiB."""
@@ -47,7 +47,7 @@ class LoaderProcess:
     def __init__(self, prepare: _Prepare) -> None:
         """Start the process; it unpickles ``prepare``, which opens its own stores."""
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "dataset.batches.loader_process"],
+            [sys.executable, "-P", "-m", "esmeray.dataset.batches.loader_process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=_environment(),

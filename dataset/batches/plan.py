@@ -21,8 +21,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import DataError
-from common.text import counted
+from esmeray.common.errors import DataError
+from esmeray.common.text import counted
 
 Indices = NDArray[np.int64]
 

@@ -16,11 +16,11 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset.batches.random_bits import Bits, keyed_bits, positional_bits, splitmix64, threshold
-from dataset.store.reader import Store
-from dataset.tokens import esm
-from dataset.tokens.esm import FIRST_RESIDUE, LAST_RESIDUE, STANDARD_RESIDUES
-from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE, MaskedLMSection
+from esmeray.dataset.batches.random_bits import Bits, keyed_bits, positional_bits, splitmix64, threshold
+from esmeray.dataset.store.reader import Store
+from esmeray.dataset.tokens import esm
+from esmeray.dataset.tokens.esm import FIRST_RESIDUE, LAST_RESIDUE, STANDARD_RESIDUES
+from esmeray.train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE, MaskedLMSection
 
 Tokens = NDArray[np.uint8]
 Places = NDArray[np.intp]

@@ -10,9 +10,9 @@ Shape legend: N records, S distinct sequences, K distinct sequences of one class
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import DataError
-from common.text import counted
-from dataset.batches.random_bits import splitmix64, threshold
+from esmeray.common.errors import DataError
+from esmeray.common.text import counted
+from esmeray.dataset.batches.random_bits import splitmix64, threshold
 
 Indices = NDArray[np.int64]
 

@@ -2,7 +2,8 @@
 
 In: a source of batches, the records of one side of the split, token budgets. Out: for each optimizer step the batches
 that this rank takes. The plan is computed on every rank alike from the lengths; what a batch holds is the source's
-business (:class:`dataset.batches.loader.ResidueSource`, :class:`dataset.batches.labelled.LabelledSource`).
+business (:class:`esmeray.dataset.batches.loader.ResidueSource`,
+:class:`esmeray.dataset.batches.labelled.LabelledSource`).
 
 Shape legend: T tokens, N sequences, B batches.
 """
@@ -19,9 +20,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dataset.batches.plan import EpochPlan, plan_epoch, ramp_of
-from dataset.packed_batch import FEATURES, BatchShape, PackedBatch
-from train_config.schema import BatchSection
+from esmeray.dataset.batches.plan import EpochPlan, plan_epoch, ramp_of
+from esmeray.dataset.packed_batch import FEATURES, BatchShape, PackedBatch
+from esmeray.train_config.schema import BatchSection
 
 Indices: TypeAlias = NDArray[np.int64]
 Request: TypeAlias = tuple[int, Indices] | tuple[int, Indices, int] | None

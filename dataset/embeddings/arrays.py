@@ -12,8 +12,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from common.errors import parsing
-from common.publishing import atomic_file, writing
+from esmeray.common.errors import parsing
+from esmeray.common.publishing import atomic_file, writing
 
 Arrays: TypeAlias = Mapping[str, NDArray]
 

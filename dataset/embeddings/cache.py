@@ -1,7 +1,7 @@
 """Rows of sequences by a frozen network, computed once for each distinct one and read from then on.
 
-A folder holds the rows of one fingerprint, by the key of the sequence (:func:`dataset.fasta.records.keys_of`), in
-shards, each written by one process at one time. A shard is a safetensors file: ``hashes`` (S, 2) uint64, the keys,
+A folder holds the rows of one fingerprint, by the key of the sequence (:func:`esmeray.dataset.fasta.records.keys_of`),
+in shards, each written by one process at one time. A shard is a safetensors file: ``hashes`` (S, 2) uint64, the keys,
 ``offsets`` (S+1,) of each sequence's first row, ``values`` (R, D), and two XXH3-128, (2,) uint64 each: ``checksum`` of
 the values, which are verified when they are first read, and ``index_checksum`` of the others, which are at once.
 
@@ -16,9 +16,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from common.errors import DataError, parsing
-from common.publishing import writing
-from dataset.embeddings.arrays import Arrays, open_arrays, rows_of, write_arrays
+from esmeray.common.errors import DataError, parsing
+from esmeray.common.publishing import writing
+from esmeray.dataset.embeddings.arrays import Arrays, open_arrays, rows_of, write_arrays
 
 _SHARDS = "shard-*.safetensors"
 _SMALL_BYTES = 2**26

@@ -17,11 +17,11 @@ import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from common.errors import DataError
-from dataset.embeddings.formats.base import Block, Source, Values
-from dataset.embeddings.formats.registry import FORMATS
-from dataset.embeddings.manifest import INDEX_FILE, Dtype, OutputManifest, parts, write_manifest
-from dataset.embeddings.reader import Embeddings
+from esmeray.common.errors import DataError
+from esmeray.dataset.embeddings.formats.base import Block, Source, Values
+from esmeray.dataset.embeddings.formats.registry import FORMATS
+from esmeray.dataset.embeddings.manifest import INDEX_FILE, Dtype, OutputManifest, parts, write_manifest
+from esmeray.dataset.embeddings.reader import Embeddings
 
 
 def join(

@@ -20,9 +20,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, Field, NonNegativeInt, PositiveInt
 
-from common.errors import DataError, parsing
-from common.publishing import inner_name, write_atomically, writing
-from common.verification import verified
+from esmeray.common.errors import DataError, parsing
+from esmeray.common.publishing import inner_name, write_atomically, writing
+from esmeray.common.verification import verified
 
 MANIFEST_FILE, INDEX_FILE = "embeddings.json", "index.parquet"
 INDEX_ROWS = 65_536
@@ -48,7 +48,7 @@ class OutputManifest(BaseModel, extra="forbid", frozen=True):
         description: pooling, layer, and whether special tokens count.
         per: what has a row: a protein, each of its residues, or each pair of its residues.
         channels: values of a row.
-        format: a name in :mod:`dataset.embeddings.formats.registry`.
+        format: a name in :mod:`esmeray.dataset.embeddings.formats.registry`.
         files: relative to the folder; of safetensors one for each shard.
         first_sequences: number of the first sequence of each shard.
         scales: of int8, by channel; shards have their own.

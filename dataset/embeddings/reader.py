@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import ConfigError, DataError, parsing
-from common.text import did_you_mean
-from dataset.embeddings.formats.base import Values
-from dataset.embeddings.formats.registry import FORMATS
-from dataset.embeddings.manifest import (
+from esmeray.common.errors import ConfigError, DataError, parsing
+from esmeray.common.text import did_you_mean
+from esmeray.dataset.embeddings.formats.base import Values
+from esmeray.dataset.embeddings.formats.registry import FORMATS
+from esmeray.dataset.embeddings.manifest import (
     INDEX_FILE,
     MANIFEST_FILE,
     REMEDY,

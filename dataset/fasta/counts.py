@@ -4,8 +4,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, Field
 
-from common.publishing import file_xxh128
-from common.text import counted
+from esmeray.common.publishing import file_xxh128
+from esmeray.common.text import counted
 
 
 class SourceFile(BaseModel, extra="forbid", frozen=True):

@@ -1,8 +1,8 @@
 """The compiled part of conversion: plain FASTA to records, and a set of hashes that notices repeated ids.
 
-``kernel.cpp`` is compiled once a machine (:mod:`common.compiled_code`), in about a second. Without a compiler
-:mod:`dataset.fasta.reader` parses by lines and Python's set holds the ids: a loop over lines in Python takes 5 us for
-a record of 350 residues in lines of 60, the kernel 0.17 us, hashes included (a shared core of an AMD EPYC 9004).
+``kernel.cpp`` is compiled once a machine (:mod:`esmeray.common.compiled_code`), in about a second. Without a compiler
+:mod:`esmeray.dataset.fasta.reader` parses by lines and Python's set holds the ids: a loop over lines in Python takes 5
+us for a record of 350 residues in lines of 60, the kernel 0.17 us, hashes included (a shared core of an AMD EPYC 9004).
 
 Shape legend: N records or hashes, B buckets, S places of a bucket.
 """
@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 from xxhash import _xxhash  # type: ignore[attr-defined]
 
-from common import compiled_code
-from dataset.fasta.alphabet import FIRST, LAST, LEFT_OUT
-from dataset.fasta.records import Lines, Records
+from esmeray.common import compiled_code
+from esmeray.dataset.fasta.alphabet import FIRST, LAST, LEFT_OUT
+from esmeray.dataset.fasta.records import Lines, Records
 
 _HEADER_BYTES = 1 << 20
 """More than headers have; a record's text is plain up to this and twice the residues that a record may have."""

@@ -16,13 +16,13 @@ from typing import Self
 import xxhash
 from xopen import xopen
 
-from common.background_thread import BackgroundThread
-from common.errors import DataError
-from dataset.fasta.counts import SourceFile
-from dataset.fasta.locate import DECOMPRESSION_ERRORS, damage
+from esmeray.common.background_thread import BackgroundThread
+from esmeray.common.errors import DataError
+from esmeray.dataset.fasta.counts import SourceFile
+from esmeray.dataset.fasta.locate import DECOMPRESSION_ERRORS, damage
 
 CHUNK_BYTES = 384 * 1024
-"""A little more than a batch of :mod:`dataset.fasta.reader`, which needs no cutting then."""
+"""A little more than a batch of :mod:`esmeray.dataset.fasta.reader`, which needs no cutting then."""
 
 _RAW_CHUNK_BYTES = 256 * 1024
 

@@ -1,8 +1,9 @@
 """FASTA files to batches of raw records, with every refusal placed: file, line and record.
 
 In: names of files (plain, gzip, bzip2, xz, zstd), folders and globs. Out: :class:`RecordBatch`, headers and sequences
-as they stand in the files. :mod:`dataset.fasta.kernel` parses what is laid out plainly; from the first text that is
-not, the rest of the file is parsed by lines. Left to :mod:`dataset.store.ingest`: what a sequence and an id may be.
+as they stand in the files. :mod:`esmeray.dataset.fasta.kernel` parses what is laid out plainly; from the first text
+that is not, the rest of the file is parsed by lines. Left to :mod:`esmeray.dataset.store.ingest`: what a sequence and
+an id may be.
 """
 
 import glob
@@ -15,14 +16,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from common.errors import DataError, reading
-from common.remote import local_path
-from dataset.fasta.counts import SourceFile
-from dataset.fasta.kernel import PlainFasta, load_kernel
-from dataset.fasta.locate import BYTE_ORDER_MARK, pieces_of_lines, place_of_line, place_of_record
-from dataset.fasta.read_ahead import ReadAhead, TextStream
-from dataset.fasta.records import Records
-from train_config.schema import IngestSection
+from esmeray.common.errors import DataError, reading
+from esmeray.common.remote import local_path
+from esmeray.dataset.fasta.counts import SourceFile
+from esmeray.dataset.fasta.kernel import PlainFasta, load_kernel
+from esmeray.dataset.fasta.locate import BYTE_ORDER_MARK, pieces_of_lines, place_of_line, place_of_record
+from esmeray.dataset.fasta.read_ahead import ReadAhead, TextStream
+from esmeray.dataset.fasta.records import Records
+from esmeray.train_config.schema import IngestSection
 
 SUFFIXES = (".fasta", ".fa", ".faa", ".fas", ".fsa", ".pep", ".mpfa")
 COMPRESSIONS = ("", ".gz", ".bz2", ".xz", ".zst")

@@ -1,4 +1,5 @@
-"""Labelled files to a labelled store (:mod:`dataset.labels.store`): labels encoded, records divided, all written.
+"""Labelled files to a labelled store (:mod:`esmeray.dataset.labels.store`): labels encoded, records divided, all
+written.
 
 Shape legend: N records of the store, R residues of all records end to end, C outputs, L residues of one record.
 """
@@ -12,26 +13,31 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from common.errors import ConfigError, DataError
-from common.progress import ProgressCallback, no_progress
-from common.publishing import exclusive, file_xxh128, published
-from dataset.batches.splitting import split_records, split_stratified
-from dataset.embeddings.arrays import arrays_checksum
-from dataset.fasta.alphabet import STORE_ALPHABET
-from dataset.fasta.counts import IngestCounts
-from dataset.fasta.reader import find_files
-from dataset.fasta.records import hashes_of
-from dataset.labels import store as layout
-from dataset.labels.label_space import MAPPINGS_FILE, LabelSpace, UnseenLabelError, check_names
-from dataset.labels.labelled_file import LabelledRecords, check_label_settings, find_labelled_files, read_labelled
-from dataset.labels.store import LEFT_OUT, PARTS, LabelledManifest, LabelledStore
-from dataset.store import conversion as stores
-from dataset.store.conversion import SAMPLE
-from dataset.store.format import TEXT_ALPHABET, SampleSource, signed_json
-from dataset.store.writer import write_sequences
-from dataset.targets import IGNORED_TARGET, SparseTargets
-from train_config.classifier_schema import LabelsSection, TokenizerSection
-from train_config.schema import DataSection
+from esmeray.common.errors import ConfigError, DataError
+from esmeray.common.progress import ProgressCallback, no_progress
+from esmeray.common.publishing import exclusive, file_xxh128, published
+from esmeray.dataset.batches.splitting import split_records, split_stratified
+from esmeray.dataset.embeddings.arrays import arrays_checksum
+from esmeray.dataset.fasta.alphabet import STORE_ALPHABET
+from esmeray.dataset.fasta.counts import IngestCounts
+from esmeray.dataset.fasta.reader import find_files
+from esmeray.dataset.fasta.records import hashes_of
+from esmeray.dataset.labels import store as layout
+from esmeray.dataset.labels.label_space import MAPPINGS_FILE, LabelSpace, UnseenLabelError, check_names
+from esmeray.dataset.labels.labelled_file import (
+    LabelledRecords,
+    check_label_settings,
+    find_labelled_files,
+    read_labelled,
+)
+from esmeray.dataset.labels.store import LEFT_OUT, PARTS, LabelledManifest, LabelledStore
+from esmeray.dataset.store import conversion as stores
+from esmeray.dataset.store.conversion import SAMPLE
+from esmeray.dataset.store.format import TEXT_ALPHABET, SampleSource, signed_json
+from esmeray.dataset.store.writer import write_sequences
+from esmeray.dataset.targets import IGNORED_TARGET, SparseTargets
+from esmeray.train_config.classifier_schema import LabelsSection, TokenizerSection
+from esmeray.train_config.schema import DataSection
 
 _KIND = layout.MANIFEST_FILE, "labelled store"
 
@@ -39,7 +45,7 @@ _KIND = layout.MANIFEST_FILE, "labelled store"
 def ensure_labelled_store(
     data: DataSection, tokenizer: TokenizerSection, default_root: Path, progress: ProgressCallback = no_progress
 ) -> Path:
-    """The labelled store of a run's data, found or made as :func:`dataset.store.conversion.ensure_store` does.
+    """The labelled store of a run's data, found or made as :func:`esmeray.dataset.store.conversion.ensure_store` does.
 
     Raises DataError where the source can't be read or learnt from, or ``data.store`` is damaged or made of something
     else; ConfigError for settings that do not fit; ResourceError where the disk is full.

@@ -15,12 +15,12 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import DataError, parsing
-from common.json_file import read_json
-from common.text import counted
-from common.verification import verified
-from dataset.targets import IGNORED_TARGET, SparseTargets
-from train_config.classifier_schema import TargetKind
+from esmeray.common.errors import DataError, parsing
+from esmeray.common.json_file import read_json
+from esmeray.common.text import counted
+from esmeray.common.verification import verified
+from esmeray.dataset.targets import IGNORED_TARGET, SparseTargets
+from esmeray.train_config.classifier_schema import TargetKind
 
 MAPPINGS_FILE = "label_mappings.json"
 

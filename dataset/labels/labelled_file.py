@@ -15,20 +15,20 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from common.errors import ConfigError, DataError
-from common.progress import ConversionProgress, ProgressCallback, no_progress
-from common.text import counted
-from dataset.fasta.counts import IngestCounts, SourceFile
-from dataset.fasta.reader import find_files, is_fasta_name
-from dataset.labels.parts import LabelledPart, LabelledSource, header_pattern, place_in_file, texts_of
-from dataset.labels.residues import ResidueLabels
-from dataset.labels.values import Label, label_reader, part, weight
-from dataset.store.conversion import SAMPLE, sample_source
-from dataset.store.format import SampleSource
-from dataset.store.ingest import CleanBlock, Fault, Ingest
-from dataset.table import is_table_name
-from train_config.classifier_schema import LabelsSection, TokenizerSection
-from train_config.schema import IngestSection, SampleSection
+from esmeray.common.errors import ConfigError, DataError
+from esmeray.common.progress import ConversionProgress, ProgressCallback, no_progress
+from esmeray.common.text import counted
+from esmeray.dataset.fasta.counts import IngestCounts, SourceFile
+from esmeray.dataset.fasta.reader import find_files, is_fasta_name
+from esmeray.dataset.labels.parts import LabelledPart, LabelledSource, header_pattern, place_in_file, texts_of
+from esmeray.dataset.labels.residues import ResidueLabels
+from esmeray.dataset.labels.values import Label, label_reader, part, weight
+from esmeray.dataset.store.conversion import SAMPLE, sample_source
+from esmeray.dataset.store.format import SampleSource
+from esmeray.dataset.store.ingest import CleanBlock, Fault, Ingest
+from esmeray.dataset.table import is_table_name
+from esmeray.train_config.classifier_schema import LabelsSection, TokenizerSection
+from esmeray.train_config.schema import IngestSection, SampleSection
 
 _UNREADABLE = (".json", ".jsonl", ".xlsx", ".xls", ".ods", ".feather", ".arrow", ".pkl", ".parquet.gz")
 
@@ -170,7 +170,8 @@ def check_label_settings(labels: LabelsSection, tokenizer: TokenizerSection) -> 
 
 
 def find_labelled_files(sources: Sequence[str]) -> list[Path]:
-    """:func:`~dataset.fasta.reader.find_files` for FASTA and tables; DataError for other kinds of files, too."""
+    """:func:`~esmeray.dataset.fasta.reader.find_files` for FASTA and tables; DataError for other kinds of files,
+    too."""
     paths = find_files(sources, lambda path: is_table_name(path) or is_fasta_name(path), "FASTA file or table")
     for path in paths:
         if path.name.lower().endswith(_UNREADABLE):

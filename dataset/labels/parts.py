@@ -6,19 +6,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from common.errors import ConfigError, DataError
-from dataset.fasta.counts import SourceFile
-from dataset.fasta.locate import place_of_record
-from dataset.fasta.reader import MAX_RESIDUES, FastaSource, RecordBatch
-from dataset.fasta.records import Lines, Records, hashes_of, lengths_of, pieces
-from dataset.labels.residues import ResidueLabels
-from dataset.labels.samples import located_records, message_records
-from dataset.labels.values import text_of
-from dataset.store.conversion import sample_batches
-from dataset.store.ingest import CleanBlock, Ingest
-from dataset.table import Table, is_table_name
-from train_config.classifier_schema import LabelsSection
-from train_config.schema import SampleSection
+from esmeray.common.errors import ConfigError, DataError
+from esmeray.dataset.fasta.counts import SourceFile
+from esmeray.dataset.fasta.locate import place_of_record
+from esmeray.dataset.fasta.reader import MAX_RESIDUES, FastaSource, RecordBatch
+from esmeray.dataset.fasta.records import Lines, Records, hashes_of, lengths_of, pieces
+from esmeray.dataset.labels.residues import ResidueLabels
+from esmeray.dataset.labels.samples import located_records, message_records
+from esmeray.dataset.labels.values import text_of
+from esmeray.dataset.store.conversion import sample_batches
+from esmeray.dataset.store.ingest import CleanBlock, Ingest
+from esmeray.dataset.table import Table, is_table_name
+from esmeray.train_config.classifier_schema import LabelsSection
+from esmeray.train_config.schema import SampleSection
 
 _SAMPLE_PATTERN = r"^(?P<label>\w+)_\d+$"
 """The label in an id of the embedded labelled samples, where settings name no other."""

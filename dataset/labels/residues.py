@@ -7,13 +7,13 @@ sequence, ``mask_file`` a 1 or a 0 for each, where 0 makes the letter '.'.
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from common.errors import DataError
-from dataset.fasta.counts import SourceFile
-from dataset.fasta.locate import place_of_record
-from dataset.fasta.reader import FastaSource
-from dataset.labels.label_space import IGNORED_LETTERS
-from dataset.labels.values import part
-from train_config.classifier_schema import LabelsSection
+from esmeray.common.errors import DataError
+from esmeray.dataset.fasta.counts import SourceFile
+from esmeray.dataset.fasta.locate import place_of_record
+from esmeray.dataset.fasta.reader import FastaSource
+from esmeray.dataset.labels.label_space import IGNORED_LETTERS
+from esmeray.dataset.labels.values import part
+from esmeray.train_config.classifier_schema import LabelsSection
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,14 @@
 """The embedded labelled samples: proteins by their location in the cell, messages to a shop by their intent.
 
-Proteins are those of :mod:`dataset.store.sample` with the signals written in by which cells sort them, whatever their
+Proteins are those of :mod:`esmeray.dataset.store.sample` with the signals written in by which cells sort them, whatever
+their
 family: so a family says nothing. Signals wear off by substitutions, some beyond recognition, and KDEL, which counts at
 the end alone, also stands inside proteins of every location.
 
 A message is one of its intent's requests with words for its blanks, maybe with a remark that says nothing of the
 intent, a greeting and a slip of the keyboard. Some requests belong to two intents.
 
-Only uniform random numbers are drawn, as in :mod:`dataset.store.sample`.
+Only uniform random numbers are drawn, as in :mod:`esmeray.dataset.store.sample`.
 """
 
 import math
@@ -18,8 +19,8 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from dataset.fasta.alphabet import AMINO_ACIDS
-from dataset.store.sample import sample_records
+from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
+from esmeray.dataset.store.sample import sample_records
 
 _WORN_AT_MOST = 0.5
 _MISLEADING = 0.2

@@ -1,7 +1,7 @@
 """A folder of labelled sequences that training reads: sequences or texts, targets, and who is held out.
 
 ======================= ==========================================================================================
-sequences/              a store (:mod:`dataset.store.format`), of residues or of UTF-8
+sequences/              a store (:mod:`esmeray.dataset.store.format`), of residues or of UTF-8
 labels.safetensors      targets as ``LabelSpace.encode`` gives them (per-residue letters as
                         int32), or indptr, indices and unknown of sparse ones; parts (N,) uint8 and,
                         where there are weights, weights (N,) float32
@@ -23,14 +23,14 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 from safetensors.numpy import load_file
 
-from common.errors import DataError
-from common.verification import check_file
-from dataset.fasta.counts import SourceFile
-from dataset.labels.label_space import MAPPINGS_FILE, LabelSpace
-from dataset.labels.labelled_file import LabelledCounts
-from dataset.store.format import MADE_AGAIN, SEQUENCES_FOLDER, SampleSource, read_signed
-from dataset.store.reader import Store, stage_once
-from dataset.targets import SparseTargets
+from esmeray.common.errors import DataError
+from esmeray.common.verification import check_file
+from esmeray.dataset.fasta.counts import SourceFile
+from esmeray.dataset.labels.label_space import MAPPINGS_FILE, LabelSpace
+from esmeray.dataset.labels.labelled_file import LabelledCounts
+from esmeray.dataset.store.format import MADE_AGAIN, SEQUENCES_FOLDER, SampleSource, read_signed
+from esmeray.dataset.store.reader import Store, stage_once
+from esmeray.dataset.targets import SparseTargets
 
 FORMAT_VERSION = 2
 LABELS_FILE = "labels.safetensors"

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import DataError
-from dataset.labels.label_space import LabelSpace
-from dataset.table import numbered_lines
-from train_config.classifier_schema import LabelsSection
+from esmeray.common.errors import DataError
+from esmeray.dataset.labels.label_space import LabelSpace
+from esmeray.dataset.table import numbered_lines
+from esmeray.train_config.classifier_schema import LabelsSection
 
 Label = str | list[str] | tuple[float, ...]
 

@@ -1,6 +1,7 @@
 """FASTA, or the embedded sample, to a store: complete under its name, or not there at all.
 
-In: names of files, the ingest policies, a target. Out: the folder that :class:`~dataset.store.reader.Store` reads.
+In: names of files, the ingest policies, a target. Out: the folder that :class:`~esmeray.dataset.store.reader.Store`
+reads.
 """
 
 import hashlib
@@ -14,22 +15,22 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from common.errors import DataError
-from common.progress import ConversionProgress, ProgressCallback, conversion_bar, no_progress
-from common.publishing import exclusive, file_xxh128, published, refuse_existing
-from common.remote import local_path
-from common.text import counted
-from dataset.fasta.counts import IngestCounts, SourceFile
-from dataset.fasta.locate import places_of_ids
-from dataset.fasta.reader import FastaSource, RecordBatch, find_files
-from dataset.fasta.records import Records
-from dataset.store.format import DATA_FILE, FORMAT_VERSION, MANIFEST_FILE, SampleSource, StoreManifest
-from dataset.store.ingest import CleanBlock, Ingest
-from dataset.store.reader import Store
-from dataset.store.sample import GENERATOR_VERSION, sample_records
-from dataset.store.writer import StoreWriter
-from run_folder.job import REMEDY, other_job
-from train_config.schema import DataSection, IngestSection, SampleSection
+from esmeray.common.errors import DataError
+from esmeray.common.progress import ConversionProgress, ProgressCallback, conversion_bar, no_progress
+from esmeray.common.publishing import exclusive, file_xxh128, published, refuse_existing
+from esmeray.common.remote import local_path
+from esmeray.common.text import counted
+from esmeray.dataset.fasta.counts import IngestCounts, SourceFile
+from esmeray.dataset.fasta.locate import places_of_ids
+from esmeray.dataset.fasta.reader import FastaSource, RecordBatch, find_files
+from esmeray.dataset.fasta.records import Records
+from esmeray.dataset.store.format import DATA_FILE, FORMAT_VERSION, MANIFEST_FILE, SampleSource, StoreManifest
+from esmeray.dataset.store.ingest import CleanBlock, Ingest
+from esmeray.dataset.store.reader import Store
+from esmeray.dataset.store.sample import GENERATOR_VERSION, sample_records
+from esmeray.dataset.store.writer import StoreWriter
+from esmeray.run_folder.job import REMEDY, other_job
+from esmeray.train_config.schema import DataSection, IngestSection, SampleSection
 
 SAMPLE = "sample"
 _SAMPLE_BATCH_RECORDS = 512
@@ -183,7 +184,7 @@ def absolute(path: Path) -> Path:
 def not_a_store(
     target: Path, kind: str, files: tuple[str, ...] = (MANIFEST_FILE, DATA_FILE), file_format: str = "esmeray-store"
 ) -> str | None:
-    """The part of an existing target that is no store's, for :func:`~common.publishing.refuse_existing`.
+    """The part of an existing target that is no store's, for :func:`~esmeray.common.publishing.refuse_existing`.
 
     ``files`` are those that a store of this kind may hold, its manifest first.
     """

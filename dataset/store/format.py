@@ -29,10 +29,10 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel
 
-from common.errors import DataError, parsing
-from common.json_file import read_json
-from dataset.fasta.counts import IngestCounts, SourceFile
-from train_config.schema import IngestSection, SampleSection
+from esmeray.common.errors import DataError, parsing
+from esmeray.common.json_file import read_json
+from esmeray.dataset.fasta.counts import IngestCounts, SourceFile
+from esmeray.train_config.schema import IngestSection, SampleSection
 
 try:  # xopen brings it on x86-64 and 64-bit Arm; the same CRC-32 at 23 GB/s a core where zlib's has 4
     from isal.isal_zlib import crc32

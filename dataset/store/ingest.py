@@ -1,9 +1,10 @@
 """Raw records to a block of a store: what a sequence and an id may be, with every repair counted.
 
-In: :class:`~dataset.fasta.reader.RecordBatch` and the policies of :class:`~train_config.schema.IngestSection`. Out:
-:class:`CleanBlock`. A batch whose letters are all in the alphabet, which is nearly every one, is checked in one piece;
-only a batch with something to mend is looked at record by record. Text, which a classifier may read in place of
-residues, is taken as it is. Refused records are gathered in one pass, so that a file can be mended in one go.
+In: :class:`~esmeray.dataset.fasta.reader.RecordBatch` and the policies of
+:class:`~esmeray.train_config.schema.IngestSection`. Out: :class:`CleanBlock`. A batch whose letters are all in the
+alphabet, which is nearly every one, is checked in one piece; only a batch with something to mend is looked at record by
+record. Text, which a classifier may read in place of residues, is taken as it is. Refused records are gathered in one
+pass, so that a file can be mended in one go.
 
 Shape legend: N records of the block.
 """
@@ -18,15 +19,15 @@ from typing import Literal
 
 import numpy as np
 
-from common.errors import DataError
-from common.text import counted
-from dataset.fasta.alphabet import GAPS, STORE_ALPHABET, STORE_BYTES, CleanSequence, bad_to_x, clean
-from dataset.fasta.counts import IngestCounts
-from dataset.fasta.kernel import HashSet64, Kernel
-from dataset.fasta.locate import places_of_records
-from dataset.fasta.reader import RecordBatch
-from dataset.fasta.records import Lines, hashes_of, lengths_of
-from train_config.schema import IngestSection
+from esmeray.common.errors import DataError
+from esmeray.common.text import counted
+from esmeray.dataset.fasta.alphabet import GAPS, STORE_ALPHABET, STORE_BYTES, CleanSequence, bad_to_x, clean
+from esmeray.dataset.fasta.counts import IngestCounts
+from esmeray.dataset.fasta.kernel import HashSet64, Kernel
+from esmeray.dataset.fasta.locate import places_of_records
+from esmeray.dataset.fasta.reader import RecordBatch
+from esmeray.dataset.fasta.records import Lines, hashes_of, lengths_of
+from esmeray.train_config.schema import IngestSection
 
 NUCLEOTIDES = b"ACGTUNacgtun"
 NUCLEOTIDE_SHARE = 0.95
@@ -252,8 +253,8 @@ def _bad_character(character: str, remedy: str) -> str:
 class Faults:
     """Records refused so far; true when there are some.
 
-    One :class:`~common.errors.DataError` at the end counts them by kind and names the first with their places, which
-    are looked up then, in one pass over each file.
+    One :class:`~esmeray.common.errors.DataError` at the end counts them by kind and names the first with their places,
+    which are looked up then, in one pass over each file.
     """
 
     def __init__(self, places_of_ids: PlacesOfIds) -> None:
@@ -265,7 +266,8 @@ class Faults:
         return bool(self._counts)
 
     def add(self, kind: str, fault: Fault) -> None:
-        """Count a fault, its kind a noun for :func:`~common.text.counted`, and keep it if it is among the first."""
+        """Count a fault, its kind a noun for :func:`~esmeray.common.text.counted`, and keep it if it is among the
+        first."""
         self._counts[kind] += 1
         if len(self._first) < SHOWN:
             self._first.append(fault)

@@ -24,12 +24,12 @@ import lmdb
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import DataError, parsing, reading
-from common.publishing import disk_full, exclusive, published
-from common.verification import check_file
-from dataset.fasta.records import keys_of
-from dataset.store import format as layout
-from dataset.store.format import DATA_FILE, MANIFEST_FILE, STORE_REMEDY, Kind, StoreManifest
+from esmeray.common.errors import DataError, parsing, reading
+from esmeray.common.publishing import disk_full, exclusive, published
+from esmeray.common.verification import check_file
+from esmeray.dataset.fasta.records import keys_of
+from esmeray.dataset.store import format as layout
+from esmeray.dataset.store.format import DATA_FILE, MANIFEST_FILE, STORE_REMEDY, Kind, StoreManifest
 
 _ADVICE = "make one with: esmeray data convert --data.source FASTA --convert.store STORE"
 

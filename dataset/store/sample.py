@@ -8,7 +8,7 @@ insertions and deletions.
 Only uniform random numbers are drawn, and shaped here: NumPy promises the stream of a bit generator, not that of its
 distributions, and the sample of a seed is to stay the same.
 
-Shape legend: L residues of a sequence; residues are indices into :data:`~dataset.fasta.alphabet.AMINO_ACIDS`.
+Shape legend: L residues of a sequence; residues are indices into :data:`~esmeray.dataset.fasta.alphabet.AMINO_ACIDS`.
 """
 
 import math
@@ -17,7 +17,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from dataset.fasta.alphabet import AMINO_ACIDS
+from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 
 GENERATOR_VERSION = 2
 """Raised when the records of a seed change, of any sample, so that stores of the old ones are made again."""

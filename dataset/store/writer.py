@@ -1,7 +1,7 @@
 """Clean blocks to ``data.mdb``, in transactions of bounded size and a map that grows as it fills.
 
-In: :class:`~dataset.store.ingest.CleanBlock` in order. Out: the files of a store (:mod:`dataset.store.format`) in a
-folder that someone else made and will rename; the manifest comes last.
+In: :class:`~esmeray.dataset.store.ingest.CleanBlock` in order. Out: the files of a store
+(:mod:`esmeray.dataset.store.format`) in a folder that someone else made and will rename; the manifest comes last.
 
 A thread of its own checksums and writes one transaction while the next is gathered: zlib, LMDB and the system let go of
 Python's global lock. What fails there is raised by the next call that has something to write.
@@ -19,17 +19,17 @@ import lmdb
 import numpy as np
 from numpy.typing import NDArray
 
-from common.background_thread import BackgroundThread
-from common.errors import DataError
-from common.publishing import disk_full, file_xxh128
-from dataset.fasta.alphabet import STORE_ALPHABET
-from dataset.fasta.counts import IngestCounts, SourceFile
-from dataset.fasta.reader import BATCH_RECORDS, BATCH_RESIDUES
-from dataset.fasta.records import Lines, lengths_of
-from dataset.store import format as layout
-from dataset.store.format import DATA_FILE, SEQUENCES_FOLDER, Kind, SampleSource, StoreManifest
-from dataset.store.ingest import CleanBlock
-from train_config.schema import IngestSection
+from esmeray.common.background_thread import BackgroundThread
+from esmeray.common.errors import DataError
+from esmeray.common.publishing import disk_full, file_xxh128
+from esmeray.dataset.fasta.alphabet import STORE_ALPHABET
+from esmeray.dataset.fasta.counts import IngestCounts, SourceFile
+from esmeray.dataset.fasta.reader import BATCH_RECORDS, BATCH_RESIDUES
+from esmeray.dataset.fasta.records import Lines, lengths_of
+from esmeray.dataset.store import format as layout
+from esmeray.dataset.store.format import DATA_FILE, SEQUENCES_FOLDER, Kind, SampleSource, StoreManifest
+from esmeray.dataset.store.ingest import CleanBlock
+from esmeray.train_config.schema import IngestSection
 
 MAP_BYTES = 1 << 30
 """Size of LMDB's map at first; doubled when it is full. Address space, not disk."""

@@ -12,19 +12,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dataset.batches.loader import filler_batch
-from dataset.batches.preparation import chosen_places, crop_starts, cropped_lengths
-from dataset.batches.random_bits import Bits, keyed_bits, positional_bits, threshold
-from dataset.batches.steps import BatchSource, Indices, SourceBatch
-from dataset.packed_batch import CHAINS, COORDINATES, LABELS, NO_LABEL, TARGETS, WEIGHTS, PackedBatch
-from dataset.structures.store import StructureStore
-from dataset.targets import IGNORED_TARGET
-from dataset.tokens.esm import MASK, cumulative_lengths, packed_from_tokens, tokenize_pieces
-from train_config.diffusion_schema import DiffusionSection
-from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
+from esmeray.dataset.batches.loader import filler_batch
+from esmeray.dataset.batches.preparation import chosen_places, crop_starts, cropped_lengths
+from esmeray.dataset.batches.random_bits import Bits, keyed_bits, positional_bits, threshold
+from esmeray.dataset.batches.steps import BatchSource, Indices, SourceBatch
+from esmeray.dataset.packed_batch import CHAINS, COORDINATES, LABELS, NO_LABEL, TARGETS, WEIGHTS, PackedBatch
+from esmeray.dataset.structures.store import StructureStore
+from esmeray.dataset.targets import IGNORED_TARGET
+from esmeray.dataset.tokens.esm import MASK, cumulative_lengths, packed_from_tokens, tokenize_pieces
+from esmeray.train_config.diffusion_schema import DiffusionSection
+from esmeray.train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
 
 _TIME, _HIDDEN, _NO_STRUCTURE, _NO_LABEL, _NOISE = range(11, 16)
-"""Purposes of random bits (:func:`~dataset.batches.random_bits.keyed_bits`)."""
+"""Purposes of random bits (:func:`~esmeray.dataset.batches.random_bits.keyed_bits`)."""
 _LEAST_SHARE = 1e-3
 
 

@@ -12,7 +12,7 @@ Shape legend: R residues of a chain, S of a part without a break, P = S + 1 plan
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset.structures.sample import placed, torsion
+from esmeray.dataset.structures.sample import placed, torsion
 
 LONGEST_STEP = 4.2  # Å between CA of neighbours
 _FROM_CA = {"C": (1.429, 0.529), "O": (1.649, 1.741), "N": (-1.407, -0.380)}

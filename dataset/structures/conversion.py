@@ -13,29 +13,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import DataError
-from common.progress import ConversionProgress, ProgressCallback, no_progress
-from common.publishing import exclusive, published, refuse_existing
-from common.remote import local_path
-from common.text import counted
-from dataset.batches.splitting import split_records
-from dataset.embeddings.arrays import arrays_checksum, open_arrays
-from dataset.fasta.counts import IngestCounts, SourceFile
-from dataset.fasta.reader import find_files, is_fasta_name
-from dataset.fasta.records import hashes_of
-from dataset.store import conversion as stores
-from dataset.store.conversion import SAMPLE
-from dataset.store.format import MANIFEST_FILE as STORE_MANIFEST
-from dataset.store.format import SEQUENCES_FOLDER, signed_json
-from dataset.store.writer import write_sequences
-from dataset.structures import store as layout
-from dataset.structures.files import SUFFIXES, is_structure_name, read_structures
-from dataset.structures.predictions import keys, predictions_of
-from dataset.structures.sample import GENERATOR_VERSION, sample_structures
-from dataset.structures.store import Structure, StructureCounts, StructureManifest, StructureStore
-from dataset.table import Table
-from train_config.diffusion_schema import StructuresSection
-from train_config.schema import DataSection, IngestSection
+from esmeray.common.errors import DataError
+from esmeray.common.progress import ConversionProgress, ProgressCallback, no_progress
+from esmeray.common.publishing import exclusive, published, refuse_existing
+from esmeray.common.remote import local_path
+from esmeray.common.text import counted
+from esmeray.dataset.batches.splitting import split_records
+from esmeray.dataset.embeddings.arrays import arrays_checksum, open_arrays
+from esmeray.dataset.fasta.counts import IngestCounts, SourceFile
+from esmeray.dataset.fasta.reader import find_files, is_fasta_name
+from esmeray.dataset.fasta.records import hashes_of
+from esmeray.dataset.store import conversion as stores
+from esmeray.dataset.store.conversion import SAMPLE
+from esmeray.dataset.store.format import MANIFEST_FILE as STORE_MANIFEST
+from esmeray.dataset.store.format import SEQUENCES_FOLDER, signed_json
+from esmeray.dataset.store.writer import write_sequences
+from esmeray.dataset.structures import store as layout
+from esmeray.dataset.structures.files import SUFFIXES, is_structure_name, read_structures
+from esmeray.dataset.structures.predictions import keys, predictions_of
+from esmeray.dataset.structures.sample import GENERATOR_VERSION, sample_structures
+from esmeray.dataset.structures.store import Structure, StructureCounts, StructureManifest, StructureStore
+from esmeray.dataset.table import Table
+from esmeray.train_config.diffusion_schema import StructuresSection
+from esmeray.train_config.schema import DataSection, IngestSection
 
 _SHOWN = 10
 _KIND = layout.MANIFEST_FILE, "structure store"
@@ -72,7 +72,7 @@ def convert_structures(
 
 def ensure_structure_store(data: DataSection, default_root: Path, progress: ProgressCallback = no_progress) -> Path:
     """The structure store of a run's data: a fitting one that exists, else one made now; see
-    :func:`dataset.store.conversion.ensure_store`."""
+    :func:`esmeray.dataset.store.conversion.ensure_store`."""
     target = structure_store_location(data, default_root)
     if stores.source_store(data, *_KIND) is not None:
         return StructureStore(target, verify="full").path
@@ -97,7 +97,7 @@ def _store_name(data: DataSection) -> str:
 
 
 def find_structure_files(sources: list[str]) -> list[Path]:
-    """:func:`~dataset.fasta.reader.find_files` for structure files."""
+    """:func:`~esmeray.dataset.fasta.reader.find_files` for structure files."""
     return find_files(sources, is_structure_name, f"structure file ({', '.join(SUFFIXES)}, plain or .gz)")
 
 

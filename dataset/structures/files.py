@@ -23,13 +23,13 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import DataError, reading
-from common.text import first_line
-from dataset.fasta.locate import BYTE_ORDER_MARK, pieces_of_lines
-from dataset.structures.ca_trace import LONGEST_STEP, completed
-from dataset.structures.sample import C_O, CA_C_O, placed, torsion
-from dataset.structures.store import Structure, StructureCounts
-from train_config.diffusion_schema import StructuresSection
+from esmeray.common.errors import DataError, reading
+from esmeray.common.text import first_line
+from esmeray.dataset.fasta.locate import BYTE_ORDER_MARK, pieces_of_lines
+from esmeray.dataset.structures.ca_trace import LONGEST_STEP, completed
+from esmeray.dataset.structures.sample import C_O, CA_C_O, placed, torsion
+from esmeray.dataset.structures.store import Structure, StructureCounts
+from esmeray.train_config.diffusion_schema import StructuresSection
 
 SUFFIXES = (".pdb", ".ent", ".cif", ".mmcif", ".bcif")
 BACKBONE = ("N", "CA", "C", "O")

@@ -1,6 +1,7 @@
 """Predicted structures, by sequence, under the fingerprint of their predictor.
 
-They are shards of :mod:`dataset.embeddings.cache`: 26 bytes a residue, written by any number of processes, bounded.
+They are shards of :mod:`esmeray.dataset.embeddings.cache`: 26 bytes a residue, written by any number of processes,
+bounded.
 
 Shape legend: N sequences, L residues of one.
 """
@@ -14,11 +15,11 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from common.errors import DataError
-from common.text import counted
-from dataset.embeddings.cache import FeatureStore, write_shard
-from dataset.fasta.records import keys_of
-from train_config.schema import DataSection
+from esmeray.common.errors import DataError
+from esmeray.common.text import counted
+from esmeray.dataset.embeddings.cache import FeatureStore, write_shard
+from esmeray.dataset.fasta.records import keys_of
+from esmeray.train_config.schema import DataSection
 
 FAILURE_FILE = "failure.txt"
 """In the cache while whoever predicts has given up: why."""

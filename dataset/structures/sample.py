@@ -14,9 +14,9 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset.fasta.alphabet import AMINO_ACIDS
-from dataset.store.sample import BACKGROUND
-from dataset.structures.store import Structure
+from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
+from esmeray.dataset.store.sample import BACKGROUND
+from esmeray.dataset.structures.store import Structure
 
 GENERATOR_VERSION = 1
 HELIX, STRAND, LOOP = range(3)

@@ -1,7 +1,7 @@
 """A folder of protein structures that training reads: sequences, backbone atoms, confidences, labels, who is held out.
 
 ======================= ==========================================================================================
-sequences/              a store (:mod:`dataset.store.format`) of the residues
+sequences/              a store (:mod:`esmeray.dataset.store.format`) of the residues
 structures.safetensors  coordinates (R, 4, 3) fp16: N, CA, C, O in Å from the mean CA of their record, NaN where not
                         known, (0, 4, 3) where none is known at all; confidence (R,) int8, pLDDT, 100 where the
                         structure was measured; chains (R,) int8; labels (N,) int64, -1 for none; parts (N,) int8
@@ -22,12 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
-from common.errors import DataError
-from dataset.embeddings.arrays import arrays_checksum, open_arrays, write_arrays
-from dataset.fasta.counts import Counts, SourceFile
-from dataset.store.format import MADE_AGAIN, SEQUENCES_FOLDER, read_signed
-from dataset.store.reader import Store
-from dataset.structures.predictions import PredictedStructures, centred
+from esmeray.common.errors import DataError
+from esmeray.dataset.embeddings.arrays import arrays_checksum, open_arrays, write_arrays
+from esmeray.dataset.fasta.counts import Counts, SourceFile
+from esmeray.dataset.store.format import MADE_AGAIN, SEQUENCES_FOLDER, read_signed
+from esmeray.dataset.store.reader import Store
+from esmeray.dataset.structures.predictions import PredictedStructures, centred
 
 FORMAT_VERSION = 2
 ARRAYS_FILE = "structures.safetensors"

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import ConfigError
-from common.publishing import exclusive, published
-from dataset.fasta.alphabet import AMINO_ACIDS
-from dataset.tokens import esm, huggingface
-from dataset.tokens.huggingface import SOURCE_KEY, HuggingFaceTokenizer, Spaced
-from dataset.tokens.model_folder import CONFIG_FILE, local_folder, model_folder, read_settings
-from train_config.classifier_schema import TokenizerSection
+from esmeray.common.errors import ConfigError
+from esmeray.common.publishing import exclusive, published
+from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
+from esmeray.dataset.tokens import esm, huggingface
+from esmeray.dataset.tokens.huggingface import SOURCE_KEY, HuggingFaceTokenizer, Spaced
+from esmeray.dataset.tokens.model_folder import CONFIG_FILE, local_folder, model_folder, read_settings
+from esmeray.train_config.classifier_schema import TokenizerSection
 
 _ESM = "esm"
 """Result of :func:`_automatic` for the ESM alphabet: no hub name, which has an owner."""
@@ -36,7 +36,7 @@ _NUM_BYTES = 256
 
 
 class EsmSequenceTokenizer:
-    """The ESM alphabet, by :mod:`dataset.tokens.esm`'s tables; attributes as of HuggingFaceTokenizer."""
+    """The ESM alphabet, by :mod:`esmeray.dataset.tokens.esm`'s tables; attributes as of HuggingFaceTokenizer."""
 
     fingerprint = hashlib.sha256(" ".join(esm.VOCABULARY).encode()).hexdigest()
     prefix: tuple[int, ...] = (esm.CLS,)

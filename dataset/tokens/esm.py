@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import DataError
-from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
+from esmeray.common.errors import DataError
+from esmeray.train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
 
 if TYPE_CHECKING:
-    from dataset.packed_batch import PackedBatch
+    from esmeray.dataset.packed_batch import PackedBatch
 
 VOCABULARY: tuple[str, ...] = (
     *("<cls>", "<pad>", "<eos>", "<unk>"),
@@ -126,7 +126,7 @@ def packed_from_tokens(
     """
     import torch  # here, so that loader processes, which need the tables alone, start without it
 
-    from dataset.packed_batch import PackedBatch
+    from esmeray.dataset.packed_batch import PackedBatch
 
     cu_seqlens = cumulative_lengths(lengths_N)
     return PackedBatch(

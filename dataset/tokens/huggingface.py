@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import ConfigError
-from common.text import first_line
-from common.verification import verified
-from dataset.fasta.alphabet import AMINO_ACIDS, STORE_ALPHABET
-from dataset.tokens.esm import sequence_lengths
-from dataset.tokens.model_folder import CONFIG_FILE, read_settings
+from esmeray.common.errors import ConfigError
+from esmeray.common.text import first_line
+from esmeray.common.verification import verified
+from esmeray.dataset.fasta.alphabet import AMINO_ACIDS, STORE_ALPHABET
+from esmeray.dataset.tokens.esm import sequence_lengths
+from esmeray.dataset.tokens.model_folder import CONFIG_FILE, read_settings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -135,7 +135,7 @@ class HuggingFaceTokenizer:
 
 
 def open_folder(folder: Path, spaced: Spaced, key: str) -> HuggingFaceTokenizer:
-    """The fast tokenizer of a local folder; see :func:`dataset.tokens.base.open_tokenizer`."""
+    """The fast tokenizer of a local folder; see :func:`esmeray.dataset.tokens.base.open_tokenizer`."""
     saved = folder / TOKENIZER_CONFIG_FILE
     if spaced == "auto" and saved.is_file():
         spaced = read_settings(saved, key).get(_SPACED_KEY, "auto")

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError, ResourceError
-from common.json_file import read_json
-from common.remote import local_path
-from common.text import did_you_mean
-from common.verification import verified
-from run_folder.paths import EXPORT, METRICS
+from esmeray.common.errors import ConfigError, ResourceError
+from esmeray.common.json_file import read_json
+from esmeray.common.remote import local_path
+from esmeray.common.text import did_you_mean
+from esmeray.common.verification import verified
+from esmeray.run_folder.paths import EXPORT, METRICS
 
 CONFIG_FILE = "config.json"
 LEFT_OUT = re.compile(r"(checkpoints|wandb|monitoring)/.*|.*\.(bin|pt|pth|ckpt|pkl)")

@@ -19,13 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from common.errors import DataError, parsing
-from common.progress import ConversionProgress, ProgressCallback, no_progress
-from common.publishing import exclusive, file_xxh128, published
-from common.verification import check_file
-from dataset.store.format import read_signed, signed_json
-from dataset.store.reader import Store
-from dataset.tokens.base import SequenceTokenizer
+from esmeray.common.errors import DataError, parsing
+from esmeray.common.progress import ConversionProgress, ProgressCallback, no_progress
+from esmeray.common.publishing import exclusive, file_xxh128, published
+from esmeray.common.verification import check_file
+from esmeray.dataset.store.format import read_signed, signed_json
+from esmeray.dataset.store.reader import Store
+from esmeray.dataset.tokens.base import SequenceTokenizer
 
 MANIFEST_FILE = "manifest.json"
 TOKENS_FILE = "tokens.bin"

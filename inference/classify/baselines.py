@@ -24,9 +24,9 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from dataset.fasta.alphabet import AMINO_ACIDS
-from dataset.targets import has_target
-from train_config.classifier_schema import TargetKind
+from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
+from esmeray.dataset.targets import has_target
+from esmeray.train_config.classifier_schema import TargetKind
 
 _BY_COLUMN = ("multilabel", "regression")
 _WORD = r"\b\w+\b"

@@ -12,22 +12,22 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import ConfigError, DataError
-from common.progress import ProgressCallback, no_progress
-from dataset.fasta.counts import IngestCounts
-from dataset.fasta.records import hashes_of
-from dataset.labels.conversion import ensure_labelled_store
-from dataset.labels.label_space import LabelSpace, UnseenLabelError
-from dataset.labels.labelled_file import LabelledCounts, LabelledRecords, find_labelled_files, read_labelled
-from dataset.labels.parts import LabelledSource, texts_of
-from dataset.labels.store import MANIFEST_FILE, LabelledStore
-from dataset.store.ingest import Ingest
-from dataset.targets import has_target
-from run_folder.checkpoints import CheckpointStore, check_data
-from run_folder.paths import RunFolder
-from train_config.classifier_schema import LabelsSection, Part, TokenizerSection
-from train_config.schema import Config, DataSection, IngestSection, RunSection
-from train_config.section import Overrides
+from esmeray.common.errors import ConfigError, DataError
+from esmeray.common.progress import ProgressCallback, no_progress
+from esmeray.dataset.fasta.counts import IngestCounts
+from esmeray.dataset.fasta.records import hashes_of
+from esmeray.dataset.labels.conversion import ensure_labelled_store
+from esmeray.dataset.labels.label_space import LabelSpace, UnseenLabelError
+from esmeray.dataset.labels.labelled_file import LabelledCounts, LabelledRecords, find_labelled_files, read_labelled
+from esmeray.dataset.labels.parts import LabelledSource, texts_of
+from esmeray.dataset.labels.store import MANIFEST_FILE, LabelledStore
+from esmeray.dataset.store.ingest import Ingest
+from esmeray.dataset.targets import has_target
+from esmeray.run_folder.checkpoints import CheckpointStore, check_data
+from esmeray.run_folder.paths import RunFolder
+from esmeray.train_config.classifier_schema import LabelsSection, Part, TokenizerSection
+from esmeray.train_config.schema import Config, DataSection, IngestSection, RunSection
+from esmeray.train_config.section import Overrides
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,8 @@ class TextPart(NamedTuple):
 
 class TextStream:
     """Records of files, folders and globs to predict, in their order, checked by the policies of the config as for
-    training (:mod:`dataset.store.ingest`). Memory holds one part, and 8 bytes for each id, to detect one that repeats.
+    training (:mod:`esmeray.dataset.store.ingest`). Memory holds one part, and 8 bytes for each id, to detect one that
+    repeats.
 
     Raises DataError for a name of nothing that can be read.
     """

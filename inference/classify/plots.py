@@ -22,10 +22,10 @@ from sklearn.metrics import (
     roc_curve,
 )
 
-from common.figure_style import BLUE, GREEN, GREY, INK, ORANGE, RED, heading, legend, new_figure, save, style
-from common.text import counted
-from dataset.targets import IGNORED_TARGET
-from model.metrics.weighted import CALIBRATION_BINS
+from esmeray.common.figure_style import BLUE, GREEN, GREY, INK, ORANGE, RED, heading, legend, new_figure, save, style
+from esmeray.common.text import counted
+from esmeray.dataset.targets import IGNORED_TARGET
+from esmeray.model.metrics.weighted import CALIBRATION_BINS
 
 _MOST_CLASSES = 100
 """In one confusion matrix; beyond, those that are confused most."""

@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dataset.labels.label_space import LabelSpace
-from inference.classifier import Predictions
+from esmeray.dataset.labels.label_space import LabelSpace
+from esmeray.inference.classifier import Predictions
 
 Writer = Callable[[Sequence[str], Predictions], None]
 """Appends the rows of these ids."""

@@ -15,11 +15,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from common.statistics import SHARE
-from dataset.labels.label_space import LabelSpace
-from dataset.targets import has_target
-from inference.classify.plots import draw_confusion, draw_predictions, draw_reliability, draw_roc_pr
-from model.metrics.classification import (
+from esmeray.common.statistics import SHARE
+from esmeray.dataset.labels.label_space import LabelSpace
+from esmeray.dataset.targets import has_target
+from esmeray.inference.classify.plots import draw_confusion, draw_predictions, draw_reliability, draw_roc_pr
+from esmeray.model.metrics.classification import (
     bootstrap_intervals,
     classification_metrics,
     confusion_matrix,
@@ -36,7 +36,7 @@ _WITH_UNIT = ("mse", "mae")
 @dataclass(frozen=True)
 class Scored:
     """N records with their targets and a model's predictions, as
-    :func:`model.metrics.classification.classification_metrics` has them.
+    :func:`esmeray.model.metrics.classification.classification_metrics` has them.
 
     Attributes:
         probabilities: (N, C), or (R, C) for per_residue.

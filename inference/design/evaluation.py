@@ -13,13 +13,13 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import DataError
-from common.statistics import percentile_interval, resamplings
-from dataset.fasta.alphabet import AMINO_ACIDS
-from dataset.structures.store import Structure, StructureStore
-from inference.design.sampling import Request, generate
-from inference.design.scoring import log_likelihoods
-from model.tasks.diffusion import SequenceDiffusion
+from esmeray.common.errors import DataError
+from esmeray.common.statistics import percentile_interval, resamplings
+from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
+from esmeray.dataset.structures.store import Structure, StructureStore
+from esmeray.inference.design.sampling import Request, generate
+from esmeray.inference.design.scoring import log_likelihoods
+from esmeray.model.tasks.diffusion import SequenceDiffusion
 
 SHORT = 100
 """Residues up to which a protein is short, as in CATH's benchmark."""

@@ -13,10 +13,10 @@ from biotite.visualize import plot_scaled_text
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from common.figure_style import GREY, INK, heading, new_figure, save
-from common.text import counted
-from dataset.fasta.alphabet import AMINO_ACIDS
-from inference.design.sampling import Design
+from esmeray.common.figure_style import GREY, INK, heading, new_figure, save
+from esmeray.common.text import counted
+from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
+from esmeray.inference.design.sampling import Design
 
 _ROW = 60
 """Positions of a row of the logo."""

@@ -6,16 +6,16 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.errors import ConfigError
-from dataset.structures.conversion import check_ids, find_structure_files
-from dataset.structures.files import read_structures
-from dataset.structures.store import Structure, StructureCounts
-from inference.models.source import exported_by
-from train_config.command_schema import DesignModelSection, DesignStructuresSection
-from train_config.diffusion_schema import StructuresSection
+from esmeray.common.errors import ConfigError
+from esmeray.dataset.structures.conversion import check_ids, find_structure_files
+from esmeray.dataset.structures.files import read_structures
+from esmeray.dataset.structures.store import Structure, StructureCounts
+from esmeray.inference.models.source import exported_by
+from esmeray.train_config.command_schema import DesignModelSection, DesignStructuresSection
+from esmeray.train_config.diffusion_schema import StructuresSection
 
 if TYPE_CHECKING:
-    from model.tasks.diffusion import SequenceDiffusion
+    from esmeray.model.tasks.diffusion import SequenceDiffusion
 
 
 TASK = "diffusion"
@@ -47,8 +47,8 @@ def load_model(source: Path, options: DesignModelSection) -> tuple[SequenceDiffu
 
     Raises ConfigError for an unknown label, or where there is no such device.
     """
-    from dataset.packed_batch import NO_LABEL
-    from inference.models.opening import open_model
+    from esmeray.dataset.packed_batch import NO_LABEL
+    from esmeray.inference.models.opening import open_model
 
     model: Any = open_model(exported_design(source), device=options.device, heads=[TASK]).heads[TASK]
     if options.label is not None and options.label not in model.labels:

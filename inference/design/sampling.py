@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from dataset.fasta.alphabet import AMINO_ACIDS
-from dataset.packed_batch import CHAINS, COORDINATES, LABELS, NO_LABEL, PackedBatch
-from dataset.structures.batches import hidden_share
-from dataset.structures.store import Structure
-from dataset.tokens.esm import MASK, VOCABULARY, pack_sequences
-from model.forward_loop import ForwardLoop, Places, consecutive
-from model.tasks.diffusion import SequenceDiffusion
+from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
+from esmeray.dataset.packed_batch import CHAINS, COORDINATES, LABELS, NO_LABEL, PackedBatch
+from esmeray.dataset.structures.batches import hidden_share
+from esmeray.dataset.structures.store import Structure
+from esmeray.dataset.tokens.esm import MASK, VOCABULARY, pack_sequences
+from esmeray.model.forward_loop import ForwardLoop, Places, consecutive
+from esmeray.model.tasks.diffusion import SequenceDiffusion
 
 _AMINO_ACID_IDS = torch.tensor([VOCABULARY.index(letter) for letter in AMINO_ACIDS])
 
@@ -34,10 +34,10 @@ class Request:
         fixed: positions from 0 that keep the structure's residue.
         omitted: letters that are not to be used.
         tied: groups of positions that get the same residue.
-        label: number of the class, :data:`~dataset.packed_batch.NO_LABEL` for none.
+        label: number of the class, :data:`~esmeray.dataset.packed_batch.NO_LABEL` for none.
         temperature: of sampling; 0 takes the likeliest residue.
         steps: evaluations of the model.
-        guidance: see :meth:`~model.tasks.diffusion.SequenceDiffusion.logits`.
+        guidance: see :meth:`~esmeray.model.tasks.diffusion.SequenceDiffusion.logits`.
         order: which positions are decided first: those that the model is surest of, or any.
     """
 
@@ -55,7 +55,7 @@ class Request:
 @dataclass(frozen=True)
 class Design:
     """A generated sequence of L letters, the number of its seed, and (L, 20) probabilities of
-    :data:`~dataset.fasta.alphabet.AMINO_ACIDS` when the position was decided; 1 for a fixed residue."""
+    :data:`~esmeray.dataset.fasta.alphabet.AMINO_ACIDS` when the position was decided; 1 for a fixed residue."""
 
     residues: str
     probabilities: NDArray[np.float32]

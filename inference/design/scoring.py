@@ -14,14 +14,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from alignment.search import Search
-from dataset.fasta.alphabet import AMINO_ACIDS
-from dataset.packed_batch import NO_LABEL
-from dataset.structures.store import Structure
-from dataset.tokens.esm import MASK
-from inference.design.sampling import amino_acid_logits, structure_batch
-from model.forward_loop import ForwardLoop, Places, consecutive
-from model.tasks.diffusion import SequenceDiffusion
+from esmeray.alignment.search import Search
+from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
+from esmeray.dataset.packed_batch import NO_LABEL
+from esmeray.dataset.structures.store import Structure
+from esmeray.dataset.tokens.esm import MASK
+from esmeray.inference.design.sampling import amino_acid_logits, structure_batch
+from esmeray.model.forward_loop import ForwardLoop, Places, consecutive
+from esmeray.model.tasks.diffusion import SequenceDiffusion
 
 DRAWS = 16
 """Shares of hidden residues that a likelihood is a mean over."""

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from dataset.embeddings.arrays import as_float32
-from dataset.embeddings.formats.base import Block, Source, Values
-from dataset.embeddings.formats.hdf5 import biotrainer_key, hdf5_key
-from dataset.embeddings.formats.registry import FORMATS
-from dataset.embeddings.manifest import (
+from esmeray.dataset.embeddings.arrays import as_float32
+from esmeray.dataset.embeddings.formats.base import Block, Source, Values
+from esmeray.dataset.embeddings.formats.hdf5 import biotrainer_key, hdf5_key
+from esmeray.dataset.embeddings.formats.registry import FORMATS
+from esmeray.dataset.embeddings.manifest import (
     INDEX_ROWS,
     EmbeddingsManifest,
     OutputManifest,
@@ -23,11 +23,11 @@ from dataset.embeddings.manifest import (
     write_index,
     write_manifest,
 )
-from dataset.store.reader import Store
-from inference.embedding.plan import Plan, format_of
-from inference.embedding.shard_files import ShardFiles, ShardRow
-from inference.models.kinds import Output
-from train_config.embed_schema import EmbedSection
+from esmeray.dataset.store.reader import Store
+from esmeray.inference.embedding.plan import Plan, format_of
+from esmeray.inference.embedding.shard_files import ShardFiles, ShardRow
+from esmeray.inference.models.kinds import Output
+from esmeray.train_config.embed_schema import EmbedSection
 
 
 class Assembly:

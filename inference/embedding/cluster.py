@@ -9,15 +9,15 @@ from typing import NamedTuple
 
 import ray
 
-from cluster.actor_pool import ActorPool
-from common.errors import ResourceError
-from common.remote import local_path, retried, upload_folder
-from dataset.store.format import MANIFEST_FILE
-from dataset.store.reader import Store
-from inference.embedding.plan import JobFacts, Shard
-from inference.embedding.shard_files import ShardFiles, ShardRow
-from train_config.embed_schema import EmbedJobSection
-from train_config.natures import PATH_OR_NAME, absolute_path
+from esmeray.cluster.actor_pool import ActorPool
+from esmeray.common.errors import ResourceError
+from esmeray.common.remote import local_path, retried, upload_folder
+from esmeray.dataset.store.format import MANIFEST_FILE
+from esmeray.dataset.store.reader import Store
+from esmeray.inference.embedding.plan import JobFacts, Shard
+from esmeray.inference.embedding.shard_files import ShardFiles, ShardRow
+from esmeray.train_config.embed_schema import EmbedJobSection
+from esmeray.train_config.natures import PATH_OR_NAME, absolute_path
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +49,8 @@ class _EmbeddingActor:
         """Load the model and copy the store. A method, since what a constructor raises reaches nobody as it is."""
         import torch
 
-        from dataset.store.reader import stage_store
-        from inference.embedding.worker import open_worker
+        from esmeray.dataset.store.reader import stage_store
+        from esmeray.inference.embedding.worker import open_worker
 
         job, source, path, stage_dir, _, uri = self._settings
         torch.set_num_threads(job.cpus_per_worker)
@@ -98,7 +98,7 @@ class ClusterEngine:
         self.facts: JobFacts = self._pool.loaded
 
     def run(self, shards: list[Shard], progress: Callable[[int], None]) -> Iterator[ShardRow]:
-        """As :meth:`inference.embedding.worker.LocalEngine.run`."""
+        """As :meth:`esmeray.inference.embedding.worker.LocalEngine.run`."""
         for row in self._pool.run(shards):
             progress(row.sequences)
             yield row

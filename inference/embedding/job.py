@@ -20,23 +20,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cluster.placement import local_resources
-from common.command_line import logged_to
-from common.errors import ConfigError, ResourceError
-from common.progress import status_line
-from common.publishing import made_folder, refuse_existing, writing
-from common.remote import publish, target_path, uri_of
-from dataset.embeddings.manifest import MANIFEST_FILE, read_manifest
-from dataset.store.conversion import open_store
-from dataset.store.reader import Store
-from inference.embedding.model_job import ModelJob
-from inference.embedding.plan import JobFacts, Plan, check_registered, check_settings, format_of, make_plan
-from inference.embedding.report import report_name
-from inference.embedding.shard_files import ShardFiles
-from inference.embedding.worker import open_worker
-from run_folder.job import JOB_FILE, REMEDY, other_job, unfinished
-from train_config.embed_schema import EmbedJobSection
-from train_config.schema import IngestSection, RaySection
+from esmeray.cluster.placement import local_resources
+from esmeray.common.command_line import logged_to
+from esmeray.common.errors import ConfigError, ResourceError
+from esmeray.common.progress import status_line
+from esmeray.common.publishing import made_folder, refuse_existing, writing
+from esmeray.common.remote import publish, target_path, uri_of
+from esmeray.dataset.embeddings.manifest import MANIFEST_FILE, read_manifest
+from esmeray.dataset.store.conversion import open_store
+from esmeray.dataset.store.reader import Store
+from esmeray.inference.embedding.model_job import ModelJob
+from esmeray.inference.embedding.plan import JobFacts, Plan, check_registered, check_settings, format_of, make_plan
+from esmeray.inference.embedding.report import report_name
+from esmeray.inference.embedding.shard_files import ShardFiles
+from esmeray.inference.embedding.worker import open_worker
+from esmeray.run_folder.job import JOB_FILE, REMEDY, other_job, unfinished
+from esmeray.train_config.embed_schema import EmbedJobSection
+from esmeray.train_config.schema import IngestSection, RaySection
 
 log = logging.getLogger(__name__)
 
@@ -159,7 +159,7 @@ def _connected(cluster: RaySection | None, shared: Path | None = None) -> Abstra
     """Ray for the time of a block, where a cluster computes."""
     if cluster is None:
         return nullcontext()
-    from cluster.connection import connected
+    from esmeray.cluster.connection import connected
 
     return connected(cluster, shared)
 
@@ -168,7 +168,7 @@ def _resolved(job: EmbedJobSection, cluster: RaySection | None) -> EmbedJobSecti
     """The job with its device and workers chosen, from the cluster where there is one, and the defaults of these."""
     nodes = local_resources()
     if cluster is not None:
-        from cluster.connection import cluster_resources
+        from esmeray.cluster.connection import cluster_resources
 
         nodes = cluster_resources()
     gpus = sum(node.gpus for node in nodes)

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from common.figure_style import BLUE, GREEN, GRID, INK, MAGENTA, ORANGE, RED, new_figure, save, style
+from esmeray.common.figure_style import BLUE, GREEN, GRID, INK, MAGENTA, ORANGE, RED, new_figure, save, style
 
 COLOURS = (BLUE, ORANGE, GREEN, RED, "#7b5aa6", "#4ab4c4", MAGENTA, "#8c564b", "#e7c21a", "#7fb93d", "#1f3d7a")
 SEARCH = """

@@ -13,18 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from common.errors import ConfigError, parsing
-from common.progress import record_bar, status_line
-from common.publishing import write_atomically, writing
-from dataset.store.reader import Store
-from inference.embedding.assembly import Assembly
-from inference.embedding.plan import JobFacts, Plan, check_settings, distinct_sequences, make_plan
-from inference.embedding.report import Spent, performance, report_name
-from inference.embedding.shard_files import Cache, ShardFiles, ShardRow
-from inference.embedding.worker import LocalEngine
-from run_folder.job import JOB_FILE, accept, differences, other_job
-from train_config.embed_schema import EmbedJobSection, EmbedSection
-from train_config.schema import RaySection
+from esmeray.common.errors import ConfigError, parsing
+from esmeray.common.progress import record_bar, status_line
+from esmeray.common.publishing import write_atomically, writing
+from esmeray.dataset.store.reader import Store
+from esmeray.inference.embedding.assembly import Assembly
+from esmeray.inference.embedding.plan import JobFacts, Plan, check_settings, distinct_sequences, make_plan
+from esmeray.inference.embedding.report import Spent, performance, report_name
+from esmeray.inference.embedding.shard_files import Cache, ShardFiles, ShardRow
+from esmeray.inference.embedding.worker import LocalEngine
+from esmeray.run_folder.job import JOB_FILE, accept, differences, other_job
+from esmeray.train_config.embed_schema import EmbedJobSection, EmbedSection
+from esmeray.train_config.schema import RaySection
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ class ModelJob:
         job = self.settings, self.source, self.store, self.files
         if self.cluster is None:
             return LocalEngine(*job)
-        from inference.embedding.cluster import ClusterEngine  # here: it needs Ray
+        from esmeray.inference.embedding.cluster import ClusterEngine  # here: it needs Ray
 
         return ClusterEngine(*job, max_failures=self.cluster.max_failures)
 

@@ -16,16 +16,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import ConfigError, DataError
-from common.text import counted, did_you_mean
-from dataset.batches.plan import Indices, longest_first
-from dataset.embeddings.formats.base import Format
-from dataset.embeddings.formats.hdf5 import check_ids
-from dataset.embeddings.formats.registry import FORMATS
-from dataset.store.reader import Store
-from inference.models.kinds import ModelFacts, Output, output_names
-from train_config.embed_schema import CPU_TOKENS, EmbedSection
-from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
+from esmeray.common.errors import ConfigError, DataError
+from esmeray.common.text import counted, did_you_mean
+from esmeray.dataset.batches.plan import Indices, longest_first
+from esmeray.dataset.embeddings.formats.base import Format
+from esmeray.dataset.embeddings.formats.hdf5 import check_ids
+from esmeray.dataset.embeddings.formats.registry import FORMATS
+from esmeray.dataset.store.reader import Store
+from esmeray.inference.models.kinds import ModelFacts, Output, output_names
+from esmeray.train_config.embed_schema import CPU_TOKENS, EmbedSection
+from esmeray.train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
 
 
 class Shard(NamedTuple):

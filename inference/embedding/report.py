@@ -10,11 +10,11 @@ import torch
 from pydantic import BaseModel
 from rich.table import Column, Table
 
-from common.text import duration
-from inference.embedding.plan import JobFacts, Plan
-from inference.embedding.shard_files import ShardRow
-from monitoring.sampling.peaks import peak_tflops
-from train_config.embed_schema import EmbedJobSection
+from esmeray.common.text import duration
+from esmeray.inference.embedding.plan import JobFacts, Plan
+from esmeray.inference.embedding.shard_files import ShardRow
+from esmeray.monitoring.sampling.peaks import peak_tflops
+from esmeray.train_config.embed_schema import EmbedJobSection
 
 
 class Spent(BaseModel):

@@ -1,7 +1,8 @@
 """Files of a job's shards, which of them are complete, and the cache of values that jobs and training share.
 
 A shard is ``OUTPUT/00012.safetensors`` for each output, then ``rows/00012.json``, by which it counts as done. The cache
-(:mod:`dataset.embeddings.cache`) has a folder for each model, settings and output; what it has makes the first shards.
+(:mod:`esmeray.dataset.embeddings.cache`) has a folder for each model, settings and output; what it has makes the first
+shards.
 """
 
 import logging
@@ -13,17 +14,17 @@ import xxhash
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from common.errors import ConfigError, DataError, parsing
-from common.publishing import file_xxh128, write_atomically, writing
-from common.remote import download, listing, retried, setting, upload
-from common.verification import check_file
-from dataset.embeddings.arrays import open_arrays, write_arrays
-from dataset.embeddings.cache import FeatureStore, bound_cache, write_shard
-from dataset.store.reader import Store
-from inference.embedding.plan import JobFacts, Plan
-from run_folder.job import PIECES
-from train_config.embed_schema import EmbedJobSection
-from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
+from esmeray.common.errors import ConfigError, DataError, parsing
+from esmeray.common.publishing import file_xxh128, write_atomically, writing
+from esmeray.common.remote import download, listing, retried, setting, upload
+from esmeray.common.verification import check_file
+from esmeray.dataset.embeddings.arrays import open_arrays, write_arrays
+from esmeray.dataset.embeddings.cache import FeatureStore, bound_cache, write_shard
+from esmeray.dataset.store.reader import Store
+from esmeray.inference.embedding.plan import JobFacts, Plan
+from esmeray.run_folder.job import PIECES
+from esmeray.train_config.embed_schema import EmbedJobSection
+from esmeray.train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
 
 Computed = Mapping[str, Mapping[str, NDArray]]
 """Arrays by name, by output."""

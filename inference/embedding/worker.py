@@ -1,7 +1,7 @@
 """Shards computed on one device, each to a file: what a job's process does, or each of its Ray actors.
 
-The batches are those of :func:`inference.models.running.run`; while one shard is written, the next is computed. Ranges
-of torch.profiler name what is done beside the model. Shape legend: n sequences of a shard, R rows, C channels.
+The batches are those of :func:`esmeray.inference.models.running.run`; while one shard is written, the next is computed.
+Ranges of torch.profiler name what is done beside the model. Shape legend: n sequences of a shard, R rows, C channels.
 """
 
 import time
@@ -15,19 +15,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.profiler import record_function
 
-from common.background_thread import BackgroundThread
-from common.errors import ConfigError
-from dataset.embeddings.arrays import quantized, scales_of
-from dataset.store.reader import Store
-from inference.embedding.plan import JobFacts, Shard
-from inference.embedding.shard_files import Computed, ShardFiles, ShardRow
-from inference.models.kinds import Output, kind_of
-from inference.models.model import Model
-from inference.models.opening import open_model
-from inference.models.running import run
-from model.device import DTYPES
-from model.forward_loop import Places
-from train_config.embed_schema import EmbedJobSection, EmbedSection
+from esmeray.common.background_thread import BackgroundThread
+from esmeray.common.errors import ConfigError
+from esmeray.dataset.embeddings.arrays import quantized, scales_of
+from esmeray.dataset.store.reader import Store
+from esmeray.inference.embedding.plan import JobFacts, Shard
+from esmeray.inference.embedding.shard_files import Computed, ShardFiles, ShardRow
+from esmeray.inference.models.kinds import Output, kind_of
+from esmeray.inference.models.model import Model
+from esmeray.inference.models.opening import open_model
+from esmeray.inference.models.running import run
+from esmeray.model.device import DTYPES
+from esmeray.model.forward_loop import Places
+from esmeray.train_config.embed_schema import EmbedJobSection, EmbedSection
 
 WARM_UP_BATCHES = 3
 """First batches of a process, which do not count in the times of a batch."""

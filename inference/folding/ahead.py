@@ -1,5 +1,5 @@
 """Structures predicted while training runs, in the order in which it wants them: shards in the cache, which the workers
-read as they come (:class:`dataset.structures.predictions.PredictedStructures`).
+read as they come (:class:`esmeray.dataset.structures.predictions.PredictedStructures`).
 """
 
 import threading
@@ -11,14 +11,14 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
-from common.errors import ConfigError
-from dataset.batches.plan import Indices, longest_first
-from dataset.batches.steps import TrainingSteps, ValidationSteps
-from dataset.structures.batches import StructureSource
-from dataset.structures.predictions import FAILURE_FILE
-from dataset.structures.store import StructureStore
-from inference.folding.job import FoldingSettings, actors, predict_structures
-from train_config.schema import Config
+from esmeray.common.errors import ConfigError
+from esmeray.dataset.batches.plan import Indices, longest_first
+from esmeray.dataset.batches.steps import TrainingSteps, ValidationSteps
+from esmeray.dataset.structures.batches import StructureSource
+from esmeray.dataset.structures.predictions import FAILURE_FILE
+from esmeray.dataset.structures.store import StructureStore
+from esmeray.inference.folding.job import FoldingSettings, actors, predict_structures
+from esmeray.train_config.schema import Config
 
 _WINDOW = 8
 """Batches of the predictor within which sequences are sorted by length."""

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import DataError, ResourceError
-from dataset.batches.plan import Indices, longest_first
-from dataset.embeddings.cache import bound_cache, merge_shards
-from dataset.structures.predictions import FAILURE_FILE, PredictedStructures, keep, keys
-from inference.folding.predictors import predictor
+from esmeray.common.errors import DataError, ResourceError
+from esmeray.dataset.batches.plan import Indices, longest_first
+from esmeray.dataset.embeddings.cache import bound_cache, merge_shards
+from esmeray.dataset.structures.predictions import FAILURE_FILE, PredictedStructures, keep, keys
+from esmeray.inference.folding.predictors import predictor
 
 if TYPE_CHECKING:
-    from cluster.actor_pool import ActorPool
+    from esmeray.cluster.actor_pool import ActorPool
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ def actors(
     ended: threading.Event | None = None,
 ) -> ActorPool:
     """Actors that predict, each with so many cores and, on CUDA, GPUs. Ray is connected."""
-    from cluster.actor_pool import ActorPool  # here: it imports Ray
+    from esmeray.cluster.actor_pool import ActorPool  # here: it imports Ray
 
     def same(first: str, other: str) -> None:
         if first != other:

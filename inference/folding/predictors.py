@@ -8,10 +8,10 @@ from typing import ClassVar, Protocol, TypeVar
 
 import torch
 
-from common.errors import ConfigError
-from dataset.structures.predictions import Predicted
-from model.backbones.fingerprint import weights_fingerprint
-from model.backbones.loading import quiet_transformers
+from esmeray.common.errors import ConfigError
+from esmeray.dataset.structures.predictions import Predicted
+from esmeray.model.backbones.fingerprint import weights_fingerprint
+from esmeray.model.backbones.loading import quiet_transformers
 
 
 class Predictor(Protocol):

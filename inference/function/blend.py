@@ -1,6 +1,6 @@
 """The end of a run of function prediction: the parts weighted on its held-out proteins.
 
-The run's folder ``function``, whole or not at all, has the data (:mod:`function.proteins`), the vectors, and
+The run's folder ``function``, whole or not at all, has the data (:mod:`esmeray.function.proteins`), the vectors, and
 ``blend.json`` with the weights and the values that each part and the blend reach on the held-out proteins.
 The blend is fitted on parts that have seen the training proteins alone; predictions then transfer from all.
 """
@@ -14,20 +14,20 @@ import numpy as np
 from rich.table import Table
 from scipy.sparse import csr_array
 
-from common.command_line import result_console
-from common.progress import status_line
-from common.publishing import made_folder
-from common.text import counted
-from function.annotations import Annotations
-from function.evaluation import evaluate
-from function.predictors import blended, fit_blend
-from function.proteins import FunctionData, prepare, read
-from function.vectors import Vectors, read_vectors
-from inference.function.parts import Parts, takes_vectors
-from inference.function.vectors import save_known
-from run_folder.paths import RunFolder
-from train_config.schema import DataSection, RunSection
-from train_config.terms_schema import EvaluationSection, TermsSection
+from esmeray.common.command_line import result_console
+from esmeray.common.progress import status_line
+from esmeray.common.publishing import made_folder
+from esmeray.common.text import counted
+from esmeray.function.annotations import Annotations
+from esmeray.function.evaluation import evaluate
+from esmeray.function.predictors import blended, fit_blend
+from esmeray.function.proteins import FunctionData, prepare, read
+from esmeray.function.vectors import Vectors, read_vectors
+from esmeray.inference.function.parts import Parts, takes_vectors
+from esmeray.inference.function.vectors import save_known
+from esmeray.run_folder.paths import RunFolder
+from esmeray.train_config.schema import DataSection, RunSection
+from esmeray.train_config.terms_schema import EvaluationSection, TermsSection
 
 MADE_BY, FOLDER, BLEND_FILE = "function", "function", "blend.json"
 _METRICS = ("fmax", "fmax_w")

@@ -15,18 +15,18 @@ import torch
 from numpy.typing import NDArray
 from scipy.sparse import csr_array, vstack
 
-from alignment.prefilter import SharedWords
-from alignment.scoring import scoring
-from alignment.search import Search
-from dataset.embeddings.manifest import parts as ranges
-from dataset.labels.label_space import LabelSpace
-from function.ontology import propagate
-from function.predictors import naive, nearest, pruned, transferred
-from function.proteins import AspectData, FunctionData
-from function.vectors import Vectors
-from inference.classifier import ClassifierPipeline
-from model.export.classifier import load_vector_classifier
-from train_config.terms_schema import TermsSection
+from esmeray.alignment.prefilter import SharedWords
+from esmeray.alignment.scoring import scoring
+from esmeray.alignment.search import Search
+from esmeray.dataset.embeddings.manifest import parts as ranges
+from esmeray.dataset.labels.label_space import LabelSpace
+from esmeray.function.ontology import propagate
+from esmeray.function.predictors import naive, nearest, pruned, transferred
+from esmeray.function.proteins import AspectData, FunctionData
+from esmeray.function.vectors import Vectors
+from esmeray.inference.classifier import ClassifierPipeline
+from esmeray.model.export.classifier import load_vector_classifier
+from esmeray.train_config.terms_schema import TermsSection
 
 Network = tuple[LabelSpace, Callable[[Sequence[str], Vectors | None], NDArray]]
 """The K terms that are learnt, and from sequences and vectors to (N, K) probabilities."""

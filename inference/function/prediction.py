@@ -12,25 +12,25 @@ from typing import Any
 import numpy as np
 from scipy.sparse import csr_array, hstack
 
-from common.errors import ConfigError
-from common.json_file import read_json
-from common.progress import record_bar
-from common.publishing import file_xxh128, made_file
-from common.verification import verified
-from dataset.embeddings.manifest import parts as ranges
-from dataset.store.conversion import open_store
-from dataset.store.reader import Store
-from function.ontology import propagate
-from function.predictors import blended
-from function.proteins import FunctionData, read
-from inference.function.blend import BLEND_FILE, FOLDER
-from inference.function.parts import Parts, takes_vectors
-from inference.function.vectors import load_known, vectors_of
-from run_folder.job import Journal, accept, journal, unfinished
-from run_folder.paths import EXPORT
-from train_config.loading import load_recorded
-from train_config.schema import IngestSection
-from train_config.terms_schema import PredictTermsSection, TermsSection
+from esmeray.common.errors import ConfigError
+from esmeray.common.json_file import read_json
+from esmeray.common.progress import record_bar
+from esmeray.common.publishing import file_xxh128, made_file
+from esmeray.common.verification import verified
+from esmeray.dataset.embeddings.manifest import parts as ranges
+from esmeray.dataset.store.conversion import open_store
+from esmeray.dataset.store.reader import Store
+from esmeray.function.ontology import propagate
+from esmeray.function.predictors import blended
+from esmeray.function.proteins import FunctionData, read
+from esmeray.inference.function.blend import BLEND_FILE, FOLDER
+from esmeray.inference.function.parts import Parts, takes_vectors
+from esmeray.inference.function.vectors import load_known, vectors_of
+from esmeray.run_folder.job import Journal, accept, journal, unfinished
+from esmeray.run_folder.paths import EXPORT
+from esmeray.train_config.loading import load_recorded
+from esmeray.train_config.schema import IngestSection
+from esmeray.train_config.terms_schema import PredictTermsSection, TermsSection
 
 TRAIN = "esmeray train --config train_config/function.yaml"
 MADE_BY = "predict_function"

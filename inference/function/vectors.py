@@ -4,18 +4,18 @@ from pathlib import Path
 
 import numpy as np
 
-from common.errors import DataError, parsing
-from common.verification import verified
-from dataset.embeddings.reader import open_vectors
-from dataset.store.conversion import name_of_content
-from dataset.store.reader import Store
-from function.proteins import SEQUENCES, prepare
-from function.vectors import Vectors, read_vectors
-from inference.embedding.job import run_job
-from run_folder.paths import RunFolder
-from train_config.embed_schema import EmbedJobSection
-from train_config.schema import DataSection, RunSection
-from train_config.terms_schema import COMPOSITION, EmbeddingsSection, TermsSection
+from esmeray.common.errors import DataError, parsing
+from esmeray.common.verification import verified
+from esmeray.dataset.embeddings.reader import open_vectors
+from esmeray.dataset.store.conversion import name_of_content
+from esmeray.dataset.store.reader import Store
+from esmeray.function.proteins import SEQUENCES, prepare
+from esmeray.function.vectors import Vectors, read_vectors
+from esmeray.inference.embedding.job import run_job
+from esmeray.run_folder.paths import RunFolder
+from esmeray.train_config.embed_schema import EmbedJobSection
+from esmeray.train_config.schema import DataSection, RunSection
+from esmeray.train_config.terms_schema import COMPOSITION, EmbeddingsSection, TermsSection
 
 
 def with_vectors(run: RunSection, data: DataSection, terms: TermsSection) -> TermsSection:

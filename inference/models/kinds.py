@@ -1,5 +1,5 @@
-"""Kinds of outputs: the interface of the modules in :mod:`inference.models.outputs`, found by their names; and what is
-known of an opened model and of its outputs, which travels without it.
+"""Kinds of outputs: the interface of the modules in :mod:`esmeray.inference.models.outputs`, found by their names; and
+what is known of an opened model and of its outputs, which travels without it.
 
 Each module there defines ``KIND``; its name is the output's. The names need no torch, the kinds do.
 
@@ -18,22 +18,22 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset.embeddings.manifest import Per
-from inference.models import outputs
+from esmeray.dataset.embeddings.manifest import Per
+from esmeray.inference.models import outputs
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from dataset.tokens.base import SequenceTokenizer
-    from inference.models.packing import Packed
-    from model.backbones.base import PackedBackbone
+    from esmeray.dataset.tokens.base import SequenceTokenizer
+    from esmeray.inference.models.packing import Packed
+    from esmeray.model.backbones.base import PackedBackbone
 
 
 class Output(NamedTuple):
     """One output of a model.
 
-    ``kind`` names a module of :mod:`inference.models.outputs`, ``layer`` counts from 0, the embeddings (None for what
-    has no layers), ``channels`` are the values of a row, ``per`` is what has one.
+    ``kind`` names a module of :mod:`esmeray.inference.models.outputs`, ``layer`` counts from 0, the embeddings (None
+    for what has no layers), ``channels`` are the values of a row, ``per`` is what has one.
     """
 
     name: str
@@ -77,7 +77,7 @@ class ModelFacts:
 
 
 class HasOutputs(Protocol):
-    """A :class:`~inference.models.model.Model` as its outputs read it, which therefore need not import it."""
+    """A :class:`~esmeray.inference.models.model.Model` as its outputs read it, which therefore need not import it."""
 
     facts: ModelFacts
     tokenizer: SequenceTokenizer

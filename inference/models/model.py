@@ -14,27 +14,27 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.profiler import record_function
 
-from common.errors import ConfigError, DataError
-from dataset.batches.preparation import FixedCrop, head_length
-from dataset.tokens.base import EsmSequenceTokenizer
-from dataset.tokens.esm import sequence_lengths, tokenize_pieces
-from inference.models.kinds import ModelFacts, Output, kind_of, output_names
-from inference.models.packing import Packed, Tokenized, pack, packed
-from model.backbones.base import PackedBackbone
-from model.backbones.fingerprint import architecture, features_fingerprint, weights_fingerprint
-from model.backbones.lora import merge
-from model.cost.flops import forward_flops
-from model.device import DTYPES
-from model.export.opening import Opened
-from model.optimization import optimize_for_inference
-from train_config.section import Precision
+from esmeray.common.errors import ConfigError, DataError
+from esmeray.dataset.batches.preparation import FixedCrop, head_length
+from esmeray.dataset.tokens.base import EsmSequenceTokenizer
+from esmeray.dataset.tokens.esm import sequence_lengths, tokenize_pieces
+from esmeray.inference.models.kinds import ModelFacts, Output, kind_of, output_names
+from esmeray.inference.models.packing import Packed, Tokenized, pack, packed
+from esmeray.model.backbones.base import PackedBackbone
+from esmeray.model.backbones.fingerprint import architecture, features_fingerprint, weights_fingerprint
+from esmeray.model.backbones.lora import merge
+from esmeray.model.cost.flops import forward_flops
+from esmeray.model.device import DTYPES
+from esmeray.model.export.opening import Opened
+from esmeray.model.optimization import optimize_for_inference
+from esmeray.train_config.section import Precision
 
 Features: TypeAlias = dict[Any, Tensor]
 """(T, C) by the function that made them and the layer that it read, None for the last."""
 
 
 class Model:
-    """See the module; made by :func:`inference.models.opening.open_model`.
+    """See the module; made by :func:`esmeray.inference.models.opening.open_model`.
 
     ``heads`` has what computes from features, by the name of its task.
     """

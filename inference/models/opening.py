@@ -5,11 +5,11 @@ from pathlib import Path
 
 import torch
 
-from inference.models.model import Model
-from inference.models.source import check_model, naming
-from model.device import check_device, choose_device
-from model.export.opening import Opened, open_exported, open_network
-from train_config.section import Precision
+from esmeray.inference.models.model import Model
+from esmeray.inference.models.source import check_model, naming
+from esmeray.model.device import check_device, choose_device
+from esmeray.model.export.opening import Opened, open_exported, open_network
+from esmeray.train_config.section import Precision
 
 
 def open_model(

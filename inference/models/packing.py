@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.profiler import record_function
 
-from dataset.packed_batch import PackedBatch
-from dataset.tokens.base import SequenceTokenizer
-from dataset.tokens.esm import packed_from_tokens
-from model.tasks.pooling import residue_mask
+from esmeray.dataset.packed_batch import PackedBatch
+from esmeray.dataset.tokens.base import SequenceTokenizer
+from esmeray.dataset.tokens.esm import packed_from_tokens
+from esmeray.model.tasks.pooling import residue_mask
 
 
 class Packed(NamedTuple):

@@ -1,4 +1,4 @@
-"""Texts through a model, batch after batch: the only forward loop of inference (:mod:`model.forward_loop`).
+"""Texts through a model, batch after batch: the only forward loop of inference (:mod:`esmeray.model.forward_loop`).
 
 Shape legend: n texts of a batch, C channels.
 """
@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.profiler import record_function
 
-from common.errors import DataError
-from dataset.batches.plan import longest_first
-from inference.models.kinds import Output
-from inference.models.model import Model
-from inference.models.packing import Tokenized, pack
-from model.forward_loop import ForwardLoop, Places
+from esmeray.common.errors import DataError
+from esmeray.dataset.batches.plan import longest_first
+from esmeray.inference.models.kinds import Output
+from esmeray.inference.models.model import Model
+from esmeray.inference.models.packing import Tokenized, pack
+from esmeray.model.forward_loop import ForwardLoop, Places
 
 
 class Texts(Protocol):

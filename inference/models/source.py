@@ -8,15 +8,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from common.errors import ConfigError, EsmerayError
-from common.verification import verified
-from dataset.labels.label_space import LabelSpace
-from dataset.tokens.model_folder import local_folder
-from model.backbones.source import SOURCE_KEY, check_source, has_random_weights
-from model.export.exported_folder import read_settings, task_of
-from train_config.loading import load_config, load_recorded
-from train_config.schema import BackboneSection, Config
-from train_config.section import Overrides
+from esmeray.common.errors import ConfigError, EsmerayError
+from esmeray.common.verification import verified
+from esmeray.dataset.labels.label_space import LabelSpace
+from esmeray.dataset.tokens.model_folder import local_folder
+from esmeray.model.backbones.source import SOURCE_KEY, check_source, has_random_weights
+from esmeray.model.export.exported_folder import read_settings, task_of
+from esmeray.train_config.loading import load_config, load_recorded
+from esmeray.train_config.schema import BackboneSection, Config
+from esmeray.train_config.section import Overrides
 
 
 class ModelSource(NamedTuple):

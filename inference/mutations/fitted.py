@@ -12,19 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from common.command_line import say
-from common.errors import ConfigError, DataError
-from common.text import counted
-from inference.classify.report import metrics_lines
-from inference.models.source import find_model
-from inference.mutations.job import Scorer
-from inference.mutations.metrics import evaluation_of
-from inference.mutations.ridge import Features, Ridge, cross_validated, fit, folds, one_hot, with_composition
-from inference.mutations.table import MutantTable
-from inference.mutations.variants import WILD_TYPE, Mutant, Protein
-from model.export.exported_folder import exported_folder
-from model.saved_settings import read_settings_of, write_settings
-from train_config.mutation_schema import MutationFitSection, MutationsSection
+from esmeray.common.command_line import say
+from esmeray.common.errors import ConfigError, DataError
+from esmeray.common.text import counted
+from esmeray.inference.classify.report import metrics_lines
+from esmeray.inference.models.source import find_model
+from esmeray.inference.mutations.job import Scorer
+from esmeray.inference.mutations.metrics import evaluation_of
+from esmeray.inference.mutations.ridge import Features, Ridge, cross_validated, fit, folds, one_hot, with_composition
+from esmeray.inference.mutations.table import MutantTable
+from esmeray.inference.mutations.variants import WILD_TYPE, Mutant, Protein
+from esmeray.model.export.exported_folder import exported_folder
+from esmeray.model.saved_settings import read_settings_of, write_settings
+from esmeray.train_config.mutation_schema import MutationFitSection, MutationsSection
 
 TASK = "mutations"
 """In the manifest of a fitted model's folder."""
@@ -102,7 +102,7 @@ def fit_table(
 ) -> tuple[Fitted, Evaluations]:
     """Fit to the mutants of a table that have a value in each column, and cross-validate.
 
-    Raises DataError where these are too few, and as :class:`Scorer` and :mod:`inference.mutations.ridge`.
+    Raises DataError where these are too few, and as :class:`Scorer` and :mod:`esmeray.inference.mutations.ridge`.
     """
     known_N = np.logical_and.reduce([np.isfinite(values) for values in table.numbers.values()])
     used = {row: mutant for row, mutant in enumerate(table.mutants) if known_N[row] and mutant not in (None, WILD_TYPE)}

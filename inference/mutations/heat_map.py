@@ -7,9 +7,9 @@ import numpy as np
 from matplotlib.colors import CenteredNorm
 from numpy.typing import NDArray
 
-from common.figure_style import INK, new_figure, save
-from dataset.fasta.alphabet import AMINO_ACIDS
-from inference.mutations.variants import Mutation, Protein
+from esmeray.common.figure_style import INK, new_figure, save
+from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
+from esmeray.inference.mutations.variants import Mutation, Protein
 
 _PANEL_POSITIONS = 100
 

@@ -13,16 +13,16 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from common.errors import DataError
-from common.progress import record_bar
-from dataset.fasta.alphabet import AMINO_ACIDS
-from inference.models.opening import open_model
-from inference.mutations.marginals import MaskedModel
-from inference.mutations.variants import Mutant, Protein, marginal_scores
-from model.device import choose_device
-from run_folder.job import accept, journal
-from train_config.embed_schema import CPU_TOKENS, CUDA_TOKENS
-from train_config.mutation_schema import MutationsSection
+from esmeray.common.errors import DataError
+from esmeray.common.progress import record_bar
+from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
+from esmeray.inference.models.opening import open_model
+from esmeray.inference.mutations.marginals import MaskedModel
+from esmeray.inference.mutations.variants import Mutant, Protein, marginal_scores
+from esmeray.model.device import choose_device
+from esmeray.run_folder.job import accept, journal
+from esmeray.train_config.embed_schema import CPU_TOKENS, CUDA_TOKENS
+from esmeray.train_config.mutation_schema import MutationsSection
 
 PIECE_TOKENS = 262_144
 """Of a piece of work, which is computed again after a kill."""

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from scipy.special import log_softmax
 from torch import Tensor
 
-from common.errors import ConfigError
-from dataset.batches.plan import longest_first
-from dataset.fasta.alphabet import AMINO_ACIDS
-from inference.models.kinds import Output
-from inference.models.model import Model
-from inference.models.packing import pack
-from inference.models.running import run
-from model.forward_loop import Places
+from esmeray.common.errors import ConfigError
+from esmeray.dataset.batches.plan import longest_first
+from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
+from esmeray.inference.models.kinds import Output
+from esmeray.inference.models.model import Model
+from esmeray.inference.models.packing import pack
+from esmeray.inference.models.running import run
+from esmeray.model.forward_loop import Places
 
 
 class MaskedModel:
@@ -81,7 +81,7 @@ class MaskedModel:
 
 
 class _Windows:
-    """Windows as texts of a model (:class:`inference.models.running.Texts`).
+    """Windows as texts of a model (:class:`esmeray.inference.models.running.Texts`).
 
     ``positions`` are, for each window, the numbers of its positions, of M; ``rows`` (M,) their rows in it.
     """

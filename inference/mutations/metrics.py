@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import DataError
-from common.statistics import SHARE, percentile_interval, resamplings
-from model.metrics.weighted import Correlation, Floats, Metrics, Ranking
+from esmeray.common.errors import DataError
+from esmeray.common.statistics import SHARE, percentile_interval, resamplings
+from esmeray.model.metrics.weighted import Correlation, Floats, Metrics, Ranking
 
 TOP_SHARE = 0.1
 
@@ -44,7 +44,8 @@ def mutation_metrics(scores_N: Floats, measured_N: Floats) -> Callable[[NDArray[
 def evaluation_of(scores: Mapping[str, Floats], measured_N: Floats, *, samples: int, seed: int = 0) -> dict[str, Any]:
     """Metrics and intervals of the first scores, and of others as baselines, of the mutants that have all of them.
 
-    As :func:`inference.classify.report.metrics_lines` reads it. NaN is missing. Raises DataError where none has all.
+    As :func:`esmeray.inference.classify.report.metrics_lines` reads it. NaN is missing. Raises DataError where none has
+    all.
     """
     known_N = np.logical_and.reduce([np.isfinite(values) for values in (*scores.values(), measured_N)])
     size = int(known_N.sum())

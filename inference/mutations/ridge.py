@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array, hstack, issparse
 from sklearn.linear_model import RidgeCV
 
-from common.errors import ConfigError, DataError
-from dataset.fasta.alphabet import AMINO_ACIDS
-from inference.mutations.variants import Mutant, Protein
-from train_config.mutation_schema import Folds
+from esmeray.common.errors import ConfigError, DataError
+from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
+from esmeray.inference.mutations.variants import Mutant, Protein
+from esmeray.train_config.mutation_schema import Folds
 
 Features: TypeAlias = Any
 """(N, D): an array, or a sparse one."""

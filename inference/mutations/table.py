@@ -11,14 +11,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from common.errors import DataError
-from common.text import counted
-from dataset.labels.values import number, text_of
-from dataset.store.conversion import open_store
-from dataset.table import Table
-from inference.mutations.variants import WILD_TYPE, Mutant, Protein
-from train_config.mutation_schema import MutantTableSection, MutationsSection
-from train_config.schema import IngestSection
+from esmeray.common.errors import DataError
+from esmeray.common.text import counted
+from esmeray.dataset.labels.values import number, text_of
+from esmeray.dataset.store.conversion import open_store
+from esmeray.dataset.table import Table
+from esmeray.inference.mutations.variants import WILD_TYPE, Mutant, Protein
+from esmeray.train_config.mutation_schema import MutantTableSection, MutationsSection
+from esmeray.train_config.schema import IngestSection
 
 
 @dataclass(frozen=True)

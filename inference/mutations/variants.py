@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset.fasta.alphabet import AMINO_ACIDS
+from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 
 _MUTATION = re.compile(rf"([{AMINO_ACIDS}])([1-9][0-9]{{0,5}})([{AMINO_ACIDS}])")
 _COLUMNS = {letter: column for column, letter in enumerate(AMINO_ACIDS)}

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from common import compiled_code
+from esmeray.common import compiled_code
 
 _DTYPES = (torch.float32, torch.bfloat16)
 _LARGEST_HEAD = 256

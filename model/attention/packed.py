@@ -2,7 +2,8 @@
 
 In: queries, keys and values of all sequences of a batch end to end, and where each starts. Out: what attention within
 each sequence alone gives. On CUDA in half precision that is FlashAttention's varlen kernel, on the CPU the kernel of
-:mod:`model.attention.cpu`, elsewhere (fp32 on CUDA, dropout, grouped queries on the CPU) one call of SDPA a sequence.
+:mod:`esmeray.model.attention.cpu`, elsewhere (fp32 on CUDA, dropout, grouped queries on the CPU) one call of SDPA a
+sequence.
 
 Registered as ``esmeray_packed``, it makes any transformer that uses the AttentionInterface padding-free, given
 ``cu_seqlens`` in its forward. No mask function is registered: transformers would look for packed sequences itself,
@@ -19,7 +20,7 @@ from torch.nn import functional
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 
-from model.attention.cpu import cpu_attention, kernel_takes
+from esmeray.model.attention.cpu import cpu_attention, kernel_takes
 
 PACKED_ATTENTION = "esmeray_packed"
 """Name of the attention implementation, for a transformers config's ``_attn_implementation``."""

@@ -26,9 +26,9 @@ from transformers.models.auto.modeling_auto import (
     MODEL_MAPPING,
 )
 
-from common.errors import ConfigError
-from dataset.tokens.model_folder import CONFIG_FILE, read_settings
-from model.backbones.source import (
+from esmeray.common.errors import ConfigError
+from esmeray.dataset.tokens.model_folder import CONFIG_FILE, read_settings
+from esmeray.model.backbones.source import (
     ALWAYS_PADDED,
     SOURCE_KEY,
     config_folder,
@@ -40,7 +40,7 @@ from model.backbones.source import (
     random_size,
     source_type,
 )
-from train_config.schema import BackboneSection
+from esmeray.train_config.schema import BackboneSection
 
 PACKED = {
     "bert": False,
@@ -133,7 +133,7 @@ def is_causal(config: Any) -> bool:
 
 
 def _random_config(section: BackboneSection, vocabulary_size: int, pad: int) -> PreTrainedConfig:
-    """One of :data:`model.backbones.source.RANDOM_ARCHITECTURES` at the size that the section gives."""
+    """One of :data:`esmeray.model.backbones.source.RANDOM_ARCHITECTURES` at the size that the section gives."""
     layers, hidden_size, heads = random_size(section)
     if section.source == "t5":
         return T5Config(

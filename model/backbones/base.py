@@ -12,9 +12,9 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from common.errors import ConfigError
-from dataset.packed_batch import PackedBatch
-from model.backbones.architectures import is_causal
+from esmeray.common.errors import ConfigError
+from esmeray.dataset.packed_batch import PackedBatch
+from esmeray.model.backbones.architectures import is_causal
 
 Checkpointing: TypeAlias = bool | Literal["selective"]
 
@@ -126,7 +126,7 @@ class PackedBackbone(nn.Module, ABC):
     def compile_layers(self, backend: str = "inductor") -> None:
         """Have torch compile the layers when the first batch comes: one graph serves all, in seconds.
 
-        Where batches have different shapes (:meth:`dataset.packed_batch.PackedBatch.filled`), it serves any.
+        Where batches have different shapes (:meth:`esmeray.dataset.packed_batch.PackedBatch.filled`), it serves any.
         """
         for layer in self.layers:
             layer.compile(backend=backend)

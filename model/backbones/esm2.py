@@ -19,10 +19,10 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 from transformers import EsmModel
 
-from dataset.packed_batch import PackedBatch
-from model.attention.cpu import RotaryTables, cpu_attention, kernel_takes
-from model.attention.packed import attend
-from model.backbones.base import PackedBackbone
+from esmeray.dataset.packed_batch import PackedBatch
+from esmeray.model.attention.cpu import RotaryTables, cpu_attention, kernel_takes
+from esmeray.model.attention.packed import attend
+from esmeray.model.backbones.base import PackedBackbone
 
 _TRAINED_MASK_SHARE = 0.15 * 0.8
 """Share of <mask> tokens that ESM-2 saw in training (Rives et al. 2021; hard-coded in fair-esm and transformers)."""

@@ -10,15 +10,15 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from common.errors import ConfigError
-from common.text import did_you_mean
-from model.backbones.source import esm_settings, gated_inner_size, random_size, source_type
-from train_config.schema import BackboneSection
+from esmeray.common.errors import ConfigError
+from esmeray.common.text import did_you_mean
+from esmeray.model.backbones.source import esm_settings, gated_inner_size, random_size, source_type
+from esmeray.train_config.schema import BackboneSection
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from model.backbones.base import PackedBackbone
+    from esmeray.model.backbones.base import PackedBackbone
 
 
 _PROJECTIONS_WITH_BIAS = {"qwen2": 3, "llama": 0}
@@ -59,7 +59,7 @@ class BackboneFacts:
 
 
 def backbone_facts(section: BackboneSection, vocabulary_size: int, pad: int = 0) -> BackboneFacts:
-    """Facts of the backbone that :func:`model.backbones.loading.build_backbone` builds.
+    """Facts of the backbone that :func:`esmeray.model.backbones.loading.build_backbone` builds.
 
     Raises ConfigError (unknown source, impossible size, or an architecture that is not known packed) or ResourceError
     (its config is on the hub, which can't be reached).
@@ -68,7 +68,9 @@ def backbone_facts(section: BackboneSection, vocabulary_size: int, pad: int = 0)
         return esm_facts(esm_settings(section))
     if section.source in _PROJECTIONS_WITH_BIAS:
         return _decoder_facts(section, vocabulary_size)
-    from model.backbones.loading import build_backbone  # here: torch and transformers, which a formula does not need
+    from esmeray.model.backbones.loading import (
+        build_backbone,  # here: torch and transformers, which a formula does not need
+    )
 
     # Not frozen, so that what is never trained stands apart.
     recomputed = section.gradient_checkpointing and not section.frozen
@@ -77,7 +79,7 @@ def backbone_facts(section: BackboneSection, vocabulary_size: int, pad: int = 0)
 
 
 def esm_facts(settings: dict[str, Any]) -> BackboneFacts:
-    """Facts of an EsmModel with these settings (:func:`model.backbones.source.esm_settings`)."""
+    """Facts of an EsmModel with these settings (:func:`esmeray.model.backbones.source.esm_settings`)."""
     layers, D, V = settings["num_hidden_layers"], settings["hidden_size"], settings["vocab_size"]
     inner = settings["intermediate_size"]
     absolute = settings["position_embedding_type"] == "absolute"
@@ -116,7 +118,7 @@ def _repeated(prefix: str, layers: int, of_layer: dict[str, tuple[int, int]]) ->
 
 def facts_of(backbone: PackedBackbone) -> BackboneFacts:
     """The facts of :func:`backbone_facts`, from a backbone that is not frozen."""
-    from model.backbones.huggingface import PaddedBackbone
+    from esmeray.model.backbones.huggingface import PaddedBackbone
 
     parameters = list(backbone.parameters())
     return BackboneFacts(

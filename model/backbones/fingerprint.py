@@ -8,7 +8,7 @@ import torch
 import xxhash
 from torch import nn
 
-from model.backbones.base import PackedBackbone
+from esmeray.model.backbones.base import PackedBackbone
 
 _ORIGIN = ("_name_or_path", "transformers_version", "architectures", "dtype")
 

@@ -1,8 +1,8 @@
 """Any architecture of transformers as a function of a packed batch.
 
-Architectures that :data:`model.backbones.architectures.PACKED` names never see padding: their attention is
-:mod:`model.attention.packed`'s and each token is given its position. The others, T5 among them, get padded batches,
-which are made and unmade at this edge.
+Architectures that :data:`esmeray.model.backbones.architectures.PACKED` names never see padding: their attention is
+:mod:`esmeray.model.attention.packed`'s and each token is given its position. The others, T5 among them, get padded
+batches, which are made and unmade at this edge.
 
 Shape legend: T tokens in the batch, D channels, G sequences and L tokens of a padded group.
 """
@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from common.errors import ConfigError
-from dataset.packed_batch import PackedBatch
-from model.attention.packed import PACKED_ATTENTION
-from model.backbones.base import Checkpointing, PackedBackbone
-from model.backbones.source import SOURCE_KEY
+from esmeray.common.errors import ConfigError
+from esmeray.dataset.packed_batch import PackedBatch
+from esmeray.model.attention.packed import PACKED_ATTENTION
+from esmeray.model.backbones.base import Checkpointing, PackedBackbone
+from esmeray.model.backbones.source import SOURCE_KEY
 
 _POSITION_TABLES = ("position_embeddings", "wpe", "embed_positions")
 """Names of learnt absolute positions in transformers' modules."""

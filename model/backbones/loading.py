@@ -16,18 +16,18 @@ from torch import Tensor, nn
 from transformers import EsmForMaskedLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from common.errors import ConfigError, DataError
-from common.text import first_line
-from common.verification import verified
-from dataset.tokens.base import EsmSequenceTokenizer, HuggingFaceTokenizer, SequenceTokenizer, open_tokenizer
-from dataset.tokens.esm import CLS, EOS, FIRST_RESIDUE, LAST_RESIDUE, MASK, PAD, VOCABULARY
-from dataset.tokens.model_folder import CONFIG_FILE, read_settings
-from model.backbones.architectures import MASKED_LM_HEADS, masked_lm_class, model_class, read_config
-from model.backbones.base import PackedBackbone
-from model.backbones.esm2 import EsmBackbone
-from model.backbones.huggingface import HuggingFaceBackbone, PaddedBackbone
-from model.backbones.source import SOURCE_KEY, config_folder, has_random_weights, is_padded, weights_folder
-from train_config.schema import BackboneSection
+from esmeray.common.errors import ConfigError, DataError
+from esmeray.common.text import first_line
+from esmeray.common.verification import verified
+from esmeray.dataset.tokens.base import EsmSequenceTokenizer, HuggingFaceTokenizer, SequenceTokenizer, open_tokenizer
+from esmeray.dataset.tokens.esm import CLS, EOS, FIRST_RESIDUE, LAST_RESIDUE, MASK, PAD, VOCABULARY
+from esmeray.dataset.tokens.model_folder import CONFIG_FILE, read_settings
+from esmeray.model.backbones.architectures import MASKED_LM_HEADS, masked_lm_class, model_class, read_config
+from esmeray.model.backbones.base import PackedBackbone
+from esmeray.model.backbones.esm2 import EsmBackbone
+from esmeray.model.backbones.huggingface import HuggingFaceBackbone, PaddedBackbone
+from esmeray.model.backbones.source import SOURCE_KEY, config_folder, has_random_weights, is_padded, weights_folder
+from esmeray.train_config.schema import BackboneSection
 
 _MAY_BE_MISSING = {"contact_head", "pooler", *(name for names in MASKED_LM_HEADS.values() for name in names)}
 """Heads whose weights a folder may lack; these are random by the seed."""

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from common.errors import DataError
-from common.text import first_line
-from common.verification import verified
-from model.backbones.base import PackedBackbone
-from model.backbones.facts import check_not_frozen, chosen_layers, linear_layers
-from train_config.classifier_schema import LoraSection
+from esmeray.common.errors import DataError
+from esmeray.common.text import first_line
+from esmeray.common.verification import verified
+from esmeray.model.backbones.base import PackedBackbone
+from esmeray.model.backbones.facts import check_not_frozen, chosen_layers, linear_layers
+from esmeray.train_config.classifier_schema import LoraSection
 
 ADAPTER_WEIGHTS_FILE = "adapter_model.safetensors"
 ADAPTER_CONFIG_FILE = "adapter_config.json"

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import nn
 
-from model.backbones.base import PackedBackbone
-from model.tasks.base import TaskModel
+from esmeray.model.backbones.base import PackedBackbone
+from esmeray.model.tasks.base import TaskModel
 
 
 def training_flops_per_token(model: TaskModel, context: float, *, runs_backbone: bool = True) -> float:

@@ -12,15 +12,15 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from dataset.labels.label_space import LabelSpace
-from model.backbones.facts import BackboneFacts, check_not_frozen, chosen_layers, esm_facts
-from model.backbones.source import esm_settings, source_type
-from model.tasks.classifier_settings import check_pooling, loss_name
-from train_config.classifier_schema import ClassifierSection
-from train_config.schema import BackboneSection, ModelSection
+from esmeray.dataset.labels.label_space import LabelSpace
+from esmeray.model.backbones.facts import BackboneFacts, check_not_frozen, chosen_layers, esm_facts
+from esmeray.model.backbones.source import esm_settings, source_type
+from esmeray.model.tasks.classifier_settings import check_pooling, loss_name
+from esmeray.train_config.classifier_schema import ClassifierSection
+from esmeray.train_config.schema import BackboneSection, ModelSection
 
 if TYPE_CHECKING:
-    from model.tasks.base import TaskModel
+    from esmeray.model.tasks.base import TaskModel
 
 _FP32_BYTES = 4
 KEPT_VECTORS: dict[bool | str, float] = {False: 16.0, "selective": 10.0, True: 1.0}
@@ -55,7 +55,7 @@ def count_masked_lm_parameters(section: ModelSection) -> ParameterCount:
     Raises ConfigError (the backbone is wrong, or does not go with the task) or ResourceError (the hub is not reached).
     """
     if not _is_plain_esm2(section.backbone):
-        from model.tasks.masked_lm import MaskedLM  # here: torch and transformers, which ESM-2 does not need
+        from esmeray.model.tasks.masked_lm import MaskedLM  # here: torch and transformers, which ESM-2 does not need
 
         return _counted(MaskedLM.build(section, seed=0, empty=True))
     settings = esm_settings(section.backbone)
@@ -70,7 +70,7 @@ def count_masked_lm_parameters(section: ModelSection) -> ParameterCount:
 def count_autoencoder_parameters(section: ModelSection) -> ParameterCount:
     """Parameters of an autoencoder; raises as :func:`count_masked_lm_parameters`."""
     if not _is_plain_esm2(section.backbone):
-        from model.tasks.autoencoder import ESM2Autoencoder
+        from esmeray.model.tasks.autoencoder import ESM2Autoencoder
 
         return _counted(ESM2Autoencoder.build(section, seed=0, empty=True))
     settings = esm_settings(section.backbone)
@@ -89,7 +89,7 @@ def count_autoencoder_parameters(section: ModelSection) -> ParameterCount:
 
 def count_diffusion_parameters(section: ModelSection, num_labels: int) -> ParameterCount:
     """Parameters of sequence diffusion with this many classes to condition on; raises as the others do."""
-    from model.tasks.diffusion import SequenceDiffusion  # here: torch and transformers
+    from esmeray.model.tasks.diffusion import SequenceDiffusion  # here: torch and transformers
 
     return _counted(SequenceDiffusion.build(section, 0, tuple(map(str, range(num_labels))), empty=True))
 
@@ -107,7 +107,7 @@ def _matrices(section: BackboneSection, facts: BackboneFacts) -> int:
 
 
 def _counted(model: TaskModel) -> ParameterCount:
-    from model.parameter_groups import layer_matrices  # here: it imports torch
+    from esmeray.model.parameter_groups import layer_matrices  # here: it imports torch
 
     parameters = list(model.parameters())
     return ParameterCount(

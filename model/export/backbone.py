@@ -19,11 +19,11 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from dataset.tokens.base import EsmSequenceTokenizer, SequenceTokenizer
-from model.backbones.loading import quiet_transformers
-from model.export.exported_folder import exported_folder
-from model.export.model_card import example_text, model_card, opening_call, python_block
-from model.tasks.base import ResidueModel
+from esmeray.dataset.tokens.base import EsmSequenceTokenizer, SequenceTokenizer
+from esmeray.model.backbones.loading import quiet_transformers
+from esmeray.model.export.exported_folder import exported_folder
+from esmeray.model.export.model_card import example_text, model_card, opening_call, python_block
+from esmeray.model.tasks.base import ResidueModel
 
 _LONGEST_TOKENIZED = 1024
 """Tokens that EsmTokenizer truncates to when asked to, the length that ESM-2 was trained with."""
@@ -47,10 +47,10 @@ def export(
 ) -> Path:
     """Write ``model`` as a Hugging Face folder.
 
-    Returns the absolute path of the folder; raises as :func:`~model.export.exported_folder.exported_folder`. ``model``:
-    with whole (not partitioned) weights; left as it is. ``tokenizer``: of the backbone
-    (:func:`model.backbones.loading.residue_tokenizer`); the ESM alphabet if None. ``model_card_facts``: sections of the
-    card on data, steps, metrics and versions.
+    Returns the absolute path of the folder; raises as :func:`~esmeray.model.export.exported_folder.exported_folder`.
+    ``model``: with whole (not partitioned) weights; left as it is. ``tokenizer``: of the backbone
+    (:func:`esmeray.model.backbones.loading.residue_tokenizer`); the ESM alphabet if None. ``model_card_facts``:
+    sections of the card on data, steps, metrics and versions.
     """
     with exported_folder(folder, model.task, overwrite, resolved_config) as (building, target):
         tokenizer = tokenizer or EsmSequenceTokenizer()

@@ -25,21 +25,27 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HTTPError
 from torch import Tensor
 
-from common.errors import DataError, ResourceError, parsing
-from common.json_file import read_json
-from common.verification import verified
-from dataset.batches.preparation import FixedCrop, fixed_crop
-from dataset.labels.label_space import LabelSpace
-from dataset.tokens.base import SequenceTokenizer, open_tokenizer
-from model.backbones.huggingface import PaddedBackbone
-from model.backbones.loading import build_backbone, quiet_transformers, seeded
-from model.backbones.lora import ADAPTER_CONFIG_FILE, base_state, load_adapter, merged_state, save_adapter
-from model.export.exported_folder import CONFIG_FILE, WEIGHTS_FILE, ClassifierSettings, exported_folder, read_settings
-from model.export.model_card import Opening, classifier_card, example_text, model_card
-from model.saved_settings import REMEDY, write_settings
-from model.tasks.classifier import Classifier
-from model.tasks.terms import VectorClassifier
-from train_config.schema import BackboneSection, DataSection
+from esmeray.common.errors import DataError, ResourceError, parsing
+from esmeray.common.json_file import read_json
+from esmeray.common.verification import verified
+from esmeray.dataset.batches.preparation import FixedCrop, fixed_crop
+from esmeray.dataset.labels.label_space import LabelSpace
+from esmeray.dataset.tokens.base import SequenceTokenizer, open_tokenizer
+from esmeray.model.backbones.huggingface import PaddedBackbone
+from esmeray.model.backbones.loading import build_backbone, quiet_transformers, seeded
+from esmeray.model.backbones.lora import ADAPTER_CONFIG_FILE, base_state, load_adapter, merged_state, save_adapter
+from esmeray.model.export.exported_folder import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    ClassifierSettings,
+    exported_folder,
+    read_settings,
+)
+from esmeray.model.export.model_card import Opening, classifier_card, example_text, model_card
+from esmeray.model.saved_settings import REMEDY, write_settings
+from esmeray.model.tasks.classifier import Classifier
+from esmeray.model.tasks.terms import VectorClassifier
+from esmeray.train_config.schema import BackboneSection, DataSection
 
 BASE_FOLDER = "base"
 
@@ -67,9 +73,9 @@ def export_classifier(
 ) -> Path:
     """Write ``model`` as a Hugging Face folder; an adapter is merged or left as such, as its settings say.
 
-    Returns the absolute path of the folder; raises as :func:`~model.export.exported_folder.exported_folder`. ``model``:
-    with whole (not partitioned) weights; left as it is. ``resolved_config``: the card's lines crop texts as it says.
-    ``facts``: sections of the card on data, steps, metrics and versions.
+    Returns the absolute path of the folder; raises as :func:`~esmeray.model.export.exported_folder.exported_folder`.
+    ``model``: with whole (not partitioned) weights; left as it is. ``resolved_config``: the card's lines crop texts as
+    it says. ``facts``: sections of the card on data, steps, metrics and versions.
     """
     with exported_folder(folder, model.task, overwrite, resolved_config) as (building, target):
         base = None

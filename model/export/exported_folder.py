@@ -11,10 +11,10 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 from safetensors import SafetensorError
 
-from common.errors import ResourceError
-from common.publishing import made_folder
-from model.saved_settings import read_settings_of, write_settings
-from train_config.classifier_schema import ClassifierSection
+from esmeray.common.errors import ResourceError
+from esmeray.common.publishing import made_folder
+from esmeray.model.saved_settings import read_settings_of, write_settings
+from esmeray.train_config.classifier_schema import ClassifierSection
 
 MODEL_FILE = "esmeray_model.json"
 CONFIG_FILE = "classifier_config.json"

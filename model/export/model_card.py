@@ -16,14 +16,14 @@ from huggingface_hub import ModelCard, ModelCardData
 from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
-from dataset.batches.preparation import FixedCrop, head_length
-from dataset.tokens.base import SequenceTokenizer
-from model.tasks.classifier import Classifier
+from esmeray.dataset.batches.preparation import FixedCrop, head_length
+from esmeray.dataset.tokens.base import SequenceTokenizer
+from esmeray.model.tasks.classifier import Classifier
 
 _SHOWN_NAMES = 20
 _EXAMPLES = {True: "MKTAYIAKQR", False: "This sentence gets a class."}
 
-_WITH_ESMERAY = """from inference.classifier import ClassifierPipeline
+_WITH_ESMERAY = """from esmeray.inference.classifier import ClassifierPipeline
 
 predictions = ClassifierPipeline.load("FOLDER").predict(["MKTAYIAKQR"])
 print(predictions.labels(), predictions.probabilities)

@@ -8,17 +8,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common.errors import DataError
-from dataset.tokens.base import EsmSequenceTokenizer, SequenceTokenizer
-from model.backbones.architectures import MASKED_LM_HEADS, PACKED
-from model.backbones.base import PackedBackbone
-from model.backbones.loading import build_backbone, build_masked_lm, residue_tokenizer
-from model.backbones.source import source_type
-from model.export.classifier import load_classifier
-from model.tasks.autoencoder import ESM2Autoencoder
-from model.tasks.base import TaskModel
-from model.tasks.diffusion import open_diffusion
-from train_config.schema import BackboneSection
+from esmeray.common.errors import DataError
+from esmeray.dataset.tokens.base import EsmSequenceTokenizer, SequenceTokenizer
+from esmeray.model.backbones.architectures import MASKED_LM_HEADS, PACKED
+from esmeray.model.backbones.base import PackedBackbone
+from esmeray.model.backbones.loading import build_backbone, build_masked_lm, residue_tokenizer
+from esmeray.model.backbones.source import source_type
+from esmeray.model.export.classifier import load_classifier
+from esmeray.model.tasks.autoencoder import ESM2Autoencoder
+from esmeray.model.tasks.base import TaskModel
+from esmeray.model.tasks.diffusion import open_diffusion
+from esmeray.train_config.schema import BackboneSection
 
 
 class Opened(NamedTuple):
@@ -60,7 +60,7 @@ def open_exported(task: str, folder: Path) -> Opened:
 def open_network(source: str, *, with_head: bool) -> Opened:
     """A folder, hub name or size of transformers, with the head of its masked language model where it has one.
 
-    Raises ConfigError, DataError and ResourceError as :func:`model.backbones.loading.build_backbone` does.
+    Raises ConfigError, DataError and ResourceError as :func:`esmeray.model.backbones.loading.build_backbone` does.
     """
     section = BackboneSection(source=source, frozen=True)
     kind = source_type(section)

@@ -1,8 +1,8 @@
 """Smith-Waterman scores of a query with many sequences, affine gaps, in whole numbers: exact on any device.
 
 Sequences are sorted by length and padded in groups of ``LANES``, whose scores are computed side by side: by a Triton
-kernel on CUDA (:mod:`model.kernels.smith_waterman_triton`), else along anti-diagonals in torch, which is for tests; a
-CPU is faster with parasail (:mod:`alignment.search`).
+kernel on CUDA (:mod:`esmeray.model.kernels.smith_waterman_triton`), else along anti-diagonals in torch, which is for
+tests; a CPU is faster with parasail (:mod:`esmeray.alignment.search`).
 
 Shape legend: N sequences, P sequences of a group, W places of its longest, L residues of the query, S letters.
 """
@@ -76,7 +76,7 @@ class SmithWaterman:
     def _scores(self, profile_LS: Tensor, block: Block) -> Tensor:
         """(G * P,) int32 scores of a block."""
         if block.letters.is_cuda:
-            from model.kernels.smith_waterman_triton import scores  # here: a CPU build of torch has no Triton
+            from esmeray.model.kernels.smith_waterman_triton import scores  # here: a CPU build of torch has no Triton
 
             return scores(profile_LS, block, LANES, *self._gaps)
         places = zip(block.starts.tolist(), block.widths.tolist(), strict=True)

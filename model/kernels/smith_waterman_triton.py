@@ -17,7 +17,7 @@ ROWS = 16
 
 
 def scores(profile_LS: Tensor, block: tuple[Tensor, Tensor, Tensor], lanes: int, first: int, extend: int) -> Tensor:
-    """(G * P,) int32 scores of a :class:`~model.kernels.smith_waterman.Block`, P being ``lanes``.
+    """(G * P,) int32 scores of a :class:`~esmeray.model.kernels.smith_waterman.Block`, P being ``lanes``.
 
     ``profile_LS``: (L, S) int32 scores of each residue of the query.
     """

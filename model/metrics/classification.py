@@ -22,12 +22,12 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from common.errors import DivergenceError
-from common.statistics import percentile_interval, resamplings
-from dataset.labels.label_space import predicted_positive
-from dataset.targets import has_target
-from model.metrics.weighted import Correlation, Metrics, Ranking, weighted_metrics
-from train_config.classifier_schema import TargetKind
+from esmeray.common.errors import DivergenceError
+from esmeray.common.statistics import percentile_interval, resamplings
+from esmeray.dataset.labels.label_space import predicted_positive
+from esmeray.dataset.targets import has_target
+from esmeray.model.metrics.weighted import Correlation, Metrics, Ranking, weighted_metrics
+from esmeray.train_config.classifier_schema import TargetKind
 
 Values: TypeAlias = Tensor | ArrayLike
 
@@ -40,10 +40,10 @@ def classification_metrics(
 ) -> Metrics:
     """Every metric that is defined.
 
-    ``probabilities_NC``: (N, C) as :func:`model.tasks.losses.probabilities` gives them. ``targets``: (N,) integers with
-    IGNORED_TARGET where there is none, or (N, C) numbers with NaN where unknown. ``weights``: (N,), how often each row
-    counts; once each, if None. Raises DivergenceError (a probability is NaN or infinite) or ValueError (the shapes
-    don't fit, or a probability is not in 0..1).
+    ``probabilities_NC``: (N, C) as :func:`esmeray.model.tasks.losses.probabilities` gives them. ``targets``: (N,)
+    integers with IGNORED_TARGET where there is none, or (N, C) numbers with NaN where unknown. ``weights``: (N,), how
+    often each row counts; once each, if None. Raises DivergenceError (a probability is NaN or infinite) or ValueError
+    (the shapes don't fit, or a probability is not in 0..1).
     """
     rows = _Rows(kind, probabilities_NC, targets, weights)
     if not len(rows.targets):
@@ -61,7 +61,7 @@ def bootstrap_intervals(
     weights: Values | None = None,
     groups: Values | None = None,
 ) -> dict[str, tuple[float, float]]:
-    """Percentile intervals of the metrics, by resampling records S times (:mod:`common.statistics`).
+    """Percentile intervals of the metrics, by resampling records S times (:mod:`esmeray.common.statistics`).
 
     In a resampling a mean over classes is that over the classes which occur in it. The calibration error of resampled
     records is on average above that of the records, so its interval leans upwards. A metric that is undefined in more

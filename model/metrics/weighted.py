@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.statistics import counts_reaching, f_measure, ratio
-from dataset.labels.label_space import predicted_positive
-from train_config.classifier_schema import TargetKind
+from esmeray.common.statistics import counts_reaching, f_measure, ratio
+from esmeray.dataset.labels.label_space import predicted_positive
+from esmeray.train_config.classifier_schema import TargetKind
 
 Floats = NDArray[np.float64]
 Metrics = dict[str, float]
@@ -188,7 +188,7 @@ class _Calibration:
 
 
 class _Fmax:
-    """Fmax (:mod:`common.statistics`) in full evaluation: records without a true label are no part of it.
+    """Fmax (:mod:`esmeray.common.statistics`) in full evaluation: records without a true label are no part of it.
 
     Probabilities are compared with the thresholds in single precision, so that 0.29 is not below 0.29.
     """

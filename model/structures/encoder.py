@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from dataset.packed_batch import CHAINS, COORDINATES, PackedBatch
-from model.structures.geometry import (
+from esmeray.dataset.packed_batch import CHAINS, COORDINATES, PackedBatch
+from esmeray.model.structures.geometry import (
     PAIR_FEATURES,
     RESIDUE_FEATURES,
     Neighbours,
@@ -21,7 +21,7 @@ from model.structures.geometry import (
     pair_features,
     residue_features,
 )
-from train_config.diffusion_schema import StructureEncoderSection
+from esmeray.train_config.diffusion_schema import StructureEncoderSection
 
 
 class StructureEncoder(nn.Module):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dataset.packed_batch import PackedBatch
+from esmeray.dataset.packed_batch import PackedBatch
 
 RADII = torch.linspace(2.0, 22.0, 16)
 """Centres of the radial basis functions, in Å; their width is the distance between two."""

@@ -18,22 +18,22 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from common.errors import DataError
-from dataset.packed_batch import PackedBatch
-from dataset.targets import IGNORED_TARGET
-from dataset.tokens.esm import CLS, EOS, PAD, VOCABULARY, pack_sequences, tokenize_residue_texts
-from model.backbones.base import PackedBackbone
-from model.backbones.loading import residue_backbone, seeded
-from model.saved_settings import read_settings_of, write_settings
-from model.tasks.base import Card, ResidueModel, TaskOutput, scalar_sums
-from model.tasks.normalization import FeatureStatistics, Normalization
-from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE, AutoencoderSection, BackboneSection, ModelSection
+from esmeray.common.errors import DataError
+from esmeray.dataset.packed_batch import PackedBatch
+from esmeray.dataset.targets import IGNORED_TARGET
+from esmeray.dataset.tokens.esm import CLS, EOS, PAD, VOCABULARY, pack_sequences, tokenize_residue_texts
+from esmeray.model.backbones.base import PackedBackbone
+from esmeray.model.backbones.loading import residue_backbone, seeded
+from esmeray.model.saved_settings import read_settings_of, write_settings
+from esmeray.model.tasks.base import Card, ResidueModel, TaskOutput, scalar_sums
+from esmeray.model.tasks.normalization import FeatureStatistics, Normalization
+from esmeray.train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE, AutoencoderSection, BackboneSection, ModelSection
 
 WEIGHTS_FILE = "autoencoder.safetensors"
 CONFIG_FILE = "autoencoder_config.json"
 
 _OPENING = """```python
-from model.tasks.autoencoder import ESM2Autoencoder
+from esmeray.model.tasks.autoencoder import ESM2Autoencoder
 
 autoencoder = ESM2Autoencoder.from_pretrained("FOLDER")
 latents = autoencoder.encode(["MKTAYIAKQR"])       # one (residues, channels) tensor for each sequence
@@ -74,7 +74,7 @@ class ESM2Autoencoder(ResidueModel):
 
     @classmethod
     def build(cls, section: ModelSection, seed: int, *, empty: bool = False) -> "ESM2Autoencoder":
-        """The model to train; see :meth:`model.tasks.masked_lm.MaskedLM.build`."""
+        """The model to train; see :meth:`esmeray.model.tasks.masked_lm.MaskedLM.build`."""
         backbone = residue_backbone(section.backbone, seed, empty=empty)
         with seeded(seed + 1):  # not the backbone's stream again
             return cls(backbone, section.autoencoder).train()

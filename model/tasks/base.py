@@ -19,10 +19,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from common.errors import DataError
-from common.verification import verified
-from dataset.packed_batch import PackedBatch
-from model.backbones.base import PackedBackbone
+from esmeray.common.errors import DataError
+from esmeray.common.verification import verified
+from esmeray.dataset.packed_batch import PackedBatch
+from esmeray.model.backbones.base import PackedBackbone
 
 
 @dataclass(frozen=True)

@@ -14,21 +14,21 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from dataset.labels.label_space import LabelSpace, predicted_positive
-from dataset.packed_batch import FEATURES, WEIGHTS, PackedBatch
-from dataset.targets import has_target
-from dataset.tokens.base import SequenceTokenizer
-from model.backbones.base import PackedBackbone
-from model.backbones.loading import build_backbone, seeded
-from model.backbones.lora import adapt
-from model.tasks.base import TaskModel, TaskOutput, scalar_sums
-from model.tasks.classifier_settings import check_pooling
-from model.tasks.heads import LightAttention, build_head
-from model.tasks.losses import TargetLoss
-from model.tasks.normalization import Normalization
-from model.tasks.pooling import first_token, last_token, max_over_residues, mean_over_residues
-from train_config.classifier_schema import ClassifierSection
-from train_config.schema import ModelSection
+from esmeray.dataset.labels.label_space import LabelSpace, predicted_positive
+from esmeray.dataset.packed_batch import FEATURES, WEIGHTS, PackedBatch
+from esmeray.dataset.targets import has_target
+from esmeray.dataset.tokens.base import SequenceTokenizer
+from esmeray.model.backbones.base import PackedBackbone
+from esmeray.model.backbones.loading import build_backbone, seeded
+from esmeray.model.backbones.lora import adapt
+from esmeray.model.tasks.base import TaskModel, TaskOutput, scalar_sums
+from esmeray.model.tasks.classifier_settings import check_pooling
+from esmeray.model.tasks.heads import LightAttention, build_head
+from esmeray.model.tasks.losses import TargetLoss
+from esmeray.model.tasks.normalization import Normalization
+from esmeray.model.tasks.pooling import first_token, last_token, max_over_residues, mean_over_residues
+from esmeray.train_config.classifier_schema import ClassifierSection
+from esmeray.train_config.schema import ModelSection
 
 _LEAST_VARIATION = 1e-12
 """Least share of a column's sum of squares that its sum about the mean is: below it there is rounding alone."""
@@ -241,7 +241,7 @@ def build_classifier(
     """The classifier to train, in fp32 on the CPU, in training mode.
 
     Random weights depend on ``seed`` alone; the global random state is left as it was. Raises as :class:`Classifier`,
-    :func:`~model.backbones.lora.adapt` and :func:`~model.backbones.loading.build_backbone`.
+    :func:`~esmeray.model.backbones.lora.adapt` and :func:`~esmeray.model.backbones.loading.build_backbone`.
     """
     backbone = build_backbone(section.backbone, seed, tokenizer.vocabulary_size, tokenizer.pad)
     with seeded(seed + 1):  # not the backbone's stream again

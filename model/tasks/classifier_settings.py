@@ -5,8 +5,8 @@ Imports no torch, so that what does not go together is refused at once.
 
 from typing import Literal
 
-from common.errors import ConfigError
-from train_config.classifier_schema import ClassifierSection, TargetKind
+from esmeray.common.errors import ConfigError
+from esmeray.train_config.classifier_schema import ClassifierSection, TargetKind
 
 LossName = Literal["cross_entropy", "focal", "bce", "mse"]
 
@@ -27,7 +27,7 @@ METRICS: dict[TargetKind, tuple[str, ...]] = {
     "multilabel": ("accuracy", "f1_macro", "f1_micro", "auroc", "average_precision", "fmax", "ece"),
     "regression": ("mse", "mae", "r2", "pearson", "spearman"),
 }
-"""Metrics of :func:`model.metrics.classification.classification_metrics`."""
+"""Metrics of :func:`esmeray.model.metrics.classification.classification_metrics`."""
 
 LOWER_IS_BETTER = frozenset({"loss", "mse", "mae", "ece"})
 """Metrics of which less is better; of all others, more."""

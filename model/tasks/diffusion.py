@@ -17,22 +17,22 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from dataset.packed_batch import LABELS, WEIGHTS, PackedBatch
-from model.attention.packed import attend
-from model.backbones.base import PackedBackbone
-from model.backbones.loading import masked_lm_network, residue_masked_lm, seeded
-from model.saved_settings import read_settings_of, write_settings
-from model.structures.encoder import StructureEncoder
-from model.tasks.base import Card, ResidueModel, TaskOutput, scalar_sums
-from model.tasks.masked_lm import hidden_residues, residue_metrics, residue_sums
-from train_config.diffusion_schema import DiffusionSection
-from train_config.schema import BackboneSection, ModelSection
+from esmeray.dataset.packed_batch import LABELS, WEIGHTS, PackedBatch
+from esmeray.model.attention.packed import attend
+from esmeray.model.backbones.base import PackedBackbone
+from esmeray.model.backbones.loading import masked_lm_network, residue_masked_lm, seeded
+from esmeray.model.saved_settings import read_settings_of, write_settings
+from esmeray.model.structures.encoder import StructureEncoder
+from esmeray.model.tasks.base import Card, ResidueModel, TaskOutput, scalar_sums
+from esmeray.model.tasks.masked_lm import hidden_residues, residue_metrics, residue_sums
+from esmeray.train_config.diffusion_schema import DiffusionSection
+from esmeray.train_config.schema import BackboneSection, ModelSection
 
 WEIGHTS_FILE = "structdiff.safetensors"
 CONFIG_FILE = "structdiff_config.json"
 
 _OPENING = """```python
-from model.tasks.diffusion import open_diffusion
+from esmeray.model.tasks.diffusion import open_diffusion
 
 model = open_diffusion("FOLDER")
 ```
@@ -67,7 +67,7 @@ class SequenceDiffusion(ResidueModel):
     def build(
         cls, section: ModelSection, seed: int, labels: tuple[str, ...] = (), *, empty: bool = False
     ) -> "SequenceDiffusion":
-        """The model to train; see :meth:`model.tasks.masked_lm.MaskedLM.build`."""
+        """The model to train; see :meth:`esmeray.model.tasks.masked_lm.MaskedLM.build`."""
         backbone, head = residue_masked_lm(section.backbone, seed, empty=empty)
         with seeded(seed + 1), torch.device("meta" if empty else "cpu"):
             return cls(backbone, head, section.diffusion, labels).train()

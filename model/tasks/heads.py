@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dataset.packed_batch import PackedBatch
-from model.tasks.pooling import pool, residue_mask, residues_of
-from train_config.classifier_schema import ClassifierSection
+from esmeray.dataset.packed_batch import PackedBatch
+from esmeray.model.tasks.pooling import pool, residue_mask, residues_of
+from esmeray.train_config.classifier_schema import ClassifierSection
 
 
 class LightAttention(nn.Module):

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from common.errors import ConfigError
-from dataset.targets import IGNORED_TARGET
-from model.backbones.base import Float32Buffers
-from model.tasks.classifier_settings import loss_name
-from train_config.classifier_schema import ClassifierSection, TargetKind
+from esmeray.common.errors import ConfigError
+from esmeray.dataset.targets import IGNORED_TARGET
+from esmeray.model.backbones.base import Float32Buffers
+from esmeray.model.tasks.classifier_settings import loss_name
+from esmeray.train_config.classifier_schema import ClassifierSection, TargetKind
 
 _SMALLEST_DOUBT = 1e-8
 """Least 1 - p in the focal factor: below it fp32 is 0, where a power under 1 has no derivative."""

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from dataset.packed_batch import PackedBatch
-from model.backbones.base import PackedBackbone
-from model.backbones.loading import masked_lm_network, residue_masked_lm
-from model.tasks.base import Card, ResidueModel, TaskOutput, scalar_sums
-from train_config.schema import ModelSection
+from esmeray.dataset.packed_batch import PackedBatch
+from esmeray.model.backbones.base import PackedBackbone
+from esmeray.model.backbones.loading import masked_lm_network, residue_masked_lm
+from esmeray.model.tasks.base import Card, ResidueModel, TaskOutput, scalar_sums
+from esmeray.train_config.schema import ModelSection
 
 
 class MaskedLM(ResidueModel):
@@ -36,7 +36,7 @@ class MaskedLM(ResidueModel):
 
     @classmethod
     def build(cls, section: ModelSection, seed: int, *, empty: bool = False) -> "MaskedLM":
-        """The model to train, in fp32 on the CPU; raises as :func:`model.backbones.loading.build_masked_lm`.
+        """The model to train, in fp32 on the CPU; raises as :func:`esmeray.model.backbones.loading.build_masked_lm`.
 
         Random weights depend on ``seed`` alone; the global random state is left as it was. ``empty``: on the meta
         device, without weights: to count them before any is read.

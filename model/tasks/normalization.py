@@ -11,8 +11,8 @@ Shape legend: T tokens, D channels.
 import torch
 from torch import Tensor
 
-from common.errors import DataError
-from model.backbones.base import Float32Buffers
+from esmeray.common.errors import DataError
+from esmeray.model.backbones.base import Float32Buffers
 
 _SMALLEST_SCALE_SHARE = 1e-3
 """Least scale of a channel, as a share of the median one: a nearly constant channel must not become pure noise."""

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dataset.packed_batch import PackedBatch
+from esmeray.dataset.packed_batch import PackedBatch
 
 
 def mean_over_residues(features_TD: Tensor, batch: PackedBatch, num_prefix: int = 1, num_suffix: int = 1) -> Tensor:

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dataset.labels.label_space import LabelSpace
-from dataset.packed_batch import FEATURES, PackedBatch
-from model.backbones.base import PackedBackbone
-from model.backbones.loading import seeded
-from model.tasks.classifier import Classifier
-from model.tasks.normalization import Normalization
-from train_config.classifier_schema import ClassifierSection
+from esmeray.dataset.labels.label_space import LabelSpace
+from esmeray.dataset.packed_batch import FEATURES, PackedBatch
+from esmeray.model.backbones.base import PackedBackbone
+from esmeray.model.backbones.loading import seeded
+from esmeray.model.tasks.classifier import Classifier
+from esmeray.model.tasks.normalization import Normalization
+from esmeray.train_config.classifier_schema import ClassifierSection
 
 _LEAST_DEVIATION = 1e-6
 

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from common.text import counted
-from monitoring.advice import Advice, Facts, advise
-from monitoring.gpu_log.reader import NAME, TIME, GpuLog
-from monitoring.sampling.nvml import POWER_REASONS, SLOWDOWN, THERMAL_REASONS
+from esmeray.common.text import counted
+from esmeray.monitoring.advice import Advice, Facts, advise
+from esmeray.monitoring.gpu_log.reader import NAME, TIME, GpuLog
+from esmeray.monitoring.sampling.nvml import POWER_REASONS, SLOWDOWN, THERMAL_REASONS
 
 HOT_C = 80.0
 """From here on lowered clocks are put down to heat. NVIDIA's slowdown temperatures lie between 83 and 95 °C."""

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 
-from common.figure_style import BLUE, GREEN, GREY, INK, ORANGE, RED, heading, legend, new_figure, save, style
-from monitoring.gpu_log.analysis import GpuSummary
-from monitoring.gpu_log.reader import NAME, TIME, GpuLog
+from esmeray.common.figure_style import BLUE, GREEN, GREY, INK, ORANGE, RED, heading, legend, new_figure, save, style
+from esmeray.monitoring.gpu_log.analysis import GpuSummary
+from esmeray.monitoring.gpu_log.reader import NAME, TIME, GpuLog
 
 _COLOURS = (BLUE, ORANGE, GREEN, "#7b5aa6", "#4ab4c4", "#8c564b", "#d6539b", "#5c7f3f", GREY)
 _SHADES = {"idle": GREY, "thermal": RED, "power_capped": ORANGE}

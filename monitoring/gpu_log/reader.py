@@ -14,8 +14,8 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from common.errors import DataError
-from dataset.table import text_batches
+from esmeray.common.errors import DataError
+from esmeray.dataset.table import text_batches
 
 TIME, GPU, NAME = "time", "index", "name"
 COLUMNS = {
@@ -33,7 +33,8 @@ COLUMNS = {
     "throttle_reasons": ("clocks_event_reasons.active", "clocks_throttle_reasons.active"),
     "ecc_uncorrected": ("ecc.errors.uncorrected.volatile.total",),
 }
-"""nvidia-smi's names of each metric (:mod:`monitoring.sampling.metric_names`); the first that is present is read."""
+"""nvidia-smi's names of each metric (:mod:`esmeray.monitoring.sampling.metric_names`); the first that is present is
+read."""
 REQUIRED = (TIME, GPU, "util", "mem_used_bytes", "mem_total_bytes", "temperature_c", "power_w", "sm_clock_mhz")
 FACTORS = {"B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "%": 1.0, "W": 1.0, "MHz": 1.0, "C": 1.0}
 """Units in the metrics' own."""

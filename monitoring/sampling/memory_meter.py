@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from monitoring.sampling.host import memory_of_this_machine
+from esmeray.monitoring.sampling.host import memory_of_this_machine
 
 PROC = Path("/proc/self")
 

@@ -1,4 +1,4 @@
-"""State of every GPU of this machine, from its driver, as :mod:`monitoring.sampling.metric_names` names it.
+"""State of every GPU of this machine, from its driver, as :mod:`esmeray.monitoring.sampling.metric_names` names it.
 
 GPUs are read whichever process uses them and whatever CUDA_VISIBLE_DEVICES is; indices are NVML's, as nvidia-smi's.
 NVML that does not fit its driver, or a GPU lost in mid-run, is one warning, and other GPUs are still read; what a GPU
@@ -15,7 +15,7 @@ from typing import Any
 
 import pynvml
 
-from monitoring.sampling.host import Rates
+from esmeray.monitoring.sampling.host import Rates
 
 PCIE_EVERY_S = 5.0
 """Seconds between measurements of PCIe traffic, of one GPU each."""

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from common.timing import median_seconds
+from esmeray.common.timing import median_seconds
 
 Precision = Literal["bf16", "fp16", "tf32", "fp32"]
 

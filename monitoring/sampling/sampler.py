@@ -2,8 +2,8 @@
 
 A sample is a line in ``<run>/monitoring/worker-00000.jsonl``: a ``kind`` ("sample"), the ``step`` and ``epoch`` last
 noted, a ``time`` (Unix seconds), the ``host``, the ``worker``, and ``metrics``: values by the names of
-:mod:`monitoring.sampling.metric_names`. Where Ray runs, they go to Prometheus as well. Nothing here raises into the run
-or waits for a GPU's kernels: what fails is one warning, and the rest is sampled.
+:mod:`esmeray.monitoring.sampling.metric_names`. Where Ray runs, they go to Prometheus as well. Nothing here raises into
+the run or waits for a GPU's kernels: what fails is one warning, and the rest is sampled.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from common.steady_time import steady_time
-from monitoring.sampling.host import HostSampler, ProcessSampler
-from monitoring.sampling.metric_names import Metric, find
-from monitoring.sampling.nvml import NvmlDevices
-from run_folder.metrics_log import MetricsLog
+from esmeray.common.steady_time import steady_time
+from esmeray.monitoring.sampling.host import HostSampler, ProcessSampler
+from esmeray.monitoring.sampling.metric_names import Metric, find
+from esmeray.monitoring.sampling.nvml import NvmlDevices
+from esmeray.run_folder.metrics_log import MetricsLog
 
 if TYPE_CHECKING:
     from ray.util.metrics import Gauge

@@ -1,10 +1,10 @@
 """Weights & Biases for one run, in a process of its own that follows the run's folder.
 
-The driver (:mod:`monitoring.sinks.wandb_run`) starts it. All that can block in wandb happens here; killed or hanging it
-hurts nobody. To upload a run that has ended, or what W&B did not take of it, run it once more; on the server a run
-continues, and rows that are there are left out:
+The driver (:mod:`esmeray.monitoring.sinks.wandb_run`) starts it. All that can block in wandb happens here; killed or
+hanging it hurts nobody. To upload a run that has ended, or what W&B did not take of it, run it once more; on the server
+a run continues, and rows that are there are left out:
 
-    python -m monitoring.sinks.wandb_follower RUN_FOLDER --mode online
+    python -m esmeray.monitoring.sinks.wandb_follower RUN_FOLDER --mode online
 
 Settings are those of the run's config.yaml. Standard output says in one line what went wrong. Records of the loop have
 the step as their axis. Samples and alerts have the time: they continue while no step does, and a resumed run repeats
@@ -30,10 +30,10 @@ from typing import Any, NamedTuple, NoReturn, TextIO
 import psutil
 import yaml
 
-from common.text import first_line
-from run_folder.metrics_log import Record, RunTail
-from run_folder.paths import RunFolder
-from train_config.schema import WandbSection
+from esmeray.common.text import first_line
+from esmeray.run_folder.metrics_log import Record, RunTail
+from esmeray.run_folder.paths import RunFolder
+from esmeray.train_config.schema import WandbSection
 
 POLL_S = 0.5
 OFFLINE_LIMIT_S = 60.0

@@ -1,6 +1,6 @@
 """Metrics to Weights & Biases, which can neither stop nor slow a run.
 
-The driver starts :mod:`monitoring.sinks.wandb_follower`, and at the end waits for it no longer than
+The driver starts :mod:`esmeray.monitoring.sinks.wandb_follower`, and at the end waits for it no longer than
 ``wandb.finish_timeout_s`` and :data:`MARGIN_S`. Whatever W&B does, the run's folder holds all values; one warning says
 so, with the command that uploads them.
 """
@@ -12,19 +12,18 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import psutil
 
-from run_folder.paths import RunFolder
-from train_config.schema import WandbSection
+from esmeray.common.installation import python_path
+from esmeray.run_folder.paths import RunFolder
+from esmeray.train_config.schema import WandbSection
 
 MARGIN_S = 10.0
 """Seconds that a follower, which ends when its own time is over, may take for that."""
 START_LIMIT_S = 60.0
 """Seconds in which Python must have imported wandb, or written an offline file, on a loaded machine."""
-PROGRAM = "monitoring.sinks.wandb_follower"
-ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = "esmeray.monitoring.sinks.wandb_follower"
 _TIED = ("WANDB_SERVICE", "WANDB_RUN_ID", "WANDB_RESUME", "WANDB_MODE", "WANDB_DIR")
 """Variables of another wandb run that this process may belong to."""
 
@@ -98,5 +97,4 @@ class WandbFollowers:
 def _environment() -> dict[str, str]:
     """This process's, with the project on Python's path and without wandb's own error reports to its makers."""
     own = {name: value for name, value in os.environ.items() if name not in _TIED}
-    path = os.pathsep.join(filter(None, [str(ROOT), own.get("PYTHONPATH")]))
-    return {**own, "PYTHONPATH": path, "WANDB_ERROR_REPORTING": "false", "PYTHONSAFEPATH": "1"}
+    return {**own, "PYTHONPATH": python_path(), "WANDB_ERROR_REPORTING": "false", "PYTHONSAFEPATH": "1"}

@@ -13,7 +13,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter
 
-from common.figure_style import (
+from esmeray.common.figure_style import (
     BLUE,
     GREEN,
     GREY,
@@ -29,7 +29,7 @@ from common.figure_style import (
     style,
     style_steps,
 )
-from run_folder.metrics_log import MetricLabels, Record
+from esmeray.run_folder.metrics_log import MetricLabels, Record
 
 SMOOTHING_SHARE = 0.02
 """Share of the run's points over which the smoothed loss is averaged."""

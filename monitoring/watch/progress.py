@@ -18,9 +18,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from common.text import amount, duration
-from monitoring.advice import Facts
-from run_folder.metrics_log import MetricLabels, Record
+from esmeray.common.text import amount, duration
+from esmeray.monitoring.advice import Facts
+from esmeray.run_folder.metrics_log import MetricLabels, Record
 
 MIN_BAR_COLUMNS = 150
 """Terminal width below which the bar gives way to the metrics."""

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from run_folder.metrics_log import Record, RunTail
-from run_folder.paths import RunFolder
+from esmeray.run_folder.metrics_log import Record, RunTail
+from esmeray.run_folder.paths import RunFolder
 
 
 class Sink(Protocol):

@@ -5,14 +5,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from common.errors import ConfigError
-from common.text import amount, did_you_mean, duration
-from monitoring.advice import Facts, what_limits
-from monitoring.watch.progress import Pace, describe_alert, describe_validation, loss_text
-from run_folder.job import lock_state
-from run_folder.metrics_log import MetricLabels, Record, RecordTail
-from run_folder.paths import Outcome, RunFolder
-from train_config.loading import read_file
+from esmeray.common.errors import ConfigError
+from esmeray.common.text import amount, did_you_mean, duration
+from esmeray.monitoring.advice import Facts, what_limits
+from esmeray.monitoring.watch.progress import Pace, describe_alert, describe_validation, loss_text
+from esmeray.run_folder.job import lock_state
+from esmeray.run_folder.metrics_log import MetricLabels, Record, RecordTail
+from esmeray.run_folder.paths import Outcome, RunFolder
+from esmeray.train_config.loading import read_file
 
 _RECENT_BYTES = 1 << 20
 """End of a long metrics.jsonl that is read."""

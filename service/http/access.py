@@ -17,9 +17,9 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from starlette.types import Scope
 
-from common.errors import ConfigError
-from service.http.refusals import RefusalError
-from train_config.service_schema import is_loopback
+from esmeray.common.errors import ConfigError
+from esmeray.service.http.refusals import RefusalError
+from esmeray.train_config.service_schema import is_loopback
 
 PUBLIC = (
     *("/", "/page.js", "/page.css", "/docs", "/openapi.json", "/swagger-ui-bundle.js", "/swagger-ui.css"),

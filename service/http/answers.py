@@ -17,7 +17,7 @@ from fastapi.responses import Response, StreamingResponse
 from numpy.typing import NDArray
 from pydantic_core import to_json
 
-from service.http.refusals import RefusalError
+from esmeray.service.http.refusals import RefusalError
 
 Arrays = NDArray | Sequence[NDArray]
 ARROW, NPY, PARQUET, CSV = (

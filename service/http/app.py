@@ -9,15 +9,15 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from common.errors import ConfigError
-from service.http.access import Access, read_keys
-from service.http.bodies import check_query
-from service.http.guard import Guard
-from service.http.models import Models
-from service.http.refusals import RefusalError
-from service.http.routes import native, nim, openai, operations, tei
-from service.http.routes.common import Service, problems
-from train_config.service_schema import ServeSection
+from esmeray.common.errors import ConfigError
+from esmeray.service.http.access import Access, read_keys
+from esmeray.service.http.bodies import check_query
+from esmeray.service.http.guard import Guard
+from esmeray.service.http.models import Models
+from esmeray.service.http.refusals import RefusalError
+from esmeray.service.http.routes import native, nim, openai, operations, tei
+from esmeray.service.http.routes.common import Service, problems
+from esmeray.train_config.service_schema import ServeSection
 
 log = logging.getLogger("esmeray.service")
 

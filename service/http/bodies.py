@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Discriminator, Field, Tag, ValidationError
 from pydantic_core import from_json
 
-from dataset.fasta.alphabet import MASK_TEXT, residues_of
-from service.contract import About
-from service.http.door import LARGE_BYTES, give_back_memory
-from service.http.refusals import RefusalError
-from train_config.service_schema import LimitsSection
+from esmeray.dataset.fasta.alphabet import MASK_TEXT, residues_of
+from esmeray.service.contract import About
+from esmeray.service.http.door import LARGE_BYTES, give_back_memory
+from esmeray.service.http.refusals import RefusalError
+from esmeray.train_config.service_schema import LimitsSection
 
 FASTA_TYPES = ("text/x-fasta", "application/x-fasta", "text/plain", "application/octet-stream")
 NPY_TYPE = "application/x-npy"

@@ -14,7 +14,7 @@ from itertools import chain
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.http.refusals import ROOM_TOKENS, RefusalError
+from esmeray.service.http.refusals import ROOM_TOKENS, RefusalError
 
 FULL_S = 0.1
 """How long the service counts as full after it said so."""

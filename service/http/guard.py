@@ -14,12 +14,12 @@ from datetime import UTC, datetime
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.http.access import ANYBODY, PUBLIC, check_page
-from service.http.bodies import SMALL_BYTES
-from service.http.door import head_refusal
-from service.http.refusals import RefusalError
-from service.http.routes.common import Service
-from train_config.service_schema import LimitsSection
+from esmeray.service.http.access import ANYBODY, PUBLIC, check_page
+from esmeray.service.http.bodies import SMALL_BYTES
+from esmeray.service.http.door import head_refusal
+from esmeray.service.http.refusals import RefusalError
+from esmeray.service.http.routes.common import Service
+from esmeray.train_config.service_schema import LimitsSection
 
 log = logging.getLogger("esmeray.service")
 

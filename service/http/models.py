@@ -10,10 +10,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from numpy.typing import NDArray
 
-from service.contract import About, Reply
-from service.http.door import overloaded
-from service.http.metrics import Metrics
-from service.http.refusals import RefusalError
+from esmeray.service.contract import About, Reply
+from esmeray.service.http.door import overloaded
+from esmeray.service.http.metrics import Metrics
+from esmeray.service.http.refusals import RefusalError
 
 Result = TypeVar("Result")
 RETRY_S = 2

@@ -13,24 +13,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from common.errors import ConfigError
-from dataset.batches.preparation import FixedCrop, fixed_crop
-from dataset.embeddings.cache import FeatureStore
-from dataset.fasta.records import keys_of
-from dataset.tokens.base import EsmSequenceTokenizer
-from dataset.tokens.esm import MASK, VOCABULARY
-from inference.classifier import DEFAULT_TOKENS
-from inference.models.kinds import prediction_of
-from inference.models.opening import open_model
-from inference.models.outputs.latents import decoded
-from inference.models.packing import Tokenized
-from inference.models.running import TokenizedTexts, run
-from inference.models.source import config_of, find_model
-from model.forward_loop import ForwardLoop, Places
-from service.contract import DECODED, EACH_MASKED, MASKED, About
-from service.replicas.batcher import Item
-from train_config.embed_schema import EmbedSection
-from train_config.service_schema import ServedModel
+from esmeray.common.errors import ConfigError
+from esmeray.dataset.batches.preparation import FixedCrop, fixed_crop
+from esmeray.dataset.embeddings.cache import FeatureStore
+from esmeray.dataset.fasta.records import keys_of
+from esmeray.dataset.tokens.base import EsmSequenceTokenizer
+from esmeray.dataset.tokens.esm import MASK, VOCABULARY
+from esmeray.inference.classifier import DEFAULT_TOKENS
+from esmeray.inference.models.kinds import prediction_of
+from esmeray.inference.models.opening import open_model
+from esmeray.inference.models.outputs.latents import decoded
+from esmeray.inference.models.packing import Tokenized
+from esmeray.inference.models.running import TokenizedTexts, run
+from esmeray.inference.models.source import config_of, find_model
+from esmeray.model.forward_loop import ForwardLoop, Places
+from esmeray.service.contract import DECODED, EACH_MASKED, MASKED, About
+from esmeray.service.replicas.batcher import Item
+from esmeray.train_config.embed_schema import EmbedSection
+from esmeray.train_config.service_schema import ServedModel
 
 
 class MaskedPiece(NamedTuple):

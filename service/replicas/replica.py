@@ -14,10 +14,10 @@ import numpy as np
 import psutil
 import ray
 
-from common.errors import DataError, ResourceError
-from service.contract import About, Reply
-from service.replicas.batcher import OverloadedError, TokenBatcher
-from train_config.service_schema import ServedModel
+from esmeray.common.errors import DataError, ResourceError
+from esmeray.service.contract import About, Reply
+from esmeray.service.replicas.batcher import OverloadedError, TokenBatcher
+from esmeray.train_config.service_schema import ServedModel
 
 log = logging.getLogger("esmeray.service")
 
@@ -37,7 +37,7 @@ class ModelReplica:
     def __init__(self, model: dict[str, Any], device: str, version: str) -> None:
         import torch  # here: the process that deploys the replicas, which imports this module, needs none
 
-        from service.replicas.computer import Computer
+        from esmeray.service.replicas.computer import Computer
 
         self._batcher: TokenBatcher | None = None
         set_up_process()

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from alignment.scoring import MATRICES, scoring
-from common.errors import ConfigError, DataError, EsmerayError
+from esmeray.alignment.scoring import MATRICES, scoring
+from esmeray.common.errors import ConfigError, DataError, EsmerayError
 
 BLASTP = [(350, 139.428), (219, 88.9669), (204, 83.1889), (29, 15.779)]
 """Scores and bits of BLASTP 2.2.26+, BLOSUM62 with 11 and 1 (Biopython's xml_2226_blastp_003.xml)."""

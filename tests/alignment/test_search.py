@@ -8,16 +8,16 @@ import numpy as np
 import parasail
 import pytest
 
-from alignment.prefilter import EmbeddingNeighbours, SharedWords
-from alignment.scoring import Scoring, scoring
-from alignment.search import Hit, Search
-from common import compiled_code
-from common.errors import DataError
-from dataset.store.conversion import convert
-from dataset.store.reader import Store
+from esmeray.alignment.prefilter import EmbeddingNeighbours, SharedWords
+from esmeray.alignment.scoring import Scoring, scoring
+from esmeray.alignment.search import Hit, Search
+from esmeray.common import compiled_code
+from esmeray.common.errors import DataError
+from esmeray.dataset.store.conversion import convert
+from esmeray.dataset.store.reader import Store
+from esmeray.train_config.schema import IngestSection
 from tests.embeddings import make_embeddings, random_vectors
 from tests.model.support import random_sequences
-from train_config.schema import IngestSection
 
 PROTEINS = int(os.environ.get("ESMERAY_ALIGNED", "60"))
 """Real proteins whose pairs are all aligned."""

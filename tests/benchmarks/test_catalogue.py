@@ -4,9 +4,9 @@ import importlib
 
 import pytest
 
-from benchmarks.__main__ import MODULES, load_stages, require_packages
-from benchmarks.harness.stage import Reference
-from common.errors import ConfigError
+from esmeray.benchmarks.__main__ import MODULES, load_stages, require_packages
+from esmeray.benchmarks.harness.stage import Reference
+from esmeray.common.errors import ConfigError
 from tests.benchmarks.harness.toy_stage import toy_stage
 
 FLOORS = {
@@ -40,7 +40,7 @@ def test_the_floors_are_those_that_were_set(stage: str, device: str):
 
 @pytest.mark.parametrize("name", MODULES)
 def test_a_stage_is_named_as_its_module_and_says_what_it_measures(name: str):
-    module = importlib.import_module(f"benchmarks.stages.{name}")
+    module = importlib.import_module(f"esmeray.benchmarks.stages.{name}")
     assert module.STAGE.name == name
     assert len(module.__doc__.split()) > 40
     rows = [(c.case, c.ours, c.peer_name) for c in module.STAGE.comparisons]

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.__main__ import main
-from common.errors import ConfigError
+from esmeray.benchmarks.__main__ import main
+from esmeray.common.errors import ConfigError
 
 
 def test_a_smoke_run_of_one_stage_writes_its_results_where_it_is_told_to(

@@ -25,16 +25,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch.distributed as dist
 
-from common import command_line
-from dataset.embeddings.manifest import read_manifest
-from dataset.embeddings.reader import open_embeddings
-from dataset.store.conversion import ensure_store
-from dataset.structures.predictions import Predicted, PredictedStructures, keep, keys
-from dataset.structures.store import StructureStore
-from inference.embedding.shard_files import ShardFiles
-from inference.function import prediction
-from inference.mutations import job as mutations_job
-from run_folder.job import Journal
+from esmeray.common import command_line
+from esmeray.dataset.embeddings.manifest import read_manifest
+from esmeray.dataset.embeddings.reader import open_embeddings
+from esmeray.dataset.store.conversion import ensure_store
+from esmeray.dataset.structures.predictions import Predicted, PredictedStructures, keep, keys
+from esmeray.dataset.structures.store import StructureStore
+from esmeray.inference.embedding.shard_files import ShardFiles
+from esmeray.inference.function import prediction
+from esmeray.inference.mutations import job as mutations_job
+from esmeray.run_folder.job import Journal
+from esmeray.tools import __main__ as esmeray
+from esmeray.train_config.loading import dump_config
+from esmeray.training.engine.collective import WorkerContext
+from esmeray.training.loop.worker import train_worker
 from tests.chaos.observed import wrap
 from tests.classifiers import export_tiny
 from tests.conftest import REPOSITORY
@@ -44,10 +48,6 @@ from tests.model.small_models import save_masked_lm
 from tests.model.support import random_sequences
 from tests.runs import run_folder, tiny_config
 from tests.structures import folds, structure_store
-from tools import __main__ as esmeray
-from train_config.loading import dump_config
-from training.engine.collective import WorkerContext
-from training.loop.worker import train_worker
 
 LIMIT_S, MAKING_S, MEMORY_BYTES = 120, 900, 6 * 2**30
 """Of a command. One that takes them is wrong: no file here has a megabyte."""

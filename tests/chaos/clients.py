@@ -18,8 +18,8 @@ from typing import NamedTuple
 import psutil
 from yaml import safe_dump as dump_yaml
 
-from benchmarks.programs.http_load import Load, Outcome, begun_load
-from benchmarks.programs.servers import PROXY, REPLICA, free_port, server
+from esmeray.benchmarks.programs.http_load import Load, Outcome, begun_load
+from esmeray.benchmarks.programs.servers import PROXY, REPLICA, free_port, server
 from tests.model.support import random_sequences
 
 CLIENTS, SLOWER, MORE_MEMORY, PAUSE_S = 8, 2.0, 1.1, 30.0

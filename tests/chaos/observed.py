@@ -20,8 +20,8 @@ from typing import Any
 import ray.train
 import torch
 
-from dataset.batches.steps import TrainingSteps
-from run_folder.checkpoints import Manifest
+from esmeray.dataset.batches.steps import TrainingSteps
+from esmeray.run_folder.checkpoints import Manifest
 from train_ray import main
 
 WRITER = "checkpoint-writer"
@@ -124,10 +124,10 @@ def wrap(owner: Any, name: str, before: Callable[..., Any], after: Callable[...,
 
 def observe(observer: Observer) -> None:
     """Have the observer called where this process enters a phase, starts to step and has taken a step."""
-    from training.engine.engine import TrainingEngine
-    from training.loop import worker
-    from training.loop.results import StepResults
-    from training.loop.stepping import Stepper
+    from esmeray.training.engine.engine import TrainingEngine
+    from esmeray.training.loop import worker
+    from esmeray.training.loop.results import StepResults
+    from esmeray.training.loop.stepping import Stepper
 
     wrap(TrainingSteps, "epoch", partial(observer.enter, "loader"))
     wrap(TrainingEngine, "__call__", partial(observer.enter, "forward"))
@@ -151,8 +151,8 @@ def observed_loop(folder: Path, train: Callable[[dict[str, Any]], None]) -> Call
 
 
 if __name__ == "__main__":
+    from esmeray.training.launch import trainers
     from tests.chaos.observed import observed_loop as importable  # of a module's name, which workers can import
-    from training.launch import trainers
 
     trainers.ray_train_loop = importable(Path(sys.argv.pop(1)), trainers.ray_train_loop)
     sys.exit(main(sys.argv[1:]))

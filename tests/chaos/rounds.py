@@ -16,6 +16,8 @@ import psutil
 from pyarrow.parquet import read_table
 from yaml import safe_dump as dump_yaml
 
+from esmeray.train_config.loading import dump_config
+from esmeray.tuning.records import SearchFolder, Trial, read_trials
 from tests.chaos.faults import FAULTS
 from tests.chaos.history import TOLERANCE, committed, cost, problems, read_history
 from tests.clusters import Machines, Mend
@@ -23,8 +25,6 @@ from tests.conftest import REPOSITORY
 from tests.inference.embedding.jobs import final_bytes, small_model_folder, write_proteins
 from tests.model.support import random_sequences
 from tests.runs import exported_weights, merged, run_folder, tiny_config, train_losses
-from train_config.loading import dump_config
-from tuning.records import SearchFolder, Trial, read_trials
 
 LEFT_S = 20.0  # for processes to end after the command
 USUAL: dict[str, Any] = {
@@ -196,7 +196,7 @@ class Embedding(Round):
         files = {"models": self.folder / "model", "input": self.folder / "proteins.fasta", "stage_dir": self.folder}
         sizes = {"output": self.data / "out", "shard_tokens": 1200, "tokens": 256, "precision": "fp32", "workers": 2}
         words = [word for name, value in (files | sizes).items() for word in (f"--embed.{name}", str(value))]
-        return ["-m", "tools", "embed", "run", *words, "--ray.address", address]
+        return ["-m", "esmeray.tools", "embed", "run", *words, "--ray.address", address]
 
     def met(self, number: int) -> tuple[int, float] | None:
         is_due = len([*self.data.glob("out.partial/model/rows/*")]) >= self.faults[number].step
@@ -258,7 +258,7 @@ class Service(Round):
         write_proteins(self.folder / "proteins.fasta", random_sequences([400] * 12000))
         self.began = time.monotonic()
         files = ["--query.input", str(self.folder / "proteins.fasta"), "--query.output", str(self.data / "out.parquet")]
-        return ["-m", "tools", "serve", "query", *files, "--query.address", f"http://127.0.0.1:{port}"]
+        return ["-m", "esmeray.tools", "serve", "query", *files, "--query.address", f"http://127.0.0.1:{port}"]
 
     def met(self, number: int) -> tuple[int, float] | None:
         is_due = time.monotonic() > self.began + self.faults[number].step

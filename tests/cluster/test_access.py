@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
+from esmeray.train_config.loading import dump_config
 from tests.clusters import TOKEN, started_cluster
 from tests.conftest import REPOSITORY
 from tests.runs import tiny_config
-from train_config.loading import dump_config
 
 OTHER = "0" * 64
 EMBED = ["--embed.workers=1", "--embed.models=esm2_t6_8M", "--embed.random_weights=true", "--embed.input", "{fasta}"]
 FOLD = ["--fold.workers=1", "--fold.model={folder}", "--fold.cache={folder}/predictions", "--fold.input={fasta}"]
 COMMANDS = {
     "train": ["train_ray.py", "--config", "{config}"],
-    "find_batch_size": ["-m", "tools", "tune", "tokens", "--config", "{config}"],
+    "find_batch_size": ["-m", "esmeray.tools", "tune", "tokens", "--config", "{config}"],
     "serve": ["serve_ray.py", "--config", "train_config/serve.yaml", "--ray.address", "{address}"],
-    "embed": ["-m", "tools", "embed", "run", *EMBED],
-    "predict_structures": ["-m", "tools", "design", "fold", *FOLD],
+    "embed": ["-m", "esmeray.tools", "embed", "run", *EMBED],
+    "predict_structures": ["-m", "esmeray.tools", "design", "fold", *FOLD],
 }
 
 
@@ -57,8 +57,8 @@ def test_a_missing_token_is_one_line(ray_address: str, tmp_path: Path):
 
 
 CONNECT = """
-from train_config.schema import RaySection
-from cluster.connection import connected, hardware
+from esmeray.train_config.schema import RaySection
+from esmeray.cluster.connection import connected, hardware
 
 with connected(RaySection()):
     print(hardware())
@@ -66,8 +66,8 @@ with connected(RaySection()):
 OTHER_VERSION = """
 import json
 from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
-from train_config.schema import RaySection
-from cluster.connection import connected
+from esmeray.train_config.schema import RaySection
+from esmeray.cluster.connection import connected
 
 with connected(RaySection()):
     of_cluster = {"key": b"CLUSTER_METADATA", "namespace": b"cluster"}

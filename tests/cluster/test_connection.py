@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from cluster.placement import Capacity
+from esmeray.cluster.placement import Capacity
 from tests.clusters import StartedCluster, started_cluster
 from tests.conftest import REPOSITORY
 
 TWO_MACHINES = """
 import sys
 import ray
-from train_config.schema import RaySection
-from cluster.connection import capacity, connected, hardware, worker_environment
-from cluster.placement import Workers
+from esmeray.train_config.schema import RaySection
+from esmeray.cluster.connection import capacity, connected, hardware, worker_environment
+from esmeray.cluster.placement import Workers
 
 class Probe:
     def has_the_code(self):
@@ -61,9 +61,9 @@ APART = ["unshare", "--mount", *([] if os.getuid() == 0 else ["--map-root-user"]
 CONNECT = """
 import sys
 from pathlib import Path
-from cluster.connection import connected
-from common.errors import ResourceError
-from train_config.schema import RaySection
+from esmeray.cluster.connection import connected
+from esmeray.common.errors import ResourceError
+from esmeray.train_config.schema import RaySection
 
 try:
     with connected(RaySection(), Path(sys.argv[1])):
@@ -94,9 +94,9 @@ def test_what_a_third_machine_lacks_is_one_line(two_machines, tmp_path: Path):
 
 TAKEN_PORT = """
 import sys
-from train_config.schema import RaySection
-from cluster.connection import connected
-from common.errors import ResourceError
+from esmeray.train_config.schema import RaySection
+from esmeray.cluster.connection import connected
+from esmeray.common.errors import ResourceError
 
 try:
     with connected(RaySection(address="local", dashboard_port=int(sys.argv[1]))):

@@ -6,9 +6,9 @@ from threading import Thread
 import pytest
 from ray._common.utils import get_ray_address_file
 
-from cluster.placement import LOCAL, NodeResources, address_file, find, place_workers
-from common.errors import ResourceError
-from train_config.schema import RaySection
+from esmeray.cluster.placement import LOCAL, NodeResources, address_file, find, place_workers
+from esmeray.common.errors import ResourceError
+from esmeray.train_config.schema import RaySection
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from cluster import private_folder as module
-from cluster.private_folder import check_private, ray_folder
-from common.errors import ResourceError
+from esmeray.cluster import private_folder as module
+from esmeray.cluster.private_folder import check_private, ray_folder
+from esmeray.common.errors import ResourceError
 
 
 @pytest.fixture

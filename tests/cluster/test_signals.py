@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from cluster import signals
-from cluster.signals import StopSignals
+from esmeray.cluster import signals
+from esmeray.cluster.signals import StopSignals
 
 
 def send(signum: int) -> None:

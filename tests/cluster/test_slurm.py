@@ -18,7 +18,7 @@ SRUN = f"""#!{sys.executable}
 import os, signal, subprocess, sys, tempfile
 from pathlib import Path
 sys.path.insert(0, "{REPOSITORY}")
-from common.publishing import exclusive
+from esmeray.common.publishing import exclusive
 
 nodes = []
 signal.signal(signal.SIGTERM, lambda *_: [node.terminate() for node in nodes])
@@ -37,8 +37,8 @@ sys.exit(max(abs(node.wait()) for node in nodes))
 """
 COMMAND = """
 import signal, sys
-from cluster.connection import connected, hardware
-from train_config.schema import RaySection
+from esmeray.cluster.connection import connected, hardware
+from esmeray.train_config.schema import RaySection
 
 with connected(RaySection()):
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))

@@ -4,7 +4,7 @@ from itertools import count
 
 import pytest
 
-from common.background_thread import BackgroundThread
+from esmeray.common.background_thread import BackgroundThread
 from tests.dataset.interrupting import interrupted_at
 
 

@@ -4,8 +4,8 @@ import sys
 import warnings
 from functools import partial
 
-from common import errors
-from common.command_line import logged_to, run
+from esmeray.common import errors
+from esmeray.common.command_line import logged_to, run
 from tests.conftest import REPOSITORY
 
 EXIT_CODES = {
@@ -37,7 +37,7 @@ def test_an_interrupt_is_130(capsys):
 
 def test_a_reader_that_has_seen_enough_is_no_error():
     script = (
-        "import sys; from common.command_line import run;"
+        "import sys; from esmeray.common.command_line import run;"
         "sys.exit(run(lambda _: [print('x' * 99) for _ in range(9999)] and 0))"
     )
     command = f'{sys.executable} -c "{script}" | head -1'

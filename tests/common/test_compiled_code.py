@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from common import compiled_code
+from esmeray.common import compiled_code
 
 
 @pytest.fixture(autouse=True)

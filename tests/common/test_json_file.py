@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import DataError
-from common.json_file import read_json
+from esmeray.common.errors import DataError
+from esmeray.common.json_file import read_json
 
 
 @pytest.mark.parametrize(

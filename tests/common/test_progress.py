@@ -1,7 +1,7 @@
 import io
 
-from common import progress
-from common.progress import ConversionProgress, conversion_bar, record_bar
+from esmeray.common import progress
+from esmeray.common.progress import ConversionProgress, conversion_bar, record_bar
 
 
 class _Terminal(io.StringIO):

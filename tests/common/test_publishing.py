@@ -6,8 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import ConfigError, DataError, ResourceError
-from common.publishing import atomic_file, check_names, exclusive, made_file, made_folder, published, write_atomically
+from esmeray.common.errors import ConfigError, DataError, ResourceError
+from esmeray.common.publishing import (
+    atomic_file,
+    check_names,
+    exclusive,
+    made_file,
+    made_folder,
+    published,
+    write_atomically,
+)
 
 
 def build(target: Path, text: str) -> None:

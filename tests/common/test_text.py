@@ -1,4 +1,4 @@
-from common.text import amount, did_you_mean, duration
+from esmeray.common.text import amount, did_you_mean, duration
 
 
 def test_durations_and_amounts_are_short():

@@ -1,5 +1,5 @@
-from common import timing
-from common.timing import Ratio, measure, median_interval, ratio, round_ratios, warm_up
+from esmeray.common import timing
+from esmeray.common.timing import Ratio, measure, median_interval, ratio, round_ratios, warm_up
 
 
 def test_a_warm_up_ends_when_two_medians_in_a_row_agree_within_two_percent():

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dataset.store.sample import sample_records
+from esmeray.dataset.store.sample import sample_records
 from tests.dataset.labelled_stores import proteins
 from tests.dataset.store_fixtures import make_store
 

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from dataset.labels.conversion import ensure_labelled_store
-from dataset.labels.store import LabelledStore
+from esmeray.dataset.labels.conversion import ensure_labelled_store
+from esmeray.dataset.labels.store import LabelledStore
+from esmeray.train_config.classifier_schema import LabelsSection, TokenizerSection
+from esmeray.train_config.schema import DataSection
 from tests.dataset.labels.test_labelled_file import write_table
-from train_config.classifier_schema import LabelsSection, TokenizerSection
-from train_config.schema import DataSection
 
 PROTEINS = ["MK", "MKV", "MKL", "MKA", "MKC", "MKD", "MKE", "MKF"]
 TEXT = TokenizerSection(content="text")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dataset.store.reader import Store
+from esmeray.dataset.store.reader import Store
 from tests.dataset import store_fixtures
 
 

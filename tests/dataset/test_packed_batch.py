@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataset.packed_batch import FEATURES, TARGETS, WEIGHTS, BatchShape, PackedBatch
-from dataset.targets import has_target
+from esmeray.dataset.packed_batch import FEATURES, TARGETS, WEIGHTS, BatchShape, PackedBatch
+from esmeray.dataset.targets import has_target
 
 LAYOUTS = ["tokens", "classes", "columns", "weighted", "token features", "pooled features", "none"]
 

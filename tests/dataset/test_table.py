@@ -12,8 +12,8 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import DataError
-from dataset.table import PART_ROWS, Table
+from esmeray.common.errors import DataError
+from esmeray.dataset.table import PART_ROWS, Table
 
 any_text = st.text(st.characters(codec="utf-8"), max_size=30)
 rows_of_text = st.lists(st.tuples(any_text, any_text), min_size=1, max_size=20)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dataset.tokens.base import EsmSequenceTokenizer, train_bpe
+from esmeray.dataset.tokens.base import EsmSequenceTokenizer, train_bpe
 
 RESIDUES = "LAGVESIKRDTPNQFYMHCWXUBZO"
 WORDS = ["the", "card", "did", "not", "arrive", "how", "do", "i", "get", "money", "back", "##s", "##ed", "?", "!"]

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from function.annotations import read_accretion, read_annotations, read_scores
-from function.evaluation import Evaluation, evaluate
-from function.ontology import Method, read_ontology
-from train_config.terms_schema import EvaluationSection, Normalisation
+from esmeray.function.annotations import read_accretion, read_annotations, read_scores
+from esmeray.function.evaluation import Evaluation, evaluate
+from esmeray.function.ontology import Method, read_ontology
+from esmeray.train_config.terms_schema import EvaluationSection, Normalisation
 
 EXPECTED = Path(__file__).with_name("expected.json")
 EXPECTED_CASES = 8

@@ -6,9 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.errors import DataError
-from function.annotations import information_accretion, read_accretion, read_annotations, read_scores, read_terms
-from function.ontology import Ontology, read_ontology
+from esmeray.common.errors import DataError
+from esmeray.function.annotations import (
+    information_accretion,
+    read_accretion,
+    read_annotations,
+    read_scores,
+    read_terms,
+)
+from esmeray.function.ontology import Ontology, read_ontology
 from tests.function.test_ontology import HEADER, term
 
 MF, BP = "molecular_function", "biological_process"

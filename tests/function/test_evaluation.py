@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array
 
-from function.annotations import Annotations, information_accretion, read_annotations, read_scores
-from function.evaluation import Evaluation, evaluate
-from function.ontology import Aspect, read_ontology
+from esmeray.function.annotations import Annotations, information_accretion, read_annotations, read_scores
+from esmeray.function.evaluation import Evaluation, evaluate
+from esmeray.function.ontology import Aspect, read_ontology
+from esmeray.train_config.terms_schema import EvaluationSection
 from tests.function.generated import EXPECTED, EXPECTED_CASES, cafaeval, columns, evaluated, generate, sampled
-from train_config.terms_schema import EvaluationSection
 
 TIMES = int(os.environ.get("ESMERAY_ONTOLOGIES", "20"))
 
@@ -167,7 +167,7 @@ def test_the_area_is_that_under_the_points(tmp_path):
 def test_memory_grows_with_the_proteins_and_never_with_proteins_by_terms(tmp_path):
     import tracemalloc
 
-    from benchmarks.stages.function_evaluation import write_files
+    from esmeray.benchmarks.stages.function_evaluation import write_files
 
     write_files(tmp_path, 1000, 6000)
     ontology = read_ontology(tmp_path / "terms.obo")

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.errors import DataError
-from function.ontology import Ontology, read_ontology
+from esmeray.common.errors import DataError
+from esmeray.function.ontology import Ontology, read_ontology
 from tests.function.generated import generate
 
 HEADER = "format-version: 1.2\ndefault-namespace: gene_ontology\n\n"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array
 
-from function.ontology import BLOCK, propagate, read_ontology
+from esmeray.function.ontology import BLOCK, propagate, read_ontology
 from tests.function.generated import generate
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from function.vectors import CHANNELS, composition
+from esmeray.function.vectors import CHANNELS, composition
 
 
 def test_composition_counts_words_of_amino_acids_alone():

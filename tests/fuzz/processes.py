@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common.errors import EsmerayError
+from esmeray.common.errors import EsmerayError
 from tests.fuzz.mutations import mutated
 from tests.fuzz.readers import READERS
 

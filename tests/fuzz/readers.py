@@ -11,25 +11,25 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from common.publishing import refuse_existing
-from dataset.embeddings.arrays import open_arrays, write_arrays
-from dataset.embeddings.reader import open_embeddings
-from dataset.labels.labelled_file import read_labelled
-from dataset.store.conversion import check
-from dataset.store.reader import Store
-from dataset.structures.files import read_structures
-from dataset.structures.store import StructureCounts
-from dataset.table import Table
-from dataset.tokens.model_folder import read_settings
-from function.annotations import read_accretion, read_annotations, read_scores
-from function.ontology import read_ontology
-from model.export.exported_folder import task_of
+from esmeray.common.publishing import refuse_existing
+from esmeray.dataset.embeddings.arrays import open_arrays, write_arrays
+from esmeray.dataset.embeddings.reader import open_embeddings
+from esmeray.dataset.labels.labelled_file import read_labelled
+from esmeray.dataset.store.conversion import check
+from esmeray.dataset.store.reader import Store
+from esmeray.dataset.structures.files import read_structures
+from esmeray.dataset.structures.store import StructureCounts
+from esmeray.dataset.table import Table
+from esmeray.dataset.tokens.model_folder import read_settings
+from esmeray.function.annotations import read_accretion, read_annotations, read_scores
+from esmeray.function.ontology import read_ontology
+from esmeray.model.export.exported_folder import task_of
+from esmeray.train_config.classifier_schema import LabelsSection, TokenizerSection
+from esmeray.train_config.loading import SHIPPED, load_config
+from esmeray.train_config.schema import IngestSection
 from tests.dataset.stores import make_store
 from tests.embeddings import make_embeddings, random_vectors
 from tests.structures import EACH, folds, pdb_lines, write_pdb
-from train_config.classifier_schema import LabelsSection, TokenizerSection
-from train_config.loading import SHIPPED, load_config
-from train_config.schema import IngestSection
 
 
 @dataclass(frozen=True)

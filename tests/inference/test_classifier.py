@@ -6,13 +6,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import ConfigError, ResourceError
-from dataset.labels.label_space import LabelSpace
-from dataset.packed_batch import TARGETS
-from inference.classifier import ClassifierPipeline, Predictions
-from inference.models.source import config_of, exported_by
-from model.metrics.classification import bootstrap_intervals, classification_metrics, metrics_of_each
-from model.tasks.losses import probabilities
+from esmeray.common.errors import ConfigError, ResourceError
+from esmeray.dataset.labels.label_space import LabelSpace
+from esmeray.dataset.packed_batch import TARGETS
+from esmeray.inference.classifier import ClassifierPipeline, Predictions
+from esmeray.inference.models.source import config_of, exported_by
+from esmeray.model.metrics.classification import bootstrap_intervals, classification_metrics, metrics_of_each
+from esmeray.model.tasks.losses import probabilities
 from tests.classifiers import NAMES, TEXTS, classifier_config, export_tiny, tiny_classifier, tiny_model
 from tests.model.support import random_sequences
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.errors import ConfigError, DataError, ResourceError
-from inference import client as module
-from inference.client import Client
+from esmeray.common.errors import ConfigError, DataError, ResourceError
+from esmeray.inference import client as module
+from esmeray.inference.client import Client
 from tests.model.support import random_sequences
 from tests.service.serving import Serving
 

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dataset.packed_batch import TARGETS, PackedBatch
-from dataset.targets import IGNORED_TARGET
-from dataset.tokens.esm import MASK, pack_sequences
-from model.backbones.base import Checkpointing
-from model.tasks.autoencoder import ESM2Autoencoder
-from model.tasks.base import TaskModel
-from model.tasks.masked_lm import MaskedLM
-from train_config.schema import AutoencoderSection, BackboneSection, ModelSection
+from esmeray.dataset.packed_batch import TARGETS, PackedBatch
+from esmeray.dataset.targets import IGNORED_TARGET
+from esmeray.dataset.tokens.esm import MASK, pack_sequences
+from esmeray.model.backbones.base import Checkpointing
+from esmeray.model.tasks.autoencoder import ESM2Autoencoder
+from esmeray.model.tasks.base import TaskModel
+from esmeray.model.tasks.masked_lm import MaskedLM
+from esmeray.train_config.schema import AutoencoderSection, BackboneSection, ModelSection
 
 LETTERS = "LAGVSERTIDPKQNFYMHWC"
 TINY = BackboneSection(source="esm2_t6_8M", layers=2, hidden_size=32, heads=4)

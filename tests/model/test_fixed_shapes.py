@@ -9,15 +9,17 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from dataset.batches.loader import ResidueSource
-from dataset.batches.preparation import PreparationSettings
-from dataset.batches.steps import TrainingSteps
-from dataset.packed_batch import BatchShape, PackedBatch
-from dataset.store.reader import Store
-from model.backbones.base import Checkpointing
-from model.backbones.lora import adapt
-from model.tasks.base import TaskModel
-from model.tasks.pooling import mean_over_residues
+from esmeray.dataset.batches.loader import ResidueSource
+from esmeray.dataset.batches.preparation import PreparationSettings
+from esmeray.dataset.batches.steps import TrainingSteps
+from esmeray.dataset.packed_batch import BatchShape, PackedBatch
+from esmeray.dataset.store.reader import Store
+from esmeray.model.backbones.base import Checkpointing
+from esmeray.model.backbones.lora import adapt
+from esmeray.model.tasks.base import TaskModel
+from esmeray.model.tasks.pooling import mean_over_residues
+from esmeray.train_config.schema import BatchSection, LoraSection, MaskedLMSection, TrainingSection
+from esmeray.training.engine.engine import prepare_layers
 from tests.model.support import (
     Operators,
     assert_near,
@@ -28,8 +30,6 @@ from tests.model.support import (
     tiny_section,
 )
 from tests.model.tasks.test_classifier import KINDS, POOLINGS, build, labelled, with_targets
-from train_config.schema import BatchSection, LoraSection, MaskedLMSection, TrainingSection
-from training.engine.engine import prepare_layers
 
 LENGTHS = [12, 1, 40, 3, 7]
 INTEL = "GenuineIntel" in Path("/proc/cpuinfo").read_text()

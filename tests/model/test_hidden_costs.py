@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dataset.packed_batch import PackedBatch
+from esmeray.dataset.packed_batch import PackedBatch
 from tests.model.support import (
     WAITING,
     Operators,

@@ -3,12 +3,12 @@
 import torch
 from torch import nn
 
-from dataset.tokens.esm import pack_sequences
-from model.backbones.loading import build_backbone
-from model.optimization import PrepackedLinear, optimize_for_inference
-from model.tasks.pooling import mean_over_residues
+from esmeray.dataset.tokens.esm import pack_sequences
+from esmeray.model.backbones.loading import build_backbone
+from esmeray.model.optimization import PrepackedLinear, optimize_for_inference
+from esmeray.model.tasks.pooling import mean_over_residues
+from esmeray.train_config.schema import BackboneSection
 from tests.model.support import random_sequences
-from train_config.schema import BackboneSection
 
 
 def test_bf16_with_prepacked_layers_points_the_same_way_for_each_protein():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from model.parameter_groups import RATE_SHARE, parameter_groups
+from esmeray.model.parameter_groups import RATE_SHARE, parameter_groups
 from tests.model.support import build_model, tiny_section
 
 

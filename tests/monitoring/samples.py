@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from run_folder.metrics_log import MetricsLog, Record
+from esmeray.run_folder.metrics_log import MetricsLog, Record
 
 GIB = 1024**3
 BEGAN_S = 1_700_000_000.0

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import ConfigError, DataError, DiskFullError
-from common.publishing import MADE_FILE, RECORD_FILE, disk_full
-from run_folder.job import JOB_FILE, JOURNAL_FILE, LOCK_FILE, accept, journal, unfinished
+from esmeray.common.errors import ConfigError, DataError, DiskFullError
+from esmeray.common.publishing import MADE_FILE, RECORD_FILE, disk_full
+from esmeray.run_folder.job import JOB_FILE, JOURNAL_FILE, LOCK_FILE, accept, journal, unfinished
 
 
 def contents(folder: Path) -> dict[Path, bytes]:

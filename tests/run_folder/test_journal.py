@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import ConfigError, DataError, EsmerayError
-from run_folder.job import JOB_FILE, JOURNAL_FILE, accept, journal
+from esmeray.common.errors import ConfigError, DataError, EsmerayError
+from esmeray.run_folder.job import JOB_FILE, JOURNAL_FILE, accept, journal
 from tests.damage import flipped, flips
 
 PIECES = [["p1\tq1\t0.5", "p1\tq2 \u2028\x0b\t0.25"], [], ["p2*", "IJ", "ä"], [f"p{n}\t{n}" for n in range(40)]]

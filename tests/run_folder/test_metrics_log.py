@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.errors import DataError
-from run_folder import metrics_log
-from run_folder.metrics_log import MetricsLog, Record, RecordTail, RunTail, encode_record, read_metrics
-from run_folder.paths import RunFolder
+from esmeray.common.errors import DataError
+from esmeray.run_folder import metrics_log
+from esmeray.run_folder.metrics_log import MetricsLog, Record, RecordTail, RunTail, encode_record, read_metrics
+from esmeray.run_folder.paths import RunFolder
 from tests.monitoring.samples import append, sample, sample_file, train
 
 

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from run_folder.paths import Outcome, RunFolder
+from esmeray.run_folder.paths import Outcome, RunFolder
 
 
 def test_a_new_start_forgets_what_was_asked_of_the_one_before_and_what_ray_kept_of_it(tmp_path: Path):

@@ -12,18 +12,18 @@ from typing import Any, TypeVar
 import httpx
 import uvicorn
 
-from dataset.tokens.base import EsmSequenceTokenizer
-from model.export.backbone import export
-from service.http.app import build_app
-from service.http.guard import Guard
-from service.http.metrics import Metrics
-from service.http.models import Call, Models
-from service.replicas.replica import ModelReplica
+from esmeray.dataset.tokens.base import EsmSequenceTokenizer
+from esmeray.model.export.backbone import export
+from esmeray.service.http.app import build_app
+from esmeray.service.http.guard import Guard
+from esmeray.service.http.metrics import Metrics
+from esmeray.service.http.models import Call, Models
+from esmeray.service.replicas.replica import ModelReplica
+from esmeray.train_config.service_schema import ServedModel, ServeSection
 from tests.classifiers import classifier_config, export_tiny
 from tests.dataset.tokenizer_folders import esm
 from tests.model.small_models import save_masked_lm
 from tests.model.support import build_model, tiny_section
-from train_config.service_schema import ServedModel, ServeSection
 
 Result = TypeVar("Result")
 BATCH_TOKENS = 128

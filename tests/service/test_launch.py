@@ -21,15 +21,15 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from common.errors import ConfigError, EsmerayError
-from model.export.backbone import export
-from service import launch
-from service.http.access import new_key
-from service.replicas.computer import Computer
+from esmeray.common.errors import ConfigError, EsmerayError
+from esmeray.model.export.backbone import export
+from esmeray.service import launch
+from esmeray.service.http.access import new_key
+from esmeray.service.replicas.computer import Computer
+from esmeray.train_config.service_schema import ServedModel, ServiceSettings
 from tests.classifiers import export_tiny
 from tests.conftest import REPOSITORY
 from tests.model.tasks.test_diffusion import trained
-from train_config.service_schema import ServedModel, ServiceSettings
 
 HOOK = """
 import asyncio
@@ -152,7 +152,7 @@ def refused_before_ray(tmp_path: Path, **changes: object) -> str:
 
 
 def test_a_taken_port_and_models_that_are_not_there_are_refused_before_ray_starts(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("cluster.connection.connected", lambda _: pytest.fail("Ray was started"))
+    monkeypatch.setattr("esmeray.cluster.connection.connected", lambda _: pytest.fail("Ray was started"))
     assert f"2 models: there is no folder {tmp_path}/text" in refused_before_ray(tmp_path)
     assert "2 models: 'nosuch' is neither a folder nor" in refused_before_ray(tmp_path, models=["nosuch"])
     assert "2 models esm2_t6_8M: a size whose weights" in refused_before_ray(tmp_path, models=["esm2_t6_8M"])

@@ -13,12 +13,12 @@ import numpy as np
 import psutil
 import pytest
 
-from common.errors import ResourceError
+from esmeray.common.errors import ResourceError
+from esmeray.train_config.service_schema import ServeSection
 from tests.dataset.tokenizer_folders import esm
 from tests.model.small_models import save_masked_lm
 from tests.model.support import random_sequences
 from tests.service.serving import PRECISION
-from train_config.service_schema import ServeSection
 
 pytestmark = pytest.mark.slow
 SEQUENCES = random_sequences([20, 40, 9])
@@ -29,7 +29,7 @@ ASK = httpx.Client(timeout=60)  # the machine may be busy
 def served(ray_address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, ServeSection]]:
     from ray import serve
 
-    from service.deployments import APPLICATION, application
+    from esmeray.service.deployments import APPLICATION, application
 
     folder = esm(tmp_path_factory.mktemp("served") / "esm")
     save_masked_lm(folder, "esm", vocab_size=33)
@@ -134,7 +134,7 @@ def test_a_killed_replica_costs_a_retry_at_most_and_is_replaced(served: tuple[st
 def test_a_changed_model_replaces_the_replica_and_no_request_fails(served: tuple[str, ServeSection]):
     from ray import serve
 
-    from service.deployments import APPLICATION, application
+    from esmeray.service.deployments import APPLICATION, application
 
     address, config = served
     before, folder = replica_pid(address), Path(config.models[0].source)
@@ -157,7 +157,7 @@ def test_the_log_follows_no_link_and_is_in_no_folder_of_another_user(
     import ray
     from ray._private import worker
 
-    from service.replicas import replica as module
+    from esmeray.service.replicas import replica as module
 
     assert ray.is_initialized() and worker.global_worker.node is not None
     folder = Path(worker.global_worker.node.get_logs_dir_path(), "serve")

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import pytest
 
-from common.command_line import run
-from tools.__main__ import main
+from esmeray.common.command_line import run
+from esmeray.tools.__main__ import main
 
 
 class Outcome(NamedTuple):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dataset.fasta import locate as fasta_places
-from dataset.store.format import DATA_FILE
+from esmeray.dataset.fasta import locate as fasta_places
+from esmeray.dataset.store.format import DATA_FILE
 from tests.conftest import REPOSITORY
 
 FIRST = b">ok first\nMKV\nLLA\n"
@@ -183,7 +183,7 @@ def store(command, tmp_path):
 def test_a_store_with_a_flipped_bit_anywhere_ends_the_command_by_an_error_and_not_by_a_signal(store):
     data_file = store / DATA_FILE
     _flip(data_file, random.Random(0).randrange(data_file.stat().st_size))
-    inspect = [sys.executable, "-m", "tools", "data", "inspect", "--verify", store]
+    inspect = [sys.executable, "-m", "esmeray.tools", "data", "inspect", "--verify", store]
     done = subprocess.run(inspect, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 3
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1

@@ -3,11 +3,11 @@ from pathlib import Path
 
 import pytest
 
-from dataset.store.conversion import convert
+from esmeray.dataset.store.conversion import convert
+from esmeray.train_config.schema import IngestSection
 from tests.classifiers import classifier_config, export_tiny, labelled_fasta
 from tests.embeddings import make_embeddings, random_vectors
 from tests.monitoring import gpu_traces
-from train_config.schema import IngestSection
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +50,9 @@ def here(inputs, command, tmp_path, monkeypatch) -> Path:
 
 @pytest.mark.parametrize("kind", COMMANDS)
 def test_what_the_tool_did_not_make_is_never_replaced(command, here, kind, monkeypatch):
-    monkeypatch.setattr("inference.classifier.ClassifierPipeline.load", None)  # nothing may get so far
-    monkeypatch.setattr("tools.profile.log.read_gpu_log", None)
-    monkeypatch.setattr("tools.profile._measure.profile_model", None)
+    monkeypatch.setattr("esmeray.inference.classifier.ClassifierPipeline.load", None)  # nothing may get so far
+    monkeypatch.setattr("esmeray.tools.profile.log.read_gpu_log", None)
+    monkeypatch.setattr("esmeray.tools.profile._measure.profile_model", None)
     target = here / target_of(kind)
     target.write_text("a thesis")
     before = {path: path.lstat().st_mtime_ns for path in here.rglob("*") if path.is_file()}

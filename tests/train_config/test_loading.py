@@ -4,18 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from common import processor
-from common.command_line import run
-from common.errors import ConfigError
-from tools.grammar import Plain, read_words
-from tools.train.run import TuneSettings
-from train_config.command_schema import COMMANDS
-from train_config.loading import SHIPPED, dump_config, load_config, load_settings, load_tune_config
-from train_config.reference import config_reference
-from train_config.schema import Config
-from train_config.section import settings_of
-from train_config.service_schema import ServiceSettings
-from train_config.tune_schema import TuneConfig
+from esmeray.common import processor
+from esmeray.common.command_line import run
+from esmeray.common.errors import ConfigError
+from esmeray.tools.grammar import Plain, read_words
+from esmeray.tools.train.run import TuneSettings
+from esmeray.train_config.command_schema import COMMANDS
+from esmeray.train_config.loading import SHIPPED, dump_config, load_config, load_settings, load_tune_config
+from esmeray.train_config.reference import config_reference
+from esmeray.train_config.schema import Config
+from esmeray.train_config.section import settings_of
+from esmeray.train_config.service_schema import ServiceSettings
+from esmeray.train_config.tune_schema import TuneConfig
 
 SEARCH = SHIPPED / "tune_throughput.yaml"
 

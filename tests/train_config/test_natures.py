@@ -1,9 +1,9 @@
 """Settings know what a resumed run may change, and paths among them mean the same on every node."""
 
+from esmeray.train_config.natures import FIXED, FREE, UNSEEN, on_resume, with_absolute_paths
+from esmeray.train_config.schema import Config
+from esmeray.train_config.service_schema import ServeSection
 from tests.runs import tiny_config
-from train_config.natures import FIXED, FREE, UNSEEN, on_resume, with_absolute_paths
-from train_config.schema import Config
-from train_config.service_schema import ServeSection
 
 
 def test_settings_have_the_nature_of_their_section_but_where_they_have_their_own():

@@ -9,12 +9,12 @@ from typing import Any
 import ray.train
 import torch
 
-import training.launch.trainers
-from run_folder.paths import RunFolder
-from train_config.schema import Config
+from esmeray.run_folder.paths import RunFolder
+from esmeray.train_config.schema import Config
+from esmeray.training.engine.engine import TrainingEngine
+from esmeray.training.launch import trainers
+from esmeray.training.launch.trainers import ray_train_loop
 from train_ray import main
-from training.engine.engine import TrainingEngine
-from training.launch.trainers import ray_train_loop
 
 FAILING_PASS = 15
 """Of worker 1, from 1."""
@@ -41,5 +41,5 @@ def _run_out() -> None:
 
 
 if __name__ == "__main__":
-    training.launch.trainers.ray_train_loop = loop_without_memory
+    trainers.ray_train_loop = loop_without_memory
     sys.exit(main(sys.argv[1:]))

@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import training.launch.trainers
-from run_folder.paths import RunFolder
+from esmeray.run_folder.paths import RunFolder
+from esmeray.training.launch import trainers
+from esmeray.training.launch.trainers import ray_train_loop
+from esmeray.training.loop.building import Worker
 from train_ray import main
-from training.launch.trainers import ray_train_loop
-from training.loop.building import Worker
 
 
 def allowed_steps(run: RunFolder) -> Path:
@@ -34,5 +34,5 @@ def loop_that_waits(arguments: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    training.launch.trainers.ray_train_loop = loop_that_waits
+    trainers.ray_train_loop = loop_that_waits
     sys.exit(main(sys.argv[1:]))

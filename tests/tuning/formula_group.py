@@ -2,16 +2,16 @@
 
 import time
 
-from cluster.placement import Workers
-from tuning.records import StoppedError
-from tuning.settings import Measurement
+from esmeray.cluster.placement import Workers
+from esmeray.tuning.records import StoppedError
+from esmeray.tuning.settings import Measurement
 
 STATUSES = {(512, 0): "out_of_memory", (512, 1): "crash", (128, 1): "nan", (64, 1): "timeout"}
 """Answers of the group below for some budgets and loader processes."""
 
 
 class FormulaGroup:
-    """Stands in for :class:`~tuning.workers.WorkerGroup`: the middle budget is the fastest."""
+    """Stands in for :class:`~esmeray.tuning.workers.WorkerGroup`: the middle budget is the fastest."""
 
     def __init__(self, workers: Workers, delay_s: float = 0.0, failing: bool = True) -> None:
         self.delay_s, self.statuses = delay_s, STATUSES if failing else {}

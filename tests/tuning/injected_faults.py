@@ -11,12 +11,12 @@ from unittest import mock
 import torch
 from torch import nn
 
-from cluster.placement import Workers
-from train_config.schema import Config
-from training.engine.collective import WorkerContext
-from tuning.settings import Measurement, Settings
-from tuning.trial import TrainingWork, measure_on_worker
-from tuning.workers import WorkerGroup
+from esmeray.cluster.placement import Workers
+from esmeray.train_config.schema import Config
+from esmeray.training.engine.collective import WorkerContext
+from esmeray.tuning.settings import Measurement, Settings
+from esmeray.tuning.trial import TrainingWork, measure_on_worker
+from esmeray.tuning.workers import WorkerGroup
 
 Fault: TypeAlias = Literal["out_of_memory", "crash", "hang", "nan"]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import ray
 
+from esmeray.train_config.tune_schema import TuneConfig
+from esmeray.tuning.run import tune
 from tests.runs import tiny_config
 from tests.tuning.formula_group import FormulaGroup
-from train_config.tune_schema import TuneConfig
-from tuning.run import tune
 
 DEVICES, TRIALS, PATIENCE_S = 2, 8, 120.0
 SPACE = {

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from train_config.schema import Config
-from train_config.tune_schema import TuneConfig
-from tuning.plots import importances
-from tuning.records import Job, Trial
-from tuning.report import HTML_FILE, PNG_FILE, Limit, find_limit, shares_text, write_tune_report
-from tuning.results import Results, describe, noise_lines, nothing_fits, to_set, write_best
-from tuning.settings import Measurement, Settings
-from tuning.space import SearchSpace
+from esmeray.train_config.schema import Config
+from esmeray.train_config.tune_schema import TuneConfig
+from esmeray.tuning.plots import importances
+from esmeray.tuning.records import Job, Trial
+from esmeray.tuning.report import HTML_FILE, PNG_FILE, Limit, find_limit, shares_text, write_tune_report
+from esmeray.tuning.results import Results, describe, noise_lines, nothing_fits, to_set, write_best
+from esmeray.tuning.settings import Measurement, Settings
+from esmeray.tuning.space import SearchSpace
 
 TOTAL = 1000 * 2**20
 MARGIN = 0.08

@@ -15,17 +15,17 @@ from pathlib import Path
 import pytest
 import yaml
 
-from common.errors import ConfigError, ResourceError
+from esmeray.common.errors import ConfigError, ResourceError
+from esmeray.train_config.loading import load_config
+from esmeray.train_config.schema import Config
+from esmeray.train_config.tune_schema import TuneConfig
+from esmeray.training.launch.driver import dry_run
+from esmeray.tuning.records import SearchFolder, read_trials
+from esmeray.tuning.run import tune
 from tests.runs import merged, tiny_config
 from tests.tuning import made_up_cluster
 from tests.tuning.formula_group import STATUSES, FailingGroup, FormulaGroup
 from tests.tuning.injected_faults import a_group
-from train_config.loading import load_config
-from train_config.schema import Config
-from train_config.tune_schema import TuneConfig
-from training.launch.driver import dry_run
-from tuning.records import SearchFolder, read_trials
-from tuning.run import tune
 
 SPACE = {"tokens": [64, 128, 256, 512], "num_workers": [0, 1], "precision": ["fp32"], "gradient_checkpointing": [False]}
 

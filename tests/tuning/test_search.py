@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.placement import NodeResources
+from esmeray.cluster.placement import NodeResources
+from esmeray.train_config.tune_schema import TuneConfig
+from esmeray.tuning.records import read_trials, write_trial
+from esmeray.tuning.results import Results
+from esmeray.tuning.search import Search, next_budget
+from esmeray.tuning.settings import Measurement, Settings
+from esmeray.tuning.space import SearchSpace, make_space, most_trials, needs_at_least
 from tests.runs import merged, tiny_config
-from train_config.tune_schema import TuneConfig
-from tuning.records import read_trials, write_trial
-from tuning.results import Results
-from tuning.search import Search, next_budget
-from tuning.settings import Measurement, Settings
-from tuning.space import SearchSpace, make_space, most_trials, needs_at_least
 
 TOTAL_BYTES = 1 << 30
 LARGE = {

@@ -3,12 +3,12 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.placement import NodeResources, Workers
-from common.errors import ConfigError, ResourceError
+from esmeray.cluster.placement import NodeResources, Workers
+from esmeray.common.errors import ConfigError, ResourceError
+from esmeray.train_config.tune_schema import TuneConfig
+from esmeray.tuning.settings import NAMES, Settings
+from esmeray.tuning.space import SearchSpace, make_space, needs_at_least
 from tests.runs import merged, tiny_config
-from train_config.tune_schema import TuneConfig
-from tuning.settings import NAMES, Settings
-from tuning.space import SearchSpace, make_space, needs_at_least
 
 CPUS = [NodeResources(cpus=2, gpus=0)]
 GPUS = [NodeResources(cpus=16, gpus=4)]

@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch import nn
 
-from dataset.batches.steps import StepBatches
-from monitoring.sampling.memory_meter import MemoryMeter
+from esmeray.dataset.batches.steps import StepBatches
+from esmeray.monitoring.sampling.memory_meter import MemoryMeter
+from esmeray.train_config.tune_schema import MeasurementSection
+from esmeray.training.engine.collective import ControlGroup, WorkerContext
+from esmeray.training.engine.step_clock import StepClock
+from esmeray.tuning import trial as module
+from esmeray.tuning.settings import Measurement, Settings
+from esmeray.tuning.trial import TrainingWork, measure_on_worker
 from tests.runs import tiny_config
-from train_config.tune_schema import MeasurementSection
-from training.engine.collective import ControlGroup, WorkerContext
-from training.engine.step_clock import StepClock
-from tuning import trial as module
-from tuning.settings import Measurement, Settings
-from tuning.trial import TrainingWork, measure_on_worker
 
 QUICK = MeasurementSection(warmup_steps=1, window_s=0.05, max_windows=2)
 TOKENS_PER_STEP = 100

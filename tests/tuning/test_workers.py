@@ -3,13 +3,13 @@
 import pytest
 from ray.exceptions import GetTimeoutError
 
-from cluster.placement import Workers
-from common.errors import ResourceError
-from monitoring.sampling.host import memory_of_this_machine
+from esmeray.cluster.placement import Workers
+from esmeray.common.errors import ResourceError
+from esmeray.monitoring.sampling.host import memory_of_this_machine
+from esmeray.train_config.tune_schema import TuneConfig
+from esmeray.tuning import workers as module
 from tests.runs import tiny_config
 from tests.tuning.injected_faults import a_group
-from train_config.tune_schema import TuneConfig
-from tuning import workers as module
 
 QUICK = TuneConfig.model_validate({"measurement": {"warmup_steps": 1, "window_s": 0.1, "max_windows": 1}})
 FAULTS = {("prefetch", 2): "nan", ("prefetch", 3): "out_of_memory"}

@@ -21,21 +21,21 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
-from common.errors import ConfigError
-from common.progress import record_bar
-from common.publishing import made_file, refuse_file
-from common.text import counted
-from dataset.embeddings.manifest import read_manifest
-from dataset.store.conversion import open_store
-from dataset.store.reader import Store
-from run_folder.job import Journal, accept, journal, unfinished
-from tools.grammar import Overwriting, parse
-from train_config.command_schema import AlignSection, AlignSettings
+from esmeray.common.errors import ConfigError
+from esmeray.common.progress import record_bar
+from esmeray.common.publishing import made_file, refuse_file
+from esmeray.common.text import counted
+from esmeray.dataset.embeddings.manifest import read_manifest
+from esmeray.dataset.store.conversion import open_store
+from esmeray.dataset.store.reader import Store
+from esmeray.run_folder.job import Journal, accept, journal, unfinished
+from esmeray.tools.grammar import Overwriting, parse
+from esmeray.train_config.command_schema import AlignSection, AlignSettings
 
 if TYPE_CHECKING:
-    from alignment.prefilter import EmbeddingNeighbours, SharedWords
-    from alignment.scoring import Scoring
-    from alignment.search import Search
+    from esmeray.alignment.prefilter import EmbeddingNeighbours, SharedWords
+    from esmeray.alignment.scoring import Scoring
+    from esmeray.alignment.search import Search
 
 MADE_BY = "align"
 
@@ -52,8 +52,8 @@ def main(argv: list[str]) -> int:
     if arguments.device == "cuda" and arguments.prefilter != "none":
         raise ConfigError("--align.device cuda scores all records; give --align.prefilter none")
     store = Store(arguments.store)
-    from alignment.scoring import scoring
-    from alignment.search import HEADER, Search
+    from esmeray.alignment.scoring import scoring
+    from esmeray.alignment.search import HEADER, Search
 
     by = scoring(arguments.matrix, arguments.gap_open, arguments.gap_extend)
     if by.statistics is None and arguments.evalue < math.inf:
@@ -99,7 +99,7 @@ def _align(search: Search, queries: Store, arguments: AlignSection, kept: Journa
 
 
 def _prefilter(arguments: AlignSection, store: Store) -> EmbeddingNeighbours | SharedWords | None:
-    from alignment.prefilter import EmbeddingNeighbours, SharedWords
+    from esmeray.alignment.prefilter import EmbeddingNeighbours, SharedWords
 
     if arguments.query_embeddings and arguments.store_embeddings:
         return EmbeddingNeighbours(store, arguments.store_embeddings, arguments.query_embeddings)
@@ -110,7 +110,7 @@ def _on_gpu(store: Store, by: Scoring) -> Any:
     """Scores of a query with all of the store, computed on a GPU."""
     import torch
 
-    from model.kernels.smith_waterman import SmithWaterman
+    from esmeray.model.kernels.smith_waterman import SmithWaterman
 
     if not torch.cuda.is_available():
         raise ConfigError("--align.device cuda: no GPU is seen; see esmeray profile gpu")

@@ -20,20 +20,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.progress import conversion_bar, record_bar
-from common.publishing import made_folder, refuse_existing
-from common.text import counted
-from inference.models.source import config_of, label_space_of
-from tools.grammar import OnModel, parse_with_run
-from train_config.classifier_schema import Part
-from train_config.command_schema import ClassifyEvaluateSection
+from esmeray.common.progress import conversion_bar, record_bar
+from esmeray.common.publishing import made_folder, refuse_existing
+from esmeray.common.text import counted
+from esmeray.inference.models.source import config_of, label_space_of
+from esmeray.tools.grammar import OnModel, parse_with_run
+from esmeray.train_config.classifier_schema import Part
+from esmeray.train_config.command_schema import ClassifyEvaluateSection
 
 if TYPE_CHECKING:
-    from dataset.labels.label_space import LabelSpace
-    from inference.classifier import ClassifierPipeline
-    from inference.classify.labelled import LabelledTexts
-    from inference.classify.report import Scored
-    from train_config.classifier_schema import TokenizerSection
+    from esmeray.dataset.labels.label_space import LabelSpace
+    from esmeray.inference.classifier import ClassifierPipeline
+    from esmeray.inference.classify.labelled import LabelledTexts
+    from esmeray.inference.classify.report import Scored
+    from esmeray.train_config.classifier_schema import TokenizerSection
 
 MADE_BY = "evaluate"
 
@@ -41,7 +41,7 @@ MADE_BY = "evaluate"
 def main(argv: list[str]) -> int:
     plain, evaluate, overrides = parse_with_run(argv, "classify evaluate", __doc__, OnModel, ClassifyEvaluateSection)
     # What is wrong with the model's folder, the settings or the data is reported before torch is loaded.
-    from inference.classify.labelled import in_training, read_texts, without_texts
+    from esmeray.inference.classify.labelled import in_training, read_texts, without_texts
 
     space = label_space_of(plain.model)
     config = config_of(plain.model, overrides)
@@ -58,11 +58,11 @@ def main(argv: list[str]) -> int:
     training = None
     if evaluate.baselines:
         training = without_texts(_own_texts(plain.model, space, "training"), set(texts.texts))
-    from inference.classifier import ClassifierPipeline  # here: it loads torch
+    from esmeray.inference.classifier import ClassifierPipeline  # here: it loads torch
 
     options = evaluate.model_dump(include={"device", "precision", "tokens"})
     pipeline = ClassifierPipeline.load(plain.model, data=config.data, **options)
-    from inference.classify.report import evaluation_of, metrics_lines, write_report
+    from esmeray.inference.classify.report import evaluation_of, metrics_lines, write_report
 
     with made_folder(output.absolute(), MADE_BY, plain.overwrite) as building:
         scored, baselines, counts = _predicted(pipeline, config.model.tokenizer, texts, training)
@@ -101,7 +101,7 @@ def _output(model: Path, evaluate: ClassifyEvaluateSection, part: Part) -> Path:
 
 def _own_texts(model: Path, space: LabelSpace, part: Part) -> LabelledTexts:
     """Records of the run, by its own settings: those on the command line are for the file."""
-    from inference.classify.labelled import own_texts
+    from esmeray.inference.classify.labelled import own_texts
 
     with conversion_bar("reading the run's data") as progress:
         return own_texts(config_of(model), space, part, progress)
@@ -114,8 +114,8 @@ def _predicted(
 
     Of per-residue labels both are of the residues that are left of cropped sequences.
     """
-    from inference.classify.baselines import baselines
-    from inference.classify.report import Scored
+    from esmeray.inference.classify.baselines import baselines
+    from esmeray.inference.classify.report import Scored
 
     space = pipeline.label_space
     with record_bar("predicting") as bar:

@@ -21,20 +21,20 @@ from collections.abc import Iterable
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
-from common.errors import ConfigError, DataError
-from common.progress import record_bar
-from common.publishing import made_file, refuse_file
-from common.remote import publish, target_path, uri_of
-from common.text import counted
-from dataset.fasta.counts import count_lines
-from inference.models.source import config_of, label_space_of
-from tools.grammar import OnModel, parse_with_run
-from train_config.command_schema import ClassifyPredictSection
+from esmeray.common.errors import ConfigError, DataError
+from esmeray.common.progress import record_bar
+from esmeray.common.publishing import made_file, refuse_file
+from esmeray.common.remote import publish, target_path, uri_of
+from esmeray.common.text import counted
+from esmeray.dataset.fasta.counts import count_lines
+from esmeray.inference.models.source import config_of, label_space_of
+from esmeray.tools.grammar import OnModel, parse_with_run
+from esmeray.train_config.command_schema import ClassifyPredictSection
 
 if TYPE_CHECKING:
-    from inference.classifier import ClassifierPipeline
-    from inference.classify.labelled import TextPart
-    from inference.classify.prediction_table import Writer
+    from esmeray.inference.classifier import ClassifierPipeline
+    from esmeray.inference.classify.labelled import TextPart
+    from esmeray.inference.classify.prediction_table import Writer
 
 MADE_BY = "predict"
 SUFFIXES = (".csv", ".tsv", ".parquet")
@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
     place = target_path(output, plain.overwrite)
     refuse_file(place, *made)
     # What is wrong with the model's folder, the settings or the first records is reported before torch is loaded.
-    from inference.classify.labelled import TextStream
+    from esmeray.inference.classify.labelled import TextStream
 
     space = label_space_of(plain.model)
     config = config_of(plain.model, overrides)
@@ -59,8 +59,8 @@ def main(argv: list[str]) -> int:
     first = list(islice(chunks, 1))
     if not first:
         raise DataError("no records are left after applying the policies of data.ingest and data.labels")
-    from inference.classifier import ClassifierPipeline  # here: it loads torch
-    from inference.classify.prediction_table import writing_predictions
+    from esmeray.inference.classifier import ClassifierPipeline  # here: it loads torch
+    from esmeray.inference.classify.prediction_table import writing_predictions
 
     options = predict.model_dump(include={"device", "precision", "tokens"})
     pipeline = ClassifierPipeline.load(plain.model, data=config.data, **options)

@@ -14,15 +14,15 @@ Examples:
 import time
 from pathlib import Path
 
-from common.command_line import next_command, say
-from common.errors import ConfigError
-from common.progress import conversion_bar
-from common.text import counted
-from dataset.fasta.counts import IngestCounts, count_lines
-from dataset.store.conversion import check, convert
-from tools.grammar import Overwriting, example_of, parse
-from train_config.command_schema import ConvertSettings
-from train_config.schema import IngestSection
+from esmeray.common.command_line import next_command, say
+from esmeray.common.errors import ConfigError
+from esmeray.common.progress import conversion_bar
+from esmeray.common.text import counted
+from esmeray.dataset.fasta.counts import IngestCounts, count_lines
+from esmeray.dataset.store.conversion import check, convert
+from esmeray.tools.grammar import Overwriting, example_of, parse
+from esmeray.train_config.command_schema import ConvertSettings
+from esmeray.train_config.schema import IngestSection
 
 
 class Flags(Overwriting):

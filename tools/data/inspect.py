@@ -17,15 +17,15 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Column, Table
 
-from common.command_line import result_console
-from common.text import counted
-from dataset.fasta.counts import count_lines
-from dataset.labels.store import MANIFEST_FILE as LABELS_MANIFEST
-from dataset.labels.store import LabelledStore
-from dataset.store.format import SampleSource
-from dataset.store.reader import Store
-from tools.grammar import Plain, parse
-from train_config.section import Section
+from esmeray.common.command_line import result_console
+from esmeray.common.text import counted
+from esmeray.dataset.fasta.counts import count_lines
+from esmeray.dataset.labels.store import MANIFEST_FILE as LABELS_MANIFEST
+from esmeray.dataset.labels.store import LabelledStore
+from esmeray.dataset.store.format import SampleSource
+from esmeray.dataset.store.reader import Store
+from esmeray.tools.grammar import Plain, parse
+from esmeray.train_config.section import Section
 
 _BAR_WIDTH = 40
 _BIN_EDGES = (0, 50, 100, 200, 300, 400, 500, 750, 1000, 1500, 2000, 5000, 10_000, 20_000, 50_000)

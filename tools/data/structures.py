@@ -15,14 +15,14 @@ Examples:
 import time
 from pathlib import Path
 
-from common.command_line import next_command, say
-from common.progress import conversion_bar
-from common.text import counted
-from dataset.structures.conversion import convert_structures
-from dataset.structures.store import StructureStore
-from tools.grammar import Overwriting, parse
-from train_config.command_schema import StructuresSettings
-from train_config.schema import DataSection
+from esmeray.common.command_line import next_command, say
+from esmeray.common.progress import conversion_bar
+from esmeray.common.text import counted
+from esmeray.dataset.structures.conversion import convert_structures
+from esmeray.dataset.structures.store import StructureStore
+from esmeray.tools.grammar import Overwriting, parse
+from esmeray.train_config.command_schema import StructuresSettings
+from esmeray.train_config.schema import DataSection
 
 
 def main(argv: list[str]) -> int:

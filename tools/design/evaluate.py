@@ -17,16 +17,16 @@ import sys
 import numpy as np
 from rich.table import Table
 
-from common.command_line import result_console
-from common.errors import DataError
-from common.progress import record_bar
-from common.publishing import made_file, refuse_file
-from common.text import counted
-from dataset.structures.predictions import PredictedStructures
-from dataset.structures.store import StructureStore
-from inference.design.request import exported_design, load_model
-from tools.grammar import OnModel, parse
-from train_config.command_schema import DesignEvaluateSection
+from esmeray.common.command_line import result_console
+from esmeray.common.errors import DataError
+from esmeray.common.progress import record_bar
+from esmeray.common.publishing import made_file, refuse_file
+from esmeray.common.text import counted
+from esmeray.dataset.structures.predictions import PredictedStructures
+from esmeray.dataset.structures.store import StructureStore
+from esmeray.inference.design.request import exported_design, load_model
+from esmeray.tools.grammar import OnModel, parse
+from esmeray.train_config.command_schema import DesignEvaluateSection
 
 MADE_BY = "evaluate_design"
 
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
         raise DataError(f"{options.store}: has no {options.part} part; leave --evaluate.part out to evaluate all of it")
     model, _ = load_model(plain.model, options)
 
-    from inference.design.evaluation import evaluate_designs
+    from esmeray.inference.design.evaluation import evaluate_designs
 
     with record_bar("evaluating") as bar:
         budget = {"steps": options.steps, "tokens": options.tokens}

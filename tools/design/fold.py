@@ -15,16 +15,16 @@ Examples:
 
 from typing import Any
 
-from cluster.placement import find
-from common.command_line import result_console
-from common.errors import ConfigError, DataError, ResourceError
-from common.progress import record_bar
-from common.text import counted
-from dataset.structures.conversion import read_proteins
-from dataset.tokens.model_folder import check_model
-from tools.grammar import Plain, parse
-from train_config.command_schema import FoldSettings
-from train_config.schema import RaySection
+from esmeray.cluster.placement import find
+from esmeray.common.command_line import result_console
+from esmeray.common.errors import ConfigError, DataError, ResourceError
+from esmeray.common.progress import record_bar
+from esmeray.common.text import counted
+from esmeray.dataset.structures.conversion import read_proteins
+from esmeray.dataset.tokens.model_folder import check_model
+from esmeray.tools.grammar import Plain, parse
+from esmeray.train_config.command_schema import FoldSettings
+from esmeray.train_config.schema import RaySection
 
 
 def main(argv: list[str]) -> int:
@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
         raise DataError(f"{', '.join(arguments.input)}: no sequence of up to {arguments.max_length} residues")
     import torch  # here: it takes seconds
 
-    from inference.folding.job import FoldingSettings, actors, predict_structures
+    from esmeray.inference.folding.job import FoldingSettings, actors, predict_structures
 
     options: dict[str, Any] = {"tokens": arguments.tokens, "cache_bytes": int(arguments.cache_gb * 1e9)}
 
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
         if arguments.workers is None:
             report = predict_structures(sequences, predictor(torch.cuda.is_available(), None), **options)
         else:
-            from cluster.connection import cluster_resources, connected
+            from esmeray.cluster.connection import cluster_resources, connected
 
             with connected(RaySection(address=address)):
                 on_actors = predictor(any(node.gpus for node in cluster_resources()), arguments.cpus_per_worker)

@@ -25,16 +25,16 @@ import re
 
 import numpy as np
 
-from common.errors import ConfigError
-from common.progress import record_bar
-from common.publishing import made_folder, refuse_existing
-from common.text import counted
-from dataset.fasta.alphabet import AMINO_ACIDS
-from dataset.store.reader import Store
-from dataset.structures.store import Structure
-from inference.design.request import exported_design, load_model, structures_of
-from tools.grammar import OnModel, parse
-from train_config.command_schema import GenerateSection
+from esmeray.common.errors import ConfigError
+from esmeray.common.progress import record_bar
+from esmeray.common.publishing import made_folder, refuse_existing
+from esmeray.common.text import counted
+from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
+from esmeray.dataset.store.reader import Store
+from esmeray.dataset.structures.store import Structure
+from esmeray.inference.design.request import exported_design, load_model, structures_of
+from esmeray.tools.grammar import OnModel, parse
+from esmeray.train_config.command_schema import GenerateSection
 
 MADE_BY = "generate"
 _RANGE = re.compile(r"(?:(?P<chain>\w+):)?(?P<first>\d+)(?:-(?P<last>\d+))?")
@@ -56,11 +56,11 @@ def main(argv: list[str]) -> int:
     places = [(fixed_positions(options.fix, item), tied_positions(options.tie, item)) for item in structures]
     model, label = load_model(plain.model, options)
 
-    from alignment.scoring import scoring
-    from alignment.search import Search
-    from inference.design.report import draw_logo, write_probabilities
-    from inference.design.sampling import Request, generate
-    from inference.design.scoring import log_likelihoods, nearest, recovery
+    from esmeray.alignment.scoring import scoring
+    from esmeray.alignment.search import Search
+    from esmeray.inference.design.report import draw_logo, write_probabilities
+    from esmeray.inference.design.sampling import Request, generate
+    from esmeray.inference.design.scoring import log_likelihoods, nearest, recovery
 
     search = None if known is None else Search(known, scoring())
     total, done = len(structures) * options.number, 0

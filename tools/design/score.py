@@ -10,14 +10,14 @@ Examples:
 
 import sys
 
-from common.errors import ConfigError, DataError
-from common.progress import record_bar
-from common.publishing import made_file, refuse_file
-from common.text import counted
-from dataset.structures.conversion import read_proteins
-from inference.design.request import exported_design, load_model, structures_of
-from tools.grammar import OnModel, parse
-from train_config.command_schema import ScoreSection
+from esmeray.common.errors import ConfigError, DataError
+from esmeray.common.progress import record_bar
+from esmeray.common.publishing import made_file, refuse_file
+from esmeray.common.text import counted
+from esmeray.dataset.structures.conversion import read_proteins
+from esmeray.inference.design.request import exported_design, load_model, structures_of
+from esmeray.tools.grammar import OnModel, parse
+from esmeray.train_config.command_schema import ScoreSection
 
 MADE_BY = "score_design"
 
@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
         raise DataError(f"no sequence has the length of a structure ({lengths} residues)")
     model, label = load_model(plain.model, options)
 
-    from inference.design.scoring import log_likelihoods, recovery
+    from esmeray.inference.design.scoring import log_likelihoods, recovery
 
     rows = 0
     with made_file(*made) as building, building.open("w", encoding="utf-8") as file, record_bar("scoring") as bar:

@@ -11,15 +11,15 @@ Examples:
 from collections.abc import Sequence
 from typing import get_args
 
-from common.errors import ConfigError
-from common.progress import record_bar
-from common.publishing import made_folder, refuse_existing
-from common.text import counted
-from dataset.embeddings.formats.registry import TableFormat
-from dataset.embeddings.joining import join
-from dataset.embeddings.reader import open_vectors
-from tools.grammar import Overwriting, parse
-from train_config.command_schema import JoinSection
+from esmeray.common.errors import ConfigError
+from esmeray.common.progress import record_bar
+from esmeray.common.publishing import made_folder, refuse_existing
+from esmeray.common.text import counted
+from esmeray.dataset.embeddings.formats.registry import TableFormat
+from esmeray.dataset.embeddings.joining import join
+from esmeray.dataset.embeddings.reader import open_vectors
+from esmeray.tools.grammar import Overwriting, parse
+from esmeray.train_config.command_schema import JoinSection
 
 MADE_BY = "concat_embeddings"
 

@@ -16,14 +16,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import ConfigError, DataError
-from common.publishing import made_folder, refuse_existing
-from common.text import counted
-from dataset.embeddings.reader import Embeddings, Values, open_vectors
-from dataset.labels.values import text_of
-from dataset.table import Table
-from tools.grammar import Overwriting, parse
-from train_config.command_schema import PlotSection
+from esmeray.common.errors import ConfigError, DataError
+from esmeray.common.publishing import made_folder, refuse_existing
+from esmeray.common.text import counted
+from esmeray.dataset.embeddings.reader import Embeddings, Values, open_vectors
+from esmeray.dataset.labels.values import text_of
+from esmeray.dataset.table import Table
+from esmeray.tools.grammar import Overwriting, parse
+from esmeray.train_config.command_schema import PlotSection
 
 MADE_BY = "plot_embeddings"
 SEED = 0
@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
     records = len(embeddings)
     if min(records, embeddings.channels) < 2:
         raise DataError(f"{plain.folder}: a map needs at least two proteins of two channels")
-    from inference.embedding.map import Points, draw, write_page  # here: it loads Matplotlib
+    from esmeray.inference.embedding.map import Points, draw, write_page  # here: it loads Matplotlib
 
     labels: NDArray = embeddings.lengths
     if arguments.labels:

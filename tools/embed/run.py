@@ -25,19 +25,19 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cluster.placement import LOCAL, find, local_resources
-from common.command_line import next_command, result_console
-from common.publishing import refuse_existing
-from common.remote import uri_of
-from common.text import counted, duration
-from dataset.embeddings.manifest import MANIFEST_FILE, read_manifest
-from inference.embedding.plan import check_registered
-from tools.grammar import Overwriting, parse
-from train_config.command_schema import EmbedSettings
-from train_config.schema import RaySection
+from esmeray.cluster.placement import LOCAL, find, local_resources
+from esmeray.common.command_line import next_command, result_console
+from esmeray.common.publishing import refuse_existing
+from esmeray.common.remote import uri_of
+from esmeray.common.text import counted, duration
+from esmeray.dataset.embeddings.manifest import MANIFEST_FILE, read_manifest
+from esmeray.inference.embedding.plan import check_registered
+from esmeray.tools.grammar import Overwriting, parse
+from esmeray.train_config.command_schema import EmbedSettings
+from esmeray.train_config.schema import RaySection
 
 if TYPE_CHECKING:
-    from inference.embedding.job import Estimate
+    from esmeray.inference.embedding.job import Estimate
 
 MADE_BY = "embed"
 
@@ -63,8 +63,8 @@ def main(argv: list[str]) -> int:
     elsewhere = find(section) != LOCAL  # asked first: a cluster that can't be used is refused before anything is made
     cluster = section if many or section.address or elsewhere else None
     # Here: they load torch.
-    from inference.embedding.job import estimate, run_job
-    from inference.embedding.report import table
+    from esmeray.inference.embedding.job import estimate, run_job
+    from esmeray.inference.embedding.report import table
 
     console = result_console()
     if flags.dry_run:

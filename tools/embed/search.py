@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from common.errors import ConfigError
-from common.progress import record_bar
-from common.publishing import made_file, refuse_file
-from common.text import counted
-from dataset.embeddings.reader import Embeddings, Values, open_vectors
-from tools.grammar import Overwriting, parse
-from train_config.command_schema import SearchSection
+from esmeray.common.errors import ConfigError
+from esmeray.common.progress import record_bar
+from esmeray.common.publishing import made_file, refuse_file
+from esmeray.common.text import counted
+from esmeray.dataset.embeddings.reader import Embeddings, Values, open_vectors
+from esmeray.tools.grammar import Overwriting, parse
+from esmeray.train_config.command_schema import SearchSection
 
 MADE_BY = "search"
 

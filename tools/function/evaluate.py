@@ -18,11 +18,11 @@ from typing import Any
 
 from rich.table import Table
 
-from common.command_line import result_console
-from common.errors import ConfigError, DataError
-from common.publishing import made_folder, refuse_existing
-from common.text import counted
-from function.annotations import (
+from esmeray.common.command_line import result_console
+from esmeray.common.errors import ConfigError, DataError
+from esmeray.common.publishing import made_folder, refuse_existing
+from esmeray.common.text import counted
+from esmeray.function.annotations import (
     EXPERIMENTAL,
     information_accretion,
     read_accretion,
@@ -30,10 +30,10 @@ from function.annotations import (
     read_scores,
     read_terms,
 )
-from function.evaluation import Evaluation, evaluate
-from function.ontology import read_ontology
-from tools.grammar import Overwriting, parse
-from train_config.terms_schema import EvaluateTermsSection, EvaluationSection
+from esmeray.function.evaluation import Evaluation, evaluate
+from esmeray.function.ontology import read_ontology
+from esmeray.tools.grammar import Overwriting, parse
+from esmeray.train_config.terms_schema import EvaluateTermsSection, EvaluationSection
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +128,15 @@ def _write(folder: Path, evaluations: dict[str, Evaluation], settings: Evaluatio
 
 def _draw_curves(evaluations: dict[str, Evaluation], path: Path) -> None:
     """Precision over recall of each aspect, with the best value marked."""
-    from common.figure_style import BLUE, ORANGE, heading, legend, new_figure, save, style  # here: it loads matplotlib
+    from esmeray.common.figure_style import (  # here: it loads matplotlib
+        BLUE,
+        ORANGE,
+        heading,
+        legend,
+        new_figure,
+        save,
+        style,
+    )
 
     kinds = {"": ("all terms alike", BLUE), "_w": ("by information accretion", ORANGE)}
     figure = new_figure(5 * len(evaluations), 4.6, "Precision and recall")

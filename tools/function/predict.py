@@ -10,10 +10,10 @@ Examples:
 --predict.part homology --predict.terms 100
 """
 
-from common.publishing import refuse_file
-from common.text import counted
-from tools.grammar import OnRun, parse
-from train_config.command_schema import PredictTermsSettings
+from esmeray.common.publishing import refuse_file
+from esmeray.common.text import counted
+from esmeray.tools.grammar import OnRun, parse
+from esmeray.train_config.command_schema import PredictTermsSettings
 
 MADE_BY = "predict_function"
 
@@ -22,7 +22,7 @@ def main(argv: list[str]) -> int:
     plain, settings = parse(argv, "function predict", __doc__, OnRun, PredictTermsSettings)
     output = settings.predict.output
     refuse_file(output, MADE_BY, plain.overwrite)
-    from inference.function.prediction import predict  # here: it loads torch
+    from esmeray.inference.function.prediction import predict  # here: it loads torch
 
     number = predict(plain.run, settings.predict, settings.data.ingest, overwrite=plain.overwrite)
     print(f"{output}: {counted(number, 'protein{s}')}")

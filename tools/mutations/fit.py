@@ -11,13 +11,13 @@ Examples:
 --fit.output fitted --fit.measured_column DMS_score --fit.folds random --fit.sizes 48 96 240
 """
 
-from common.publishing import refuse_existing
-from inference.mutations.table import read_mutants, read_protein
-from model.export.exported_folder import MADE_BY
-from run_folder.job import unfinished
-from tools.grammar import parse
-from tools.mutations.score import OnMaskedModel
-from train_config.mutation_schema import MutationFitSection
+from esmeray.common.publishing import refuse_existing
+from esmeray.inference.mutations.table import read_mutants, read_protein
+from esmeray.model.export.exported_folder import MADE_BY
+from esmeray.run_folder.job import unfinished
+from esmeray.tools.grammar import parse
+from esmeray.tools.mutations.score import OnMaskedModel
+from esmeray.train_config.mutation_schema import MutationFitSection
 
 
 def main(argv: list[str]) -> int:
@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
     with unfinished(section.output, f"mutations fit of {plain.model}") as folder:
         protein = read_protein(section, folder)
         table = read_mutants(section, protein, "fit", numbers)
-        from inference.mutations.fitted import export, fit_table, report_lines  # here: it loads torch
+        from esmeray.inference.mutations.fitted import export, fit_table, report_lines  # here: it loads torch
 
         fitted, evaluations = fit_table(str(plain.model), protein, table, section, folder)
         export(fitted, evaluations, section.output, plain.overwrite)

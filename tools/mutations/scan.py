@@ -9,13 +9,13 @@ Examples:
 --scan.method wild_type --scan.first_position 24
 """
 
-from common.publishing import made_folder, refuse_existing
-from common.text import counted
-from inference.mutations.table import read_protein, write_scores
-from run_folder.job import unfinished
-from tools.grammar import parse
-from tools.mutations.score import OnMaskedModel, job_of
-from train_config.mutation_schema import MutationScanSection
+from esmeray.common.publishing import made_folder, refuse_existing
+from esmeray.common.text import counted
+from esmeray.inference.mutations.table import read_protein, write_scores
+from esmeray.run_folder.job import unfinished
+from esmeray.tools.grammar import parse
+from esmeray.tools.mutations.score import OnMaskedModel, job_of
+from esmeray.train_config.mutation_schema import MutationScanSection
 
 MADE_BY = "scan_mutations"
 
@@ -27,8 +27,8 @@ def main(argv: list[str]) -> int:
     sources = [str(plain.model), *section.more_models]
     with unfinished(section.output, job_of("scan", sources, section)) as folder:
         protein = read_protein(section, folder)
-        from inference.mutations.fitted import scores_of  # here: they load torch and Matplotlib
-        from inference.mutations.heat_map import draw_scan
+        from esmeray.inference.mutations.fitted import scores_of  # here: they load torch and Matplotlib
+        from esmeray.inference.mutations.heat_map import draw_scan
 
         mutants = [*protein.singles()]
         scores_N = scores_of(sources, protein, mutants, section, folder, {}).mean(axis=0)

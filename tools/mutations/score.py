@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import ConfigError
-from common.publishing import made_file, refuse_file
-from common.text import counted
-from inference.mutations.table import MutantTable, read_mutants, read_protein, write_scores
-from run_folder.job import unfinished
-from tools.grammar import Overwriting, parse
-from train_config.mutation_schema import MutationScoreSection, MutationsSection
+from esmeray.common.errors import ConfigError
+from esmeray.common.publishing import made_file, refuse_file
+from esmeray.common.text import counted
+from esmeray.inference.mutations.table import MutantTable, read_mutants, read_protein, write_scores
+from esmeray.run_folder.job import unfinished
+from esmeray.tools.grammar import Overwriting, parse
+from esmeray.train_config.mutation_schema import MutationScoreSection, MutationsSection
 
 MADE_BY = "score_mutations"
 SUFFIXES = (".csv", ".tsv", ".parquet")
@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
         # What is wrong with the table is reported before torch is loaded.
         protein = read_protein(section, folder)
         table = read_mutants(section, protein, "score", numbers)
-        from inference.mutations.fitted import scores_of
+        from esmeray.inference.mutations.fitted import scores_of
 
         scores_MN = scores_of(sources, protein, table.mutants, section, folder, table.numbers)
         with made_file(*made) as building:
@@ -61,8 +61,8 @@ def main(argv: list[str]) -> int:
     scored = f"{counted(len(table.texts), 'mutant{s}')} in {time.perf_counter() - start_s:.1f} s"
     print("\n".join([f"{section.output}: {scored} ({section.method})", *table.lines()]))
     if section.measured_column is not None:
-        from inference.classify.report import metrics_lines
-        from inference.mutations.metrics import evaluation_of
+        from esmeray.inference.classify.report import metrics_lines
+        from esmeray.inference.mutations.metrics import evaluation_of
 
         scores = {"model": scores_MN.mean(axis=0), **{name: table.numbers[name] for name in section.compare}}
         measured_N = table.numbers[section.measured_column]

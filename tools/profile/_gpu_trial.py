@@ -12,13 +12,13 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
-from common.errors import ResourceError
-from dataset.packed_batch import TARGETS, PackedBatch
-from dataset.targets import IGNORED_TARGET
-from dataset.tokens.esm import CLS, EOS, MASK, pack_sequences
-from model.tasks.masked_lm import MaskedLM
-from train_config.schema import BackboneSection, DeepSpeedSection, ModelSection, TrainingSection
-from training.engine.engine import TrainingEngine, apply_device_settings
+from esmeray.common.errors import ResourceError
+from esmeray.dataset.packed_batch import TARGETS, PackedBatch
+from esmeray.dataset.targets import IGNORED_TARGET
+from esmeray.dataset.tokens.esm import CLS, EOS, MASK, pack_sequences
+from esmeray.model.tasks.masked_lm import MaskedLM
+from esmeray.train_config.schema import BackboneSection, DeepSpeedSection, ModelSection, TrainingSection
+from esmeray.training.engine.engine import TrainingEngine, apply_device_settings
 
 Precision = Literal["bf16", "fp16", "fp32"]
 

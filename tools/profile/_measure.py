@@ -20,31 +20,31 @@ from numpy.typing import NDArray
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from common.errors import ResourceError
-from common.publishing import atomic_file
-from common.timing import timed
-from dataset.batches.plan import longest_first
-from dataset.batches.preparation import FixedCrop, fixed_crop
-from dataset.store.conversion import open_store
-from dataset.store.reader import Store
-from inference.classifier import ClassifierPipeline
-from inference.classify.labelled import LabelledTexts, read_texts, read_unlabelled
-from inference.embedding.plan import Shard, make_plan
-from inference.embedding.worker import ShardWorker
-from inference.models.kinds import Output
-from inference.models.model import Model
-from inference.models.opening import open_model
-from inference.models.running import BatchRows, TokenizedTexts, run
-from inference.models.source import config_of
-from model.device import DTYPES, choose_device
-from model.metrics.classification import classification_metrics
-from monitoring.advice import Facts, advise
-from monitoring.sampling.memory_meter import MemoryMeter
-from monitoring.sampling.peaks import copy_bytes_per_s, peak_tflops, product_flops_per_s
-from train_config.command_schema import ModelProfileSection
-from train_config.embed_schema import EmbedSection
-from train_config.loading import load_config
-from train_config.section import Overrides
+from esmeray.common.errors import ResourceError
+from esmeray.common.publishing import atomic_file
+from esmeray.common.timing import timed
+from esmeray.dataset.batches.plan import longest_first
+from esmeray.dataset.batches.preparation import FixedCrop, fixed_crop
+from esmeray.dataset.store.conversion import open_store
+from esmeray.dataset.store.reader import Store
+from esmeray.inference.classifier import ClassifierPipeline
+from esmeray.inference.classify.labelled import LabelledTexts, read_texts, read_unlabelled
+from esmeray.inference.embedding.plan import Shard, make_plan
+from esmeray.inference.embedding.worker import ShardWorker
+from esmeray.inference.models.kinds import Output
+from esmeray.inference.models.model import Model
+from esmeray.inference.models.opening import open_model
+from esmeray.inference.models.running import BatchRows, TokenizedTexts, run
+from esmeray.inference.models.source import config_of
+from esmeray.model.device import DTYPES, choose_device
+from esmeray.model.metrics.classification import classification_metrics
+from esmeray.monitoring.advice import Facts, advise
+from esmeray.monitoring.sampling.memory_meter import MemoryMeter
+from esmeray.monitoring.sampling.peaks import copy_bytes_per_s, peak_tflops, product_flops_per_s
+from esmeray.train_config.command_schema import ModelProfileSection
+from esmeray.train_config.embed_schema import EmbedSection
+from esmeray.train_config.loading import load_config
+from esmeray.train_config.section import Overrides
 
 NORMS = "norm and activation"
 OPERATORS = {

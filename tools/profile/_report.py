@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from common.figure_style import BLUE, GREY, ORANGE, RED, heading, legend, new_figure, save, style
+from esmeray.common.figure_style import BLUE, GREY, ORANGE, RED, heading, legend, new_figure, save, style
 
 Row = Mapping[str, Any]
 _PANELS = (

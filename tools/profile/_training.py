@@ -8,17 +8,17 @@ from typing import Any
 import torch
 from torch.profiler import schedule
 
-from common.errors import ResourceError
-from model.device import choose_device
-from monitoring.advice import Facts, advise
-from run_folder.paths import RunFolder
-from tools.profile._gpu_trial import single_process_group
-from tools.profile._measure import operators, profiler_of, write_trace
-from train_config.schema import Config
-from train_config.tune_schema import MeasurementSection
-from training.engine.collective import WorkerContext
-from training.tasks.registry import task_plan
-from tuning.trial import measure_on_worker
+from esmeray.common.errors import ResourceError
+from esmeray.model.device import choose_device
+from esmeray.monitoring.advice import Facts, advise
+from esmeray.run_folder.paths import RunFolder
+from esmeray.tools.profile._gpu_trial import single_process_group
+from esmeray.tools.profile._measure import operators, profiler_of, write_trace
+from esmeray.train_config.schema import Config
+from esmeray.train_config.tune_schema import MeasurementSection
+from esmeray.training.engine.collective import WorkerContext
+from esmeray.training.tasks.registry import task_plan
+from esmeray.tuning.trial import measure_on_worker
 
 TRACED_STEPS = 3
 _TRACED = MeasurementSection(warmup_steps=2 + TRACED_STEPS, window_s=0.01, max_windows=1)

@@ -23,15 +23,15 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Column, Table
 
-from common.command_line import result_console
-from common.errors import ConfigError
-from common.progress import status_line
-from common.publishing import made_folder
-from common.timing import measure, ratio, round_ratios, timed
-from tools.grammar import Overwriting, example_of, parse_with_run
-from train_config.command_schema import DeviceProfileSection
-from train_config.embed_schema import EmbedSection
-from train_config.loading import load_config
+from esmeray.common.command_line import result_console
+from esmeray.common.errors import ConfigError
+from esmeray.common.progress import status_line
+from esmeray.common.publishing import made_folder
+from esmeray.common.timing import measure, ratio, round_ratios, timed
+from esmeray.tools.grammar import Overwriting, example_of, parse_with_run
+from esmeray.train_config.command_schema import DeviceProfileSection
+from esmeray.train_config.embed_schema import EmbedSection
+from esmeray.train_config.loading import load_config
 
 MADE_BY = "profile devices"
 _NUMBERS = ("proteins/s", "residues/s", "speed-up", "saved per 1M", "lowest cosine", "difference")
@@ -45,8 +45,8 @@ def main(argv: list[str]) -> int:
     with made_folder(Path(settings.output).absolute(), MADE_BY, flags.overwrite) as building:
         import torch  # here: it takes seconds
 
-        from dataset.store.conversion import open_store
-        from tools.profile._report import draw_devices
+        from esmeray.dataset.store.conversion import open_store
+        from esmeray.tools.profile._report import draw_devices
 
         console = result_console()
         if not torch.cuda.is_available():
@@ -69,7 +69,7 @@ def compare(
     """Embed so many proteins, spread over the lengths, on both devices, a round each in turns after a warm-up."""
     import torch
 
-    from tools.profile._measure import open_subject, spread
+    from esmeray.tools.profile._measure import open_subject, spread
 
     kinds = [("cpu", settings.precision), ("cuda", settings.precision)]
     if not torch.cuda.is_available():

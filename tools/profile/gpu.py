@@ -16,18 +16,17 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from importlib.metadata import version
+from importlib.metadata import requires, version
 from pathlib import Path
 from typing import NamedTuple
 
 import pynvml
 
-from common.errors import EsmerayError, ResourceError
-from common.text import counted, first_line
-from tools.grammar import Plain, parse
-from train_config.section import Section
+from esmeray.common.errors import EsmerayError, ResourceError
+from esmeray.common.text import counted, first_line
+from esmeray.tools.grammar import Plain, parse
+from esmeray.train_config.section import Section
 
-_REQUIREMENTS = Path(__file__).resolve().parents[2] / "requirements.txt"
 _INSTALL = "pip install -r requirements.lock"
 _CUDA_BUILD = "torch's CUDA build brings it"
 _HIDES_GPUS = "CUDA_VISIBLE_DEVICES"
@@ -77,8 +76,8 @@ def main(argv: list[str]) -> int:
 
 def _steps_work() -> bool:
     try:
-        from model.device import choose_device
-        from tools.profile._gpu_trial import precisions, single_process_group, train_two_steps
+        from esmeray.model.device import choose_device
+        from esmeray.tools.profile._gpu_trial import precisions, single_process_group, train_two_steps
     except ImportError as error:
         raise ResourceError(f"no step can be trained: {_first_line(error)}; see the lines above") from error
     device = choose_device(0)
@@ -204,7 +203,7 @@ def check_nccl() -> Finding:
 
 def check_deepspeed() -> Finding:
     """Check DeepSpeed's version and that it computes on the device that torch computes on."""
-    from model.device import choose_device
+    from esmeray.model.device import choose_device
 
     device = choose_device(0).type
     with _quiet():
@@ -235,7 +234,7 @@ def check_ray() -> Finding:
     """Report what a cluster started here would offer; none is started."""
     import ray
 
-    from cluster.placement import local_resources
+    from esmeray.cluster.placement import local_resources
 
     ((cores, gpus),) = local_resources()
     return _pinned(
@@ -245,7 +244,7 @@ def check_ray() -> Finding:
 
 def pinned_version(package: str) -> str:
     pattern = rf"^{package}(?:\[[^]]*\])?==([^\s;]+)"
-    pin = re.search(pattern, _REQUIREMENTS.read_text(encoding="utf-8"), re.MULTILINE)
+    pin = re.search(pattern, "\n".join(requires("esmeray") or []), re.MULTILINE)
     assert pin is not None
     return pin[1]
 

@@ -15,14 +15,14 @@ from pathlib import Path
 
 from rich.text import Text
 
-from common.command_line import result_console
-from common.errors import ConfigError
-from common.publishing import made_file, refuse_file
-from monitoring.gpu_log.analysis import interval_s, summarise
-from monitoring.gpu_log.plot import draw_log
-from monitoring.gpu_log.reader import TIME, read_gpu_log
-from tools.grammar import Overwriting, parse
-from train_config.command_schema import LogProfileSection
+from esmeray.common.command_line import result_console
+from esmeray.common.errors import ConfigError
+from esmeray.common.publishing import made_file, refuse_file
+from esmeray.monitoring.gpu_log.analysis import interval_s, summarise
+from esmeray.monitoring.gpu_log.plot import draw_log
+from esmeray.monitoring.gpu_log.reader import TIME, read_gpu_log
+from esmeray.tools.grammar import Overwriting, parse
+from esmeray.train_config.command_schema import LogProfileSection
 
 MADE_BY = "profile log"
 

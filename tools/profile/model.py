@@ -22,13 +22,13 @@ from typing import Any
 
 from rich.text import Text
 
-from common.command_line import result_console
-from common.errors import ConfigError
-from common.progress import status_line
-from common.publishing import made_folder
-from tools.grammar import Overwriting, example_of, parse_with_run
-from train_config.command_schema import ModelProfileSection
-from train_config.loading import load_config
+from esmeray.common.command_line import result_console
+from esmeray.common.errors import ConfigError
+from esmeray.common.progress import status_line
+from esmeray.common.publishing import made_folder
+from esmeray.tools.grammar import Overwriting, example_of, parse_with_run
+from esmeray.train_config.command_schema import ModelProfileSection
+from esmeray.train_config.loading import load_config
 
 MADE_BY = "profile model"
 
@@ -50,12 +50,12 @@ def main(argv: list[str]) -> int:
     with made_folder(output, MADE_BY, arguments.overwrite) as building, status_line() as show:
         # Both load torch, training DeepSpeed as well.
         if is_experiment:
-            from tools.profile._training import profile_training
+            from esmeray.tools.profile._training import profile_training
 
             show("training")
             profile = profile_training(load_config(arguments.model, overrides), building)
         else:
-            from tools.profile._measure import profile_model
+            from esmeray.tools.profile._measure import profile_model
 
             profile = profile_model(arguments.model, settings, overrides, building, show)
         lines = _write(profile, building)
@@ -66,7 +66,7 @@ def main(argv: list[str]) -> int:
 def _write(profile: Mapping[str, Any], folder: Path) -> list[str]:
     import pandas as pd  # here: it takes a moment
 
-    from tools.profile._report import draw_batches, draw_heatmap, draw_stages, report
+    from esmeray.tools.profile._report import draw_batches, draw_heatmap, draw_stages, report
 
     lines = list(report(profile))
     (folder / "report.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -11,11 +11,11 @@ Examples:
 
 import yaml
 
-from common.errors import ConfigError
-from common.publishing import write_atomically, writing
-from service.http.access import new_key, read_keys
-from tools.grammar import Plain, parse
-from train_config.service_schema import KeySection
+from esmeray.common.errors import ConfigError
+from esmeray.common.publishing import write_atomically, writing
+from esmeray.service.http.access import new_key, read_keys
+from esmeray.tools.grammar import Plain, parse
+from esmeray.train_config.service_schema import KeySection
 
 
 def main(argv: list[str]) -> int:

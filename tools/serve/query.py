@@ -19,14 +19,14 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from common.errors import reading
-from common.progress import record_bar
-from common.publishing import made_file, refuse_file
-from common.text import counted
-from dataset.fasta.reader import FastaSource
-from inference.client import Client, checked_key
-from tools.grammar import Overwriting, parse
-from train_config.service_schema import QuerySection
+from esmeray.common.errors import reading
+from esmeray.common.progress import record_bar
+from esmeray.common.publishing import made_file, refuse_file
+from esmeray.common.text import counted
+from esmeray.dataset.fasta.reader import FastaSource
+from esmeray.inference.client import Client, checked_key
+from esmeray.tools.grammar import Overwriting, parse
+from esmeray.train_config.service_schema import QuerySection
 
 MADE_BY = "query"
 ROWS = 1024

@@ -16,10 +16,10 @@ Examples:
 
 from functools import partial
 
-from common.command_line import result_console
-from tools.grammar import Plain, parse, read_words
-from train_config.loading import dump_config, load_settings
-from train_config.service_schema import ServiceSettings
+from esmeray.common.command_line import result_console
+from esmeray.tools.grammar import Plain, parse, read_words
+from esmeray.train_config.loading import dump_config, load_settings
+from esmeray.train_config.service_schema import ServiceSettings
 
 
 class Arguments(Plain):
@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
         print(dump_config(settings), end="")
         return 0
     _, file, overrides = read_words(argv, "serve run", __doc__, Arguments, ServiceSettings)
-    from service.launch import run  # here: it loads Ray
+    from esmeray.service.launch import run  # here: it loads Ray
 
     # Each time anew: the file may have changed.
     return run(lambda: load_settings(ServiceSettings, file, overrides), partial(result_console().print, markup=False))

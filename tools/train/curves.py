@@ -9,11 +9,11 @@ Examples:
 
 from pathlib import Path
 
-from common.errors import ConfigError
-from common.publishing import made_file
-from run_folder.metrics_log import read_metrics
-from tools.grammar import Overwriting, parse
-from train_config.section import Section
+from esmeray.common.errors import ConfigError
+from esmeray.common.publishing import made_file
+from esmeray.run_folder.metrics_log import read_metrics
+from esmeray.tools.grammar import Overwriting, parse
+from esmeray.train_config.section import Section
 
 MADE_BY = "train_curves"
 
@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
     if repeated := {name for name in names if names.count(name) > 1}:
         raise ConfigError(f"{min(repeated)}: two runs have this name; rename a folder")
     runs = {name: read_metrics(path / "metrics.jsonl") for name, path in zip(names, plain.run, strict=True)}
-    from monitoring.watch.curves import draw_comparison  # here: it loads Matplotlib
+    from esmeray.monitoring.watch.curves import draw_comparison  # here: it loads Matplotlib
 
     with made_file(plain.output.absolute(), MADE_BY, plain.overwrite) as building:
         draw_comparison(runs, building)

@@ -9,13 +9,13 @@ Example:
 import os
 from pathlib import Path
 
-from common.errors import CheckpointError, ConfigError
-from common.publishing import refuse_existing
-from model.export.exported_folder import MADE_BY
-from run_folder.checkpoints import CheckpointFolder, CheckpointStore
-from run_folder.paths import RunFolder
-from tools.grammar import OnRun, parse
-from train_config.command_schema import ExportSection
+from esmeray.common.errors import CheckpointError, ConfigError
+from esmeray.common.publishing import refuse_existing
+from esmeray.model.export.exported_folder import MADE_BY
+from esmeray.run_folder.checkpoints import CheckpointFolder, CheckpointStore
+from esmeray.run_folder.paths import RunFolder
+from esmeray.tools.grammar import OnRun, parse
+from esmeray.train_config.command_schema import ExportSection
 
 
 def main(argv: list[str]) -> int:
@@ -27,9 +27,9 @@ def main(argv: list[str]) -> int:
     output = Path(settings.output or run.path / f"export-{folder.path.name}").expanduser()
     refuse_existing(output, MADE_BY, arguments.overwrite)
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # without it DeepSpeed (0.19.8) warns that there is none
-    from training.checkpoints.consolidation import FP32, full_precision_state
-    from training.engine.zero import WEIGHT_MEAN
-    from training.loop.finishing import export_state
+    from esmeray.training.checkpoints.consolidation import FP32, full_precision_state
+    from esmeray.training.engine.zero import WEIGHT_MEAN
+    from esmeray.training.loop.finishing import export_state
 
     state = full_precision_state(folder, WEIGHT_MEAN if settings.weights == "mean" else FP32)
     print(export_state(state, folder, run, output, arguments.overwrite))

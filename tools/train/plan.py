@@ -16,13 +16,13 @@ import math
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError, ResourceError
-from common.publishing import made_file, refuse_file
-from common.text import counted, did_you_mean, duration
-from tools.grammar import Overwriting, parse
-from train_config.plan_schema import PlanSection
-from train_config.schema import BackboneSection, ModelSection
-from training.launch import scale
+from esmeray.common.errors import ConfigError, ResourceError
+from esmeray.common.publishing import made_file, refuse_file
+from esmeray.common.text import counted, did_you_mean, duration
+from esmeray.tools.grammar import Overwriting, parse
+from esmeray.train_config.plan_schema import PlanSection
+from esmeray.train_config.schema import BackboneSection, ModelSection
+from esmeray.training.launch import scale
 
 MADE_BY = "train plan"
 LEAST_TOKENS = 1024
@@ -49,9 +49,11 @@ def main(argv: list[str]) -> int:
 
 def work_of(plan: PlanSection) -> scale.Work:
     """What a token of the model costs, trained as a masked language model. Raises ConfigError or ResourceError."""
-    from model.cost.flops import training_flops_per_token  # here: torch and transformers, which the help does not need
-    from model.cost.memory import count_masked_lm_parameters
-    from model.tasks.masked_lm import MaskedLM
+    from esmeray.model.cost.flops import (
+        training_flops_per_token,  # here: torch and transformers, which the help does not need
+    )
+    from esmeray.model.cost.memory import count_masked_lm_parameters
+    from esmeray.model.tasks.masked_lm import MaskedLM
 
     section = ModelSection(task="masked_lm", backbone=BackboneSection(source=plan.model))
     model = MaskedLM.build(section, seed=0, empty=True)
@@ -68,7 +70,7 @@ def work_of(plan: PlanSection) -> scale.Work:
 
 def device_of(plan: PlanSection) -> scale.Device:
     """Peaks of the GPU, or what the settings give in their place. Raises ConfigError where one is missing."""
-    from monitoring.sampling.peaks import known_gpus, known_peaks, peak_tflops  # here: it loads torch
+    from esmeray.monitoring.sampling.peaks import known_gpus, known_peaks, peak_tflops  # here: it loads torch
 
     names = ("memory_gb", "memory_gb_per_s", "link_gb_per_s")
     known: dict[str, Any] = {name: getattr(known_peaks(plan.gpu), name, None) for name in names}

@@ -23,16 +23,16 @@ from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from pathlib import Path
 
-from cluster.placement import find
-from common.command_line import next_command, say
-from common.errors import ConfigError
-from dataset.store.conversion import SAMPLE
-from run_folder.mirror import RunMirror
-from run_folder.paths import RunFolder
-from tools.grammar import Plain, example_of, read_words
-from train_config.loading import load_config, load_tune_config
-from train_config.schema import Config
-from train_config.tune_schema import TuneConfig
+from esmeray.cluster.placement import find
+from esmeray.common.command_line import next_command, say
+from esmeray.common.errors import ConfigError
+from esmeray.dataset.store.conversion import SAMPLE
+from esmeray.run_folder.mirror import RunMirror
+from esmeray.run_folder.paths import RunFolder
+from esmeray.tools.grammar import Plain, example_of, read_words
+from esmeray.train_config.loading import load_config, load_tune_config
+from esmeray.train_config.schema import Config
+from esmeray.train_config.tune_schema import TuneConfig
 
 SEARCH = "train_config/tune_throughput.yaml"
 
@@ -73,8 +73,8 @@ def start(argv: list[str], command: str, text: str, search: str | None = None) -
     config = load_config(file, own)
     config.storage.apply()
     if tune_file is None:
-        from training.launch.driver import dry_run, train
-        from training.tasks.registry import after_training, before_training, task_named
+        from esmeray.training.launch.driver import dry_run, train
+        from esmeray.training.tasks.registry import after_training, before_training, task_named
 
         if flags.dry_run:
             return dry_run(config)
@@ -91,7 +91,7 @@ def start(argv: list[str], command: str, text: str, search: str | None = None) -
         raise ConfigError("data.predictions.model: nobody predicts beside a search; predict first, and leave it out")
     if not flags.dry_run:
         find(config.ray)  # a cluster that can't be used is refused before what a search needs is loaded
-    from tuning.run import dry_run_tune, tune
+    from esmeray.tuning.run import dry_run_tune, tune
 
     settings = load_tune_config(tune_file, of_search)
     return dry_run_tune(config, settings) if flags.dry_run else tune(config, settings)
@@ -110,6 +110,6 @@ def _beside(config: Config, store: Path) -> AbstractContextManager[Config]:
     """The predictor of structures, where the data asks for one."""
     if config.data.predictions.model is None:
         return nullcontext(config)
-    from inference.folding.ahead import predicting
+    from esmeray.inference.folding.ahead import predicting
 
     return predicting(config, store)

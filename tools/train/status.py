@@ -15,12 +15,12 @@ from pathlib import Path
 from rich.live import Live
 from rich.text import Text
 
-from common.command_line import say
-from common.errors import ConfigError
-from monitoring.watch.status import RunStatus
-from tools.grammar import Plain, parse
-from train_config.section import Section
-from training.tasks.registry import metric_labels
+from esmeray.common.command_line import say
+from esmeray.common.errors import ConfigError
+from esmeray.monitoring.watch.status import RunStatus
+from esmeray.tools.grammar import Plain, parse
+from esmeray.train_config.section import Section
+from esmeray.training.tasks.registry import metric_labels
 
 EVERY_S = 1.0
 """Between two looks at the files."""

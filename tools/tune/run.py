@@ -7,7 +7,7 @@ Example:
   esmeray tune --config masked_lm --tune.search.max_trials 20
 """
 
-from tools.train.run import SEARCH, start
+from esmeray.tools.train.run import SEARCH, start
 
 
 def main(argv: list[str]) -> int:

@@ -7,7 +7,7 @@ Example:
   esmeray tune tokens --config masked_lm
 """
 
-from tools.train.run import start
+from esmeray.tools.train.run import start
 
 SEARCH = "train_config/tune_tokens.yaml"
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common.errors import CheckpointError
-from run_folder.checkpoints import MODEL_FILE, OPTIMIZER_FILE, CheckpointFolder
-from training.checkpoints.writer import load_tensors
+from esmeray.common.errors import CheckpointError
+from esmeray.run_folder.checkpoints import MODEL_FILE, OPTIMIZER_FILE, CheckpointFolder
+from esmeray.training.checkpoints.writer import load_tensors
 
 FP32 = "fp32"
 Shapes = Mapping[str, torch.Size]
@@ -39,7 +39,8 @@ class ShardedParameter:
 def full_precision_state(folder: CheckpointFolder, weights: str = FP32) -> dict[str, Tensor]:
     """Trainable parameters and persistent buffers, in fp32 on the CPU; CheckpointError where a file is damaged.
 
-    ``weights``: those of the step, or their mean (:data:`~training.engine.zero.WEIGHT_MEAN`) where a checkpoint has it.
+    ``weights``: those of the step, or their mean (:data:`~esmeray.training.engine.zero.WEIGHT_MEAN`) where a checkpoint
+    has it.
     """
     folder.verify()
     model, shards = read_shards(folder)

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from run_folder.checkpoints import MODEL_FILE, CheckpointFolder
-from training.checkpoints.consolidation import (
+from esmeray.run_folder.checkpoints import MODEL_FILE, CheckpointFolder
+from esmeray.training.checkpoints.consolidation import (
     FP32,
     Shapes,
     is_stage_3,
@@ -24,7 +24,7 @@ from training.checkpoints.consolidation import (
     sharded_parameters,
     span,
 )
-from training.checkpoints.writer import load_tensors
+from esmeray.training.checkpoints.writer import load_tensors
 
 ALIGNMENT = 2
 """Stages 1 and 2 fill a group's vector to a multiple of so many elements a worker (``nccl_start_alignment_factor``)."""

@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from common.errors import CheckpointError, ConfigError
-from common.text import counted
-from run_folder.checkpoints import CheckpointStore
-from run_folder.job import Difference, differences
-from run_folder.paths import RunFolder
-from train_config.loading import load_recorded
-from train_config.natures import END, FIXED, FREE, UNSEEN, OnResume, on_resume
-from train_config.schema import Config
+from esmeray.common.errors import CheckpointError, ConfigError
+from esmeray.common.text import counted
+from esmeray.run_folder.checkpoints import CheckpointStore
+from esmeray.run_folder.job import Difference, differences
+from esmeray.run_folder.paths import RunFolder
+from esmeray.train_config.loading import load_recorded
+from esmeray.train_config.natures import END, FIXED, FREE, UNSEEN, OnResume, on_resume
+from esmeray.train_config.schema import Config
 
 
 @dataclass

@@ -21,12 +21,12 @@ from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
 from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
 
-from common.errors import CheckpointError, ResourceError
-from common.publishing import is_disk_full, sync, write_atomically
-from common.text import first_line
-from run_folder.checkpoints import MANIFEST, CheckpointFolder, CheckpointStore, FileEntry, Manifest, sha256_of
-from run_folder.paths import no_space
-from train_config.schema import CheckpointSection
+from esmeray.common.errors import CheckpointError, ResourceError
+from esmeray.common.publishing import is_disk_full, sync, write_atomically
+from esmeray.common.text import first_line
+from esmeray.run_folder.checkpoints import MANIFEST, CheckpointFolder, CheckpointStore, FileEntry, Manifest, sha256_of
+from esmeray.run_folder.paths import no_space
+from esmeray.train_config.schema import CheckpointSection
 
 PEERS_TIMEOUT_S = 600.0
 GIVE_UP_S = 20.0

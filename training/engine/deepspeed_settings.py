@@ -8,11 +8,11 @@ from typing import Any
 
 import yaml
 
-from common.errors import ConfigError, ResourceError
-from common.text import first_line
-from train_config.bounded_yaml import BoundedLoader
-from train_config.natures import SHIPPED_PATH, absolute_path
-from train_config.schema import DeepSpeedSection, TrainingSection
+from esmeray.common.errors import ConfigError, ResourceError
+from esmeray.common.text import first_line
+from esmeray.train_config.bounded_yaml import BoundedLoader
+from esmeray.train_config.natures import SHIPPED_PATH, absolute_path
+from esmeray.train_config.schema import DeepSpeedSection, TrainingSection
 
 OWNED_KEYS = frozenset(
     {

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import torch
 
-from common.compiled_code import cache_folder, processor
-from common.publishing import exclusive
+from esmeray.common.compiled_code import cache_folder, processor
+from esmeray.common.publishing import exclusive
 
 _VARIABLE = "TORCH_EXTENSIONS_DIR"
 _MARK = "lock"

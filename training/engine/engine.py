@@ -14,19 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from common.compiled_code import cache_folder
-from common.errors import CheckpointError, ConfigError, ResourceError
-from dataset.packed_batch import PackedBatch
-from model.backbones.base import PackedBackbone
-from model.optimization import use_fp8
-from model.parameter_groups import MATRICES, RATE_SHARE, layer_matrices, parameter_groups
-from run_folder.checkpoints import MODEL_FILE, CheckpointFolder
-from train_config.schema import DeepSpeedSection, TrainingSection
-from training.engine.deepspeed_settings import LOWEST_LOSS_SCALE, check_precision, deepspeed_settings
-from training.engine.deepspeed_setup import prepare_deepspeed
-from training.engine.muon import MOMENTUM, ClippingMuon
-from training.engine.step_clock import StepClock, time_collectives
-from training.engine.zero import ClippingAdamW, add_up_in_place, clear_partitioned_gradients, clip_on_device
+from esmeray.common.compiled_code import cache_folder
+from esmeray.common.errors import CheckpointError, ConfigError, ResourceError
+from esmeray.dataset.packed_batch import PackedBatch
+from esmeray.model.backbones.base import PackedBackbone
+from esmeray.model.optimization import use_fp8
+from esmeray.model.parameter_groups import MATRICES, RATE_SHARE, layer_matrices, parameter_groups
+from esmeray.run_folder.checkpoints import MODEL_FILE, CheckpointFolder
+from esmeray.train_config.schema import DeepSpeedSection, TrainingSection
+from esmeray.training.engine.deepspeed_settings import LOWEST_LOSS_SCALE, check_precision, deepspeed_settings
+from esmeray.training.engine.deepspeed_setup import prepare_deepspeed
+from esmeray.training.engine.muon import MOMENTUM, ClippingMuon
+from esmeray.training.engine.step_clock import StepClock, time_collectives
+from esmeray.training.engine.zero import ClippingAdamW, add_up_in_place, clear_partitioned_gradients, clip_on_device
 
 SHARDS_FOLDER = "deepspeed"
 OPTIMIZER_SETTINGS = ("betas", "eps", "weight_decay", RATE_SHARE)
@@ -99,8 +99,8 @@ def make_optimizer(
 class TrainingEngine:
     """A task model in fp32, moved to ``device``, an optimizer of its trainable parameters and DeepSpeed.
 
-    ``rate_shares``: see :func:`~model.parameter_groups.parameter_groups`. Raises ConfigError where DeepSpeed's settings
-    can't be used, ResourceError for fp16 on a device that has none.
+    ``rate_shares``: see :func:`~esmeray.model.parameter_groups.parameter_groups`. Raises ConfigError where DeepSpeed's
+    settings can't be used, ResourceError for fp16 on a device that has none.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class TrainingEngine:
         prepare_deepspeed(device)
         import deepspeed
 
-        from training.checkpoints.writer import ShardFiles
+        from esmeray.training.checkpoints.writer import ShardFiles
 
         self.device, self.world_size = device, torch.distributed.get_world_size()
         self.stage: int = settings["zero_optimization"]["stage"]
@@ -227,8 +227,8 @@ class TrainingEngine:
 
         CheckpointError where a file can't be loaded.
         """
-        from training.checkpoints.resharding import Resharding
-        from training.checkpoints.writer import load_tensors
+        from esmeray.training.checkpoints.resharding import Resharding
+        from esmeray.training.checkpoints.writer import load_tensors
 
         self._shards.read = load_tensors
         if self.stage > 0 and folder.manifest().world_size != self.world_size:

@@ -2,19 +2,19 @@
 
 In: the settings, a memory meter, the run's folder. Out: the number of parts of every batch, in the folder too, so that
 a resumed run does not run out again. Detecting it, reporting it to the other workers and repeating the step are
-:mod:`training.loop.stepping`'s. Splitting changes no sum: losses and gradients are those of whole batches, to rounding,
-but where a model draws random numbers (dropout) it draws others.
+:mod:`esmeray.training.loop.stepping`'s. Splitting changes no sum: losses and gradients are those of whole batches, to
+rounding, but where a model draws random numbers (dropout) it draws others.
 """
 
 import json
 from collections.abc import Callable
 from pathlib import Path
 
-from common.errors import ResourceError
-from common.publishing import write_atomically
-from monitoring.sampling.memory_meter import MemoryMeter
-from train_config.schema import MemoryGuardSection
-from training.engine.collective import ControlGroup
+from esmeray.common.errors import ResourceError
+from esmeray.common.publishing import write_atomically
+from esmeray.monitoring.sampling.memory_meter import MemoryMeter
+from esmeray.train_config.schema import MemoryGuardSection
+from esmeray.training.engine.collective import ControlGroup
 
 REMEDY = (
     "set model.backbone.gradient_checkpointing true and resume, or lower batch.tokens, or data.max_length for long "

@@ -22,13 +22,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError, ResourceError
-from common.publishing import take_lock
-from run_folder.checkpoints import MODEL_FILE, CheckpointFolder, CheckpointStore, Manifest
-from run_folder.job import LOCK_FILE
-from train_config.schema import CheckpointSection
-from training.checkpoints.writer import CheckpointWriter
-from training.engine.collective import ControlGroup, WorkerContext
+from esmeray.common.errors import ConfigError, ResourceError
+from esmeray.common.publishing import take_lock
+from esmeray.run_folder.checkpoints import MODEL_FILE, CheckpointFolder, CheckpointStore, Manifest
+from esmeray.run_folder.job import LOCK_FILE
+from esmeray.train_config.schema import CheckpointSection
+from esmeray.training.checkpoints.writer import CheckpointWriter
+from esmeray.training.engine.collective import ControlGroup, WorkerContext
 
 SHARED_MEMORY = Path("/dev/shm")
 COPIES = 2

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from model.parameter_groups import MATRICES
-from training.engine.zero import ClippingAdamW
+from esmeray.model.parameter_groups import MATRICES
+from esmeray.training.engine.zero import ClippingAdamW
 
 MOMENTUM = "momentum"
 """Key of a group: the decay rate of Muon's momentum."""

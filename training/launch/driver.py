@@ -1,7 +1,7 @@
 """The driver: from a config to a finished run, in the process that the user started.
 
-Prepares the data, finds the workers, runs Ray Train and reports. The training itself is :mod:`training.loop.worker`, in
-the workers; its metrics come back through metrics.jsonl in the run's folder.
+Prepares the data, finds the workers, runs Ray Train and reports. The training itself is
+:mod:`esmeray.training.loop.worker`, in the workers; its metrics come back through metrics.jsonl in the run's folder.
 """
 
 import math
@@ -15,34 +15,34 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from cluster.placement import LOCAL, NodeResources, Workers, find, local_resources, place_workers
-from cluster.signals import StopSignals
-from common.command_line import say, warn
-from common.errors import DataError, ResourceError
-from common.progress import conversion_bar
-from common.publishing import refuse_existing, write_atomically, writing
-from common.remote import AT_ONCE_S
-from common.text import last_line
-from model.export.exported_folder import MADE_BY
-from monitoring.sinks.wandb_run import WandbFollowers
-from monitoring.watch.alerts import AlertSink
-from monitoring.watch.progress import ProgressSink
-from monitoring.watch.run_watcher import RunWatcher, Sink
-from run_folder.checkpoints import CheckpointStore, check_data
-from run_folder.job import held, refuse_foreign
-from run_folder.metrics_log import read_metrics
-from run_folder.mirror import ENDING_S, RunMirror, place_of
-from run_folder.paths import RESERVE_BYTES, RunFolder, no_space
-from train_config.loading import dump_config
-from train_config.natures import with_absolute_paths
-from train_config.schema import Config, RaySection, TrainingSection
-from training.checkpoints.resuming import Resumption
-from training.engine.deepspeed_settings import check_precision
-from training.engine.watchdog import left_stacks
-from training.launch.elastic import Attempts, fit
-from training.launch.planning import Plan, check_warm_up, make_plan
-from training.tasks.plan import TaskPlan, TaskSize
-from training.tasks.registry import metric_labels, task_plan
+from esmeray.cluster.placement import LOCAL, NodeResources, Workers, find, local_resources, place_workers
+from esmeray.cluster.signals import StopSignals
+from esmeray.common.command_line import say, warn
+from esmeray.common.errors import DataError, ResourceError
+from esmeray.common.progress import conversion_bar
+from esmeray.common.publishing import refuse_existing, write_atomically, writing
+from esmeray.common.remote import AT_ONCE_S
+from esmeray.common.text import last_line
+from esmeray.model.export.exported_folder import MADE_BY
+from esmeray.monitoring.sinks.wandb_run import WandbFollowers
+from esmeray.monitoring.watch.alerts import AlertSink
+from esmeray.monitoring.watch.progress import ProgressSink
+from esmeray.monitoring.watch.run_watcher import RunWatcher, Sink
+from esmeray.run_folder.checkpoints import CheckpointStore, check_data
+from esmeray.run_folder.job import held, refuse_foreign
+from esmeray.run_folder.metrics_log import read_metrics
+from esmeray.run_folder.mirror import ENDING_S, RunMirror, place_of
+from esmeray.run_folder.paths import RESERVE_BYTES, RunFolder, no_space
+from esmeray.train_config.loading import dump_config
+from esmeray.train_config.natures import with_absolute_paths
+from esmeray.train_config.schema import Config, RaySection, TrainingSection
+from esmeray.training.checkpoints.resuming import Resumption
+from esmeray.training.engine.deepspeed_settings import check_precision
+from esmeray.training.engine.watchdog import left_stacks
+from esmeray.training.launch.elastic import Attempts, fit
+from esmeray.training.launch.planning import Plan, check_warm_up, make_plan
+from esmeray.training.tasks.plan import TaskPlan, TaskSize
+from esmeray.training.tasks.registry import metric_labels, task_plan
 
 WATCHER_TIMEOUT_S = 30.0
 
@@ -104,7 +104,7 @@ def _train_locked(resumption: Resumption, signals: StopSignals, beside: Beside) 
         warn(remark)
     if local is not None and task.in_process and local.count == 1 and not local.use_gpu:
         return _launch(resumption, store_path, size, signals, beside, local)
-    from cluster import connection  # here: it imports Ray, and the work that needs it begins
+    from esmeray.cluster import connection  # here: it imports Ray, and the work that needs it begins
 
     with connection.connected(config.ray, None if run.uri else run.path) as dashboard:
         signals.reinstall()
@@ -234,12 +234,12 @@ def _launch(
                 "cpus": workers.cpus_each,
                 "wandb_run_id": run.wandb_run_id.read_text().strip(),
             }
-            from training.launch import trainers  # here: it loads torch
+            from esmeray.training.launch import trainers  # here: it loads torch
 
             if dashboard is None:
                 error = fit(partial(trainers.train_here, arguments), signals)
             else:
-                from cluster.connection import asked_for, capacity  # here: it imports Ray
+                from esmeray.cluster.connection import asked_for, capacity  # here: it imports Ray
 
                 attempts = Attempts(run, workers, partial(capacity, workers), signals, config.ray)
                 start = partial(trainers.fit_workers, arguments, workers, config.run)
@@ -288,7 +288,7 @@ def _conclude(run: RunFolder, error: Exception | None, signals: StopSignals, max
 
 def _draw(run: RunFolder) -> None:
     """Draw the curves; a picture that can't be drawn hides no result."""
-    from monitoring.watch.curves import draw_curves  # here: it loads matplotlib
+    from esmeray.monitoring.watch.curves import draw_curves  # here: it loads matplotlib
 
     try:
         if run.metrics.exists():

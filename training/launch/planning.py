@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from cluster.placement import Workers
-from common.errors import ConfigError
-from common.text import counted
-from model.cost.memory import MemoryEstimate, estimate_memory
-from train_config.schema import BatchSection, DeepSpeedSection, TrainingSection
-from training.engine.deepspeed_settings import check_precision, zero_stage
-from training.tasks.plan import DataSize, TaskSize
+from esmeray.cluster.placement import Workers
+from esmeray.common.errors import ConfigError
+from esmeray.common.text import counted
+from esmeray.model.cost.memory import MemoryEstimate, estimate_memory
+from esmeray.train_config.schema import BatchSection, DeepSpeedSection, TrainingSection
+from esmeray.training.engine.deepspeed_settings import check_precision, zero_stage
+from esmeray.training.tasks.plan import DataSize, TaskSize
 
 
 @dataclass(frozen=True)

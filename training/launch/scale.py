@@ -8,8 +8,8 @@ import math
 from statistics import NormalDist
 from typing import NamedTuple
 
-from model.cost.memory import ParameterCount, activation_bytes_per_token, estimate_memory
-from train_config.plan_schema import PlanSection
+from esmeray.model.cost.memory import ParameterCount, activation_bytes_per_token, estimate_memory
+from esmeray.train_config.plan_schema import PlanSection
 
 BUCKET = 50_000_000
 """Elements of a bucket (reduce_bucket_size of train_config/zero2.yaml, stage3_prefetch_bucket_size of DeepSpeed)."""

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cluster.placement import Workers
-from common.command_line import logged_to
-from run_folder.mirror import RunMirror, place_of
-from run_folder.paths import RunFolder
-from train_config.schema import Config, RunSection
-from training.engine.collective import WorkerContext
-from training.launch.elastic import Resized
+from esmeray.cluster.placement import Workers
+from esmeray.common.command_line import logged_to
+from esmeray.run_folder.mirror import RunMirror, place_of
+from esmeray.run_folder.paths import RunFolder
+from esmeray.train_config.schema import Config, RunSection
+from esmeray.training.engine.collective import WorkerContext
+from esmeray.training.launch.elastic import Resized
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +39,8 @@ def fit_workers(arguments: dict[str, Any], workers: Workers, run: RunSection, co
     """Train with so many workers of Ray Train, which get ``arguments``. Raises what ended the first that failed."""
     from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
 
-    from cluster.connection import worker_environment
-    from cluster.process_group import ProcessGroupConfig, WithoutDatasets
+    from esmeray.cluster.connection import worker_environment
+    from esmeray.cluster.process_group import ProcessGroupConfig, WithoutDatasets
 
     trainer = WithoutDatasets(
         ray_train_loop,
@@ -67,7 +67,7 @@ def ray_train_loop(arguments: dict[str, Any]) -> None:
     import ray.train.torch
 
     gc.disable()  # 900,000 objects of libraries, none of them garbage: looking for it takes a second
-    importlib.import_module("training.loop.worker")
+    importlib.import_module("esmeray.training.loop.worker")
     gc.freeze()  # nor does any later collection walk them
     gc.enable()
     place = ray.train.get_context()
@@ -83,7 +83,9 @@ def ray_train_loop(arguments: dict[str, Any]) -> None:
 
 def _train(arguments: dict[str, Any], context: WorkerContext) -> None:
     """Train, and log what this worker logs, warnings and its failure among it, to a file of the run."""
-    from training.loop.worker import train_worker  # here: it loads DeepSpeed, which Ray Train's driver does not need
+    from esmeray.training.loop.worker import (
+        train_worker,  # here: it loads DeepSpeed, which Ray Train's driver does not need
+    )
 
     config = Config.model_validate(arguments["config"])
     torch.set_num_threads(arguments["cpus"])

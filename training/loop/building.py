@@ -11,26 +11,26 @@ from pathlib import Path
 
 import torch
 
-from common.errors import DataError
-from model.cost.flops import training_flops_per_token
-from monitoring.sampling.memory_meter import MemoryMeter
-from monitoring.sampling.peaks import peak_tflops
-from monitoring.sampling.sampler import Sampler
-from run_folder.checkpoints import CheckpointFolder, CheckpointStore
-from run_folder.metrics_log import MetricsLog
-from run_folder.mirror import RunMirror, place_of
-from run_folder.paths import RunFolder, sample_file
-from train_config.schema import Config
-from training.checkpoints.writer import CheckpointWriter
-from training.engine.collective import ControlGroup, WorkerContext
-from training.engine.deepspeed_settings import zero_stage
-from training.engine.engine import TrainingEngine, apply_device_settings, prepare_layers
-from training.engine.memory_guard import MemoryGuard
-from training.engine.memory_state import MemoryState, copy_bytes, sweep
-from training.engine.watchdog import Watchdog, set_stacks_aside
-from training.loop.schedules import steps_before_decay
-from training.tasks.experiment import Experiment
-from training.tasks.registry import experiment_class
+from esmeray.common.errors import DataError
+from esmeray.model.cost.flops import training_flops_per_token
+from esmeray.monitoring.sampling.memory_meter import MemoryMeter
+from esmeray.monitoring.sampling.peaks import peak_tflops
+from esmeray.monitoring.sampling.sampler import Sampler
+from esmeray.run_folder.checkpoints import CheckpointFolder, CheckpointStore
+from esmeray.run_folder.metrics_log import MetricsLog
+from esmeray.run_folder.mirror import RunMirror, place_of
+from esmeray.run_folder.paths import RunFolder, sample_file
+from esmeray.train_config.schema import Config
+from esmeray.training.checkpoints.writer import CheckpointWriter
+from esmeray.training.engine.collective import ControlGroup, WorkerContext
+from esmeray.training.engine.deepspeed_settings import zero_stage
+from esmeray.training.engine.engine import TrainingEngine, apply_device_settings, prepare_layers
+from esmeray.training.engine.memory_guard import MemoryGuard
+from esmeray.training.engine.memory_state import MemoryState, copy_bytes, sweep
+from esmeray.training.engine.watchdog import Watchdog, set_stacks_aside
+from esmeray.training.loop.schedules import steps_before_decay
+from esmeray.training.tasks.experiment import Experiment
+from esmeray.training.tasks.registry import experiment_class
 
 logger = logging.getLogger(__name__)
 

@@ -6,17 +6,17 @@ from pathlib import Path
 
 from torch import Tensor
 
-from common.errors import DivergenceError, EsmerayError, ResourceError
-from common.publishing import is_disk_full
-from model.device import is_out_of_memory
-from run_folder.checkpoints import CheckpointFolder, Position
-from run_folder.metrics_log import read_metrics
-from run_folder.mirror import ENDING_S
-from run_folder.paths import Outcome, RunFolder, no_space
-from training.engine.memory_guard import REMEDY
-from training.loop.building import Worker
-from training.tasks.experiment import TrainedState
-from training.tasks.registry import experiment_class
+from esmeray.common.errors import DivergenceError, EsmerayError, ResourceError
+from esmeray.common.publishing import is_disk_full
+from esmeray.model.device import is_out_of_memory
+from esmeray.run_folder.checkpoints import CheckpointFolder, Position
+from esmeray.run_folder.metrics_log import read_metrics
+from esmeray.run_folder.mirror import ENDING_S
+from esmeray.run_folder.paths import Outcome, RunFolder, no_space
+from esmeray.training.engine.memory_guard import REMEDY
+from esmeray.training.loop.building import Worker
+from esmeray.training.tasks.experiment import TrainedState
+from esmeray.training.tasks.registry import experiment_class
 
 _LOST_PEER = re.compile(r"gloo|nccl|connection (closed|reset|refused)|timed? ?out|broken pipe|store", re.IGNORECASE)
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 
-from common.errors import CheckpointError, DataError
-from run_folder.checkpoints import CheckpointFolder, Position
-from run_folder.metrics_log import read_metrics
-from training.loop.building import Worker
-from training.loop.schedules import steps_before_decay
+from esmeray.common.errors import CheckpointError, DataError
+from esmeray.run_folder.checkpoints import CheckpointFolder, Position
+from esmeray.run_folder.metrics_log import read_metrics
+from esmeray.training.loop.building import Worker
+from esmeray.training.loop.schedules import steps_before_decay
 
 
 def restore(worker: Worker) -> Position:

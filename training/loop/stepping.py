@@ -16,15 +16,15 @@ from itertools import count
 import torch
 from torch import Tensor
 
-from common.errors import DataError
-from dataset.batches.steps import StepBatches, TrainingSteps
-from dataset.packed_batch import PackedBatch
-from model.device import is_out_of_memory, seed_draws
-from run_folder.checkpoints import Position
-from training.engine.collective import ControlGroup, MetricSums
-from training.engine.engine import TrainingEngine
-from training.engine.memory_guard import MemoryGuard
-from training.engine.step_clock import StepClock
+from esmeray.common.errors import DataError
+from esmeray.dataset.batches.steps import StepBatches, TrainingSteps
+from esmeray.dataset.packed_batch import PackedBatch
+from esmeray.model.device import is_out_of_memory, seed_draws
+from esmeray.run_folder.checkpoints import Position
+from esmeray.training.engine.collective import ControlGroup, MetricSums
+from esmeray.training.engine.engine import TrainingEngine
+from esmeray.training.engine.memory_guard import MemoryGuard
+from esmeray.training.engine.step_clock import StepClock
 
 
 def every_step(batches: TrainingSteps, position: Position) -> Iterator[StepBatches]:

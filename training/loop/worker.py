@@ -11,24 +11,24 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from common.errors import EsmerayError
-from dataset.batches.steps import StepBatches
-from run_folder.checkpoints import Manifest, Position, installed_versions
-from run_folder.metrics_log import read_metrics
-from run_folder.mirror import RunMirror
-from run_folder.paths import Outcome, RunFolder, Status
-from train_config.schema import Config
-from training.checkpoints.writer import CheckpointWriter
-from training.engine.collective import StepAgreement, WorkerContext
-from training.engine.step_clock import StepClock
-from training.engine.weight_check import WeightsDifferError, differing_weights
-from training.loop.building import Worker
-from training.loop.finishing import described, diverged, failed, finish, repeatable
-from training.loop.restoring import restore, rewind
-from training.loop.results import StepResults
-from training.loop.schedules import learning_rate, muon_momentum
-from training.loop.stepping import Stepper, every_step
-from training.tasks.registry import task_plan
+from esmeray.common.errors import EsmerayError
+from esmeray.dataset.batches.steps import StepBatches
+from esmeray.run_folder.checkpoints import Manifest, Position, installed_versions
+from esmeray.run_folder.metrics_log import read_metrics
+from esmeray.run_folder.mirror import RunMirror
+from esmeray.run_folder.paths import Outcome, RunFolder, Status
+from esmeray.train_config.schema import Config
+from esmeray.training.checkpoints.writer import CheckpointWriter
+from esmeray.training.engine.collective import StepAgreement, WorkerContext
+from esmeray.training.engine.step_clock import StepClock
+from esmeray.training.engine.weight_check import WeightsDifferError, differing_weights
+from esmeray.training.loop.building import Worker
+from esmeray.training.loop.finishing import described, diverged, failed, finish, repeatable
+from esmeray.training.loop.restoring import restore, rewind
+from esmeray.training.loop.results import StepResults
+from esmeray.training.loop.schedules import learning_rate, muon_momentum
+from esmeray.training.loop.stepping import Stepper, every_step
+from esmeray.training.tasks.registry import task_plan
 
 
 def train_worker(config: Config, context: WorkerContext, store_path: str, wandb_run_id: str | None = None) -> Outcome:

@@ -1,6 +1,7 @@
 """A task, and one on residues, as the training loop sees it: its batches, its model, its evaluation and its export.
 
-The driver's side of a task is :mod:`training.tasks.plan`; :mod:`training.tasks.registry` knows both by name.
+The driver's side of a task is :mod:`esmeray.training.tasks.plan`; :mod:`esmeray.training.tasks.registry` knows both by
+name.
 """
 
 import math
@@ -13,22 +14,22 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from common.errors import CheckpointError
-from dataset.batches.loader import Loader, ResidueSource
-from dataset.batches.preparation import CropCount, PreparationSettings, count_cropped
-from dataset.batches.splitting import split_records
-from dataset.batches.steps import BatchSource, Indices, TrainingSteps, ValidationSteps
-from dataset.packed_batch import PackedBatch
-from dataset.store.reader import Store, stage_once
-from model.backbones.loading import residue_tokenizer
-from model.export.backbone import export
-from model.tasks.base import ResidueModel, TaskModel, TaskOutput
-from run_folder.checkpoints import CheckpointFolder
-from run_folder.paths import RunFolder
-from train_config.loading import dump_config
-from train_config.schema import Config, ModelSection
-from training.engine.collective import ControlGroup, MetricSums, WorkerContext
-from training.engine.engine import TrainingEngine
+from esmeray.common.errors import CheckpointError
+from esmeray.dataset.batches.loader import Loader, ResidueSource
+from esmeray.dataset.batches.preparation import CropCount, PreparationSettings, count_cropped
+from esmeray.dataset.batches.splitting import split_records
+from esmeray.dataset.batches.steps import BatchSource, Indices, TrainingSteps, ValidationSteps
+from esmeray.dataset.packed_batch import PackedBatch
+from esmeray.dataset.store.reader import Store, stage_once
+from esmeray.model.backbones.loading import residue_tokenizer
+from esmeray.model.export.backbone import export
+from esmeray.model.tasks.base import ResidueModel, TaskModel, TaskOutput
+from esmeray.run_folder.checkpoints import CheckpointFolder
+from esmeray.run_folder.paths import RunFolder
+from esmeray.train_config.loading import dump_config
+from esmeray.train_config.schema import Config, ModelSection
+from esmeray.training.engine.collective import ControlGroup, MetricSums, WorkerContext
+from esmeray.training.engine.engine import TrainingEngine
 
 Model = TypeVar("Model", bound=TaskModel)
 

@@ -1,7 +1,7 @@
 """A task, and one on residues, as the driver sees it: data made ready, sizes of data and model, before any worker.
 
-The worker's side of a task is :mod:`training.tasks.experiment`. Imports neither torch nor transformers, so that a plan
-and a refusal are there at once; modules of the tasks keep to it.
+The worker's side of a task is :mod:`esmeray.training.tasks.experiment`. Imports neither torch nor transformers, so that
+a plan and a refusal are there at once; modules of the tasks keep to it.
 """
 
 from abc import ABC, abstractmethod
@@ -12,23 +12,23 @@ from typing import NamedTuple
 
 import numpy as np
 
-from common.errors import ConfigError
-from common.progress import ProgressCallback, no_progress
-from common.remote import local_path
-from dataset.batches.preparation import CropCount, count_cropped, cropped_lengths
-from dataset.batches.splitting import split_records
-from dataset.fasta.counts import IngestCounts
-from dataset.fasta.reader import FastaSource
-from dataset.store.conversion import SAMPLE, ensure_store, store_location
-from dataset.store.format import MANIFEST_FILE
-from dataset.store.reader import Store
-from dataset.store.sample import sample_records
-from model.backbones.source import is_padded, source_type
-from model.cost.memory import ParameterCount
-from run_folder.checkpoints import CheckpointFolder
-from run_folder.paths import RunFolder
-from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE, Config, DataSection, ModelSection
-from training.engine.deepspeed_settings import zero_stage
+from esmeray.common.errors import ConfigError
+from esmeray.common.progress import ProgressCallback, no_progress
+from esmeray.common.remote import local_path
+from esmeray.dataset.batches.preparation import CropCount, count_cropped, cropped_lengths
+from esmeray.dataset.batches.splitting import split_records
+from esmeray.dataset.fasta.counts import IngestCounts
+from esmeray.dataset.fasta.reader import FastaSource
+from esmeray.dataset.store.conversion import SAMPLE, ensure_store, store_location
+from esmeray.dataset.store.format import MANIFEST_FILE
+from esmeray.dataset.store.reader import Store
+from esmeray.dataset.store.sample import sample_records
+from esmeray.model.backbones.source import is_padded, source_type
+from esmeray.model.cost.memory import ParameterCount
+from esmeray.run_folder.checkpoints import CheckpointFolder
+from esmeray.run_folder.paths import RunFolder
+from esmeray.train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE, Config, DataSection, ModelSection
+from esmeray.training.engine.deepspeed_settings import zero_stage
 
 HEAD_RECORDS = 50_000
 """Records that an estimate reads."""

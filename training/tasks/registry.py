@@ -6,9 +6,9 @@ A part of a task is imported when it is first used: the driver must not wait for
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
-from run_folder.metrics_log import MetricLabel, MetricLabels
-from train_config.schema import Config
-from training.tasks.plan import TaskPlan
+from esmeray.run_folder.metrics_log import MetricLabel, MetricLabels
+from esmeray.train_config.schema import Config
+from esmeray.training.tasks.plan import TaskPlan
 
 TASKS = ("autoencoder", "masked_lm", "diffusion", "classifier", "terms")
 """Names of ``model.task`` and of the packages, each of which has a ``TASK``."""
@@ -22,12 +22,12 @@ RESIDUE_RECOVERY = MetricLabel(
 class Task(NamedTuple):
     """The parts of a task, each as ``module:name``.
 
-    How its exports are opened stands in :mod:`model.export.opening`, which needs no training.
+    How its exports are opened stands in :mod:`esmeray.model.export.opening`, which needs no training.
 
     Attributes:
         section: its settings, which stand in the schema as ``model.NAME``.
-        plan: the :class:`~training.tasks.plan.TaskPlan`, for the driver.
-        experiment: the :class:`~training.tasks.experiment.Experiment`, for the workers.
+        plan: the :class:`~esmeray.training.tasks.plan.TaskPlan`, for the driver.
+        experiment: the :class:`~esmeray.training.tasks.experiment.Experiment`, for the workers.
         metrics: words for those of its metrics that are shown while it trains.
         before, after: what is made by inference before a run is trained and after it; both take the sections run, data
             and the task's own, and the first returns the last of these as training reads it.
@@ -54,7 +54,7 @@ def task_plan(config: Config) -> TaskPlan:
 
 
 def experiment_class(task: str) -> Any:
-    """Return the workers' side of a task, a subclass of :class:`~training.tasks.experiment.Experiment`."""
+    """Return the workers' side of a task, a subclass of :class:`~esmeray.training.tasks.experiment.Experiment`."""
     return resolve_name(task_named(task).experiment)
 
 

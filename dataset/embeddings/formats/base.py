@@ -13,11 +13,11 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import DataError
-from common.publishing import writing
-from common.verification import verified
-from dataset.embeddings.arrays import as_float32, quantized, scales_of
-from dataset.embeddings.manifest import MANIFEST_FILE, REMEDY, Dtype, Index, OutputManifest, Per
+from esmeray.common.errors import DataError
+from esmeray.common.publishing import writing
+from esmeray.common.verification import verified
+from esmeray.dataset.embeddings.arrays import as_float32, quantized, scales_of
+from esmeray.dataset.embeddings.manifest import MANIFEST_FILE, REMEDY, Dtype, Index, OutputManifest, Per
 
 NUMPY_DTYPES: dict[Dtype, str] = {"fp32": "float32", "fp16": "float16", "int8": "int8"}
 _BYTES: dict[Dtype, int] = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from common.errors import DataError, parsing
-from common.verification import verified
-from dataset.embeddings.formats.base import NUMPY_DTYPES, Append, Block, Format, Rows, Values
-from dataset.embeddings.manifest import REMEDY, Index, OutputManifest
+from esmeray.common.errors import DataError, parsing
+from esmeray.common.verification import verified
+from esmeray.dataset.embeddings.formats.base import NUMPY_DTYPES, Append, Block, Format, Rows, Values
+from esmeray.dataset.embeddings.manifest import REMEDY, Index, OutputManifest
 
 
 class Hdf5(Format):

@@ -9,9 +9,9 @@ from tokenize import TokenError
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import parsing
-from dataset.embeddings.formats.base import NUMPY_DTYPES, Append, Block, Format, Rows, TableRows, narrowed
-from dataset.embeddings.manifest import REMEDY, Index, OutputManifest
+from esmeray.common.errors import parsing
+from esmeray.dataset.embeddings.formats.base import NUMPY_DTYPES, Append, Block, Format, Rows, TableRows, narrowed
+from esmeray.dataset.embeddings.manifest import REMEDY, Index, OutputManifest
 
 
 class Npy(Format):

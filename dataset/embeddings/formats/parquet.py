@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from common.errors import parsing
-from dataset.embeddings.formats.base import NUMPY_DTYPES, Append, Block, Format, Rows, TableRows, narrowed
-from dataset.embeddings.manifest import REMEDY, Index, OutputManifest
+from esmeray.common.errors import parsing
+from esmeray.dataset.embeddings.formats.base import NUMPY_DTYPES, Append, Block, Format, Rows, TableRows, narrowed
+from esmeray.dataset.embeddings.manifest import REMEDY, Index, OutputManifest
 
 
 class Parquet(Format):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from dataset.embeddings.formats.base import Format
-from dataset.embeddings.formats.hdf5 import Hdf5
-from dataset.embeddings.formats.npy import Npy
-from dataset.embeddings.formats.parquet import Parquet
-from dataset.embeddings.formats.safetensors import Safetensors
+from esmeray.dataset.embeddings.formats.base import Format
+from esmeray.dataset.embeddings.formats.hdf5 import Hdf5
+from esmeray.dataset.embeddings.formats.npy import Npy
+from esmeray.dataset.embeddings.formats.parquet import Parquet
+from esmeray.dataset.embeddings.formats.safetensors import Safetensors
 
 FORMATS: dict[str, Format] = {kind.name: kind for kind in (Parquet(), Npy(), Hdf5(), Safetensors())}
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import parsing
-from common.publishing import writing
-from common.verification import verified
-from dataset.embeddings.arrays import as_float32, open_arrays, rows_of
-from dataset.embeddings.formats.base import Append, Format, Rows, Source, Values
-from dataset.embeddings.manifest import REMEDY, Dtype, Index, OutputManifest, Per
+from esmeray.common.errors import parsing
+from esmeray.common.publishing import writing
+from esmeray.common.verification import verified
+from esmeray.dataset.embeddings.arrays import as_float32, open_arrays, rows_of
+from esmeray.dataset.embeddings.formats.base import Append, Format, Rows, Source, Values
+from esmeray.dataset.embeddings.manifest import REMEDY, Dtype, Index, OutputManifest, Per
 
 
 class Safetensors(Format):

@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
-from inference.models.kinds import HasOutputs, OutputKind
-from inference.models.packing import Packed
-from model.tasks.losses import probabilities
+from esmeray.inference.models.kinds import HasOutputs, OutputKind
+from esmeray.inference.models.packing import Packed
+from esmeray.model.tasks.losses import probabilities
 
 
 def _probabilities(model: HasOutputs, tokens_T: Tensor, packed: Packed) -> Tensor:

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from inference.models.kinds import HasOutputs, OutputKind
-from inference.models.packing import Packed
+from esmeray.inference.models.kinds import HasOutputs, OutputKind
+from esmeray.inference.models.packing import Packed
 
 
 def _contacts(model: HasOutputs, tokens_T: Tensor, packed: Packed) -> Tensor:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from inference.models.kinds import HasOutputs, OutputKind
+from esmeray.inference.models.kinds import HasOutputs, OutputKind
 
 
 def latents(model: HasOutputs, hidden_TD: Tensor) -> Tensor:

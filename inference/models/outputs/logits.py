@@ -1,6 +1,6 @@
 """Logits of the masked language model for each residue."""
 
-from inference.models.kinds import HasOutputs, OutputKind
+from esmeray.inference.models.kinds import HasOutputs, OutputKind
 
 
 def _channels(model: HasOutputs) -> int | None:

@@ -1,8 +1,8 @@
 """The mean of the autoencoder's latents over the residues of each protein."""
 
-from inference.models.kinds import OutputKind
-from inference.models.outputs.latents import latent_size, latents
-from model.tasks.pooling import mean_over_residues
+from esmeray.inference.models.kinds import OutputKind
+from esmeray.inference.models.outputs.latents import latent_size, latents
+from esmeray.model.tasks.pooling import mean_over_residues
 
 KIND = OutputKind(
     "mean of the autoencoder's latents over the residues; special tokens left out",

@@ -1,6 +1,6 @@
 """The vector of each residue."""
 
-from inference.models.kinds import OutputKind
+from esmeray.inference.models.kinds import OutputKind
 
 KIND = OutputKind(
     "vector of each residue; special tokens left out",

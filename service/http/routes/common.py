@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 from fastapi import Request
 from pydantic import BaseModel
 
-from dataset.fasta.alphabet import residues_of
-from service.contract import About
-from service.http.access import Access, Key
-from service.http.bodies import FASTA_TYPES, Record, checked
-from service.http.models import Models
-from service.http.refusals import RefusalError
-from train_config.service_schema import LimitsSection
+from esmeray.dataset.fasta.alphabet import residues_of
+from esmeray.service.contract import About
+from esmeray.service.http.access import Access, Key
+from esmeray.service.http.bodies import FASTA_TYPES, Record, checked
+from esmeray.service.http.models import Models
+from esmeray.service.http.refusals import RefusalError
+from esmeray.train_config.service_schema import LimitsSection
 
 
 class Service(NamedTuple):

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 from scipy.special import softmax
 
-from dataset.fasta.alphabet import AMINO_ACIDS, MASK_TEXT
-from inference.mutations.variants import Mutation, Protein, marginal_scores
-from service.contract import DECODED, EACH_MASKED, About
-from service.http.answers import Arrays, arrays_answer, json_answer, table_answer, wanted
-from service.http.bodies import SequencesBody, read
-from service.http.refusals import RefusalError
-from service.http.routes.common import Query, Service, about_of, ask, charge, documented
+from esmeray.dataset.fasta.alphabet import AMINO_ACIDS, MASK_TEXT
+from esmeray.inference.mutations.variants import Mutation, Protein, marginal_scores
+from esmeray.service.contract import DECODED, EACH_MASKED, About
+from esmeray.service.http.answers import Arrays, arrays_answer, json_answer, table_answer, wanted
+from esmeray.service.http.bodies import SequencesBody, read
+from esmeray.service.http.refusals import RefusalError
+from esmeray.service.http.routes.common import Query, Service, about_of, ask, charge, documented
 
 OutputName = Literal["mean", "max", "cls", "residues", "logits", "latents", "mean_latents"]
 

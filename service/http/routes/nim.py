@@ -10,8 +10,8 @@ from fastapi.responses import Response
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
-from service.http.bodies import read
-from service.http.routes.common import Service, ask, documented
+from esmeray.service.http.bodies import read
+from esmeray.service.http.routes.common import Service, ask, documented
 
 
 class NimBody(BaseModel):

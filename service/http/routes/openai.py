@@ -7,11 +7,11 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
-from service.http.access import Key
-from service.http.answers import arrays_answer, json_answer, wanted
-from service.http.bodies import OneOrMany, read
-from service.http.refusals import RefusalError
-from service.http.routes.common import Service, ask, documented
+from esmeray.service.http.access import Key
+from esmeray.service.http.answers import arrays_answer, json_answer, wanted
+from esmeray.service.http.bodies import OneOrMany, read
+from esmeray.service.http.refusals import RefusalError
+from esmeray.service.http.routes.common import Service, ask, documented
 
 SHOWN = ("outputs", "labels", "label_kind", "longest", "random_weights", "device", "precision", "fingerprint")
 """Of a model, beside what OpenAI's clients read."""

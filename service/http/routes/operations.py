@@ -9,9 +9,9 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import FileResponse, PlainTextResponse, Response
 from swagger_ui_bundle import swagger_ui_path
 
-from service.http.answers import json_answer
-from service.http.refusals import RefusalError
-from service.http.routes.common import Service
+from esmeray.service.http.answers import json_answer
+from esmeray.service.http.refusals import RefusalError
+from esmeray.service.http.routes.common import Service
 
 PAGE = Path(__file__).resolve().parents[1] / "page"
 FILES = {

@@ -10,10 +10,10 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
-from service.http.answers import json_answer
-from service.http.bodies import OneOrMany, Record, read
-from service.http.refusals import RefusalError
-from service.http.routes.common import Service, about_of, ask, documented, problems
+from esmeray.service.http.answers import json_answer
+from esmeray.service.http.bodies import OneOrMany, Record, read
+from esmeray.service.http.refusals import RefusalError
+from esmeray.service.http.routes.common import Service, about_of, ask, documented, problems
 
 
 class InputsBody(BaseModel):

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from benchmarks.__main__ import main
-from benchmarks.gpu import training
-from benchmarks.gpu.script import PARTS
-from common.errors import ConfigError
+from esmeray.benchmarks.__main__ import main
+from esmeray.benchmarks.gpu import training
+from esmeray.benchmarks.gpu.script import PARTS
+from esmeray.common.errors import ConfigError
 
 TRIED = ["gpu", "--device", "cpu", "--sizes", "tiny", "--tokens", "2048", "--backend", "eager"]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.harness.machine import slugify
+from esmeray.benchmarks.harness.machine import slugify
 from tests.benchmarks.harness.toy_stage import MACHINE
 
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from transformers import EsmForMaskedLM
 
-from benchmarks.harness.models import save_weights
-from benchmarks.peers.transformers_embedding import TransformersEmbedder, Tuning
-from dataset.tokens.esm import pack_sequences
-from model.backbones.loading import load_network
-from train_config.schema import BackboneSection
+from esmeray.benchmarks.harness.models import save_weights
+from esmeray.benchmarks.peers.transformers_embedding import TransformersEmbedder, Tuning
+from esmeray.dataset.tokens.esm import pack_sequences
+from esmeray.model.backbones.loading import load_network
+from esmeray.train_config.schema import BackboneSection
 
 SEQUENCES = ["MKTAYIAKQR", "GAVLX", "MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQ", "M"]
 
@@ -43,6 +43,6 @@ def test_padded_embeddings_are_those_of_each_sequence_alone(network: EsmForMaske
 
 def test_fair_esm_gets_the_same_weights_and_gives_the_same(network: EsmForMaskedLM):
     pytest.importorskip("esm", reason="fair-esm comes with 'make bench'")
-    from benchmarks.peers.fair_esm_extract import FairEsmExtract
+    from esmeray.benchmarks.peers.fair_esm_extract import FairEsmExtract
 
     torch.testing.assert_close(FairEsmExtract(network, "cpu")(SEQUENCES), one_by_one(network), rtol=1e-4, atol=1e-5)

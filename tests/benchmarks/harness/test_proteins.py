@@ -4,7 +4,7 @@ from pathlib import Path
 
 import dnaio
 
-from benchmarks.harness.proteins import MAX_RESIDUES, read_proteins, spread_by_length, write_fasta
+from esmeray.benchmarks.harness.proteins import MAX_RESIDUES, read_proteins, spread_by_length, write_fasta
 
 
 def test_a_choice_keeps_the_order_of_the_file_and_has_the_shortest_and_the_longest():

@@ -2,9 +2,9 @@
 
 import pytest
 
-from benchmarks.__main__ import RESULTS_ROOT
-from benchmarks.harness.results import read_results, verdict
-from common.timing import Ratio
+from esmeray.benchmarks.__main__ import RESULTS_ROOT
+from esmeray.benchmarks.harness.results import read_results, verdict
+from esmeray.common.timing import Ratio
 from tests.benchmarks.harness.toy_stage import MACHINE
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import matplotlib.image
 import pytest
 
-from benchmarks.harness.results import read_results
-from benchmarks.harness.runner import Run, run_stages, sampler
-from benchmarks.harness.stage import Case, Contender, Row, Setting, WrongWorkError
-from common import timing
-from common.errors import DataError
+from esmeray.benchmarks.harness.results import read_results
+from esmeray.benchmarks.harness.runner import Run, run_stages, sampler
+from esmeray.benchmarks.harness.stage import Case, Contender, Row, Setting, WrongWorkError
+from esmeray.common import timing
+from esmeray.common.errors import DataError
 from tests.benchmarks.harness.toy_stage import MACHINE, constant, toy_stage
 
 

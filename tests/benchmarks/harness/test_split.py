@@ -4,12 +4,12 @@ from pathlib import Path
 import dnaio
 import numpy as np
 
-from alignment.scoring import scoring
-from alignment.search import Search
-from benchmarks.harness.proteins import make_store
-from benchmarks.harness.split import EVALUE, split
-from dataset.store.reader import Store
-from dataset.store.sample import sample_records
+from esmeray.alignment.scoring import scoring
+from esmeray.alignment.search import Search
+from esmeray.benchmarks.harness.proteins import make_store
+from esmeray.benchmarks.harness.split import EVALUE, split
+from esmeray.dataset.store.reader import Store
+from esmeray.dataset.store.sample import sample_records
 
 
 def test_no_protein_is_like_one_of_another_part_and_each_is_in_one(tmp_path: Path):

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from benchmarks.programs.processes import MemoryMeter, Peak, call, run_program
+from esmeray.benchmarks.programs.processes import MemoryMeter, Peak, call, run_program
 
 MEGABYTE = 2**20
 ALLOCATE = "tests.benchmarks.programs.test_processes:allocate"

@@ -7,7 +7,7 @@ pytest.importorskip("accelerate")
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.programs.trainer import SpreadGroups, deepspeed_settings
+from esmeray.benchmarks.programs.trainer import SpreadGroups, deepspeed_settings
 
 
 @given(st.integers(1, 400), st.integers(1, 16))

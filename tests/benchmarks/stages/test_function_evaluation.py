@@ -4,8 +4,8 @@ import importlib.util
 
 import pytest
 
-from benchmarks.harness.stage import Setting, WrongWorkError
-from benchmarks.stages.function_evaluation import OURS, PEER, STAGE, _difference
+from esmeray.benchmarks.harness.stage import Setting, WrongWorkError
+from esmeray.benchmarks.stages.function_evaluation import OURS, PEER, STAGE, _difference
 
 
 def test_both_programs_run_and_agree(tmp_path):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks.harness.stage import Setting
-from benchmarks.stages.plan import STAGE
+from esmeray.benchmarks.harness.stage import Setting
+from esmeray.benchmarks.stages.plan import STAGE
 
 
 @pytest.mark.slow

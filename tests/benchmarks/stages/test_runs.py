@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks.harness.stage import Setting, WrongWorkError
-from benchmarks.stages.runs import STAGE, TrainingRuns
+from esmeray.benchmarks.harness.stage import Setting, WrongWorkError
+from esmeray.benchmarks.stages.runs import STAGE, TrainingRuns
 
 
 @pytest.mark.slow

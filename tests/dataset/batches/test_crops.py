@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataset.batches.preparation import CropCount, count_cropped, crop_starts, cropped_lengths
+from esmeray.dataset.batches.preparation import CropCount, count_cropped, crop_starts, cropped_lengths
 
 lengths = st.lists(st.integers(0, 40_000), min_size=1, max_size=30).map(lambda values: np.array(values, np.uint32))
 

@@ -11,15 +11,15 @@ import lmdb
 import numpy as np
 import pytest
 
-import dataset.store.format
-from dataset.batches.loader import Loader, ResidueSource
-from dataset.batches.preparation import PreparationSettings
-from dataset.batches.steps import TrainingSteps, ValidationSteps
-from dataset.packed_batch import PackedBatch
-from dataset.store.reader import Store
-from dataset.tokens.esm import pack_sequences
+from esmeray.dataset.batches.loader import Loader, ResidueSource
+from esmeray.dataset.batches.preparation import PreparationSettings
+from esmeray.dataset.batches.steps import TrainingSteps, ValidationSteps
+from esmeray.dataset.packed_batch import PackedBatch
+from esmeray.dataset.store import format as store_format
+from esmeray.dataset.store.reader import Store
+from esmeray.dataset.tokens.esm import pack_sequences
+from esmeray.train_config.schema import BatchSection, MaskedLMSection
 from tests.dataset.store_fixtures import make_store
-from train_config.schema import BatchSection, MaskedLMSection
 
 LENGTH = 200
 NUM_RECORDS = 1200
@@ -51,7 +51,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         return call
 
     monkeypatch.setattr(lmdb, "open", counted("opened", lmdb.open))
-    monkeypatch.setattr(dataset.store.format, "unframe", counted("checked", dataset.store.format.unframe))
+    monkeypatch.setattr(store_format, "unframe", counted("checked", store_format.unframe))
     return counts
 
 

@@ -11,18 +11,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import DataError
-from dataset.batches.loader import Loader, ResidueSource, filler_batch
-from dataset.batches.loader_process import LoaderProcessLost
-from dataset.batches.preparation import PreparationSettings
-from dataset.batches.splitting import split_records
-from dataset.batches.steps import StepBatches, TrainingSteps, ValidationSteps
-from dataset.packed_batch import PackedBatch
-from dataset.store.reader import Store
-from dataset.targets import IGNORED_TARGET
-from dataset.tokens.esm import CLS, EOS, VOCABULARY
+from esmeray.common.errors import DataError
+from esmeray.dataset.batches.loader import Loader, ResidueSource, filler_batch
+from esmeray.dataset.batches.loader_process import LoaderProcessLost
+from esmeray.dataset.batches.preparation import PreparationSettings
+from esmeray.dataset.batches.splitting import split_records
+from esmeray.dataset.batches.steps import StepBatches, TrainingSteps, ValidationSteps
+from esmeray.dataset.packed_batch import PackedBatch
+from esmeray.dataset.store.reader import Store
+from esmeray.dataset.targets import IGNORED_TARGET
+from esmeray.dataset.tokens.esm import CLS, EOS, VOCABULARY
+from esmeray.train_config.schema import BatchSection, MaskedLMSection
 from tests.dataset.stores import damage_record, make_store
-from train_config.schema import BatchSection, MaskedLMSection
 
 MASKED = MaskedLMSection()
 BATCH = BatchSection(tokens=512, global_tokens=2048, packing_window=64)

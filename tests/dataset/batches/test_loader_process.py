@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataset.batches.loader_process import LoaderProcess, LoaderProcessLost
-from dataset.batches.preparation import PreparationSettings, prepare_batch
-from dataset.store.reader import Store
+from esmeray.dataset.batches.loader_process import LoaderProcess, LoaderProcessLost
+from esmeray.dataset.batches.preparation import PreparationSettings, prepare_batch
+from esmeray.dataset.store.reader import Store
+from esmeray.train_config.schema import MaskedLMSection
 from tests.dataset.stores import make_store
-from train_config.schema import MaskedLMSection
 
 SETTINGS = PreparationSettings(200, 1, True, MaskedLMSection())
 DEADLINE_S = 20.0
@@ -24,9 +24,9 @@ WORKER = """
 import sys, time
 from functools import partial
 import numpy as np
-from dataset.batches.loader_process import LoaderProcess
-from dataset.batches.preparation import PreparationSettings, prepare_batch
-from dataset.store.reader import Store
+from esmeray.dataset.batches.loader_process import LoaderProcess
+from esmeray.dataset.batches.preparation import PreparationSettings, prepare_batch
+from esmeray.dataset.store.reader import Store
 
 process = LoaderProcess(partial(prepare_batch, Store(sys.argv[1]), PreparationSettings(200, 1, True, None)))
 process.request(0, np.arange(5))

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import DataError
-from dataset.batches.plan import EpochPlan, micro_batches, plan_epoch, ramp_of
+from esmeray.common.errors import DataError
+from esmeray.dataset.batches.plan import EpochPlan, micro_batches, plan_epoch, ramp_of
 
 BUDGET = 1024
 

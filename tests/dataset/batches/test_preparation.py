@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataset.batches.preparation import (
+from esmeray.dataset.batches.preparation import (
     NO_TARGET,
     PreparationSettings,
     crop_starts,
@@ -13,8 +13,8 @@ from dataset.batches.preparation import (
     prepare_batch,
     residue_targets,
 )
-from dataset.tokens.esm import CLS, EOS, MASK, STANDARD_RESIDUES, cumulative_lengths, encode
-from train_config.schema import MaskedLMSection
+from esmeray.dataset.tokens.esm import CLS, EOS, MASK, STANDARD_RESIDUES, cumulative_lengths, encode
+from esmeray.train_config.schema import MaskedLMSection
 
 SHARES = MaskedLMSection()
 sequences = st.lists(st.text(alphabet="ACDEFGHIKLMNPQRSTVWYXBUZO", min_size=1, max_size=50), min_size=1, max_size=8)

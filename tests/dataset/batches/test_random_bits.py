@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from dataset.batches.random_bits import keyed_bits, positional_bits, splitmix64, threshold
+from esmeray.dataset.batches.random_bits import keyed_bits, positional_bits, splitmix64, threshold
 
 numbers = st.integers(0, 2**63 - 1)
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from common.errors import DataError
-from dataset.embeddings.cache import FeatureStore, bound_cache, merge_shards, write_shard
+from esmeray.common.errors import DataError
+from esmeray.dataset.embeddings.cache import FeatureStore, bound_cache, merge_shards, write_shard
 from tests.damage import refuse_silence
 
 KEYS = np.array([[7, 1], [2**64 - 1, 2], [3, 2**64 - 1]], dtype=np.uint64)

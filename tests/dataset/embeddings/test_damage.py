@@ -12,12 +12,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from common.errors import DataError
-from common.publishing import MADE_FILE, made_folder
-from dataset.embeddings.arrays import open_arrays, write_arrays
-from dataset.embeddings.formats.registry import FORMATS
-from dataset.embeddings.manifest import INDEX_FILE, MANIFEST_FILE, EmbeddingsManifest, OutputManifest, write_manifest
-from dataset.embeddings.reader import open_embeddings
+from esmeray.common.errors import DataError
+from esmeray.common.publishing import MADE_FILE, made_folder
+from esmeray.dataset.embeddings.arrays import open_arrays, write_arrays
+from esmeray.dataset.embeddings.formats.registry import FORMATS
+from esmeray.dataset.embeddings.manifest import (
+    INDEX_FILE,
+    MANIFEST_FILE,
+    EmbeddingsManifest,
+    OutputManifest,
+    write_manifest,
+)
+from esmeray.dataset.embeddings.reader import open_embeddings
 from tests.damage import flipped, refuse_silence
 from tests.embeddings import make_embeddings, random_vectors
 

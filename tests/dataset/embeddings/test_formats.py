@@ -17,13 +17,13 @@ import pytest
 from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_torch_file
 
-from common.errors import ConfigError, DataError
-from dataset.embeddings.arrays import as_float32, open_arrays, quantized, scales_of, write_arrays
-from dataset.embeddings.formats.base import Append, Block, Format, Rows
-from dataset.embeddings.formats.hdf5 import biotrainer_key, check_ids, hdf5_key
-from dataset.embeddings.formats.registry import FORMATS
-from dataset.embeddings.joining import join
-from dataset.embeddings.manifest import (
+from esmeray.common.errors import ConfigError, DataError
+from esmeray.dataset.embeddings.arrays import as_float32, open_arrays, quantized, scales_of, write_arrays
+from esmeray.dataset.embeddings.formats.base import Append, Block, Format, Rows
+from esmeray.dataset.embeddings.formats.hdf5 import biotrainer_key, check_ids, hdf5_key
+from esmeray.dataset.embeddings.formats.registry import FORMATS
+from esmeray.dataset.embeddings.joining import join
+from esmeray.dataset.embeddings.manifest import (
     MANIFEST_FILE,
     EmbeddingsManifest,
     Index,
@@ -31,8 +31,8 @@ from dataset.embeddings.manifest import (
     write_index,
     write_manifest,
 )
-from dataset.embeddings.reader import open_embeddings
-from inference.embedding.job import estimate, run_job
+from esmeray.dataset.embeddings.reader import open_embeddings
+from esmeray.inference.embedding.job import estimate, run_job
 from tests.inference.embedding.jobs import replace, request
 
 IDS = ["sp|P1|A", "a/b", "c:1", "d"]
@@ -192,7 +192,7 @@ class CsvRows(Rows):
 def test_a_new_format_is_one_class_and_a_line_of_the_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Embedding, its estimate and joining take it by its name alone (docs/design.md, "A new format")."""
     monkeypatch.setitem(FORMATS, "csv", Csv())
-    monkeypatch.setattr("inference.embedding.job.MEASURED_S", 0.05)
+    monkeypatch.setattr("esmeray.inference.embedding.job.MEASURED_S", 0.05)
     job = request(tmp_path, outputs=["mean", "residues"])
     run_job(job)
     wanted = open_embeddings(job.output)[:]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataset.fasta.alphabet import STORE_BYTES, bad_to_x, clean
+from esmeray.dataset.fasta.alphabet import STORE_BYTES, bad_to_x, clean
 
 
 @given(st.binary(max_size=50))

@@ -11,15 +11,15 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import DataError
-from dataset.fasta import kernel as fasta_kernel
-from dataset.fasta import read_ahead
-from dataset.fasta import reader as fasta
-from dataset.fasta.kernel import HashSet64, Kernel, PlainFasta, load_kernel
-from dataset.fasta.reader import MAX_RESIDUES, FastaSource
-from dataset.fasta.records import Records
-from dataset.store.conversion import convert
-from train_config.schema import IngestSection
+from esmeray.common.errors import DataError
+from esmeray.dataset.fasta import kernel as fasta_kernel
+from esmeray.dataset.fasta import read_ahead
+from esmeray.dataset.fasta import reader as fasta
+from esmeray.dataset.fasta.kernel import HashSet64, Kernel, PlainFasta, load_kernel
+from esmeray.dataset.fasta.reader import MAX_RESIDUES, FastaSource
+from esmeray.dataset.fasta.records import Records
+from esmeray.dataset.store.conversion import convert
+from esmeray.train_config.schema import IngestSection
 
 plain_header = st.text("ab |>#.:", max_size=8)
 plain_line = st.text("MKV*-x>J", min_size=1, max_size=12)

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from xopen import xopen
 
-from common.errors import DataError
-from dataset.fasta import reader as fasta
-from dataset.fasta.reader import FastaSource, find_files
+from esmeray.common.errors import DataError
+from esmeray.dataset.fasta import reader as fasta
+from esmeray.dataset.fasta.reader import FastaSource, find_files
 
 TWO = b">a first\nMKV\nLLA\n>b\nACDEF\n"
 

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataset.fasta.records import Records
+from esmeray.dataset.fasta.records import Records
 
 texts = st.text("abMK |", max_size=8).map(lambda text: text.strip().encode())
 records = st.lists(st.tuples(texts, texts), max_size=8)

@@ -10,19 +10,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.errors import ConfigError, DataError
-from dataset.batches.splitting import split_records
-from dataset.labels import conversion as labelled_conversion
-from dataset.labels.conversion import ensure_labelled_store
-from dataset.labels.labelled_file import read_labelled
-from dataset.labels.store import LabelledStore
-from dataset.store import writer as store_writer
+from esmeray.common.errors import ConfigError, DataError
+from esmeray.dataset.batches.splitting import split_records
+from esmeray.dataset.labels import conversion as labelled_conversion
+from esmeray.dataset.labels.conversion import ensure_labelled_store
+from esmeray.dataset.labels.labelled_file import read_labelled
+from esmeray.dataset.labels.store import LabelledStore
+from esmeray.dataset.store import writer as store_writer
+from esmeray.train_config.classifier_schema import LabelsSection, TokenizerSection
+from esmeray.train_config.schema import DataSection, IngestSection
 from tests.dataset.interrupting import interrupted_at
 from tests.dataset.labelled_stores import PROTEINS, TEXT, data_of, made, proteins
 from tests.dataset.labels.test_labelled_file import LOCATION, write_table
 from tests.dataset.store_fixtures import write_fasta
-from train_config.classifier_schema import LabelsSection, TokenizerSection
-from train_config.schema import DataSection, IngestSection
 
 
 def refusal(data: DataSection, root: Path, error: type[Exception] = DataError, **settings) -> str:

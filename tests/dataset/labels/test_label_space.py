@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import DataError
-from dataset.labels.label_space import LabelSpace, UnseenLabelError
-from dataset.targets import IGNORED_TARGET
+from esmeray.common.errors import DataError
+from esmeray.dataset.labels.label_space import LabelSpace, UnseenLabelError
+from esmeray.dataset.targets import IGNORED_TARGET
 
 names = st.text(min_size=1, max_size=8)
 several_names = st.lists(names, min_size=2, max_size=30).filter(lambda labels: len(set(labels)) > 1)

@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import strategies as st
 
-from common.errors import ConfigError, DataError
-from dataset.labels.labelled_file import LabelledRecords, find_labelled_files, read_labelled
+from esmeray.common.errors import ConfigError, DataError
+from esmeray.dataset.labels.labelled_file import LabelledRecords, find_labelled_files, read_labelled
+from esmeray.train_config.classifier_schema import LabelsSection, TokenizerSection
+from esmeray.train_config.schema import IngestSection, SampleSection
 from tests.dataset.store_fixtures import write_fasta
-from train_config.classifier_schema import LabelsSection, TokenizerSection
-from train_config.schema import IngestSection, SampleSection
 
 LOCATION = r"^\S+ (?P<label>.+?)-[MSU]\b"
 INGEST = {"duplicate_ids", "bad_characters", "empty_sequences"}

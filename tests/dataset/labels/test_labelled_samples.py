@@ -9,7 +9,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import Normalizer
 
-from dataset.labels.samples import located_records, message_records
+from esmeray.dataset.labels.samples import located_records, message_records
 
 
 @pytest.fixture(scope="module")

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import ConfigError, DataError
-from dataset.labels.conversion import ensure_labelled_store
-from dataset.labels.labelled_file import LabelledRecords
+from esmeray.common.errors import ConfigError, DataError
+from esmeray.dataset.labels.conversion import ensure_labelled_store
+from esmeray.dataset.labels.labelled_file import LabelledRecords
+from esmeray.train_config.classifier_schema import LabelsSection, TokenizerSection
 from tests.dataset.labelled_stores import data_of, made
 from tests.dataset.labels.test_labelled_file import counted, read, refusal
 from tests.dataset.store_fixtures import write_fasta
-from train_config.classifier_schema import LabelsSection, TokenizerSection
 
 SEQUENCES = [("a", "MKV"), ("b", "MKLA"), ("c", "MK*")]
 LABELS = [("b SET=train VALIDATION=True", "HHEC"), ("a SET=train VALIDATION=False", "CHE"), ("c SET=test", "EE")]

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import DataError
-from dataset.labels.store import LabelledStore
+from esmeray.common.errors import DataError
+from esmeray.dataset.labels.store import LabelledStore
 from tests.dataset.labelled_stores import TEXT, data_of, made, proteins
 from tests.dataset.labels.test_labelled_file import write_table
 

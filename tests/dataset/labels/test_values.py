@@ -2,9 +2,9 @@
 
 import pytest
 
-from common.errors import DataError
-from dataset.labels.label_space import LabelSpace
-from dataset.labels.values import read_label_weights
+from esmeray.common.errors import DataError
+from esmeray.dataset.labels.label_space import LabelSpace
+from esmeray.dataset.labels.values import read_label_weights
 
 SPACE = LabelSpace("multilabel", ("GO:1", "GO:2", "GO:3"))
 

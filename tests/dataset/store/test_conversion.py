@@ -13,30 +13,30 @@ from pathlib import Path
 import dnaio
 import pytest
 
-from common import background_thread
-from common.errors import ConfigError, DataError
-from common.progress import ConversionProgress
-from dataset.fasta import read_ahead
-from dataset.fasta.counts import IngestCounts
-from dataset.fasta.records import Lines, hashes_of, lengths_of
-from dataset.store import writer as store_writer
-from dataset.store.conversion import convert, ensure_store
-from dataset.store.format import DATA_FILE, MANIFEST_FILE, TEXT_ALPHABET
-from dataset.store.ingest import CleanBlock
-from dataset.store.reader import Store
-from dataset.store.sample import sample_records
-from dataset.store.writer import StoreWriter
+from esmeray.common import background_thread
+from esmeray.common.errors import ConfigError, DataError
+from esmeray.common.progress import ConversionProgress
+from esmeray.dataset.fasta import read_ahead
+from esmeray.dataset.fasta.counts import IngestCounts
+from esmeray.dataset.fasta.records import Lines, hashes_of, lengths_of
+from esmeray.dataset.store import writer as store_writer
+from esmeray.dataset.store.conversion import convert, ensure_store
+from esmeray.dataset.store.format import DATA_FILE, MANIFEST_FILE, TEXT_ALPHABET
+from esmeray.dataset.store.ingest import CleanBlock
+from esmeray.dataset.store.reader import Store
+from esmeray.dataset.store.sample import sample_records
+from esmeray.dataset.store.writer import StoreWriter
+from esmeray.train_config.schema import DataSection, IngestSection, SampleSection
 from tests.conftest import REPOSITORY
 from tests.dataset.interrupting import interrupted_at
 from tests.dataset.store_fixtures import write_fasta
-from train_config.schema import DataSection, IngestSection, SampleSection
 
 KILL_TEN_TIMES = """
 import os, random, shutil, signal, sys, time
 from pathlib import Path
-from dataset.store.conversion import convert
-from dataset.store.reader import Store
-from train_config.schema import IngestSection
+from esmeray.dataset.store.conversion import convert
+from esmeray.dataset.store.reader import Store
+from esmeray.train_config.schema import IngestSection
 
 source, folder = sys.argv[1], Path(sys.argv[2])
 slow = lambda progress: time.sleep(0.01)  # a batch of this source takes less than that to convert
@@ -269,8 +269,8 @@ def test_a_damaged_store_is_refused_when_a_run_wants_it(tmp_path):
 
 def test_two_runs_that_prepare_one_store_at_once_both_get_it(tmp_path):
     script = (
-        "import sys; from pathlib import Path; from dataset.store.conversion import ensure_store;"
-        "from train_config.schema import DataSection; print(ensure_store(DataSection(), Path(sys.argv[1])))"
+        "import sys; from pathlib import Path; from esmeray.dataset.store.conversion import ensure_store;"
+        "from esmeray.train_config.schema import DataSection; print(ensure_store(DataSection(), Path(sys.argv[1])))"
     )
     command = [sys.executable, "-c", script, str(tmp_path)]
     running = [subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) for _ in range(2)]

@@ -6,9 +6,9 @@ import zlib
 
 import pytest
 
-from common.errors import DataError
-from dataset.store.format import FORMAT_VERSION, HEADER_BYTES, Kind, frame, signed_json, unframe
-from dataset.store.reader import Store
+from esmeray.common.errors import DataError
+from esmeray.dataset.store.format import FORMAT_VERSION, HEADER_BYTES, Kind, frame, signed_json, unframe
+from esmeray.dataset.store.reader import Store
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 64, 5000, 100_001])

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import xxhash
 
-from common.errors import DataError
-from dataset.fasta.reader import RecordBatch
-from dataset.fasta.records import Records
-from dataset.store.ingest import CleanBlock, Ingest
-from train_config.schema import IngestSection
+from esmeray.common.errors import DataError
+from esmeray.dataset.fasta.reader import RecordBatch
+from esmeray.dataset.fasta.records import Records
+from esmeray.dataset.store.ingest import CleanBlock, Ingest
+from esmeray.train_config.schema import IngestSection
 
 
 def batch(*records: tuple[str, str]) -> RecordBatch:

@@ -16,18 +16,18 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import DataError, ResourceError
-from dataset.store import reader
-from dataset.store.format import DATA_FILE, MANIFEST_FILE
-from dataset.store.reader import Store, stage_once, stage_store
+from esmeray.common.errors import DataError, ResourceError
+from esmeray.dataset.store import reader
+from esmeray.dataset.store.format import DATA_FILE, MANIFEST_FILE
+from esmeray.dataset.store.reader import Store, stage_once, stage_store
 from tests.conftest import REPOSITORY
 from tests.dataset.store_fixtures import make_store
 
 READ_ALL = """
 import sys
 from pathlib import Path
-from dataset.store.reader import Store
-from common.errors import DataError
+from esmeray.dataset.store.reader import Store
+from esmeray.common.errors import DataError
 
 data_file, verify = Path(sys.argv[1]) / "data.mdb", sys.argv[2]
 clean = data_file.read_bytes()
@@ -221,8 +221,8 @@ def test_the_checksum_is_of_the_content_alone(tmp_path, sample, pristine_store):
     # Another file name, layout and map, the same records.
     lines = [f">{name} described\r\n{sequence[:40]}\r\n{sequence[40:]}\r\n" for name, sequence in sample]
     (tmp_path / "other.fasta").write_bytes("".join(lines).encode())
-    from dataset.store.conversion import convert
-    from train_config.schema import IngestSection
+    from esmeray.dataset.store.conversion import convert
+    from esmeray.train_config.schema import IngestSection
 
     convert([str(tmp_path / "other.fasta")], tmp_path / "same", IngestSection())
     other = make_store(tmp_path, [*sample[:-1], (sample[-1][0], sample[-1][1] + "A")])

@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 
-from dataset.store.sample import sample_records
+from esmeray.dataset.store.sample import sample_records
 
 
 @pytest.fixture(scope="module")

@@ -5,16 +5,16 @@ import sys
 
 import pytest
 
-from dataset.store import writer as store_writer
-from dataset.store.format import DATA_FILE
-from dataset.store.reader import Store
+from esmeray.dataset.store import writer as store_writer
+from esmeray.dataset.store.format import DATA_FILE
+from esmeray.dataset.store.reader import Store
 from tests.conftest import REPOSITORY
 from tests.dataset.store_fixtures import make_store, write_fasta
 
 FILE_SIZE_LIMIT = """
 import resource, sys
-from tools.__main__ import main
-from common.command_line import run
+from esmeray.tools.__main__ import main
+from esmeray.common.command_line import run
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
 sys.exit(run(main, sys.argv[2:]))

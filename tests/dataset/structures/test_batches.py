@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from dataset.packed_batch import PackedBatch
-from dataset.structures.batches import StructureSource
-from dataset.structures.store import StructureStore
-from dataset.targets import IGNORED_TARGET
-from dataset.tokens.esm import MASK
+from esmeray.dataset.packed_batch import PackedBatch
+from esmeray.dataset.structures.batches import StructureSource
+from esmeray.dataset.structures.store import StructureStore
+from esmeray.dataset.targets import IGNORED_TARGET
+from esmeray.dataset.tokens.esm import MASK
+from esmeray.train_config.diffusion_schema import DiffusionSection
 from tests.structures import structure_store
-from train_config.diffusion_schema import DiffusionSection
 
 RECORDS = np.arange(12)
 

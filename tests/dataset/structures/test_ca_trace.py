@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
-from dataset.structures.ca_trace import completed
-from dataset.structures.files import read_structures
-from dataset.structures.store import StructureCounts
+from esmeray.dataset.structures.ca_trace import completed
+from esmeray.dataset.structures.files import read_structures
+from esmeray.dataset.structures.store import StructureCounts
 from tests.structures import EACH, folds, pdb_lines, write_pdb
 
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from common.errors import ConfigError, DataError
-from dataset.structures.conversion import convert_structures, ensure_structure_store
-from dataset.structures.predictions import Predicted, PredictedStructures, keep
-from dataset.structures.store import ARRAYS_FILE, StructureStore
+from esmeray.common.errors import ConfigError, DataError
+from esmeray.dataset.structures.conversion import convert_structures, ensure_structure_store
+from esmeray.dataset.structures.predictions import Predicted, PredictedStructures, keep
+from esmeray.dataset.structures.store import ARRAYS_FILE, StructureStore
+from esmeray.train_config.schema import DataSection
 from tests.structures import folds, pdb_lines, structure_store, write_pdb
-from train_config.schema import DataSection
 
 
 def test_a_store_holds_what_the_files_do(tmp_path: Path):

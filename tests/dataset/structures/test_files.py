@@ -8,10 +8,10 @@ import msgpack
 import numpy as np
 import pytest
 
-from common.errors import DataError
-from dataset.structures import files
-from dataset.structures.files import read_structures
-from dataset.structures.store import Structure, StructureCounts
+from esmeray.common.errors import DataError
+from esmeray.dataset.structures import files
+from esmeray.dataset.structures.files import read_structures
+from esmeray.dataset.structures.store import Structure, StructureCounts
 from tests.structures import EACH, folds, pdb_lines, write_pdb
 
 FOLD = folds(1)[0]

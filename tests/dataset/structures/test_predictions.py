@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataset.embeddings import cache
-from dataset.embeddings.cache import write_shard
-from dataset.structures.predictions import PredictedStructures
+from esmeray.dataset.embeddings import cache
+from esmeray.dataset.embeddings.cache import write_shard
+from esmeray.dataset.structures.predictions import PredictedStructures
 
 KEYS = np.array([[3, 1], [7, 2]], dtype=np.uint64)
 

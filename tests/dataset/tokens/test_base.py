@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from common.errors import ConfigError, ResourceError
-from dataset.fasta.alphabet import AMINO_ACIDS, STORE_ALPHABET
-from dataset.tokens.base import (
+from esmeray.common.errors import ConfigError, ResourceError
+from esmeray.dataset.fasta.alphabet import AMINO_ACIDS, STORE_ALPHABET
+from esmeray.dataset.tokens.base import (
     EsmSequenceTokenizer,
     HuggingFaceTokenizer,
     SequenceTokenizer,
@@ -24,8 +24,8 @@ from dataset.tokens.base import (
     open_tokenizer,
     train_bpe,
 )
+from esmeray.train_config.classifier_schema import TokenizerSection
 from tests.dataset.tokenizer_folders import FOR_PROTEINS, FOR_TEXT, PROTEINS, TEXTS, ankh, bert, esm, prot_bert
-from train_config.classifier_schema import TokenizerSection
 
 
 def whole(tokenizer: SequenceTokenizer, texts: list[str]) -> list[list[int]]:
@@ -133,7 +133,7 @@ def test_autotokenizer_opens_a_trained_tokenizer_beside_any_model(trained, model
 def test_the_same_texts_train_the_same_tokenizer_in_any_process_without_torch_or_transformers(trained):
     program = (
         "import sys, dataset.tokens.token_store; print({'torch', 'transformers', 'tokenizers'} & set(sys.modules)); "
-        "from tests.dataset.tokenizer_folders import TEXTS; from dataset.tokens.base import train_bpe; "
+        "from tests.dataset.tokenizer_folders import TEXTS; from esmeray.dataset.tokens.base import train_bpe; "
         "print(train_bpe(TEXTS * 5, 400).fingerprint)"
     )
     other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

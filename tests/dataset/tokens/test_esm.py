@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import EsmTokenizer
 
-from common.errors import DataError
-from dataset.tokens.esm import (
+from esmeray.common.errors import DataError
+from esmeray.dataset.tokens.esm import (
     CLS,
     EOS,
     LAST_RESIDUE,

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.errors import DataError
-from dataset.store.reader import Store
-from dataset.tokens.base import EsmSequenceTokenizer, HuggingFaceTokenizer, train_bpe
-from dataset.tokens.token_store import LENGTHS_FILE, MANIFEST_FILE, TOKENS_FILE, TokenStore, ensure_tokens
+from esmeray.common.errors import DataError
+from esmeray.dataset.store.reader import Store
+from esmeray.dataset.tokens.base import EsmSequenceTokenizer, HuggingFaceTokenizer, train_bpe
+from esmeray.dataset.tokens.token_store import LENGTHS_FILE, MANIFEST_FILE, TOKENS_FILE, TokenStore, ensure_tokens
 from tests.dataset.store_fixtures import make_store
 
 ESM = EsmSequenceTokenizer()
@@ -49,7 +49,7 @@ def test_tokens_are_those_of_the_tokenizer(store, byte_pairs, tmp_path):
 
 def test_many_blocks_are_the_same_as_one(store, tmp_path, monkeypatch):
     whole = ensure_tokens(store, ESM, tmp_path / "whole")
-    monkeypatch.setattr("dataset.tokens.token_store._BLOCK_BYTES", 12)
+    monkeypatch.setattr("esmeray.dataset.tokens.token_store._BLOCK_BYTES", 12)
     seen: list[tuple[int, int]] = []
     pieces = ensure_tokens(store, ESM, tmp_path / "pieces", lambda p: seen.append((p.records, p.bytes_read)))
     assert all_pieces(pieces) == all_pieces(whole)

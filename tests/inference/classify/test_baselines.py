@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from dataset.fasta.alphabet import AMINO_ACIDS
-from dataset.targets import IGNORED_TARGET
-from inference.classify.baselines import baselines
-from model.metrics.classification import classification_metrics
+from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
+from esmeray.dataset.targets import IGNORED_TARGET
+from esmeray.inference.classify.baselines import baselines
+from esmeray.model.metrics.classification import classification_metrics
 
 LOGISTIC = "logistic regression on composition"
 

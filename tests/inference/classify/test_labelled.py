@@ -1,8 +1,8 @@
 import pytest
 
-from inference.classify.labelled import TextStream
-from train_config.classifier_schema import LabelsSection, TokenizerSection
-from train_config.schema import IngestSection
+from esmeray.inference.classify.labelled import TextStream
+from esmeray.train_config.classifier_schema import LabelsSection, TokenizerSection
+from esmeray.train_config.schema import IngestSection
 
 
 def stream(*paths, labels=None, **ingest) -> TextStream:

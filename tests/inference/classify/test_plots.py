@@ -5,9 +5,15 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from sklearn import metrics
 
-from dataset.targets import IGNORED_TARGET
-from inference.classify import plots
-from inference.classify.plots import draw_confusion, draw_predictions, draw_reliability, draw_roc_pr, ranking_curves
+from esmeray.dataset.targets import IGNORED_TARGET
+from esmeray.inference.classify import plots
+from esmeray.inference.classify.plots import (
+    draw_confusion,
+    draw_predictions,
+    draw_reliability,
+    draw_roc_pr,
+    ranking_curves,
+)
 
 
 def case(rows=300, classes=5, seed=0):

@@ -5,10 +5,10 @@ import re
 import numpy as np
 import pytest
 
-from dataset.labels.label_space import LabelSpace
-from dataset.targets import IGNORED_TARGET
-from inference.classify.report import Scored, evaluation_of, write_report
-from model.metrics.classification import bootstrap_intervals, classification_metrics
+from esmeray.dataset.labels.label_space import LabelSpace
+from esmeray.dataset.targets import IGNORED_TARGET
+from esmeray.inference.classify.report import Scored, evaluation_of, write_report
+from esmeray.model.metrics.classification import bootstrap_intervals, classification_metrics
 
 SPACE = LabelSpace("multiclass", ("cytoplasm", "mem|brane", "nucleus"))
 IDS = [f"P{index:05d}" for index in range(60)]

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from inference.design.evaluation import elements_of, evaluate_designs, structures_of_store
-from inference.design.sampling import Request, generate
-from inference.design.scoring import log_likelihoods, recovery
+from esmeray.inference.design.evaluation import elements_of, evaluate_designs, structures_of_store
+from esmeray.inference.design.sampling import Request, generate
+from esmeray.inference.design.scoring import log_likelihoods, recovery
 from tests.model.tasks.test_diffusion import trained
 from tests.structures import structure_store
 
@@ -34,7 +34,7 @@ def test_metrics_are_those_of_the_likeliest_designs(tmp_path: Path):
 
 
 def test_ideal_helices_and_strands_are_found():
-    from dataset.structures.sample import HELIX, LOOP, STRAND, _fold
+    from esmeray.dataset.structures.sample import HELIX, LOOP, STRAND, _fold
 
     agree = []
     for number in range(12):

@@ -6,10 +6,10 @@ import numpy as np
 from matplotlib.colors import same_color
 from matplotlib.figure import Figure
 
-from common.figure_style import GREY
-from dataset.fasta.alphabet import AMINO_ACIDS
-from inference.design.report import draw_logo
-from inference.design.sampling import Design
+from esmeray.common.figure_style import GREY
+from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
+from esmeray.inference.design.report import draw_logo
+from esmeray.inference.design.sampling import Design
 
 
 def designs_of(*texts: str) -> list[Design]:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from dataset.fasta.alphabet import AMINO_ACIDS
-from inference.design.sampling import Design, Request, amino_acid_logits, generate, structure_batch
-from inference.design.scoring import log_likelihoods, recovery
+from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
+from esmeray.inference.design.sampling import Design, Request, amino_acid_logits, generate, structure_batch
+from esmeray.inference.design.scoring import log_likelihoods, recovery
 from tests.model.tasks.test_diffusion import trained
 from tests.structures import folds
 

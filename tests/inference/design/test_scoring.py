@@ -4,14 +4,14 @@ import biotite.sequence as seq
 import pytest
 from biotite.sequence.align import SubstitutionMatrix, align_optimal
 
-from alignment.scoring import scoring
-from alignment.search import Search
-from dataset.fasta.alphabet import AMINO_ACIDS
-from dataset.store.conversion import convert
-from dataset.store.reader import Store
-from inference.design.scoring import nearest
+from esmeray.alignment.scoring import scoring
+from esmeray.alignment.search import Search
+from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
+from esmeray.dataset.store.conversion import convert
+from esmeray.dataset.store.reader import Store
+from esmeray.inference.design.scoring import nearest
+from esmeray.train_config.schema import IngestSection
 from tests.model.support import random_sequences
-from train_config.schema import IngestSection
 
 KNOWN = random_sequences([80, 300, 41, 120])
 

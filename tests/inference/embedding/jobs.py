@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-from dataset.embeddings.reader import open_embeddings
-from model.backbones.loading import quiet_transformers
+from esmeray.dataset.embeddings.reader import open_embeddings
+from esmeray.model.backbones.loading import quiet_transformers
+from esmeray.train_config.embed_schema import EmbedJobSection
 from tests.dataset.tokenizer_folders import esm
 from tests.model.small_models import save_small_model
 from tests.model.support import random_sequences
-from train_config.embed_schema import EmbedJobSection
 
 LENGTHS = [5, 40, 12, 40, 1, 77, 30, 9, 21, 33, 16, 8]
 

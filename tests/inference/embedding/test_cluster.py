@@ -8,12 +8,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from common.errors import DataError
-from inference.embedding.job import run_job
-from inference.embedding.shard_files import ShardFiles
+from esmeray.common.errors import DataError
+from esmeray.inference.embedding.job import run_job
+from esmeray.inference.embedding.shard_files import ShardFiles
+from esmeray.train_config.schema import RaySection
 from tests.inference.embedding.jobs import final_bytes, partial, replace, request
 from tests.model.support import random_sequences
-from train_config.schema import RaySection
 
 pytestmark = pytest.mark.slow
 

@@ -13,15 +13,16 @@ import numpy as np
 import pytest
 import torch
 
-from common.errors import ConfigError, DataError, EsmerayError, ResourceError
-from dataset.embeddings.manifest import read_manifest
-from dataset.embeddings.reader import open_embeddings
-from dataset.store.conversion import convert
-from inference.embedding.assembly import Assembly
-from inference.embedding.job import run_job
-from inference.embedding.shard_files import ShardFiles
-from inference.embedding.worker import ShardWorker
-from inference.models.model import Model
+from esmeray.common.errors import ConfigError, DataError, EsmerayError, ResourceError
+from esmeray.dataset.embeddings.manifest import read_manifest
+from esmeray.dataset.embeddings.reader import open_embeddings
+from esmeray.dataset.store.conversion import convert
+from esmeray.inference.embedding.assembly import Assembly
+from esmeray.inference.embedding.job import run_job
+from esmeray.inference.embedding.shard_files import ShardFiles
+from esmeray.inference.embedding.worker import ShardWorker
+from esmeray.inference.models.model import Model
+from esmeray.train_config.schema import IngestSection
 from tests.conftest import REPOSITORY
 from tests.damage import flipped
 from tests.inference.embedding.jobs import (
@@ -35,7 +36,6 @@ from tests.inference.embedding.jobs import (
 )
 from tests.inference.models.opened import opened, rows_of
 from tests.model.support import random_sequences
-from train_config.schema import IngestSection
 
 
 def expected(folder: Path, sequences: list[str], output: str = "mean") -> list[np.ndarray]:
@@ -333,7 +333,7 @@ def test_a_killed_process_resumes_to_the_same_bytes(tmp_path: Path):
     job = request(tmp_path, sequences=sequences)
     options = f"--embed.models {tmp_path / 'model'} --embed.input {tmp_path / 'proteins.fasta'} --embed.device cpu "
     options += "--embed.precision fp32 --embed.shard_tokens 500 --embed.output"
-    command = [sys.executable, "-m", "tools", "embed", "run", *options.split()]
+    command = [sys.executable, "-m", "esmeray.tools", "embed", "run", *options.split()]
     subprocess.run([*command, tmp_path / "whole"], cwd=REPOSITORY, check=True, capture_output=True)
     process = subprocess.Popen([*command, job.output], cwd=REPOSITORY, stderr=subprocess.DEVNULL)
     while process.poll() is None and len(list(partial(job).glob("model/rows/*"))) < 2:

@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import EsmFold2Model
 
-from common.errors import ConfigError
-from dataset.structures.predictions import PredictedStructures, keys
-from inference.folding import job
-from inference.folding.job import Folder, FoldingSettings, actors, predict_structures
-from inference.folding.predictors import predictor
+from esmeray.common.errors import ConfigError
+from esmeray.dataset.structures.predictions import PredictedStructures, keys
+from esmeray.inference.folding import job
+from esmeray.inference.folding.job import Folder, FoldingSettings, actors, predict_structures
+from esmeray.inference.folding.predictors import predictor
 from tests.model.support import random_sequences
 
 SEQUENCES = random_sequences([12, 30, 30, 7, 21, 12])

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from inference.models.model import Model
-from inference.models.opening import open_model
+from esmeray.inference.models.model import Model
+from esmeray.inference.models.opening import open_model
 
 
 def opened(source: Path | str, **more: Any) -> Model:

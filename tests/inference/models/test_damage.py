@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from common.errors import DataError
-from common.publishing import MADE_FILE
-from model.export.backbone import export
+from esmeray.common.errors import DataError
+from esmeray.common.publishing import MADE_FILE
+from esmeray.model.export.backbone import export
 from tests.classifiers import export_tiny
 from tests.damage import flipped, refuse_silence
 from tests.inference.models.opened import opened, rows_of

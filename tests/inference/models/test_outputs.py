@@ -5,16 +5,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.errors import ConfigError
-from inference.embedding.job import run_job
-from inference.models import outputs
+from esmeray.common.errors import ConfigError
+from esmeray.inference.embedding.job import run_job
+from esmeray.inference.models import outputs
 from tests.inference.embedding.jobs import request, vectors
 from tests.inference.models.opened import opened, rows_of
 
 NEW_OUTPUT = '''"""The vector of the last residue."""
 
-from inference.models.kinds import OutputKind
-from model.tasks.pooling import last_token
+from esmeray.inference.models.kinds import OutputKind
+from esmeray.model.tasks.pooling import last_token
 
 KIND = OutputKind("last token", rows=lambda model, features_TD, packed: last_token(features_TD, packed.batch))
 '''

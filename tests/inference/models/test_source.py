@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import ConfigError, DataError
-from common.publishing import MADE_FILE
-from dataset.tokens.model_folder import local_folder
-from inference.models.source import ModelSource, exported_by, find_model
-from model.export.exported_folder import MODEL_FILE
+from esmeray.common.errors import ConfigError, DataError
+from esmeray.common.publishing import MADE_FILE
+from esmeray.dataset.tokens.model_folder import local_folder
+from esmeray.inference.models.source import ModelSource, exported_by, find_model
+from esmeray.model.export.exported_folder import MODEL_FILE
 from tests.classifiers import export_tiny
 from tests.inference.models.opened import opened
 

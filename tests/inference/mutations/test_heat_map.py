@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from dataset.fasta.alphabet import AMINO_ACIDS
-from inference.mutations.heat_map import draw_scan
-from inference.mutations.variants import Protein
+from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
+from esmeray.inference.mutations.heat_map import draw_scan
+from esmeray.inference.mutations.variants import Protein
 from tests.model.support import random_sequences
 
 (WILD,) = random_sequences([120])

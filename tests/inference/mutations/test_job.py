@@ -9,17 +9,17 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from common.errors import ConfigError, DataError
-from dataset.fasta.alphabet import AMINO_ACIDS
-from inference.mutations import job
-from inference.mutations.job import Scorer
-from inference.mutations.marginals import MaskedModel
-from inference.mutations.variants import Mutant, Protein
-from run_folder.job import Journal
+from esmeray.common.errors import ConfigError, DataError
+from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
+from esmeray.inference.mutations import job
+from esmeray.inference.mutations.job import Scorer
+from esmeray.inference.mutations.marginals import MaskedModel
+from esmeray.inference.mutations.variants import Mutant, Protein
+from esmeray.run_folder.job import Journal
+from esmeray.train_config.mutation_schema import MutationsSection
 from tests.dataset.tokenizer_folders import esm, esmc, prot_t5
 from tests.model.small_models import save_masked_lm, save_small_model
 from tests.model.support import random_sequences
-from train_config.mutation_schema import MutationsSection
 
 (WILD,) = random_sequences([23])
 PROTEIN = Protein(WILD)

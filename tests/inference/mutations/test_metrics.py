@@ -6,8 +6,8 @@ import pytest
 from scipy.stats import spearmanr
 from sklearn.metrics import matthews_corrcoef, ndcg_score, roc_auc_score
 
-from common.errors import DataError
-from inference.mutations.metrics import evaluation_of, mutation_metrics
+from esmeray.common.errors import DataError
+from esmeray.inference.mutations.metrics import evaluation_of, mutation_metrics
 
 PUBLISHED = {"deep_sequence": 0.776, "evmutation": 0.718, "esm1v_3": 0.645, "esm1v_5": 0.706, "esm1v_mean": 0.703}
 

@@ -4,10 +4,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from common.errors import ConfigError
-from inference.mutations.metrics import evaluation_of
-from inference.mutations.ridge import cross_validated, fit, folds, one_hot, with_composition
-from inference.mutations.variants import Mutant, Protein
+from esmeray.common.errors import ConfigError
+from esmeray.inference.mutations.metrics import evaluation_of
+from esmeray.inference.mutations.ridge import cross_validated, fit, folds, one_hot, with_composition
+from esmeray.inference.mutations.variants import Mutant, Protein
 from tests.model.support import random_sequences
 
 (WILD,) = random_sequences([30])

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataset.fasta.alphabet import AMINO_ACIDS
-from inference.mutations.variants import Mutant, Mutation, Protein
+from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
+from esmeray.inference.mutations.variants import Mutant, Mutation, Protein
 
 PROTEIN = Protein("MKTXAY", first=24)
 LETTERS = st.text(AMINO_ACIDS, min_size=1, max_size=12)

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from common import compiled_code
-from model.attention.cpu import cpu_attention, kernel_takes
-from model.backbones.esm2 import rotary_tables, rotate
+from esmeray.common import compiled_code
+from esmeray.model.attention.cpu import cpu_attention, kernel_takes
+from esmeray.model.backbones.esm2 import rotary_tables, rotate
 
 LENGTHS = [5, 1, 64, 130, 17, 16, 200]
 TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 8e-3}

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from model.attention.packed import packed_attention
+from esmeray.model.attention.packed import packed_attention
 from tests.model.support import assert_near, no_waiting
 
 
@@ -67,9 +67,9 @@ def test_the_flash_kernel_is_asked_for_the_same_attention(monkeypatch, causal):
     cu_seqlens = torch.tensor([0, 4, 9], dtype=torch.int32)
     expected = attend(q, k, v, cu_seqlens, scaling=0.5, is_causal=causal)
     with monkeypatch.context() as patch:
-        patch.setattr("model.attention.packed.varlen_attn", documented)
+        patch.setattr("esmeray.model.attention.packed.varlen_attn", documented)
         takes = iter([True, False])  # the packed call, then the one within the stand-in
-        patch.setattr("model.attention.packed._flash_takes", lambda *_: next(takes))
+        patch.setattr("esmeray.model.attention.packed._flash_takes", lambda *_: next(takes))
         assert torch.equal(attend(q, k, v, cu_seqlens, scaling=0.5, is_causal=causal), expected)
 
 

@@ -5,13 +5,13 @@ import copy
 import pytest
 import torch
 
-from common.errors import ConfigError
-from dataset.tokens.esm import pack_sequences
-from model.backbones.esm2 import EsmBackbone
-from model.backbones.loading import build_backbone, load_network
+from esmeray.common.errors import ConfigError
+from esmeray.dataset.tokens.esm import pack_sequences
+from esmeray.model.backbones.esm2 import EsmBackbone
+from esmeray.model.backbones.loading import build_backbone, load_network
+from esmeray.train_config.schema import BackboneSection
 from tests.model.small_models import save_masked_lm
 from tests.model.support import assert_near, masked_batch, random_sequences, segments
-from train_config.schema import BackboneSection
 
 LENGTHS = [40, 1, 7, 130, 2, 63]
 SHARES = [0.15, 0.0, 0.9, 0.3, 0.5, 0.0]

@@ -7,12 +7,12 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
-from common.errors import ConfigError, ResourceError
-from model.optimization import use_fp8
-from model.tasks.masked_lm import MaskedLM
+from esmeray.common.errors import ConfigError, ResourceError
+from esmeray.model.optimization import use_fp8
+from esmeray.model.tasks.masked_lm import MaskedLM
+from esmeray.train_config.schema import TrainingSection
+from esmeray.training.engine.engine import prepare_layers
 from tests.model.support import build_model, masked_batch, random_sequences, tiny_section
-from train_config.schema import TrainingSection
-from training.engine.engine import prepare_layers
 
 needs_torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed")
 

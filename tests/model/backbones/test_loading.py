@@ -13,11 +13,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, BertForMaskedLM, FNetConfig, FNetModel, T5ForConditionalGeneration
 
-from common.errors import ConfigError, DataError
-from dataset.tokens.base import open_tokenizer
-from dataset.tokens.esm import VOCABULARY, packed_from_tokens, sequence_lengths
-from model.backbones.huggingface import PaddedBackbone
-from model.backbones.loading import build_backbone
+from esmeray.common.errors import ConfigError, DataError
+from esmeray.dataset.tokens.base import open_tokenizer
+from esmeray.dataset.tokens.esm import VOCABULARY, packed_from_tokens, sequence_lengths
+from esmeray.model.backbones.huggingface import PaddedBackbone
+from esmeray.model.backbones.loading import build_backbone
+from esmeray.train_config.schema import BackboneSection
 from tests.dataset.tokenizer_folders import FOR_PROTEINS, PROTEINS, ankh
 from tests.model.small_models import (
     PAD,
@@ -29,7 +30,6 @@ from tests.model.small_models import (
     token_batch,
 )
 from tests.model.support import assert_near, segments
-from train_config.schema import BackboneSection
 
 SMALL = {"layers": 2, "hidden_size": 32, "heads": 4}
 

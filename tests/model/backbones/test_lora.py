@@ -5,14 +5,14 @@ import json
 import pytest
 import torch
 
-from common.errors import ConfigError, DataError
-from dataset.tokens.esm import pack_sequences
-from model.backbones.facts import chosen_layers, linear_layers
-from model.backbones.loading import build_backbone
-from model.backbones.lora import adapt, load_adapter, merge, merged_state, save_adapter
+from esmeray.common.errors import ConfigError, DataError
+from esmeray.dataset.tokens.esm import pack_sequences
+from esmeray.model.backbones.facts import chosen_layers, linear_layers
+from esmeray.model.backbones.loading import build_backbone
+from esmeray.model.backbones.lora import adapt, load_adapter, merge, merged_state, save_adapter
+from esmeray.train_config.classifier_schema import LoraSection
+from esmeray.train_config.schema import BackboneSection
 from tests.model.support import assert_near, random_sequences
-from train_config.classifier_schema import LoraSection
-from train_config.schema import BackboneSection
 
 SIZE = {"layers": 2, "hidden_size": 32, "heads": 4}
 BATCH = pack_sequences(random_sequences([12, 1, 40]))

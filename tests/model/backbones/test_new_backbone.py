@@ -6,11 +6,11 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel
 
-from common.errors import ConfigError
-from model.backbones import architectures
-from model.backbones.loading import build_backbone
+from esmeray.common.errors import ConfigError
+from esmeray.model.backbones import architectures
+from esmeray.model.backbones.loading import build_backbone
+from esmeray.train_config.schema import BackboneSection
 from tests.model.support import batch_of_lengths
-from train_config.schema import BackboneSection
 
 
 def test_new_backbone_is_one_line_and_attends_within_each_sequence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

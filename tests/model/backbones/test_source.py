@@ -2,10 +2,10 @@
 
 import pytest
 
-from common.errors import ConfigError, DataError, ResourceError
-from model.backbones.architectures import read_config
-from model.backbones.source import SIZES, config_folder, weights_folder
-from train_config.schema import BackboneSection
+from esmeray.common.errors import ConfigError, DataError, ResourceError
+from esmeray.model.backbones.architectures import read_config
+from esmeray.model.backbones.source import SIZES, config_folder, weights_folder
+from esmeray.train_config.schema import BackboneSection
 
 
 @pytest.mark.parametrize("name", SIZES)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from model.cost.flops import training_flops_per_token
+from esmeray.model.cost.flops import training_flops_per_token
 from tests.model.support import build_model
 from tests.runs import tiny_config
 

@@ -4,21 +4,21 @@ import json
 
 import pytest
 
-from dataset.labels.label_space import LabelSpace
-from dataset.tokens.base import EsmSequenceTokenizer
-from model.backbones.facts import backbone_facts, facts_of
-from model.backbones.loading import build_backbone
-from model.cost.memory import (
+from esmeray.dataset.labels.label_space import LabelSpace
+from esmeray.dataset.tokens.base import EsmSequenceTokenizer
+from esmeray.model.backbones.facts import backbone_facts, facts_of
+from esmeray.model.backbones.loading import build_backbone
+from esmeray.model.cost.memory import (
     count_autoencoder_parameters,
     count_classifier_parameters,
     count_masked_lm_parameters,
     estimate_memory,
 )
-from model.parameter_groups import layer_matrices
-from model.tasks.classifier import build_classifier
+from esmeray.model.parameter_groups import layer_matrices
+from esmeray.model.tasks.classifier import build_classifier
+from esmeray.train_config.schema import BackboneSection, ModelSection
 from tests.model.small_models import small_config
 from tests.model.support import build_model, tiny_section
-from train_config.schema import BackboneSection, ModelSection
 
 
 def counted(model):

@@ -10,12 +10,12 @@ import torch
 import transformers
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, EsmForMaskedLM, EsmTokenizer
 
-from common.errors import ConfigError, DataError, ResourceError
-from common.publishing import MADE_FILE
-from dataset.tokens.esm import encode
-from model.export.backbone import export
-from model.tasks.autoencoder import ESM2Autoencoder
-from model.tasks.normalization import FeatureStatistics
+from esmeray.common.errors import ConfigError, DataError, ResourceError
+from esmeray.common.publishing import MADE_FILE
+from esmeray.dataset.tokens.esm import encode
+from esmeray.model.export.backbone import export
+from esmeray.model.tasks.autoencoder import ESM2Autoencoder
+from esmeray.model.tasks.normalization import FeatureStatistics
 from tests.model.backbones.test_loading import Malicious
 from tests.model.support import assert_near, build_model, random_sequences, residue_batch, segments, tiny_section
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoTokenizer
 
-from common.errors import DataError
-from common.publishing import MADE_FILE
-from dataset.tokens.esm import packed_from_tokens
-from inference.classifier import ClassifierPipeline
-from model.export.classifier import export_classifier, load_classifier
+from esmeray.common.errors import DataError
+from esmeray.common.publishing import MADE_FILE
+from esmeray.dataset.tokens.esm import packed_from_tokens
+from esmeray.inference.classifier import ClassifierPipeline
+from esmeray.model.export.classifier import export_classifier, load_classifier
 from tests.classifiers import NAMES, TEXTS, classifier_config, export_tiny, tiny_classifier
 from tests.model.small_models import save_masked_lm
 from tests.model.support import assert_near, random_sequences

@@ -7,11 +7,11 @@ import sys
 import numpy as np
 import pytest
 
-from model.kernels.smith_waterman import LANES, SmithWaterman
+from esmeray.model.kernels.smith_waterman import LANES, SmithWaterman
 from tests.conftest import REPOSITORY
 
 parasail = pytest.importorskip("parasail")
-from alignment.scoring import Scoring, scoring  # noqa: E402 - it needs parasail
+from esmeray.alignment.scoring import Scoring, scoring  # noqa: E402 - it needs parasail
 
 LETTERS = np.frombuffer(b"ACDEFGHIKLMNPQRSTVWYBUZOX", np.uint8)
 CASES = [("BLOSUM62", 11, 1), ("BLOSUM45", 14, 2), ("PAM250", 5, 5), ("BLOSUM80", 0, 1)]
@@ -73,7 +73,7 @@ def test_scores_under_tritons_interpreter_are_those_of_parasail():
 
 def interpreted() -> None:
     """In a process of its own: Triton decides between interpreter and compiler when it is imported."""
-    from model.kernels.smith_waterman_triton import scores
+    from esmeray.model.kernels.smith_waterman_triton import scores
 
     targets = sequences([1, 30, 12, 25, *range(2, 2 + LANES)])
     for case in CASES[:2]:

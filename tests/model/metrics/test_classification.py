@@ -8,9 +8,14 @@ from hypothesis import strategies as st
 from scipy.stats import pearsonr, spearmanr
 from sklearn import metrics
 
-from common.errors import DivergenceError
-from dataset.targets import IGNORED_TARGET
-from model.metrics.classification import bootstrap_intervals, classification_metrics, confusion_matrix, metrics_of_each
+from esmeray.common.errors import DivergenceError
+from esmeray.dataset.targets import IGNORED_TARGET
+from esmeray.model.metrics.classification import (
+    bootstrap_intervals,
+    classification_metrics,
+    confusion_matrix,
+    metrics_of_each,
+)
 
 KINDS = ("multiclass", "binary", "multilabel", "regression", "per_residue")
 cases = given(

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from dataset.packed_batch import CHAINS, COORDINATES, LABELS, PackedBatch
-from inference.design.sampling import structure_batch
-from model.structures.encoder import StructureEncoder
-from model.structures.geometry import known_residues, nearest, residue_features
+from esmeray.dataset.packed_batch import CHAINS, COORDINATES, LABELS, PackedBatch
+from esmeray.inference.design.sampling import structure_batch
+from esmeray.model.structures.encoder import StructureEncoder
+from esmeray.model.structures.geometry import known_residues, nearest, residue_features
+from esmeray.train_config.diffusion_schema import StructureEncoderSection
 from tests.structures import folds
-from train_config.diffusion_schema import StructureEncoderSection
 
 FOLDS = folds(3)
 
@@ -25,7 +25,7 @@ def encoder(neighbours: int = 12) -> StructureEncoder:
 def packed(*structures) -> PackedBatch:
     """Structures end to end in one batch."""
 
-    from dataset.tokens.esm import pack_sequences
+    from esmeray.dataset.tokens.esm import pack_sequences
 
     alone = [structure_batch(each, [each.residues]) for each in structures]
     batch = pack_sequences([each.residues for each in structures])
@@ -70,7 +70,7 @@ def test_neighbours_are_the_nearest_residues_of_the_same_structure_with_coordina
     batch = batch.adding({COORDINATES: coordinates})
     known = known_residues(coordinates)
     ca = coordinates[:, 1].nan_to_num()
-    monkeypatch.setattr("model.structures.geometry._AT_ONCE", 1000)  # in many parts
+    monkeypatch.setattr("esmeray.model.structures.geometry._AT_ONCE", 1000)  # in many parts
     found = nearest(ca, known, batch, 6)
     apart = torch.cdist(ca.double(), ca.double())
     segments = batch.segment_ids()
@@ -83,13 +83,13 @@ def test_neighbours_are_the_nearest_residues_of_the_same_structure_with_coordina
 
 
 def test_torsions_are_those_that_the_fold_was_built_with():
-    from dataset.structures.sample import _built
+    from esmeray.dataset.structures.sample import _built
 
     random = np.random.default_rng(0)
     phi, psi = (np.radians(random.uniform(-180, 180, (1, 30))) for _ in range(2))
     atoms = torch.from_numpy(_built(phi, psi)[0]).float()
 
-    from dataset.structures.store import Structure
+    from esmeray.dataset.structures.store import Structure
 
     blank = np.zeros(30, np.int8)
     batch = packed(Structure("x", "A" * 30, atoms.numpy(), blank, blank, ("A",)))

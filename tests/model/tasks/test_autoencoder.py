@@ -6,10 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from common.errors import DataError
-from model.parameter_groups import parameter_groups
-from model.tasks.autoencoder import ESM2Autoencoder
-from model.tasks.normalization import FeatureStatistics
+from esmeray.common.errors import DataError
+from esmeray.model.parameter_groups import parameter_groups
+from esmeray.model.tasks.autoencoder import ESM2Autoencoder
+from esmeray.model.tasks.normalization import FeatureStatistics
+from esmeray.train_config.schema import AutoencoderSection
 from tests.model.support import (
     LETTERS,
     assert_near,
@@ -20,7 +21,6 @@ from tests.model.support import (
     tiny_section,
     without_targets,
 )
-from train_config.schema import AutoencoderSection
 
 
 def build(weights=None, *, frozen=True, normalised=True, hidden_sizes=(24, 8)) -> ESM2Autoencoder:

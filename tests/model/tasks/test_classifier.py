@@ -7,16 +7,16 @@ import pytest
 import torch
 from torch.nn import functional
 
-from common.errors import ConfigError
-from dataset.labels.label_space import LabelSpace
-from dataset.packed_batch import FEATURES, TARGETS, WEIGHTS, PackedBatch
-from dataset.targets import IGNORED_TARGET, has_target
-from dataset.tokens.esm import pack_sequences
-from model.backbones.loading import build_backbone
-from model.tasks.classifier import Classifier
-from model.tasks.classifier_settings import check_pooling
+from esmeray.common.errors import ConfigError
+from esmeray.dataset.labels.label_space import LabelSpace
+from esmeray.dataset.packed_batch import FEATURES, TARGETS, WEIGHTS, PackedBatch
+from esmeray.dataset.targets import IGNORED_TARGET, has_target
+from esmeray.dataset.tokens.esm import pack_sequences
+from esmeray.model.backbones.loading import build_backbone
+from esmeray.model.tasks.classifier import Classifier
+from esmeray.model.tasks.classifier_settings import check_pooling
+from esmeray.train_config.classifier_schema import ClassifierSection
 from tests.model.support import TINY, Operators, assert_near, batch_of_lengths, no_waiting, random_sequences, segments
-from train_config.classifier_schema import ClassifierSection
 
 NAMES = {"binary": ("no", "yes"), "per_residue": ("C", "E", "H")}
 KINDS = ["multiclass", "binary", "multilabel", "regression", "per_residue"]

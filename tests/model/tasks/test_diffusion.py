@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch.nn import functional
 
-from dataset.packed_batch import PackedBatch
-from dataset.structures.batches import StructureSource
-from model.export.backbone import export
-from model.tasks.diffusion import SequenceDiffusion, open_diffusion
-from model.tasks.masked_lm import MaskedLM
+from esmeray.dataset.packed_batch import PackedBatch
+from esmeray.dataset.structures.batches import StructureSource
+from esmeray.model.export.backbone import export
+from esmeray.model.tasks.diffusion import SequenceDiffusion, open_diffusion
+from esmeray.model.tasks.masked_lm import MaskedLM
+from esmeray.train_config.diffusion_schema import DiffusionSection
+from esmeray.train_config.schema import ModelSection
 from tests.structures import structure_store
-from train_config.diffusion_schema import DiffusionSection
-from train_config.schema import ModelSection
 
 SECTION = ModelSection.model_validate(
     {

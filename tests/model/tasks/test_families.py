@@ -4,15 +4,16 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM, AutoTokenizer, EsmTokenizer
 
-from common.errors import ConfigError
-from dataset.tokens.base import EsmSequenceTokenizer
-from dataset.tokens.esm import encode, pack_sequences
-from model.backbones.architectures import MASKED_LM_HEADS
-from model.backbones.loading import residue_tokenizer
-from model.cost.memory import count_autoencoder_parameters, count_masked_lm_parameters
-from model.export.backbone import export
-from model.tasks.autoencoder import ESM2Autoencoder
-from model.tasks.masked_lm import MaskedLM
+from esmeray.common.errors import ConfigError
+from esmeray.dataset.tokens.base import EsmSequenceTokenizer
+from esmeray.dataset.tokens.esm import encode, pack_sequences
+from esmeray.model.backbones.architectures import MASKED_LM_HEADS
+from esmeray.model.backbones.loading import residue_tokenizer
+from esmeray.model.cost.memory import count_autoencoder_parameters, count_masked_lm_parameters
+from esmeray.model.export.backbone import export
+from esmeray.model.tasks.autoencoder import ESM2Autoencoder
+from esmeray.model.tasks.masked_lm import MaskedLM
+from esmeray.train_config.schema import BackboneSection, ModelSection
 from tests.dataset.tokenizer_folders import FOR_PROTEINS
 from tests.model.small_models import save_masked_lm, save_small_model
 from tests.model.support import (
@@ -25,7 +26,6 @@ from tests.model.support import (
     segments,
     tiny_section,
 )
-from train_config.schema import BackboneSection, ModelSection
 
 SEQUENCES = random_sequences([25, 1, 60])
 DRAWN = {"layers": 2, "hidden_size": 32, "heads": 4}

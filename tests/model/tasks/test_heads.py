@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from model.tasks.heads import LightAttention, build_head
+from esmeray.model.tasks.heads import LightAttention, build_head
+from esmeray.train_config.classifier_schema import ClassifierSection
 from tests.model.support import assert_near, batch_of_lengths, segments
-from train_config.classifier_schema import ClassifierSection
 
 CHANNELS = 6
 RAGGED = [5, 1, 40, 2, 12]

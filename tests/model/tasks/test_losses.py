@@ -8,11 +8,11 @@ import torch
 from sklearn.utils.class_weight import compute_class_weight
 from torch.nn import functional
 
-from common.errors import ConfigError
-from dataset.targets import IGNORED_TARGET, has_target
-from model.tasks.classifier_settings import loss_name
-from model.tasks.losses import TargetLoss, balanced_class_weights
-from train_config.classifier_schema import ClassifierSection
+from esmeray.common.errors import ConfigError
+from esmeray.dataset.targets import IGNORED_TARGET, has_target
+from esmeray.model.tasks.classifier_settings import loss_name
+from esmeray.model.tasks.losses import TargetLoss, balanced_class_weights
+from esmeray.train_config.classifier_schema import ClassifierSection
 
 ROWS, CLASSES = 6, 4
 CLASS_WEIGHTS = torch.tensor([0.5, 2.0, 1.0, 3.0])

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from model.backbones.esm2 import EsmBackbone
-from model.backbones.loading import load_network
-from model.tasks.masked_lm import MaskedLM
+from esmeray.model.backbones.esm2 import EsmBackbone
+from esmeray.model.backbones.loading import load_network
+from esmeray.model.tasks.masked_lm import MaskedLM
 from tests.model.support import TINY, assert_near, masked_batch, random_sequences, segments, without_targets
 
 LENGTHS = [33, 1, 80, 12]

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from common.errors import DataError
-from model.tasks.normalization import FeatureStatistics, Normalization
+from esmeray.common.errors import DataError
+from esmeray.model.tasks.normalization import FeatureStatistics, Normalization
 from tests.model.support import assert_near
 
 

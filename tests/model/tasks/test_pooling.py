@@ -3,9 +3,16 @@
 import pytest
 import torch
 
-from dataset.packed_batch import PackedBatch
-from dataset.tokens.esm import pack_sequences
-from model.tasks.pooling import first_token, last_token, max_over_residues, mean_over_residues, pool, residue_mask
+from esmeray.dataset.packed_batch import PackedBatch
+from esmeray.dataset.tokens.esm import pack_sequences
+from esmeray.model.tasks.pooling import (
+    first_token,
+    last_token,
+    max_over_residues,
+    mean_over_residues,
+    pool,
+    residue_mask,
+)
 from tests.model.support import assert_near, batch_of_lengths, segments
 
 RAGGED = [5, 1, 40, 2]

@@ -7,10 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from monitoring.gpu_log import plot
-from monitoring.gpu_log.analysis import GpuSummary, summarise
-from monitoring.gpu_log.plot import draw_log
-from monitoring.gpu_log.reader import COLUMNS, read_gpu_log
+from esmeray.monitoring.gpu_log import plot
+from esmeray.monitoring.gpu_log.analysis import GpuSummary, summarise
+from esmeray.monitoring.gpu_log.plot import draw_log
+from esmeray.monitoring.gpu_log.reader import COLUMNS, read_gpu_log
 from tests.monitoring import gpu_traces
 from tests.monitoring.gpu_traces import HW_THERMAL, LIMIT_W, MAX_CLOCK_MHZ, START_S, TRACES, Machine
 

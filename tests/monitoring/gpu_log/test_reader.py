@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from common.errors import DataError
-from monitoring.gpu_log.reader import read_gpu_log
+from esmeray.common.errors import DataError
+from esmeray.monitoring.gpu_log.reader import read_gpu_log
 
 SMI_QUERY = (
     "timestamp, index, name, utilization.gpu [%], memory.used [MiB], memory.total [MiB], temperature.gpu, "

@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from monitoring.sampling import host
-from monitoring.sampling.host import HostSampler, Memory, ProcessSampler, memory_of_this_machine
+from esmeray.monitoring.sampling import host
+from esmeray.monitoring.sampling.host import HostSampler, Memory, ProcessSampler, memory_of_this_machine
 
 HELD_BYTES = 64 << 20
 HOLD = f"""

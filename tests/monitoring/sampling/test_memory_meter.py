@@ -2,9 +2,9 @@ import psutil
 import pytest
 import torch
 
-from model.device import is_out_of_memory
-from monitoring.sampling import memory_meter
-from monitoring.sampling.memory_meter import MemoryMeter
+from esmeray.model.device import is_out_of_memory
+from esmeray.monitoring.sampling import memory_meter
+from esmeray.monitoring.sampling.memory_meter import MemoryMeter
 
 CPU = torch.device("cpu")
 MIB = 2**20

@@ -2,7 +2,7 @@
 
 import re
 
-from monitoring.sampling.metric_names import METRICS, find
+from esmeray.monitoring.sampling.metric_names import METRICS, find
 from tests.conftest import REPOSITORY
 
 UNITS = {

@@ -7,9 +7,9 @@ from typing import Any
 import pynvml
 import pytest
 
-from monitoring.sampling import nvml
-from monitoring.sampling.metric_names import METRICS
-from monitoring.sampling.nvml import PCIE_EVERY_S, NvmlDevices
+from esmeray.monitoring.sampling import nvml
+from esmeray.monitoring.sampling.metric_names import METRICS
+from esmeray.monitoring.sampling.nvml import PCIE_EVERY_S, NvmlDevices
 
 FIGURES = {
     "util": 87,

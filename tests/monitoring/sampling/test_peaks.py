@@ -2,7 +2,7 @@
 
 import pytest
 
-from monitoring.sampling.peaks import known_gpus, known_peaks, peak_tflops
+from esmeray.monitoring.sampling.peaks import known_gpus, known_peaks, peak_tflops
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,11 @@ import pytest
 import ray
 import torch
 
-from monitoring.sampling import sampler as sampler_module
-from monitoring.sampling.metric_names import find
-from monitoring.sampling.nvml import GpuSample
-from monitoring.sampling.sampler import PrometheusExporter, Sampler
-from run_folder.metrics_log import Record, read_metrics
+from esmeray.monitoring.sampling import sampler as sampler_module
+from esmeray.monitoring.sampling.metric_names import find
+from esmeray.monitoring.sampling.nvml import GpuSample
+from esmeray.monitoring.sampling.sampler import PrometheusExporter, Sampler
+from esmeray.run_folder.metrics_log import Record, read_metrics
 
 CPU = torch.device("cpu")
 GPU = torch.device("cuda", 1)
@@ -307,7 +307,7 @@ def test_figures_of_two_workers_are_on_rays_port(ray_address, tmp_path):
 
 
 def test_values_that_are_not_finite_and_unknown_names_are_left_out(monkeypatch):
-    monkeypatch.setattr("monitoring.sampling.sampler.ray_is_running", lambda: True)
+    monkeypatch.setattr("esmeray.monitoring.sampling.sampler.ray_is_running", lambda: True)
     exporter = PrometheusExporter(0, "host")
     exporter.export({"perf/tokens_per_s": float("nan"), "perf/unheard_of": 1.0})
     assert exporter._gauges == {}

@@ -2,8 +2,8 @@
 
 from fnmatch import fnmatch
 
-from monitoring.sampling.metric_names import METRICS
-from monitoring.sinks.wandb_follower import AXES, WandbRows
+from esmeray.monitoring.sampling.metric_names import METRICS
+from esmeray.monitoring.sinks.wandb_follower import AXES, WandbRows
 from tests.monitoring.samples import BEGAN_S, sample, train
 
 

@@ -15,15 +15,15 @@ from typing import Any
 import psutil
 import pytest
 
-from monitoring.sinks.wandb_follower import wandb_values
-from monitoring.sinks.wandb_run import PROGRAM, WandbFollowers
-from run_folder.paths import RunFolder
+from esmeray.monitoring.sinks.wandb_follower import wandb_values
+from esmeray.monitoring.sinks.wandb_run import PROGRAM, WandbFollowers
+from esmeray.run_folder.paths import RunFolder
+from esmeray.train_config.loading import dump_config
+from esmeray.train_config.schema import Config, WandbSection
 from tests.conftest import REPOSITORY
 from tests.monitoring.fake_wandb_server import FakeWandbServer, fake_wandb_server
 from tests.monitoring.samples import append, sample, sample_file, train
 from tests.monitoring.wandb_file import read_config, read_history, read_records, read_run_id
-from train_config.loading import dump_config
-from train_config.schema import Config, WandbSection
 
 PATIENCE_S = 150.0
 """How long a test waits for what must come, on a machine under any load."""
@@ -241,9 +241,9 @@ def test_no_room_for_wandbs_files_costs_only_a_warning(tmp_path, mark):
 DRIVER = """
 import sys, time
 from pathlib import Path
-from monitoring.sinks.wandb_run import WandbFollowers
-from run_folder.paths import RunFolder
-from train_config.schema import WandbSection
+from esmeray.monitoring.sinks.wandb_run import WandbFollowers
+from esmeray.run_folder.paths import RunFolder
+from esmeray.train_config.schema import WandbSection
 path = Path(sys.argv[1])
 WandbFollowers(WandbSection(mode="online"), RunFolder(path.parent, path.name), 1, print)
 time.sleep(600)

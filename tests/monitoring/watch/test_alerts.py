@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from monitoring.watch.alerts import AlertSink
-from run_folder.metrics_log import Record, RecordTail
+from esmeray.monitoring.watch.alerts import AlertSink
+from esmeray.run_folder.metrics_log import Record, RecordTail
+from esmeray.train_config.schema import AlertsSection
 from tests.monitoring.samples import GIB, sample, train
-from train_config.schema import AlertsSection
 
 INTERVAL_S = 5.0
 SETTINGS = AlertsSection(utilization_percent=50, utilization_window_s=60, memory_percent=90)

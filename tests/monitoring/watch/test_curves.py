@@ -1,8 +1,8 @@
 import numpy as np
 
-from monitoring.watch import curves
-from monitoring.watch.curves import draw_curves
-from training.tasks.registry import metric_labels
+from esmeray.monitoring.watch import curves
+from esmeray.monitoring.watch.curves import draw_curves
+from esmeray.training.tasks.registry import metric_labels
 
 
 def records(steps: int = 50) -> list[dict]:

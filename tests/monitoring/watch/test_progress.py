@@ -2,8 +2,8 @@ import io
 
 import pytest
 
-from monitoring.watch.progress import ProgressSink, describe_event
-from training.tasks.registry import metric_labels
+from esmeray.monitoring.watch.progress import ProgressSink, describe_event
+from esmeray.training.tasks.registry import metric_labels
 
 
 def train(step: int, **values) -> dict:

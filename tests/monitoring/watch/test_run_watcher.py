@@ -2,9 +2,9 @@ import time
 
 import pytest
 
-from monitoring.watch.run_watcher import RunWatcher
-from run_folder.metrics_log import MetricsLog
-from run_folder.paths import RunFolder
+from esmeray.monitoring.watch.run_watcher import RunWatcher
+from esmeray.run_folder.metrics_log import MetricsLog
+from esmeray.run_folder.paths import RunFolder
 from tests.monitoring.samples import append, sample, sample_file
 
 

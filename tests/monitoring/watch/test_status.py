@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import ConfigError
-from monitoring.watch.status import RunStatus
-from run_folder.job import held
-from run_folder.paths import Outcome, RunFolder
+from esmeray.common.errors import ConfigError
+from esmeray.monitoring.watch.status import RunStatus
+from esmeray.run_folder.job import held
+from esmeray.run_folder.paths import Outcome, RunFolder
+from esmeray.training.tasks.registry import metric_labels
 from tests.monitoring.samples import append
-from training.tasks.registry import metric_labels
 
 
 @pytest.fixture

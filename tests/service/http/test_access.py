@@ -8,11 +8,11 @@ import httpx
 import pytest
 import yaml
 
-from common.errors import ConfigError
-from service.http.access import PUBLIC, Access, new_key, read_keys
+from esmeray.common.errors import ConfigError
+from esmeray.service.http.access import PUBLIC, Access, new_key, read_keys
+from esmeray.train_config.loading import load_settings
+from esmeray.train_config.service_schema import ServiceSettings
 from tests.service.serving import Serving, problem
-from train_config.loading import load_settings
-from train_config.service_schema import ServiceSettings
 
 SCOPES: dict[str, dict[str, Any]] = {
     "all": {},

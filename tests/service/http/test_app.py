@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from common.errors import ConfigError
-from dataset.fasta.alphabet import AMINO_ACIDS
-from inference.classifier import ClassifierPipeline
-from service.http.models import Call
+from esmeray.common.errors import ConfigError
+from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
+from esmeray.inference.classifier import ClassifierPipeline
+from esmeray.service.http.models import Call
 from tests.model.support import random_sequences
 from tests.service.serving import LostError, Serving, problem
 
@@ -293,7 +293,7 @@ def test_a_lost_replica_is_tried_again_once_and_what_fails_keeps_its_connection(
 
 
 def test_an_overloaded_replica_is_429_with_the_time_to_come_back(serving: Serving):
-    from service.contract import Reply
+    from esmeray.service.contract import Reply
 
     async def run(*_: Any) -> Any:
         return Reply(refused=kinds.pop(0), retry_after_s=7, detail="out of memory")

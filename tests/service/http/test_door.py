@@ -5,8 +5,8 @@ from typing import Any
 
 import httpx
 
-from service.contract import Reply
-from service.http.door import Door, middlewares
+from esmeray.service.contract import Reply
+from esmeray.service.http.door import Door, middlewares
 from tests.service.serving import Serving, problem
 
 
@@ -19,7 +19,7 @@ def test_what_has_no_room_is_refused_at_the_door_and_smaller_requests_pass(servi
             return Reply(refused="overloaded", retry_after_s=7, room_tokens=50)
         return await serving.calls["esm"].run(output, texts, caller)
 
-    monkeypatch.setattr("service.http.door.FULL_S", 60.0)
+    monkeypatch.setattr("esmeray.service.http.door.FULL_S", 60.0)
     app = serving.app({"esm": serving.calls["esm"]._replace(run=run)})
     with serving.address(Door(app)) as address, httpx.Client(base_url=address) as client:
         answers = [client.post("/v1/encode", json={"sequences": ["M" * length]}) for length in (200, 200)]
@@ -73,6 +73,6 @@ def test_a_body_of_single_bytes_is_one_piece_for_the_ingress_or_one_in_a_while(m
         return seen
 
     assert sent_at([0.0, 0.0, 0.001]) == [(b"aaa", False)]
-    monkeypatch.setattr("service.http.door.GATHERED_S", 0.5)
+    monkeypatch.setattr("esmeray.service.http.door.GATHERED_S", 0.5)
     assert sent_at([0.0, 60.0, 0.001])[:1] == [(b"a", True)]
     assert sent_at([]) == []

@@ -12,8 +12,8 @@ import httpx
 import numpy as np
 import pytest
 
-from service.http import answers, bodies
-from service.http.guard import Guard
+from esmeray.service.http import answers, bodies
+from esmeray.service.http.guard import Guard
 from tests.service.serving import Serving, problem
 
 SIZE = 2_000_000

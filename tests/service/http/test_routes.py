@@ -9,11 +9,11 @@ import pytest
 import yaml
 from starlette.routing import Route
 
-from service.http import app
-from service.http.access import new_key
+from esmeray.service.http import app
+from esmeray.service.http.access import new_key
+from esmeray.train_config.service_schema import Endpoint
 from tests.conftest import REPOSITORY
 from tests.service.serving import Serving, problem
-from train_config.service_schema import Endpoint
 
 LENGTHS = '''
 from typing import Any
@@ -21,9 +21,9 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
-from service.http.answers import json_answer
-from service.http.bodies import SequencesBody, read
-from service.http.routes.common import Service, ask, documented
+from esmeray.service.http.answers import json_answer
+from esmeray.service.http.bodies import SequencesBody, read
+from esmeray.service.http.routes.common import Service, ask, documented
 
 
 def add(app: FastAPI, service: Service, **documents: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.replicas.batcher import Item, OverloadedError, ResultCache, TokenBatcher
+from esmeray.service.replicas.batcher import Item, OverloadedError, ResultCache, TokenBatcher
 
 BUDGET = 10
 

@@ -11,13 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.models.model import Model
-from model.tasks.autoencoder import ESM2Autoencoder
-from service.replicas.computer import Computer
+from esmeray.inference.models.model import Model
+from esmeray.model.tasks.autoencoder import ESM2Autoencoder
+from esmeray.service.replicas.computer import Computer
+from esmeray.train_config.service_schema import ServedModel
 from tests.inference.models.opened import opened, rows_of
 from tests.model.support import LETTERS, random_sequences
 from tests.service.serving import PRECISION, Serving
-from train_config.service_schema import ServedModel
 
 MIXES = int(os.environ.get("ESMERAY_MIXES", "25"))
 OUTPUTS = ["mean", "max", "cls", "residues", "logits"]
@@ -99,7 +99,7 @@ def test_latents_are_decoded_to_what_the_autoencoder_itself_gives(serving: Servi
 
 
 def test_embeds_cache_is_read(serving: Serving, tmp_path: Path):
-    from inference.embedding.job import run_job
+    from esmeray.inference.embedding.job import run_job
     from tests.inference.embedding.jobs import request, write_proteins
 
     sequence = LETTERS * 2

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from service.replicas.replica import by_queued_tokens
+from esmeray.service.replicas.replica import by_queued_tokens
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_a_killed_search_resumes_and_writes_the_same_bytes(command, files, tmp_p
     fasta = write_fasta(tmp_path / "long.fasta", random_sequences([3000] * 30, seed=1))
     assert command("data", "convert", "--data.source", fasta, "--convert.store", tmp_path / "long").code == 0
     arguments = ["--align.queries", fasta, "--align.store", tmp_path / "long", *KEEP_ALL]
-    program = [sys.executable, "-m", "tools", "align", *arguments, "--align.output", tmp_path / "killed.tsv"]
+    program = [sys.executable, "-m", "esmeray.tools", "align", *arguments, "--align.output", tmp_path / "killed.tsv"]
     journal = tmp_path / "killed.tsv.partial" / "done.tsv"
     process = subprocess.Popen(program, cwd=REPOSITORY, stdout=subprocess.DEVNULL)
     while process.poll() is None and not (journal.exists() and journal.read_text().count("\n\t") > 2):

@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataset.labels.conversion import ensure_labelled_store
-from dataset.labels.store import LabelledStore
-from inference.classifier import ClassifierPipeline
-from run_folder.paths import RunFolder
+from esmeray.dataset.labels.conversion import ensure_labelled_store
+from esmeray.dataset.labels.store import LabelledStore
+from esmeray.inference.classifier import ClassifierPipeline
+from esmeray.run_folder.paths import RunFolder
+from esmeray.train_config.schema import Config
 from tests.classifiers import NAMES, classifier_config, export_tiny, labelled_fasta
 from tests.model.support import random_sequences
 from tests.runs import a_manifest
 from tests.tools.conftest import Outcome
-from train_config.schema import Config
 
 LENGTHS = [30, 4, 90, 12, 90, 5, 8, 22, 17]
 HEADER = {"header_field": 1}
@@ -29,7 +29,7 @@ def model(tmp_path_factory) -> Path:
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch) -> None:
     """Tests of the report draw them."""
-    monkeypatch.setattr("inference.classify.report._draw", lambda *_: [])
+    monkeypatch.setattr("esmeray.inference.classify.report._draw", lambda *_: [])
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from inference.classifier import ClassifierPipeline
+from esmeray.inference.classifier import ClassifierPipeline
 from tests.classifiers import classifier_config, export_tiny, labelled_fasta
 from tests.model.support import random_sequences
 from tests.tools.conftest import Outcome
@@ -56,8 +56,8 @@ def test_the_rows_are_those_of_the_pipeline_whatever_the_batches(predict, model,
 
 def test_chunks_of_a_table_keep_the_order_in_each_format(predict, model, proteins, tmp_path, monkeypatch):
     assert predict(model, proteins, tmp_path / "a.parquet").code == 0
-    monkeypatch.setattr("tools.classify.predict.CHUNK_CHARACTERS", 1)
-    monkeypatch.setattr("dataset.table.PART_ROWS", 2)
+    monkeypatch.setattr("esmeray.tools.classify.predict.CHUNK_CHARACTERS", 1)
+    monkeypatch.setattr("esmeray.dataset.table.PART_ROWS", 2)
     lines = "".join(f"p{number},{text}\n" for number, text in enumerate(random_sequences(LENGTHS)))
     (tmp_path / "table.csv").write_text("name,sequence\n" + lines)
     outcome = predict(model, tmp_path / "table.csv", tmp_path / "a.tsv", "--data.labels.id_column", "name")
@@ -105,8 +105,8 @@ def test_a_repeated_id_is_refused_unless_it_may_be_dropped_or_renamed(predict, m
 
 
 def test_what_fails_half_way_leaves_what_was_there(predict, model, tmp_path, monkeypatch):
-    monkeypatch.setattr("tools.classify.predict.CHUNK_CHARACTERS", 1)
-    monkeypatch.setattr("dataset.table.PART_ROWS", 1)
+    monkeypatch.setattr("esmeray.tools.classify.predict.CHUNK_CHARACTERS", 1)
+    monkeypatch.setattr("esmeray.dataset.table.PART_ROWS", 1)
     (tmp_path / "a.csv").write_text("sequence\nMKTA\nM1\n")
     (tmp_path / "good.csv").write_text("sequence\nMKTA\n")
     assert predict(model, tmp_path / "good.csv", tmp_path / "out.csv").code == 0

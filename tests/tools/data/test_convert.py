@@ -56,7 +56,7 @@ def test_a_signal_leaves_nothing_behind(tmp_path):
     with (tmp_path / "in" / "in.fasta").open("w") as file:
         file.writelines(f">{record}\n{letters}" for record in range(400_000))
     options = ["--data.source", tmp_path / "in", "--convert.store", tmp_path / "out" / "store"]
-    command = [sys.executable, "-m", "tools", "data", "convert", *options]
+    command = [sys.executable, "-m", "esmeray.tools", "data", "convert", *options]
     process = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True)
     while process.poll() is None and not list(tmp_path.glob("out/.store.building-*/data.mdb")):
         time.sleep(0.01)

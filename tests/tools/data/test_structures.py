@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataset.structures.store import StructureStore
+from esmeray.dataset.structures.store import StructureStore
 from tests.structures import folds, pdb_lines, write_pdb
 
 FOLD = folds(1)[0]

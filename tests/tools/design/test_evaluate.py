@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from model.export.backbone import export
+from esmeray.model.export.backbone import export
 from tests.model.tasks.test_diffusion import trained
 from tests.structures import structure_store
 

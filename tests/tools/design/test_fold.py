@@ -23,7 +23,7 @@ def test_a_missing_model_is_refused_as_by_embed_before_ray_is_started(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     (tmp_path / "a.fasta").write_text(">a\nMKTAYIAKQR\n")
-    monkeypatch.setattr("cluster.connection.connected", lambda *_: pytest.fail("Ray was started"))
+    monkeypatch.setattr("esmeray.cluster.connection.connected", lambda *_: pytest.fail("Ray was started"))
     outcome = command(f"design fold --fold.input a.fasta --fold.model {source} --fold.cache cache --fold.workers 1")
     assert (outcome.code, outcome.err) == (code, words)
     assert not (tmp_path / "cache").exists()

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model.export.backbone import export
+from esmeray.model.export.backbone import export
 from tests.model.tasks.test_diffusion import trained
 from tests.structures import folds, pdb_lines, structure_store, write_pdb
 

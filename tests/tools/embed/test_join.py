@@ -4,8 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataset.embeddings.formats.base import Format
-from dataset.embeddings.reader import open_embeddings
+from esmeray.dataset.embeddings.formats.base import Format
+from esmeray.dataset.embeddings.reader import open_embeddings
 from tests.embeddings import make_embeddings, random_vectors
 
 IDS = [f"p{n}" for n in range(25)]

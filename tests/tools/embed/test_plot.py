@@ -10,7 +10,7 @@ import pytest
 from matplotlib.colors import same_color
 from matplotlib.image import imread
 
-from inference.embedding.map import SEARCH
+from esmeray.inference.embedding.map import SEARCH
 from tests.embeddings import make_embeddings, random_vectors
 
 IDS = [f"sp|P{n:03}" for n in range(120)]
@@ -130,7 +130,7 @@ def test_mistakes_are_one_line(command, here, monkeypatch):
     pd.DataFrame({"id": ["x"], "label": ["in"]}).to_csv("others.csv", index=False)
     pd.DataFrame({"id": [IDS[0]] * 2, "label": ["in", "out"]}).to_csv("twice.csv", index=False)
     Path("broken.parquet").write_text("no table")
-    monkeypatch.setattr("tools.embed.plot.find_spec", lambda name: None)
+    monkeypatch.setattr("esmeray.tools.embed.plot.find_spec", lambda name: None)
     for arguments, code, words in [
         ("none --plot.output plot", 3, "none: no embeddings there"),
         ("vectors --plot.output plot --plot.name cls", 2, "no output 'cls'"),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dataset.embeddings.reader import open_embeddings
+from esmeray.dataset.embeddings.reader import open_embeddings
 from tests.inference.embedding.jobs import small_model_folder, write_proteins
 from tests.model.support import random_sequences
 from tests.tools.conftest import next_words
@@ -34,7 +34,7 @@ def test_a_folder_is_made_and_its_performance_is_a_table(command, given: list[st
 
 
 def test_a_dry_run_reports_sequences_bytes_and_time(command, given: list[str], tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("inference.embedding.job.MEASURED_S", 0.05)
+    monkeypatch.setattr("esmeray.inference.embedding.job.MEASURED_S", 0.05)
     outcome = command(*given, "--dry_run")
     assert outcome.code == 0
     assert "3 proteins, 0 duplicates, 3 to compute" in outcome.out

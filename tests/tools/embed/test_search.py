@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataset.embeddings.reader import open_embeddings
+from esmeray.dataset.embeddings.reader import open_embeddings
 from tests.embeddings import make_embeddings, random_vectors
 
 IDS = [f"p{n}" for n in range(200)]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from function.ontology import read_ontology
+from esmeray.function.ontology import read_ontology
 from tests.function.generated import generate
 
 OPTIONS = ["--evaluate.unknown", "ignore", "--evaluate.draws", "50"]

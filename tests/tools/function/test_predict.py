@@ -11,16 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.command_line import run
-from common.publishing import RECORD_FILE
-from function.annotations import read_annotations, read_scores
-from function.ontology import read_ontology
-from inference.function import prediction
-from run_folder.metrics_log import read_metrics
+from esmeray.common.command_line import run
+from esmeray.common.publishing import RECORD_FILE
+from esmeray.function.annotations import read_annotations, read_scores
+from esmeray.function.ontology import read_ontology
+from esmeray.inference.function import prediction
+from esmeray.run_folder.metrics_log import read_metrics
+from esmeray.tools.__main__ import main as esmeray
 from tests.conftest import REPOSITORY
 from tests.monitoring.wandb_file import read_history
 from tests.tools.conftest import next_words
-from tools.__main__ import main as esmeray
 
 CONFIG = ("--config", str(REPOSITORY / "train_config/function.yaml"))
 SMALL = ["--data.sample.records", "150", "--data.sample.families", "30", "--training.epochs", "4"]
@@ -104,8 +104,8 @@ def test_predictions_are_in_cafas_format_consistent_and_bounded(trained, tmp_pat
 
 
 def test_a_killed_prediction_resumes_with_the_same_bytes(trained, tmp_path, command, monkeypatch):
-    program = "from inference.function import prediction; prediction._BLOCK = 4; from tools.__main__ import *; "
-    program += "import sys; sys.exit(main(sys.argv[1:]))"
+    program = "from esmeray.inference.function import prediction; prediction._BLOCK = 4; "
+    program += "from esmeray.tools.__main__ import *; import sys; sys.exit(main(sys.argv[1:]))"
     test = str(trained / "function" / "sample" / "test.fasta")
     arguments = [str(trained), "--predict.input", test, "--predict.output"]
     start = [sys.executable, "-c", program, "function", "predict", *arguments]

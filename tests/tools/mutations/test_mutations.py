@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from matplotlib.image import imread
 
-from dataset.fasta.alphabet import AMINO_ACIDS
+from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from tests.dataset.tokenizer_folders import esm
 from tests.model.small_models import save_masked_lm
 from tests.model.support import random_sequences

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from esmeray.tools.profile.devices import agreement
 from tests.inference.embedding.jobs import small_model_folder, write_proteins
 from tests.model.support import random_sequences
-from tools.profile.devices import agreement
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ import pytest
 import ray
 import torch
 
-from tools.profile import _gpu_trial as trial
-from tools.profile import gpu as gpu_check
-from tools.profile.gpu import Driver, Finding, check_cuda, check_driver, pinned_version
-from training.engine.engine import StepResult, TrainingEngine
+from esmeray.tools.profile import _gpu_trial as trial
+from esmeray.tools.profile import gpu as gpu_check
+from esmeray.tools.profile.gpu import Driver, Finding, check_cuda, check_driver, pinned_version
+from esmeray.training.engine.engine import StepResult, TrainingEngine
 
 PARTS = ["torch", "CUDA", "cuDNN", "NCCL", "NVML", "DeepSpeed", "DeepSpeed ops", "Ray"]
 DRIVER_OF_TWO = Driver("2 GPUs (NVIDIA H200)", "550.54", (12, 4))

@@ -9,12 +9,12 @@ import matplotlib.image
 import pytest
 import torch
 
-from monitoring.advice import Facts, advise
+from esmeray.monitoring.advice import Facts, advise
+from esmeray.train_config.loading import dump_config
 from tests.classifiers import classifier_config, export_tiny, labelled_fasta
 from tests.inference.embedding.jobs import small_model_folder, write_proteins
 from tests.model.support import random_sequences
 from tests.runs import tiny_config
-from train_config.loading import dump_config
 
 STAGES = {"read", "tokenize", "pack", "attention", "products", "norm and activation", "pooling", "write"}
 TRAINING = {"esmeray.json", "profile.json", "report.txt", "stacks.txt", "trace.json"}
@@ -105,7 +105,7 @@ def test_steps_may_be_left_out_and_long_sequences_taken_in_windows(profiled):
 
 
 def test_sizes_that_are_out_of_memory_are_rows_that_say_so(profiled, tmp_path: Path, monkeypatch):
-    from model.backbones.base import PackedBackbone
+    from esmeray.model.backbones.base import PackedBackbone
 
     hidden_states = PackedBackbone.hidden_states
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from service.http.access import Access, read_keys
+from esmeray.service.http.access import Access, read_keys
 
 
 def test_keys_are_added_and_verify(command, tmp_path: Path):

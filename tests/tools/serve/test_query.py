@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from inference.classifier import ClassifierPipeline
+from esmeray.inference.classifier import ClassifierPipeline
 from tests.inference.embedding.jobs import write_proteins
 from tests.inference.models.opened import opened, rows_of
 from tests.model.support import random_sequences

@@ -4,10 +4,10 @@ import pytest
 import yaml
 from ray.serve.schema import ApplicationStatusOverview
 
-from common.errors import ConfigError, ResourceError
-from service.launch import _deployment_error
+from esmeray.common.errors import ConfigError, ResourceError
+from esmeray.service.launch import _deployment_error
+from esmeray.train_config.service_schema import ServiceSettings
 from tests.conftest import REPOSITORY
-from train_config.service_schema import ServiceSettings
 
 
 def test_a_dry_run_prints_the_resolved_settings(command):

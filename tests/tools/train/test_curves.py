@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from matplotlib import image
 
-from monitoring.watch import curves
-from run_folder.metrics_log import MetricsLog
+from esmeray.monitoring.watch import curves
+from esmeray.run_folder.metrics_log import MetricsLog
 
 
 def loss(step: int, value: float | None, time: float, kind: str = "train") -> dict:

@@ -2,13 +2,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from common.errors import CheckpointError, ConfigError
-from dataset.store.conversion import ensure_store
+from esmeray.common.errors import CheckpointError, ConfigError
+from esmeray.dataset.store.conversion import ensure_store
+from esmeray.tools.train.export import main
+from esmeray.train_config.loading import dump_config
+from esmeray.training.engine.collective import WorkerContext
+from esmeray.training.loop.worker import train_worker
 from tests.runs import run_folder, tiny_config
-from tools.train.export import main
-from train_config.loading import dump_config
-from training.engine.collective import WorkerContext
-from training.loop.worker import train_worker
 
 
 @pytest.fixture(scope="module")

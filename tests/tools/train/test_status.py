@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from run_folder.job import held
-from run_folder.paths import Outcome, RunFolder
+from esmeray.run_folder.job import held
+from esmeray.run_folder.paths import Outcome, RunFolder
 from tests.monitoring.samples import append, train
 
 
@@ -42,7 +42,7 @@ def test_following_ends_with_the_run(command, run):
 
 
 def test_following_waits_for_a_run_to_begin_and_through_a_kill_to_its_resumed_end(command, tmp_path, monkeypatch):
-    monkeypatch.setattr("tools.train.status.EVERY_S", 0.01)
+    monkeypatch.setattr("esmeray.tools.train.status.EVERY_S", 0.01)
     run = RunFolder(tmp_path, "later")
 
     def go_on() -> Iterator[None]:

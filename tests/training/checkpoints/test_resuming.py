@@ -4,13 +4,13 @@ import threading
 
 import pytest
 
-from common.errors import CheckpointError, ConfigError, ResourceError
-from run_folder.checkpoints import CheckpointStore
-from run_folder.job import held
-from run_folder.paths import Outcome
+from esmeray.common.errors import CheckpointError, ConfigError, ResourceError
+from esmeray.run_folder.checkpoints import CheckpointStore
+from esmeray.run_folder.job import held
+from esmeray.run_folder.paths import Outcome
+from esmeray.train_config.loading import dump_config
+from esmeray.training.checkpoints.resuming import Resumption
 from tests.runs import a_manifest, run_folder, tiny_config
-from train_config.loading import dump_config
-from training.checkpoints.resuming import Resumption
 
 
 @pytest.fixture

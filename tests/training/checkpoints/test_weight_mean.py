@@ -4,17 +4,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from common.errors import CheckpointError, ConfigError
-from run_folder.checkpoints import CheckpointStore
+from esmeray.common.errors import CheckpointError, ConfigError
+from esmeray.run_folder.checkpoints import CheckpointStore
+from esmeray.tools.train.export import main as export
+from esmeray.train_config.loading import dump_config
+from esmeray.train_config.schema import DeepSpeedSection, TrainingSection
+from esmeray.training.checkpoints.consolidation import full_precision_state
+from esmeray.training.engine.collective import WorkerContext
+from esmeray.training.engine.deepspeed_settings import deepspeed_settings
+from esmeray.training.engine.zero import WEIGHT_MEAN
+from esmeray.training.loop.worker import train_worker
 from tests.runs import exported_weights, run_folder, tiny_config
-from tools.train.export import main as export
-from train_config.loading import dump_config
-from train_config.schema import DeepSpeedSection, TrainingSection
-from training.checkpoints.consolidation import full_precision_state
-from training.engine.collective import WorkerContext
-from training.engine.deepspeed_settings import deepspeed_settings
-from training.engine.zero import WEIGHT_MEAN
-from training.loop.worker import train_worker
 
 
 def test_exported_mean_is_that_of_the_weights_of_all_steps(process_group, store_path, tmp_path: Path):

@@ -1,11 +1,11 @@
 import pytest
 import torch
 
-from common.errors import CheckpointError, ResourceError
-from run_folder.checkpoints import CheckpointStore
+from esmeray.common.errors import CheckpointError, ResourceError
+from esmeray.run_folder.checkpoints import CheckpointStore
+from esmeray.train_config.schema import CheckpointSection
+from esmeray.training.checkpoints.writer import CheckpointWriter, copy_to_host, load_tensors
 from tests.runs import a_manifest
-from train_config.schema import CheckpointSection
-from training.checkpoints.writer import CheckpointWriter, copy_to_host, load_tensors
 
 
 def writer(store: CheckpointStore, rank: int = 0, world_size: int = 1, **options) -> CheckpointWriter:

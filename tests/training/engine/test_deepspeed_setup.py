@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from training.engine.deepspeed_setup import compiling_alone
+from esmeray.training.engine.deepspeed_setup import compiling_alone
 
 VARIABLE = "TORCH_EXTENSIONS_DIR"
 
 KILLED_WHILE_COMPILING = """
 import os, signal
 from pathlib import Path
-from training.engine.deepspeed_setup import compiling_alone
+from esmeray.training.engine.deepspeed_setup import compiling_alone
 with compiling_alone():
     folder = Path(os.environ["TORCH_EXTENSIONS_DIR"]) / "operator"
     folder.mkdir(parents=True)

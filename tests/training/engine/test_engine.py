@@ -5,21 +5,21 @@ import numpy as np
 import pytest
 import torch
 
-from common.errors import ConfigError, ResourceError
-from dataset.batches.loader import ResidueSource
-from dataset.batches.preparation import PreparationSettings
-from dataset.batches.steps import TrainingSteps
-from dataset.store.reader import Store
-from dataset.tokens.esm import CLS, EOS, pack_sequences
-from run_folder.checkpoints import CheckpointFolder, CheckpointStore
+from esmeray.common.errors import ConfigError, ResourceError
+from esmeray.dataset.batches.loader import ResidueSource
+from esmeray.dataset.batches.preparation import PreparationSettings
+from esmeray.dataset.batches.steps import TrainingSteps
+from esmeray.dataset.store.reader import Store
+from esmeray.dataset.tokens.esm import CLS, EOS, pack_sequences
+from esmeray.run_folder.checkpoints import CheckpointFolder, CheckpointStore
+from esmeray.train_config.schema import CheckpointSection, DeepSpeedSection, MaskedLMSection, TrainingSection
+from esmeray.training.checkpoints.consolidation import full_precision_state
+from esmeray.training.checkpoints.writer import CheckpointWriter
+from esmeray.training.engine.deepspeed_settings import deepspeed_settings
+from esmeray.training.engine.engine import TrainingEngine
 from tests.dataset.store_fixtures import make_store
 from tests.model.support import WAITING, Operators, build_model
 from tests.runs import a_manifest, tiny_config
-from train_config.schema import CheckpointSection, DeepSpeedSection, MaskedLMSection, TrainingSection
-from training.checkpoints.consolidation import full_precision_state
-from training.checkpoints.writer import CheckpointWriter
-from training.engine.deepspeed_settings import deepspeed_settings
-from training.engine.engine import TrainingEngine
 
 CPU = torch.device("cpu")
 SEQUENCES = ["MKTAYIAKQR", "GAVLIPFW", "MSTNQDEHKRC"]

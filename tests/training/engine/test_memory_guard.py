@@ -1,11 +1,11 @@
 import pytest
 import torch
 
-from common.errors import ResourceError
+from esmeray.common.errors import ResourceError
+from esmeray.training.engine.collective import WorkerContext
+from esmeray.training.engine.engine import TrainingEngine
+from esmeray.training.loop.worker import train_worker
 from tests.runs import events, exported_weights, run_folder, tiny_config, train_losses
-from training.engine.collective import WorkerContext
-from training.engine.engine import TrainingEngine
-from training.loop.worker import train_worker
 
 FITS_TOKENS = 150
 """Of batches of up to 256."""

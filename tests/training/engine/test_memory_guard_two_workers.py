@@ -1,6 +1,9 @@
 import pytest
 import torch.distributed as dist
 
+from esmeray.train_config.schema import Config
+from esmeray.training.engine.collective import WorkerContext
+from esmeray.training.loop.worker import train_worker
 from tests.runs import events, run_folder, tiny_config
 from tests.training.engine.test_memory_guard import (
     assert_same_bits,
@@ -9,9 +12,6 @@ from tests.training.engine.test_memory_guard import (
     forward_needs_memory,
 )
 from tests.worker_group import WorkerGroup
-from train_config.schema import Config
-from training.engine.collective import WorkerContext
-from training.loop.worker import train_worker
 
 ENGINES = [(1, "fp32", False), (2, "bf16", True)]
 """ZeRO stage, precision, and whether the optimizer is offloaded."""

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.errors import ConfigError, ResourceError
+from esmeray.common.errors import ConfigError, ResourceError
+from esmeray.train_config.schema import CheckpointSection, Config
+from esmeray.training.checkpoints.writer import load_tensors
+from esmeray.training.engine import memory_state
+from esmeray.training.engine.collective import ControlGroup, WorkerContext
+from esmeray.training.engine.engine import TrainingEngine
+from esmeray.training.engine.memory_state import MemoryState, copy_bytes
+from esmeray.training.loop.worker import train_worker
 from tests.runs import events, exported_weights, run_folder, tiny_config, train_losses
 from tests.worker_group import WorkerGroup
-from train_config.schema import CheckpointSection, Config
-from training.checkpoints.writer import load_tensors
-from training.engine import memory_state
-from training.engine.collective import ControlGroup, WorkerContext
-from training.engine.engine import TrainingEngine
-from training.engine.memory_state import MemoryState, copy_bytes
-from training.loop.worker import train_worker
 
 EVERY_STEP = {"checkpoint": {"every_steps": 4, "memory_every_steps": 1, "asynchronous": True}}
 ENGINES = [(0, "fp32"), (2, "bf16"), (3, "bf16")]
@@ -156,7 +156,7 @@ def test_copies_of_the_run_with_other_workers_take_no_room(process_group, shared
 HOLDER = """
 import sys, time
 from pathlib import Path
-from common.publishing import take_lock
+from esmeray.common.publishing import take_lock
 folder = Path(sys.argv[1])
 take_lock(folder / ".lock", shared=True)
 (folder / "step-00000001").mkdir()

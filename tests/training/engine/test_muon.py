@@ -4,12 +4,12 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from dataset.tokens.esm import CLS, EOS, pack_sequences
-from model.cost.memory import count_masked_lm_parameters, estimate_memory
+from esmeray.dataset.tokens.esm import CLS, EOS, pack_sequences
+from esmeray.model.cost.memory import count_masked_lm_parameters, estimate_memory
+from esmeray.training.engine.engine import TrainingEngine
+from esmeray.training.engine.muon import ClippingMuon, orthogonalized
 from tests.runs import tiny_config
 from tests.training.engine.test_engine import SEQUENCES, batch_with_targets, make_engine, train_step
-from training.engine.engine import TrainingEngine
-from training.engine.muon import ClippingMuon, orthogonalized
 
 STAGES = (0, 1, 2)
 

@@ -1,13 +1,13 @@
 import pytest
 import torch
 
-from training.engine.step_clock import PHASES, StepClock
+from esmeray.training.engine.step_clock import PHASES, StepClock
 
 
 @pytest.fixture
 def now(monkeypatch) -> list[float]:
     time = [100.0]
-    monkeypatch.setattr("training.engine.step_clock.time.perf_counter", lambda: time[0])
+    monkeypatch.setattr("esmeray.training.engine.step_clock.time.perf_counter", lambda: time[0])
     return time
 
 

@@ -7,13 +7,13 @@ import time
 
 import pytest
 
-from training.engine import watchdog
-from training.engine.watchdog import Watchdog, left_stacks, set_stacks_aside
+from esmeray.training.engine import watchdog
+from esmeray.training.engine.watchdog import Watchdog, left_stacks, set_stacks_aside
 
 SCRIPT = """
 import ctypes, sys, time
 from pathlib import Path
-from training.engine import watchdog
+from esmeray.training.engine import watchdog
 watchdog.GRACE_S, watchdog.LONGER = 0.5, 3
 dog = watchdog.Watchdog(Path(sys.argv[1]), 0, 1.0)
 time.sleep(1.5)

@@ -5,16 +5,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.errors import ConfigError
-from run_folder.paths import RunFolder
+from esmeray.common.errors import ConfigError
+from esmeray.run_folder.paths import RunFolder
+from esmeray.train_config.schema import Config, DeepSpeedSection, TrainingSection
+from esmeray.training.engine import weight_check
+from esmeray.training.engine.collective import WorkerContext
+from esmeray.training.engine.deepspeed_settings import zero_stage
+from esmeray.training.engine.weight_check import WeightsDifferError, differing_weights, weight_sums
+from esmeray.training.loop.worker import train_worker
 from tests.runs import events, exported_weights, run_folder, tiny_config, train_losses
 from tests.worker_group import WorkerGroup
-from train_config.schema import Config, DeepSpeedSection, TrainingSection
-from training.engine import weight_check
-from training.engine.collective import WorkerContext
-from training.engine.deepspeed_settings import zero_stage
-from training.engine.weight_check import WeightsDifferError, differing_weights, weight_sums
-from training.loop.worker import train_worker
 
 
 class Workers:
@@ -61,7 +61,7 @@ def train_rank(rank: int, undisturbed: dict, disturbed: dict, store_path: str) -
         return honest(model, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("training.loop.worker.differing_weights", flip_once)
+        patch.setattr("esmeray.training.loop.worker.differing_weights", flip_once)
         settings = Config.model_validate(disturbed)
         with pytest.raises(WeightsDifferError, match=r"worker 0 .*, 1 .* are not each other's"):
             train_worker(settings, context, store_path)

@@ -4,17 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from cluster.placement import Capacity, Workers
-from cluster.signals import StopSignals
-from common.errors import ResourceError
-from run_folder.checkpoints import CheckpointStore
-from run_folder.paths import Outcome, RunFolder
+from esmeray.cluster.placement import Capacity, Workers
+from esmeray.cluster.signals import StopSignals
+from esmeray.common.errors import ResourceError
+from esmeray.run_folder.checkpoints import CheckpointStore
+from esmeray.run_folder.paths import Outcome, RunFolder
+from esmeray.train_config.schema import RaySection
+from esmeray.training.engine.collective import WorkerContext
+from esmeray.training.launch import elastic
+from esmeray.training.launch.elastic import Attempts, Need
+from esmeray.training.loop.worker import train_worker
 from tests.runs import a_manifest, run_folder, tiny_config, train_losses
-from train_config.schema import RaySection
-from training.engine.collective import WorkerContext
-from training.launch import elastic
-from training.launch.elastic import Attempts, Need
-from training.loop.worker import train_worker
 
 WORKERS = Workers(4, 1, use_gpu=False, sizes=(1, 2, 4))
 

@@ -1,14 +1,14 @@
 import pytest
 
-from cluster.placement import Workers
-from common.errors import ConfigError
-from dataset.store.conversion import ensure_store
-from dataset.store.reader import Store
+from esmeray.cluster.placement import Workers
+from esmeray.common.errors import ConfigError
+from esmeray.dataset.store.conversion import ensure_store
+from esmeray.dataset.store.reader import Store
+from esmeray.training.launch.planning import check_warm_up, make_plan
+from esmeray.training.tasks.plan import estimate_size, size_of_store
+from esmeray.training.tasks.registry import task_plan
 from tests.runs import tiny_config
 from tests.training.tasks.test_classification import config_of, write_table
-from training.launch.planning import check_warm_up, make_plan
-from training.tasks.plan import estimate_size, size_of_store
-from training.tasks.registry import task_plan
 
 WORKERS = Workers(count=2, cpus_each=1, use_gpu=False)
 

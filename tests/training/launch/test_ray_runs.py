@@ -14,15 +14,15 @@ import torch
 import yaml
 from transformers import AutoModel
 
-from run_folder.checkpoints import CheckpointStore
-from run_folder.metrics_log import read_metrics
+from esmeray.run_folder.checkpoints import CheckpointStore
+from esmeray.run_folder.metrics_log import read_metrics
+from esmeray.train_config.loading import dump_config
+from esmeray.train_config.schema import Config
 from tests.clusters import TOKEN, started_cluster
 from tests.conftest import REPOSITORY
 from tests.monitoring.wandb_file import read_records
 from tests.runs import events, exported_weights, merged, run_folder, tiny_config, train_losses
 from tests.training.waits_for_steps import allowed_steps
-from train_config.loading import dump_config
-from train_config.schema import Config
 
 TIMEOUT_S = 600
 """A step takes long on a machine that others keep busy."""

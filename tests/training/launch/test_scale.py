@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from model.cost.memory import ParameterCount, activation_bytes_per_token
+from esmeray.model.cost.memory import ParameterCount, activation_bytes_per_token
+from esmeray.tools.train.plan import device_of, scale_run, work_of
+from esmeray.train_config.plan_schema import PlanSection
+from esmeray.training.launch import scale
 from tests.model.support import build_model, masked_batch, random_sequences, tiny_section
-from tools.train.plan import device_of, scale_run, work_of
-from train_config.plan_schema import PlanSection
-from training.launch import scale
 
 WITHIN = 0.2
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from model.device import HostCopy
+from esmeray.model.device import HostCopy
+from esmeray.training.loop.stepping import BatchCopies
 from tests.model.support import masked_batch, no_waiting, random_sequences
-from training.loop.stepping import BatchCopies
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 

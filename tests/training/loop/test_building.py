@@ -3,9 +3,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from esmeray.training.engine.collective import WorkerContext
+from esmeray.training.loop import building
 from tests.runs import tiny_config
-from training.engine.collective import WorkerContext
-from training.loop import building
 
 
 @pytest.mark.parametrize(

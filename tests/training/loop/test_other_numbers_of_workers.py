@@ -6,15 +6,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from esmeray.train_config.schema import Config
+from esmeray.training.engine import memory_state
+from esmeray.training.engine.collective import WorkerContext
+from esmeray.training.loop.worker import train_worker
 from tests.runs import events, exported_weights, run_folder, tiny_config, train_losses
 from tests.training.engine.test_memory_state import lost_in_step
 from tests.training.loop.test_worker import damage, spoil
 from tests.training.tasks.test_diffusion import diffusion_config
 from tests.worker_group import WorkerGroup
-from train_config.schema import Config
-from training.engine import memory_state
-from training.engine.collective import WorkerContext
-from training.loop.worker import train_worker
 
 WORKERS = (2, 1, 3, 4, 2)
 """One after the other, two steps each, of four batches: of three workers two take one that counts for nothing."""

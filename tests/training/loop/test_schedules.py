@@ -2,12 +2,12 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from run_folder.checkpoints import CheckpointStore
+from esmeray.run_folder.checkpoints import CheckpointStore
+from esmeray.train_config.schema import Config, TrainingSection
+from esmeray.training.engine.collective import WorkerContext
+from esmeray.training.loop.schedules import learning_rate, steps_before_decay
+from esmeray.training.loop.worker import train_worker
 from tests.runs import events, exported_weights, run_folder, tiny_config, train_losses
-from train_config.schema import Config, TrainingSection
-from training.engine.collective import WorkerContext
-from training.loop.schedules import learning_rate, steps_before_decay
-from training.loop.worker import train_worker
 
 
 def section(**settings) -> TrainingSection:

@@ -4,15 +4,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from common.errors import DataError, ResourceError
-from dataset.batches.steps import StepBatches
-from dataset.packed_batch import TARGETS, PackedBatch
-from monitoring.sampling.memory_meter import MemoryMeter
-from run_folder.checkpoints import Position
-from train_config.schema import MemoryGuardSection
-from training.engine.memory_guard import MemoryGuard, NewStartError
-from training.engine.step_clock import StepClock
-from training.loop.stepping import Stepper, every_step
+from esmeray.common.errors import DataError, ResourceError
+from esmeray.dataset.batches.steps import StepBatches
+from esmeray.dataset.packed_batch import TARGETS, PackedBatch
+from esmeray.monitoring.sampling.memory_meter import MemoryMeter
+from esmeray.run_folder.checkpoints import Position
+from esmeray.train_config.schema import MemoryGuardSection
+from esmeray.training.engine.memory_guard import MemoryGuard, NewStartError
+from esmeray.training.engine.step_clock import StepClock
+from esmeray.training.loop.stepping import Stepper, every_step
 
 
 def batch_of(*lengths: int) -> PackedBatch:

@@ -12,25 +12,25 @@ from ray.exceptions import RayActorError
 from safetensors.torch import load_file
 from transformers import AutoModel, EsmForMaskedLM
 
-from common.errors import CheckpointError, DataError
-from dataset.batches.loader_process import LoaderProcessLost
-from dataset.store.reader import Store
-from dataset.tokens.esm import pack_sequences
-from model.tasks.autoencoder import ESM2Autoencoder
-from run_folder.checkpoints import CheckpointFolder, CheckpointStore, FileEntry
-from run_folder.metrics_log import read_metrics
-from run_folder.paths import Outcome
+from esmeray.common.errors import CheckpointError, DataError
+from esmeray.dataset.batches.loader_process import LoaderProcessLost
+from esmeray.dataset.store.reader import Store
+from esmeray.dataset.tokens.esm import pack_sequences
+from esmeray.model.tasks.autoencoder import ESM2Autoencoder
+from esmeray.run_folder.checkpoints import CheckpointFolder, CheckpointStore, FileEntry
+from esmeray.run_folder.metrics_log import read_metrics
+from esmeray.run_folder.paths import Outcome
+from esmeray.training.engine.collective import WorkerContext
+from esmeray.training.engine.engine import TrainingEngine
+from esmeray.training.loop import worker
+from esmeray.training.loop.finishing import repeatable
+from esmeray.training.loop.results import StepResults
+from esmeray.training.loop.stepping import Stepper
+from esmeray.training.loop.worker import EarlyStopping, train_worker
+from esmeray.training.tasks import experiment
+from esmeray.training.tasks.registry import task_plan
 from tests.model.support import build_model
 from tests.runs import events, exported_weights, run_folder, tiny_config, train_losses, validations
-from training.engine.collective import WorkerContext
-from training.engine.engine import TrainingEngine
-from training.loop import worker
-from training.loop.finishing import repeatable
-from training.loop.results import StepResults
-from training.loop.stepping import Stepper
-from training.loop.worker import EarlyStopping, train_worker
-from training.tasks import experiment
-from training.tasks.registry import task_plan
 
 pytestmark = pytest.mark.usefixtures("process_group")
 

@@ -8,24 +8,24 @@ import pytest
 from sklearn import metrics
 from transformers import BertConfig, BertModel
 
-from common.errors import CheckpointError, ConfigError, DataError
-from dataset.labels.store import LabelledStore
-from inference.classifier import ClassifierPipeline
-from run_folder.checkpoints import CheckpointStore
-from run_folder.metrics_log import read_metrics
-from run_folder.paths import Outcome, RunFolder
+from esmeray.common.errors import CheckpointError, ConfigError, DataError
+from esmeray.dataset.labels.store import LabelledStore
+from esmeray.inference.classifier import ClassifierPipeline
+from esmeray.run_folder.checkpoints import CheckpointStore
+from esmeray.run_folder.metrics_log import read_metrics
+from esmeray.run_folder.paths import Outcome, RunFolder
+from esmeray.tools.train.export import main as export_command
+from esmeray.train_config.loading import dump_config
+from esmeray.train_config.natures import with_absolute_paths
+from esmeray.train_config.schema import Config
+from esmeray.training.engine.collective import WorkerContext
+from esmeray.training.loop.worker import train_worker
+from esmeray.training.tasks.classifier import features
+from esmeray.training.tasks.classifier.experiment import ClassifierExperiment
+from esmeray.training.tasks.classifier.plan import ClassifierPlan
 from tests.dataset.tokenizer_folders import prot_bert
 from tests.runs import events, merged, run_folder, tiny_config, train_losses, validations
 from tests.training.loop.test_two_workers import train_with
-from tools.train.export import main as export_command
-from train_config.loading import dump_config
-from train_config.natures import with_absolute_paths
-from train_config.schema import Config
-from training.engine.collective import WorkerContext
-from training.loop.worker import train_worker
-from training.tasks.classifier import features
-from training.tasks.classifier.experiment import ClassifierExperiment
-from training.tasks.classifier.plan import ClassifierPlan
 
 CLASSIFIER = {
     "data": {"max_length": 62, "labels": {"text_column": "text", "split": "stratified"}, "validation_share": 0.3},

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from dataset.structures.store import Structure
-from inference.design.sampling import Request, generate
-from model.tasks.diffusion import open_diffusion
+from esmeray.dataset.structures.store import Structure
+from esmeray.inference.design.sampling import Request, generate
+from esmeray.model.tasks.diffusion import open_diffusion
+from esmeray.train_config.schema import Config
+from esmeray.training.tasks.registry import task_plan
 from tests.runs import exported_weights, merged, run_folder, tiny_config, train_losses, validations
 from tests.training.loop.test_two_workers import assert_shards_make_the_exported_weights, train_with
 from tests.training.loop.test_worker import assert_same_run, stop_after, train
-from train_config.schema import Config
-from training.tasks.registry import task_plan
 
 DIFFUSION = {
     "data": {"max_length": 150, "sample": {"records": 60}, "validation_share": 0.2},

@@ -8,12 +8,12 @@ from typing import get_args
 
 import pytest
 
-from model.export.opening import OPENERS
+from esmeray.model.export.opening import OPENERS
+from esmeray.train_config.schema import ModelSection
+from esmeray.training.tasks.experiment import Experiment
+from esmeray.training.tasks.plan import TaskPlan
+from esmeray.training.tasks.registry import TASKS, experiment_class, task_named, task_plan
 from tests.runs import TINY, tiny_config
-from train_config.schema import ModelSection
-from training.tasks.experiment import Experiment
-from training.tasks.plan import TaskPlan
-from training.tasks.registry import TASKS, experiment_class, task_named, task_plan
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -21,13 +21,13 @@ TRAIN = f"""
 import sys
 from pathlib import Path
 import torch.distributed as dist
-from model.export.opening import open_exported
-from run_folder.paths import RunFolder
-from train_config.natures import with_absolute_paths
-from train_config.schema import Config
-from training.engine.collective import WorkerContext
-from training.loop.worker import train_worker
-from training.tasks.registry import task_plan
+from esmeray.model.export.opening import open_exported
+from esmeray.run_folder.paths import RunFolder
+from esmeray.train_config.natures import with_absolute_paths
+from esmeray.train_config.schema import Config
+from esmeray.training.engine.collective import WorkerContext
+from esmeray.training.loop.worker import train_worker
+from esmeray.training.tasks.registry import task_plan
 
 folder = Path(sys.argv[1])
 settings = {TINY!r}
@@ -63,7 +63,7 @@ def test_new_task_is_its_package_and_its_name_in_the_registry_and_the_schema(tmp
     package = tree / "training" / "tasks" / "toy"
     shutil.copytree(package.with_name("masked_lm"), package)
     assert {path.name for path in package.glob("*.py")} == {"__init__.py", "experiment.py"}
-    replace(package / "__init__.py", "training.tasks.masked_lm", "training.tasks.toy")
+    replace(package / "__init__.py", "esmeray.training.tasks.masked_lm", "esmeray.training.tasks.toy")
     replace(package.parent / "registry.py", 'TASKS = ("', 'TASKS = ("toy", "')
     schema = tree / "train_config" / "schema.py"
     replace(schema, "    task: Literal[", '    task: Literal["toy", ')
@@ -86,10 +86,11 @@ def copied_tree(tree: Path) -> Path:
     """This repository's folders, of which those that a task touches are copies."""
     tree.mkdir()
     for folder in ROOT.iterdir():
-        if folder.name in ("model", "training", "train_config"):
+        if folder.name in ("esmeray", "model", "training", "train_config"):
             shutil.copytree(folder, tree / folder.name, ignore=shutil.ignore_patterns("__pycache__"))
         elif (folder / "__init__.py").is_file():
             (tree / folder.name).symlink_to(folder)
+    shutil.copy(ROOT / "train_ray.py", tree)  # by which a checkout is known
     return tree
 
 

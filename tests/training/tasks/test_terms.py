@@ -6,16 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.errors import ConfigError, DataError
-from dataset.store.conversion import convert
-from function.proteins import LabelledTerms, prepare, read
-from function.sample import write_sample
+from esmeray.common.errors import ConfigError, DataError
+from esmeray.dataset.store.conversion import convert
+from esmeray.function.proteins import LabelledTerms, prepare, read
+from esmeray.function.sample import write_sample
+from esmeray.train_config.loading import load_config
+from esmeray.train_config.schema import DataSection, IngestSection, SampleSection
+from esmeray.training.engine.collective import WorkerContext
+from esmeray.training.loop.worker import train_worker
+from esmeray.training.tasks.registry import task_plan
 from tests.runs import exported_weights, run_folder, tiny_config, train_losses
-from train_config.loading import load_config
-from train_config.schema import DataSection, IngestSection, SampleSection
-from training.engine.collective import WorkerContext
-from training.loop.worker import train_worker
-from training.tasks.registry import task_plan
 
 
 @pytest.fixture

@@ -1,9 +1,9 @@
 """The ESM-2 autoencoder: features of each residue of a store to a latent and back."""
 
-from model.cost.memory import count_autoencoder_parameters
-from run_folder.metrics_log import MetricLabel
-from training.tasks.plan import ResiduePlan
-from training.tasks.registry import RESIDUE_RECOVERY, Task
+from esmeray.model.cost.memory import count_autoencoder_parameters
+from esmeray.run_folder.metrics_log import MetricLabel
+from esmeray.training.tasks.plan import ResiduePlan
+from esmeray.training.tasks.registry import RESIDUE_RECOVERY, Task
 
 
 class AutoencoderPlan(ResiduePlan):
@@ -13,9 +13,9 @@ class AutoencoderPlan(ResiduePlan):
 
 
 TASK = Task(
-    section="train_config.schema:AutoencoderSection",
-    plan="training.tasks.autoencoder:AutoencoderPlan",
-    experiment="training.tasks.autoencoder.experiment:AutoencoderExperiment",
+    section="esmeray.train_config.schema:AutoencoderSection",
+    plan="esmeray.training.tasks.autoencoder:AutoencoderPlan",
+    experiment="esmeray.training.tasks.autoencoder.experiment:AutoencoderExperiment",
     metrics={
         "residue_recovery": RESIDUE_RECOVERY,
         "feature_r2": MetricLabel(

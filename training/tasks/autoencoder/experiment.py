@@ -1,10 +1,10 @@
 """The autoencoder as the training loop sees it: its normalisation is measured before the first step."""
 
-from model.tasks.autoencoder import ESM2Autoencoder
-from model.tasks.base import TaskModel
-from model.tasks.normalization import FeatureStatistics
-from training.engine.collective import ControlGroup, WorkerContext
-from training.tasks.experiment import ResidueExperiment
+from esmeray.model.tasks.autoencoder import ESM2Autoencoder
+from esmeray.model.tasks.base import TaskModel
+from esmeray.model.tasks.normalization import FeatureStatistics
+from esmeray.training.engine.collective import ControlGroup, WorkerContext
+from esmeray.training.tasks.experiment import ResidueExperiment
 
 
 class AutoencoderExperiment(ResidueExperiment):

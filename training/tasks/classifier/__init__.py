@@ -1,12 +1,12 @@
 """The classifier: classes, labels or numbers of each labelled record, or a class of each residue."""
 
-from run_folder.metrics_log import MetricLabel
-from training.tasks.registry import Task
+from esmeray.run_folder.metrics_log import MetricLabel
+from esmeray.training.tasks.registry import Task
 
 TASK = Task(
-    section="train_config.classifier_schema:ClassifierSection",
-    plan="training.tasks.classifier.plan:ClassifierPlan",
-    experiment="training.tasks.classifier.experiment:ClassifierExperiment",
+    section="esmeray.train_config.classifier_schema:ClassifierSection",
+    plan="esmeray.training.tasks.classifier.plan:ClassifierPlan",
+    experiment="esmeray.training.tasks.classifier.experiment:ClassifierExperiment",
     metrics={
         "accuracy": MetricLabel("accuracy", "accuracy"),
         "f1_macro": MetricLabel("macro F1"),

@@ -13,33 +13,33 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.errors import ConfigError
-from dataset.batches.labelled import FeatureSource, LabelledSource, Labels
-from dataset.batches.loader import Loader
-from dataset.batches.preparation import count_cropped, fixed_crop
-from dataset.batches.steps import BatchSource
-from dataset.labels.label_space import MAPPINGS_FILE, LabelSpace
-from dataset.labels.store import LabelledStore
-from dataset.labels.values import read_label_weights
-from dataset.packed_batch import WEIGHTS, PackedBatch
-from dataset.store.format import SEQUENCES_FOLDER
-from dataset.store.reader import stage_once
-from dataset.targets import has_target
-from dataset.tokens.base import open_tokenizer
-from dataset.tokens.token_store import ensure_tokens
-from model.backbones.base import decayed_rates
-from model.export.classifier import export_classifier
-from model.metrics.classification import classification_metrics
-from model.tasks.base import TaskModel, TaskOutput
-from model.tasks.classifier import Classifier, build_classifier
-from model.tasks.classifier_settings import LOWER_IS_BETTER, best_metric
-from model.tasks.losses import balanced_class_weights, probabilities
-from run_folder.paths import TOKENIZER, RunFolder
-from train_config.loading import dump_config
-from training.engine.collective import ControlGroup, WorkerContext
-from training.engine.engine import TrainingEngine
-from training.tasks.classifier.features import ensure_features, fingerprint, is_pooled
-from training.tasks.experiment import Experiment, TrainedState
+from esmeray.common.errors import ConfigError
+from esmeray.dataset.batches.labelled import FeatureSource, LabelledSource, Labels
+from esmeray.dataset.batches.loader import Loader
+from esmeray.dataset.batches.preparation import count_cropped, fixed_crop
+from esmeray.dataset.batches.steps import BatchSource
+from esmeray.dataset.labels.label_space import MAPPINGS_FILE, LabelSpace
+from esmeray.dataset.labels.store import LabelledStore
+from esmeray.dataset.labels.values import read_label_weights
+from esmeray.dataset.packed_batch import WEIGHTS, PackedBatch
+from esmeray.dataset.store.format import SEQUENCES_FOLDER
+from esmeray.dataset.store.reader import stage_once
+from esmeray.dataset.targets import has_target
+from esmeray.dataset.tokens.base import open_tokenizer
+from esmeray.dataset.tokens.token_store import ensure_tokens
+from esmeray.model.backbones.base import decayed_rates
+from esmeray.model.export.classifier import export_classifier
+from esmeray.model.metrics.classification import classification_metrics
+from esmeray.model.tasks.base import TaskModel, TaskOutput
+from esmeray.model.tasks.classifier import Classifier, build_classifier
+from esmeray.model.tasks.classifier_settings import LOWER_IS_BETTER, best_metric
+from esmeray.model.tasks.losses import balanced_class_weights, probabilities
+from esmeray.run_folder.paths import TOKENIZER, RunFolder
+from esmeray.train_config.loading import dump_config
+from esmeray.training.engine.collective import ControlGroup, WorkerContext
+from esmeray.training.engine.engine import TrainingEngine
+from esmeray.training.tasks.classifier.features import ensure_features, fingerprint, is_pooled
+from esmeray.training.tasks.experiment import Experiment, TrainedState
 
 
 class ClassifierExperiment(Experiment):

@@ -14,16 +14,16 @@ import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dataset.batches.labelled import LabelledSource
-from dataset.batches.plan import longest_first
-from dataset.embeddings.cache import FeatureStore, write_shard
-from dataset.tokens.base import SequenceTokenizer
-from model.backbones.fingerprint import features_fingerprint, weights_fingerprint
-from model.device import DTYPES
-from model.forward_loop import ForwardLoop, Places
-from model.tasks.classifier import Classifier
-from train_config.schema import DataSection
-from training.engine.collective import ControlGroup, WorkerContext
+from esmeray.dataset.batches.labelled import LabelledSource
+from esmeray.dataset.batches.plan import longest_first
+from esmeray.dataset.embeddings.cache import FeatureStore, write_shard
+from esmeray.dataset.tokens.base import SequenceTokenizer
+from esmeray.model.backbones.fingerprint import features_fingerprint, weights_fingerprint
+from esmeray.model.device import DTYPES
+from esmeray.model.forward_loop import ForwardLoop, Places
+from esmeray.model.tasks.classifier import Classifier
+from esmeray.train_config.schema import DataSection
+from esmeray.training.engine.collective import ControlGroup, WorkerContext
 
 SHARD_BYTES = 128 << 20
 """Features of a shard, which are held in memory until it is written: what is lost at most when a worker is."""

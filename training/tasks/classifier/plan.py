@@ -9,23 +9,23 @@ from typing import Any
 
 import numpy as np
 
-from common.errors import CheckpointError, ConfigError
-from common.progress import ProgressCallback, no_progress
-from dataset.batches.preparation import count_cropped, cropped_lengths
-from dataset.labels.conversion import ensure_labelled_store, labelled_store_location
-from dataset.labels.store import LabelledStore
-from dataset.labels.values import read_label_weights
-from dataset.tokens.base import SequenceTokenizer, load_tokenizer, open_tokenizer
-from dataset.tokens.token_store import ensure_tokens
-from model.backbones.facts import BackboneFacts, backbone_facts
-from model.backbones.source import check_source
-from model.cost.memory import count_classifier_parameters
-from model.tasks.classifier_settings import best_metric, check_pooling, loss_name
-from run_folder.checkpoints import CheckpointFolder
-from run_folder.paths import TOKENIZER, RunFolder
-from train_config.classifier_schema import TargetKind
-from train_config.schema import ModelSection
-from training.tasks.plan import DataSize, TaskPlan, TaskSize
+from esmeray.common.errors import CheckpointError, ConfigError
+from esmeray.common.progress import ProgressCallback, no_progress
+from esmeray.dataset.batches.preparation import count_cropped, cropped_lengths
+from esmeray.dataset.labels.conversion import ensure_labelled_store, labelled_store_location
+from esmeray.dataset.labels.store import LabelledStore
+from esmeray.dataset.labels.values import read_label_weights
+from esmeray.dataset.tokens.base import SequenceTokenizer, load_tokenizer, open_tokenizer
+from esmeray.dataset.tokens.token_store import ensure_tokens
+from esmeray.model.backbones.facts import BackboneFacts, backbone_facts
+from esmeray.model.backbones.source import check_source
+from esmeray.model.cost.memory import count_classifier_parameters
+from esmeray.model.tasks.classifier_settings import best_metric, check_pooling, loss_name
+from esmeray.run_folder.checkpoints import CheckpointFolder
+from esmeray.run_folder.paths import TOKENIZER, RunFolder
+from esmeray.train_config.classifier_schema import TargetKind
+from esmeray.train_config.schema import ModelSection
+from esmeray.training.tasks.plan import DataSize, TaskPlan, TaskSize
 
 
 class ClassifierPlan(TaskPlan):

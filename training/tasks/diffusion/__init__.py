@@ -1,12 +1,12 @@
 """Sequence diffusion: hidden residues of a structure store, predicted from the structure and from the others."""
 
-from run_folder.metrics_log import MetricLabel
-from training.tasks.registry import RESIDUE_RECOVERY, Task
+from esmeray.run_folder.metrics_log import MetricLabel
+from esmeray.training.tasks.registry import RESIDUE_RECOVERY, Task
 
 TASK = Task(
-    section="train_config.diffusion_schema:DiffusionSection",
-    plan="training.tasks.diffusion.plan:DiffusionPlan",
-    experiment="training.tasks.diffusion.experiment:DiffusionExperiment",
+    section="esmeray.train_config.diffusion_schema:DiffusionSection",
+    plan="esmeray.training.tasks.diffusion.plan:DiffusionPlan",
+    experiment="esmeray.training.tasks.diffusion.experiment:DiffusionExperiment",
     metrics={
         "residue_recovery": RESIDUE_RECOVERY,
         "unconditional_loss": MetricLabel("validation, without structure or label", is_loss=True),

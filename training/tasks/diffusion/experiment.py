@@ -3,17 +3,17 @@
 import json
 from pathlib import Path
 
-from dataset.batches.loader import Loader
-from dataset.batches.preparation import count_cropped
-from dataset.store.format import SEQUENCES_FOLDER
-from dataset.store.reader import stage_once
-from dataset.structures.batches import StructureSource
-from dataset.structures.predictions import predictions_of
-from dataset.structures.store import StructureStore
-from model.tasks.diffusion import SequenceDiffusion
-from run_folder.paths import RunFolder
-from training.engine.collective import WorkerContext
-from training.tasks.experiment import Experiment, TrainedState, exported
+from esmeray.dataset.batches.loader import Loader
+from esmeray.dataset.batches.preparation import count_cropped
+from esmeray.dataset.store.format import SEQUENCES_FOLDER
+from esmeray.dataset.store.reader import stage_once
+from esmeray.dataset.structures.batches import StructureSource
+from esmeray.dataset.structures.predictions import predictions_of
+from esmeray.dataset.structures.store import StructureStore
+from esmeray.model.tasks.diffusion import SequenceDiffusion
+from esmeray.run_folder.paths import RunFolder
+from esmeray.training.engine.collective import WorkerContext
+from esmeray.training.tasks.experiment import Experiment, TrainedState, exported
 
 LABELS_FILE = "diffusion_labels.json"
 """The classes that sequences are conditioned on."""

@@ -3,13 +3,13 @@
 from dataclasses import replace
 from pathlib import Path
 
-from common.progress import ProgressCallback, no_progress
-from dataset.structures.conversion import ensure_structure_store, structure_store_location
-from dataset.structures.predictions import predictions_of
-from dataset.structures.store import StructureStore
-from model.backbones.source import is_padded, source_type
-from model.cost.memory import ParameterCount, count_diffusion_parameters
-from training.tasks.plan import TaskPlan, TaskSize, size_of_lengths
+from esmeray.common.progress import ProgressCallback, no_progress
+from esmeray.dataset.structures.conversion import ensure_structure_store, structure_store_location
+from esmeray.dataset.structures.predictions import predictions_of
+from esmeray.dataset.structures.store import StructureStore
+from esmeray.model.backbones.source import is_padded, source_type
+from esmeray.model.cost.memory import ParameterCount, count_diffusion_parameters
+from esmeray.training.tasks.plan import TaskPlan, TaskSize, size_of_lengths
 
 
 class DiffusionPlan(TaskPlan):

@@ -1,8 +1,8 @@
 """Masked language modelling: the residues of a store, some of which are hidden and predicted."""
 
-from model.cost.memory import count_masked_lm_parameters
-from training.tasks.plan import ResiduePlan
-from training.tasks.registry import RESIDUE_RECOVERY, Task
+from esmeray.model.cost.memory import count_masked_lm_parameters
+from esmeray.training.tasks.plan import ResiduePlan
+from esmeray.training.tasks.registry import RESIDUE_RECOVERY, Task
 
 
 class MaskedLMPlan(ResiduePlan):
@@ -12,9 +12,9 @@ class MaskedLMPlan(ResiduePlan):
 
 
 TASK = Task(
-    section="train_config.schema:MaskedLMSection",
-    plan="training.tasks.masked_lm:MaskedLMPlan",
-    experiment="training.tasks.masked_lm.experiment:MaskedLMExperiment",
+    section="esmeray.train_config.schema:MaskedLMSection",
+    plan="esmeray.training.tasks.masked_lm:MaskedLMPlan",
+    experiment="esmeray.training.tasks.masked_lm.experiment:MaskedLMExperiment",
     metrics={"residue_recovery": RESIDUE_RECOVERY},
     next=("embed run --embed.models {run} --embed.input {input} --embed.output {name}-vectors",),
 )

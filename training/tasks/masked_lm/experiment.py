@@ -1,7 +1,7 @@
 """The masked language model as the training loop sees it."""
 
-from model.tasks.masked_lm import MaskedLM
-from training.tasks.experiment import ResidueExperiment
+from esmeray.model.tasks.masked_lm import MaskedLM
+from esmeray.training.tasks.experiment import ResidueExperiment
 
 
 class MaskedLMExperiment(ResidueExperiment):

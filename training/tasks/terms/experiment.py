@@ -10,20 +10,20 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dataset.batches.labelled import FeatureSource
-from dataset.labels.label_space import LabelSpace
-from function.proteins import LabelledTerms
-from function.vectors import VectorRows, read_vectors
-from model.export.classifier import export_vector_classifier
-from model.tasks.base import TaskModel
-from model.tasks.classifier import build_classifier
-from model.tasks.terms import VectorClassifier, new_vector_classifier
-from run_folder.paths import RunFolder
-from train_config.loading import dump_config
-from training.engine.collective import ControlGroup, WorkerContext
-from training.engine.engine import TrainingEngine
-from training.tasks.classifier.experiment import ClassifierExperiment
-from training.tasks.experiment import Experiment, TrainedState
+from esmeray.dataset.batches.labelled import FeatureSource
+from esmeray.dataset.labels.label_space import LabelSpace
+from esmeray.function.proteins import LabelledTerms
+from esmeray.function.vectors import VectorRows, read_vectors
+from esmeray.model.export.classifier import export_vector_classifier
+from esmeray.model.tasks.base import TaskModel
+from esmeray.model.tasks.classifier import build_classifier
+from esmeray.model.tasks.terms import VectorClassifier, new_vector_classifier
+from esmeray.run_folder.paths import RunFolder
+from esmeray.train_config.loading import dump_config
+from esmeray.training.engine.collective import ControlGroup, WorkerContext
+from esmeray.training.engine.engine import TrainingEngine
+from esmeray.training.tasks.classifier.experiment import ClassifierExperiment
+from esmeray.training.tasks.experiment import Experiment, TrainedState
 
 
 class TermsExperiment(ClassifierExperiment):

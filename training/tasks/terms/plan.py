@@ -2,18 +2,18 @@
 
 from pathlib import Path
 
-from common.errors import ConfigError
-from common.progress import ProgressCallback, no_progress
-from dataset.embeddings.manifest import read_manifest
-from dataset.tokens.base import SequenceTokenizer
-from dataset.tokens.token_store import ensure_tokens
-from function.proteins import LabelledTerms, location, prepare
-from function.vectors import CHANNELS
-from model.backbones.facts import BackboneFacts, backbone_facts
-from train_config.classifier_schema import TargetKind
-from train_config.schema import BackboneSection
-from train_config.terms_schema import COMPOSITION
-from training.tasks.classifier.plan import ClassifierPlan, tokenizer_of
+from esmeray.common.errors import ConfigError
+from esmeray.common.progress import ProgressCallback, no_progress
+from esmeray.dataset.embeddings.manifest import read_manifest
+from esmeray.dataset.tokens.base import SequenceTokenizer
+from esmeray.dataset.tokens.token_store import ensure_tokens
+from esmeray.function.proteins import LabelledTerms, location, prepare
+from esmeray.function.vectors import CHANNELS
+from esmeray.model.backbones.facts import BackboneFacts, backbone_facts
+from esmeray.train_config.classifier_schema import TargetKind
+from esmeray.train_config.schema import BackboneSection
+from esmeray.train_config.terms_schema import COMPOSITION
+from esmeray.training.tasks.classifier.plan import ClassifierPlan, tokenizer_of
 
 
 class TermsPlan(ClassifierPlan):
