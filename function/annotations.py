@@ -65,6 +65,10 @@ def read_annotations(
 
     Of GAF, those with these evidence codes and without NOT, of dates (YYYYMMDD) from ``since`` on and earlier than
     ``before``. Raises DataError for a file that can't be read so, or where no annotation is left.
+
+    >>> truth = esmeray.read_annotations(Path("truth.tsv"), ontology)
+    >>> truth[name].terms.shape == (len(truth[name].proteins), len(ontology.aspects[name].terms))
+    True
     """
     if next((line for _, line in numbered_lines(path)), "").startswith("!"):
         rows = _gaf(path, frozenset(evidence), since, before)
@@ -99,6 +103,11 @@ def read_scores(
     """(N, V) float64 scores of these proteins of each aspect, not propagated, for the aspects that have some.
 
     The largest counts of several for the same protein and term. Raises DataError for a score that is not in 0 to 1.
+
+    >>> proteins = {name: annotations.proteins for name, annotations in truth.items()}
+    >>> scores = esmeray.read_scores(Path("predictions.tsv"), ontology, proteins)
+    >>> scores[name].shape == truth[name].terms.shape
+    True
     """
     ids = {name: {protein: place for place, protein in enumerate(names)} for name, names in proteins.items()}
     everyone = frozenset().union(*ids.values())

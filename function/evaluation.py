@@ -60,7 +60,7 @@ class Evaluation:
     metrics: dict[str, Metric]
 
 
-def evaluate(
+def evaluate_functions(
     aspect: Aspect,
     truth: Annotations,
     scores: csr_array,
@@ -75,6 +75,10 @@ def evaluate(
     ``known`` annotations count neither as annotated nor as predicted, and terms outside ``terms_V`` for no protein
     (partial knowledge); proteins that then have nothing left to predict leave the evaluation. Where none is left, or no
     score reaches a threshold, there are no metrics.
+
+    >>> evaluation = esmeray.evaluate_functions(ontology.aspects[name], truth[name], scores[name])
+    >>> 0 < evaluation.metrics["fmax"].value <= 1
+    True
     """
     settings = settings or EvaluationSection()
     weights = {"": (settings.orphans | (aspect.levels > 0)).astype(float)}

@@ -100,6 +100,10 @@ def read_ontology(path: Path) -> Ontology:
     """Read an OBO file.
 
     Raises DataError for a file that is no OBO, was cut off, defines a term twice, or has cyclic relations.
+
+    >>> ontology = esmeray.read_ontology(Path("go.obo"))
+    >>> [*ontology.aspects]
+    ['molecular_function', 'biological_process', 'cellular_component']
     """
     terms: dict[str, dict[str, list[str]]] = {}
     obsolete = set()

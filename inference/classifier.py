@@ -118,6 +118,10 @@ class ClassifierPipeline:
 
         The length limit and crop are those of ``data``, by default the folder's own. Raises ConfigError where there
         is no classifier or no such device, DataError where its files are damaged.
+
+        >>> classifier = esmeray.ClassifierPipeline.load("classifier", device="cpu")
+        >>> classifier.predict(["MKTAYIAKQR", "MSILVTRPSP"]).probabilities.shape  # (N, classes)
+        (2, 3)
         """
         folder = exported_by("classifier", source)
         model = open_model(folder, precision, device)

@@ -16,7 +16,7 @@ from pathlib import Path
 from esmeray.benchmarks.harness.proteins import DEVELOPMENT_DATA
 from esmeray.benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
 from esmeray.function.annotations import information_accretion, read_annotations, read_scores
-from esmeray.function.evaluation import evaluate
+from esmeray.function.evaluation import evaluate_functions
 from esmeray.function.ontology import read_ontology
 from esmeray.inference.function.prediction import predict
 from esmeray.train_config.loading import load_config
@@ -108,7 +108,7 @@ def _measured(data: Path, folder: Path, setting: Setting) -> dict[str, dict[str,
         predict(folder / "function", options, IngestSection(), overwrite=True)
         scores, metrics[part] = read_scores(output, ontology, targets, unknown="ignore"), {}
         for aspect, (name, truth) in truths.items():
-            evaluation = evaluate(
+            evaluation = evaluate_functions(
                 ontology.aspects[name], truth, scores[name], accretion_V=accretion[name], settings=settings
             )
             evaluated = evaluation.metrics

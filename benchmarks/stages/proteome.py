@@ -30,7 +30,7 @@ from esmeray.benchmarks.peers.transformers_embedding import (
     search_tuning,
 )
 from esmeray.benchmarks.programs.processes import MemoryMeter, Peak, call
-from esmeray.dataset.embeddings.reader import open_embeddings
+from esmeray.dataset.embeddings.reader import read_embeddings
 
 PROTEINS: dict[Device, int] = {"cpu": 240, "cuda": 10_000}
 SEARCH_PROTEINS, SHORT_PROTEINS = 32, 6
@@ -68,7 +68,7 @@ def _cases(setting: Setting) -> Iterator[Case]:
         for name in targets:
             embed(name)
         stock, tuned = (torch.from_numpy(np.load(f"{targets[name]}.npz")["vectors"]) for name in (STOCK, TUNED))
-        ours = torch.tensor(open_embeddings(targets[OURS])[:])
+        ours = torch.tensor(read_embeddings(targets[OURS])[:])
         return least_cosines("the stock script", stock, {OURS: ours, TUNED: tuned})
 
     forward = our_embedder(model, device, "bf16")

@@ -46,7 +46,7 @@ from esmeray.benchmarks.programs.processes import call
 from esmeray.benchmarks.programs.servers import REPLICA, free_port, serve_processes, server, service, service_bytes
 from esmeray.common.timing import timed
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer
-from esmeray.inference.client import Client
+from esmeray.service.client import Client
 
 PROTEINS, LONGEST, TOGETHER, CONNECTIONS = 960, 1022, 8, 16
 LONG = 35_000

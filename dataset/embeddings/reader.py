@@ -29,14 +29,19 @@ from esmeray.dataset.embeddings.manifest import (
 )
 
 
-def open_embeddings(folder: Path | str, output: str | None = None) -> "Embeddings":
-    """Open an output of a folder, by default its first; DataError for damage, ConfigError for an unknown output."""
+def read_embeddings(folder: Path | str, output: str | None = None) -> "Embeddings":
+    """Open an output of a folder, by default its first; DataError for damage, ConfigError for an unknown output.
+
+    >>> vectors = esmeray.read_embeddings("vectors")
+    >>> len(vectors), vectors["first"].shape, vectors[0:2].shape
+    (3, (320,), (2, 320))
+    """
     return Embeddings(Path(folder).expanduser(), output)
 
 
 def open_vectors(folder: Path | str, output: str | None = None) -> "Embeddings":
-    """:func:`open_embeddings` for an output with one vector a protein; raises DataError for any other."""
-    embeddings = open_embeddings(folder, output)
+    """:func:`read_embeddings` for an output with one vector a protein; raises DataError for any other."""
+    embeddings = read_embeddings(folder, output)
     if embeddings.output.per != "protein":
         raise DataError(
             f"{folder}: output {embeddings.name!r} has values for each {embeddings.output.per}; name one with one "

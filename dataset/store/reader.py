@@ -34,6 +34,16 @@ from esmeray.dataset.store.format import DATA_FILE, MANIFEST_FILE, STORE_REMEDY,
 _ADVICE = "make one with: esmeray data convert --data.source FASTA --convert.store STORE"
 
 
+def open_store(folder: Path | str) -> "Store":
+    """Open a store that ``esmeray data convert`` made. Raises DataError where there is none, or a damaged one.
+
+    >>> store = esmeray.open_store("proteins.store")
+    >>> len(store), store.id(0), store.text(0)
+    (3, 'first', 'MKTAYIAKQR')
+    """
+    return Store(folder)
+
+
 class Store:
     """Read access to a store.
 

@@ -19,7 +19,7 @@ from esmeray.common.progress import status_line
 from esmeray.common.publishing import made_folder
 from esmeray.common.text import counted
 from esmeray.function.annotations import Annotations
-from esmeray.function.evaluation import evaluate
+from esmeray.function.evaluation import evaluate_functions
 from esmeray.function.predictors import blended, fit_blend
 from esmeray.function.proteins import FunctionData, prepare, read
 from esmeray.function.vectors import Vectors, read_vectors
@@ -86,7 +86,9 @@ def _values(
     settings = EvaluationSection(draws=0, orphans=False)
     values = {}
     for predictor, predicted in scores.items():
-        evaluation = evaluate(aspect.aspect, truth, predicted, accretion_V=aspect.accretion, settings=settings)
+        evaluation = evaluate_functions(
+            aspect.aspect, truth, predicted, accretion_V=aspect.accretion, settings=settings
+        )
         metrics = evaluation.metrics
         values[predictor] = {metric: metrics[metric].value if metrics else 0.0 for metric in _METRICS}
     return values

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.profiler import record_function
@@ -27,6 +28,7 @@ from esmeray.model.cost.flops import forward_flops
 from esmeray.model.device import DTYPES
 from esmeray.model.export.opening import Opened
 from esmeray.model.optimization import optimize_for_inference
+from esmeray.train_config.embed_schema import EmbedSection
 from esmeray.train_config.section import Precision
 
 Features: TypeAlias = dict[Any, Tensor]
@@ -132,6 +134,37 @@ class Model:
             head = head_length(used, crop)
             pieces[index] = np.concatenate([piece[:head], piece[piece.size - (used - head) :]])
         return Tokenized(pieces, whole_N - used_N)
+
+    def embed(
+        self, sequences: Sequence[str], output: str = "mean", *, layer: int = -1, tokens: int | None = None
+    ) -> NDArray | list[NDArray]:
+        """Vectors of sequences, in their order: (N, C) fp32, or a list of (L, C) of residues or (L, L) of pairs.
+
+        Args:
+            sequences: residues, without gaps.
+            output: mean, max, cls, residues, logits ..., as :meth:`outputs` lists them.
+            layer: of those that are of a layer; 0 is the embeddings, -1 the last.
+            tokens: budget of a batch, special tokens included; by default what suits the device.
+
+        Raises ConfigError for an output or a layer that the model has not, DataError where a value is not finite,
+        ResourceError where a single sequence is out of memory.
+
+        >>> vectors = model.embed(["MKTAYIAKQR", "MSILVTRPSP"])  # (2, 320)
+        >>> [rows.shape for rows in model.embed(["MKTAYIAKQR", "MSILV"], "residues")]
+        [(10, 320), (5, 320)]
+        """
+        from esmeray.inference.models.running import run  # here: it imports this module
+
+        (wanted,) = self.outputs([output], [layer])
+        budget = tokens or EmbedSection().resolved(self.device.type == "cuda").tokens
+        arrays: list[Any] = [None] * len(sequences)
+        for batch in run(self, sequences, [wanted], budget):
+            for place, length, array in zip(batch.places, batch.lengths, batch.by_text(wanted), strict=True):
+                shapes = {"protein": (-1,), "residue": (length, -1), "pair": (length, length)}
+                arrays[place] = array.reshape(shapes[wanted.per])
+        if wanted.per == "protein":
+            return np.array(arrays, np.float32).reshape(len(sequences), wanted.channels)
+        return arrays
 
     @record_function("tokenize")
     def pack(self, sequences: Sequence[bytes | memoryview]) -> Packed:

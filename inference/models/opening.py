@@ -32,6 +32,10 @@ def open_model(
         key: name of the setting, for messages.
 
     Raises ConfigError for what is not there, DataError for damaged files, ResourceError where the hub can't be reached.
+
+    >>> model = esmeray.open_model("esm2_t6_8M", device="cpu", random_weights=True)
+    >>> model.embed(["MKTAYIAKQR", "MSILVTRPSP"]).shape
+    (2, 320)
     """
     if device is not None:
         check_device(device)

@@ -23,9 +23,9 @@ from esmeray.model.tasks.classifier import Classifier
 _SHOWN_NAMES = 20
 _EXAMPLES = {True: "MKTAYIAKQR", False: "This sentence gets a class."}
 
-_WITH_ESMERAY = """from esmeray.inference.classifier import ClassifierPipeline
+_WITH_ESMERAY = """import esmeray
 
-predictions = ClassifierPipeline.load("FOLDER").predict(["MKTAYIAKQR"])
+predictions = esmeray.ClassifierPipeline.load("FOLDER").predict(["MKTAYIAKQR"])
 print(predictions.labels(), predictions.probabilities)
 """
 

@@ -206,6 +206,11 @@ class ESM2Autoencoder(ResidueModel):
         """An exported autoencoder, in fp32 on the CPU, in evaluation mode.
 
         Raises DataError (no autoencoder, another format version, damaged files) or ConfigError (its backbone).
+
+        >>> autoencoder = esmeray.ESM2Autoencoder.from_pretrained("autoencoder")
+        >>> latents = autoencoder.encode(["MKTAYIAKQR", "MSILV"])  # (residues, channels) of each
+        >>> [len(rows) for rows in latents]
+        [10, 5]
         """
         folder = Path(folder).expanduser().absolute()
         section = read_settings_of(

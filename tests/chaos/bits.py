@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 from esmeray.common import command_line
 from esmeray.dataset.embeddings.manifest import read_manifest
-from esmeray.dataset.embeddings.reader import open_embeddings
+from esmeray.dataset.embeddings.reader import read_embeddings
 from esmeray.dataset.store.conversion import ensure_store
 from esmeray.dataset.structures.predictions import Predicted, PredictedStructures, keep, keys
 from esmeray.dataset.structures.store import StructureStore
@@ -145,7 +145,7 @@ def digest(values: Any) -> str:
 def read_all() -> None:
     """Every value of every output of the embeddings in ``out``."""
     for name in read_manifest(Path("out")).outputs:
-        embeddings = open_embeddings("out", name)
+        embeddings = read_embeddings("out", name)
         for record_id, values in zip(embeddings.ids, embeddings, strict=True):
             print(name, record_id, digest(values))
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from esmeray.function.annotations import read_accretion, read_annotations, read_scores
-from esmeray.function.evaluation import Evaluation, evaluate
+from esmeray.function.evaluation import Evaluation, evaluate_functions
 from esmeray.function.ontology import Method, read_ontology
 from esmeray.train_config.terms_schema import EvaluationSection, Normalisation
 
@@ -79,7 +79,9 @@ def evaluated(case: Case) -> dict[str, Evaluation]:
         norm=case.norm, propagation=case.propagation, orphans=case.orphans, step=case.step, draws=0
     )
     found = {
-        name: evaluate(ontology.aspects[name], truth[name], some, accretion_V=accretion.get(name), settings=settings)
+        name: evaluate_functions(
+            ontology.aspects[name], truth[name], some, accretion_V=accretion.get(name), settings=settings
+        )
         for name, some in scores.items()
     }
     return {name: one for name, one in found.items() if one.metrics}

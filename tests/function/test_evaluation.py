@@ -9,7 +9,7 @@ import pytest
 from scipy.sparse import csr_array
 
 from esmeray.function.annotations import Annotations, information_accretion, read_annotations, read_scores
-from esmeray.function.evaluation import Evaluation, evaluate
+from esmeray.function.evaluation import Evaluation, evaluate_functions
 from esmeray.function.ontology import Aspect, read_ontology
 from esmeray.train_config.terms_schema import EvaluationSection
 from tests.function.generated import EXPECTED, EXPECTED_CASES, cafaeval, columns, evaluated, generate, sampled
@@ -73,7 +73,7 @@ def test_real_predictions_give_what_cafaeval_gave(shared_data, tmp_path, name, o
     lines = (folder / expected / "evaluation_all.tsv").read_text().splitlines()
     for path in (folder / "predictions").iterdir():
         scores = read_scores(path, read, {aspect: truth[aspect].proteins}, unknown="ignore")[aspect]
-        found = evaluate(
+        found = evaluate_functions(
             read.aspects[aspect], truth[aspect], scores, settings=EvaluationSection(orphans=orphans, draws=0)
         )
         (tmp_path / "some.tsv").write_text(
@@ -102,7 +102,7 @@ def test_known_annotations_and_other_terms_count_for_nobody(tmp_path):
     known = Annotations(truth.proteins[::2], csr_array(known_NV[::2]))
     known_NV[1::2] = False
     settings = EvaluationSection(step=0.1, draws=0)
-    found = evaluate(aspect, truth, scores, known=known, terms_V=terms_V, settings=settings)
+    found = evaluate_functions(aspect, truth, scores, known=known, terms_V=terms_V, settings=settings)
 
     judged_NV = ~known_NV & terms_V
     actual_NV = truth.terms.toarray() & judged_NV
@@ -124,19 +124,19 @@ def test_known_annotations_and_other_terms_count_for_nobody(tmp_path):
 
 def test_without_anything_left_to_predict_there_are_no_metrics(tmp_path):
     aspect, truth, scores = small(tmp_path)
-    found = evaluate(aspect, truth, scores, known=truth)
+    found = evaluate_functions(aspect, truth, scores, known=truth)
     assert found.proteins == 0 and not found.metrics
 
 
 def test_intervals_are_those_of_proteins_drawn_again(tmp_path):
     aspect, truth, scores = small(tmp_path)
-    found = evaluate(aspect, truth, scores, settings=EvaluationSection(draws=400, seed=1))
+    found = evaluate_functions(aspect, truth, scores, settings=EvaluationSection(draws=400, seed=1))
     random = np.random.default_rng(5)
     values = []
     for _ in range(400):
         drawn = random.integers(len(truth.proteins), size=len(truth.proteins))
         again = Annotations(tuple(map(str, drawn)), truth.terms[drawn])
-        values.append(evaluate(aspect, again, scores[drawn], settings=EvaluationSection(draws=0)).metrics)
+        values.append(evaluate_functions(aspect, again, scores[drawn], settings=EvaluationSection(draws=0)).metrics)
     for name in ("fmax", "smin", "aupr", "fmax_micro"):
         low, high = np.percentile([each[name].value for each in values], [2.5, 97.5])
         assert found.metrics[name].interval == pytest.approx((low, high), abs=0.25 * (high - low))
@@ -146,19 +146,19 @@ def test_intervals_are_those_of_proteins_drawn_again(tmp_path):
 def test_perfect_scores_reach_one_and_none_reach_nothing(tmp_path):
     aspect, truth, _ = small(tmp_path)
     accretion_V = information_accretion(truth, aspect)
-    found = evaluate(
+    found = evaluate_functions(
         aspect, truth, truth.terms.astype(float), accretion_V=accretion_V, settings=EvaluationSection(draws=10)
     )
     assert found.metrics["fmax"] == (1.0, (1.0, 1.0), 0.01)
     assert found.metrics["smin_w"].value == pytest.approx(0.0, abs=1e-9)
     assert found.metrics["cov"].value == 1.0
-    nothing = evaluate(aspect, truth, csr_array(truth.terms.shape, dtype=float))
+    nothing = evaluate_functions(aspect, truth, csr_array(truth.terms.shape, dtype=float))
     assert (nothing.metrics, nothing.predicted, len(nothing.thresholds)) == ({}, 0, 0)
 
 
 def test_the_area_is_that_under_the_points(tmp_path):
     aspect, truth, scores = small(tmp_path)
-    found = evaluate(aspect, truth, scores, settings=EvaluationSection(draws=0))
+    found = evaluate_functions(aspect, truth, scores, settings=EvaluationSection(draws=0))
     recall_T, precision_T = found.curves["rc"][::-1], found.curves["pr"][::-1]
     assert (np.diff(recall_T) >= 0).all()
     assert found.metrics["aupr"].value == pytest.approx(np.trapezoid(precision_T, recall_T), abs=1e-12)
@@ -176,7 +176,7 @@ def test_memory_grows_with_the_proteins_and_never_with_proteins_by_terms(tmp_pat
     scores = read_scores(tmp_path / "predictions" / "some.tsv", ontology, {aspect: truth[aspect].proteins})[aspect]
     ontology.aspects[aspect].steps  # noqa: B018 - made once
     tracemalloc.start()
-    evaluate(ontology.aspects[aspect], truth[aspect], scores, settings=EvaluationSection(draws=200))
+    evaluate_functions(ontology.aspects[aspect], truth[aspect], scores, settings=EvaluationSection(draws=200))
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak_bytes < 1000 * 6000 * 8 / 2

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from esmeray.common.publishing import refuse_existing
 from esmeray.dataset.embeddings.arrays import open_arrays, write_arrays
-from esmeray.dataset.embeddings.reader import open_embeddings
+from esmeray.dataset.embeddings.reader import read_embeddings
 from esmeray.dataset.labels.labelled_file import read_labelled
 from esmeray.dataset.store.conversion import check
 from esmeray.dataset.store.reader import Store
@@ -152,7 +152,7 @@ def embeddings(file: str, file_format: str) -> Reader:
         return [(folder / file).read_bytes()]
 
     def read(path: Path) -> object:
-        opened = open_embeddings(path.parent)
+        opened = read_embeddings(path.parent)
         return opened.ids, opened.lengths, opened.sequences, opened[0:12], opened[0]
 
     return Reader(file, seeds, read)

@@ -1,7 +1,7 @@
 """Join embeddings of several models: one vector a protein of the sum of channels, by id.
 
 The folders are of the same proteins, in any order; the output is in the order of the first, and its embeddings.json has
-the channels of each. Memory is that of the ids. Read it with dataset.embeddings.reader.open_embeddings.
+the channels of each. Memory is that of the ids. Read it with dataset.embeddings.reader.read_embeddings.
 
 Examples:
   esmeray embed join --join.folders esm2 prot_t5 --join.output both

@@ -3,7 +3,7 @@
 A model is a folder or a hub name of transformers (ESM-2, ESM C, ProtBERT, Ankh, ProtT5), an Esmeray run, or its export.
 Equal sequences are computed once. The folder appears when it is complete: Parquet, .npy or HDF5 of vectors of proteins,
 in the order of the input; safetensors of vectors of residues. Until then everything lies in OUTPUT.partial, where the
-same command resumes. Read it with dataset.embeddings.reader.open_embeddings.
+same command resumes. Read it with dataset.embeddings.reader.read_embeddings.
 
 Without a cluster this process computes; where there are several GPUs, or --ray.address or RAY_ADDRESS names a Ray
 cluster, an actor on each device does. --dry_run reports sequences, duplicates, bytes and time, and writes nothing.

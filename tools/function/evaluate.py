@@ -30,7 +30,7 @@ from esmeray.function.annotations import (
     read_scores,
     read_terms,
 )
-from esmeray.function.evaluation import Evaluation, evaluate
+from esmeray.function.evaluation import Evaluation, evaluate_functions
 from esmeray.function.ontology import read_ontology
 from esmeray.tools.grammar import Overwriting, parse
 from esmeray.train_config.terms_schema import EvaluateTermsSection, EvaluationSection
@@ -77,7 +77,7 @@ def _evaluated(predictions: Path, arguments: EvaluateTermsSection) -> dict[str, 
     evaluations = {}
     predicted = read_scores(predictions, ontology, proteins, aspect=arguments.aspect, unknown=unknown)
     for name, scores in predicted.items():
-        evaluation = evaluate(
+        evaluation = evaluate_functions(
             ontology.aspects[name],
             truth[name],
             scores,

@@ -24,7 +24,7 @@ from esmeray.common.progress import record_bar
 from esmeray.common.publishing import made_file, refuse_file
 from esmeray.common.text import counted
 from esmeray.dataset.fasta.reader import FastaSource
-from esmeray.inference.client import Client, checked_key
+from esmeray.service.client import Client, checked_key
 from esmeray.tools.grammar import Overwriting, parse
 from esmeray.train_config.service_schema import QuerySection
 

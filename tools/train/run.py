@@ -18,18 +18,10 @@ Examples:
   esmeray train --config esm2ae --tune train_config/tune_throughput.yaml
 """
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
-from itertools import chain
-from pathlib import Path
-
 from esmeray.cluster.placement import find
-from esmeray.common.command_line import next_command, say
 from esmeray.common.errors import ConfigError
-from esmeray.dataset.store.conversion import SAMPLE
-from esmeray.run_folder.mirror import RunMirror
-from esmeray.run_folder.paths import RunFolder
 from esmeray.tools.grammar import Plain, example_of, read_words
+from esmeray.tools.train._experiment import trained
 from esmeray.train_config.loading import load_config, load_tune_config
 from esmeray.train_config.schema import Config
 from esmeray.train_config.tune_schema import TuneConfig
@@ -73,20 +65,11 @@ def start(argv: list[str], command: str, text: str, search: str | None = None) -
     config = load_config(file, own)
     config.storage.apply()
     if tune_file is None:
-        from esmeray.training.launch.driver import dry_run, train
-        from esmeray.training.tasks.registry import after_training, before_training, task_named
+        if not flags.dry_run:
+            return trained(config)
+        from esmeray.training.launch.driver import dry_run
 
-        if flags.dry_run:
-            return dry_run(config)
-        config = before_training(config)
-        code = train(config, _beside)
-        if code == 0:
-            run = RunFolder(config.run.storage_path, config.run.name)
-            mirror = RunMirror(run)
-            after_training(config)
-            mirror.save_files()
-            say("\n".join(_next_commands(task_named(config.model.task).next, run, config.data.source)))
-        return code
+        return dry_run(config)
     if config.data.predictions.model is not None:
         raise ConfigError("data.predictions.model: nobody predicts beside a search; predict first, and leave it out")
     if not flags.dry_run:
@@ -95,21 +78,3 @@ def start(argv: list[str], command: str, text: str, search: str | None = None) -
 
     settings = load_tune_config(tune_file, of_search)
     return dry_run_tune(config, settings) if flags.dry_run else tune(config, settings)
-
-
-def _next_commands(commands: tuple[str, ...], run: RunFolder, source: list[str]) -> Iterator[str]:
-    """The task's commands with the names of this run; the sample is no file that one of them could read."""
-    sequences = ["new.fasta"] if source == [SAMPLE] else source
-    values = {"{run}": [str(run.uri or run.path)], "{input}": sequences}
-    for command in commands:
-        words = command.replace("{name}", run.path.name).split()
-        yield next_command(*chain.from_iterable(values.get(word, [word]) for word in words))
-
-
-def _beside(config: Config, store: Path) -> AbstractContextManager[Config]:
-    """The predictor of structures, where the data asks for one."""
-    if config.data.predictions.model is None:
-        return nullcontext(config)
-    from esmeray.inference.folding.ahead import predicting
-
-    return predicting(config, store)

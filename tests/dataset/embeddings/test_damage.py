@@ -23,7 +23,7 @@ from esmeray.dataset.embeddings.manifest import (
     OutputManifest,
     write_manifest,
 )
-from esmeray.dataset.embeddings.reader import open_embeddings
+from esmeray.dataset.embeddings.reader import read_embeddings
 from tests.damage import flipped, refuse_silence
 from tests.embeddings import make_embeddings, random_vectors
 
@@ -57,7 +57,7 @@ def make_residues(folder: Path) -> None:
 
 
 def read(folder: Path) -> list[Any]:
-    opened = open_embeddings(folder)
+    opened = read_embeddings(folder)
     return [opened.ids, opened.lengths, opened.sequences, list(opened)]
 
 
@@ -73,7 +73,7 @@ def test_a_flipped_bit_of_any_file_is_noticed(tmp_path: Path, file_format: str):
 def test_embeddings_without_their_list_of_files_open(tmp_path: Path, file_format: str):
     folder = made(tmp_path / "v", file_format)
     (folder / MADE_FILE).unlink()
-    assert len(read(folder)[3]) == len(open_embeddings(folder))
+    assert len(read(folder)[3]) == len(read_embeddings(folder))
 
 
 def test_parquet_has_checksums_of_its_own(tmp_path: Path):

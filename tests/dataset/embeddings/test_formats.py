@@ -31,7 +31,7 @@ from esmeray.dataset.embeddings.manifest import (
     write_index,
     write_manifest,
 )
-from esmeray.dataset.embeddings.reader import open_embeddings
+from esmeray.dataset.embeddings.reader import read_embeddings
 from esmeray.inference.embedding.job import estimate, run_job
 from tests.inference.embedding.jobs import replace, request
 
@@ -134,7 +134,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("output", ["parquet", "npy"])
 def test_vectors_are_found_by_id_number_and_slice(folder: Path, output: str):
-    opened = open_embeddings(folder, output)
+    opened = read_embeddings(folder, output)
     assert (len(opened), opened.channels, opened.ids) == (4, 6, IDS)
     for number, name in enumerate(IDS):
         np.testing.assert_array_equal(opened[name], VECTORS[number])
@@ -150,18 +150,18 @@ def test_vectors_are_found_by_id_number_and_slice(folder: Path, output: str):
 
 def test_a_folder_that_is_damaged_or_no_folder_of_embeddings_is_refused(folder: Path, tmp_path: Path):
     with pytest.raises(ConfigError, match=r"no output 'maen'.*there are parquet, npy"):
-        open_embeddings(folder, "maen")
+        read_embeddings(folder, "maen")
     manifest = (folder / MANIFEST_FILE).read_text()
     for name in ("../mean.npy", "/mean.npy", ""):
         (folder / MANIFEST_FILE).write_text(manifest.replace('"mean.npy"', f'"{name}"'))
         with pytest.raises(DataError, match=r"embeddings\.json: damaged"):
-            open_embeddings(folder, "npy")
+            read_embeddings(folder, "npy")
     (folder / MANIFEST_FILE).write_text(manifest)
     (folder / "mean.npy").unlink()
     with pytest.raises(DataError, match=r"mean\.npy is missing"):
-        open_embeddings(folder, "npy")
+        read_embeddings(folder, "npy")
     with pytest.raises(DataError, match="no embeddings there"):
-        open_embeddings(tmp_path / "nowhere")
+        read_embeddings(tmp_path / "nowhere")
 
 
 class Csv(Format):
@@ -195,19 +195,19 @@ def test_a_new_format_is_one_class_and_a_line_of_the_registry(tmp_path: Path, mo
     monkeypatch.setattr("esmeray.inference.embedding.job.MEASURED_S", 0.05)
     job = request(tmp_path, outputs=["mean", "residues"])
     run_job(job)
-    wanted = open_embeddings(job.output)[:]
+    wanted = read_embeddings(job.output)[:]
     job = replace(job, output=tmp_path / "csv", format="csv")
     (expected,) = estimate(job)
     assert expected.disk_bytes == 4 * 32 * (12 + int(expected.plan.lengths.sum()))
     run_job(job)
-    opened = open_embeddings(job.output)
+    opened = read_embeddings(job.output)
     assert (
-        opened.output.files == ["mean.csv"] and open_embeddings(job.output, "residues").output.format == "safetensors"
+        opened.output.files == ["mean.csv"] and read_embeddings(job.output, "residues").output.format == "safetensors"
     )
     np.testing.assert_array_equal(np.stack(opened[:]), wanted)
     (tmp_path / "joined").mkdir()
-    sources = {"first": open_embeddings(tmp_path / "out"), "again": open_embeddings(tmp_path / "out")}
+    sources = {"first": read_embeddings(tmp_path / "out"), "again": read_embeddings(tmp_path / "out")}
     join(tmp_path / "joined", sources, "csv", lambda share, done: None)
-    np.testing.assert_array_equal(open_embeddings(tmp_path / "joined")[3], np.tile(wanted[3], 2))
+    np.testing.assert_array_equal(read_embeddings(tmp_path / "joined")[3], np.tile(wanted[3], 2))
     with pytest.raises(ConfigError, match=r"--embed.dtype fp16: csv, the format of mean, holds fp32"):
         run_job(replace(job, output=tmp_path / "narrow", dtype="fp16"))

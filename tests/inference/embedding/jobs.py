@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from esmeray.dataset.embeddings.reader import open_embeddings
+from esmeray.dataset.embeddings.reader import read_embeddings
 from esmeray.model.backbones.loading import quiet_transformers
 from esmeray.train_config.embed_schema import EmbedJobSection
 from tests.dataset.tokenizer_folders import esm
@@ -54,5 +54,5 @@ def final_bytes(folder: Path) -> dict[str, bytes]:
 
 
 def vectors(folder: Path, output: str | None = None) -> dict[str, Any]:
-    opened = open_embeddings(folder, output)
+    opened = read_embeddings(folder, output)
     return dict(zip(opened.ids, opened, strict=True))

@@ -15,7 +15,7 @@ import torch
 
 from esmeray.common.errors import ConfigError, DataError, EsmerayError, ResourceError
 from esmeray.dataset.embeddings.manifest import read_manifest
-from esmeray.dataset.embeddings.reader import open_embeddings
+from esmeray.dataset.embeddings.reader import read_embeddings
 from esmeray.dataset.store.conversion import convert
 from esmeray.inference.embedding.assembly import Assembly
 from esmeray.inference.embedding.job import run_job
@@ -50,7 +50,7 @@ def test_each_protein_has_its_vector_in_the_order_of_the_input(tmp_path: Path, f
     ids = ["sp|P1|A/B", "c:2", "again", "x.y", "z"]
     write_proteins(tmp_path / "proteins.fasta", sequences, ids)
     (report,) = run_job(request(tmp_path, format=file_format))
-    opened = open_embeddings(tmp_path / "out")
+    opened = read_embeddings(tmp_path / "out")
     assert opened.ids == ids
     assert opened.lengths.tolist() == [len(sequence) for sequence in sequences]
     wanted = np.concatenate(expected(tmp_path, sequences))
@@ -69,10 +69,10 @@ def test_residues_and_pairs_have_rows_of_their_own(tmp_path: Path, file_format: 
     run_job(job)
     sequences = random_sequences([5, 40, 12, 40, 1, 77, 30, 9, 21, 33, 16, 8])
     for found, wanted in zip(
-        open_embeddings(job.output, "residues"), expected(tmp_path, sequences, "residues"), strict=True
+        read_embeddings(job.output, "residues"), expected(tmp_path, sequences, "residues"), strict=True
     ):
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
-    contacts = open_embeddings(job.output, "contacts")
+    contacts = read_embeddings(job.output, "contacts")
     wanted = expected(tmp_path, sequences, "contacts")[2].reshape(12, 12)
     np.testing.assert_allclose(contacts["P00002"], wanted, rtol=1e-5, atol=1e-6)
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from esmeray.dataset.embeddings.formats.base import Format
-from esmeray.dataset.embeddings.reader import open_embeddings
+from esmeray.dataset.embeddings.reader import read_embeddings
 from tests.embeddings import make_embeddings, random_vectors
 
 IDS = [f"p{n}" for n in range(25)]
@@ -27,7 +27,7 @@ def test_vectors_are_joined_by_id_in_the_order_of_the_first_folder(command, here
     make_embeddings(here / "b", second[order], [IDS[n] for n in order], "npy", model="b")
     outcome = command("embed", "join", "--join.folders", "a", "b", "--join.output", "ab")
     assert outcome.code == 0, outcome.err
-    joined = open_embeddings("ab")
+    joined = read_embeddings("ab")
     made = "parquet" if kind == "hdf5" else kind
     assert (joined.ids, joined.output.format, joined.output.columns) == (IDS, made, {"a/mean": 3, "b/mean": 5})
     np.testing.assert_array_equal(joined[:], np.concatenate([first, second], axis=1))
@@ -54,9 +54,9 @@ def test_the_dtype_is_that_of_the_sources_or_fp32(command, here, dtypes, expecte
     for name, dtype in zip("ab", dtypes, strict=True):
         make_embeddings(here / name, random_vectors(25, 3), IDS, dtype=dtype)
     assert command("embed", "join", "--join.folders", "a", "b", "--join.output", "ab").code == 0
-    joined = open_embeddings("ab")
+    joined = read_embeddings("ab")
     assert joined.output.dtype == expected
-    np.testing.assert_array_equal(joined[:], np.concatenate([open_embeddings("a")[:], open_embeddings("b")[:]], axis=1))
+    np.testing.assert_array_equal(joined[:], np.concatenate([read_embeddings("a")[:], read_embeddings("b")[:]], axis=1))
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_what_was_joined_can_be_joined_and_replaced(command, here):
 
 def test_an_id_of_another_sequence_is_named(command, here):
     make_embeddings(here / "a", random_vectors(25, 3), IDS)
-    sequences = ["M" * length for length in open_embeddings(here / "a").lengths]
+    sequences = ["M" * length for length in read_embeddings(here / "a").lengths]
     sequences[7] = "K" + sequences[7][1:]
     make_embeddings(here / "b", random_vectors(25, 3), IDS, sequences=sequences)
     outcome = command("embed join --join.folders a b --join.output ab")

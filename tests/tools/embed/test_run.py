@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from esmeray.dataset.embeddings.reader import open_embeddings
+from esmeray.dataset.embeddings.reader import read_embeddings
 from tests.inference.embedding.jobs import small_model_folder, write_proteins
 from tests.model.support import random_sequences
 from tests.tools.conftest import next_words
@@ -26,7 +26,7 @@ def test_a_folder_is_made_and_its_performance_is_a_table(command, given: list[st
     outcome = command(*given, "--embed.outputs", "mean", "residues", "--embed.dtype", "fp16", "--embed.format", "npy")
     assert outcome.code == 0, outcome.err
     assert "residues/s" in outcome.out and f"written: {tmp_path / 'out'}" in outcome.out
-    assert open_embeddings(tmp_path / "out", "residues")["P00001"].shape == (30, 32)
+    assert read_embeddings(tmp_path / "out", "residues")["P00001"].shape == (30, 32)
     again = command(*given, "--embed.outputs", "mean", "residues", "--embed.dtype", "fp16", "--embed.format", "npy")
     assert again.code == 0 and "residues/s" in again.out
     drawn = command(*next_words(again.out))

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from esmeray.dataset.embeddings.reader import open_embeddings
+from esmeray.dataset.embeddings.reader import read_embeddings
 from tests.embeddings import make_embeddings, random_vectors
 
 IDS = [f"p{n}" for n in range(200)]
@@ -133,4 +133,4 @@ def test_joined_vectors_meet_where_their_parts_are_the_same(command, here):
     for queries, code in {"yy": 0, "yx": 3, "max": 3}.items():
         outcome = command(f"embed search xx --search.output {queries}.tsv --search.queries {queries}")
         assert (outcome.code, outcome.err.count("which can't be compared")) == (code, code // 3), outcome.err
-    assert open_embeddings(here / "deep").manifest.space("joined").count("small | large") == 2
+    assert read_embeddings(here / "deep").manifest.space("joined").count("small | large") == 2

@@ -69,6 +69,10 @@ class Client:
         timeout_s: of a request.
 
     Raises ConfigError where the address is none, or the key can't be one.
+
+    >>> with esmeray.Client(address) as client:
+    ...     client.embed(["MKTAYIAKQR", "MSILVTRPSP"]).shape[0]
+    2
     """
 
     def __init__(

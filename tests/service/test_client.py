@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from esmeray.common.errors import ConfigError, DataError, ResourceError
-from esmeray.inference import client as module
-from esmeray.inference.client import Client
+from esmeray.service import client as module
+from esmeray.service.client import Client
 from tests.model.support import random_sequences
 from tests.service.serving import Serving
 

@@ -1,0 +1,104 @@
+"""What ``import esmeray`` gives: every name has an example that holds, and nothing heavy is imported for the rest."""
+
+import ast
+import doctest
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import esmeray
+from esmeray.dataset.store.conversion import convert
+from esmeray.function.sample import write_sample
+from esmeray.train_config.schema import IngestSection, SampleSection
+from tests.conftest import REPOSITORY
+from tests.dataset.tokenizer_folders import esm
+from tests.embeddings import make_embeddings, random_vectors
+from tests.model.small_models import save_masked_lm
+from tests.runs import TINY
+from tests.service.serving import Serving
+
+WITHOUT_EXAMPLE = {"Embeddings", "EsmerayError", "Store"}
+"""What other names return or raise."""
+ORDER = ("read_ontology", "read_annotations", "read_scores", "evaluate_functions", "open_model", "Model")
+"""Names whose examples go on with what those before them made."""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory, serving: Serving) -> Iterator[dict[str, Any]]:
+    """What examples may name; what they open lies in the current folder."""
+    folder = tmp_path_factory.mktemp("api")
+    (folder / "proteins.fasta").write_text(">first\nMKTAYIAKQR\n>second\nMSILVTRPSP\n>third\nMKV\n")
+    convert([str(folder / "proteins.fasta")], folder / "proteins.store", IngestSection())
+    make_embeddings(folder / "vectors", random_vectors(3, 320), ids=["first", "second", "third"])
+    save_masked_lm(esm(folder / "esm2"), "esm", vocab_size=33)
+    (folder / "classifier").symlink_to(serving.folder / "places")
+    (folder / "autoencoder").symlink_to(serving.folder / "autoencoder")
+    write_sample(folder, SampleSection(records=60, families=4))
+    (folder / "terms.obo").rename(folder / "go.obo")
+    truth = (folder / "test.tsv").rename(folder / "truth.tsv").read_text().splitlines()
+    (folder / "predictions.tsv").write_text("".join(f"{line}\t0.5\n" for line in truth))
+    with pytest.MonkeyPatch.context() as patch, serving.address(serving.app()) as address:
+        patch.chdir(folder)
+        yield {"esmeray": esmeray, "Path": Path, "address": address, "name": "molecular_function"}
+
+
+def run_examples(name: str, found: dict[str, Any]) -> int:
+    """Run the examples of a name; returns their number."""
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    for test in doctest.DocTestFinder().find(getattr(esmeray, name), name, globs=found):
+        if test.examples:
+            test.globs = found  # the finder gives each a copy
+            runner.run(test, clear_globs=False)
+    assert not runner.failures
+    return runner.tries
+
+
+def test_the_example_of_every_name_holds(found: dict[str, Any]):
+    names = [*ORDER, *({*esmeray.__all__} - {*ORDER, "train"} - WITHOUT_EXAMPLE)]
+    assert all(run_examples(name, found) for name in names)
+
+
+def test_the_page_on_python_holds(found: dict[str, Any]):
+    page = (REPOSITORY / "docs" / "python.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == 4
+    own = {}
+    exec(re.sub("facebook/esm2_t6_8M_UR50D|runs/first/export", "esm2", "\n".join(blocks)), own)  # noqa: S102 - the page's own lines
+    assert own["vectors"].shape == (2, own["model"].facts.hidden_size) and own["logits"].ndim == 3
+    assert {f"`{name}`" for name in esmeray.__all__} <= {*re.findall(r"`\w+`", page)}
+
+
+@pytest.mark.slow
+def test_the_example_of_training_holds(found: dict[str, Any], ray_address: str):
+    small = {f"{section}.{key}": value for section, keys in TINY.items() for key, value in keys.items()}
+    kept = ("data.", "batch.", "model.backbone", "wandb.")
+    small = {key: value for key, value in small.items() if key.startswith(kept)} | {"training.warmup_steps": 1}
+    small |= {"ray.address": ray_address, "ray.num_workers": 1}
+    assert run_examples("train", found | {"small": small})
+
+
+def test_type_checkers_see_the_names_that_there_are():
+    tree = ast.parse(Path(esmeray.__file__).read_text(encoding="utf-8"))
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    seen = {alias.asname: f"{node.module}".removeprefix("esmeray.") for node in imports for alias in node.names}
+    assert {name: module for name, module in seen.items() if name is not None} == esmeray._MODULES
+    assert {*dir(esmeray)} >= {*esmeray.__all__}
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = esmeray.nothing
+
+
+def test_the_import_alone_takes_nothing_heavy(tmp_path: Path):
+    program = "import json, sys, esmeray; esmeray.EsmerayError; print(json.dumps([*sys.modules]))"
+    path = os.pathsep.join([str(Path(esmeray.__file__).parents[1])])
+    environment = {"PYTHONPATH": path}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    assert not {"torch", "ray", "numpy", "pydantic", "transformers"} & {*json.loads(done.stdout)}

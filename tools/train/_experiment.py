@@ -1,0 +1,74 @@
+"""An experiment from its settings to a finished run: what ``esmeray train`` does, also from Python."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from esmeray.common.command_line import next_command, say
+from esmeray.common.errors import EsmerayError
+from esmeray.dataset.store.conversion import SAMPLE
+from esmeray.run_folder.mirror import RunMirror
+from esmeray.run_folder.paths import RunFolder
+from esmeray.train_config.loading import load_config
+from esmeray.train_config.schema import Config
+
+
+def train(config: str | Path, settings: Mapping[str, Any] | None = None) -> Path:
+    """Train an experiment on the Ray cluster at hand, or on a local one, as ``esmeray train`` does; returns the run's
+    folder. The same call resumes a run that stopped.
+
+    Args:
+        config: YAML file, or the name of one that comes along: esm2ae, masked_lm, protein_classifier ...
+        settings: what overrides it, by the names of docs/config.md.
+
+    Raises EsmerayError, with a line for each problem, where the run can't start or did not end.
+
+    >>> run = esmeray.train("masked_lm", {"run.name": "first", "training.max_steps": 2, **small})
+    run first: ...
+    >>> (run / "export" / "model.safetensors").exists()
+    True
+    """
+    loaded = load_config(config, {tuple(name.split(".")): value for name, value in (settings or {}).items()})
+    loaded.storage.apply()
+    run = RunFolder(loaded.run.storage_path, loaded.run.name)
+    if code := trained(loaded):
+        error = EsmerayError(f"{run.path}: training did not end (exit code {code}); its last lines say why")
+        error.exit_code = code
+        raise error
+    return run.path
+
+
+def trained(config: Config) -> int:
+    """Train, make what belongs to a finished run, and say what comes next; returns the exit code."""
+    from esmeray.training.launch.driver import train
+    from esmeray.training.tasks.registry import after_training, before_training, task_named
+
+    config = before_training(config)
+    code = train(config, _beside)
+    if code == 0:
+        run = RunFolder(config.run.storage_path, config.run.name)
+        mirror = RunMirror(run)
+        after_training(config)
+        mirror.save_files()
+        say("\n".join(_next_commands(task_named(config.model.task).next, run, config.data.source)))
+    return code
+
+
+def _next_commands(commands: tuple[str, ...], run: RunFolder, source: list[str]) -> Iterator[str]:
+    """The task's commands with the names of this run; the sample is no file that one of them could read."""
+    sequences = ["new.fasta"] if source == [SAMPLE] else source
+    values = {"{run}": [str(run.uri or run.path)], "{input}": sequences}
+    for command in commands:
+        words = command.replace("{name}", run.path.name).split()
+        yield next_command(*chain.from_iterable(values.get(word, [word]) for word in words))
+
+
+def _beside(config: Config, store: Path) -> AbstractContextManager[Config]:
+    """The predictor of structures, where the data asks for one."""
+    if config.data.predictions.model is None:
+        return nullcontext(config)
+    from esmeray.inference.folding.ahead import predicting
+
+    return predicting(config, store)
