@@ -15,8 +15,8 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from esmeray.common.errors import ResourceError
-from esmeray.common.installation import ROOMS
 from esmeray.common.text import first_line
+from esmeray.installation import ROOMS
 from esmeray.run_folder.checkpoints import installed_versions
 
 TIMEOUT_S = 60.0

@@ -71,7 +71,7 @@ def test_plan_and_help_of_every_experiment_import_nothing_heavy(option, experime
 def test_help_of_every_tool_imports_nothing_heavy(tmp_path):
     names = [(command, name) for command in COMMANDS for name in subcommands(command)]
     names += [(command, "run") for command in ALONE]
-    helps = called([(f"tools.{command}.{name}", ["--help"]) for command, name in names], tmp_path)
+    helps = called([(f"esmeray.tools.{command}.{name}", ["--help"]) for command, name in names], tmp_path)
     for (command, _), (code, heavy, said) in zip(names, helps, strict=True):
         assert (code, heavy) == (0, []), said
         assert f"tools {command}" in said

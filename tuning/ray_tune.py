@@ -16,9 +16,9 @@ from esmeray.cluster.placement import NodeResources
 from esmeray.cluster.signals import StopSignals
 from esmeray.common.command_line import say
 from esmeray.common.errors import ConfigError, EsmerayError, ResourceError
-from esmeray.common.installation import python_path
 from esmeray.common.publishing import write_atomically
 from esmeray.common.text import last_line
+from esmeray.installation import python_path
 from esmeray.train_config.loading import dump_config, load_tune_config
 from esmeray.training.launch.elastic import fit
 from esmeray.tuning.records import Job, SearchFolder, StoppedError, read_trials

@@ -10,8 +10,8 @@ from torch.nn.functional import cosine_similarity
 from transformers import EsmForMaskedLM
 
 from esmeray.benchmarks.harness.stage import Device, Facts, WrongWorkError
+from esmeray.inference.models.model import run
 from esmeray.inference.models.opening import open_model
-from esmeray.inference.models.running import run
 from esmeray.model.backbones.esm2 import EsmBackbone
 from esmeray.model.backbones.loading import load_network, quiet_transformers
 from esmeray.model.cost import flops

@@ -1,6 +1,6 @@
 """Shards computed on one device, each to a file: what a job's process does, or each of its Ray actors.
 
-The batches are those of :func:`esmeray.inference.models.running.run`; while one shard is written, the next is computed.
+The batches are those of :func:`esmeray.inference.models.model.run`; while one shard is written, the next is computed.
 Ranges of torch.profiler name what is done beside the model. Shape legend: n sequences of a shard, R rows, C channels.
 """
 
@@ -22,9 +22,8 @@ from esmeray.dataset.store.reader import Store
 from esmeray.inference.embedding.plan import JobFacts, Shard
 from esmeray.inference.embedding.shard_files import Computed, ShardFiles, ShardRow
 from esmeray.inference.models.kinds import Output, kind_of
-from esmeray.inference.models.model import Model
+from esmeray.inference.models.model import Model, run
 from esmeray.inference.models.opening import open_model
-from esmeray.inference.models.running import run
 from esmeray.model.device import DTYPES
 from esmeray.model.forward_loop import Places
 from esmeray.train_config.embed_schema import EmbedJobSection, EmbedSection

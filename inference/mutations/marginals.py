@@ -15,9 +15,8 @@ from esmeray.common.errors import ConfigError
 from esmeray.dataset.batches.plan import longest_first
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.inference.models.kinds import Output
-from esmeray.inference.models.model import Model
+from esmeray.inference.models.model import Model, run
 from esmeray.inference.models.packing import pack
-from esmeray.inference.models.running import run
 from esmeray.model.forward_loop import Places
 
 
@@ -81,7 +80,7 @@ class MaskedModel:
 
 
 class _Windows:
-    """Windows as texts of a model (:class:`esmeray.inference.models.running.Texts`).
+    """Windows as texts of a model (:class:`esmeray.inference.models.model.Texts`).
 
     ``positions`` are, for each window, the numbers of its positions, of M; ``rows`` (M,) their rows in it.
     """

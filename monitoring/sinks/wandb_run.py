@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import psutil
 
-from esmeray.common.installation import python_path
+from esmeray.installation import python_path
 from esmeray.run_folder.paths import RunFolder
 from esmeray.train_config.schema import WandbSection
 

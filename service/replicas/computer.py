@@ -21,10 +21,10 @@ from esmeray.dataset.tokens.base import EsmSequenceTokenizer
 from esmeray.dataset.tokens.esm import MASK, VOCABULARY
 from esmeray.inference.classifier import DEFAULT_TOKENS
 from esmeray.inference.models.kinds import prediction_of
+from esmeray.inference.models.model import TokenizedTexts, run
 from esmeray.inference.models.opening import open_model
 from esmeray.inference.models.outputs.latents import decoded
 from esmeray.inference.models.packing import Tokenized
-from esmeray.inference.models.running import TokenizedTexts, run
 from esmeray.inference.models.source import config_of, find_model
 from esmeray.model.forward_loop import ForwardLoop, Places
 from esmeray.service.contract import DECODED, EACH_MASKED, MASKED, About

@@ -32,9 +32,8 @@ from esmeray.inference.classify.labelled import LabelledTexts, read_texts, read_
 from esmeray.inference.embedding.plan import Shard, make_plan
 from esmeray.inference.embedding.worker import ShardWorker
 from esmeray.inference.models.kinds import Output
-from esmeray.inference.models.model import Model
+from esmeray.inference.models.model import BatchRows, Model, TokenizedTexts, run
 from esmeray.inference.models.opening import open_model
-from esmeray.inference.models.running import BatchRows, TokenizedTexts, run
 from esmeray.inference.models.source import config_of
 from esmeray.model.device import DTYPES, choose_device
 from esmeray.model.metrics.classification import classification_metrics

@@ -13,6 +13,7 @@ from esmeray.run_folder.mirror import RunMirror
 from esmeray.run_folder.paths import RunFolder
 from esmeray.train_config.loading import load_config
 from esmeray.train_config.schema import Config
+from esmeray.train_config.section import Overrides
 
 
 def train(config: str | Path, settings: Mapping[str, Any] | None = None) -> Path:
@@ -30,30 +31,30 @@ def train(config: str | Path, settings: Mapping[str, Any] | None = None) -> Path
     >>> (run / "export" / "model.safetensors").exists()
     True
     """
-    loaded = load_config(config, {tuple(name.split(".")): value for name, value in (settings or {}).items()})
-    loaded.storage.apply()
-    run = RunFolder(loaded.run.storage_path, loaded.run.name)
-    if code := trained(loaded):
+    code, run = trained(config, {tuple(name.split(".")): value for name, value in (settings or {}).items()})
+    if code:
         error = EsmerayError(f"{run.path}: training did not end (exit code {code}); its last lines say why")
         error.exit_code = code
         raise error
     return run.path
 
 
-def trained(config: Config) -> int:
-    """Train, make what belongs to a finished run, and say what comes next; returns the exit code."""
+def trained(file: str | Path, overrides: Overrides) -> tuple[int, RunFolder]:
+    """Train, make what belongs to a finished run, and say what comes next; returns the exit code, and the run."""
     from esmeray.training.launch.driver import train
     from esmeray.training.tasks.registry import after_training, before_training, task_named
 
+    config = load_config(file, overrides)
+    config.storage.apply()
+    run = RunFolder(config.run.storage_path, config.run.name)
     config = before_training(config)
     code = train(config, _beside)
     if code == 0:
-        run = RunFolder(config.run.storage_path, config.run.name)
         mirror = RunMirror(run)
         after_training(config)
         mirror.save_files()
         say("\n".join(_next_commands(task_named(config.model.task).next, run, config.data.source)))
-    return code
+    return code, run
 
 
 def _next_commands(commands: tuple[str, ...], run: RunFolder, source: list[str]) -> Iterator[str]:

@@ -62,11 +62,12 @@ def start(argv: list[str], command: str, text: str, search: str | None = None) -
     if of_search and tune_file is None:
         option = ".".join(("--tune", *next(iter(of_search))))
         raise ConfigError(f"{option}: is of a search, and there is none: add --tune {SEARCH}")
+    if tune_file is None and not flags.dry_run:
+        code, _ = trained(file, own)
+        return code
     config = load_config(file, own)
     config.storage.apply()
     if tune_file is None:
-        if not flags.dry_run:
-            return trained(config)
         from esmeray.training.launch.driver import dry_run
 
         return dry_run(config)
