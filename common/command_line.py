@@ -62,7 +62,7 @@ def program_of(command: str) -> str:
         return f"python {name}"
     if name == "esmeray":
         return f"esmeray {command}"
-    return f"python -m {'benchmarks' if Path(sys.argv[0]).parent.name == 'benchmarks' else 'tools'} {command}"
+    return f"python -m {'benchmarks' if Path(sys.argv[0]).parent.name == 'benchmarks' else 'esmeray.tools'} {command}"
 
 
 @contextmanager

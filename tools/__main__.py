@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
         if command not in ALONE:
             return 0
     module, arguments = _module(command, names, arguments)
-    return importlib.import_module(f"tools.{command}.{module}").main(arguments)
+    return importlib.import_module(f"esmeray.tools.{command}.{module}").main(arguments)
 
 
 def subcommands(command: str) -> list[str]:
