@@ -1,0 +1,94 @@
+"""The wheel: one package with what it reads, which runs where a user has modules of the same names as its rooms."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.clusters import started_cluster
+from tests.conftest import REPOSITORY
+
+OWN = ("common", "model", "tools", "dataset", "tests")
+"""Modules of a user, which nobody may import in place of Esmeray's."""
+ON_A_CLUSTER = """
+import ray
+import esmeray
+from esmeray.cluster.connection import connected, worker_environment
+from esmeray.train_config.schema import RaySection
+
+def places():
+    import sys
+    from pathlib import Path
+    import esmeray.common.errors
+    return esmeray.__path__, sorted(path.name for path in Path(esmeray.common.errors.__file__).parents[2].iterdir())
+
+assert "site-packages/esmeray" in esmeray.__path__[0], esmeray.__path__
+with connected(RaySection()):
+    found = ray.remote(places).options(num_cpus=1, runtime_env=worker_environment() | {"env_vars": {}})
+    for path, beside in ray.get([found.remote(), found.remote()]):
+        print("py_modules" in path[0], len(path), beside)
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    tree = folder / "tree"  # setuptools builds beside what it packs
+    subprocess.run(["git", "clone", "-q", "--local", str(REPOSITORY), str(tree)], check=True)
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder)]
+    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, str(tree)], check=True, capture_output=True)
+    (made,) = folder.glob("*.whl")
+    return made
+
+
+@pytest.fixture
+def installed(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's folder, the current one, with the wheel's package beside it as pip unpacks it."""
+    packages, folder = tmp_path / "site-packages", tmp_path / "own"
+    with zipfile.ZipFile(wheel) as file:
+        file.extractall(packages)
+    folder.mkdir()
+    for name in OWN:
+        (folder / f"{name}.py").write_text(f"raise RuntimeError('the user\\'s {name} was imported')\n")
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PYTHONPATH", str(packages))
+    return folder
+
+
+def run(*command: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *command], env={**os.environ, **environment}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_wheel_has_the_package_and_what_it_reads(wheel: Path):
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.partition("/")[0] for name in names} == {"esmeray", "esmeray-0.1.0.dist-info"}
+    listed = subprocess.check_output(["git", "ls-files"], cwd=REPOSITORY, text=True).splitlines()
+    read = {name for name in listed if name.endswith((".yaml", ".cpp", ".html", ".js", ".css", ".py"))}
+    outside = ("tests/", "docker/", "esmeray/", ".ci/")
+    wanted = {f"esmeray/{name}" for name in read if "/" in name and not name.startswith(outside)}
+    assert wanted <= {*names}
+
+
+@pytest.mark.slow
+def test_commands_and_loaders_run_beside_a_users_own_modules(installed: Path):
+    (installed / "a.fasta").write_text(">a\nMKTAYIAKQR\n>b\nMSILVTRPSP\n")
+    size = ["--embed.models", "esm2_t6_8M", "--embed.random_weights", "true", "--embed.device", "cpu"]
+    run("-m", "esmeray.tools", "embed", "run", *size, "--embed.input", "a.fasta", "--embed.output", "v")
+    assert run("-c", "import esmeray; print(esmeray.read_embeddings('v')['b'].shape)") == "(320,)\n"
+    shown = run("-m", "esmeray.tools", "train", "--config", "esm2ae", "--dry_run", "--ray.address", "local")
+    assert "parameters" in shown
+
+
+@pytest.mark.slow
+def test_the_package_travels_to_other_machines_and_nothing_else(installed: Path):
+    with started_cluster(1, 1) as cluster:
+        packages = {"PYTHONPATH": os.environ["PYTHONPATH"]}
+        lines = run("-c", ON_A_CLUSTER, **cluster.environment | packages).splitlines()
+    assert lines == 2 * ["True 1 ['esmeray']"]
