@@ -1,9 +1,15 @@
-"""Train an experiment on a Ray cluster: ``esmeray train`` from the repository, see :mod:`esmeray.tools.train.run`."""
+"""Train an experiment on a Ray cluster, as ``esmeray train``; or search with ``--tune FILE``, as ``esmeray tune``."""
 
 import sys
 
 from esmeray.common.command_line import run
-from esmeray.tools.train.run import main
+from esmeray.tools.train.run import main as train
+from esmeray.tools.tune.run import main as tune
+
+
+def main(argv: list[str]) -> int:
+    return (tune if any(word.partition("=")[0] == "--tune" for word in argv) else train)(argv)
+
 
 if __name__ == "__main__":
     sys.exit(run(main))

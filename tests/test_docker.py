@@ -1,5 +1,6 @@
 """The files of docker/ agree with each other and with the code; neither Docker nor Kubernetes is started."""
 
+import importlib
 import json
 import re
 import shlex
@@ -12,7 +13,6 @@ import yaml
 
 from esmeray.common.command_line import run
 from esmeray.service.http.metrics import Metrics
-from esmeray.tools.__main__ import main as esmeray
 from esmeray.train_config.loading import load_settings
 from esmeray.train_config.service_schema import ServiceSettings
 from tests.conftest import REPOSITORY
@@ -53,15 +53,16 @@ def commands() -> list[str]:
 def test_a_command_is_taken_by_the_program(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     program, *options = shlex.split(command.replace("/app/runs", str(tmp_path)).replace("/app/", ""))[1:]
-    names = {"train_ray.py": ["train"], "serve_ray.py": ["serve", "run"]}[program]
-    assert run(esmeray, [*names, *options, "--dry_run"]) == 0, capsys.readouterr().err
+    main = importlib.import_module(program.removesuffix(".py")).main
+    assert run(main, [*options, "--dry_run"]) == 0, capsys.readouterr().err
 
 
 def test_the_image_runs_as_a_user_and_holds_all_code():
     assert DOCKERFILE.rpartition("\nUSER ")[2].startswith("1000:1000\n") and "\nHEALTHCHECK " in DOCKERFILE
     allowed = set(re.findall(r"^!(.*)", (REPOSITORY / ".dockerignore").read_text(), re.MULTILINE))
     code = {path.parent.name for path in REPOSITORY.glob("*/__init__.py")} | {p.name for p in REPOSITORY.glob("*.py")}
-    assert allowed == code - {"tests", "benchmarks"} | {"requirements.lock", "requirements.txt", "LICENSE"}
+    files = {"requirements.lock", "requirements.txt", "pyproject.toml", "LICENSE"}
+    assert allowed == code - {"tests", "benchmarks"} | files
 
 
 def test_compose_keeps_to_itself():

@@ -21,7 +21,7 @@ from esmeray.tools.__main__ import COMMANDS, subcommands
 from esmeray.tools.__main__ import main as esmeray
 from esmeray.tools.profile import _gpu_trial as trial
 from esmeray.tools.serve import query
-from esmeray.tools.train.run import TuneSettings
+from esmeray.tools.tune._search import TuneSettings
 from esmeray.train_config.command_schema import COMMANDS as SCHEMAS
 from esmeray.train_config.loading import dump_config
 from esmeray.train_config.schema import Config
@@ -223,7 +223,8 @@ def words_of(command: str) -> list[str]:
     if words[:2] == ["-m", "esmeray.tools"]:
         return words[2:]
     if words[:1] in (["train_ray.py"], ["serve_ray.py"]):
-        starts = {"train_ray.py": ["train"], "serve_ray.py": ["serve", "run"]}
+        searches = "--tune" in words
+        starts = {"train_ray.py": ["tune" if searches else "train"], "serve_ray.py": ["serve", "run"]}
         return [*starts[words[0]], *words[1:]]
     return words if program == "esmeray" else [program, *words]
 

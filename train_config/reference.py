@@ -27,7 +27,7 @@ values, `--dry_run` the resolved config and the plan.
 TUNE_HEAD = """
 # Settings of a search
 
-Made from `train_config/tune_schema.py`. They stand in a file of their own, which `esmeray train --tune FILE` names, and
+Made from `train_config/tune_schema.py`. They stand in a file of their own, which `esmeray tune --tune FILE` names, and
 on the command line as `--tune.section.key VALUE`, with several values for a list. See [tuning](tuning.md).
 """
 

@@ -8,7 +8,7 @@ from esmeray.common import processor
 from esmeray.common.command_line import run
 from esmeray.common.errors import ConfigError
 from esmeray.tools.grammar import Plain, read_words
-from esmeray.tools.train.run import TuneSettings
+from esmeray.tools.tune._search import TuneSettings
 from esmeray.train_config.command_schema import COMMANDS
 from esmeray.train_config.loading import SHIPPED, dump_config, load_config, load_settings, load_tune_config
 from esmeray.train_config.reference import config_reference

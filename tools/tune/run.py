@@ -1,14 +1,16 @@
 """Search for the settings that train an experiment fastest.
 
 Measures configurations on your data, model and machine and writes the fastest as best.yaml, which is an experiment like
-FILE. Without --tune the search is that of train_config/tune_throughput.yaml; `esmeray train --tune FILE` does the same.
+FILE. Without --tune the search is that of train_config/tune_throughput.yaml.
 
 Example:
   esmeray tune --config masked_lm --tune.search.max_trials 20
 """
 
-from esmeray.tools.train.run import SEARCH, start
+from esmeray.tools.tune._search import search
+
+SEARCH = "train_config/tune_throughput.yaml"
 
 
 def main(argv: list[str]) -> int:
-    return start(argv, "tune", __doc__ or "", search=SEARCH)
+    return search(argv, "tune", __doc__ or "", SEARCH)

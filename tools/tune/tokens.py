@@ -7,10 +7,10 @@ Example:
   esmeray tune tokens --config masked_lm
 """
 
-from esmeray.tools.train.run import start
+from esmeray.tools.tune._search import search
 
 SEARCH = "train_config/tune_tokens.yaml"
 
 
 def main(argv: list[str]) -> int:
-    return start(argv, "tune tokens", __doc__ or "", search=SEARCH)
+    return search(argv, "tune tokens", __doc__ or "", SEARCH)
