@@ -1,12 +1,17 @@
-"""Where Esmeray's code lies, and how other processes find it.
+"""Where Esmeray's code lies, how other processes find it, and what other installed packages add to it.
 
 In a checkout the rooms lie beside the folder ``esmeray``, in a wheel within it.
 """
 
 import os
+from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 import esmeray
+from esmeray.common.errors import ConfigError
+from esmeray.common.text import first_line
 
 PACKAGE = Path(esmeray.__file__).parent
 CHECKOUT = PACKAGE.parent if len(esmeray.__path__) > 1 else None
@@ -18,3 +23,22 @@ def python_path() -> str:
     """PYTHONPATH of processes in other folders: this process's, and the checkout, which need not be installed."""
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return os.pathsep.join(dict.fromkeys(filter(None, [str(CHECKOUT or ""), *given])))
+
+
+@cache
+def added(kind: str) -> dict[str, Any]:
+    """What other installed packages add, by name: their entry points of the group ``esmeray.KIND``.
+
+    Raises ConfigError where one can't be imported.
+    """
+    found: dict[str, Any] = {}
+    for point in entry_points(group=f"esmeray.{kind}"):
+        try:
+            found[point.name] = point.load()
+        except Exception as error:
+            name = point.dist.name if point.dist else point.module
+            raise ConfigError(
+                f"the installed package {name} adds {point.name} to esmeray.{kind}, and can't be imported "
+                f"({first_line(error)}); mend it, or uninstall it"
+            ) from error
+    return found

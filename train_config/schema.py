@@ -4,11 +4,12 @@ A function takes the section that it needs, never the whole tree. The text below
 unit; the command line's help and docs/config.md are generated from it.
 """
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field, create_model, model_validator
 
 from esmeray.common.remote import use
+from esmeray.installation import added
 from esmeray.train_config.classifier_schema import ClassifierSection, LabelsSection, LoraSection, TokenizerSection
 from esmeray.train_config.diffusion_schema import DiffusionSection, PredictionsSection, StructuresSection
 from esmeray.train_config.natures import END, FIXED, PATH, PATH_OR_NAME, SHIPPED_PATH, UNSEEN, with_absolute_paths
@@ -253,6 +254,24 @@ class ModelSection(Section):
     masked_lm: MaskedLMSection = MaskedLMSection()
     diffusion: DiffusionSection = DiffusionSection()
     terms: TermsSection = TermsSection()
+
+
+def _with_added_tasks(section: Any) -> Any:
+    """The section with those of tasks of other packages, which are their entry points of ``esmeray.sections``."""
+    sections = added("sections")
+    if not sections:
+        return section
+    task = section.model_fields["task"]
+    names = (*get_args(task.annotation), *sections)
+    fields: dict[str, Any] = {name: (kind, kind()) for name, kind in sections.items()}
+    choice = Field(task.default, description=task.description)
+    return create_model(
+        section.__name__, __base__=section, __doc__=section.__doc__, task=(Literal[names], choice), **fields
+    )
+
+
+if not TYPE_CHECKING:
+    ModelSection = _with_added_tasks(ModelSection)
 
 
 class MemoryGuardSection(Section):

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from esmeray.dataset.embeddings.manifest import Per
 from esmeray.inference.models import outputs
+from esmeray.installation import added
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -116,13 +117,13 @@ class OutputKind:
 
 def output_names() -> list[str]:
     """Names of all kinds."""
-    return sorted(module.name for module in iter_modules(outputs.__path__))
+    return sorted([*(module.name for module in iter_modules(outputs.__path__)), *added("outputs")])
 
 
 @cache
 def kind_of(name: str) -> OutputKind:
     """The kind of this name."""
-    kind: OutputKind = import_module(f"{outputs.__name__}.{name}").KIND
+    kind: OutputKind = added("outputs").get(name) or import_module(f"{outputs.__name__}.{name}").KIND
     return kind
 
 

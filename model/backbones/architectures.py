@@ -28,6 +28,7 @@ from transformers.models.auto.modeling_auto import (
 
 from esmeray.common.errors import ConfigError
 from esmeray.dataset.tokens.model_folder import CONFIG_FILE, read_settings
+from esmeray.installation import added
 from esmeray.model.backbones.source import (
     ALWAYS_PADDED,
     SOURCE_KEY,
@@ -58,6 +59,7 @@ PACKED = {
 }
 """``model_type`` of the architectures whose attention is transformers' AttentionInterface and whose positions are given
 for each token, and whether they are causal. Each is held to one sequence at a time by a test."""
+PACKED |= added("backbones")
 
 MASKED_LM_HEADS = {
     "bert": ("cls",),

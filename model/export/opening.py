@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from esmeray.common.errors import DataError
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer, SequenceTokenizer
+from esmeray.installation import added
 from esmeray.model.backbones.architectures import MASKED_LM_HEADS, PACKED
 from esmeray.model.backbones.base import PackedBackbone
 from esmeray.model.backbones.loading import build_backbone, build_masked_lm, residue_tokenizer
@@ -41,6 +42,7 @@ OPENERS: dict[str, Callable[[Path], tuple[TaskModel, SequenceTokenizer]] | None]
     "terms": _refuse_sequences,
 }
 """How an export of each task is opened, in fp32 on the CPU; None where transformers alone opens it."""
+OPENERS |= added("openers")
 
 
 def open_exported(task: str, folder: Path) -> Opened:

@@ -1,4 +1,5 @@
-"""The tasks by name: the one place that knows them. A new task is a package beside this file and its name here.
+"""The tasks by name: the one place that knows them. A new task is a package beside this file and its name here, or
+another package's entry point.
 
 A part of a task is imported when it is first used: the driver must not wait for torch.
 """
@@ -6,6 +7,7 @@ A part of a task is imported when it is first used: the driver must not wait for
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
+from esmeray.installation import added
 from esmeray.run_folder.metrics_log import MetricLabel, MetricLabels
 from esmeray.train_config.schema import Config
 from esmeray.training.tasks.plan import TaskPlan
@@ -25,7 +27,6 @@ class Task(NamedTuple):
     How its exports are opened stands in :mod:`esmeray.model.export.opening`, which needs no training.
 
     Attributes:
-        section: its settings, which stand in the schema as ``model.NAME``.
         plan: the :class:`~esmeray.training.tasks.plan.TaskPlan`, for the driver.
         experiment: the :class:`~esmeray.training.tasks.experiment.Experiment`, for the workers.
         metrics: words for those of its metrics that are shown while it trains.
@@ -35,7 +36,6 @@ class Task(NamedTuple):
             ``{input}`` are the sequences that it was trained on.
     """
 
-    section: str
     plan: str
     experiment: str
     metrics: MetricLabels
@@ -45,7 +45,8 @@ class Task(NamedTuple):
 
 
 def task_named(name: str) -> Task:
-    return resolve_name(f"{__package__}.{name}:TASK")
+    task: Task = added("tasks").get(name) or resolve_name(f"{__package__}.{name}:TASK")
+    return task
 
 
 def task_plan(config: Config) -> TaskPlan:
@@ -76,4 +77,4 @@ def after_training(config: Config) -> None:
 
 def metric_labels() -> MetricLabels:
     """Return the words for the metrics of all tasks, by the metric's name."""
-    return {name: label for task in TASKS for name, label in task_named(task).metrics.items()}
+    return {name: label for task in (*TASKS, *added("tasks")) for name, label in task_named(task).metrics.items()}

@@ -1,4 +1,4 @@
-"""The formats of embeddings, by name: a new one is a line here."""
+"""The formats of embeddings, by name: a new one is a line here, or an entry point of another package."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from esmeray.dataset.embeddings.formats.hdf5 import Hdf5
 from esmeray.dataset.embeddings.formats.npy import Npy
 from esmeray.dataset.embeddings.formats.parquet import Parquet
 from esmeray.dataset.embeddings.formats.safetensors import Safetensors
+from esmeray.installation import added
 
 FORMATS: dict[str, Format] = {kind.name: kind for kind in (Parquet(), Npy(), Hdf5(), Safetensors())}
+FORMATS |= {name: kind() for name, kind in added("formats").items()}
 
 if TYPE_CHECKING:
     VectorFormat: TypeAlias = str

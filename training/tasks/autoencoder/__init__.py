@@ -13,7 +13,6 @@ class AutoencoderPlan(ResiduePlan):
 
 
 TASK = Task(
-    section="esmeray.train_config.schema:AutoencoderSection",
     plan="esmeray.training.tasks.autoencoder:AutoencoderPlan",
     experiment="esmeray.training.tasks.autoencoder.experiment:AutoencoderExperiment",
     metrics={

@@ -4,7 +4,6 @@ from esmeray.run_folder.metrics_log import MetricLabel
 from esmeray.training.tasks.registry import Task
 
 TASK = Task(
-    section="esmeray.train_config.classifier_schema:ClassifierSection",
     plan="esmeray.training.tasks.classifier.plan:ClassifierPlan",
     experiment="esmeray.training.tasks.classifier.experiment:ClassifierExperiment",
     metrics={

@@ -4,7 +4,6 @@ from esmeray.run_folder.metrics_log import MetricLabel
 from esmeray.training.tasks.registry import RESIDUE_RECOVERY, Task
 
 TASK = Task(
-    section="esmeray.train_config.diffusion_schema:DiffusionSection",
     plan="esmeray.training.tasks.diffusion.plan:DiffusionPlan",
     experiment="esmeray.training.tasks.diffusion.experiment:DiffusionExperiment",
     metrics={

@@ -12,7 +12,6 @@ class MaskedLMPlan(ResiduePlan):
 
 
 TASK = Task(
-    section="esmeray.train_config.schema:MaskedLMSection",
     plan="esmeray.training.tasks.masked_lm:MaskedLMPlan",
     experiment="esmeray.training.tasks.masked_lm.experiment:MaskedLMExperiment",
     metrics={"residue_recovery": RESIDUE_RECOVERY},

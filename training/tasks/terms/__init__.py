@@ -3,7 +3,6 @@
 from esmeray.training.tasks.registry import Task
 
 TASK = Task(
-    section="esmeray.train_config.terms_schema:TermsSection",
     plan="esmeray.training.tasks.terms.plan:TermsPlan",
     experiment="esmeray.training.tasks.terms.experiment:TermsExperiment",
     metrics={},  # those of the classifier

@@ -1,0 +1,138 @@
+"""Another installed package adds a task with its settings, an output, a format and a backbone, and the tree stays as it
+is."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+from tests.runs import TINY
+
+FILES = {
+    "toy-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n",
+    "toy-1.0.dist-info/entry_points.txt": """
+[esmeray.sections]
+toy = toy.settings:ToySection
+[esmeray.tasks]
+toy = toy.task:TASK
+[esmeray.openers]
+toy = toy.task:OPENER
+[esmeray.outputs]
+first = toy.parts:FIRST
+[esmeray.formats]
+toyfile = toy.parts:ToyFormat
+[esmeray.backbones]
+olmo = toy.parts:IS_CAUSAL
+""",
+    "toy/__init__.py": "",
+    "toy/settings.py": '''
+from esmeray.train_config.section import Section
+
+class ToySection(Section):
+    """Settings of the toy."""
+
+    strength: float = 1.0
+    """How much of a toy it is."""
+''',
+    "toy/task.py": """
+from esmeray.training.tasks.registry import Task
+
+OPENER = None  # transformers alone opens what it exports
+TASK = Task(
+    plan="esmeray.training.tasks.masked_lm:MaskedLMPlan", experiment="toy.experiment:ToyExperiment", metrics={}
+)
+""",
+    "toy/experiment.py": """
+from esmeray.training.tasks.masked_lm.experiment import MaskedLMExperiment
+
+class ToyExperiment(MaskedLMExperiment):
+    def build_model(self, *arguments, **named):
+        assert self.model_section.toy.strength == 2.5
+        return super().build_model(*arguments, **named)
+""",
+    "toy/parts.py": """
+from esmeray.dataset.embeddings.formats.npy import Npy
+from esmeray.inference.models.kinds import OutputKind
+from esmeray.model.tasks.pooling import first_token
+
+IS_CAUSAL = True
+FIRST = OutputKind("first residue", rows=lambda model, features_TD, packed: first_token(features_TD, packed.batch))
+
+class ToyFormat(Npy):
+    name = "toyfile"
+    suffix = ".toy"
+""",
+}
+USE = f"""
+import asyncio, sys
+from pathlib import Path
+import torch.distributed as dist
+from esmeray.common.command_line import run
+from esmeray.model.backbones.architectures import PACKED
+from esmeray.run_folder.paths import RunFolder
+from esmeray.service.replicas.replica import ModelReplica
+from esmeray.tools.__main__ import main
+from esmeray.train_config.natures import with_absolute_paths
+from esmeray.train_config.schema import Config
+from esmeray.train_config.service_schema import ServedModel
+from esmeray.training.engine.collective import WorkerContext
+from esmeray.training.loop.worker import train_worker
+from esmeray.training.tasks.registry import task_plan
+import esmeray
+
+folder = Path(sys.argv[1])
+settings = {TINY!r}
+settings["model"] |= {{"task": "toy", "toy": {{"strength": 2.5}}}}
+settings["training"]["max_steps"] = 3
+settings["run"] = {{"name": "toy", "storage_path": str(folder)}}
+config = with_absolute_paths(Config.model_validate(settings))
+made = RunFolder(config.run.storage_path, config.run.name)
+path = task_plan(config).prepare(made.stores)
+made.path.mkdir()
+dist.init_process_group("gloo", init_method=f"file://{{folder / 'group'}}", rank=0, world_size=1)
+assert train_worker(config, WorkerContext(), str(path)).status == "finished"
+made.config.write_text("")  # as a run has it, which is found by its export
+
+(folder / "a.fasta").write_text(">a\\nMKTAYIAKQR\\n>b\\nMKV\\n")
+how = ["--embed.outputs", "first", "mean", "--embed.format", "toyfile", "--embed.device", "cpu"]
+files = ["--embed.input", str(folder / "a.fasta"), "--embed.output", str(folder / "v")]
+assert run(main, ["embed", "run", "--embed.models", str(made.export), *how, *files]) == 0
+assert (folder / "v" / "first.toy").is_file()
+assert esmeray.read_embeddings(folder / "v", "first")["b"].shape == (16,)
+replica = ModelReplica(ServedModel(name="toy", source=str(made.export), tokens=64).model_dump(), "cpu", "1")
+assert asyncio.run(replica.run("first", ["MKTAY"], "me")).results.shape == (1, 16)
+assert PACKED["olmo"]
+"""
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """That of a process which has the package installed."""
+    for name, text in FILES.items():
+        path = tmp_path / "installed" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return {**os.environ, "PYTHONPATH": f"{tmp_path / 'installed'}:{REPOSITORY}", "DS_ACCELERATOR": "cpu"}
+
+
+@pytest.mark.slow
+def test_a_package_adds_a_task_an_output_a_format_and_a_backbone(tmp_path: Path, environment: dict[str, str]):
+    command = [sys.executable, "-c", USE, str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=200)
+    assert done.returncode == 0, done.stderr
+
+
+def test_its_settings_have_help_and_what_it_breaks_is_one_line(tmp_path: Path, environment: dict[str, str]):
+    def help_of(command: str) -> subprocess.CompletedProcess[str]:
+        words = [sys.executable, "-m", "esmeray.tools", *command.split(), "--help"]
+        return subprocess.run(words, env=environment, capture_output=True, text=True, check=False, cwd=tmp_path)
+
+    shown = help_of("train").stdout
+    assert "--model.toy.strength" in shown and "How much of a toy it is." in shown and "terms,toy}" in shown
+    (tmp_path / "installed" / "toy" / "settings.py").write_text("import absent\n")
+    broken = help_of("train")
+    assert (broken.returncode, broken.stderr.count("\n")) == (2, 1)
+    assert "the installed package toy adds toy to esmeray.sections" in broken.stderr and "absent" in broken.stderr
