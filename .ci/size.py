@@ -18,24 +18,24 @@ from statistics import median
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 BUDGETS = {
-    ".": 14,
+    ".": 17,
     ".ci": 75,
     "alignment": 248,
     "benchmarks": 2_888,
     "cluster": 573,
     "common": 832,
-    "dataset": 5_330,
-    "esmeray": 40,
+    "dataset": 5_332,
+    "esmeray": 55,
     "function": 715,
-    "inference": 3_273,
-    "model": 2_735,
+    "inference": 3_274,
+    "model": 2_739,
     "monitoring": 1_538,
     "run_folder": 735,
     "service": 1_824,
-    "tests": 20_400,
-    "tools": 2_413,
-    "train_config": 1_134,
-    "training": 3_009,
+    "tests": 20_479,
+    "tools": 2_416,
+    "train_config": 1_146,
+    "training": 3_010,
     "tuning": 1_204,
 }
 """Statements of each room, and of the modules beside them (``.``)."""

@@ -153,6 +153,4 @@ def test_train_ray_is_the_same_program(tmp_path):
 def test_the_installed_command_is_the_same_program():
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
     assert project["project"]["scripts"] == {"esmeray": "esmeray.tools.__main__:entry_point"}
-    rooms = [f"{path.parent.name}*" for path in REPOSITORY.glob("*/__init__.py") if path.parent.name != "tests"]
-    assert sorted(project["tool"]["setuptools"]["packages"]["find"]["include"]) == sorted(rooms)
     assert callable(entry_point)

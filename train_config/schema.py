@@ -264,10 +264,8 @@ def _with_added_tasks(section: Any) -> Any:
     task = section.model_fields["task"]
     names = (*get_args(task.annotation), *sections)
     fields: dict[str, Any] = {name: (kind, kind()) for name, kind in sections.items()}
-    choice = Field(task.default, description=task.description)
-    return create_model(
-        section.__name__, __base__=section, __doc__=section.__doc__, task=(Literal[names], choice), **fields
-    )
+    fields["task"] = (Literal[names], Field(task.default, description=task.description))
+    return create_model(section.__name__, __base__=section, __doc__=section.__doc__, **fields)
 
 
 if not TYPE_CHECKING:
