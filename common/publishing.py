@@ -24,12 +24,15 @@ from pathlib import Path, PurePosixPath
 import xxhash
 
 from esmeray.common.errors import ConfigError, DataError, DiskFullError, ResourceError
+from esmeray.common.text import shortened
 
 log = logging.getLogger(__name__)
 
 MADE_FILE = "esmeray.json"
 RECORD_FILE = "made_by.txt"
 """Has the command, in the folder of an unfinished output."""
+_LONGEST_NAME, _LONGEST_PATH = 255, 2000
+"""Bytes of a name, and characters of a path below a folder, that file systems take."""
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -135,13 +138,14 @@ def check_names(names: Iterable[object], manifest: Path | str) -> None:
 
 
 def inner_name(name: object) -> str:
-    """Return the name of a file in a manifest's folder; ValueError where it is absolute, empty or climbs.
+    """Return the name of a file in a manifest's folder; ValueError where it is absolute, empty, climbs or is too long.
 
     Manifests come from others, too, and what they list is read, replaced and removed.
     """
     parts = PurePosixPath(name).parts if isinstance(name, str) and "\0" not in name else ()
-    if not parts or parts[0].startswith("/") or ".." in parts:
-        raise ValueError(f"{name!r} is no name of a file in its folder")
+    is_long = any(len(os.fsencode(part)) > _LONGEST_NAME for part in parts) or len(str(name)) > _LONGEST_PATH
+    if not parts or parts[0].startswith("/") or ".." in parts or is_long:
+        raise ValueError(f"{shortened(repr(name), _LONGEST_NAME)} is no name of a file in its folder")
     return str(name)
 
 

@@ -112,7 +112,9 @@ class Table:
         try:
             with pq.ParquetFile(self._path) as file:
                 self._check_columns(file.schema_arrow.names)
-                yield from file.iter_batches(PART_ROWS, columns=list(self._wanted), use_threads=False)
+                for batch in file.iter_batches(PART_ROWS, columns=list(self._wanted), use_threads=False):
+                    batch.validate(full=True)  # texts that are no UTF-8, above all
+                    yield batch
         except (pa.ArrowException, UnicodeDecodeError) as error:
             reason = first_line(error)
             raise DataError(f"{self._path}: not Parquet, or damaged ({reason}); make it or copy it again") from error

@@ -5,7 +5,7 @@ In a checkout the rooms lie beside the folder ``esmeray``, in a wheel within it.
 
 import os
 from functools import cache
-from importlib.metadata import EntryPoints, entry_points
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ def python_path() -> str:
 
 
 @cache
-def _entry_points() -> EntryPoints:
+def _entry_points() -> Any:
     """Of all installed packages: reading them takes 30 ms."""
     return entry_points()
 

@@ -171,7 +171,9 @@ def test_what_is_someone_elses_is_never_replaced(tmp_path, make, kind):
     assert {path: path.lstat().st_ino for path in tmp_path.rglob("*")} == before
 
 
-@pytest.mark.parametrize("name", ["", ".", "/etc/passwd", "..", "../victim", "a/../../b", "a\0b"])
+@pytest.mark.parametrize(
+    "name", ["", ".", "/etc/passwd", "..", "../victim", "a/../../b", "a\0b", 300 * "a", 2000 * "a/"], ids=range(9)
+)
 def test_a_manifest_that_lists_what_lies_elsewhere_is_refused(tmp_path, name):
     make_folder(tmp_path / "target", "a")
     manifest = tmp_path / "target" / "esmeray.json"

@@ -131,3 +131,6 @@ def test_what_is_no_parquet_is_refused(tmp_path):
     assert "not Parquet, or damaged" in refusal(tmp_path / "in.parquet", content[:-20])
     pq.write_table(pa.table({"text": pa.array([], pa.string()), "label": pa.array([], pa.string())}), tmp_path / "0")
     assert "holds no rows" in refusal(tmp_path / "in.parquet", (tmp_path / "0").read_bytes())
+    latin = pa.array([b"Z\xfcrich"]).cast(pa.binary()).view(pa.string())
+    pq.write_table(pa.table({"text": latin, "label": ["a"]}), tmp_path / "latin", use_dictionary=False)
+    assert "not Parquet, or damaged" in refusal(tmp_path / "in.parquet", (tmp_path / "latin").read_bytes())
