@@ -32,7 +32,7 @@ BUDGETS = {
     "monitoring": 1_538,
     "run_folder": 735,
     "service": 1_824,
-    "tests": 20_482,
+    "tests": 20_483,
     "tools": 2_416,
     "train_config": 1_146,
     "training": 3_010,
