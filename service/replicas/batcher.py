@@ -131,21 +131,22 @@ class TokenBatcher:
         wanted = {item.key: item for item in missing}
         # A request of many items holds no more than a batch of the queue: the others are in nobody's way.
         held = min(self.budget, sum(item.tokens for key, item in wanted.items() if key not in self._in_flight))
+        # Before anything is queued: what is refused costs nothing but this.
         self._check_room(caller, held)
         self._held[caller] += held
         self._held_tokens += held
         waited_for = [self._enqueue(item, caller) for item in wanted.values()]
         if self.queued_tokens >= self.budget:
-            self._full.set()
+            self._full.set()  # a batch that waits to be filled need not wait longer
         try:
             if waited_for:
                 await asyncio.wait({waiting.result for waiting in waited_for})
-        finally:
+        finally:  # also where the caller was cancelled: by its timeout, or because its client left
             self._leave(waited_for)
             self._held[caller] -= held
             self._held_tokens -= held
             if not self._held[caller]:
-                del self._held[caller]
+                del self._held[caller]  # their number is that of the callers who share the turns
         results |= {waiting.item.key: waiting.result.result() for waiting in waited_for}
         return [results[item.key] for item in items]
 
@@ -167,6 +168,7 @@ class TokenBatcher:
 
     @property
     def _tokens_per_s(self) -> float:
+        # Infinite before the first batch: nothing is known, and queue_tokens alone bounds the queue.
         return self.totals.tokens / self.totals.computing_s if self.totals.computing_s else math.inf
 
     def _enqueue(self, item: Item, caller: str) -> _Waiting:
@@ -205,10 +207,11 @@ class TokenBatcher:
 
     async def _serve(self) -> None:
         while True:
-            await self._places.acquire()
+            await self._places.acquire()  # first: while all compute, the queue fills and batches get full
             while not self._queue:  # whoever was waited for may have left meanwhile
                 self._arrived.clear()
                 await self._arrived.wait()
+            # By its oldest item, so that nobody waits for company longer than that.
             left_s = self._queue[0][2].arrived_s + self._max_wait_s - time.monotonic()
             if left_s > 0 and self.queued_tokens < self.budget:
                 self._full.clear()
@@ -230,7 +233,7 @@ class TokenBatcher:
         while self._queue and (not batch or left > 0) and len(passed) < LOOKED_AT:
             entry = heapq.heappop(self._queue)
             waiting = entry[2]
-            if waiting.is_taken:  # in another caller's turn
+            if waiting.is_taken:  # in another caller's turn, which came first
                 continue
             if batch and waiting.item.tokens > left:
                 passed.append(entry)
@@ -238,7 +241,7 @@ class TokenBatcher:
             waiting.is_taken = True
             batch.append(waiting)
             left -= waiting.item.tokens
-        for entry in passed:
+        for entry in passed:  # with their turns: the longest is the first of the next batch
             heapq.heappush(self._queue, entry)
         self._pass(self.budget - left)
         return batch
@@ -246,6 +249,7 @@ class TokenBatcher:
     def _pass(self, tokens: int) -> None:
         """Let the time of turns pass by what each caller gets of the tokens."""
         self.queued_tokens -= tokens
+        # As much for each: who comes now begins at this turn, and not at 0, before all that waited.
         self._now += tokens / max(1, len(self._held))
         if len(self._next_turn) > 2 * len(self._held) + LOOKED_AT:  # callers that have gone
             self._next_turn = {caller: turn for caller, turn in self._next_turn.items() if turn > self._now}
@@ -258,7 +262,7 @@ class TokenBatcher:
         except Exception as error:  # noqa: BLE001 - each caller gets it
             for waiting in batch:
                 waiting.result.set_exception(error)
-                waiting.result.exception()  # somebody may have left
+                waiting.result.exception()  # asked for, or asyncio warns where everybody has left
         else:
             for waiting, result in zip(batch, results, strict=True):
                 waiting.result.set_result(result)

@@ -48,10 +48,13 @@ class Worker:
         self.config, self.context, self.run, self.wandb_run_id = config, context, run, wandb_run_id
         self.step = self.saved_step = 0
         training = config.training
+        # Random weights are the same on every worker, also where ZeRO-3 cuts them later.
         torch.manual_seed(config.run.seed)
         apply_device_settings(training)
         self.control = control = ControlGroup()
+        # One writer: workers of other nodes may not see the folder, and lines of several would mix.
         self.log = MetricsLog(run.metrics if context.rank == 0 else os.devnull)
+        # Nodes may share the run's folder or have one each: what is done once is done once for each folder.
         places = control.gather(place_of(run))
         ranks = [rank for rank, place in enumerate(places) if place == places[context.rank]]
         self.leads = context.rank == ranks[0]  # among the workers that see the same folder
@@ -63,13 +66,16 @@ class Worker:
         self.experiment = experiment
         model = experiment.build_model()
         experiment.open(model, context, control)
+        # Each node may have converted the source itself: other records would be other batches, without an error.
         if control.from_rank_0(experiment.checksum) != experiment.checksum:
             raise DataError(f"data.source: {', '.join(config.data.source)} is other data on another node; start again")
         self.checkpoints = CheckpointStore(run.checkpoints)
         self.hung = set_stacks_aside(run.logs) if self.leads else None  # before the others open files there
+        # A resumed model has what is prepared (the scales of features, say) in its checkpoint.
         starts_anew = not control.from_rank_0("\n".join(folder.path.name for folder in self.checkpoints.complete()))
         if starts_anew:
             experiment.prepare(model, context, control)
+        # Before the engine: it takes the parameters as they are then.
         prepare_layers(model.backbone, training, context.device, zero_stage(training, config.deepspeed))
         flops_per_token = training_flops_per_token(
             model, experiment.batches.mean_context, runs_backbone=experiment.runs_backbone
@@ -77,6 +83,7 @@ class Worker:
         rate_shares = experiment.rate_shares(model)
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)  # before ZeRO-3 cuts them
         self.engine = TrainingEngine(model, training, config.deepspeed, context.device, rate_shares)
+        # At a URI a checkpoint counts once it is there, not when it is on the node's own disk.
         completed = self._log_checkpoint if run.uri is None else self.mirror.ask
         self.total_steps = training.max_steps or experiment.batches.total_steps(training.epochs)
         self.branch_step = steps_before_decay(self.total_steps, training) if training.schedule == "wsd" else None
@@ -126,7 +133,7 @@ class Worker:
     def _memory_state(self, trained: int) -> MemoryState | None:
         config, context = self.config, self.context
         if config.checkpoint.memory_every_steps is None:
-            sweep()
+            sweep()  # copies of runs that ended without a word hold memory of this machine
             return None
         size_bytes = copy_bytes(
             trained,

@@ -25,17 +25,19 @@ def finish(worker: Worker, outcome: Outcome) -> Outcome:
     """Wait for the last checkpoint, export the model, record the outcome."""
     worker.watchdog.extend()
     if outcome.status == "failed":
-        worker.writer.give_up()
+        worker.writer.give_up()  # what failed may be the disk: nobody waits for it
     else:
         worker.writer.wait()
     if outcome.status == "finished":
         step = _load_best(worker) if worker.experiment.exports_best else outcome.step
+        # Every worker: under ZeRO each has a part of it, and gathering them is collective.
         state = worker.engine.full_precision_state()
         if worker.context.rank == 0:
             export_state(state, worker.checkpoints.folder(step), worker.run, worker.run.export)
     worker.control.all_true(True)  # every shard is on disk, or given up
     if worker.context.rank == 0 and outcome.status == "failed":
         worker.checkpoints.sweep()  # of a run that ends here no half-written checkpoint is left
+    # The worker that failed has written why; rank 0 knows only that another did.
     if worker.context.rank == 0 and worker.run.read_outcome() is None:
         worker.log.event(outcome.status, max(outcome.step, 0), message=outcome.message)
         worker.run.write_outcome(outcome)
@@ -67,6 +69,7 @@ def export_state(
 
 def _load_best(worker: Worker) -> int:
     """Load the best checkpoint; returns its step."""
+    # Rank 0 chooses: listings of a shared file system may differ between nodes for a while.
     folder = worker.checkpoints.best() if worker.context.rank == 0 else None
     name = worker.control.from_rank_0("" if folder is None else folder.path.name)
     chosen = CheckpointFolder(worker.checkpoints.root / name)

@@ -16,12 +16,13 @@ def restore(worker: Worker) -> Position:
         worker.run.checkpoints.mkdir(parents=True, exist_ok=True)
         worker.checkpoints.sweep()
     control.all_true(True)  # nobody looks before it is swept
+    # Those that every worker has a part of: a lost one took its own along.
     copies = worker.memory.common(control) if worker.memory is not None else []
     folder, warnings = _find_checkpoint(worker, copies)
     if folder is None:
         _refuse_to_begin_again(worker)
         position = Position()
-        log.rewind(-1)
+        log.rewind(-1)  # an attempt that saved nothing may have logged steps, which come again
         cropped = worker.experiment.cropped
         log.event(
             "started",
@@ -38,8 +39,10 @@ def restore(worker: Worker) -> Position:
         worker.engine.load_shards(worker.mirror.fetched(folder))
         control.all_true(True)  # nobody renames before everybody has read
         in_memory = folder.path.parent != worker.checkpoints.root
+        # A copy in memory is no checkpoint: a worker that is lost takes it along.
         worker.saved_step = 0 if in_memory else position.step
         if worker.leads:
+            # Later ones are of steps that are taken again, perhaps with other settings: two histories would mix.
             worker.checkpoints.discard_after(position.step - in_memory)
             if not in_memory:
                 worker.checkpoints.write_latest(folder)
@@ -74,7 +77,8 @@ def rewind(worker: Worker, position: Position) -> bool:
     if training.on_divergence == "stop":
         return False
     worker.watchdog.extend()
-    worker.writer.wait()
+    worker.writer.wait()  # the newest checkpoint may be half-written
+    # Counted in the log, which outlives the process: a run that is resumed has as many tries as one that was not.
     records = read_metrics(worker.run.metrics) if worker.context.rank == 0 else []
     rewinds = int(control.from_rank_0(str(sum(record.get("event") == "rewound" for record in records))))
     if rewinds >= training.max_rewinds:
@@ -102,6 +106,7 @@ def _decayed_otherwise(worker: Worker, folder: CheckpointFolder) -> bool:
     earlier = folder.config().training
     total_steps = earlier.max_steps or worker.experiment.batches.total_steps(earlier.epochs)
     branch_step = steps_before_decay(total_steps, earlier)
+    # Weights whose rate has decayed would be trained at the full rate again: from before it, the run can be prolonged.
     has_decayed = earlier.schedule == "wsd" and folder.step > branch_step
     return has_decayed and (branch_step, total_steps) != (worker.branch_step, worker.total_steps)
 
@@ -146,6 +151,7 @@ def _find_checkpoint(
                 problem = "its learning rate had begun to decay for an earlier end of training"
         except (CheckpointError, DataError) as error:
             problem = str(error)
+        # All take the same one: a part that is damaged on one worker is of no use to the others.
         is_intact = control.all_true(not problem)
         worker.watchdog.extend()  # checking large files took long, and so may reading them
         if is_intact:
