@@ -109,7 +109,7 @@ def ensure_store(data: DataSection, default_root: Path, progress: ProgressCallba
     return target
 
 
-def open_store(sources: list[str], ingest: IngestSection, folder: Path) -> Store:
+def job_store(sources: list[str], ingest: IngestSection, folder: Path) -> Store:
     """The store that the sources are or, with a progress bar, are converted to in a folder, as :func:`ensure_store`.
 
     ``folder`` is that of an unfinished job. Raises ConfigError where its store has other sequences.

@@ -104,7 +104,7 @@ def find_structure_files(sources: list[str]) -> list[Path]:
 def read_proteins(sources: list[str], policies: IngestSection | None = None) -> tuple[list[str], list[str]]:
     """Ids and residues of FASTA files, checked as the policies say, or of a store."""
     with TemporaryDirectory() as folder:
-        store = stores.open_store(sources, policies or IngestSection(), Path(folder))
+        store = stores.job_store(sources, policies or IngestSection(), Path(folder))
         return [store.id(index) for index in range(len(store))], [store.text(index) for index in range(len(store))]
 
 

@@ -27,7 +27,7 @@ from esmeray.common.progress import status_line
 from esmeray.common.publishing import made_folder, refuse_existing, writing
 from esmeray.common.remote import publish, target_path, uri_of
 from esmeray.dataset.embeddings.manifest import MANIFEST_FILE, read_manifest
-from esmeray.dataset.store.conversion import open_store
+from esmeray.dataset.store.conversion import job_store
 from esmeray.dataset.store.reader import Store
 from esmeray.inference.embedding.model_job import ModelJob
 from esmeray.inference.embedding.plan import JobFacts, Plan, check_registered, check_settings, format_of, make_plan
@@ -79,7 +79,7 @@ def run_job(
         if uri is not None:
             ShardFiles(partial, f"{uri}.partial").fetch()
         job = _resolved(job, cluster)
-        store = open_store(job.input, ingest or IngestSection(), partial)
+        store = job_store(job.input, ingest or IngestSection(), partial)
         folders = names if len(names) > 1 else [_ONE_MODEL]
         if others := {path.parent.name for path in partial.glob(f"*/{JOB_FILE}")} - {*folders}:
             raise other_job(partial, f"of model {min(others)}", REMEDY)
@@ -120,7 +120,7 @@ def estimate(
     check_registered(job)
     with tempfile.TemporaryDirectory() as folder, _connected(cluster):
         job = _resolved(job, cluster)
-        store = open_store(job.input, ingest or IngestSection(), Path(folder))
+        store = job_store(job.input, ingest or IngestSection(), Path(folder))
         return [_estimate(job, model, store) for model in job.models]
 
 

@@ -18,7 +18,7 @@ from esmeray.common.progress import record_bar
 from esmeray.common.publishing import file_xxh128, made_file
 from esmeray.common.verification import verified
 from esmeray.dataset.embeddings.manifest import parts as ranges
-from esmeray.dataset.store.conversion import open_store
+from esmeray.dataset.store.conversion import job_store
 from esmeray.dataset.store.reader import Store
 from esmeray.function.ontology import propagate
 from esmeray.function.predictors import blended
@@ -62,7 +62,7 @@ def predict(run: Path, options: PredictTermsSection, ingest: IngestSection, *, o
         if not (weights := {name: {part: 1.0} for name, parts in weights.items() if part in parts}):
             raise ConfigError(f"--predict.part {part}: the run has {known}")
     with unfinished(output, MADE_BY) as partial:
-        store = open_store(options.input, ingest, partial)
+        store = job_store(options.input, ingest, partial)
         blend_hash = file_xxh128(run / FOLDER / BLEND_FILE)
         accept(partial, {"run": blend_hash, "input": store.checksum, "part": part, "terms": options.terms})
         with journal(partial) as done:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from esmeray.common.errors import DataError
 from esmeray.common.text import counted
 from esmeray.dataset.labels.values import number, text_of
-from esmeray.dataset.store.conversion import open_store
+from esmeray.dataset.store.conversion import job_store
 from esmeray.dataset.table import Table
 from esmeray.inference.mutations.variants import WILD_TYPE, Mutant, Protein
 from esmeray.train_config.mutation_schema import MutantTableSection, MutationsSection
@@ -45,7 +45,7 @@ class MutantTable:
 
 def read_protein(section: MutationsSection, folder: Path) -> Protein:
     """The wild type; ``folder`` is for the work. Raises DataError for a file that is refused, or of more sequences."""
-    store = open_store([str(section.sequence)], IngestSection(), folder)
+    store = job_store([str(section.sequence)], IngestSection(), folder)
     if len(store) != 1:
         raise DataError(f"{section.sequence}: holds {len(store):,} sequences; give the wild type alone")
     return Protein(store.sequence(0).tobytes().decode("ascii"), section.first_position)

@@ -52,7 +52,7 @@ def here(inputs, command, tmp_path, monkeypatch) -> Path:
 def test_what_the_tool_did_not_make_is_never_replaced(command, here, kind, monkeypatch):
     monkeypatch.setattr("esmeray.inference.classifier.ClassifierPipeline.load", None)  # nothing may get so far
     monkeypatch.setattr("esmeray.tools.profile.log.read_gpu_log", None)
-    monkeypatch.setattr("esmeray.tools.profile._measure.profile_model", None)
+    monkeypatch.setattr("esmeray.inference.profile.measuring.profile_model", None)
     target = here / target_of(kind)
     target.write_text("a thesis")
     before = {path: path.lstat().st_mtime_ns for path in here.rglob("*") if path.is_file()}

@@ -26,7 +26,7 @@ from esmeray.common.progress import record_bar
 from esmeray.common.publishing import made_file, refuse_file
 from esmeray.common.text import counted
 from esmeray.dataset.embeddings.manifest import read_manifest
-from esmeray.dataset.store.conversion import open_store
+from esmeray.dataset.store.conversion import job_store
 from esmeray.dataset.store.reader import Store
 from esmeray.run_folder.job import Journal, accept, journal, unfinished
 from esmeray.tools.grammar import Overwriting, parse
@@ -60,7 +60,7 @@ def main(argv: list[str]) -> int:
         raise ConfigError("BLAST has no E-values for this matrix with these gap penalties; give --align.evalue inf")
     start_s = time.perf_counter()
     with unfinished(arguments.output, MADE_BY) as folder:
-        queries = open_store([arguments.queries], settings.data.ingest, folder)
+        queries = job_store([arguments.queries], settings.data.ingest, folder)
         job = {
             **arguments.model_dump(include={"hits", "prefilter", "candidates"}),
             "evalue": str(arguments.evalue),

@@ -9,11 +9,11 @@ import torch
 from torch.profiler import schedule
 
 from esmeray.common.errors import ResourceError
+from esmeray.inference.profile.measuring import operators, profiler_of, write_trace
 from esmeray.model.device import choose_device
 from esmeray.monitoring.advice import Facts, advise
 from esmeray.run_folder.paths import RunFolder
 from esmeray.tools.profile._gpu_trial import single_process_group
-from esmeray.tools.profile._measure import operators, profiler_of, write_trace
 from esmeray.train_config.schema import Config
 from esmeray.train_config.tune_schema import MeasurementSection
 from esmeray.training.engine.collective import WorkerContext

@@ -45,14 +45,14 @@ def main(argv: list[str]) -> int:
     with made_folder(Path(settings.output).absolute(), MADE_BY, flags.overwrite) as building:
         import torch  # here: it takes seconds
 
-        from esmeray.dataset.store.conversion import open_store
-        from esmeray.tools.profile._report import draw_devices
+        from esmeray.dataset.store.conversion import job_store
+        from esmeray.inference.profile.report import draw_devices
 
         console = result_console()
         if not torch.cuda.is_available():
             console.print("no GPU is seen: the CPU's fp32 and bf16 are compared")
         with tempfile.TemporaryDirectory() as scratch, status_line() as show:
-            store = open_store(data.source, data.ingest, Path(scratch))
+            store = job_store(data.source, data.ingest, Path(scratch))
             texts = sorted({store.text(record) for record in range(len(store))}, key=lambda text: (len(text), text))
             models = [compare(name, texts, settings, show) for name in settings.models]
         content = {"machine": {"threads": torch.get_num_threads(), "torch": torch.__version__}, "models": models}
@@ -69,7 +69,7 @@ def compare(
     """Embed so many proteins, spread over the lengths, on both devices, a round each in turns after a warm-up."""
     import torch
 
-    from esmeray.tools.profile._measure import open_subject, spread
+    from esmeray.inference.profile.measuring import open_subject, spread
 
     kinds = [("cpu", settings.precision), ("cuda", settings.precision)]
     if not torch.cuda.is_available():

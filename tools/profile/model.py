@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
             show("training")
             profile = profile_training(load_config(arguments.model, overrides), building)
         else:
-            from esmeray.tools.profile._measure import profile_model
+            from esmeray.inference.profile.measuring import profile_model
 
             profile = profile_model(arguments.model, settings, overrides, building, show)
         lines = _write(profile, building)
@@ -66,7 +66,7 @@ def main(argv: list[str]) -> int:
 def _write(profile: Mapping[str, Any], folder: Path) -> list[str]:
     import pandas as pd  # here: it takes a moment
 
-    from esmeray.tools.profile._report import draw_batches, draw_heatmap, draw_stages, report
+    from esmeray.inference.profile.report import draw_batches, draw_heatmap, draw_stages, report
 
     lines = list(report(profile))
     (folder / "report.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")

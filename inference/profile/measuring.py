@@ -25,7 +25,7 @@ from esmeray.common.publishing import atomic_file
 from esmeray.common.timing import timed
 from esmeray.dataset.batches.plan import longest_first
 from esmeray.dataset.batches.preparation import FixedCrop, fixed_crop
-from esmeray.dataset.store.conversion import open_store
+from esmeray.dataset.store.conversion import job_store
 from esmeray.dataset.store.reader import Store
 from esmeray.inference.classifier import ClassifierPipeline
 from esmeray.inference.classify.labelled import LabelledTexts, read_texts, read_unlabelled
@@ -141,7 +141,7 @@ def profile_model(
             texts, job = labelled.texts, _texts_job(subject, labelled.texts, settings.batches)
         else:
             data = load_config(None, overrides).data
-            store = open_store(data.source, data.ingest, Path(scratch))
+            store = job_store(data.source, data.ingest, Path(scratch))
             texts = [store.text(record) for record in range(len(store))]
             job = _store_job(ShardWorker(subject.model, store, embed), store, embed, settings.batches)
         if "stages" in settings.steps:
