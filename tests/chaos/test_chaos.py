@@ -41,7 +41,9 @@ def test_a_run_with_a_stopped_worker_and_a_killed_driver_takes_each_planned_step
     assert stopped.again > 0 and stopped.back_s is not None
     assert killed.back_s is not None  # the worker may publish what it was at, and then no step is taken again
     run = run_folder(round_.config)
-    assert events(round_.config, "resumed")[0]["checkpoint"].endswith("in memory")
+    first = events(round_.config, "resumed")[0]
+    # On a busy machine the fault is met later, and a checkpoint may be as new as the copies.
+    assert first["checkpoint"].endswith("in memory") or first["step"] > stopped.step
     assert "stacks of the workers:" in (round_.folder / "output.txt").read_text()
     assert "all_reduce" in (run.logs / "hung-1" / "stacks-0.txt").read_text()  # it waits for the one that is stopped
     assert not [*run.logs.glob("stacks-*")]
