@@ -20,12 +20,11 @@ from esmeray.inference.models.opening import open_model
 from esmeray.inference.models.source import config_of, exported_by
 from esmeray.model.tasks.classifier import Classifier
 from esmeray.train_config.schema import DataSection
-from esmeray.train_config.section import Precision
+from esmeray.train_config.section import DEFAULT_TOKENS, Precision
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with how many texts are done and how many there are."""
 
-DEFAULT_TOKENS = 8192
 
 UNSEEN_RESIDUE = "?"
 """Letter of a residue that was cropped; as a target it is ignored."""

@@ -15,6 +15,7 @@ from esmeray.train_config.mutation_schema import MutationFitSection, MutationSca
 from esmeray.train_config.plan_schema import PlanSection
 from esmeray.train_config.schema import IngestSection, StorageSection
 from esmeray.train_config.section import (
+    DEFAULT_TOKENS,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -279,7 +280,7 @@ class ClassifierRunSection(Section):
     """cpu, cuda, cuda:1 ... Default: CUDA where there is one."""
     precision: Precision = "fp32"
     """Precision of the computation."""
-    tokens: PositiveInt = 8192
+    tokens: PositiveInt = DEFAULT_TOKENS
     """Token budget of a batch; a longer text goes alone."""
 
 
@@ -313,7 +314,7 @@ class DesignModelSection(Section):
     """Class that designs are conditioned on."""
     device: str | None = None
     """cpu or cuda. Default: CUDA where there is one."""
-    tokens: PositiveInt = 8192
+    tokens: PositiveInt = DEFAULT_TOKENS
     """Token budget of a batch."""
 
 

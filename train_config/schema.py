@@ -14,6 +14,7 @@ from esmeray.train_config.classifier_schema import ClassifierSection, LabelsSect
 from esmeray.train_config.diffusion_schema import DiffusionSection, PredictionsSection, StructuresSection
 from esmeray.train_config.natures import END, FIXED, PATH, PATH_OR_NAME, SHIPPED_PATH, UNSEEN, with_absolute_paths
 from esmeray.train_config.section import (
+    DEFAULT_TOKENS,
     Channels,
     FolderName,
     NonNegativeFloat,
@@ -112,7 +113,7 @@ class DataSection(Section):
 class BatchSection(Section):
     """Tokens, and at most how many sequences, of a step. Special tokens are counted."""
 
-    tokens: Tokens = 8192
+    tokens: Tokens = DEFAULT_TOKENS
     """Token budget of one packed batch, which one worker takes at once."""
     global_tokens: Annotated[int, Field(gt=0, le=2**30)] = 32768
     """Token budget of one optimizer step over all workers, a multiple of batch.tokens; gradients accumulate to it,

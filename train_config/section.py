@@ -13,6 +13,9 @@ KeyPath = tuple[str, ...]
 Overrides = dict[KeyPath, Any]
 """Settings given on the command line: texts, or None and [] for what ``none`` clears."""
 
+DEFAULT_TOKENS = 8192
+"""Budget of a batch, special tokens included, of training and of what a head predicts."""
+
 STORES = "stores"
 """Folder of the storage path in which made stores lie, beside the runs."""
 

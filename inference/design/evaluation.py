@@ -20,6 +20,7 @@ from esmeray.dataset.structures.store import Structure, StructureStore
 from esmeray.inference.design.sampling import Request, generate
 from esmeray.inference.design.scoring import log_likelihoods
 from esmeray.model.tasks.diffusion import SequenceDiffusion
+from esmeray.train_config.section import DEFAULT_TOKENS
 
 SHORT = 100
 """Residues up to which a protein is short, as in CATH's benchmark."""
@@ -48,7 +49,7 @@ def evaluate_designs(
     records: NDArray[np.int64],
     *,
     steps: int = 20,
-    tokens: int = 8192,
+    tokens: int = DEFAULT_TOKENS,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Evaluation:
     """Evaluate the likeliest design of each of these structures.

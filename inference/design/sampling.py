@@ -21,6 +21,7 @@ from esmeray.dataset.structures.store import Structure
 from esmeray.dataset.tokens.esm import MASK, VOCABULARY, pack_sequences
 from esmeray.model.forward_loop import ForwardLoop, Places, consecutive
 from esmeray.model.tasks.diffusion import SequenceDiffusion
+from esmeray.train_config.section import DEFAULT_TOKENS
 
 _AMINO_ACID_IDS = torch.tensor([VOCABULARY.index(letter) for letter in AMINO_ACIDS])
 
@@ -68,7 +69,7 @@ def generate(
     number: int,
     *,
     seed: int = 0,
-    tokens: int = 8192,
+    tokens: int = DEFAULT_TOKENS,
 ) -> Iterator[Design]:
     """Designs ``0`` to ``number - 1`` of a seed, as batches of them are done."""
     length = len(request.structure.residues)

@@ -22,6 +22,7 @@ from esmeray.dataset.tokens.esm import MASK
 from esmeray.inference.design.sampling import amino_acid_logits, structure_batch
 from esmeray.model.forward_loop import ForwardLoop, Places, consecutive
 from esmeray.model.tasks.diffusion import SequenceDiffusion
+from esmeray.train_config.section import DEFAULT_TOKENS
 
 DRAWS = 16
 """Shares of hidden residues that a likelihood is a mean over."""
@@ -33,7 +34,7 @@ def log_likelihoods(
     sequences: Sequence[str],
     *,
     label: int = NO_LABEL,
-    tokens: int = 8192,
+    tokens: int = DEFAULT_TOKENS,
 ) -> NDArray[np.float64]:
     """(sequences,) mean log-likelihood of a residue, in nats, given the structure. Residues that are no amino acid are
     not judged."""
