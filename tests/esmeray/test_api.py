@@ -85,7 +85,7 @@ def test_the_example_of_training_holds(found: dict[str, Any], ray_address: str):
 
 
 def test_type_checkers_see_the_names_that_there_are():
-    tree = ast.parse(Path(esmeray.__file__).read_text(encoding="utf-8"))
+    tree = ast.parse(Path(esmeray.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     seen = {alias.asname: f"{node.module}".removeprefix("esmeray.") for node in imports for alias in node.names}
     assert {name: module for name, module in seen.items() if name is not None} == esmeray._MODULES
