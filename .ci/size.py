@@ -25,7 +25,7 @@ BUDGETS = {
     "cluster": 573,
     "common": 835,
     "dataset": 5_334,
-    "esmeray": 55,
+    "esmeray": 38,
     "function": 715,
     "inference": 3_633,
     "model": 2_739,
