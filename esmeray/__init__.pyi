@@ -1,0 +1,18 @@
+"""The names of the package for type checkers, which can't follow ``__getattr__``."""
+
+from esmeray.common.errors import EsmerayError as EsmerayError
+from esmeray.dataset.embeddings.reader import Embeddings as Embeddings
+from esmeray.dataset.embeddings.reader import read_embeddings as read_embeddings
+from esmeray.dataset.store.reader import Store as Store
+from esmeray.dataset.store.reader import open_store as open_store
+from esmeray.function.annotations import read_annotations as read_annotations
+from esmeray.function.annotations import read_scores as read_scores
+from esmeray.function.evaluation import evaluate_functions as evaluate_functions
+from esmeray.function.ontology import read_ontology as read_ontology
+from esmeray.inference.classifier import ClassifierPipeline as ClassifierPipeline
+from esmeray.inference.models.model import Model as Model
+from esmeray.inference.models.opening import open_model as open_model
+from esmeray.inference.mutations.scoring import score_mutants as score_mutants
+from esmeray.model.tasks.autoencoder import ESM2Autoencoder as ESM2Autoencoder
+from esmeray.service.client import Client as Client
+from esmeray.tools.train._experiment import train as train
