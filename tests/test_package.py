@@ -73,7 +73,7 @@ def test_the_wheel_has_the_package_and_what_it_reads(wheel: Path):
     read = {name for name in listed if name.endswith((".yaml", ".cpp", ".html", ".js", ".css", ".py"))}
     outside = ("tests/", "docker/", "esmeray/", ".ci/")
     wanted = {f"esmeray/{name}" for name in read if "/" in name and not name.startswith(outside)}
-    assert wanted <= {*names}
+    assert wanted | {"esmeray/__init__.pyi", "esmeray/py.typed"} <= {*names}
 
 
 @pytest.mark.slow
