@@ -32,7 +32,7 @@ BUDGETS = {
     "monitoring": 1_538,
     "run_folder": 735,
     "service": 1_824,
-    "tests": 20_484,
+    "tests": 20_486,
     "tools": 2_059,
     "train_config": 1_147,
     "training": 3_010,
