@@ -27,8 +27,7 @@ from esmeray.common.errors import ConfigError
 from esmeray.common.progress import status_line
 from esmeray.common.publishing import write_atomically
 from esmeray.tools.grammar import Plain, read_words
-from esmeray.train_config.loading import load_config
-from esmeray.train_config.schema import Config
+from esmeray.training.config import Config, load_config
 
 FOLDER = Path(__file__).resolve().parent
 LIMIT_S = 600.0

@@ -22,12 +22,12 @@ from esmeray.cluster.access import authentication_mode, own_token
 from esmeray.cluster.nodes import check_nodes
 from esmeray.cluster.placement import LOCAL, Capacity, NodeResources, Workers, find, in_words, local_resources
 from esmeray.cluster.private_folder import ray_folder
+from esmeray.cluster.section import RaySection
 from esmeray.common.errors import ResourceError
 from esmeray.common.publishing import take_lock
 from esmeray.common.remote import VARIABLE
 from esmeray.common.text import first_line
 from esmeray.installation import CHECKOUT, PACKAGE, python_path
-from esmeray.train_config.schema import RaySection
 
 START_TIMEOUT_S = 300
 """Seconds that workers may take to get their place and import what they need."""

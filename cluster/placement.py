@@ -11,11 +11,11 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from esmeray.cluster.section import RaySection
 from esmeray.common.command_line import warn
 from esmeray.common.errors import ResourceError
 from esmeray.common.processor import has_gpu_driver
 from esmeray.common.text import counted
-from esmeray.train_config.schema import RaySection
 
 LOCAL, AUTO = "local", "auto"
 

@@ -16,7 +16,7 @@ if (_checkout / "train_ray.py").is_file():
 _MODULES = {
     "Client": "service.client",
     "ClassifierPipeline": "inference.classifier",
-    "ESM2Autoencoder": "model.tasks.autoencoder",
+    "ESM2Autoencoder": "tasks.autoencoder.model",
     "Embeddings": "dataset.embeddings.reader",
     "EsmerayError": "common.errors",
     "Model": "inference.models.model",

@@ -13,6 +13,6 @@ from esmeray.inference.classifier import ClassifierPipeline as ClassifierPipelin
 from esmeray.inference.models.model import Model as Model
 from esmeray.inference.models.opening import open_model as open_model
 from esmeray.inference.mutations.scoring import score_mutants as score_mutants
-from esmeray.model.tasks.autoencoder import ESM2Autoencoder as ESM2Autoencoder
 from esmeray.service.client import Client as Client
+from esmeray.tasks.autoencoder.model import ESM2Autoencoder as ESM2Autoencoder
 from esmeray.tools.train._experiment import train as train

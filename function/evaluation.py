@@ -25,7 +25,7 @@ from scipy.sparse import csr_array
 from esmeray.common.statistics import counts_reaching, f_measure, percentile_interval, ratio, resamplings
 from esmeray.function.annotations import Annotations
 from esmeray.function.ontology import BLOCK, Aspect, Method, dense, propagate_dense
-from esmeray.train_config.terms_schema import EvaluationSection, Normalisation
+from esmeray.function.section import EvaluationSection, Normalisation
 
 Array: TypeAlias = NDArray[np.float64]
 BEST = {"fmax": ("f", 1), "fmax_micro": ("f_micro", 1), "smin": ("s", -1)}

@@ -26,6 +26,7 @@ from esmeray.common.publishing import exclusive, published
 from esmeray.common.text import counted
 from esmeray.dataset.batches.splitting import split_records
 from esmeray.dataset.labels.label_space import LabelSpace
+from esmeray.dataset.section import DataSection
 from esmeray.dataset.store.conversion import SAMPLE, ensure_store, file_identities, name_of_content, store_location
 from esmeray.dataset.store.reader import Store
 from esmeray.function.annotations import (
@@ -37,7 +38,6 @@ from esmeray.function.annotations import (
 )
 from esmeray.function.ontology import Aspect, Ontology, lines_of, read_ontology
 from esmeray.function.sample import write_sample
-from esmeray.train_config.schema import DataSection
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
+from esmeray.dataset.section import SampleSection
 from esmeray.dataset.store.sample import sample_records
-from esmeray.train_config.schema import SampleSection
 
 NAMESPACES = {"molecular_function": 170, "biological_process": 230, "cellular_component": 100}
 _BRANCHING = 3

@@ -13,7 +13,7 @@ from esmeray.common.errors import DataError
 from esmeray.dataset.embeddings.reader import open_vectors
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS, kmers
 from esmeray.dataset.store.reader import Store
-from esmeray.train_config.terms_schema import COMPOSITION, EmbeddingsSection
+from esmeray.function.section import COMPOSITION, EmbeddingsSection
 
 Vectors = NDArray[np.float32]
 _GROUPS = ("AST", "C", "DE", "FWY", "GP", "HKR", "ILMV", "NQ")

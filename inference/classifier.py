@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from esmeray.dataset.batches.preparation import FixedCrop, fixed_crop, head_length
 from esmeray.dataset.labels.label_space import LabelSpace, predicted_positive
+from esmeray.dataset.section import DataSection
 from esmeray.inference.models.model import Model, TokenizedTexts, run
 from esmeray.inference.models.opening import open_model
 from esmeray.inference.models.source import config_of, exported_by
-from esmeray.model.tasks.classifier import Classifier
-from esmeray.train_config.schema import DataSection
+from esmeray.tasks.classifier.model import Classifier
 from esmeray.train_config.section import DEFAULT_TOKENS, Precision
 
 Progress: TypeAlias = Callable[[int, int], None]

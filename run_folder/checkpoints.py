@@ -21,14 +21,16 @@ from collections.abc import Iterable
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from esmeray.common.errors import CheckpointError
 from esmeray.common.publishing import inner_name, write_atomically
 from esmeray.run_folder.paths import RunFolder
-from esmeray.train_config.schema import Config, DataSection
+from esmeray.train_config.section import Section
+
+Settings = TypeVar("Settings", bound=Section)
 
 FORMAT_VERSION: Literal[2] = 2
 PARTIAL_SUFFIX = ".partial"
@@ -112,10 +114,10 @@ class CheckpointFolder:
             raise CheckpointError(f"{path}: damaged (its digest does not match)")
         return manifest
 
-    def config(self) -> Config:
+    def settings(self, schema: type[Settings]) -> Settings:
         """The config that the checkpoint was written with; CheckpointError where this version can't read it."""
         try:
-            return Config.model_validate(self.manifest().config)
+            return schema.model_validate(self.manifest().config)
         except ValidationError as error:
             raise CheckpointError(
                 f"{self.path / MANIFEST}: its config can't be read ({_first(error)}): "
@@ -222,12 +224,12 @@ def _first(error: ValidationError) -> str:
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
-def check_data(run: RunFolder, data: DataSection, checksum: str) -> None:
+def check_data(run: RunFolder, sources: list[str], checksum: str) -> None:
     """Raise CheckpointError for data whose store has another checksum than that of the newest checkpoint."""
     folder = CheckpointStore(run.checkpoints).newest_intact()
     if folder is None or (earlier := folder.manifest()).store_checksum == checksum:
         return
-    before, now = ", ".join(earlier.config["data"]["source"]), ", ".join(data.source)
+    before, now = ", ".join(earlier.config["data"]["source"]), ", ".join(sources)
     raise CheckpointError(
         f"data.source: the run {run.path.name} was trained on {before} (checksum {earlier.store_checksum[:12]}), not "
         f"on {now}{' as it is' if now == before else ''} (checksum {checksum[:12]}): "

@@ -7,9 +7,10 @@ import torch
 
 from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer, SequenceTokenizer, train_bpe
-from esmeray.model.tasks.classifier import Classifier, build_classifier
+from esmeray.tasks.classifier.model import Classifier, build_classifier
+from esmeray.tasks.section import ModelSection
 from esmeray.train_config.loading import dump_config
-from esmeray.train_config.schema import Config, ModelSection
+from esmeray.training.config import Config
 from tests.model.support import random_sequences
 
 NAMES = {
@@ -49,7 +50,7 @@ def tiny_classifier(
 def tiny_model(source: str = "esm2_t6_8M", kind: str = "multiclass", precision: Any = "fp32", **settings: Any) -> Any:
     """The same opened for inference on the CPU."""
     from esmeray.inference.models.model import Model
-    from esmeray.model.export.opening import Opened
+    from esmeray.tasks.opening import Opened
 
     model, tokenizer = tiny_classifier(source, kind, **settings)
     opened = Opened(model.backbone, tokenizer, {"classifier": model})
@@ -64,7 +65,7 @@ def classifier_config(kind: str = "multiclass", **data: Any) -> Config:
 
 
 def export_tiny(folder: Path, config: Config | None = None, **settings: Any) -> Path:
-    from esmeray.model.export.classifier import export_classifier
+    from esmeray.tasks.classifier.export import export_classifier
 
     config = classifier_config() if config is None else config
     model, tokenizer = tiny_classifier(kind=config.data.labels.kind, **settings)

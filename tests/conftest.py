@@ -167,7 +167,7 @@ def store_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 def ray_address() -> Iterator[str]:
     """One local Ray cluster for each process of tests; runs connect to it as to any that a user has started."""
     from esmeray.cluster.connection import connected
-    from esmeray.train_config.schema import RaySection
+    from esmeray.cluster.section import RaySection
     from tests.clusters import started_cluster
 
     cluster = RAY.enter_context(started_cluster(4))

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from esmeray.run_folder.checkpoints import Manifest, Position
 from esmeray.run_folder.metrics_log import read_metrics
 from esmeray.run_folder.paths import RunFolder
-from esmeray.train_config.schema import Config
+from esmeray.training.config import Config
 
 TINY = {
     "data": {"max_length": 62, "num_workers": 0, "sample": {"records": 120, "families": 6}},

@@ -4,11 +4,10 @@ from pathlib import Path
 
 import numpy as np
 
+from esmeray.dataset.section import DataSection, StructuresSection
 from esmeray.dataset.structures.conversion import convert_structures
 from esmeray.dataset.structures.sample import sample_structures
 from esmeray.dataset.structures.store import Structure, StructureStore
-from esmeray.train_config.diffusion_schema import StructuresSection
-from esmeray.train_config.schema import DataSection
 
 THREE = {
     **{"A": "ALA", "C": "CYS", "D": "ASP", "E": "GLU", "F": "PHE", "G": "GLY", "H": "HIS", "I": "ILE", "K": "LYS"},

@@ -11,12 +11,14 @@ import pytest
 
 from esmeray.benchmarks.__main__ import load_stages
 from esmeray.benchmarks.gpu.script import parsed
+from esmeray.cluster.collective import WorkerContext
 from esmeray.common.command_line import run
 from esmeray.dataset.labels.samples import located_records, message_records
 from esmeray.dataset.store.conversion import ensure_store
 from esmeray.function.ontology import read_ontology
 from esmeray.inference.mutations.variants import Protein
 from esmeray.model.export.backbone import export
+from esmeray.tasks.registry import TASKS, task_named
 from esmeray.tools.__main__ import COMMANDS, subcommands
 from esmeray.tools.__main__ import main as esmeray
 from esmeray.tools.profile import _gpu_trial as trial
@@ -24,22 +26,20 @@ from esmeray.tools.serve import query
 from esmeray.tools.tune._search import TuneSettings
 from esmeray.train_config.command_schema import COMMANDS as SCHEMAS
 from esmeray.train_config.loading import dump_config
-from esmeray.train_config.schema import Config
 from esmeray.train_config.section import Section, settings_of
-from esmeray.training.engine.collective import WorkerContext
+from esmeray.training.config import Config
 from esmeray.training.loop.worker import train_worker
-from esmeray.training.tasks.registry import TASKS, task_named
 from tests.conftest import REPOSITORY
 from tests.dataset.tokenizer_folders import esm
 from tests.embeddings import make_embeddings, random_vectors
 from tests.function.generated import generate
+from tests.model.heads.test_diffusion import trained
 from tests.model.small_models import save_masked_lm
 from tests.model.support import random_sequences
-from tests.model.tasks.test_diffusion import trained
 from tests.monitoring.gpu_traces import healthy
 from tests.runs import merged, run_folder, tiny_config
 from tests.structures import folds, pdb_lines, save_esmfold, structure_store, write_pdb
-from tests.training.tasks.test_classification import train
+from tests.tasks.test_classification import train
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 EXPERIMENTS = sorted((REPOSITORY / "train_config").glob("*.yaml"))

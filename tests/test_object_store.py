@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from esmeray.cluster.collective import WorkerContext
 from esmeray.common.errors import ConfigError, DataError, EsmerayError, ResourceError
 from esmeray.common.publishing import MADE_FILE, made_file
 from esmeray.common.remote import (
@@ -36,11 +37,10 @@ from esmeray.inference.embedding.shard_files import ShardFiles
 from esmeray.run_folder.metrics_log import read_metrics
 from esmeray.run_folder.mirror import RunMirror
 from esmeray.run_folder.paths import Outcome, RunFolder
-from esmeray.train_config.schema import Config
-from esmeray.training.engine.collective import WorkerContext
+from esmeray.tasks.plan import TaskPlan
+from esmeray.training.config import Config
 from esmeray.training.launch.driver import train
 from esmeray.training.loop.worker import train_worker
-from esmeray.training.tasks.plan import TaskPlan
 from tests.inference.embedding.jobs import final_bytes, replace, request
 from tests.model.support import random_sequences
 from tests.object_store import ObjectStore, object_store

@@ -20,7 +20,7 @@ ON_A_CLUSTER = """
 import ray
 import esmeray
 from esmeray.cluster.connection import connected, worker_environment
-from esmeray.train_config.schema import RaySection
+from esmeray.cluster.section import RaySection
 
 def places():
     import sys

@@ -16,7 +16,6 @@ from esmeray.common.errors import ConfigError
 from esmeray.common.text import did_you_mean
 from esmeray.train_config.command_schema import COMMANDS
 from esmeray.train_config.loading import MissingError, load_settings, read_file
-from esmeray.train_config.schema import Config
 from esmeray.train_config.section import (
     KeyPath,
     Overrides,
@@ -28,6 +27,7 @@ from esmeray.train_config.section import (
     sections_of,
     settings_of,
 )
+from esmeray.training.config import Config
 
 _HELP_COLUMN = 38
 

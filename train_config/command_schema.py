@@ -8,12 +8,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, create_model
 
-from esmeray.train_config.classifier_schema import Part
-from esmeray.train_config.diffusion_schema import CaOnly, PredictionsSection, StructuresSection
+from esmeray.dataset.section import CaOnly, IngestSection, Part, PredictionsSection, StructuresSection
+from esmeray.function.section import EvaluateTermsSection
+from esmeray.inference.function.section import PredictTermsSection
+from esmeray.run_folder.section import StorageSection
 from esmeray.train_config.embed_schema import EmbedJobSection
 from esmeray.train_config.mutation_schema import MutationFitSection, MutationScanSection, MutationScoreSection
 from esmeray.train_config.plan_schema import PlanSection
-from esmeray.train_config.schema import IngestSection, StorageSection
 from esmeray.train_config.section import (
     DEFAULT_TOKENS,
     NonNegativeFloat,
@@ -26,7 +27,6 @@ from esmeray.train_config.section import (
     Tokens,
 )
 from esmeray.train_config.service_schema import KeySection, QuerySection, ServiceSettings
-from esmeray.train_config.terms_schema import EvaluateTermsSection, PredictTermsSection
 
 
 class IngestedSection(Section):

@@ -14,10 +14,8 @@ import yaml
 from pydantic import ValidationError
 
 from esmeray.common.errors import ConfigError
-from esmeray.common.processor import computes_bf16
 from esmeray.common.text import did_you_mean, refusal
 from esmeray.train_config.bounded_yaml import BoundedLoader
-from esmeray.train_config.schema import Config
 from esmeray.train_config.section import KeyPath, Overrides, Section, is_section, settings_of
 from esmeray.train_config.tune_schema import TuneConfig
 
@@ -31,28 +29,12 @@ class MissingError(ConfigError):
 SHIPPED = Path(__file__).resolve().parent
 """Folder of the experiments that come with the code."""
 
-_BACKBONE: KeyPath = ("model", "backbone")
 
-
-def load_config(path: str | Path | None, overrides: Overrides | None = None) -> Config:
-    """Read, merge and check an experiment's settings; None for the defaults, without a file.
+def load_settings(schema: type[Settings], path: str | Path | None, overrides: Overrides | None = None) -> Settings:
+    """Read, merge and check settings of a schema; None for the defaults, without a file.
 
     ``train_config/NAME.yaml`` is found from any folder, also as NAME. Raises ConfigError with one line a problem,
     naming file and line, or the option.
-    """
-    config = _load(Config, path, overrides or {}, "")
-    if "precision" in config.training.model_fields_set or config.ray.address is not None or computes_bf16():
-        return config
-    return config.model_copy(update={"training": config.training.model_copy(update={"precision": "fp32"})})
-
-
-def load_recorded(path: Path, overrides: Overrides | None = None) -> Config:
-    """Read the config that a run recorded: in its precision, whatever this machine computes best in."""
-    return _load(Config, path, overrides or {}, "")
-
-
-def load_settings(schema: type[Settings], path: str | Path | None, overrides: Overrides | None = None) -> Settings:
-    """Read, merge and check a command's settings, as :func:`load_config` does those of an experiment.
 
     Raises MissingError where all that is wrong is that some are missing.
     """
@@ -69,7 +51,7 @@ def _load(schema: type[Settings], path: str | Path | None, overrides: Overrides,
     for name, field in schema.model_fields.items():
         if is_section(field.annotation) and field.is_required():
             settings.setdefault(name, {})  # so that an error names the setting that is missing in it
-    for key, value in _without_sizes(overrides).items():
+    for key, value in overrides.items():
         _set(settings, key, value)
     try:
         return schema.model_validate(settings)
@@ -86,14 +68,6 @@ def _load(schema: type[Settings], path: str | Path | None, overrides: Overrides,
 def dump_config(config: Section) -> str:
     """The resolved settings as YAML, every key present."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-
-
-def _without_sizes(overrides: Overrides) -> Overrides:
-    """Drop the file's size of random weights where the command line names trained weights, which have their own."""
-    source = overrides.get((*_BACKBONE, "source"))
-    if not source or not ("/" in source or Path(source).expanduser().is_dir()):
-        return overrides
-    return {**{(*_BACKBONE, size): None for size in ("layers", "hidden_size", "heads")}, **overrides}
 
 
 def read_file(path: str | Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:

@@ -9,10 +9,10 @@ from pathlib import Path
 from esmeray.common.errors import ResourceError
 from esmeray.common.publishing import write_atomically
 from esmeray.common.text import counted
+from esmeray.dataset.section import DataSection
 from esmeray.dataset.store.conversion import SAMPLE
 from esmeray.train_config.loading import dump_config
 from esmeray.train_config.natures import absolute_path
-from esmeray.train_config.schema import DataSection
 from esmeray.train_config.tune_schema import TuneConfig
 from esmeray.tuning.records import Job, Trial
 from esmeray.tuning.settings import STATUSES, Measurement, memory_text, settings_text

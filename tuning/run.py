@@ -23,12 +23,13 @@ from esmeray.common.command_line import next_command, say, warn
 from esmeray.common.errors import ConfigError, EsmerayError
 from esmeray.common.progress import conversion_bar
 from esmeray.run_folder.job import differences
-from esmeray.train_config.loading import dump_config, load_recorded, load_tune_config
+from esmeray.tasks.plan import task_plan
+from esmeray.train_config.loading import dump_config, load_tune_config
 from esmeray.train_config.natures import with_absolute_paths
-from esmeray.train_config.schema import Config
 from esmeray.train_config.tune_schema import TuneConfig
+from esmeray.training.config import Config, load_recorded
 from esmeray.training.launch.driver import resources_to_plan_with, until_signal
-from esmeray.training.tasks.registry import task_plan
+from esmeray.training.launch.planning import check_stage
 from esmeray.tuning.records import Job, read_trials
 from esmeray.tuning.results import Results, nothing_fits, speed_text, to_set, write_best
 from esmeray.tuning.settings import KEYS
@@ -53,7 +54,7 @@ def tune(config: Config, search: TuneConfig, make_group: Callable[..., Any] | No
 def dry_run_tune(config: Config, search: TuneConfig) -> int:
     """Print the resolved search and the space; measure nothing."""
     _check_same(Job(with_absolute_paths(config), search))
-    data_tokens = task_plan(config).estimate().data.tokens
+    data_tokens = task_plan(config.data, config.model).estimate().data.tokens
     space = make_space(config, search, resources_to_plan_with(config.ray), data_tokens)
     print(dump_config(search))
     print("\n".join(space_lines(space, search)))
@@ -65,7 +66,8 @@ def _tune_locked(job: Job, signals: StopSignals) -> int:
     ray, folder, search = job.config.ray, job.folder, job.search
     if find(ray) == LOCAL:
         make_space(job.config, search, [*local_resources()])  # refuses what it can before anything is prepared
-    task = task_plan(job.measured)
+    task = task_plan(job.measured.data, job.measured.model)
+    check_stage(task, job.measured.training, job.measured.deepspeed)
     with conversion_bar("preparing the data") as progress:
         store_path = task.prepare(folder.stores, progress)
     data_tokens = task.measure(store_path).data.tokens

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 from pydantic import ValidationError
 
 from esmeray.common.errors import ConfigError
-from esmeray.train_config.schema import Config
+from esmeray.training.config import Config
 from esmeray.training.engine.deepspeed_settings import zero_stage
 
 Value: TypeAlias = int | str | bool | None

@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from esmeray.cluster.placement import NodeResources, Workers, place_workers
+from esmeray.cluster.section import RaySection
 from esmeray.common.errors import ConfigError, ResourceError
-from esmeray.train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE, Config, DataSection, RaySection
+from esmeray.dataset.section import SPECIAL_TOKENS_PER_SEQUENCE, DataSection
 from esmeray.train_config.tune_schema import SearchSection, TuneConfig
+from esmeray.training.config import Config
 from esmeray.tuning.settings import NAMES, Settings, Value, value_text
 
 ORDERED = frozenset({"tokens", "batch_size", "num_workers", "prefetch", "stage", "workers"})

@@ -17,24 +17,25 @@ from typing import Any, TypeAlias
 
 import torch
 
+from esmeray.cluster.collective import ControlGroup, WorkerContext
 from esmeray.common.errors import EsmerayError
 from esmeray.common.text import first_line
 from esmeray.common.timing import agree
 from esmeray.dataset.batches.steps import StepBatches, TrainingSteps
 from esmeray.model.device import DTYPES, HostCopy, is_out_of_memory
-from esmeray.model.tasks.base import TaskModel
+from esmeray.model.task_model import TaskModel
 from esmeray.monitoring.sampling.memory_meter import MemoryMeter
 from esmeray.run_folder.checkpoints import Position
 from esmeray.run_folder.paths import RunFolder
-from esmeray.train_config.schema import Config, TrainingSection
+from esmeray.tasks.registry import experiment_class
 from esmeray.train_config.tune_schema import MeasurementSection, SearchSection
-from esmeray.training.engine.collective import ControlGroup, WorkerContext
+from esmeray.training.config import Config
 from esmeray.training.engine.deepspeed_settings import zero_stage
 from esmeray.training.engine.engine import TrainingEngine, apply_device_settings, prepare_layers
 from esmeray.training.engine.step_clock import StepClock
 from esmeray.training.loop.schedules import learning_rate
 from esmeray.training.loop.stepping import Stepper, every_step
-from esmeray.training.tasks.registry import experiment_class
+from esmeray.training.section import TrainingSection
 from esmeray.tuning.settings import Measurement, Status
 
 FAILURES: tuple[Status, ...] = ("crash", "nan", "refused", "out_of_memory")
@@ -74,7 +75,7 @@ def measure_on_worker(
         apply_device_settings(config.training)
         folder = RunFolder(config.run.storage_path, config.run.name)
         training, task = config.training, experiment_class(config.model.task)
-        with closing(task(config, context, folder, Path(store_path))) as experiment:
+        with closing(task(config.task_settings, context, folder, Path(store_path))) as experiment:
             model = experiment.build_model()
             experiment.open(model, context, trial.control)
             experiment.prepare(model, context, trial.control, brief=True)

@@ -20,16 +20,18 @@ from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from esmeray.cluster import connection
+from esmeray.cluster.collective import WorkerContext
 from esmeray.cluster.placement import Workers
 from esmeray.cluster.process_group import addresses, join, listen
 from esmeray.common.errors import EsmerayError, ResourceError
 from esmeray.common.text import last_line
+from esmeray.dataset.section import DataSection
 from esmeray.model.device import choose_device
 from esmeray.monitoring.sampling.host import memory_of_this_machine
-from esmeray.train_config.schema import Config, DataSection, TrainingSection
+from esmeray.tasks.registry import experiment_class
 from esmeray.train_config.tune_schema import TuneConfig
-from esmeray.training.engine.collective import WorkerContext
-from esmeray.training.tasks.registry import experiment_class
+from esmeray.training.config import Config
+from esmeray.training.section import TrainingSection
 from esmeray.tuning.records import StoppedError
 from esmeray.tuning.settings import Measurement
 from esmeray.tuning.trial import FAILURES, measure_on_worker
@@ -147,8 +149,6 @@ class _MeasuringActor:
 
     def node(self) -> tuple[str, str]:
         """Return the node's id and address. Loads what training needs, so that all workers do so at the same time."""
-        import esmeray.training.engine.deepspeed_setup
-        import esmeray.training.tasks.experiment  # noqa: F401
 
         return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
 

@@ -15,11 +15,14 @@ from esmeray.common.text import did_you_mean
 from esmeray.dataset.batches.loader import ResidueSource
 from esmeray.dataset.batches.preparation import PreparationSettings
 from esmeray.dataset.batches.steps import StepBatches, TrainingSteps
+from esmeray.dataset.section import BatchSection, DataSection
 from esmeray.dataset.store.conversion import ensure_store
 from esmeray.dataset.store.reader import Store
-from esmeray.model.tasks.masked_lm import MaskedLM
+from esmeray.model.section import BackboneSection
 from esmeray.monitoring.sampling.peaks import copy_bytes_per_s, product_flops_per_s
-from esmeray.train_config.schema import BackboneSection, BatchSection, DataSection, MaskedLMSection, ModelSection
+from esmeray.tasks.masked_lm.model import MaskedLM
+from esmeray.tasks.masked_lm.section import MaskedLMSection
+from esmeray.tasks.section import ModelSection
 
 LONGEST = 1024
 """Tokens of the longest sequence."""

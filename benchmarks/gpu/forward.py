@@ -16,7 +16,7 @@ from esmeray.dataset.store.sample import sample_records
 from esmeray.dataset.tokens.esm import pack_sequences
 from esmeray.model.backbones.loading import load_network, quiet_transformers
 from esmeray.model.cost.flops import training_flops_per_token
-from esmeray.model.tasks.masked_lm import MaskedLM
+from esmeray.tasks.masked_lm.model import MaskedLM
 
 
 def forward(bench: Bench) -> Iterator[Row]:

@@ -18,7 +18,7 @@ from esmeray.dataset.packed_batch import PackedBatch
 from esmeray.model.backbones.base import Checkpointing
 from esmeray.model.cost.flops import training_flops_per_token
 from esmeray.model.optimization import use_fp8
-from esmeray.model.tasks.masked_lm import MaskedLM
+from esmeray.tasks.masked_lm.model import MaskedLM
 
 
 class TrainingRun:

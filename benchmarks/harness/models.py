@@ -15,8 +15,8 @@ from esmeray.inference.models.opening import open_model
 from esmeray.model.backbones.esm2 import EsmBackbone
 from esmeray.model.backbones.loading import load_network, quiet_transformers
 from esmeray.model.cost import flops
+from esmeray.model.section import BackboneSection
 from esmeray.monitoring.sampling.peaks import product_flops_per_s
-from esmeray.train_config.schema import BackboneSection
 from esmeray.train_config.section import Precision
 
 Embedder: TypeAlias = Callable[[Sequence[str]], Tensor]

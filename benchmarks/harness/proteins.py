@@ -82,8 +82,8 @@ def write_fasta(path: Path, sequences: Sequence[str], records: int) -> int:
 
 def make_store(fasta: Path, store: Path) -> Path:
     """Convert a FASTA file to a store; return its folder."""
+    from esmeray.dataset.section import IngestSection
     from esmeray.dataset.store.conversion import convert
-    from esmeray.train_config.schema import IngestSection
 
     convert([str(fasta)], store, IngestSection())
     return store

@@ -31,7 +31,8 @@ from esmeray.benchmarks.peers.transformers_embedding import esm_tokenizer
 from esmeray.benchmarks.programs.trainer import CountingTrainer, tokenized
 from esmeray.benchmarks.programs.training_workload import NEVER
 from esmeray.benchmarks.programs.worker_alone import EnoughError, begin, train_until_enough
-from esmeray.train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE, Config
+from esmeray.dataset.section import SPECIAL_TOKENS_PER_SEQUENCE
+from esmeray.training.config import Config
 from esmeray.training.loop.building import Worker
 
 MASK_SHARE = 0.15

@@ -13,7 +13,8 @@ from esmeray.benchmarks.harness.stage import Row, Setting
 from esmeray.benchmarks.programs.masked_lm import Point
 from esmeray.benchmarks.programs.processes import call
 from esmeray.benchmarks.programs.training_workload import TOY
-from esmeray.train_config.loading import Overrides, load_config
+from esmeray.train_config.loading import Overrides
+from esmeray.training.config import load_config
 
 NETWORK = {"layers": 4, "hidden_size": 256, "heads": 4}
 OUR_LAYERS = 2

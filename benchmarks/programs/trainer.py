@@ -32,7 +32,7 @@ from esmeray.benchmarks.programs import training_workload as recipe
 from esmeray.benchmarks.programs.processes import MemoryMeter
 from esmeray.benchmarks.programs.training_workload import StepLine, Workload
 from esmeray.benchmarks.programs.worker_alone import make_group
-from esmeray.train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
+from esmeray.dataset.section import SPECIAL_TOKENS_PER_SEQUENCE
 from esmeray.training.engine.deepspeed_setup import prepare_deepspeed
 
 

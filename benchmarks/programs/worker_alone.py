@@ -17,15 +17,15 @@ from esmeray.benchmarks.harness.proteins import MAX_RESIDUES
 from esmeray.benchmarks.programs import training_workload as recipe
 from esmeray.benchmarks.programs.processes import MemoryMeter
 from esmeray.benchmarks.programs.training_workload import NEVER, StepLine, Workload
+from esmeray.cluster.collective import WorkerContext
 from esmeray.model.device import choose_device
 from esmeray.run_folder.paths import RunFolder
-from esmeray.train_config.loading import load_config
-from esmeray.train_config.schema import Config, RunSection
-from esmeray.training.engine.collective import WorkerContext
+from esmeray.run_folder.section import RunSection
+from esmeray.tasks.plan import task_plan
+from esmeray.training.config import Config, load_config
 from esmeray.training.loop.building import Worker
 from esmeray.training.loop.restoring import restore
 from esmeray.training.loop.worker import loop, train_worker
-from esmeray.training.tasks.registry import task_plan
 
 
 class EnoughError(Exception):
@@ -135,7 +135,7 @@ def main(path: str) -> int:
     """Prepare the data as the driver does, and train; return the exit code."""
     config = load_config(path)
     context, run = begin(config.run)
-    task = task_plan(config)
+    task = task_plan(config.data, config.model)
     store: Path = task.prepare(run.stores)
     task.write_names(run, store)
     outcome = train_worker(config, context, str(store))

@@ -24,9 +24,9 @@ from esmeray.benchmarks.harness.stage import (
     Stage,
     WrongWorkError,
 )
+from esmeray.dataset.section import IngestSection
 from esmeray.dataset.store.conversion import convert
 from esmeray.dataset.store.reader import Store
-from esmeray.train_config.schema import IngestSection
 
 SCORES, QUERIES, RECALL = "scores of a query with a store", "ten hits of a query", "hits that a prefilter keeps"
 OURS, LOOP, WORDS, ALL = "Search", "parasail in a loop", "prefilter kmer", "no prefilter"

@@ -15,15 +15,14 @@ from pathlib import Path
 
 from esmeray.benchmarks.harness.proteins import DEVELOPMENT_DATA
 from esmeray.benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
+from esmeray.dataset.section import IngestSection
 from esmeray.function.annotations import information_accretion, read_annotations, read_scores
 from esmeray.function.evaluation import evaluate_functions
 from esmeray.function.ontology import read_ontology
+from esmeray.function.section import EvaluationSection
 from esmeray.inference.function.prediction import predict
-from esmeray.train_config.loading import load_config
-from esmeray.train_config.schema import IngestSection
-from esmeray.train_config.terms_schema import EvaluationSection, PredictTermsSection
-from esmeray.training.launch.driver import train
-from esmeray.training.tasks.registry import after_training
+from esmeray.inference.function.section import PredictTermsSection
+from esmeray.tools.train._experiment import trained
 
 ASPECTS = {"MF": "mfo", "BP": "bpo", "CC": "cco"}
 BLEND, BEST = "blend", "best of its parts"
@@ -81,7 +80,7 @@ def _measured(data: Path, folder: Path, setting: Setting) -> dict[str, dict[str,
     obo = data / "go_2013-06.obo.gz"
     setting.note("training")
     proteins = (folder / "train.fasta").read_text().count(">")
-    config = load_config(
+    code, _ = trained(
         "train_config/function.yaml",
         {
             ("run", "storage_path"): str(folder),
@@ -92,9 +91,8 @@ def _measured(data: Path, folder: Path, setting: Setting) -> dict[str, dict[str,
             ("wandb", "mode"): "disabled",
         },
     )
-    if train(config):
+    if code:
         raise WrongWorkError("training did not end")
-    after_training(config)
     ontology = read_ontology(obo)
     settings, known = EvaluationSection(orphans=False), read_annotations(folder / "train.tsv", ontology)
     truths = {aspect: read_annotations(folder / f"{aspect}.tsv", ontology).popitem() for aspect in ASPECTS}

@@ -43,10 +43,13 @@ from esmeray.dataset.batches.loader import Loader, ResidueSource
 from esmeray.dataset.batches.preparation import PreparationSettings
 from esmeray.dataset.batches.steps import TrainingSteps
 from esmeray.dataset.packed_batch import PackedBatch
+from esmeray.dataset.section import BatchSection, DataSection
 from esmeray.dataset.store.reader import Store
 from esmeray.dataset.tokens.esm import pack_sequences
-from esmeray.model.tasks.masked_lm import MaskedLM
-from esmeray.train_config.schema import BackboneSection, BatchSection, DataSection, MaskedLMSection, ModelSection
+from esmeray.model.section import BackboneSection
+from esmeray.tasks.masked_lm.model import MaskedLM
+from esmeray.tasks.masked_lm.section import MaskedLMSection
+from esmeray.tasks.section import ModelSection
 
 RECORDS, QUICK_RECORDS = 100_000, 5_000
 PEER_SEQUENCES, QUICK_PEER_SEQUENCES = 2_000, 200

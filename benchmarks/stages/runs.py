@@ -28,7 +28,7 @@ from esmeray.common.timing import timed
 from esmeray.run_folder.metrics_log import Record, read_metrics
 from esmeray.run_folder.paths import RunFolder
 from esmeray.train_config.loading import dump_config
-from esmeray.train_config.schema import Config
+from esmeray.training.config import Config
 
 HEAD, CACHED, COMPUTED = "training the head", "cached features", "features computed at each step"
 MONITORED, ON, OFF = "training, monitored", "everything on", "everything off"

@@ -24,8 +24,8 @@ from esmeray.benchmarks.harness.proteins import MAX_RESIDUES, Proteins, make_sto
 from esmeray.benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
 from esmeray.benchmarks.peers.transformers_embedding import esm_tokenizer
 from esmeray.benchmarks.programs.training_workload import TOY, StepLine, Workload, run_contender, tokens_per_s
+from esmeray.dataset.section import SPECIAL_TOKENS_PER_SEQUENCE
 from esmeray.model.backbones.loading import quiet_transformers
-from esmeray.train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
 
 OURS, TRAINER, GROUPED = "esmeray", "Trainer, ZeRO-2", "Trainer, ZeRO-2, grouped by length"
 PROGRAMS: dict[str, tuple[str, dict[str, str]]] = {

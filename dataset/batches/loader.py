@@ -25,10 +25,10 @@ from esmeray.dataset.batches.preparation import (
 )
 from esmeray.dataset.batches.steps import BatchSource, Indices, Request, SourceBatch
 from esmeray.dataset.packed_batch import TARGETS, PackedBatch
+from esmeray.dataset.section import SPECIAL_TOKENS_PER_SEQUENCE
 from esmeray.dataset.store.reader import Store
 from esmeray.dataset.targets import IGNORED_TARGET
 from esmeray.dataset.tokens.esm import CLS, EOS, RESIDUE_TABLE, packed_from_tokens
-from esmeray.train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
 
 
 def filler_batch() -> PackedBatch:

@@ -11,16 +11,16 @@ Shape legend: T tokens, N sequences, M tokens to predict.
 """
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from esmeray.dataset.batches.random_bits import Bits, keyed_bits, positional_bits, splitmix64, threshold
+from esmeray.dataset.section import SPECIAL_TOKENS_PER_SEQUENCE
 from esmeray.dataset.store.reader import Store
 from esmeray.dataset.tokens import esm
 from esmeray.dataset.tokens.esm import FIRST_RESIDUE, LAST_RESIDUE, STANDARD_RESIDUES
-from esmeray.train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE, MaskedLMSection
 
 Tokens = NDArray[np.uint8]
 Places = NDArray[np.intp]
@@ -42,6 +42,18 @@ FixedCrop = Literal["start", "ends"]
 """The same of what is judged or predicted, where nothing is random."""
 
 
+class Masking(Protocol):
+    """How much is masked: the settings of masked language modelling, which say what each share is of."""
+
+    mask_share: float
+    first_mask_share: float | None
+    mask_token_share: float
+    random_token_share: float
+
+    def at(self, step: int | None) -> "Masking":
+        """The shares of a step of training; None for validation."""
+
+
 @dataclass(frozen=True)
 class PreparationSettings:
     """Settings of the preparation of batches.
@@ -56,7 +68,7 @@ class PreparationSettings:
     max_length: int
     seed: int
     random_crops: bool
-    masking: MaskedLMSection | None
+    masking: Masking | None
 
 
 class PreparedBatch(NamedTuple):
@@ -107,7 +119,7 @@ def mask_tokens(
     tokens_T: Tokens,
     cu_seqlens: NDArray[np.int32],
     records_N: NDArray[np.integer],
-    shares: MaskedLMSection,
+    shares: Masking,
     seed: int,
     epoch: int,
 ) -> PreparedBatch:
@@ -146,7 +158,7 @@ def chosen_places(bits_T: Bits, tokens_T: Tokens, cu_seqlens: NDArray[np.integer
     return np.flatnonzero(is_chosen_T | (is_residue_T & is_lowest_T))
 
 
-def _replacements(tokens_M: Tokens, bits_M: Bits, shares: MaskedLMSection) -> Tokens:
+def _replacements(tokens_M: Tokens, bits_M: Bits, shares: Masking) -> Tokens:
     """(M,) what stands in place of each chosen token: <mask>, a random standard residue, or the token itself."""
     replaced_M = np.full(tokens_M.size, esm.MASK, dtype=np.uint8)
     others = (bits_M >= threshold(shares.mask_token_share)).nonzero()[0]

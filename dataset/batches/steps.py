@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from esmeray.dataset.batches.plan import EpochPlan, plan_epoch, ramp_of
 from esmeray.dataset.packed_batch import FEATURES, BatchShape, PackedBatch
-from esmeray.train_config.schema import BatchSection
+from esmeray.dataset.section import BatchSection
 
 Indices: TypeAlias = NDArray[np.int64]
 Request: TypeAlias = tuple[int, Indices] | tuple[int, Indices, int] | None

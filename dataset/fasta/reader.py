@@ -23,7 +23,7 @@ from esmeray.dataset.fasta.kernel import PlainFasta, load_kernel
 from esmeray.dataset.fasta.locate import BYTE_ORDER_MARK, pieces_of_lines, place_of_line, place_of_record
 from esmeray.dataset.fasta.read_ahead import ReadAhead, TextStream
 from esmeray.dataset.fasta.records import Records
-from esmeray.train_config.schema import IngestSection
+from esmeray.dataset.section import IngestSection
 
 SUFFIXES = (".fasta", ".fa", ".faa", ".fas", ".fsa", ".pep", ".mpfa")
 COMPRESSIONS = ("", ".gz", ".bz2", ".xz", ".zst")

@@ -31,13 +31,12 @@ from esmeray.dataset.labels.labelled_file import (
     read_labelled,
 )
 from esmeray.dataset.labels.store import LEFT_OUT, PARTS, LabelledManifest, LabelledStore
+from esmeray.dataset.section import DataSection, LabelsSection, TokenizerSection
 from esmeray.dataset.store import conversion as stores
 from esmeray.dataset.store.conversion import SAMPLE
 from esmeray.dataset.store.format import TEXT_ALPHABET, SampleSource, signed_json
 from esmeray.dataset.store.writer import write_sequences
 from esmeray.dataset.targets import IGNORED_TARGET, SparseTargets
-from esmeray.train_config.classifier_schema import LabelsSection, TokenizerSection
-from esmeray.train_config.schema import DataSection
 
 _KIND = layout.MANIFEST_FILE, "labelled store"
 

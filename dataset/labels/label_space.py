@@ -19,8 +19,8 @@ from esmeray.common.errors import DataError, parsing
 from esmeray.common.json_file import read_json
 from esmeray.common.text import counted
 from esmeray.common.verification import verified
+from esmeray.dataset.section import TargetKind
 from esmeray.dataset.targets import IGNORED_TARGET, SparseTargets
-from esmeray.train_config.classifier_schema import TargetKind
 
 MAPPINGS_FILE = "label_mappings.json"
 

@@ -23,12 +23,11 @@ from esmeray.dataset.fasta.reader import find_files, is_fasta_name
 from esmeray.dataset.labels.parts import LabelledPart, LabelledSource, header_pattern, place_in_file, texts_of
 from esmeray.dataset.labels.residues import ResidueLabels
 from esmeray.dataset.labels.values import Label, label_reader, part, weight
+from esmeray.dataset.section import IngestSection, LabelsSection, SampleSection, TokenizerSection
 from esmeray.dataset.store.conversion import SAMPLE, sample_source
 from esmeray.dataset.store.format import SampleSource
 from esmeray.dataset.store.ingest import CleanBlock, Fault, Ingest
 from esmeray.dataset.table import is_table_name
-from esmeray.train_config.classifier_schema import LabelsSection, TokenizerSection
-from esmeray.train_config.schema import IngestSection, SampleSection
 
 _UNREADABLE = (".json", ".jsonl", ".xlsx", ".xls", ".ods", ".feather", ".arrow", ".pkl", ".parquet.gz")
 

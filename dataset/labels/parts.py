@@ -14,11 +14,10 @@ from esmeray.dataset.fasta.records import Lines, Records, hashes_of, lengths_of,
 from esmeray.dataset.labels.residues import ResidueLabels
 from esmeray.dataset.labels.samples import located_records, message_records
 from esmeray.dataset.labels.values import text_of
+from esmeray.dataset.section import LabelsSection, SampleSection
 from esmeray.dataset.store.conversion import sample_batches
 from esmeray.dataset.store.ingest import CleanBlock, Ingest
 from esmeray.dataset.table import Table, is_table_name
-from esmeray.train_config.classifier_schema import LabelsSection
-from esmeray.train_config.schema import SampleSection
 
 _SAMPLE_PATTERN = r"^(?P<label>\w+)_\d+$"
 """The label in an id of the embedded labelled samples, where settings name no other."""

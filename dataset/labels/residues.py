@@ -13,7 +13,7 @@ from esmeray.dataset.fasta.locate import place_of_record
 from esmeray.dataset.fasta.reader import FastaSource
 from esmeray.dataset.labels.label_space import IGNORED_LETTERS
 from esmeray.dataset.labels.values import part
-from esmeray.train_config.classifier_schema import LabelsSection
+from esmeray.dataset.section import LabelsSection
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from esmeray.common.errors import DataError
 from esmeray.dataset.labels.label_space import LabelSpace
+from esmeray.dataset.section import LabelsSection
 from esmeray.dataset.table import numbered_lines
-from esmeray.train_config.classifier_schema import LabelsSection
 
 Label = str | list[str] | tuple[float, ...]
 

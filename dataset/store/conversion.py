@@ -24,13 +24,13 @@ from esmeray.dataset.fasta.counts import IngestCounts, SourceFile
 from esmeray.dataset.fasta.locate import places_of_ids
 from esmeray.dataset.fasta.reader import FastaSource, RecordBatch, find_files
 from esmeray.dataset.fasta.records import Records
+from esmeray.dataset.section import DataSection, IngestSection, SampleSection
 from esmeray.dataset.store.format import DATA_FILE, FORMAT_VERSION, MANIFEST_FILE, SampleSource, StoreManifest
 from esmeray.dataset.store.ingest import CleanBlock, Ingest
 from esmeray.dataset.store.reader import Store
 from esmeray.dataset.store.sample import GENERATOR_VERSION, sample_records
 from esmeray.dataset.store.writer import StoreWriter
 from esmeray.run_folder.job import REMEDY, other_job
-from esmeray.train_config.schema import DataSection, IngestSection, SampleSection
 
 SAMPLE = "sample"
 _SAMPLE_BATCH_RECORDS = 512

@@ -32,7 +32,7 @@ from pydantic import BaseModel
 from esmeray.common.errors import DataError, parsing
 from esmeray.common.json_file import read_json
 from esmeray.dataset.fasta.counts import IngestCounts, SourceFile
-from esmeray.train_config.schema import IngestSection, SampleSection
+from esmeray.dataset.section import IngestSection, SampleSection
 
 try:  # xopen brings it on x86-64 and 64-bit Arm; the same CRC-32 at 23 GB/s a core where zlib's has 4
     from isal.isal_zlib import crc32

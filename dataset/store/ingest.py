@@ -27,7 +27,7 @@ from esmeray.dataset.fasta.kernel import HashSet64, Kernel
 from esmeray.dataset.fasta.locate import places_of_records
 from esmeray.dataset.fasta.reader import RecordBatch
 from esmeray.dataset.fasta.records import Lines, hashes_of, lengths_of
-from esmeray.train_config.schema import IngestSection
+from esmeray.dataset.section import IngestSection
 
 NUCLEOTIDES = b"ACGTUNacgtun"
 NUCLEOTIDE_SHARE = 0.95

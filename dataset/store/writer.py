@@ -26,10 +26,10 @@ from esmeray.dataset.fasta.alphabet import STORE_ALPHABET
 from esmeray.dataset.fasta.counts import IngestCounts, SourceFile
 from esmeray.dataset.fasta.reader import BATCH_RECORDS, BATCH_RESIDUES
 from esmeray.dataset.fasta.records import Lines, lengths_of
+from esmeray.dataset.section import IngestSection
 from esmeray.dataset.store import format as layout
 from esmeray.dataset.store.format import DATA_FILE, SEQUENCES_FOLDER, Kind, SampleSource, StoreManifest
 from esmeray.dataset.store.ingest import CleanBlock
-from esmeray.train_config.schema import IngestSection
 
 MAP_BYTES = 1 << 30
 """Size of LMDB's map at first; doubled when it is full. Address space, not disk."""

@@ -23,6 +23,7 @@ from esmeray.dataset.embeddings.arrays import arrays_checksum, open_arrays
 from esmeray.dataset.fasta.counts import IngestCounts, SourceFile
 from esmeray.dataset.fasta.reader import find_files, is_fasta_name
 from esmeray.dataset.fasta.records import hashes_of
+from esmeray.dataset.section import DataSection, IngestSection, StructuresSection
 from esmeray.dataset.store import conversion as stores
 from esmeray.dataset.store.conversion import SAMPLE
 from esmeray.dataset.store.format import MANIFEST_FILE as STORE_MANIFEST
@@ -34,8 +35,6 @@ from esmeray.dataset.structures.predictions import keys, predictions_of
 from esmeray.dataset.structures.sample import GENERATOR_VERSION, sample_structures
 from esmeray.dataset.structures.store import Structure, StructureCounts, StructureManifest, StructureStore
 from esmeray.dataset.table import Table
-from esmeray.train_config.diffusion_schema import StructuresSection
-from esmeray.train_config.schema import DataSection, IngestSection
 
 _SHOWN = 10
 _KIND = layout.MANIFEST_FILE, "structure store"

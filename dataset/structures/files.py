@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 from esmeray.common.errors import DataError, reading
 from esmeray.common.text import first_line
 from esmeray.dataset.fasta.locate import BYTE_ORDER_MARK, pieces_of_lines
+from esmeray.dataset.section import StructuresSection
 from esmeray.dataset.structures.ca_trace import LONGEST_STEP, completed
 from esmeray.dataset.structures.sample import C_O, CA_C_O, placed, torsion
 from esmeray.dataset.structures.store import Structure, StructureCounts
-from esmeray.train_config.diffusion_schema import StructuresSection
 
 SUFFIXES = (".pdb", ".ent", ".cif", ".mmcif", ".bcif")
 BACKBONE = ("N", "CA", "C", "O")

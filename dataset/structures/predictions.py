@@ -19,7 +19,7 @@ from esmeray.common.errors import DataError
 from esmeray.common.text import counted
 from esmeray.dataset.embeddings.cache import FeatureStore, write_shard
 from esmeray.dataset.fasta.records import keys_of
-from esmeray.train_config.schema import DataSection
+from esmeray.dataset.section import DataSection
 
 FAILURE_FILE = "failure.txt"
 """In the cache while whoever predicts has given up: why."""

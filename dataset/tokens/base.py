@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from esmeray.common.errors import ConfigError
 from esmeray.common.publishing import exclusive, published
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
+from esmeray.dataset.section import TokenizerSection
 from esmeray.dataset.tokens import esm, huggingface
 from esmeray.dataset.tokens.huggingface import SOURCE_KEY, HuggingFaceTokenizer, Spaced
 from esmeray.dataset.tokens.model_folder import CONFIG_FILE, local_folder, model_folder, read_settings
-from esmeray.train_config.classifier_schema import TokenizerSection
 
 _ESM = "esm"
 """Result of :func:`_automatic` for the ESM alphabet: no hub name, which has an owner."""

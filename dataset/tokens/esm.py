@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esmeray.common.errors import DataError
-from esmeray.train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
+from esmeray.dataset.section import SPECIAL_TOKENS_PER_SEQUENCE
 
 if TYPE_CHECKING:
     from esmeray.dataset.packed_batch import PackedBatch

@@ -25,8 +25,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
+from esmeray.dataset.section import TargetKind
 from esmeray.dataset.targets import has_target
-from esmeray.train_config.classifier_schema import TargetKind
 
 _BY_COLUMN = ("multilabel", "regression")
 _WORD = r"\b\w+\b"

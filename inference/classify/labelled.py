@@ -21,13 +21,14 @@ from esmeray.dataset.labels.label_space import LabelSpace, UnseenLabelError
 from esmeray.dataset.labels.labelled_file import LabelledCounts, LabelledRecords, find_labelled_files, read_labelled
 from esmeray.dataset.labels.parts import LabelledSource, texts_of
 from esmeray.dataset.labels.store import MANIFEST_FILE, LabelledStore
+from esmeray.dataset.section import DataSection, IngestSection, LabelsSection, Part, TokenizerSection
 from esmeray.dataset.store.ingest import Ingest
 from esmeray.dataset.targets import has_target
 from esmeray.run_folder.checkpoints import CheckpointStore, check_data
 from esmeray.run_folder.paths import RunFolder
-from esmeray.train_config.classifier_schema import LabelsSection, Part, TokenizerSection
-from esmeray.train_config.schema import Config, DataSection, IngestSection, RunSection
+from esmeray.run_folder.section import RunSection
 from esmeray.train_config.section import Overrides
+from esmeray.training.config import Config
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.dataset.structures.store import Structure, StructureStore
 from esmeray.inference.design.sampling import Request, generate
 from esmeray.inference.design.scoring import log_likelihoods
-from esmeray.model.tasks.diffusion import SequenceDiffusion
+from esmeray.tasks.diffusion.model import SequenceDiffusion
 from esmeray.train_config.section import DEFAULT_TOKENS
 
 SHORT = 100

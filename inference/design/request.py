@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from esmeray.common.errors import ConfigError
+from esmeray.dataset.section import StructuresSection
 from esmeray.dataset.structures.conversion import check_ids, find_structure_files
 from esmeray.dataset.structures.files import read_structures
 from esmeray.dataset.structures.store import Structure, StructureCounts
 from esmeray.inference.models.source import exported_by
 from esmeray.train_config.command_schema import DesignModelSection, DesignStructuresSection
-from esmeray.train_config.diffusion_schema import StructuresSection
 
 if TYPE_CHECKING:
-    from esmeray.model.tasks.diffusion import SequenceDiffusion
+    from esmeray.tasks.diffusion.model import SequenceDiffusion
 
 
 TASK = "diffusion"

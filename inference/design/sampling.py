@@ -16,11 +16,11 @@ from torch.nn import functional
 
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.dataset.packed_batch import CHAINS, COORDINATES, LABELS, NO_LABEL, PackedBatch
-from esmeray.dataset.structures.batches import hidden_share
 from esmeray.dataset.structures.store import Structure
 from esmeray.dataset.tokens.esm import MASK, VOCABULARY, pack_sequences
 from esmeray.model.forward_loop import ForwardLoop, Places, consecutive
-from esmeray.model.tasks.diffusion import SequenceDiffusion
+from esmeray.tasks.diffusion.data import hidden_share
+from esmeray.tasks.diffusion.model import SequenceDiffusion
 from esmeray.train_config.section import DEFAULT_TOKENS
 
 _AMINO_ACID_IDS = torch.tensor([VOCABULARY.index(letter) for letter in AMINO_ACIDS])
@@ -38,7 +38,7 @@ class Request:
         label: number of the class, :data:`~esmeray.dataset.packed_batch.NO_LABEL` for none.
         temperature: of sampling; 0 takes the likeliest residue.
         steps: evaluations of the model.
-        guidance: see :meth:`~esmeray.model.tasks.diffusion.SequenceDiffusion.logits`.
+        guidance: see :meth:`~esmeray.tasks.diffusion.model.SequenceDiffusion.logits`.
         order: which positions are decided first: those that the model is surest of, or any.
     """
 

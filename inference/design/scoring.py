@@ -21,7 +21,7 @@ from esmeray.dataset.structures.store import Structure
 from esmeray.dataset.tokens.esm import MASK
 from esmeray.inference.design.sampling import amino_acid_logits, structure_batch
 from esmeray.model.forward_loop import ForwardLoop, Places, consecutive
-from esmeray.model.tasks.diffusion import SequenceDiffusion
+from esmeray.tasks.diffusion.model import SequenceDiffusion
 from esmeray.train_config.section import DEFAULT_TOKENS
 
 DRAWS = 16

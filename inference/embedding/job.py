@@ -21,12 +21,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from esmeray.cluster.placement import local_resources
+from esmeray.cluster.section import RaySection
 from esmeray.common.command_line import logged_to
 from esmeray.common.errors import ConfigError, ResourceError
 from esmeray.common.progress import status_line
 from esmeray.common.publishing import made_folder, refuse_existing, writing
 from esmeray.common.remote import publish, target_path, uri_of
 from esmeray.dataset.embeddings.manifest import MANIFEST_FILE, read_manifest
+from esmeray.dataset.section import IngestSection
 from esmeray.dataset.store.conversion import job_store
 from esmeray.dataset.store.reader import Store
 from esmeray.inference.embedding.model_job import ModelJob
@@ -36,7 +38,6 @@ from esmeray.inference.embedding.shard_files import ShardFiles
 from esmeray.inference.embedding.worker import open_worker
 from esmeray.run_folder.job import JOB_FILE, REMEDY, other_job, unfinished
 from esmeray.train_config.embed_schema import EmbedJobSection
-from esmeray.train_config.schema import IngestSection, RaySection
 
 log = logging.getLogger(__name__)
 

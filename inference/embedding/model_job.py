@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from esmeray.cluster.section import RaySection
 from esmeray.common.errors import ConfigError, parsing
 from esmeray.common.progress import record_bar, status_line
 from esmeray.common.publishing import write_atomically, writing
@@ -24,7 +25,6 @@ from esmeray.inference.embedding.shard_files import Cache, ShardFiles, ShardRow
 from esmeray.inference.embedding.worker import LocalEngine
 from esmeray.run_folder.job import JOB_FILE, accept, differences, other_job
 from esmeray.train_config.embed_schema import EmbedJobSection, EmbedSection
-from esmeray.train_config.schema import RaySection
 
 log = logging.getLogger(__name__)
 

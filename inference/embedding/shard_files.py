@@ -20,11 +20,11 @@ from esmeray.common.remote import download, listing, retried, setting, upload
 from esmeray.common.verification import check_file
 from esmeray.dataset.embeddings.arrays import open_arrays, write_arrays
 from esmeray.dataset.embeddings.cache import FeatureStore, bound_cache, write_shard
+from esmeray.dataset.section import SPECIAL_TOKENS_PER_SEQUENCE
 from esmeray.dataset.store.reader import Store
 from esmeray.inference.embedding.plan import JobFacts, Plan
 from esmeray.run_folder.job import PIECES
 from esmeray.train_config.embed_schema import EmbedJobSection
-from esmeray.train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
 
 Computed = Mapping[str, Mapping[str, NDArray]]
 """Arrays by name, by output."""

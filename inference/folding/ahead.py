@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from esmeray.common.errors import ConfigError
 from esmeray.dataset.batches.plan import Indices, longest_first
 from esmeray.dataset.batches.steps import TrainingSteps, ValidationSteps
-from esmeray.dataset.structures.batches import StructureSource
 from esmeray.dataset.structures.predictions import FAILURE_FILE
 from esmeray.dataset.structures.store import StructureStore
 from esmeray.inference.folding.job import FoldingSettings, actors, predict_structures
-from esmeray.train_config.schema import Config
+from esmeray.tasks.diffusion.data import StructureSource
+from esmeray.training.config import Config
 
 _WINDOW = 8
 """Batches of the predictor within which sequences are sorted by length."""

@@ -18,16 +18,18 @@ from esmeray.common.command_line import result_console
 from esmeray.common.progress import status_line
 from esmeray.common.publishing import made_folder
 from esmeray.common.text import counted
+from esmeray.dataset.section import DataSection
 from esmeray.function.annotations import Annotations
 from esmeray.function.evaluation import evaluate_functions
 from esmeray.function.predictors import blended, fit_blend
 from esmeray.function.proteins import FunctionData, prepare, read
+from esmeray.function.section import EvaluationSection
 from esmeray.function.vectors import Vectors, read_vectors
 from esmeray.inference.function.parts import Parts, takes_vectors
 from esmeray.inference.function.vectors import save_known
 from esmeray.run_folder.paths import RunFolder
-from esmeray.train_config.schema import DataSection, RunSection
-from esmeray.train_config.terms_schema import EvaluationSection, TermsSection
+from esmeray.run_folder.section import RunSection
+from esmeray.tasks.terms.section import TermsSection
 
 MADE_BY, FOLDER, BLEND_FILE = "function", "function", "blend.json"
 _METRICS = ("fmax", "fmax_w")

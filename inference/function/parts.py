@@ -25,8 +25,8 @@ from esmeray.function.predictors import naive, nearest, pruned, transferred
 from esmeray.function.proteins import AspectData, FunctionData
 from esmeray.function.vectors import Vectors
 from esmeray.inference.classifier import ClassifierPipeline
-from esmeray.model.export.classifier import load_vector_classifier
-from esmeray.train_config.terms_schema import TermsSection
+from esmeray.tasks.classifier.export import load_vector_classifier
+from esmeray.tasks.terms.section import TermsSection
 
 Network = tuple[LabelSpace, Callable[[Sequence[str], Vectors | None], NDArray]]
 """The K terms that are learnt, and from sequences and vectors to (N, K) probabilities."""

@@ -18,6 +18,7 @@ from esmeray.common.progress import record_bar
 from esmeray.common.publishing import file_xxh128, made_file
 from esmeray.common.verification import verified
 from esmeray.dataset.embeddings.manifest import parts as ranges
+from esmeray.dataset.section import IngestSection
 from esmeray.dataset.store.conversion import job_store
 from esmeray.dataset.store.reader import Store
 from esmeray.function.ontology import propagate
@@ -25,12 +26,12 @@ from esmeray.function.predictors import blended
 from esmeray.function.proteins import FunctionData, read
 from esmeray.inference.function.blend import BLEND_FILE, FOLDER
 from esmeray.inference.function.parts import Parts, takes_vectors
+from esmeray.inference.function.section import PredictTermsSection
 from esmeray.inference.function.vectors import load_known, vectors_of
 from esmeray.run_folder.job import Journal, accept, journal, unfinished
 from esmeray.run_folder.paths import EXPORT
-from esmeray.train_config.loading import load_recorded
-from esmeray.train_config.schema import IngestSection
-from esmeray.train_config.terms_schema import PredictTermsSection, TermsSection
+from esmeray.tasks.terms.section import TermsSection
+from esmeray.training.config import load_recorded
 
 TRAIN = "esmeray train --config train_config/function.yaml"
 MADE_BY = "predict_function"

@@ -7,15 +7,17 @@ import numpy as np
 from esmeray.common.errors import DataError, parsing
 from esmeray.common.verification import verified
 from esmeray.dataset.embeddings.reader import open_vectors
+from esmeray.dataset.section import DataSection
 from esmeray.dataset.store.conversion import name_of_content
 from esmeray.dataset.store.reader import Store
 from esmeray.function.proteins import SEQUENCES, prepare
+from esmeray.function.section import COMPOSITION, EmbeddingsSection
 from esmeray.function.vectors import Vectors, read_vectors
 from esmeray.inference.embedding.job import run_job
 from esmeray.run_folder.paths import RunFolder
+from esmeray.run_folder.section import RunSection
+from esmeray.tasks.terms.section import TermsSection
 from esmeray.train_config.embed_schema import EmbedJobSection
-from esmeray.train_config.schema import DataSection, RunSection
-from esmeray.train_config.terms_schema import COMPOSITION, EmbeddingsSection, TermsSection
 
 
 def with_vectors(run: RunSection, data: DataSection, terms: TermsSection) -> TermsSection:

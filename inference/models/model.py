@@ -29,9 +29,9 @@ from esmeray.model.backbones.fingerprint import architecture, features_fingerpri
 from esmeray.model.backbones.lora import merge
 from esmeray.model.cost.flops import forward_flops
 from esmeray.model.device import DTYPES
-from esmeray.model.export.opening import Opened
 from esmeray.model.forward_loop import ForwardLoop, Places
 from esmeray.model.optimization import optimize_for_inference
+from esmeray.tasks.opening import Opened
 from esmeray.train_config.embed_schema import EmbedSection
 from esmeray.train_config.section import Precision
 

@@ -8,7 +8,7 @@ import torch
 from esmeray.inference.models.model import Model
 from esmeray.inference.models.source import check_model, naming
 from esmeray.model.device import check_device, choose_device
-from esmeray.model.export.opening import Opened, open_exported, open_network
+from esmeray.tasks.opening import Opened, open_exported, open_network
 from esmeray.train_config.section import Precision
 
 

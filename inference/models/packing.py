@@ -16,7 +16,7 @@ from torch.profiler import record_function
 from esmeray.dataset.packed_batch import PackedBatch
 from esmeray.dataset.tokens.base import SequenceTokenizer
 from esmeray.dataset.tokens.esm import packed_from_tokens
-from esmeray.model.tasks.pooling import residue_mask
+from esmeray.model.heads.pooling import residue_mask
 
 
 class Packed(NamedTuple):

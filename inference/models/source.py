@@ -14,9 +14,9 @@ from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.dataset.tokens.model_folder import local_folder
 from esmeray.model.backbones.source import SOURCE_KEY, check_source, has_random_weights
 from esmeray.model.export.exported_folder import read_settings, task_of
-from esmeray.train_config.loading import load_config, load_recorded
-from esmeray.train_config.schema import BackboneSection, Config
+from esmeray.model.section import BackboneSection
 from esmeray.train_config.section import Overrides
+from esmeray.training.config import Config, load_config, load_recorded
 
 
 class ModelSource(NamedTuple):

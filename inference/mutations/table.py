@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from esmeray.common.errors import DataError
 from esmeray.common.text import counted
 from esmeray.dataset.labels.values import number, text_of
+from esmeray.dataset.section import IngestSection
 from esmeray.dataset.store.conversion import job_store
 from esmeray.dataset.table import Table
 from esmeray.inference.mutations.variants import WILD_TYPE, Mutant, Protein
 from esmeray.train_config.mutation_schema import MutantTableSection, MutationsSection
-from esmeray.train_config.schema import IngestSection
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,8 @@ from esmeray.monitoring.sampling.memory_meter import MemoryMeter
 from esmeray.monitoring.sampling.peaks import copy_bytes_per_s, peak_tflops, product_flops_per_s
 from esmeray.train_config.command_schema import ModelProfileSection
 from esmeray.train_config.embed_schema import EmbedSection
-from esmeray.train_config.loading import load_config
 from esmeray.train_config.section import Overrides
+from esmeray.training.config import load_config
 
 NORMS = "norm and activation"
 OPERATORS = {

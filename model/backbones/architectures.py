@@ -41,7 +41,7 @@ from esmeray.model.backbones.source import (
     random_size,
     source_type,
 )
-from esmeray.train_config.schema import BackboneSection
+from esmeray.model.section import BackboneSection
 
 PACKED = {
     "bert": False,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from esmeray.common.errors import ConfigError
 from esmeray.common.text import did_you_mean
 from esmeray.model.backbones.source import esm_settings, gated_inner_size, random_size, source_type
-from esmeray.train_config.schema import BackboneSection
+from esmeray.model.section import BackboneSection
 
 if TYPE_CHECKING:
     from torch import nn

@@ -27,7 +27,7 @@ from esmeray.model.backbones.base import PackedBackbone
 from esmeray.model.backbones.esm2 import EsmBackbone
 from esmeray.model.backbones.huggingface import HuggingFaceBackbone, PaddedBackbone
 from esmeray.model.backbones.source import SOURCE_KEY, config_folder, has_random_weights, is_padded, weights_folder
-from esmeray.train_config.schema import BackboneSection
+from esmeray.model.section import BackboneSection
 
 _MAY_BE_MISSING = {"contact_head", "pooler", *(name for names in MASKED_LM_HEADS.values() for name in names)}
 """Heads whose weights a folder may lack; these are random by the seed."""

@@ -21,7 +21,7 @@ from esmeray.common.text import first_line
 from esmeray.common.verification import verified
 from esmeray.model.backbones.base import PackedBackbone
 from esmeray.model.backbones.facts import check_not_frozen, chosen_layers, linear_layers
-from esmeray.train_config.classifier_schema import LoraSection
+from esmeray.model.section import LoraSection
 
 ADAPTER_WEIGHTS_FILE = "adapter_model.safetensors"
 ADAPTER_CONFIG_FILE = "adapter_config.json"

@@ -11,7 +11,7 @@ from esmeray.common.errors import ConfigError
 from esmeray.common.text import did_you_mean
 from esmeray.dataset.tokens.esm import EOS, MASK, PAD, VOCABULARY
 from esmeray.dataset.tokens.model_folder import CONFIG_FILE, fetch, local_folder, read_settings
-from esmeray.train_config.schema import BackboneSection
+from esmeray.model.section import BackboneSection
 
 SOURCE_KEY = "model.backbone.source"
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from esmeray.model.backbones.base import PackedBackbone
-from esmeray.model.tasks.base import TaskModel
+from esmeray.model.task_model import TaskModel
 
 
 def training_flops_per_token(model: TaskModel, context: float, *, runs_backbone: bool = True) -> float:

@@ -9,18 +9,10 @@ the shipped settings): 4 bytes.
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from esmeray.dataset.labels.label_space import LabelSpace
-from esmeray.model.backbones.facts import BackboneFacts, check_not_frozen, chosen_layers, esm_facts
-from esmeray.model.backbones.source import esm_settings, source_type
-from esmeray.model.tasks.classifier_settings import check_pooling, loss_name
-from esmeray.train_config.classifier_schema import ClassifierSection
-from esmeray.train_config.schema import BackboneSection, ModelSection
-
 if TYPE_CHECKING:
-    from esmeray.model.tasks.base import TaskModel
+    from esmeray.model.task_model import TaskModel
 
 _FP32_BYTES = 4
 KEPT_VECTORS: dict[bool | str, float] = {False: 16.0, "selective": 10.0, True: 1.0}
@@ -49,64 +41,8 @@ class MemoryEstimate(NamedTuple):
     host_optimizer_bytes: int
 
 
-def count_masked_lm_parameters(section: ModelSection) -> ParameterCount:
-    """Parameters of a masked language model.
-
-    Raises ConfigError (the backbone is wrong, or does not go with the task) or ResourceError (the hub is not reached).
-    """
-    if not _is_plain_esm2(section.backbone):
-        from esmeray.model.tasks.masked_lm import MaskedLM  # here: torch and transformers, which ESM-2 does not need
-
-        return _counted(MaskedLM.build(section, seed=0, empty=True))
-    settings = esm_settings(section.backbone)
-    facts = esm_facts(settings)
-    D, V = facts.hidden_size, settings["vocab_size"]
-    # A dense layer, a norm and the biases; tied output weights are those of the embedding.
-    head = D * D + 3 * D + V + (0 if settings["tie_word_embeddings"] else V * D)
-    backbone = section.backbone
-    return ParameterCount(facts.parameters + head, _trained(backbone, facts) + head, _matrices(backbone, facts))
-
-
-def count_autoencoder_parameters(section: ModelSection) -> ParameterCount:
-    """Parameters of an autoencoder; raises as :func:`count_masked_lm_parameters`."""
-    if not _is_plain_esm2(section.backbone):
-        from esmeray.model.tasks.autoencoder import ESM2Autoencoder
-
-        return _counted(ESM2Autoencoder.build(section, seed=0, empty=True))
-    settings = esm_settings(section.backbone)
-    facts = esm_facts(settings)
-    D, V = facts.hidden_size, settings["vocab_size"]
-    stack = sum(inputs * outputs for inputs, outputs in pairwise([D, *section.autoencoder.hidden_sizes]))
-    residue_head = V * D
-    trained_head = residue_head if section.autoencoder.residue_loss_weight else 0
-    backbone = _trained(section.backbone, facts)
-    return ParameterCount(
-        facts.parameters + 2 * stack + residue_head,
-        backbone + 2 * stack + trained_head,
-        _matrices(section.backbone, facts),
-    )
-
-
-def count_diffusion_parameters(section: ModelSection, num_labels: int) -> ParameterCount:
-    """Parameters of sequence diffusion with this many classes to condition on; raises as the others do."""
-    from esmeray.model.tasks.diffusion import SequenceDiffusion  # here: torch and transformers
-
-    return _counted(SequenceDiffusion.build(section, 0, tuple(map(str, range(num_labels))), empty=True))
-
-
-def _is_plain_esm2(section: BackboneSection) -> bool:
-    return source_type(section) == "esm" and not section.padded
-
-
-def _trained(section: BackboneSection, facts: BackboneFacts) -> int:
-    return 0 if section.frozen else facts.parameters - facts.unused
-
-
-def _matrices(section: BackboneSection, facts: BackboneFacts) -> int:
-    return 0 if section.frozen else sum(inputs * outputs for inputs, outputs in facts.linear.values())
-
-
-def _counted(model: TaskModel) -> ParameterCount:
+def count_parameters(model: TaskModel) -> ParameterCount:
+    """Count the parameters of a model, which may be one without memory for them."""
     from esmeray.model.parameter_groups import layer_matrices  # here: it imports torch
 
     parameters = list(model.parameters())
@@ -115,34 +51,6 @@ def _counted(model: TaskModel) -> ParameterCount:
         sum(p.numel() for p in parameters if p.requires_grad),
         sum(p.numel() for p in layer_matrices(model.backbone.layers)),
     )
-
-
-def count_classifier_parameters(
-    section: ModelSection, facts: BackboneFacts, label_space: LabelSpace, num_prefix: int
-) -> ParameterCount:
-    """Parameters of a classifier. Raises ConfigError where its head or adapter does not go with the rest."""
-    classifier, lora = section.classifier, section.backbone.lora
-    loss_name(classifier, label_space.kind)
-    check_pooling(classifier, label_space.kind, num_prefix=num_prefix, causal=facts.causal)
-    adapter, backbone, matrices = 0, _trained(section.backbone, facts), _matrices(section.backbone, facts)
-    if lora.rank:
-        check_not_frozen(section.backbone.frozen)
-        chosen = chosen_layers(list(facts.linear), lora.targets)
-        matrices = adapter = lora.rank * sum(sum(facts.linear[name]) for name in chosen)
-        backbone = 0
-    own = _head_parameters(classifier, facts.hidden_size, label_space.num_outputs)
-    return ParameterCount(facts.parameters + adapter + own, backbone + adapter + own, matrices)
-
-
-def _head_parameters(section: ClassifierSection, channels: int, outputs: int) -> int:
-    count, attentive = 0, section.pooling == "light_attention"
-    if attentive:  # two convolutions
-        count += 2 * (channels * channels * section.light_attention_kernel + channels)
-        channels *= 2
-    if section.head == "mlp":  # the hidden layer, and the norm after light attention
-        count += (channels + 1 + 2 * attentive) * section.hidden_size
-        channels = section.hidden_size
-    return count + (channels + 1) * outputs
 
 
 def estimate_memory(

@@ -23,7 +23,7 @@ from esmeray.dataset.tokens.base import EsmSequenceTokenizer, SequenceTokenizer
 from esmeray.model.backbones.loading import quiet_transformers
 from esmeray.model.export.exported_folder import exported_folder
 from esmeray.model.export.model_card import example_text, model_card, opening_call, python_block
-from esmeray.model.tasks.base import ResidueModel
+from esmeray.model.task_model import ResidueModel
 
 _LONGEST_TOKENIZED = 1024
 """Tokens that EsmTokenizer truncates to when asked to, the length that ESM-2 was trained with."""

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from esmeray.common.errors import ResourceError
 from esmeray.common.publishing import made_folder
 from esmeray.model.saved_settings import read_settings_of, write_settings
-from esmeray.train_config.classifier_schema import ClassifierSection
+from esmeray.model.section import ClassifierSection
 
 MODEL_FILE = "esmeray_model.json"
 CONFIG_FILE = "classifier_config.json"

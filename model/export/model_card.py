@@ -18,7 +18,7 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from esmeray.dataset.batches.preparation import FixedCrop, head_length
 from esmeray.dataset.tokens.base import SequenceTokenizer
-from esmeray.model.tasks.classifier import Classifier
+from esmeray.tasks.classifier.model import Classifier
 
 _SHOWN_NAMES = 20
 _EXAMPLES = {True: "MKTAYIAKQR", False: "This sentence gets a class."}

@@ -25,9 +25,9 @@ from torch import Tensor
 from esmeray.common.errors import DivergenceError
 from esmeray.common.statistics import percentile_interval, resamplings
 from esmeray.dataset.labels.label_space import predicted_positive
+from esmeray.dataset.section import TargetKind
 from esmeray.dataset.targets import has_target
 from esmeray.model.metrics.weighted import Correlation, Metrics, Ranking, weighted_metrics
-from esmeray.train_config.classifier_schema import TargetKind
 
 Values: TypeAlias = Tensor | ArrayLike
 
@@ -40,7 +40,7 @@ def classification_metrics(
 ) -> Metrics:
     """Every metric that is defined.
 
-    ``probabilities_NC``: (N, C) as :func:`esmeray.model.tasks.losses.probabilities` gives them. ``targets``: (N,)
+    ``probabilities_NC``: (N, C) as :func:`esmeray.model.heads.losses.probabilities` gives them. ``targets``: (N,)
     integers with IGNORED_TARGET where there is none, or (N, C) numbers with NaN where unknown. ``weights``: (N,), how
     often each row counts; once each, if None. Raises DivergenceError (a probability is NaN or infinite) or ValueError
     (the shapes don't fit, or a probability is not in 0..1).

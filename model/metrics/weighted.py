@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from esmeray.common.statistics import counts_reaching, f_measure, ratio
 from esmeray.dataset.labels.label_space import predicted_positive
-from esmeray.train_config.classifier_schema import TargetKind
+from esmeray.dataset.section import TargetKind
 
 Floats = NDArray[np.float64]
 Metrics = dict[str, float]

@@ -12,6 +12,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from esmeray.dataset.packed_batch import CHAINS, COORDINATES, PackedBatch
+from esmeray.model.section import StructureEncoderSection
 from esmeray.model.structures.geometry import (
     PAIR_FEATURES,
     RESIDUE_FEATURES,
@@ -21,7 +22,6 @@ from esmeray.model.structures.geometry import (
     pair_features,
     residue_features,
 )
-from esmeray.train_config.diffusion_schema import StructureEncoderSection
 
 
 class StructureEncoder(nn.Module):

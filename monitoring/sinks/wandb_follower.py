@@ -31,9 +31,9 @@ import psutil
 import yaml
 
 from esmeray.common.text import first_line
+from esmeray.monitoring.section import WandbSection
 from esmeray.run_folder.metrics_log import Record, RunTail
 from esmeray.run_folder.paths import RunFolder
-from esmeray.train_config.schema import WandbSection
 
 POLL_S = 0.5
 OFFLINE_LIMIT_S = 60.0

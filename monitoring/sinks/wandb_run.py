@@ -16,8 +16,8 @@ from collections.abc import Callable
 import psutil
 
 from esmeray.installation import python_path
+from esmeray.monitoring.section import WandbSection
 from esmeray.run_folder.paths import RunFolder
-from esmeray.train_config.schema import WandbSection
 
 MARGIN_S = 10.0
 """Seconds that a follower, which ends when its own time is over, may take for that."""

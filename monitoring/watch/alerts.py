@@ -9,9 +9,9 @@ from pathlib import Path
 
 from esmeray.common.steady_time import steady_time
 from esmeray.monitoring.advice import advise
+from esmeray.monitoring.section import AlertsSection
 from esmeray.monitoring.watch.progress import Pace
 from esmeray.run_folder.metrics_log import MetricsLog, Record, RecordTail
-from esmeray.train_config.schema import AlertsSection
 
 BAND_PERCENT = 5.0
 """Points beyond a threshold from which on its alert is over, so that a value about the threshold raises one only."""

@@ -13,9 +13,9 @@ from esmeray.alignment.scoring import Scoring, scoring
 from esmeray.alignment.search import Hit, Search
 from esmeray.common import compiled_code
 from esmeray.common.errors import DataError
+from esmeray.dataset.section import IngestSection
 from esmeray.dataset.store.conversion import convert
 from esmeray.dataset.store.reader import Store
-from esmeray.train_config.schema import IngestSection
 from tests.embeddings import make_embeddings, random_vectors
 from tests.model.support import random_sequences
 

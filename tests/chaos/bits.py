@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch.distributed as dist
 
+from esmeray.cluster.collective import WorkerContext
 from esmeray.common import command_line
 from esmeray.dataset.embeddings.manifest import read_manifest
 from esmeray.dataset.embeddings.reader import read_embeddings
@@ -37,7 +38,6 @@ from esmeray.inference.mutations import job as mutations_job
 from esmeray.run_folder.job import Journal
 from esmeray.tools import __main__ as esmeray
 from esmeray.train_config.loading import dump_config
-from esmeray.training.engine.collective import WorkerContext
 from esmeray.training.loop.worker import train_worker
 from tests.chaos.observed import wrap
 from tests.classifiers import export_tiny

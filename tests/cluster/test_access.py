@@ -57,7 +57,7 @@ def test_a_missing_token_is_one_line(ray_address: str, tmp_path: Path):
 
 
 CONNECT = """
-from esmeray.train_config.schema import RaySection
+from esmeray.cluster.section import RaySection
 from esmeray.cluster.connection import connected, hardware
 
 with connected(RaySection()):
@@ -66,7 +66,7 @@ with connected(RaySection()):
 OTHER_VERSION = """
 import json
 from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
-from esmeray.train_config.schema import RaySection
+from esmeray.cluster.section import RaySection
 from esmeray.cluster.connection import connected
 
 with connected(RaySection()):

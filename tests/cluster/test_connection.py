@@ -16,7 +16,7 @@ from tests.conftest import REPOSITORY
 TWO_MACHINES = """
 import sys
 import ray
-from esmeray.train_config.schema import RaySection
+from esmeray.cluster.section import RaySection
 from esmeray.cluster.connection import capacity, connected, hardware, worker_environment
 from esmeray.cluster.placement import Workers
 
@@ -63,7 +63,7 @@ import sys
 from pathlib import Path
 from esmeray.cluster.connection import connected
 from esmeray.common.errors import ResourceError
-from esmeray.train_config.schema import RaySection
+from esmeray.cluster.section import RaySection
 
 try:
     with connected(RaySection(), Path(sys.argv[1])):
@@ -94,7 +94,7 @@ def test_what_a_third_machine_lacks_is_one_line(two_machines, tmp_path: Path):
 
 TAKEN_PORT = """
 import sys
-from esmeray.train_config.schema import RaySection
+from esmeray.cluster.section import RaySection
 from esmeray.cluster.connection import connected
 from esmeray.common.errors import ResourceError
 

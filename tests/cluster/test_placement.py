@@ -7,8 +7,8 @@ import pytest
 from ray._common.utils import get_ray_address_file
 
 from esmeray.cluster.placement import LOCAL, NodeResources, address_file, find, place_workers
+from esmeray.cluster.section import RaySection
 from esmeray.common.errors import ResourceError
-from esmeray.train_config.schema import RaySection
 
 
 @pytest.mark.parametrize(

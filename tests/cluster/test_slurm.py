@@ -38,7 +38,7 @@ sys.exit(max(abs(node.wait()) for node in nodes))
 COMMAND = """
 import signal, sys
 from esmeray.cluster.connection import connected, hardware
-from esmeray.train_config.schema import RaySection
+from esmeray.cluster.section import RaySection
 
 with connected(RaySection()):
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))

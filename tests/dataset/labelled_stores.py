@@ -4,8 +4,7 @@ from pathlib import Path
 
 from esmeray.dataset.labels.conversion import ensure_labelled_store
 from esmeray.dataset.labels.store import LabelledStore
-from esmeray.train_config.classifier_schema import LabelsSection, TokenizerSection
-from esmeray.train_config.schema import DataSection
+from esmeray.dataset.section import DataSection, LabelsSection, TokenizerSection
 from tests.dataset.labels.test_labelled_file import write_table
 
 PROTEINS = ["MK", "MKV", "MKL", "MKA", "MKC", "MKD", "MKE", "MKF"]

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from esmeray.dataset.section import IngestSection
 from esmeray.dataset.store.conversion import convert
-from esmeray.train_config.schema import IngestSection
 
 
 def write_fasta(path: Path, records: list[tuple[str, str]], **settings: object) -> Path:

@@ -14,12 +14,8 @@ from tests.runs import TINY
 FILES = {
     "toy-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n",
     "toy-1.0.dist-info/entry_points.txt": """
-[esmeray.sections]
-toy = toy.settings:ToySection
 [esmeray.tasks]
 toy = toy.task:TASK
-[esmeray.openers]
-toy = toy.task:OPENER
 [esmeray.outputs]
 first = toy.parts:FIRST
 [esmeray.formats]
@@ -38,25 +34,27 @@ class ToySection(Section):
     """How much of a toy it is."""
 ''',
     "toy/task.py": """
-from esmeray.training.tasks.registry import Task
+from esmeray.tasks.registry import Task
+from toy.settings import ToySection
 
-OPENER = None  # transformers alone opens what it exports
 TASK = Task(
-    plan="esmeray.training.tasks.masked_lm:MaskedLMPlan", experiment="toy.experiment:ToyExperiment", metrics={}
+    section=ToySection,
+    plan="esmeray.tasks.masked_lm.plan:MaskedLMPlan",
+    experiment="toy.experiment:ToyExperiment",
 )
 """,
     "toy/experiment.py": """
-from esmeray.training.tasks.masked_lm.experiment import MaskedLMExperiment
+from esmeray.tasks.masked_lm.experiment import MaskedLMExperiment
 
 class ToyExperiment(MaskedLMExperiment):
     def build_model(self, *arguments, **named):
-        assert self.model_section.toy.strength == 2.5
+        assert self.settings.model.toy.strength == 2.5
         return super().build_model(*arguments, **named)
 """,
     "toy/parts.py": """
 from esmeray.dataset.embeddings.formats.npy import Npy
 from esmeray.inference.models.kinds import OutputKind
-from esmeray.model.tasks.pooling import first_token
+from esmeray.model.heads.pooling import first_token
 
 IS_CAUSAL = True
 FIRST = OutputKind("first residue", rows=lambda model, features_TD, packed: first_token(features_TD, packed.batch))
@@ -76,11 +74,11 @@ from esmeray.run_folder.paths import RunFolder
 from esmeray.service.replicas.replica import ModelReplica
 from esmeray.tools.__main__ import main
 from esmeray.train_config.natures import with_absolute_paths
-from esmeray.train_config.schema import Config
+from esmeray.training.config import Config
 from esmeray.train_config.service_schema import ServedModel
-from esmeray.training.engine.collective import WorkerContext
+from esmeray.cluster.collective import WorkerContext
 from esmeray.training.loop.worker import train_worker
-from esmeray.training.tasks.registry import task_plan
+from esmeray.tasks.plan import task_plan
 import esmeray
 
 folder = Path(sys.argv[1])
@@ -90,7 +88,7 @@ settings["training"]["max_steps"] = 3
 settings["run"] = {{"name": "toy", "storage_path": str(folder)}}
 config = with_absolute_paths(Config.model_validate(settings))
 made = RunFolder(config.run.storage_path, config.run.name)
-path = task_plan(config).prepare(made.stores)
+path = task_plan(config.data, config.model).prepare(made.stores)
 made.path.mkdir()
 dist.init_process_group("gloo", init_method=f"file://{{folder / 'group'}}", rank=0, world_size=1)
 assert train_worker(config, WorkerContext(), str(path)).status == "finished"
@@ -135,4 +133,4 @@ def test_its_settings_have_help_and_what_it_breaks_is_one_line(tmp_path: Path, e
     (tmp_path / "installed" / "toy" / "settings.py").write_text("import absent\n")
     broken = help_of("train")
     assert (broken.returncode, broken.stderr.count("\n")) == (2, 1)
-    assert "the installed package toy adds toy to esmeray.sections" in broken.stderr and "absent" in broken.stderr
+    assert "the installed package toy adds toy to esmeray.tasks" in broken.stderr and "absent" in broken.stderr

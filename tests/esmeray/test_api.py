@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import esmeray
+from esmeray.dataset.section import IngestSection, SampleSection
 from esmeray.dataset.store.conversion import convert
 from esmeray.function.sample import write_sample
-from esmeray.train_config.schema import IngestSection, SampleSection
 from tests.conftest import REPOSITORY
 from tests.dataset.tokenizer_folders import esm
 from tests.embeddings import make_embeddings, random_vectors

@@ -19,7 +19,7 @@ import pytest
 from esmeray.function.annotations import read_accretion, read_annotations, read_scores
 from esmeray.function.evaluation import Evaluation, evaluate_functions
 from esmeray.function.ontology import Method, read_ontology
-from esmeray.train_config.terms_schema import EvaluationSection, Normalisation
+from esmeray.function.section import EvaluationSection, Normalisation
 
 EXPECTED = Path(__file__).with_name("expected.json")
 EXPECTED_CASES = 8

@@ -11,7 +11,7 @@ from scipy.sparse import csr_array
 from esmeray.function.annotations import Annotations, information_accretion, read_annotations, read_scores
 from esmeray.function.evaluation import Evaluation, evaluate_functions
 from esmeray.function.ontology import Aspect, read_ontology
-from esmeray.train_config.terms_schema import EvaluationSection
+from esmeray.function.section import EvaluationSection
 from tests.function.generated import EXPECTED, EXPECTED_CASES, cafaeval, columns, evaluated, generate, sampled
 
 TIMES = int(os.environ.get("ESMERAY_ONTOLOGIES", "20"))

@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
+from esmeray.dataset.section import SampleSection
 from esmeray.function.annotations import read_annotations
 from esmeray.function.ontology import read_ontology
 from esmeray.function.predictors import blended, fit_blend, naive, nearest, transferred
 from esmeray.function.sample import write_sample
-from esmeray.train_config.schema import SampleSection
 
 TERMS = csr_array(np.array([[1, 1, 0], [1, 0, 1], [1, 0, 0]], bool))
 

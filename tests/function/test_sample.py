@@ -1,9 +1,9 @@
 """The embedded ontology and its proteins."""
 
+from esmeray.dataset.section import SampleSection
 from esmeray.function.annotations import read_annotations
 from esmeray.function.ontology import read_ontology
 from esmeray.function.sample import NAMESPACES, write_sample
-from esmeray.train_config.schema import SampleSection
 
 
 def test_500_terms_in_three_namespaces_and_every_protein_annotated_in_each(tmp_path):

@@ -15,6 +15,7 @@ from esmeray.common.publishing import refuse_existing
 from esmeray.dataset.embeddings.arrays import open_arrays, write_arrays
 from esmeray.dataset.embeddings.reader import read_embeddings
 from esmeray.dataset.labels.labelled_file import read_labelled
+from esmeray.dataset.section import IngestSection, LabelsSection, TokenizerSection
 from esmeray.dataset.store.conversion import check
 from esmeray.dataset.store.reader import Store
 from esmeray.dataset.structures.files import read_structures
@@ -24,9 +25,8 @@ from esmeray.dataset.tokens.model_folder import read_settings
 from esmeray.function.annotations import read_accretion, read_annotations, read_scores
 from esmeray.function.ontology import read_ontology
 from esmeray.model.export.exported_folder import task_of
-from esmeray.train_config.classifier_schema import LabelsSection, TokenizerSection
-from esmeray.train_config.loading import SHIPPED, load_config
-from esmeray.train_config.schema import IngestSection
+from esmeray.train_config.loading import SHIPPED
+from esmeray.training.config import load_config
 from tests.dataset.stores import make_store
 from tests.embeddings import make_embeddings, random_vectors
 from tests.structures import EACH, folds, pdb_lines, write_pdb

@@ -11,8 +11,8 @@ from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.dataset.packed_batch import TARGETS
 from esmeray.inference.classifier import ClassifierPipeline, Predictions
 from esmeray.inference.models.source import config_of, exported_by
+from esmeray.model.heads.losses import probabilities
 from esmeray.model.metrics.classification import bootstrap_intervals, classification_metrics, metrics_of_each
-from esmeray.model.tasks.losses import probabilities
 from tests.classifiers import NAMES, TEXTS, classifier_config, export_tiny, tiny_classifier, tiny_model
 from tests.model.support import random_sequences
 

@@ -15,10 +15,12 @@ from esmeray.dataset.packed_batch import TARGETS, PackedBatch
 from esmeray.dataset.targets import IGNORED_TARGET
 from esmeray.dataset.tokens.esm import MASK, pack_sequences
 from esmeray.model.backbones.base import Checkpointing
-from esmeray.model.tasks.autoencoder import ESM2Autoencoder
-from esmeray.model.tasks.base import TaskModel
-from esmeray.model.tasks.masked_lm import MaskedLM
-from esmeray.train_config.schema import AutoencoderSection, BackboneSection, ModelSection
+from esmeray.model.section import BackboneSection
+from esmeray.model.task_model import TaskModel
+from esmeray.tasks.autoencoder.model import ESM2Autoencoder
+from esmeray.tasks.autoencoder.section import AutoencoderSection
+from esmeray.tasks.masked_lm.model import MaskedLM
+from esmeray.tasks.section import ModelSection
 
 LETTERS = "LAGVSERTIDPKQNFYMHWC"
 TINY = BackboneSection(source="esm2_t6_8M", layers=2, hidden_size=32, heads=4)

@@ -13,13 +13,17 @@ from esmeray.dataset.batches.loader import ResidueSource
 from esmeray.dataset.batches.preparation import PreparationSettings
 from esmeray.dataset.batches.steps import TrainingSteps
 from esmeray.dataset.packed_batch import BatchShape, PackedBatch
+from esmeray.dataset.section import BatchSection
 from esmeray.dataset.store.reader import Store
 from esmeray.model.backbones.base import Checkpointing
 from esmeray.model.backbones.lora import adapt
-from esmeray.model.tasks.base import TaskModel
-from esmeray.model.tasks.pooling import mean_over_residues
-from esmeray.train_config.schema import BatchSection, LoraSection, MaskedLMSection, TrainingSection
+from esmeray.model.heads.pooling import mean_over_residues
+from esmeray.model.section import LoraSection
+from esmeray.model.task_model import TaskModel
+from esmeray.tasks.masked_lm.section import MaskedLMSection
 from esmeray.training.engine.engine import prepare_layers
+from esmeray.training.section import TrainingSection
+from tests.model.heads.test_classifier import KINDS, POOLINGS, build, labelled, with_targets
 from tests.model.support import (
     Operators,
     assert_near,
@@ -29,7 +33,6 @@ from tests.model.support import (
     residue_batch,
     tiny_section,
 )
-from tests.model.tasks.test_classifier import KINDS, POOLINGS, build, labelled, with_targets
 
 LENGTHS = [12, 1, 40, 3, 7]
 INTEL = "GenuineIntel" in Path("/proc/cpuinfo").read_text()

@@ -5,9 +5,9 @@ from torch import nn
 
 from esmeray.dataset.tokens.esm import pack_sequences
 from esmeray.model.backbones.loading import build_backbone
+from esmeray.model.heads.pooling import mean_over_residues
 from esmeray.model.optimization import PrepackedLinear, optimize_for_inference
-from esmeray.model.tasks.pooling import mean_over_residues
-from esmeray.train_config.schema import BackboneSection
+from esmeray.model.section import BackboneSection
 from tests.model.support import random_sequences
 
 

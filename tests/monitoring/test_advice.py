@@ -1,7 +1,7 @@
 """Advice names what limits with its number, offers settings that exist, and none that were tried."""
 
 from esmeray.monitoring.advice import RULES, Facts, advise, what_limits
-from esmeray.train_config.schema import Config
+from esmeray.training.config import Config
 
 STEP = Facts(data_wait=0.01, forward=0.3, backward=0.6, optimizer=0.05, communication=0.02)
 

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
+from esmeray.dataset.section import IngestSection
 from esmeray.dataset.store.conversion import convert
-from esmeray.train_config.schema import IngestSection
 from tests.classifiers import classifier_config, export_tiny, labelled_fasta
 from tests.embeddings import make_embeddings, random_vectors
 from tests.monitoring import gpu_traces

@@ -10,12 +10,12 @@ from esmeray.common.errors import ConfigError
 from esmeray.tools.grammar import Plain, read_words
 from esmeray.tools.tune._search import TuneSettings
 from esmeray.train_config.command_schema import COMMANDS
-from esmeray.train_config.loading import SHIPPED, dump_config, load_config, load_settings, load_tune_config
+from esmeray.train_config.loading import SHIPPED, dump_config, load_settings, load_tune_config
 from esmeray.train_config.reference import config_reference
-from esmeray.train_config.schema import Config
 from esmeray.train_config.section import settings_of
 from esmeray.train_config.service_schema import ServiceSettings
 from esmeray.train_config.tune_schema import TuneConfig
+from esmeray.training.config import Config, load_config
 
 SEARCH = SHIPPED / "tune_throughput.yaml"
 

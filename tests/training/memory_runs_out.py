@@ -10,7 +10,7 @@ import ray.train
 import torch
 
 from esmeray.run_folder.paths import RunFolder
-from esmeray.train_config.schema import Config
+from esmeray.training.config import Config
 from esmeray.training.engine.engine import TrainingEngine
 from esmeray.training.launch import trainers
 from esmeray.training.launch.trainers import ray_train_loop

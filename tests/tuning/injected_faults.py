@@ -11,9 +11,9 @@ from unittest import mock
 import torch
 from torch import nn
 
+from esmeray.cluster.collective import WorkerContext
 from esmeray.cluster.placement import Workers
-from esmeray.train_config.schema import Config
-from esmeray.training.engine.collective import WorkerContext
+from esmeray.training.config import Config
 from esmeray.tuning.settings import Measurement, Settings
 from esmeray.tuning.trial import TrainingWork, measure_on_worker
 from esmeray.tuning.workers import WorkerGroup

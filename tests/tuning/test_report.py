@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from esmeray.train_config.schema import Config
 from esmeray.train_config.tune_schema import TuneConfig
+from esmeray.training.config import Config
 from esmeray.tuning.plots import importances
 from esmeray.tuning.records import Job, Trial
 from esmeray.tuning.report import HTML_FILE, PNG_FILE, Limit, find_limit, shares_text, write_tune_report

@@ -16,9 +16,8 @@ import pytest
 import yaml
 
 from esmeray.common.errors import ConfigError, ResourceError
-from esmeray.train_config.loading import load_config
-from esmeray.train_config.schema import Config
 from esmeray.train_config.tune_schema import TuneConfig
+from esmeray.training.config import Config, load_config
 from esmeray.training.launch.driver import dry_run
 from esmeray.tuning.records import SearchFolder, read_trials
 from esmeray.tuning.run import tune

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+from esmeray.cluster.collective import ControlGroup, WorkerContext
 from esmeray.dataset.batches.steps import StepBatches
 from esmeray.monitoring.sampling.memory_meter import MemoryMeter
 from esmeray.train_config.tune_schema import MeasurementSection
-from esmeray.training.engine.collective import ControlGroup, WorkerContext
 from esmeray.training.engine.step_clock import StepClock
 from esmeray.tuning import trial as module
 from esmeray.tuning.settings import Measurement, Settings

@@ -23,17 +23,17 @@ from typing import TYPE_CHECKING, Any
 from esmeray.common.progress import conversion_bar, record_bar
 from esmeray.common.publishing import made_folder, refuse_existing
 from esmeray.common.text import counted
+from esmeray.dataset.section import Part
 from esmeray.inference.models.source import config_of, label_space_of
 from esmeray.tools.grammar import OnModel, parse_with_run
-from esmeray.train_config.classifier_schema import Part
 from esmeray.train_config.command_schema import ClassifyEvaluateSection
 
 if TYPE_CHECKING:
     from esmeray.dataset.labels.label_space import LabelSpace
+    from esmeray.dataset.section import TokenizerSection
     from esmeray.inference.classifier import ClassifierPipeline
     from esmeray.inference.classify.labelled import LabelledTexts
     from esmeray.inference.classify.report import Scored
-    from esmeray.train_config.classifier_schema import TokenizerSection
 
 MADE_BY = "evaluate"
 

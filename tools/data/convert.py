@@ -19,10 +19,10 @@ from esmeray.common.errors import ConfigError
 from esmeray.common.progress import conversion_bar
 from esmeray.common.text import counted
 from esmeray.dataset.fasta.counts import IngestCounts, count_lines
+from esmeray.dataset.section import IngestSection
 from esmeray.dataset.store.conversion import check, convert
 from esmeray.tools.grammar import Overwriting, example_of, parse
 from esmeray.train_config.command_schema import ConvertSettings
-from esmeray.train_config.schema import IngestSection
 
 
 class Flags(Overwriting):

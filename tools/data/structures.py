@@ -18,11 +18,11 @@ from pathlib import Path
 from esmeray.common.command_line import next_command, say
 from esmeray.common.progress import conversion_bar
 from esmeray.common.text import counted
+from esmeray.dataset.section import DataSection
 from esmeray.dataset.structures.conversion import convert_structures
 from esmeray.dataset.structures.store import StructureStore
 from esmeray.tools.grammar import Overwriting, parse
 from esmeray.train_config.command_schema import StructuresSettings
-from esmeray.train_config.schema import DataSection
 
 
 def main(argv: list[str]) -> int:

@@ -16,6 +16,7 @@ Examples:
 from typing import Any
 
 from esmeray.cluster.placement import find
+from esmeray.cluster.section import RaySection
 from esmeray.common.command_line import result_console
 from esmeray.common.errors import ConfigError, DataError, ResourceError
 from esmeray.common.progress import record_bar
@@ -24,7 +25,6 @@ from esmeray.dataset.structures.conversion import read_proteins
 from esmeray.dataset.tokens.model_folder import check_model
 from esmeray.tools.grammar import Plain, parse
 from esmeray.train_config.command_schema import FoldSettings
-from esmeray.train_config.schema import RaySection
 
 
 def main(argv: list[str]) -> int:

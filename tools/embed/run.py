@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from esmeray.cluster.placement import LOCAL, find, local_resources
+from esmeray.cluster.section import RaySection
 from esmeray.common.command_line import next_command, result_console
 from esmeray.common.publishing import refuse_existing
 from esmeray.common.remote import uri_of
@@ -34,7 +35,6 @@ from esmeray.dataset.embeddings.manifest import MANIFEST_FILE, read_manifest
 from esmeray.inference.embedding.plan import check_registered
 from esmeray.tools.grammar import Overwriting, parse
 from esmeray.train_config.command_schema import EmbedSettings
-from esmeray.train_config.schema import RaySection
 
 if TYPE_CHECKING:
     from esmeray.inference.embedding.job import Estimate

@@ -32,8 +32,8 @@ from esmeray.function.annotations import (
 )
 from esmeray.function.evaluation import Evaluation, evaluate_functions
 from esmeray.function.ontology import read_ontology
+from esmeray.function.section import EvaluateTermsSection, EvaluationSection
 from esmeray.tools.grammar import Overwriting, parse
-from esmeray.train_config.terms_schema import EvaluateTermsSection, EvaluationSection
 
 log = logging.getLogger(__name__)
 

@@ -16,9 +16,11 @@ from esmeray.common.errors import ResourceError
 from esmeray.dataset.packed_batch import TARGETS, PackedBatch
 from esmeray.dataset.targets import IGNORED_TARGET
 from esmeray.dataset.tokens.esm import CLS, EOS, MASK, pack_sequences
-from esmeray.model.tasks.masked_lm import MaskedLM
-from esmeray.train_config.schema import BackboneSection, DeepSpeedSection, ModelSection, TrainingSection
+from esmeray.model.section import BackboneSection
+from esmeray.tasks.masked_lm.model import MaskedLM
+from esmeray.tasks.section import ModelSection
 from esmeray.training.engine.engine import TrainingEngine, apply_device_settings
+from esmeray.training.section import DeepSpeedSection, TrainingSection
 
 Precision = Literal["bf16", "fp16", "fp32"]
 

@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch.profiler import schedule
 
+from esmeray.cluster.collective import WorkerContext
 from esmeray.common.errors import ResourceError
 from esmeray.inference.profile.measuring import operators, profiler_of, write_trace
 from esmeray.model.device import choose_device
 from esmeray.monitoring.advice import Facts, advise
 from esmeray.run_folder.paths import RunFolder
+from esmeray.tasks.plan import task_plan
 from esmeray.tools.profile._gpu_trial import single_process_group
-from esmeray.train_config.schema import Config
 from esmeray.train_config.tune_schema import MeasurementSection
-from esmeray.training.engine.collective import WorkerContext
-from esmeray.training.tasks.registry import task_plan
+from esmeray.training.config import Config
 from esmeray.tuning.trial import measure_on_worker
 
 TRACED_STEPS = 3
@@ -33,7 +33,9 @@ def profile_training(config: Config, folder: Path) -> dict[str, Any]:
     if device.type == "cpu":  # as training does: without it DeepSpeed warns of having found no accelerator
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     with tempfile.TemporaryDirectory() as scratch, single_process_group(device):
-        store = str(task_plan(config).prepare(RunFolder(config.run.storage_path, config.run.name).stores))
+        store = str(
+            task_plan(config.data, config.model).prepare(RunFolder(config.run.storage_path, config.run.name).stores)
+        )
         config = config.model_copy(update={"run": config.run.model_copy(update={"storage_path": scratch})})
         context = WorkerContext(device=device)
         measurement = measure_on_worker(config, context, store, MeasurementSection(), None)

@@ -31,7 +31,7 @@ from esmeray.common.timing import measure, ratio, round_ratios, timed
 from esmeray.tools.grammar import Overwriting, example_of, parse_with_run
 from esmeray.train_config.command_schema import DeviceProfileSection
 from esmeray.train_config.embed_schema import EmbedSection
-from esmeray.train_config.loading import load_config
+from esmeray.training.config import load_config
 
 MADE_BY = "profile devices"
 _NUMBERS = ("proteins/s", "residues/s", "speed-up", "saved per 1M", "lowest cosine", "difference")

@@ -28,7 +28,7 @@ from esmeray.common.progress import status_line
 from esmeray.common.publishing import made_folder
 from esmeray.tools.grammar import Overwriting, example_of, parse_with_run
 from esmeray.train_config.command_schema import ModelProfileSection
-from esmeray.train_config.loading import load_config
+from esmeray.training.config import load_config
 
 MADE_BY = "profile model"
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from esmeray.common.command_line import next_command, say
@@ -11,9 +12,9 @@ from esmeray.common.errors import EsmerayError
 from esmeray.dataset.store.conversion import SAMPLE
 from esmeray.run_folder.mirror import RunMirror
 from esmeray.run_folder.paths import RunFolder
-from esmeray.train_config.loading import load_config
-from esmeray.train_config.schema import Config
+from esmeray.tasks.registry import task_named
 from esmeray.train_config.section import Overrides
+from esmeray.training.config import Config, load_config
 
 
 def train(config: str | Path, settings: Mapping[str, Any] | None = None) -> Path:
@@ -42,18 +43,22 @@ def train(config: str | Path, settings: Mapping[str, Any] | None = None) -> Path
 def trained(file: str | Path, overrides: Overrides) -> tuple[int, RunFolder]:
     """Train, make what belongs to a finished run, and say what comes next; returns the exit code, and the run."""
     from esmeray.training.launch.driver import train
-    from esmeray.training.tasks.registry import after_training, before_training, task_named
 
     config = load_config(file, overrides)
     config.storage.apply()
     run = RunFolder(config.run.storage_path, config.run.name)
-    config = before_training(config)
+    task = task_named(config.model.task)
+    if task.before is not None:
+        section = resolve_name(task.before)(config.run, config.data, getattr(config.model, config.model.task))
+        model = config.model.model_copy(update={config.model.task: section})
+        config = config.model_copy(update={"model": model})
     code = train(config, _beside)
     if code == 0:
         mirror = RunMirror(run)
-        after_training(config)
+        if task.after is not None:
+            resolve_name(task.after)(config.run, config.data, getattr(config.model, config.model.task))
         mirror.save_files()
-        say("\n".join(_next_commands(task_named(config.model.task).next, run, config.data.source)))
+        say("\n".join(_next_commands(task.next, run, config.data.source)))
     return code, run
 
 

@@ -19,9 +19,10 @@ from typing import Any
 from esmeray.common.errors import ConfigError, ResourceError
 from esmeray.common.publishing import made_file, refuse_file
 from esmeray.common.text import counted, did_you_mean, duration
+from esmeray.model.section import BackboneSection
+from esmeray.tasks.section import ModelSection
 from esmeray.tools.grammar import Overwriting, parse
 from esmeray.train_config.plan_schema import PlanSection
-from esmeray.train_config.schema import BackboneSection, ModelSection
 from esmeray.training.launch import scale
 
 MADE_BY = "train plan"
@@ -52,15 +53,15 @@ def work_of(plan: PlanSection) -> scale.Work:
     from esmeray.model.cost.flops import (
         training_flops_per_token,  # here: torch and transformers, which the help does not need
     )
-    from esmeray.model.cost.memory import count_masked_lm_parameters
-    from esmeray.model.tasks.masked_lm import MaskedLM
+    from esmeray.model.cost.memory import count_parameters
+    from esmeray.tasks.masked_lm.model import MaskedLM
 
     section = ModelSection(task="masked_lm", backbone=BackboneSection(source=plan.model))
     model = MaskedLM.build(section, seed=0, empty=True)
     config, product_flops = model.backbone.config, training_flops_per_token(model, 0.0)
     attention_flops = training_flops_per_token(model, plan.context) - product_flops
     return scale.Work(
-        count_masked_lm_parameters(section),
+        count_parameters(model),
         config.num_hidden_layers,
         config.hidden_size,
         product_flops,

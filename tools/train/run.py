@@ -19,8 +19,7 @@ Examples:
 from esmeray.common.errors import ConfigError
 from esmeray.tools.grammar import Plain, example_of, read_words
 from esmeray.tools.train._experiment import trained
-from esmeray.train_config.loading import load_config
-from esmeray.train_config.schema import Config
+from esmeray.training.config import Config, load_config
 
 
 class Arguments(Plain):

@@ -18,9 +18,9 @@ from rich.text import Text
 from esmeray.common.command_line import say
 from esmeray.common.errors import ConfigError
 from esmeray.monitoring.watch.status import RunStatus
+from esmeray.tasks.registry import metric_labels
 from esmeray.tools.grammar import Plain, parse
 from esmeray.train_config.section import Section
-from esmeray.training.tasks.registry import metric_labels
 
 EVERY_S = 1.0
 """Between two looks at the files."""

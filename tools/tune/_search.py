@@ -3,9 +3,9 @@
 from esmeray.cluster.placement import find
 from esmeray.common.errors import ConfigError
 from esmeray.tools.grammar import Plain, example_of, read_words
-from esmeray.train_config.loading import load_config, load_tune_config
-from esmeray.train_config.schema import Config
+from esmeray.train_config.loading import load_tune_config
 from esmeray.train_config.tune_schema import TuneConfig
+from esmeray.training.config import Config, load_config
 
 
 class Arguments(Plain):

@@ -8,9 +8,8 @@ from esmeray.common.text import counted
 from esmeray.run_folder.checkpoints import CheckpointStore
 from esmeray.run_folder.job import Difference, differences
 from esmeray.run_folder.paths import RunFolder
-from esmeray.train_config.loading import load_recorded
 from esmeray.train_config.natures import END, FIXED, FREE, UNSEEN, OnResume, on_resume
-from esmeray.train_config.schema import Config
+from esmeray.training.config import Config, load_recorded
 
 
 @dataclass

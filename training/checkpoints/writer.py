@@ -26,7 +26,7 @@ from esmeray.common.publishing import is_disk_full, sync, write_atomically
 from esmeray.common.text import first_line
 from esmeray.run_folder.checkpoints import MANIFEST, CheckpointFolder, CheckpointStore, FileEntry, Manifest, sha256_of
 from esmeray.run_folder.paths import no_space
-from esmeray.train_config.schema import CheckpointSection
+from esmeray.training.section import CheckpointSection
 
 PEERS_TIMEOUT_S = 600.0
 GIVE_UP_S = 20.0

@@ -12,7 +12,7 @@ from esmeray.common.errors import ConfigError, ResourceError
 from esmeray.common.text import first_line
 from esmeray.train_config.bounded_yaml import BoundedLoader
 from esmeray.train_config.natures import SHIPPED_PATH, absolute_path
-from esmeray.train_config.schema import DeepSpeedSection, TrainingSection
+from esmeray.training.section import DeepSpeedSection, TrainingSection
 
 OWNED_KEYS = frozenset(
     {

@@ -21,12 +21,12 @@ from esmeray.model.backbones.base import PackedBackbone
 from esmeray.model.optimization import use_fp8
 from esmeray.model.parameter_groups import MATRICES, RATE_SHARE, layer_matrices, parameter_groups
 from esmeray.run_folder.checkpoints import MODEL_FILE, CheckpointFolder
-from esmeray.train_config.schema import DeepSpeedSection, TrainingSection
 from esmeray.training.engine.deepspeed_settings import LOWEST_LOSS_SCALE, check_precision, deepspeed_settings
 from esmeray.training.engine.deepspeed_setup import prepare_deepspeed
 from esmeray.training.engine.muon import MOMENTUM, ClippingMuon
 from esmeray.training.engine.step_clock import StepClock, time_collectives
 from esmeray.training.engine.zero import ClippingAdamW, add_up_in_place, clear_partitioned_gradients, clip_on_device
+from esmeray.training.section import DeepSpeedSection, TrainingSection
 
 SHARDS_FOLDER = "deepspeed"
 OPTIMIZER_SETTINGS = ("betas", "eps", "weight_decay", RATE_SHARE)

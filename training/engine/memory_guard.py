@@ -10,11 +10,11 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from esmeray.cluster.collective import ControlGroup
 from esmeray.common.errors import ResourceError
 from esmeray.common.publishing import write_atomically
 from esmeray.monitoring.sampling.memory_meter import MemoryMeter
-from esmeray.train_config.schema import MemoryGuardSection
-from esmeray.training.engine.collective import ControlGroup
+from esmeray.training.section import MemoryGuardSection
 
 REMEDY = (
     "set model.backbone.gradient_checkpointing true and resume, or lower batch.tokens, or data.max_length for long "

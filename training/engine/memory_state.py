@@ -22,13 +22,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from esmeray.cluster.collective import ControlGroup, WorkerContext
 from esmeray.common.errors import ConfigError, ResourceError
 from esmeray.common.publishing import take_lock
 from esmeray.run_folder.checkpoints import MODEL_FILE, CheckpointFolder, CheckpointStore, Manifest
 from esmeray.run_folder.job import LOCK_FILE
-from esmeray.train_config.schema import CheckpointSection
 from esmeray.training.checkpoints.writer import CheckpointWriter
-from esmeray.training.engine.collective import ControlGroup, WorkerContext
+from esmeray.training.section import CheckpointSection
 
 SHARED_MEMORY = Path("/dev/shm")
 COPIES = 2

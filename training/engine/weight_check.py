@@ -12,9 +12,9 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from esmeray.cluster.collective import ControlGroup
 from esmeray.common.errors import ResourceError
 from esmeray.common.text import counted
-from esmeray.training.engine.collective import ControlGroup
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """By bytes of an element."""

@@ -10,12 +10,14 @@ import shutil
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from esmeray.cluster.placement import LOCAL, NodeResources, Workers, find, local_resources, place_workers
+from esmeray.cluster.section import RaySection
 from esmeray.cluster.signals import StopSignals
 from esmeray.common.command_line import say, warn
 from esmeray.common.errors import DataError, ResourceError
@@ -33,16 +35,17 @@ from esmeray.run_folder.job import held, refuse_foreign
 from esmeray.run_folder.metrics_log import read_metrics
 from esmeray.run_folder.mirror import ENDING_S, RunMirror, place_of
 from esmeray.run_folder.paths import RESERVE_BYTES, RunFolder, no_space
+from esmeray.tasks.plan import TaskPlan, TaskSize, task_plan
+from esmeray.tasks.registry import metric_labels
 from esmeray.train_config.loading import dump_config
 from esmeray.train_config.natures import with_absolute_paths
-from esmeray.train_config.schema import Config, RaySection, TrainingSection
 from esmeray.training.checkpoints.resuming import Resumption
+from esmeray.training.config import Config
 from esmeray.training.engine.deepspeed_settings import check_precision
 from esmeray.training.engine.watchdog import left_stacks
 from esmeray.training.launch.elastic import Attempts, fit
-from esmeray.training.launch.planning import Plan, check_warm_up, make_plan
-from esmeray.training.tasks.plan import TaskPlan, TaskSize
-from esmeray.training.tasks.registry import metric_labels, task_plan
+from esmeray.training.launch.planning import Plan, check_stage, check_warm_up, make_plan
+from esmeray.training.section import TrainingSection
 
 WATCHER_TIMEOUT_S = 30.0
 
@@ -90,7 +93,8 @@ def _train_locked(resumption: Resumption, signals: StopSignals, beside: Beside) 
     local = place_workers(config.ray, local_resources()) if not finished and find(config.ray) == LOCAL else None
     if not finished:
         _check_start(config.training, run, local)
-    task = task_plan(config)
+    task = task_plan(config.data, config.model)
+    check_stage(task, config.training, config.deepspeed)
     with conversion_bar("preparing the data") as progress:
         store_path = task.prepare(run.stores, progress)
     _check_prepared(task, run, store_path)
@@ -126,7 +130,8 @@ def dry_run(config: Config) -> int:
     workers = place_workers(config.ray, resources_to_plan_with(config.ray))
     if not finished:
         _check_start(config.training, run, workers if config.ray.address in (None, LOCAL) else None)
-    task = task_plan(config)
+    task = task_plan(config.data, config.model)
+    check_stage(task, config.training, config.deepspeed)
     _check_source(task, run)
     plan = _plan(resumption, workers, task.estimate())
     for remark in remarks:
@@ -146,7 +151,7 @@ def _finished(run: RunFolder) -> str:
 def _check_prepared(task: TaskPlan, run: RunFolder, path: Path) -> None:
     """Refuse data that the newest checkpoint was not trained with, or that its model would read otherwise."""
     if (checkpoint := CheckpointStore(run.checkpoints).newest_intact()) is not None:
-        check_data(run, task.config.data, task.checksum(path))
+        check_data(run, task.data.source, task.checksum(path))
         task.check_resumed(checkpoint, path)
 
 
@@ -157,10 +162,9 @@ def _check_source(task: TaskPlan, run: RunFolder) -> None:
     if (path := task.location(run.stores)).exists():
         _check_prepared(task, run, path)
         return
-    data = task.config.data.model_copy(update={"store": None})
-    elsewhere = task.config.model_copy(update={"data": data})
+    elsewhere = replace(task, data=task.data.model_copy(update={"store": None}))
     with TemporaryDirectory() as folder, conversion_bar("reading the data") as progress:
-        path = task_plan(elsewhere).prepare(Path(folder), progress)
+        path = elsewhere.prepare(Path(folder), progress)
         _check_prepared(task, run, path)
 
 
@@ -214,7 +218,7 @@ def _launch(
     with writing(run.path):
         run.clear_requests()
         write_atomically(run.config, dump_config(config))
-        task_plan(config).write_names(run, store_path)
+        task_plan(config.data, config.model).write_names(run, store_path)
         if not run.wandb_run_id.exists():
             write_atomically(run.wandb_run_id, secrets.token_hex(4))
     mirror.begin()

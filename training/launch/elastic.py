@@ -14,13 +14,13 @@ from functools import partial
 from typing import Any
 
 from esmeray.cluster.placement import Capacity, Workers
+from esmeray.cluster.section import RaySection
 from esmeray.cluster.signals import StopSignals
 from esmeray.common.command_line import say
 from esmeray.common.errors import ResourceError
 from esmeray.common.text import counted
 from esmeray.run_folder.checkpoints import CheckpointStore
 from esmeray.run_folder.paths import Outcome, RunFolder
-from esmeray.train_config.schema import RaySection
 
 LOOK_S = 2.0
 """Seconds between looks at the cluster."""

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from esmeray.cluster.placement import Workers
 from esmeray.common.errors import ConfigError
 from esmeray.common.text import counted
+from esmeray.dataset.section import BatchSection
 from esmeray.model.cost.memory import MemoryEstimate, estimate_memory
-from esmeray.train_config.schema import BatchSection, DeepSpeedSection, TrainingSection
+from esmeray.tasks.plan import DataSize, TaskPlan, TaskSize
 from esmeray.training.engine.deepspeed_settings import check_precision, zero_stage
-from esmeray.training.tasks.plan import DataSize, TaskSize
+from esmeray.training.section import DeepSpeedSection, TrainingSection
 
 
 @dataclass(frozen=True)
@@ -95,3 +96,12 @@ def check_warm_up(training: TrainingSection, total_steps: int) -> None:
 
 def _mib(size_bytes: int) -> str:
     return f"{size_bytes / 2**20:,.1f} MiB"
+
+
+def check_stage(task: TaskPlan, training: TrainingSection, deepspeed: DeepSpeedSection) -> None:
+    """Raise ConfigError for ZeRO-3 with a padded backbone."""
+    if zero_stage(training, deepspeed) == 3 and task.padded:
+        raise ConfigError(
+            "deepspeed.stage 3: a padded backbone is called once for each group of like lengths, of which workers "
+            "have different numbers, so that they would wait for one another: use stage 2"
+        )

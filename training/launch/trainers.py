@@ -14,12 +14,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from esmeray.cluster.collective import WorkerContext
 from esmeray.cluster.placement import Workers
 from esmeray.common.command_line import logged_to
 from esmeray.run_folder.mirror import RunMirror, place_of
 from esmeray.run_folder.paths import RunFolder
-from esmeray.train_config.schema import Config, RunSection
-from esmeray.training.engine.collective import WorkerContext
+from esmeray.run_folder.section import RunSection
+from esmeray.training.config import Config
 from esmeray.training.launch.elastic import Resized
 
 logger = logging.getLogger(__name__)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from esmeray.cluster.collective import ControlGroup, WorkerContext
 from esmeray.common.errors import DataError
 from esmeray.model.cost.flops import training_flops_per_token
 from esmeray.monitoring.sampling.memory_meter import MemoryMeter
@@ -20,17 +21,16 @@ from esmeray.run_folder.checkpoints import CheckpointFolder, CheckpointStore
 from esmeray.run_folder.metrics_log import MetricsLog
 from esmeray.run_folder.mirror import RunMirror, place_of
 from esmeray.run_folder.paths import RunFolder, sample_file
-from esmeray.train_config.schema import Config
+from esmeray.tasks.experiment import Experiment
+from esmeray.tasks.registry import experiment_class
 from esmeray.training.checkpoints.writer import CheckpointWriter
-from esmeray.training.engine.collective import ControlGroup, WorkerContext
+from esmeray.training.config import Config
 from esmeray.training.engine.deepspeed_settings import zero_stage
 from esmeray.training.engine.engine import TrainingEngine, apply_device_settings, prepare_layers
 from esmeray.training.engine.memory_guard import MemoryGuard
 from esmeray.training.engine.memory_state import MemoryState, copy_bytes, sweep
 from esmeray.training.engine.watchdog import Watchdog, set_stacks_aside
 from esmeray.training.loop.schedules import steps_before_decay
-from esmeray.training.tasks.experiment import Experiment
-from esmeray.training.tasks.registry import experiment_class
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,9 @@ class Worker:
         if self.leads:
             self.mirror.pull(checkpoints_only=True)
         control.all_true(True)  # nobody looks before the leaders have them
-        experiment: Experiment = experiment_class(config.model.task)(config, context, run, Path(store_path))
+        experiment: Experiment = experiment_class(config.model.task)(
+            config.task_settings, context, run, Path(store_path)
+        )
         self.experiment = experiment
         model = experiment.build_model()
         experiment.open(model, context, control)

@@ -13,10 +13,12 @@ from esmeray.run_folder.checkpoints import CheckpointFolder, Position
 from esmeray.run_folder.metrics_log import read_metrics
 from esmeray.run_folder.mirror import ENDING_S
 from esmeray.run_folder.paths import Outcome, RunFolder, no_space
+from esmeray.tasks.experiment import TrainedState
+from esmeray.tasks.registry import experiment_class
+from esmeray.train_config.loading import dump_config
+from esmeray.training.config import Config
 from esmeray.training.engine.memory_guard import REMEDY
 from esmeray.training.loop.building import Worker
-from esmeray.training.tasks.experiment import TrainedState
-from esmeray.training.tasks.registry import experiment_class
 
 _LOST_PEER = re.compile(r"gloo|nccl|connection (closed|reset|refused)|timed? ?out|broken pipe|store", re.IGNORECASE)
 
@@ -58,12 +60,11 @@ def export_state(
     ConfigError where the folder may not be overwritten, CheckpointError where the checkpoint is damaged or the state
     does not fit its config's model.
     """
-    config, step = checkpoint.config(), checkpoint.step
+    config, step = checkpoint.settings(Config), checkpoint.step
     data = ", ".join(Path(source).name or source for source in config.data.source)
     metrics = _validation_before(run.metrics, step)
-    trained = TrainedState(
-        state, checkpoint, run, {"run": config.run.name, "data": data, "steps": step, "metrics": metrics}
-    )
+    facts = {"run": config.run.name, "data": data, "steps": step, "metrics": metrics}
+    trained = TrainedState(state, checkpoint, run, config.model, config.run.seed, dump_config(config), facts)
     return experiment_class(config.model.task).export(trained, folder, overwrite=overwrite)
 
 

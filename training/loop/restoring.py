@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from esmeray.common.errors import CheckpointError, DataError
 from esmeray.run_folder.checkpoints import CheckpointFolder, Position
 from esmeray.run_folder.metrics_log import read_metrics
+from esmeray.training.config import Config
 from esmeray.training.loop.building import Worker
 from esmeray.training.loop.schedules import steps_before_decay
 
@@ -103,7 +104,7 @@ def _decayed_otherwise(worker: Worker, folder: CheckpointFolder) -> bool:
     """Test for a checkpoint of wsd's decay, where training has been given another end, or decay, since then."""
     if worker.branch_step is None:
         return False
-    earlier = folder.config().training
+    earlier = folder.settings(Config).training
     total_steps = earlier.max_steps or worker.experiment.batches.total_steps(earlier.epochs)
     branch_step = steps_before_decay(total_steps, earlier)
     # Weights whose rate has decayed would be trained at the full rate again: from before it, the run can be prolonged.

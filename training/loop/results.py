@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from esmeray.cluster.collective import MetricSums
 from esmeray.common.publishing import write_atomically
 from esmeray.dataset.packed_batch import PackedBatch
 from esmeray.model.device import HostCopy
 from esmeray.run_folder.checkpoints import Position
-from esmeray.training.engine.collective import MetricSums
 from esmeray.training.engine.engine import StepResult
 from esmeray.training.engine.step_clock import StepClock
 from esmeray.training.loop.building import Worker

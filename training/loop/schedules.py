@@ -6,7 +6,7 @@ has the values of one that never stopped.
 
 import math
 
-from esmeray.train_config.schema import MuonSection, TrainingSection
+from esmeray.training.section import MuonSection, TrainingSection
 
 
 def learning_rate(step: int, total_steps: int, training: TrainingSection) -> float:

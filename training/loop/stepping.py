@@ -16,12 +16,12 @@ from itertools import count
 import torch
 from torch import Tensor
 
+from esmeray.cluster.collective import ControlGroup, MetricSums
 from esmeray.common.errors import DataError
 from esmeray.dataset.batches.steps import StepBatches, TrainingSteps
 from esmeray.dataset.packed_batch import PackedBatch
 from esmeray.model.device import is_out_of_memory, seed_draws
 from esmeray.run_folder.checkpoints import Position
-from esmeray.training.engine.collective import ControlGroup, MetricSums
 from esmeray.training.engine.engine import TrainingEngine
 from esmeray.training.engine.memory_guard import MemoryGuard
 from esmeray.training.engine.step_clock import StepClock

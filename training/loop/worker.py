@@ -11,15 +11,16 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+from esmeray.cluster.collective import StepAgreement, WorkerContext
 from esmeray.common.errors import EsmerayError
 from esmeray.dataset.batches.steps import StepBatches
 from esmeray.run_folder.checkpoints import Manifest, Position, installed_versions
 from esmeray.run_folder.metrics_log import read_metrics
 from esmeray.run_folder.mirror import RunMirror
 from esmeray.run_folder.paths import Outcome, RunFolder, Status
-from esmeray.train_config.schema import Config
+from esmeray.tasks.plan import task_plan
 from esmeray.training.checkpoints.writer import CheckpointWriter
-from esmeray.training.engine.collective import StepAgreement, WorkerContext
+from esmeray.training.config import Config
 from esmeray.training.engine.step_clock import StepClock
 from esmeray.training.engine.weight_check import WeightsDifferError, differing_weights
 from esmeray.training.loop.building import Worker
@@ -28,7 +29,6 @@ from esmeray.training.loop.restoring import restore, rewind
 from esmeray.training.loop.results import StepResults
 from esmeray.training.loop.schedules import learning_rate, muon_momentum
 from esmeray.training.loop.stepping import Stepper, every_step
-from esmeray.training.tasks.registry import task_plan
 
 
 def train_worker(config: Config, context: WorkerContext, store_path: str, wandb_run_id: str | None = None) -> Outcome:
@@ -42,7 +42,7 @@ def train_worker(config: Config, context: WorkerContext, store_path: str, wandb_
     mirror = RunMirror(run)
     try:
         if not Path(store_path).exists():  # another node's
-            store_path = str(task_plan(config).prepare(run.stores))
+            store_path = str(task_plan(config.data, config.model).prepare(run.stores))
         worker = Worker(config, context, run, store_path, wandb_run_id)
         try:
             position = restore(worker)

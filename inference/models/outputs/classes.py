@@ -4,7 +4,7 @@ from torch import Tensor
 
 from esmeray.inference.models.kinds import HasOutputs, OutputKind
 from esmeray.inference.models.packing import Packed
-from esmeray.model.tasks.losses import probabilities
+from esmeray.model.heads.losses import probabilities
 
 
 def _probabilities(model: HasOutputs, tokens_T: Tensor, packed: Packed) -> Tensor:

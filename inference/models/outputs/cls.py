@@ -1,7 +1,7 @@
 """The first token of each protein, where the tokenizer puts one before it."""
 
 from esmeray.inference.models.kinds import OutputKind
-from esmeray.model.tasks.pooling import first_token
+from esmeray.model.heads.pooling import first_token
 
 KIND = OutputKind(
     "first token (<cls>)",

@@ -1,7 +1,7 @@
 """The largest value of each channel over the residues of each protein."""
 
 from esmeray.inference.models.kinds import OutputKind
-from esmeray.model.tasks.pooling import max_over_residues
+from esmeray.model.heads.pooling import max_over_residues
 
 KIND = OutputKind(
     "maximum over the residues; special tokens left out",

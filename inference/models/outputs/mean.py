@@ -1,7 +1,7 @@
 """The mean over the residues of each protein."""
 
 from esmeray.inference.models.kinds import OutputKind
-from esmeray.model.tasks.pooling import mean_over_residues
+from esmeray.model.heads.pooling import mean_over_residues
 
 KIND = OutputKind(
     "mean over the residues; special tokens left out",

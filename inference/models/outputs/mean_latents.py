@@ -2,7 +2,7 @@
 
 from esmeray.inference.models.kinds import OutputKind
 from esmeray.inference.models.outputs.latents import latent_size, latents
-from esmeray.model.tasks.pooling import mean_over_residues
+from esmeray.model.heads.pooling import mean_over_residues
 
 KIND = OutputKind(
     "mean of the autoencoder's latents over the residues; special tokens left out",

@@ -10,7 +10,7 @@ from esmeray.benchmarks.harness.models import save_weights
 from esmeray.benchmarks.peers.transformers_embedding import TransformersEmbedder, Tuning
 from esmeray.dataset.tokens.esm import pack_sequences
 from esmeray.model.backbones.loading import load_network
-from esmeray.train_config.schema import BackboneSection
+from esmeray.model.section import BackboneSection
 
 SEQUENCES = ["MKTAYIAKQR", "GAVLX", "MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQ", "M"]
 

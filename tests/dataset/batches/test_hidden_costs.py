@@ -15,10 +15,11 @@ from esmeray.dataset.batches.loader import Loader, ResidueSource
 from esmeray.dataset.batches.preparation import PreparationSettings
 from esmeray.dataset.batches.steps import TrainingSteps, ValidationSteps
 from esmeray.dataset.packed_batch import PackedBatch
+from esmeray.dataset.section import BatchSection
 from esmeray.dataset.store import format as store_format
 from esmeray.dataset.store.reader import Store
 from esmeray.dataset.tokens.esm import pack_sequences
-from esmeray.train_config.schema import BatchSection, MaskedLMSection
+from esmeray.tasks.masked_lm.section import MaskedLMSection
 from tests.dataset.store_fixtures import make_store
 
 LENGTH = 200

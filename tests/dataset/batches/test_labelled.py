@@ -10,8 +10,8 @@ from esmeray.dataset.batches.labelled import LabelledSource, Labels
 from esmeray.dataset.batches.steps import TrainingSteps
 from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.dataset.packed_batch import TARGETS, WEIGHTS
+from esmeray.dataset.section import BatchSection
 from esmeray.dataset.targets import IGNORED_TARGET, has_target
-from esmeray.train_config.schema import BatchSection
 
 BATCH = BatchSection(tokens=64, global_tokens=128, packing_window=16)
 NO_LABELS = Labels(np.zeros(1, dtype=np.int64))

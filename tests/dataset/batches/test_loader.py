@@ -18,10 +18,11 @@ from esmeray.dataset.batches.preparation import PreparationSettings
 from esmeray.dataset.batches.splitting import split_records
 from esmeray.dataset.batches.steps import StepBatches, TrainingSteps, ValidationSteps
 from esmeray.dataset.packed_batch import PackedBatch
+from esmeray.dataset.section import BatchSection
 from esmeray.dataset.store.reader import Store
 from esmeray.dataset.targets import IGNORED_TARGET
 from esmeray.dataset.tokens.esm import CLS, EOS, VOCABULARY
-from esmeray.train_config.schema import BatchSection, MaskedLMSection
+from esmeray.tasks.masked_lm.section import MaskedLMSection
 from tests.dataset.stores import damage_record, make_store
 
 MASKED = MaskedLMSection()

@@ -14,7 +14,7 @@ import pytest
 from esmeray.dataset.batches.loader_process import LoaderProcess, LoaderProcessLost
 from esmeray.dataset.batches.preparation import PreparationSettings, prepare_batch
 from esmeray.dataset.store.reader import Store
-from esmeray.train_config.schema import MaskedLMSection
+from esmeray.tasks.masked_lm.section import MaskedLMSection
 from tests.dataset.stores import make_store
 
 SETTINGS = PreparationSettings(200, 1, True, MaskedLMSection())

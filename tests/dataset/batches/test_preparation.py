@@ -14,7 +14,7 @@ from esmeray.dataset.batches.preparation import (
     residue_targets,
 )
 from esmeray.dataset.tokens.esm import CLS, EOS, MASK, STANDARD_RESIDUES, cumulative_lengths, encode
-from esmeray.train_config.schema import MaskedLMSection
+from esmeray.tasks.masked_lm.section import MaskedLMSection
 
 SHARES = MaskedLMSection()
 sequences = st.lists(st.text(alphabet="ACDEFGHIKLMNPQRSTVWYXBUZO", min_size=1, max_size=50), min_size=1, max_size=8)

@@ -18,8 +18,8 @@ from esmeray.dataset.fasta import reader as fasta
 from esmeray.dataset.fasta.kernel import HashSet64, Kernel, PlainFasta, load_kernel
 from esmeray.dataset.fasta.reader import MAX_RESIDUES, FastaSource
 from esmeray.dataset.fasta.records import Records
+from esmeray.dataset.section import IngestSection
 from esmeray.dataset.store.conversion import convert
-from esmeray.train_config.schema import IngestSection
 
 plain_header = st.text("ab |>#.:", max_size=8)
 plain_line = st.text("MKV*-x>J", min_size=1, max_size=12)

@@ -16,9 +16,8 @@ from esmeray.dataset.labels import conversion as labelled_conversion
 from esmeray.dataset.labels.conversion import ensure_labelled_store
 from esmeray.dataset.labels.labelled_file import read_labelled
 from esmeray.dataset.labels.store import LabelledStore
+from esmeray.dataset.section import DataSection, IngestSection, LabelsSection, TokenizerSection
 from esmeray.dataset.store import writer as store_writer
-from esmeray.train_config.classifier_schema import LabelsSection, TokenizerSection
-from esmeray.train_config.schema import DataSection, IngestSection
 from tests.dataset.interrupting import interrupted_at
 from tests.dataset.labelled_stores import PROTEINS, TEXT, data_of, made, proteins
 from tests.dataset.labels.test_labelled_file import LOCATION, write_table

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from esmeray.common.errors import ConfigError, DataError
 from esmeray.dataset.labels.labelled_file import LabelledRecords, find_labelled_files, read_labelled
-from esmeray.train_config.classifier_schema import LabelsSection, TokenizerSection
-from esmeray.train_config.schema import IngestSection, SampleSection
+from esmeray.dataset.section import IngestSection, LabelsSection, SampleSection, TokenizerSection
 from tests.dataset.store_fixtures import write_fasta
 
 LOCATION = r"^\S+ (?P<label>.+?)-[MSU]\b"

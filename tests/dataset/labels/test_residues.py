@@ -7,7 +7,7 @@ import pytest
 from esmeray.common.errors import ConfigError, DataError
 from esmeray.dataset.labels.conversion import ensure_labelled_store
 from esmeray.dataset.labels.labelled_file import LabelledRecords
-from esmeray.train_config.classifier_schema import LabelsSection, TokenizerSection
+from esmeray.dataset.section import LabelsSection, TokenizerSection
 from tests.dataset.labelled_stores import data_of, made
 from tests.dataset.labels.test_labelled_file import counted, read, refusal
 from tests.dataset.store_fixtures import write_fasta

@@ -19,6 +19,7 @@ from esmeray.common.progress import ConversionProgress
 from esmeray.dataset.fasta import read_ahead
 from esmeray.dataset.fasta.counts import IngestCounts
 from esmeray.dataset.fasta.records import Lines, hashes_of, lengths_of
+from esmeray.dataset.section import DataSection, IngestSection, SampleSection
 from esmeray.dataset.store import writer as store_writer
 from esmeray.dataset.store.conversion import convert, ensure_store
 from esmeray.dataset.store.format import DATA_FILE, MANIFEST_FILE, TEXT_ALPHABET
@@ -26,7 +27,6 @@ from esmeray.dataset.store.ingest import CleanBlock
 from esmeray.dataset.store.reader import Store
 from esmeray.dataset.store.sample import sample_records
 from esmeray.dataset.store.writer import StoreWriter
-from esmeray.train_config.schema import DataSection, IngestSection, SampleSection
 from tests.conftest import REPOSITORY
 from tests.dataset.interrupting import interrupted_at
 from tests.dataset.store_fixtures import write_fasta
@@ -36,7 +36,7 @@ import os, random, shutil, signal, sys, time
 from pathlib import Path
 from esmeray.dataset.store.conversion import convert
 from esmeray.dataset.store.reader import Store
-from esmeray.train_config.schema import IngestSection
+from esmeray.dataset.section import IngestSection
 
 source, folder = sys.argv[1], Path(sys.argv[2])
 slow = lambda progress: time.sleep(0.01)  # a batch of this source takes less than that to convert

@@ -7,8 +7,8 @@ import xxhash
 from esmeray.common.errors import DataError
 from esmeray.dataset.fasta.reader import RecordBatch
 from esmeray.dataset.fasta.records import Records
+from esmeray.dataset.section import IngestSection
 from esmeray.dataset.store.ingest import CleanBlock, Ingest
-from esmeray.train_config.schema import IngestSection
 
 
 def batch(*records: tuple[str, str]) -> RecordBatch:

@@ -221,8 +221,8 @@ def test_the_checksum_is_of_the_content_alone(tmp_path, sample, pristine_store):
     # Another file name, layout and map, the same records.
     lines = [f">{name} described\r\n{sequence[:40]}\r\n{sequence[40:]}\r\n" for name, sequence in sample]
     (tmp_path / "other.fasta").write_bytes("".join(lines).encode())
+    from esmeray.dataset.section import IngestSection
     from esmeray.dataset.store.conversion import convert
-    from esmeray.train_config.schema import IngestSection
 
     convert([str(tmp_path / "other.fasta")], tmp_path / "same", IngestSection())
     other = make_store(tmp_path, [*sample[:-1], (sample[-1][0], sample[-1][1] + "A")])

@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from esmeray.dataset.packed_batch import PackedBatch
-from esmeray.dataset.structures.batches import StructureSource
 from esmeray.dataset.structures.store import StructureStore
 from esmeray.dataset.targets import IGNORED_TARGET
 from esmeray.dataset.tokens.esm import MASK
-from esmeray.train_config.diffusion_schema import DiffusionSection
+from esmeray.tasks.diffusion.data import StructureSource
+from esmeray.tasks.diffusion.section import DiffusionSection
 from tests.structures import structure_store
 
 RECORDS = np.arange(12)

@@ -8,10 +8,10 @@ import pytest
 from pydantic import ValidationError
 
 from esmeray.common.errors import ConfigError, DataError
+from esmeray.dataset.section import DataSection
 from esmeray.dataset.structures.conversion import convert_structures, ensure_structure_store
 from esmeray.dataset.structures.predictions import Predicted, PredictedStructures, keep
 from esmeray.dataset.structures.store import ARRAYS_FILE, StructureStore
-from esmeray.train_config.schema import DataSection
 from tests.structures import folds, pdb_lines, structure_store, write_pdb
 
 

@@ -16,6 +16,7 @@ from transformers import AutoTokenizer
 
 from esmeray.common.errors import ConfigError, ResourceError
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS, STORE_ALPHABET
+from esmeray.dataset.section import TokenizerSection
 from esmeray.dataset.tokens.base import (
     EsmSequenceTokenizer,
     HuggingFaceTokenizer,
@@ -24,7 +25,6 @@ from esmeray.dataset.tokens.base import (
     open_tokenizer,
     train_bpe,
 )
-from esmeray.train_config.classifier_schema import TokenizerSection
 from tests.dataset.tokenizer_folders import FOR_PROTEINS, FOR_TEXT, PROTEINS, TEXTS, ankh, bert, esm, prot_bert
 
 

@@ -1,8 +1,7 @@
 import pytest
 
+from esmeray.dataset.section import IngestSection, LabelsSection, TokenizerSection
 from esmeray.inference.classify.labelled import TextStream
-from esmeray.train_config.classifier_schema import LabelsSection, TokenizerSection
-from esmeray.train_config.schema import IngestSection
 
 
 def stream(*paths, labels=None, **ingest) -> TextStream:

@@ -8,7 +8,7 @@ import pytest
 from esmeray.inference.design.evaluation import elements_of, evaluate_designs, structures_of_store
 from esmeray.inference.design.sampling import Request, generate
 from esmeray.inference.design.scoring import log_likelihoods, recovery
-from tests.model.tasks.test_diffusion import trained
+from tests.model.heads.test_diffusion import trained
 from tests.structures import structure_store
 
 

@@ -7,10 +7,10 @@ from biotite.sequence.align import SubstitutionMatrix, align_optimal
 from esmeray.alignment.scoring import scoring
 from esmeray.alignment.search import Search
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
+from esmeray.dataset.section import IngestSection
 from esmeray.dataset.store.conversion import convert
 from esmeray.dataset.store.reader import Store
 from esmeray.inference.design.scoring import nearest
-from esmeray.train_config.schema import IngestSection
 from tests.model.support import random_sequences
 
 KNOWN = random_sequences([80, 300, 41, 120])

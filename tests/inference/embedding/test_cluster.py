@@ -8,10 +8,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from esmeray.cluster.section import RaySection
 from esmeray.common.errors import DataError
 from esmeray.inference.embedding.job import run_job
 from esmeray.inference.embedding.shard_files import ShardFiles
-from esmeray.train_config.schema import RaySection
 from tests.inference.embedding.jobs import final_bytes, partial, replace, request
 from tests.model.support import random_sequences
 

@@ -16,13 +16,13 @@ import torch
 from esmeray.common.errors import ConfigError, DataError, EsmerayError, ResourceError
 from esmeray.dataset.embeddings.manifest import read_manifest
 from esmeray.dataset.embeddings.reader import read_embeddings
+from esmeray.dataset.section import IngestSection
 from esmeray.dataset.store.conversion import convert
 from esmeray.inference.embedding.assembly import Assembly
 from esmeray.inference.embedding.job import run_job
 from esmeray.inference.embedding.shard_files import ShardFiles
 from esmeray.inference.embedding.worker import ShardWorker
 from esmeray.inference.models.model import Model
-from esmeray.train_config.schema import IngestSection
 from tests.conftest import REPOSITORY
 from tests.damage import flipped
 from tests.inference.embedding.jobs import (

@@ -12,11 +12,11 @@ from esmeray.common.errors import ConfigError, DataError
 from esmeray.inference.folding.ahead import in_order, predicting, sequences_in_order
 from esmeray.inference.folding.job import FoldingSettings, predict_structures
 from esmeray.run_folder.metrics_log import read_metrics
-from esmeray.train_config.schema import Config
+from esmeray.training.config import Config
 from tests.model.support import random_sequences
 from tests.runs import exported_weights, run_folder, train_losses
+from tests.tasks.test_diffusion import diffusion_config
 from tests.training.loop.test_worker import train
-from tests.training.tasks.test_diffusion import diffusion_config
 
 SEQUENCES = random_sequences([40, 25, 31, 60, 25, 44, 38, 52, 29, 33])
 

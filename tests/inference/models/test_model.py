@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, EsmForMaskedLM
 from esmeray.common.errors import ConfigError, DataError
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer
 from esmeray.model.export.backbone import export
-from esmeray.model.tasks.autoencoder import ESM2Autoencoder
+from esmeray.tasks.autoencoder.model import ESM2Autoencoder
 from tests.classifiers import export_tiny
 from tests.dataset.tokenizer_folders import ankh, esm, esmc, prot_bert, prot_t5
 from tests.inference.models.opened import opened, rows_of

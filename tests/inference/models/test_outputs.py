@@ -14,7 +14,7 @@ from tests.inference.models.opened import opened, rows_of
 NEW_OUTPUT = '''"""The vector of the last residue."""
 
 from esmeray.inference.models.kinds import OutputKind
-from esmeray.model.tasks.pooling import last_token
+from esmeray.model.heads.pooling import last_token
 
 KIND = OutputKind("last token", rows=lambda model, features_TD, packed: last_token(features_TD, packed.batch))
 '''

@@ -9,7 +9,7 @@ from esmeray.common.errors import ConfigError
 from esmeray.dataset.tokens.esm import pack_sequences
 from esmeray.model.backbones.esm2 import EsmBackbone
 from esmeray.model.backbones.loading import build_backbone, load_network
-from esmeray.train_config.schema import BackboneSection
+from esmeray.model.section import BackboneSection
 from tests.model.small_models import save_masked_lm
 from tests.model.support import assert_near, masked_batch, random_sequences, segments
 

@@ -9,9 +9,9 @@ from torch._dynamo.utils import counters
 
 from esmeray.common.errors import ConfigError, ResourceError
 from esmeray.model.optimization import use_fp8
-from esmeray.model.tasks.masked_lm import MaskedLM
-from esmeray.train_config.schema import TrainingSection
+from esmeray.tasks.masked_lm.model import MaskedLM
 from esmeray.training.engine.engine import prepare_layers
+from esmeray.training.section import TrainingSection
 from tests.model.support import build_model, masked_batch, random_sequences, tiny_section
 
 needs_torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed")

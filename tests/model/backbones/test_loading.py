@@ -18,7 +18,7 @@ from esmeray.dataset.tokens.base import open_tokenizer
 from esmeray.dataset.tokens.esm import VOCABULARY, packed_from_tokens, sequence_lengths
 from esmeray.model.backbones.huggingface import PaddedBackbone
 from esmeray.model.backbones.loading import build_backbone
-from esmeray.train_config.schema import BackboneSection
+from esmeray.model.section import BackboneSection
 from tests.dataset.tokenizer_folders import FOR_PROTEINS, PROTEINS, ankh
 from tests.model.small_models import (
     PAD,

@@ -10,8 +10,7 @@ from esmeray.dataset.tokens.esm import pack_sequences
 from esmeray.model.backbones.facts import chosen_layers, linear_layers
 from esmeray.model.backbones.loading import build_backbone
 from esmeray.model.backbones.lora import adapt, load_adapter, merge, merged_state, save_adapter
-from esmeray.train_config.classifier_schema import LoraSection
-from esmeray.train_config.schema import BackboneSection
+from esmeray.model.section import BackboneSection, LoraSection
 from tests.model.support import assert_near, random_sequences
 
 SIZE = {"layers": 2, "hidden_size": 32, "heads": 4}

@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModel
 from esmeray.common.errors import ConfigError
 from esmeray.model.backbones import architectures
 from esmeray.model.backbones.loading import build_backbone
-from esmeray.train_config.schema import BackboneSection
+from esmeray.model.section import BackboneSection
 from tests.model.support import batch_of_lengths
 
 

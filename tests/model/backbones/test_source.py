@@ -5,7 +5,7 @@ import pytest
 from esmeray.common.errors import ConfigError, DataError, ResourceError
 from esmeray.model.backbones.architectures import read_config
 from esmeray.model.backbones.source import SIZES, config_folder, weights_folder
-from esmeray.train_config.schema import BackboneSection
+from esmeray.model.section import BackboneSection
 
 
 @pytest.mark.parametrize("name", SIZES)

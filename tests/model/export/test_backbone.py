@@ -14,8 +14,8 @@ from esmeray.common.errors import ConfigError, DataError, ResourceError
 from esmeray.common.publishing import MADE_FILE
 from esmeray.dataset.tokens.esm import encode
 from esmeray.model.export.backbone import export
-from esmeray.model.tasks.autoencoder import ESM2Autoencoder
-from esmeray.model.tasks.normalization import FeatureStatistics
+from esmeray.model.heads.normalization import FeatureStatistics
+from esmeray.tasks.autoencoder.model import ESM2Autoencoder
 from tests.model.backbones.test_loading import Malicious
 from tests.model.support import assert_near, build_model, random_sequences, residue_batch, segments, tiny_section
 

@@ -15,7 +15,7 @@ from esmeray.common.errors import DataError
 from esmeray.common.publishing import MADE_FILE
 from esmeray.dataset.tokens.esm import packed_from_tokens
 from esmeray.inference.classifier import ClassifierPipeline
-from esmeray.model.export.classifier import export_classifier, load_classifier
+from esmeray.tasks.classifier.export import export_classifier, load_classifier
 from tests.classifiers import NAMES, TEXTS, classifier_config, export_tiny, tiny_classifier
 from tests.model.small_models import save_masked_lm
 from tests.model.support import assert_near, random_sequences

@@ -8,9 +8,9 @@ import torch
 
 from esmeray.dataset.packed_batch import CHAINS, COORDINATES, LABELS, PackedBatch
 from esmeray.inference.design.sampling import structure_batch
+from esmeray.model.section import StructureEncoderSection
 from esmeray.model.structures.encoder import StructureEncoder
 from esmeray.model.structures.geometry import known_residues, nearest, residue_features
-from esmeray.train_config.diffusion_schema import StructureEncoderSection
 from tests.structures import folds
 
 FOLDS = folds(3)

@@ -15,11 +15,12 @@ from typing import Any
 import psutil
 import pytest
 
+from esmeray.monitoring.section import WandbSection
 from esmeray.monitoring.sinks.wandb_follower import wandb_values
 from esmeray.monitoring.sinks.wandb_run import PROGRAM, WandbFollowers
 from esmeray.run_folder.paths import RunFolder
 from esmeray.train_config.loading import dump_config
-from esmeray.train_config.schema import Config, WandbSection
+from esmeray.training.config import Config
 from tests.conftest import REPOSITORY
 from tests.monitoring.fake_wandb_server import FakeWandbServer, fake_wandb_server
 from tests.monitoring.samples import append, sample, sample_file, train
@@ -243,7 +244,7 @@ import sys, time
 from pathlib import Path
 from esmeray.monitoring.sinks.wandb_run import WandbFollowers
 from esmeray.run_folder.paths import RunFolder
-from esmeray.train_config.schema import WandbSection
+from esmeray.monitoring.section import WandbSection
 path = Path(sys.argv[1])
 WandbFollowers(WandbSection(mode="online"), RunFolder(path.parent, path.name), 1, print)
 time.sleep(600)

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from esmeray.monitoring.section import AlertsSection
 from esmeray.monitoring.watch.alerts import AlertSink
 from esmeray.run_folder.metrics_log import Record, RecordTail
-from esmeray.train_config.schema import AlertsSection
 from tests.monitoring.samples import GIB, sample, train
 
 INTERVAL_S = 5.0

@@ -2,7 +2,7 @@ import numpy as np
 
 from esmeray.monitoring.watch import curves
 from esmeray.monitoring.watch.curves import draw_curves
-from esmeray.training.tasks.registry import metric_labels
+from esmeray.tasks.registry import metric_labels
 
 
 def records(steps: int = 50) -> list[dict]:

@@ -3,7 +3,7 @@ import io
 import pytest
 
 from esmeray.monitoring.watch.progress import ProgressSink, describe_event
-from esmeray.training.tasks.registry import metric_labels
+from esmeray.tasks.registry import metric_labels
 
 
 def train(step: int, **values) -> dict:

@@ -11,7 +11,7 @@ from esmeray.common.errors import ConfigError
 from esmeray.monitoring.watch.status import RunStatus
 from esmeray.run_folder.job import held
 from esmeray.run_folder.paths import Outcome, RunFolder
-from esmeray.training.tasks.registry import metric_labels
+from esmeray.tasks.registry import metric_labels
 from tests.monitoring.samples import append
 
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esmeray.inference.models.model import Model
-from esmeray.model.tasks.autoencoder import ESM2Autoencoder
 from esmeray.service.replicas.computer import Computer
+from esmeray.tasks.autoencoder.model import ESM2Autoencoder
 from esmeray.train_config.service_schema import ServedModel
 from tests.inference.models.opened import opened, rows_of
 from tests.model.support import LETTERS, random_sequences

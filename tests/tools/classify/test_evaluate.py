@@ -11,7 +11,7 @@ from esmeray.dataset.labels.conversion import ensure_labelled_store
 from esmeray.dataset.labels.store import LabelledStore
 from esmeray.inference.classifier import ClassifierPipeline
 from esmeray.run_folder.paths import RunFolder
-from esmeray.train_config.schema import Config
+from esmeray.training.config import Config
 from tests.classifiers import NAMES, classifier_config, export_tiny, labelled_fasta
 from tests.model.support import random_sequences
 from tests.runs import a_manifest

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
+from esmeray.dataset.section import DataSection, SampleSection
 from esmeray.dataset.store.conversion import ensure_store
-from esmeray.train_config.schema import DataSection, SampleSection
 
 
 @pytest.fixture

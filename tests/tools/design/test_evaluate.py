@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from esmeray.model.export.backbone import export
-from tests.model.tasks.test_diffusion import trained
+from tests.model.heads.test_diffusion import trained
 from tests.structures import structure_store
 
 

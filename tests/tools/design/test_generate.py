@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from esmeray.model.export.backbone import export
-from tests.model.tasks.test_diffusion import trained
+from tests.model.heads.test_diffusion import trained
 from tests.structures import folds, pdb_lines, structure_store, write_pdb
 
 FOLDS = folds(2)

@@ -2,11 +2,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from esmeray.cluster.collective import WorkerContext
 from esmeray.common.errors import CheckpointError, ConfigError
 from esmeray.dataset.store.conversion import ensure_store
 from esmeray.tools.train.export import main
 from esmeray.train_config.loading import dump_config
-from esmeray.training.engine.collective import WorkerContext
 from esmeray.training.loop.worker import train_worker
 from tests.runs import run_folder, tiny_config
 

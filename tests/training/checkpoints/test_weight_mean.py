@@ -4,16 +4,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from esmeray.cluster.collective import WorkerContext
 from esmeray.common.errors import CheckpointError, ConfigError
 from esmeray.run_folder.checkpoints import CheckpointStore
 from esmeray.tools.train.export import main as export
 from esmeray.train_config.loading import dump_config
-from esmeray.train_config.schema import DeepSpeedSection, TrainingSection
 from esmeray.training.checkpoints.consolidation import full_precision_state
-from esmeray.training.engine.collective import WorkerContext
 from esmeray.training.engine.deepspeed_settings import deepspeed_settings
 from esmeray.training.engine.zero import WEIGHT_MEAN
 from esmeray.training.loop.worker import train_worker
+from esmeray.training.section import DeepSpeedSection, TrainingSection
 from tests.runs import exported_weights, run_folder, tiny_config
 
 

@@ -3,8 +3,8 @@ import torch
 
 from esmeray.common.errors import CheckpointError, ResourceError
 from esmeray.run_folder.checkpoints import CheckpointStore
-from esmeray.train_config.schema import CheckpointSection
 from esmeray.training.checkpoints.writer import CheckpointWriter, copy_to_host, load_tensors
+from esmeray.training.section import CheckpointSection
 from tests.runs import a_manifest
 
 

@@ -12,11 +12,12 @@ from esmeray.dataset.batches.steps import TrainingSteps
 from esmeray.dataset.store.reader import Store
 from esmeray.dataset.tokens.esm import CLS, EOS, pack_sequences
 from esmeray.run_folder.checkpoints import CheckpointFolder, CheckpointStore
-from esmeray.train_config.schema import CheckpointSection, DeepSpeedSection, MaskedLMSection, TrainingSection
+from esmeray.tasks.masked_lm.section import MaskedLMSection
 from esmeray.training.checkpoints.consolidation import full_precision_state
 from esmeray.training.checkpoints.writer import CheckpointWriter
 from esmeray.training.engine.deepspeed_settings import deepspeed_settings
 from esmeray.training.engine.engine import TrainingEngine
+from esmeray.training.section import CheckpointSection, DeepSpeedSection, TrainingSection
 from tests.dataset.store_fixtures import make_store
 from tests.model.support import WAITING, Operators, build_model
 from tests.runs import a_manifest, tiny_config

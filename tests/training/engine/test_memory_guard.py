@@ -1,8 +1,8 @@
 import pytest
 import torch
 
+from esmeray.cluster.collective import WorkerContext
 from esmeray.common.errors import ResourceError
-from esmeray.training.engine.collective import WorkerContext
 from esmeray.training.engine.engine import TrainingEngine
 from esmeray.training.loop.worker import train_worker
 from tests.runs import events, exported_weights, run_folder, tiny_config, train_losses

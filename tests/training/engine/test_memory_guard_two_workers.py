@@ -1,8 +1,8 @@
 import pytest
 import torch.distributed as dist
 
-from esmeray.train_config.schema import Config
-from esmeray.training.engine.collective import WorkerContext
+from esmeray.cluster.collective import WorkerContext
+from esmeray.training.config import Config
 from esmeray.training.loop.worker import train_worker
 from tests.runs import events, run_folder, tiny_config
 from tests.training.engine.test_memory_guard import (

@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from esmeray.cluster.collective import ControlGroup, WorkerContext
 from esmeray.common.errors import ConfigError, ResourceError
-from esmeray.train_config.schema import CheckpointSection, Config
 from esmeray.training.checkpoints.writer import load_tensors
+from esmeray.training.config import Config
 from esmeray.training.engine import memory_state
-from esmeray.training.engine.collective import ControlGroup, WorkerContext
 from esmeray.training.engine.engine import TrainingEngine
 from esmeray.training.engine.memory_state import MemoryState, copy_bytes
 from esmeray.training.loop.worker import train_worker
+from esmeray.training.section import CheckpointSection
 from tests.runs import events, exported_weights, run_folder, tiny_config, train_losses
 from tests.worker_group import WorkerGroup
 

@@ -5,7 +5,8 @@ import torch
 from pydantic import ValidationError
 
 from esmeray.dataset.tokens.esm import CLS, EOS, pack_sequences
-from esmeray.model.cost.memory import count_masked_lm_parameters, estimate_memory
+from esmeray.model.cost.memory import count_parameters, estimate_memory
+from esmeray.tasks.masked_lm.model import MaskedLM
 from esmeray.training.engine.engine import TrainingEngine
 from esmeray.training.engine.muon import ClippingMuon, orthogonalized
 from tests.runs import tiny_config
@@ -58,7 +59,11 @@ def test_state_takes_the_bytes_of_the_estimate(process_group, optimizer):
     train_step(engine)
     config = tiny_config(Path("unused"), model={"task": "masked_lm"})
     estimate = estimate_memory(
-        count_masked_lm_parameters(config.model), stage=2, world_size=1, precision="bf16", optimizer=optimizer
+        count_parameters(MaskedLM.build(config.model, seed=0)),
+        stage=2,
+        world_size=1,
+        precision="bf16",
+        optimizer=optimizer,
     )
     states = engine._engine.basic_optimizer.state.items()
     vectors = [t for part, state in states for t in (part, *state.values()) if t.ndim]

@@ -5,14 +5,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from esmeray.cluster.collective import WorkerContext
 from esmeray.common.errors import ConfigError
 from esmeray.run_folder.paths import RunFolder
-from esmeray.train_config.schema import Config, DeepSpeedSection, TrainingSection
+from esmeray.training.config import Config
 from esmeray.training.engine import weight_check
-from esmeray.training.engine.collective import WorkerContext
 from esmeray.training.engine.deepspeed_settings import zero_stage
 from esmeray.training.engine.weight_check import WeightsDifferError, differing_weights, weight_sums
 from esmeray.training.loop.worker import train_worker
+from esmeray.training.section import DeepSpeedSection, TrainingSection
 from tests.runs import events, exported_weights, run_folder, tiny_config, train_losses
 from tests.worker_group import WorkerGroup
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from esmeray.cluster import connection
+from esmeray.cluster.collective import WorkerContext
 from esmeray.common.errors import CheckpointError, ConfigError, DataError, ResourceError
 from esmeray.dataset.store.conversion import ensure_store
 from esmeray.run_folder.paths import RunFolder
 from esmeray.train_config.loading import dump_config
 from esmeray.train_config.natures import with_absolute_paths
-from esmeray.train_config.schema import Config
-from esmeray.training.engine.collective import WorkerContext
+from esmeray.training.config import Config
 from esmeray.training.launch.driver import dry_run, train
 from esmeray.training.loop.worker import train_worker
 from tests.runs import run_folder, tiny_config

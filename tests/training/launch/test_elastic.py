@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from esmeray.cluster.collective import WorkerContext
 from esmeray.cluster.placement import Capacity, Workers
+from esmeray.cluster.section import RaySection
 from esmeray.cluster.signals import StopSignals
 from esmeray.common.errors import ResourceError
 from esmeray.run_folder.checkpoints import CheckpointStore
 from esmeray.run_folder.paths import Outcome, RunFolder
-from esmeray.train_config.schema import RaySection
-from esmeray.training.engine.collective import WorkerContext
 from esmeray.training.launch import elastic
 from esmeray.training.launch.elastic import Attempts, Need
 from esmeray.training.loop.worker import train_worker

@@ -4,11 +4,10 @@ from esmeray.cluster.placement import Workers
 from esmeray.common.errors import ConfigError
 from esmeray.dataset.store.conversion import ensure_store
 from esmeray.dataset.store.reader import Store
+from esmeray.tasks.plan import estimate_size, size_of_store, task_plan
 from esmeray.training.launch.planning import check_warm_up, make_plan
-from esmeray.training.tasks.plan import estimate_size, size_of_store
-from esmeray.training.tasks.registry import task_plan
 from tests.runs import tiny_config
-from tests.training.tasks.test_classification import config_of, write_table
+from tests.tasks.test_classification import config_of, write_table
 
 WORKERS = Workers(count=2, cpus_each=1, use_gpu=False)
 
@@ -32,7 +31,7 @@ def test_estimate_reads_fasta_without_making_a_store(tmp_path):
 
 def test_plan_says_steps_and_memory(tmp_path):
     config = tiny_config(tmp_path, training={"max_steps": None, "epochs": 3})
-    size = task_plan(config).estimate()
+    size = task_plan(config.data, config.model).estimate()
     plan = make_plan(config.batch, config.training, config.deepspeed, WORKERS, size)
     assert plan.steps_per_epoch == -(-size.data.tokens // 512)
     assert plan.total_steps == 3 * plan.steps_per_epoch
@@ -47,7 +46,9 @@ def test_plan_says_steps_and_memory(tmp_path):
 def test_plan_names_the_classes_of_a_classifier(tmp_path):
     table = write_table(tmp_path / "a.csv", "text,label", ["MKTA,in", "MKTC,out", "MKTD,in"])
     config = config_of(tmp_path, table, data={"validation_share": 0.0, "labels": {"split": "hash"}})
-    plan = make_plan(config.batch, config.training, config.deepspeed, WORKERS, task_plan(config).estimate())
+    plan = make_plan(
+        config.batch, config.training, config.deepspeed, WORKERS, task_plan(config.data, config.model).estimate()
+    )
     assert "labels           multiclass, 2 classes (in, out)" in plan.lines()
 
 
@@ -62,7 +63,7 @@ def test_plan_counts_optimizer_mean_and_the_smaller_steps_of_the_start(tmp_path)
     plans = []
     for more_training, more_batch in changes:
         config = tiny_config(tmp_path, training=training | more_training, batch=batch | more_batch)
-        size = task_plan(config).estimate()
+        size = task_plan(config.data, config.model).estimate()
         plans.append(make_plan(config.batch, config.training, config.deepspeed, Workers(1, 1, False), size))
     plain, muon, mean, ramped = plans
     assert muon.memory.optimizer_bytes == plain.memory.optimizer_bytes - 4 * size.parameters.matrices
@@ -84,7 +85,7 @@ def test_a_warm_up_as_long_as_the_run_is_refused(tmp_path, end):
 
 def test_plan_counts_steps_by_sequences_where_those_bound_the_batches(tmp_path):
     config = tiny_config(tmp_path, batch={"batch_size": 1}, training={"max_steps": None})
-    size = task_plan(config).estimate()
+    size = task_plan(config.data, config.model).estimate()
     plan = make_plan(config.batch, config.training, config.deepspeed, WORKERS, size)
     assert plan.steps_per_epoch == -(-size.data.sequences // 2)
     assert "at most 512 in 2 packed batches of 1 sequence at most" in "\n".join(plan.lines())

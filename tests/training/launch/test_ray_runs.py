@@ -17,7 +17,7 @@ from transformers import AutoModel
 from esmeray.run_folder.checkpoints import CheckpointStore
 from esmeray.run_folder.metrics_log import read_metrics
 from esmeray.train_config.loading import dump_config
-from esmeray.train_config.schema import Config
+from esmeray.training.config import Config
 from tests.clusters import TOKEN, started_cluster
 from tests.conftest import REPOSITORY
 from tests.monitoring.wandb_file import read_records

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from esmeray.training.engine.collective import WorkerContext
+from esmeray.cluster.collective import WorkerContext
 from esmeray.training.loop import building
 from tests.runs import tiny_config
 

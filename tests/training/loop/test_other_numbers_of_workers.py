@@ -6,14 +6,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from esmeray.train_config.schema import Config
+from esmeray.cluster.collective import WorkerContext
+from esmeray.training.config import Config
 from esmeray.training.engine import memory_state
-from esmeray.training.engine.collective import WorkerContext
 from esmeray.training.loop.worker import train_worker
 from tests.runs import events, exported_weights, run_folder, tiny_config, train_losses
+from tests.tasks.test_diffusion import diffusion_config
 from tests.training.engine.test_memory_state import lost_in_step
 from tests.training.loop.test_worker import damage, spoil
-from tests.training.tasks.test_diffusion import diffusion_config
 from tests.worker_group import WorkerGroup
 
 WORKERS = (2, 1, 3, 4, 2)

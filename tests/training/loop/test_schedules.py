@@ -2,11 +2,12 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from esmeray.cluster.collective import WorkerContext
 from esmeray.run_folder.checkpoints import CheckpointStore
-from esmeray.train_config.schema import Config, TrainingSection
-from esmeray.training.engine.collective import WorkerContext
+from esmeray.training.config import Config
 from esmeray.training.loop.schedules import learning_rate, steps_before_decay
 from esmeray.training.loop.worker import train_worker
+from esmeray.training.section import TrainingSection
 from tests.runs import events, exported_weights, run_folder, tiny_config, train_losses
 
 

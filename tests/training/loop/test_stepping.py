@@ -9,10 +9,10 @@ from esmeray.dataset.batches.steps import StepBatches
 from esmeray.dataset.packed_batch import TARGETS, PackedBatch
 from esmeray.monitoring.sampling.memory_meter import MemoryMeter
 from esmeray.run_folder.checkpoints import Position
-from esmeray.train_config.schema import MemoryGuardSection
 from esmeray.training.engine.memory_guard import MemoryGuard, NewStartError
 from esmeray.training.engine.step_clock import StepClock
 from esmeray.training.loop.stepping import Stepper, every_step
+from esmeray.training.section import MemoryGuardSection
 
 
 def batch_of(*lengths: int) -> PackedBatch:

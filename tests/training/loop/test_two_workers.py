@@ -4,10 +4,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from esmeray.cluster.collective import WorkerContext
 from esmeray.tools.train.export import main as export
 from esmeray.train_config.loading import dump_config
-from esmeray.train_config.schema import Config
-from esmeray.training.engine.collective import WorkerContext
+from esmeray.training.config import Config
 from esmeray.training.loop.worker import train_worker
 from tests.runs import exported_weights, run_folder, tiny_config, train_losses
 from tests.worker_group import WorkerGroup

@@ -12,23 +12,23 @@ from ray.exceptions import RayActorError
 from safetensors.torch import load_file
 from transformers import AutoModel, EsmForMaskedLM
 
+from esmeray.cluster.collective import WorkerContext
 from esmeray.common.errors import CheckpointError, DataError
 from esmeray.dataset.batches.loader_process import LoaderProcessLost
 from esmeray.dataset.store.reader import Store
 from esmeray.dataset.tokens.esm import pack_sequences
-from esmeray.model.tasks.autoencoder import ESM2Autoencoder
 from esmeray.run_folder.checkpoints import CheckpointFolder, CheckpointStore, FileEntry
 from esmeray.run_folder.metrics_log import read_metrics
 from esmeray.run_folder.paths import Outcome
-from esmeray.training.engine.collective import WorkerContext
+from esmeray.tasks import experiment
+from esmeray.tasks.autoencoder.model import ESM2Autoencoder
+from esmeray.tasks.plan import task_plan
 from esmeray.training.engine.engine import TrainingEngine
 from esmeray.training.loop import worker
 from esmeray.training.loop.finishing import repeatable
 from esmeray.training.loop.results import StepResults
 from esmeray.training.loop.stepping import Stepper
 from esmeray.training.loop.worker import EarlyStopping, train_worker
-from esmeray.training.tasks import experiment
-from esmeray.training.tasks.registry import task_plan
 from tests.model.support import build_model
 from tests.runs import events, exported_weights, run_folder, tiny_config, train_losses, validations
 
@@ -394,7 +394,9 @@ def test_trained_weights_of_a_run_are_the_start_of_the_next(masked_lm, store_pat
     trained = load_file(run_folder(masked_lm).export / "model.safetensors")
     for task, prefix in (("masked_lm", ""), ("autoencoder", "esm.")):
         config = tiny_config(tmp_path, model={"task": task, "backbone": backbone})
-        assert task_plan(config).measure(Path(store_path)).parameters.total > 0  # as the driver counts them
+        assert (
+            task_plan(config.data, config.model).measure(Path(store_path)).parameters.total > 0
+        )  # as the driver counts them
         network = build_model(config.model, seed=1).network()
         started = {f"{prefix}{name}": parameter for name, parameter in network.named_parameters()}
         shared = trained.keys() & started.keys()

@@ -1,0 +1,81 @@
+"""Settings of vectors of proteins, and of the evaluation of their terms."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from esmeray.dataset.section import GafDate
+from esmeray.train_config.natures import PATH, PATH_OR_NAME
+from esmeray.train_config.section import NonNegativeInt, PositiveInt, Section
+
+COMPOSITION = "composition"
+
+Normalisation = Literal["cafa", "pred", "gt"]
+
+
+class EmbeddingsSection(Section):
+    """Vectors of proteins, for the neighbours and for the network on vectors."""
+
+    model: Annotated[str, PATH_OR_NAME] = COMPOSITION
+    """Folder or hub name of transformers, an Esmeray run, or its export, whose mean over residues is taken; or
+    'composition': frequencies of amino acids, of pairs and of triples of like ones, which need no model."""
+    store: Annotated[str | None, PATH] = None
+    """Folder of embeddings of the sequences by this model, as embed made it. Default: computed before training."""
+    random_weights: bool = False
+    """Take a size (esm2_t6_8M) with random weights, to try things out."""
+    max_length: PositiveInt | None = None
+    """Residues of the longest sequence, of longer ones the start is taken. Default: what positions of the model
+    reach."""
+
+    @model_validator(mode="after")
+    def _names_the_model(self) -> "EmbeddingsSection":
+        if self.store is not None and self.model == COMPOSITION:
+            raise ValueError("store has vectors of a model: set model to the one that computed them")
+        return self
+
+
+class EvaluationSection(Section):
+    """Choices of an evaluation."""
+
+    norm: Normalisation = "cafa"
+    """Proteins to average over: predicted, annotated, or as CAFA the first for precision alone."""
+    propagation: Literal["max", "fill"] = "max"
+    """Scores of ancestors: the largest below them, or that only where they have none."""
+    orphans: bool = True
+    """Evaluate terms without parents; values by weight always have them."""
+    step: Annotated[float, Field(gt=0, lt=1)] = 0.01
+    """First threshold, and step between thresholds, below 1."""
+    draws: NonNegativeInt = 1000
+    """Draws of proteins for the intervals; 0 for none."""
+    seed: NonNegativeInt = 0
+    """Seed of the draws."""
+
+
+class EvaluateTermsSection(EvaluationSection):
+    """Files and choices of an evaluation."""
+
+    truth: Path
+    """Annotations to evaluate by: TSV of protein and term, or GAF 2.2."""
+    ontology: Path
+    """OBO file of the ontology, as go-basic.obo."""
+    ia: Path | None = None
+    """TSV of term and information accretion."""
+    ia_from: Path | None = None
+    """Annotations to compute information accretion from instead."""
+    known: Path | None = None
+    """Annotations known before, which do not count (partial knowledge)."""
+    terms: Path | None = None
+    """File of the terms that count, one a line. Default: all."""
+    aspect: str | None = None
+    """The only aspect that the files may have, such as molecular_function."""
+    unknown: Literal["refuse", "ignore"] = "refuse"
+    """Lines with terms that the ontology does not have, or proteins without annotation."""
+    evidence: list[str] = Field([])
+    """Evidence codes to take from GAF. Default: experimental ones."""
+    since: GafDate = ""
+    """First date to take from GAF, YYYYMMDD."""
+    before: GafDate = ""
+    """First date not to take from GAF, YYYYMMDD."""
+    output: Path | None = None
+    """Folder to make for the results."""

@@ -1,0 +1,91 @@
+"""Heads of a classifier, from a backbone's features to fp32 outputs, and pooling with weights of its own.
+
+Shape legend: T tokens in the batch, N sequences, S rows with gaps between the sequences, M rows of a head (sequences,
+or tokens), D channels, K outputs.
+"""
+
+from collections import OrderedDict
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from esmeray.dataset.packed_batch import PackedBatch
+from esmeray.model.heads.pooling import pool, residue_mask, residues_of
+from esmeray.model.section import ClassifierSection
+
+
+class LightAttention(nn.Module):
+    """Light attention pooling (Stärk et al. 2021, doi:10.1093/bioadv/vbab035; HannesStark/protein-localization).
+
+    Two convolutions over each sequence give every residue a value and a score for each channel. The values' mean under
+    the softmax of the scores, and their maximum, are put side by side. As in the paper special tokens take no part:
+    they are zeros for the convolutions, which is also what a sequence sees beyond its ends. ``kernel``: tokens that a
+    convolution spans; an even one reaches one further to the right than to the left.
+    """
+
+    def __init__(self, channels: int, kernel: int, dropout: float, num_prefix: int = 1, num_suffix: int = 1) -> None:
+        super().__init__()
+        self.feature_convolution = nn.Conv1d(channels, channels, kernel)  # padded by the gaps of forward
+        self.attention_convolution = nn.Conv1d(channels, channels, kernel)
+        self.dropout = nn.Dropout(dropout)
+        self.num_prefix, self.num_suffix = num_prefix, num_suffix
+
+    def forward(self, features_TD: Tensor, batch: PackedBatch) -> Tensor:
+        """(N, 2 D) fp32, zeros for a sequence without residues; nothing waits for the device."""
+        segments_T = batch.segment_ids()
+        residue_T1 = residue_mask(batch, self.num_prefix, self.num_suffix).unsqueeze(1)
+        # Sequences stand apart by as many zeros as a convolution can look over a border, with enough at both ends.
+        (kernel,) = self.feature_convolution.kernel_size
+        gap = kernel // 2
+        places_T = torch.arange(batch.num_tokens, device=segments_T.device) + gap * segments_T
+        rows = batch.num_tokens + gap * (batch.num_sequences - 1) + kernel - 1
+        inputs_TD = torch.where(residue_T1, features_TD, 0.0).to(self.feature_convolution.weight.dtype)
+        inputs_SD = inputs_TD.new_zeros(rows, inputs_TD.shape[1]).index_copy(0, places_T + (kernel - 1) // 2, inputs_TD)
+        values_TD = self.dropout(_convolve(self.feature_convolution, inputs_SD, places_T))
+        scores_TD = _convolve(self.attention_convolution, inputs_SD, places_T)
+        residues = residues_of(batch, self.num_prefix, self.num_suffix)
+        return torch.cat((pool("attention", values_TD, *residues, scores_TD), pool("max", values_TD, *residues)), dim=1)
+
+
+class Float32Linear(nn.Linear):
+    """A linear layer that computes in fp32 whatever the dtype of its weights.
+
+    Rounded to bf16, outputs would have two or three decimal digits, too few where a number is to be predicted.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.float()
+        return functional.linear(input.float(), self.weight.float(), bias)
+
+
+class CastingLinear(nn.Linear):
+    """A linear layer that takes its input in the dtype of its weights: pooled features are fp32 in any model."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.to(self.weight.dtype))
+
+
+def build_head(
+    section: ClassifierSection, channels: int, outputs: int, *, light_attention: bool = False
+) -> nn.Sequential:
+    """A module from (M, D) features of any dtype to (M, K) fp32 outputs: a linear layer, or a hidden one before it.
+
+    ``light_attention``: the features come from :class:`LightAttention`, which has dropped out values before it pooled
+    them. The hidden layer is then as in the paper: linear, dropout, ReLU, normalisation; but what the paper normalises
+    over the batch is here each row alone, since a packed batch has any number of sequences, and fillers among them.
+    """
+    dropout = section.dropout
+    modules: dict[str, nn.Module] = {} if light_attention else {"dropout": nn.Dropout(dropout)}
+    if section.head == "mlp":
+        modules["hidden"] = CastingLinear(channels, section.hidden_size)
+        channels = section.hidden_size
+        if light_attention:
+            modules |= {"hidden_dropout": nn.Dropout(dropout), "relu": nn.ReLU(), "norm": nn.LayerNorm(channels)}
+        else:
+            modules |= {"gelu": nn.GELU(), "hidden_dropout": nn.Dropout(dropout)}
+    return nn.Sequential(OrderedDict(modules, output=Float32Linear(channels, outputs)))
+
+
+def _convolve(convolution: nn.Conv1d, inputs_SD: Tensor, places_T: Tensor) -> Tensor:
+    return convolution(inputs_SD.t().unsqueeze(0)).squeeze(0).t().index_select(0, places_T).float()

@@ -1,0 +1,86 @@
+"""Settings of the classifier held against the kind of its targets: losses, pooling, and the metrics of an evaluation.
+
+Imports no torch, so that what does not go together is refused at once.
+"""
+
+from typing import Literal
+
+from esmeray.common.errors import ConfigError
+from esmeray.dataset.section import TargetKind
+from esmeray.model.section import ClassifierSection
+
+LossName = Literal["cross_entropy", "focal", "bce", "mse"]
+
+LOSSES: dict[TargetKind, tuple[LossName, ...]] = {
+    "multiclass": ("cross_entropy", "focal"),
+    "binary": ("cross_entropy", "focal"),
+    "per_residue": ("cross_entropy", "focal"),
+    "multilabel": ("bce", "focal"),
+    "regression": ("mse",),
+}
+"""Losses of each kind of target; the first is 'auto'."""
+
+_OF_CLASSES = ("accuracy", "balanced_accuracy", "f1_macro", "f1_micro", "mcc", "auroc", "average_precision", "ece")
+METRICS: dict[TargetKind, tuple[str, ...]] = {
+    "multiclass": _OF_CLASSES,
+    "binary": _OF_CLASSES,
+    "per_residue": _OF_CLASSES,
+    "multilabel": ("accuracy", "f1_macro", "f1_micro", "auroc", "average_precision", "fmax", "ece"),
+    "regression": ("mse", "mae", "r2", "pearson", "spearman"),
+}
+"""Metrics of :func:`esmeray.model.metrics.classification.classification_metrics`."""
+
+LOWER_IS_BETTER = frozenset({"loss", "mse", "mae", "ece"})
+"""Metrics of which less is better; of all others, more."""
+
+BEST_METRIC = {"multilabel": "f1_micro", "regression": "spearman"}
+
+
+def loss_name(section: ClassifierSection, kind: TargetKind) -> LossName:
+    """The loss that the section means for this kind of target; ConfigError where its settings don't go with it."""
+    choices = LOSSES[kind]
+    name = choices[0] if section.loss == "auto" else section.loss
+    if name not in choices:
+        raise ConfigError(
+            f"model.classifier.loss {name} is not for data.labels.kind {kind}: choose auto or {' or '.join(choices)}"
+        )
+    if section.label_smoothing and name != "cross_entropy":
+        raise ConfigError(f"model.classifier.label_smoothing is for cross_entropy, not for {name}: set it to 0")
+    if section.class_weights != "none" and kind == "regression":
+        raise ConfigError("model.classifier.class_weights: regression has no classes: set it to none")
+    if section.label_weights is not None and kind != "multilabel":
+        raise ConfigError(
+            f"model.classifier.label_weights is for data.labels.kind multilabel, not for {kind}: remove it"
+        )
+    return name
+
+
+def best_metric(section: ClassifierSection, kind: TargetKind) -> str:
+    """The metric that says which checkpoint is best; ConfigError where an evaluation of this kind has none such."""
+    name = section.best_metric
+    if name == "auto":
+        return BEST_METRIC.get(kind, "mcc")
+    known = ("loss", *METRICS[kind])
+    if name not in known:
+        raise ConfigError(
+            f"model.classifier.best_metric: an evaluation of {kind} has no metric {name!r}; it has {', '.join(known)}"
+        )
+    return name
+
+
+def check_pooling(section: ClassifierSection, kind: TargetKind, *, num_prefix: int = 1, causal: bool = False) -> None:
+    """Raise ConfigError for pooling that the targets, the tokenizer or the backbone can't have."""
+    pooling = section.pooling
+    if kind == "per_residue" and pooling != "mean":
+        raise ConfigError(
+            f"model.classifier.pooling {pooling}: residues are not pooled, data.labels.kind is per_residue; "
+            "leave it at mean"
+        )
+    if pooling == "cls" and num_prefix == 0:
+        raise ConfigError(
+            "model.classifier.pooling cls: this tokenizer puts no token before a sequence; use mean, max or last"
+        )
+    if pooling == "cls" and causal:
+        raise ConfigError(
+            "model.classifier.pooling cls: the first token of a decoder sees nothing of the sequence; use last"
+        )

@@ -1,0 +1,200 @@
+"""The classifier as the training loop sees it: labelled records, one output a label, exact metrics.
+
+Metrics of an evaluation are computed from the predictions of all workers together, not from means of each.
+Shape legend: N sequences, C labels.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from esmeray.cluster.collective import ControlGroup, WorkerContext
+from esmeray.common.errors import ConfigError
+from esmeray.dataset.batches.labelled import FeatureSource, LabelledSource, Labels
+from esmeray.dataset.batches.loader import Loader
+from esmeray.dataset.batches.preparation import count_cropped, fixed_crop
+from esmeray.dataset.batches.steps import BatchSource
+from esmeray.dataset.labels.label_space import MAPPINGS_FILE, LabelSpace
+from esmeray.dataset.labels.store import LabelledStore
+from esmeray.dataset.labels.values import read_label_weights
+from esmeray.dataset.packed_batch import WEIGHTS, PackedBatch
+from esmeray.dataset.store.format import SEQUENCES_FOLDER
+from esmeray.dataset.store.reader import stage_once
+from esmeray.dataset.targets import has_target
+from esmeray.dataset.tokens.base import open_tokenizer
+from esmeray.dataset.tokens.token_store import ensure_tokens
+from esmeray.model.backbones.base import decayed_rates
+from esmeray.model.heads.losses import balanced_class_weights, probabilities
+from esmeray.model.heads.settings import LOWER_IS_BETTER, best_metric
+from esmeray.model.metrics.classification import classification_metrics
+from esmeray.model.task_model import TaskModel, TaskOutput
+from esmeray.run_folder.paths import TOKENIZER, RunFolder
+from esmeray.tasks.classifier.export import export_classifier
+from esmeray.tasks.classifier.features import ensure_features, fingerprint, is_pooled
+from esmeray.tasks.classifier.model import Classifier, build_classifier
+from esmeray.tasks.experiment import Engine, Experiment, TrainedState
+
+
+class ClassifierExperiment(Experiment):
+    """On a labelled store."""
+
+    def open_data(self, path: Path, context: WorkerContext, run: RunFolder) -> None:
+        data, seed = self.settings.data, self.settings.seed
+        self._section = self.settings.model.classifier
+        self._labelled = self.opened(path)
+        self._best_metric = best_metric(self._section, self._labelled.label_space.kind)
+        self._tokenizer = open_tokenizer(run.tokenizer)
+        self.names = {MAPPINGS_FILE: (run.path / MAPPINGS_FILE).read_bytes()} | {
+            f"{TOKENIZER}/{file.name}": file.read_bytes() for file in sorted(run.tokenizer.iterdir())
+        }
+        self.store, self.checksum = self._labelled.store, self._labelled.checksum
+        tokens = ensure_tokens(self.store, self._tokenizer, path.parent)
+        space = self._labelled.label_space
+        labels = Labels(self._labelled.targets, space.kind == "per_residue", self._labelled.weights)
+        training = LabelledSource(tokens, labels, max_length=data.max_length, crop=data.crop, seed=seed)
+        held_out = LabelledSource(tokens, labels, max_length=data.max_length, crop=fixed_crop(data.crop))
+        self._held_out = held_out
+        self._features = path.parent / "features"
+        self._hit_rate: float | None = None
+        self.cropped = count_cropped(tokens.lengths[self._labelled.training], data.max_length)
+        self.patience, self.exports_best = self._section.patience, self._labelled.validation.size > 0
+        self._take(Loader(training, data.num_workers, data.prefetch), held_out)
+
+    def opened(self, path: Path) -> Any:
+        """The prepared data: a LabelledStore, or what reads like one."""
+        stage_dir = self.settings.data.stage_dir
+        return LabelledStore(path, stage_dir=None if stage_dir is None else Path(stage_dir))
+
+    @classmethod
+    def stage(cls, path: Path, stage_dir: Path) -> Path:
+        """Copy the sequences, which the store then reads there; tokens and features beside it all workers share."""
+        stage_once(path.absolute() / SEQUENCES_FOLDER, stage_dir)
+        return path
+
+    @classmethod
+    def export(cls, trained: TrainedState, folder: Path, *, overwrite: bool) -> Path:
+        checkpoint = trained.checkpoint.path
+        tokenizer, space = open_tokenizer(checkpoint / TOKENIZER), LabelSpace.load(checkpoint)
+        model = trained.put_into(build_classifier(trained.model, trained.seed, space, tokenizer))
+        return export_classifier(
+            model, folder, tokenizer, resolved_config=trained.resolved_config, facts=trained.facts, overwrite=overwrite
+        )
+
+    def open(self, model: TaskModel, context: WorkerContext, control: ControlGroup) -> None:
+        """Compute the features of a frozen backbone, or find them, and take batches of these.
+
+        Raises ConfigError where sequences are cropped at random, so that no features can be kept of them.
+        """
+        backbone, data = self.settings.model.backbone, self.settings.data
+        if not (backbone.frozen and backbone.cache_features):
+            return
+        assert isinstance(model, Classifier)
+        if data.crop == "random" and self.cropped.sequences:
+            raise ConfigError(
+                f"data.crop random: {self.cropped.sequences} sequences are longer than data.max_length, and features "
+                "of a random window can't be kept: set data.crop to start or ends, or model.backbone.cache_features "
+                "to false"
+            )
+        precision = self.settings.precision
+        keys_R2 = self.store.sequence_keys(np.arange(len(self.store)))
+        self.runs_backbone = False
+        features, self._hit_rate = ensure_features(
+            model,
+            self._held_out,
+            np.concatenate([self._labelled.training, self._labelled.validation]),
+            keys_R2,
+            self._features / fingerprint(model, self._tokenizer, data, precision)[:24],
+            precision=precision,
+            max_tokens=self.settings.batch.tokens,
+            context=context,
+            control=control,
+        )
+        source = FeatureSource(self._held_out, features, keys_R2, pooled=is_pooled(model))
+        self._take(source, source)
+
+    def build_model(self) -> TaskModel:
+        labelled, weights = self._labelled, self._section.label_weights
+        return build_classifier(
+            self.settings.model,
+            self.settings.seed,
+            labelled.label_space,
+            self._tokenizer,
+            _class_weights(labelled) if self._section.class_weights == "balanced" else None,
+            _target_scale(labelled) if labelled.label_space.kind == "regression" else None,
+            torch.from_numpy(read_label_weights(Path(weights), labelled.label_space)) if weights is not None else None,
+        )
+
+    @property
+    def cache_hit_rate(self) -> float | None:
+        return self._hit_rate
+
+    def rate_shares(self, model: TaskModel) -> dict[Any, float]:
+        """Layer-wise decay of the backbone's learning rate."""
+        decay = self.settings.model.backbone.layer_decay
+        if decay == 1.0:
+            return {}
+        assert isinstance(model, Classifier)
+        return dict(decayed_rates(model.backbone, decay))
+
+    def evaluate(self, engine: Engine, control: ControlGroup, stop_requested: Callable[[], bool]) -> dict[str, float]:
+        """Metrics of all held-out records, each counted once, from the predictions of all workers."""
+        model, kind = engine.module, self._labelled.label_space.kind
+        assert isinstance(model, Classifier)
+        predicted: list[Tensor] = []
+        wanted: list[Tensor] = []
+        weights: list[Tensor] = []
+
+        def predict(batch: PackedBatch) -> TaskOutput:
+            logits, output = model.predict(batch)
+            targets = batch.targets
+            judged = has_target(targets)
+            predicted.append(probabilities(logits[judged], kind).float().cpu())
+            wanted.append(targets[judged].cpu())
+            if WEIGHTS in batch.by_sequence and kind != "per_residue":
+                weights.append(batch.by_sequence[WEIGHTS][judged].cpu())
+            return output
+
+        sums = self.held_out_sums(engine, control, stop_requested, predict)
+        if not sums:
+            return {}
+        probabilities_NC = control.gather_rows(torch.cat(predicted))
+        targets = control.gather_rows(torch.cat(wanted))
+        weights_N = control.gather_rows(torch.cat(weights)) if weights else None
+        metrics: dict[str, float] = {}
+        if control.rank == 0:
+            metrics = model.metrics(sums) | classification_metrics(kind, probabilities_NC, targets, weights_N)
+        return json.loads(control.from_rank_0(json.dumps(metrics)))
+
+    def cost(self, metrics: dict[str, float]) -> float | None:
+        """The value of ``classifier.best_metric``, negated where higher is better; None where it is not defined."""
+        name = self._best_metric
+        if name not in metrics:
+            return None
+        return metrics[name] if name in LOWER_IS_BETTER else -metrics[name]
+
+    def _take(self, training: BatchSource, held_out: BatchSource) -> None:
+        self.take(training, self._labelled.training, held_out, self._labelled.validation)
+
+
+def _class_weights(labelled: LabelledStore) -> Tensor:
+    space, training = labelled.label_space, labelled.training
+    if space.kind == "per_residue":
+        blocks = iter([np.concatenate([labelled.residue_targets(index) for index in training.tolist()])])
+    else:  # some at a time: those of thousands of labels are sparse
+        blocks = (labelled.targets[records] for records in np.array_split(training, training.size // 1024 + 1))
+    return balanced_class_weights(space.kind, map(torch.from_numpy, blocks), space.num_outputs)
+
+
+def _target_scale(labelled: LabelledStore) -> tuple[Tensor, Tensor]:
+    """(C,) means and (C,) standard deviations of the training targets; 0 and 1 for a column without a number."""
+    targets_NC = labelled.targets[labelled.training].astype(np.float64)
+    known_NC = np.isfinite(targets_NC)
+    count_C = np.maximum(known_NC.sum(axis=0), 1)
+    mean_C = np.where(known_NC, targets_NC, 0.0).sum(axis=0) / count_C
+    deviation_C = np.sqrt(np.where(known_NC, (targets_NC - mean_C) ** 2, 0.0).sum(axis=0) / count_C)
+    return torch.from_numpy(mean_C), torch.from_numpy(np.where(deviation_C > 0, deviation_C, 1.0))

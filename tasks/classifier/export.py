@@ -1,0 +1,212 @@
+"""A trained classifier as a Hugging Face folder that others can open, and nothing of it pickled.
+
+A network on vectors (the task ``terms``) has no backbone, and so no first two rows and no tokenizer.
+
+config.json, model.safetensors    the backbone, as AutoModel opens it, with the names of the classes
+or adapter_config.json, adapter_model.safetensors  an adapter, as peft opens it, of the base that it names
+base/                             that base, where its weights were random and so can't be had elsewhere
+classifier.safetensors, classifier_config.json  weights and settings of pooling and head
+label_mappings.json               kind of the labels and names of the classes
+tokenizer files                   as AutoTokenizer opens them
+README.md                         model card, with the lines that rebuild the outputs without Esmeray
+config.yaml                       the run's resolved config
+esmeray_model.json                the task, by which Esmeray opens it
+esmeray.json                      list of these files, by which an export is known (common.publishing)
+"""
+
+import copy
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HTTPError
+from torch import Tensor
+
+from esmeray.common.errors import DataError, ResourceError, parsing
+from esmeray.common.json_file import read_json
+from esmeray.common.verification import verified
+from esmeray.dataset.batches.preparation import FixedCrop, fixed_crop
+from esmeray.dataset.labels.label_space import LabelSpace
+from esmeray.dataset.section import DataSection
+from esmeray.dataset.tokens.base import SequenceTokenizer, open_tokenizer
+from esmeray.model.backbones.huggingface import PaddedBackbone
+from esmeray.model.backbones.loading import build_backbone, quiet_transformers, seeded
+from esmeray.model.backbones.lora import ADAPTER_CONFIG_FILE, base_state, load_adapter, merged_state, save_adapter
+from esmeray.model.export.exported_folder import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    ClassifierSettings,
+    exported_folder,
+    read_settings,
+)
+from esmeray.model.export.model_card import Opening, classifier_card, example_text, model_card
+from esmeray.model.saved_settings import REMEDY, write_settings
+from esmeray.model.section import BackboneSection
+from esmeray.tasks.classifier.model import Classifier
+from esmeray.tasks.terms.model import VectorClassifier
+
+BASE_FOLDER = "base"
+
+_PROBLEM_TYPES = {
+    "multiclass": "single_label_classification",
+    "binary": "single_label_classification",
+    "multilabel": "multi_label_classification",
+    "regression": "regression",
+}
+"""Names of transformers, which has none for a class of each token."""
+
+_SNAPSHOT = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)/snapshots/(?P<revision>[0-9a-f]{40})/?$")
+"""Folder of a download in the hub's cache (huggingface_hub's documented layout)."""
+
+_WEIGHT_PATTERNS = ["config.json", "model*.safetensors", "model.safetensors.index.json"]
+
+
+def export_classifier(
+    model: Classifier,
+    folder: str | Path,
+    tokenizer: SequenceTokenizer,
+    resolved_config: str | None = None,
+    facts: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Write ``model`` as a Hugging Face folder; an adapter is merged or left as such, as its settings say.
+
+    Returns the absolute path of the folder; raises as :func:`~esmeray.model.export.exported_folder.exported_folder`.
+    ``model``: with whole (not partitioned) weights; left as it is. ``resolved_config``: the card's lines crop texts as
+    it says. ``facts``: sections of the card on data, steps, metrics and versions.
+    """
+    with exported_folder(folder, model.task, overwrite, resolved_config) as (building, target):
+        base = None
+        if model.backbone.lora_export == "adapter":
+            base = _write_adapter(model, building)
+        else:
+            _write_network(model, building, merged_state(model.backbone.model))
+        _write_head(model, building, type(model.backbone.model).__name__)
+        tokenizer.save(building)
+        opening = Opening(example_text(tokenizer), base, *_cropping(resolved_config))
+        (building / "README.md").write_text(classifier_card(model, opening, facts or {}), encoding="utf-8")
+    return target
+
+
+def load_classifier(folder: str | Path) -> tuple[Classifier, SequenceTokenizer]:
+    """The classifier of :func:`export_classifier`, in fp32 on the CPU, in evaluation mode, and its tokenizer.
+
+    An adapter that was left as such is in place, not merged. Raises DataError (no classifier, another format version,
+    damaged files, or the base of its adapter is gone) or ResourceError (the hub, which has it, can't be reached).
+    """
+    folder = Path(folder).expanduser().absolute()
+    settings = read_settings(folder)
+    tokenizer = open_tokenizer(folder)
+    label_space = LabelSpace.load(folder)
+    adapted = (folder / ADAPTER_CONFIG_FILE).is_file()
+    source = _base_folder(folder) if adapted else folder
+    with seeded(0):  # random weights are overwritten; the caller's random state must not move
+        section = BackboneSection(source=str(source), padded=settings.padded)
+        backbone = build_backbone(section, seed=0, vocabulary_size=tokenizer.vocabulary_size, pad=tokenizer.pad)
+        if adapted:
+            load_adapter(backbone, folder)
+        num_prefix, num_suffix = settings.num_prefix, settings.num_suffix
+        model = Classifier(backbone, settings.classifier, label_space, num_prefix=num_prefix, num_suffix=num_suffix)
+    model.load_own_weights(folder / WEIGHTS_FILE)
+    return model.eval(), tokenizer
+
+
+def export_vector_classifier(
+    model: VectorClassifier, folder: Path, resolved_config: str, facts: Mapping[str, Any], overwrite: bool
+) -> Path:
+    """Write the folder of a network on vectors; raises as :func:`export_classifier`."""
+    with exported_folder(folder, "terms", overwrite, resolved_config) as (building, target):
+        _write_head(model, building, "vectors")
+        description = f"Logits of {model.label_space.num_outputs} terms from a vector of {model.backbone.hidden_size}."
+        opening = "`esmeray function predict` takes the folder of its run."
+        card = model_card("text-classification", ["protein"], description, facts, opening)
+        (building / "README.md").write_text(card, encoding="utf-8")
+    return target
+
+
+def load_vector_classifier(folder: Path) -> VectorClassifier:
+    """The model of :func:`export_vector_classifier`, in fp32 on the CPU, in evaluation mode. Raises DataError."""
+    settings = read_settings(folder)
+    model = VectorClassifier(settings.hidden_size, settings.classifier, LabelSpace.load(folder))
+    model.load_own_weights(folder / WEIGHTS_FILE)
+    return model.eval()
+
+
+def _write_head(model: Classifier, folder: Path, architecture: str) -> None:
+    """Weights and settings of pooling and head, and the names of the classes."""
+    model.save_own_weights(folder / WEIGHTS_FILE)
+    settings = ClassifierSettings(
+        architecture=architecture,
+        hidden_size=model.backbone.hidden_size,
+        padded=isinstance(model.backbone, PaddedBackbone),
+        num_prefix=model.num_prefix,
+        num_suffix=model.num_suffix,
+        classifier=model.section,
+    )
+    write_settings(folder / CONFIG_FILE, settings.model_dump(mode="json"))
+    model.label_space.save(folder)
+
+
+def _write_network(model: Classifier, folder: Path, state: dict[str, Tensor]) -> None:
+    """config.json and model.safetensors of the backbone, with the names of the classes as transformers has them."""
+    space = model.label_space
+    with quiet_transformers():
+        model.backbone.model.save_pretrained(folder, state_dict=state)
+    config = copy.deepcopy(model.backbone.config)
+    config.id2label = dict(enumerate(space.names))
+    config.label2id = {name: index for index, name in enumerate(space.names)}
+    config.problem_type = _PROBLEM_TYPES.get(space.kind)
+    config.save_pretrained(folder)
+
+
+def _write_adapter(model: Classifier, folder: Path) -> str:
+    """Write the adapter, and its base where that is nowhere else; return the base as Python source, for the card.
+
+    The base has a folder of its own: beside a config.json, transformers loads an adapter without being asked.
+    """
+    source = getattr(model.backbone.model.config, "_name_or_path", "") or ""
+    snapshot = _SNAPSHOT.search(source)
+    if snapshot is not None:
+        name, revision = f"{snapshot['owner']}/{snapshot['name']}", snapshot["revision"]
+        save_adapter(model.backbone, folder, base=name, revision=revision)
+        return f"{name!r}, revision={revision!r}"
+    if source and Path(source).is_dir():
+        base = str(Path(source).absolute())
+        save_adapter(model.backbone, folder, base=base)
+        return repr(base)
+    (folder / BASE_FOLDER).mkdir()  # its weights were random
+    _write_network(model, folder / BASE_FOLDER, base_state(model.backbone.model))
+    save_adapter(model.backbone, folder, base=BASE_FOLDER)
+    return f'f"{{folder}}/{BASE_FOLDER}"'
+
+
+def _base_folder(folder: Path) -> Path:
+    path = folder / ADAPTER_CONFIG_FILE
+    settings = read_json(verified(path), REMEDY)
+    with parsing(path, REMEDY):
+        source, revision = str(settings["base_model_name_or_path"]), settings["revision"]
+    for candidate in (folder / source, Path(source)):
+        if candidate.is_dir():
+            return candidate
+    if revision is None:
+        raise DataError(
+            f"{path}: the base of the adapter, {source}, is gone; put it back or export with lora.export merged"
+        )
+    try:
+        return Path(snapshot_download(source, revision=revision, allow_patterns=_WEIGHT_PATTERNS))
+    except (OSError, HTTPError) as error:
+        raise ResourceError(
+            f"{path}: the base of the adapter, {source} at {revision}, is not in the local cache and the hub can't be "
+            "reached"
+        ) from error
+
+
+def _cropping(resolved_config: str | None) -> tuple[int | None, FixedCrop]:
+    """Tokens of a text that are used, None for all of them, and the part of a longer text."""
+    if resolved_config is None:
+        return None, "start"
+    data = DataSection.model_validate((yaml.safe_load(resolved_config) or {}).get("data", {}))
+    return data.max_length, fixed_crop(data.crop)

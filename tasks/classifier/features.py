@@ -1,0 +1,107 @@
+"""Features of a frozen backbone, computed by all workers before the first step and cached for every run after it.
+
+Each worker computes a share of what is missing and writes it shard by shard; what an interrupted run has written stays.
+Shape legend: R records of the source, N sequences, T tokens of a batch, D channels.
+"""
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+import xxhash
+from numpy.typing import NDArray
+from torch import Tensor
+
+from esmeray.cluster.collective import ControlGroup, WorkerContext
+from esmeray.dataset.batches.labelled import LabelledSource
+from esmeray.dataset.batches.plan import longest_first
+from esmeray.dataset.embeddings.cache import FeatureStore, write_shard
+from esmeray.dataset.section import DataSection
+from esmeray.dataset.tokens.base import SequenceTokenizer
+from esmeray.model.backbones.fingerprint import features_fingerprint, weights_fingerprint
+from esmeray.model.device import DTYPES
+from esmeray.model.forward_loop import ForwardLoop, Places
+from esmeray.tasks.classifier.model import Classifier
+
+SHARD_BYTES = 128 << 20
+"""Features of a shard, which are held in memory until it is written: what is lost at most when a worker is."""
+
+
+def is_pooled(model: Classifier) -> bool:
+    """Test for a head that needs one vector a sequence, as it pools without weights of its own."""
+    return not model.per_residue and model.light_attention is None
+
+
+def fingerprint(model: Classifier, tokenizer: SequenceTokenizer, data: DataSection, precision: str) -> str:
+    """Identity of what is computed, hex: weights, architecture, tokens, cropping, precision and pooling."""
+    pooling = model.section.pooling if is_pooled(model) else "tokens"
+    weights = weights_fingerprint(model.backbone)
+    return features_fingerprint(
+        model.backbone, weights, tokenizer.fingerprint, data.max_length, data.crop, precision, pooling
+    )
+
+
+def ensure_features(
+    model: Classifier,
+    source: LabelledSource,
+    records: NDArray[np.int64],
+    keys_R2: NDArray[np.uint64],
+    path: Path,
+    *,
+    precision: str,
+    max_tokens: int,
+    context: WorkerContext,
+    control: ControlGroup,
+) -> tuple[FeatureStore, float]:
+    """Compute what is missing, all workers together, and open all there is. Every worker calls it.
+
+    ``records`` (N,) are those wanted of the source, which crops without chance; ``keys_R2`` are of all its sequences,
+    ``path`` is the folder of this fingerprint, ``max_tokens`` the budget of a batch. Returns the features and the share
+    of the records whose features were there already. Raises DataError where those are damaged, ResourceError where the
+    disk can't be written.
+    """
+    distinct, first, uses = np.unique(keys_R2[records], axis=0, return_index=True, return_counts=True)
+    missing = ~FeatureStore(path).has(distinct)
+    hit_rate = 1 - float(uses[missing].sum() / max(1, records.size))
+    control.all_true(True)  # nobody writes before everybody has looked
+    if missing.any():
+        wanted = records[first][missing]
+        # The longest first, and neighbours to different workers, so that all have about as much to do.
+        wanted = wanted[np.argsort(-source.token_lengths(wanted), kind="stable")][context.rank :: context.world_size]
+        backbone = copy.deepcopy(model.backbone).to(context.device, DTYPES[precision]).eval()
+        lengths_N = source.token_lengths(wanted)
+        rows_N = np.ones_like(lengths_N) if is_pooled(model) else lengths_N
+        for places in longest_first(rows_N, max(1, SHARD_BYTES // (4 * model.backbone.hidden_size))):
+            shard = wanted[places]
+            name = f"{xxhash.xxh3_64_hexdigest(keys_R2[shard].tobytes())}-{context.rank:05d}"
+            rows = dict(_computed(model, backbone, source, shard, max_tokens, context.device))
+            write_shard(path, name, keys_R2[shard], [rows[place] for place in range(shard.size)])
+    control.all_true(True)
+    return FeatureStore(path), hit_rate
+
+
+def _computed(
+    model: Classifier,
+    backbone: torch.nn.Module,
+    source: LabelledSource,
+    records: NDArray[np.int64],
+    max_tokens: int,
+    device: torch.device,
+) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    """Each record's place among ``records``, and its (1, D) or (tokens, D) features."""
+    lengths_N = source.token_lengths(records)
+    rows_N = np.ones_like(lengths_N) if is_pooled(model) else lengths_N
+
+    @torch.inference_mode()
+    def launch(places: Places) -> dict[str, Tensor]:
+        (made,) = source.batches([(0, records[places])])
+        batch = made.batch.to(device, non_blocking=True)
+        features_TD = backbone(batch)
+        return {"features": (model.pool(features_TD, batch) if is_pooled(model) else features_TD).float()}
+
+    loop = ForwardLoop(device, launch, lambda place: f"record {records[place]}, {lengths_N[place]:,} tokens")
+    for places, tensors in loop.run(longest_first(lengths_N, max_tokens)):
+        rows = tensors["features"].split(rows_N[places].tolist())
+        yield from zip(places.tolist(), (row.numpy() for row in rows), strict=True)

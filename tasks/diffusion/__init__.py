@@ -1,0 +1,1 @@
+"""Sequence diffusion: hidden residues of a structure store, predicted from the structure and from the others."""

@@ -1,0 +1,132 @@
+"""Batches of sequences with structures, some of whose residues are hidden: what sequence diffusion learns from.
+
+Which residues are hidden, which structures are dropped and the noise on coordinates are functions of (seed, epoch,
+record) alone, so that a resumed run sees what one that never stopped does.
+
+Shape legend: T tokens, N sequences, L residues of one.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from esmeray.dataset.batches.loader import filler_batch
+from esmeray.dataset.batches.preparation import chosen_places, crop_starts, cropped_lengths
+from esmeray.dataset.batches.random_bits import Bits, keyed_bits, positional_bits, threshold
+from esmeray.dataset.batches.steps import BatchSource, Indices, SourceBatch
+from esmeray.dataset.packed_batch import CHAINS, COORDINATES, LABELS, NO_LABEL, TARGETS, WEIGHTS, PackedBatch
+from esmeray.dataset.section import SPECIAL_TOKENS_PER_SEQUENCE
+from esmeray.dataset.structures.store import StructureStore
+from esmeray.dataset.targets import IGNORED_TARGET
+from esmeray.dataset.tokens.esm import MASK, cumulative_lengths, packed_from_tokens, tokenize_pieces
+from esmeray.tasks.diffusion.section import DiffusionSection
+
+_TIME, _HIDDEN, _NO_STRUCTURE, _NO_LABEL, _NOISE = range(11, 16)
+"""Purposes of random bits (:func:`~esmeray.dataset.batches.random_bits.keyed_bits`)."""
+_LEAST_SHARE = 1e-3
+
+
+class StructureSource(BatchSource):
+    """Batches of a structure store, in training with noise, dropped conditions and random crops.
+
+    ``seed``: of all that is random; in validation not the run's, so that metrics of runs compare.
+    """
+
+    def __init__(
+        self, store: StructureStore, section: DiffusionSection, *, max_length: int, seed: int, training: bool
+    ) -> None:
+        self._store, self._section, self._max_length = store, section, max_length
+        self._seed, self._training = seed, training
+
+    def token_lengths(self, records_N: Indices) -> NDArray[np.int64]:
+        return cropped_lengths(self._store.store.lengths[records_N], self._max_length) + SPECIAL_TOKENS_PER_SEQUENCE
+
+    def batch(self, epoch: int, records_N: Indices) -> SourceBatch:
+        whole_N = self._store.store.lengths[records_N]
+        lengths_N = cropped_lengths(whole_N, self._max_length)
+        starts_N = np.zeros_like(lengths_N)
+        if self._training:
+            starts_N = crop_starts(whole_N, self._max_length, records_N, self._seed, epoch)
+        tokens_T = tokenize_pieces(self._store.store.windows(records_N, starts_N, lengths_N))
+        cu_seqlens = cumulative_lengths(lengths_N + SPECIAL_TOKENS_PER_SEQUENCE)
+        shares_N = self._hidden_shares(epoch, records_N)
+        bits_T = positional_bits(self._bits(_HIDDEN, epoch, records_N), cu_seqlens)
+        below_T = np.array([threshold(share) for share in shares_N.tolist()]).repeat(np.diff(cu_seqlens))
+        hidden_M = chosen_places(bits_T, tokens_T, cu_seqlens, below_T)
+        targets_T = np.full(tokens_T.size, IGNORED_TARGET)
+        targets_T[hidden_M] = tokens_T[hidden_M]
+        tokens_T[hidden_M] = MASK
+        unlabelled_N = self._dropped(_NO_LABEL, epoch, records_N)
+        coordinates, chains = self._structures(epoch, records_N, starts_N, lengths_N, cu_seqlens)
+        batch = packed_from_tokens(
+            tokens_T,
+            lengths_N + SPECIAL_TOKENS_PER_SEQUENCE,
+            records_N,
+            by_token={
+                TARGETS: torch.from_numpy(targets_T),
+                COORDINATES: torch.from_numpy(coordinates),
+                CHAINS: torch.from_numpy(chains),
+            },
+            by_sequence={
+                WEIGHTS: torch.from_numpy(loss_weights(shares_N, self._section).astype(np.float32)),
+                LABELS: torch.from_numpy(np.where(unlabelled_N, NO_LABEL, self._store.labels[records_N])),
+            },
+            target_positions=torch.from_numpy(hidden_M),
+        )
+        return SourceBatch(batch, hidden_M.size, tokens_T.size)
+
+    def filler(self) -> PackedBatch:
+        batch = filler_batch()
+        nowhere = torch.full((batch.num_tokens, 4, 3), torch.nan)
+        return batch.adding(
+            by_token={COORDINATES: nowhere, CHAINS: torch.zeros_like(batch.tokens)},
+            by_sequence={WEIGHTS: torch.zeros(1), LABELS: torch.full((1,), NO_LABEL)},
+        )
+
+    def _hidden_shares(self, epoch: int, records_N: Indices) -> NDArray[np.float64]:
+        """(N,) share of hidden residues, at a time drawn for each record."""
+        times_N = (self._bits(_TIME, epoch, records_N).astype(np.float64) + 1) / 2.0**64
+        return np.maximum(hidden_share(times_N, self._section.schedule), _LEAST_SHARE)
+
+    def _structures(
+        self, epoch: int, records_N: Indices, starts_N: Indices, lengths_N: Indices, cu_seqlens: NDArray[np.int32]
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """(T, 4, 3) coordinates and (T,) chains, with NaN for special tokens and where a structure is dropped."""
+        coordinates = np.full((int(cu_seqlens[-1]), 4, 3), np.nan, dtype=np.float32)
+        chains = np.zeros(int(cu_seqlens[-1]), dtype=np.int64)
+        dropped_N = self._dropped(_NO_STRUCTURE, epoch, records_N)
+        places = zip(records_N.tolist(), starts_N.tolist(), lengths_N.tolist(), cu_seqlens.tolist(), strict=False)
+        for number, (record, start, length, first) in enumerate(places):
+            rows = slice(first + 1, first + 1 + length)
+            atoms, confidence, chains[rows] = self._store.atoms(record, start, length)
+            if dropped_N[number]:
+                continue
+            known = confidence >= self._section.min_confidence
+            coordinates[rows] = np.where(known[:, None, None], atoms, np.nan)
+            if self._training and self._section.noise:
+                key = self._bits(_NOISE, epoch, records_N[number : number + 1])
+                noise = np.random.default_rng(key).standard_normal((length, 4, 3), dtype=np.float32)
+                coordinates[rows] += self._section.noise * noise
+        return coordinates, chains
+
+    def _dropped(self, purpose: int, epoch: int, records_N: Indices) -> NDArray[np.bool_]:
+        share = self._section.drop_share if self._training else 0.0
+        return self._bits(purpose, epoch, records_N) < threshold(share)
+
+    def _bits(self, purpose: int, epoch: int, records_N: Indices) -> Bits:
+        return keyed_bits(purpose, self._seed, epoch, records_N)
+
+
+def hidden_share(times: Any, schedule: str) -> Any:
+    """Share of hidden residues at times in [0, 1], a number or an array."""
+    return times if schedule == "linear" else 1 - np.cos(times * np.pi / 2)
+
+
+def loss_weights(shares_N: NDArray[np.float64], section: DiffusionSection) -> NDArray[np.float64]:
+    """(N,) weight of each sequence, whose mean over hidden residues is 1 for the linear schedule."""
+    if section.weighting == "none":
+        return np.ones_like(shares_N)
+    # Means over residues hidden with share m of a uniform time: of 1 - m it is 1/3, of 1 / m it is 2.
+    return 3 * (1 - shares_N) if section.weighting == "linear" else 1 / (2 * shares_N)

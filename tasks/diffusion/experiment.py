@@ -1,0 +1,62 @@
+"""Sequence diffusion as the training loop sees it."""
+
+import json
+from pathlib import Path
+
+from esmeray.cluster.collective import WorkerContext
+from esmeray.dataset.batches.loader import Loader
+from esmeray.dataset.batches.preparation import count_cropped
+from esmeray.dataset.store.format import SEQUENCES_FOLDER
+from esmeray.dataset.store.reader import stage_once
+from esmeray.dataset.structures.predictions import predictions_of
+from esmeray.dataset.structures.store import StructureStore
+from esmeray.run_folder.paths import RunFolder
+from esmeray.tasks.diffusion.data import StructureSource
+from esmeray.tasks.diffusion.model import SequenceDiffusion
+from esmeray.tasks.experiment import Experiment, TrainedState, exported
+
+LABELS_FILE = "diffusion_labels.json"
+"""The classes that sequences are conditioned on."""
+
+
+class DiffusionExperiment(Experiment):
+    """Sequence diffusion on a structure store."""
+
+    def open_data(self, path: Path, context: WorkerContext, run: RunFolder) -> None:
+        data, section = self.settings.data, self.settings.model.diffusion
+        staged = None if data.stage_dir is None else stage_once(path / SEQUENCES_FOLDER, Path(data.stage_dir))
+        self._predictions = predictions_of(data)
+        self._structures = structures = StructureStore(path, sequences=staged, predictions=self._predictions)
+        self.store, self.checksum = structures.store, structures.manifest.checksum
+        self.names = {LABELS_FILE: json.dumps(structures.manifest.label_names).encode()}
+        length = data.max_length
+        training = StructureSource(structures, section, max_length=length, seed=self.settings.seed, training=True)
+        held_out = StructureSource(structures, section, max_length=length, seed=0, training=False)
+        # Predicted structures are waited for, and counted, where they are asked for.
+        num_workers = 0 if self._predictions is not None else data.num_workers
+        loader = Loader(training, num_workers, data.prefetch)
+        self.cropped = count_cropped(structures.store.lengths[structures.training], length)
+        max_batches = self.settings.evaluation_batches
+        self.take(loader, structures.training, held_out, structures.validation, max_batches)
+
+    @classmethod
+    def stage(cls, path: Path, stage_dir: Path) -> Path:
+        """Copy the sequences; the other file is mapped where it is."""
+        stage_once(path / SEQUENCES_FOLDER, stage_dir)
+        return path
+
+    @classmethod
+    def export(cls, trained: TrainedState, folder: Path, *, overwrite: bool) -> Path:
+        labels = tuple(json.loads((trained.checkpoint.path / LABELS_FILE).read_text(encoding="utf-8")))
+        return exported(
+            SequenceDiffusion.build(trained.model, trained.seed, labels), trained, folder, overwrite=overwrite
+        )
+
+    def build_model(self) -> SequenceDiffusion:
+        return SequenceDiffusion.build(
+            self.settings.model, self.settings.seed, tuple(self._structures.manifest.label_names)
+        )
+
+    @property
+    def cache_hit_rate(self) -> float | None:
+        return None if self._predictions is None else self._predictions.hit_rate

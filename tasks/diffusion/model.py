@@ -1,0 +1,203 @@
+"""Sequence diffusion: predict hidden residues from the others and from a backbone structure.
+
+A masked language model gives features of each residue, the structure encoder others; an adapter as in LM-Design (Zheng
+et al. 2023) lets each residue look at the structure, before the language model's own head. A new adapter adds nothing:
+training starts from what the language model predicts.
+
+Shape legend: T tokens in the batch, M tokens with a target, N sequences, D channels of the backbone, H of the structure
+encoder, K tokens of the vocabulary.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from esmeray.dataset.packed_batch import LABELS, WEIGHTS, PackedBatch
+from esmeray.dataset.tokens.base import EsmSequenceTokenizer, SequenceTokenizer
+from esmeray.model.attention.packed import attend
+from esmeray.model.backbones.base import PackedBackbone
+from esmeray.model.backbones.loading import masked_lm_network, residue_masked_lm, seeded
+from esmeray.model.saved_settings import read_settings_of, write_settings
+from esmeray.model.section import BackboneSection
+from esmeray.model.structures.encoder import StructureEncoder
+from esmeray.model.task_model import Card, ResidueModel, TaskOutput, scalar_sums
+from esmeray.tasks.diffusion.section import DiffusionSection
+from esmeray.tasks.masked_lm.model import hidden_residues, residue_metrics, residue_sums
+from esmeray.tasks.section import ModelSection
+
+WEIGHTS_FILE = "structdiff.safetensors"
+CONFIG_FILE = "structdiff_config.json"
+
+_OPENING = """```python
+from esmeray.tasks.diffusion.model import open_diffusion
+
+model = open_diffusion("FOLDER")
+```
+
+or `esmeray design generate FOLDER --generate.structures FILE --generate.output DESIGNS`.
+"""
+
+
+class SequenceDiffusion(ResidueModel):
+    """Predicts hidden residues on packed batches, with backbone and head of a masked language model.
+
+    ``labels``: names of the classes that sequences may be conditioned on.
+    """
+
+    task = "diffusion"
+    not_served = "sequence diffusion is not served; design with it by 'esmeray design generate SOURCE'"
+    saved_apart = ("backbone.", "lm_head.")
+
+    def __init__(
+        self, backbone: PackedBackbone, lm_head: nn.Module, section: DiffusionSection, labels: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__()
+        self.backbone, self.lm_head, self.section, self.labels = backbone, lm_head, section, labels
+        channels = section.encoder.hidden_size
+        self.structure_encoder = StructureEncoder(section.encoder, checkpointing=bool(backbone.gradient_checkpointing))
+        self.label_embedding = nn.Embedding(len(labels) + 1, channels)  # 0 for none
+        self.adapter = _Adapter(
+            backbone.hidden_size, channels, backbone.config.num_attention_heads, section.adapter_size
+        )
+
+    @classmethod
+    def build(
+        cls, section: ModelSection, seed: int, labels: tuple[str, ...] = (), *, empty: bool = False
+    ) -> "SequenceDiffusion":
+        """The model to train; see :meth:`esmeray.tasks.masked_lm.model.MaskedLM.build`."""
+        backbone, head = residue_masked_lm(section.backbone, seed, empty=empty)
+        with seeded(seed + 1), torch.device("meta" if empty else "cpu"):
+            return cls(backbone, head, section.diffusion, labels).train()
+
+    def forward(self, batch: PackedBatch) -> TaskOutput:
+        """Weighted cross entropy summed over the targets.
+
+        Metrics: ``targets``, ``loss`` (not weighted) and ``correct``; in evaluation also ``unconditional_loss``, of the
+        same batch without structures and labels.
+        """
+        positions_M, targets_M = hidden_residues(self.backbone, batch)
+        features_TD, conditions_TH = self.backbone(batch), self.conditions(batch)
+        logits_MK = self._logits(features_TD, conditions_TH, batch, positions_M)
+        losses_M = functional.cross_entropy(logits_MK, targets_M, reduction="none")
+        weights_N, weighted_M = batch.by_sequence.get(WEIGHTS), losses_M
+        if weights_N is not None:
+            weighted_M = losses_M * weights_N[batch.segment_ids().index_select(0, positions_M)]
+        num_targets, metrics = residue_sums(losses_M, logits_MK, targets_M)
+        if not self.training:
+            logits_MK = self._logits(features_TD, self.no_conditions(batch), batch, positions_M)
+            losses_M = functional.cross_entropy(logits_MK, targets_M, reduction="none")
+            metrics["unconditional_loss"] = losses_M.sum(dtype=torch.float64)
+        return TaskOutput(weighted_M.sum(), num_targets, metrics)
+
+    def logits(self, batch: PackedBatch, conditions_TH: Tensor, guidance: float = 1.0) -> Tensor:
+        """(T, K) fp32 logits of every token.
+
+        ``conditions_TH``: of :meth:`conditions`, which are the same in every step of a generation. ``guidance`` g:
+        unconditional + g (conditional - unconditional), of logits (Ho and Salimans 2022, with their w = g - 1); 1 is
+        the conditional model.
+        """
+        features_TD = self.backbone(batch)
+        conditional = self._logits(features_TD, conditions_TH, batch)
+        if guidance == 1.0:
+            return conditional
+        unconditional = self._logits(features_TD, self.no_conditions(batch), batch)
+        return unconditional + guidance * (conditional - unconditional)
+
+    def metrics(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
+        """``loss`` and ``perplexity`` per hidden residue, ``residue_recovery``, and ``unconditional_loss``."""
+        values = scalar_sums(sums)
+        metrics = residue_metrics(values)
+        if metrics and "unconditional_loss" in values:
+            metrics["unconditional_loss"] = values["unconditional_loss"] / values["targets"]
+        return metrics
+
+    def conditions(self, batch: PackedBatch) -> Tensor:
+        """(T, H): features of the structures of a batch, and of its labels."""
+        labels_N = batch.by_sequence[LABELS]
+        return self.structure_encoder(batch) + self.label_embedding(labels_N + 1)[batch.segment_ids()]
+
+    def no_conditions(self, batch: PackedBatch) -> Tensor:
+        """(T, H): the same of sequences without structures and labels."""
+        nothing = self.structure_encoder.unknown + self.label_embedding.weight[0]
+        return nothing.expand(batch.num_tokens, -1)
+
+    def network(self) -> PreTrainedModel:
+        return masked_lm_network(self.backbone, self.lm_head)
+
+    def card(self, family: str, size: str, network_code: Callable[[str, str], str]) -> Card:
+        description = (
+            f"# Sequences for a structure\n\nMasked diffusion on {family} with {size}, conditioned "
+            "on a backbone structure. The network alone, without what reads the structure, is config.json's.\n"
+        )
+        return Card("text-generation", ("inverse-folding",), description, _OPENING)
+
+    def save(self, folder: Path) -> None:
+        self.save_own_weights(folder / WEIGHTS_FILE)
+        settings = {"diffusion": self.section.model_dump(mode="json"), "labels": self.labels}
+        write_settings(folder / CONFIG_FILE, settings)
+
+    def _logits(
+        self, features_TD: Tensor, conditions_TH: Tensor, batch: PackedBatch, positions_M: Tensor | None = None
+    ) -> Tensor:
+        adapted_TD = self.adapter(features_TD, conditions_TH, batch)
+        if positions_M is not None:
+            adapted_TD = adapted_TD.index_select(0, positions_M)
+        logits: Tensor = self.lm_head(adapted_TD)
+        return logits.float()
+
+
+def open_diffusion(folder: Path) -> tuple[SequenceDiffusion, SequenceTokenizer]:
+    """An exported model, in fp32 on the CPU, in evaluation mode, and its tokenizer.
+
+    Raises DataError (no such model, another format version, damaged files) or ConfigError (its backbone).
+    """
+    section, labels = _read_settings(folder / CONFIG_FILE)
+    backbone, head = residue_masked_lm(BackboneSection(source=str(folder)), seed=0)
+    with seeded(0):
+        model = SequenceDiffusion(backbone, head, section, labels)
+    model.load_own_weights(folder / WEIGHTS_FILE)
+    return model.eval(), EsmSequenceTokenizer()
+
+
+def _read_settings(path: Path) -> tuple[DiffusionSection, tuple[str, ...]]:
+    def parse(settings: dict[str, Any]) -> tuple[DiffusionSection, tuple[str, ...]]:
+        return DiffusionSection.model_validate(settings["diffusion"]), tuple(settings["labels"])
+
+    return read_settings_of(path, "model of sequence diffusion", parse)
+
+
+class _Adapter(nn.Module):
+    """Residues look at the structure of all their sequence, then a feed-forward. It begins as the identity."""
+
+    def __init__(self, channels: int, structure_channels: int, heads: int, inner: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm, self.structure_norm = nn.LayerNorm(channels), nn.LayerNorm(structure_channels)
+        self.own = nn.Linear(structure_channels, channels)
+        self.query = nn.Linear(channels, channels)
+        self.key, self.value = (nn.Linear(structure_channels, channels) for _ in range(2))
+        self.output = nn.Linear(channels, channels)
+        self.feed_forward = nn.Sequential(nn.Linear(channels, inner), nn.GELU(), nn.Linear(inner, channels))
+        self.inner_norm = nn.LayerNorm(channels)
+        for last in (self.output, self.feed_forward[-1]):
+            assert isinstance(last, nn.Linear)
+            nn.init.zeros_(last.weight)
+            nn.init.zeros_(last.bias)
+
+    def forward(self, features_TD: Tensor, structure_TH: Tensor, batch: PackedBatch) -> Tensor:
+        structure_TH = self.structure_norm(structure_TH)
+        queries_TD = self.norm(features_TD) + self.own(structure_TH)
+        query, key, value = (
+            rows.unflatten(-1, (self.heads, -1))
+            for rows in (self.query(queries_TD), self.key(structure_TH), self.value(structure_TH))
+        )
+        scaling = query.shape[-1] ** -0.5
+        seen_TD = attend(query, key, value, batch.cu_seqlens, batch.max_seqlen, scaling=scaling).flatten(1)
+        adapted_TD = features_TD + self.output(seen_TD + self.own(structure_TH))
+        result: Tensor = adapted_TD + self.feed_forward(self.inner_norm(adapted_TD))
+        return result

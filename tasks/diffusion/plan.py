@@ -1,0 +1,41 @@
+"""Sequence diffusion before training: a structure store, and the size of the model."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from esmeray.common.progress import ProgressCallback, no_progress
+from esmeray.dataset.structures.conversion import ensure_structure_store, structure_store_location
+from esmeray.dataset.structures.predictions import predictions_of
+from esmeray.dataset.structures.store import StructureStore
+from esmeray.model.cost.memory import ParameterCount, count_parameters
+from esmeray.tasks.plan import TaskPlan, TaskSize, size_of_lengths
+
+
+class DiffusionPlan(TaskPlan):
+    """Sequence diffusion."""
+
+    def prepare(self, root: Path, progress: ProgressCallback = no_progress) -> Path:
+        self._parameters(0)  # refuses an impossible model before the data is read
+        path = ensure_structure_store(self.data, root, progress)
+        predictions = predictions_of(self.data)
+        if predictions is not None:
+            structures = StructureStore(path)
+            predictions.check(structures.store.sequence_keys(structures.unknown_records))
+        return path
+
+    def location(self, root: Path) -> Path:
+        return structure_store_location(self.data, root)
+
+    def checksum(self, path: Path) -> str:
+        return StructureStore(path).manifest.checksum
+
+    def measure(self, path: Path) -> TaskSize:
+        structures = StructureStore(path)
+        size = size_of_lengths(structures.store.lengths[structures.training], self.data)
+        parameters = self._parameters(len(structures.manifest.label_names))
+        return TaskSize(replace(size, held_out=structures.validation.size), parameters)
+
+    def _parameters(self, num_labels: int) -> ParameterCount:
+        from esmeray.tasks.diffusion.model import SequenceDiffusion  # here: it loads torch
+
+        return count_parameters(SequenceDiffusion.build(self.model, 0, tuple(map(str, range(num_labels))), empty=True))

@@ -1,0 +1,248 @@
+"""A task, and one on residues, as the training loop sees it: its batches, its model, its evaluation and its export.
+
+The driver's side of a task is :mod:`esmeray.tasks.plan`; :mod:`esmeray.tasks.registry` knows both by
+name.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from esmeray.cluster.collective import ControlGroup, MetricSums, WorkerContext
+from esmeray.common.errors import CheckpointError
+from esmeray.dataset.batches.loader import Loader, ResidueSource
+from esmeray.dataset.batches.preparation import CropCount, Masking, PreparationSettings, count_cropped
+from esmeray.dataset.batches.splitting import split_records
+from esmeray.dataset.batches.steps import BatchSource, Indices, TrainingSteps, ValidationSteps
+from esmeray.dataset.packed_batch import PackedBatch
+from esmeray.dataset.store.reader import Store, stage_once
+from esmeray.model.backbones.loading import residue_tokenizer
+from esmeray.model.export.backbone import export
+from esmeray.model.task_model import ResidueModel, TaskModel, TaskOutput
+from esmeray.run_folder.checkpoints import CheckpointFolder
+from esmeray.run_folder.paths import RunFolder
+from esmeray.tasks.section import ModelSection, TaskSettings
+
+Model = TypeVar("Model", bound=TaskModel)
+
+
+@dataclass(frozen=True)
+class TrainedState:
+    """The weights of a checkpoint, to be exported: those trained, whole and in fp32, by parameter.
+
+    Attributes:
+        checkpoint: its settings and names describe the model, as those of the run's folder may be of later data.
+        model, seed: of these settings.
+        resolved_config: all of them, as YAML.
+        facts: run, data, steps and metrics, for the model card.
+    """
+
+    weights: Mapping[str, Tensor]
+    checkpoint: CheckpointFolder
+    run: RunFolder
+    model: ModelSection
+    seed: int
+    resolved_config: str
+    facts: dict[str, Any]
+
+    def put_into(self, model: Model) -> Model:
+        """Load the weights into a model whose other weights came from its source; CheckpointError for another model."""
+        missing, unexpected = model.load_state_dict(dict(self.weights), strict=False)
+        trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        if unexpected or trained & set(missing):
+            names = ", ".join([*unexpected, *sorted(trained & set(missing))][:3])
+            raise CheckpointError(
+                f"{self.run.path}: the trained state does not fit model.* of its config ({names} ...)"
+            )
+        return model
+
+
+class Engine(Protocol):
+    """What runs the model: DeepSpeed's engine, or in a test the module alone."""
+
+    module: Any
+    device: torch.device
+
+    def __call__(self, batch: PackedBatch) -> TaskOutput:
+        """Loss and metric sums of one batch."""
+
+
+class Experiment(ABC):
+    """One task on its data, as one worker sees it.
+
+    Attributes:
+        store: the sequences, whose ids name the records.
+        batches, validation: see :meth:`take`.
+        cropped: what an epoch crops.
+        checksum: identity of the data, which a checkpoint can't be resumed without.
+        runs_backbone: false where its features are cached.
+        patience: evaluations without a lower cost after which training ends; None for any number.
+        exports_best: a run exports its best checkpoint in place of its last step.
+        names: files that say what the model's inputs and outputs mean, by name; they go into each checkpoint.
+    """
+
+    store: Store
+    batches: TrainingSteps
+    validation: ValidationSteps
+    cropped: CropCount
+    checksum: str
+    runs_backbone = True
+    patience: int | None = None
+    exports_best = False
+
+    def __init__(self, settings: TaskSettings, context: WorkerContext, run: RunFolder, path: Path) -> None:
+        self.settings = settings
+        self.names: dict[str, bytes] = {}
+        self._context = context
+        if settings.data.stage_dir is not None:
+            path = self.stage(path, Path(settings.data.stage_dir))
+        self.open_data(path, context, run)
+
+    @abstractmethod
+    def open_data(self, path: Path, context: WorkerContext, run: RunFolder) -> None:
+        """Open prepared data, staged where it is to be, and :meth:`take` batches; DataError where it can't be read.
+
+        The run has what the plan's ``write_names`` wrote.
+        """
+
+    def take(
+        self,
+        training: BatchSource,
+        records: Indices,
+        held_out: BatchSource,
+        held_out_records: Indices,
+        max_batches: int | None = None,
+    ) -> None:
+        """Train on these records of one source, and evaluate on at most ``max_batches`` of those of the other."""
+        context = self._context
+        place: dict[str, Any] = {"batch": self.settings.batch, "rank": context.rank, "world_size": context.world_size}
+        place["fixed_shapes"] = context.device.type == "cuda"
+        self.batches = TrainingSteps(training, records, seed=self.settings.seed, **place)
+        self.validation = ValidationSteps(held_out, held_out_records, max_batches=max_batches, **place)
+
+    @classmethod
+    def stage(cls, path: Path, stage_dir: Path) -> Path:
+        """Copy prepared data to this node, once in a process, and return the path to open.
+
+        Raises DataError where the data is damaged, ResourceError where the node's disk can't be written.
+        """
+        return stage_once(path, stage_dir)
+
+    @classmethod
+    @abstractmethod
+    def export(cls, trained: TrainedState, folder: Path, *, overwrite: bool) -> Path:
+        """Write a Hugging Face folder of a trained model. Needs no data, so a run can be exported anywhere.
+
+        Raises ConfigError where the folder may not be overwritten, CheckpointError where the weights do not fit.
+        """
+
+    @abstractmethod
+    def build_model(self) -> TaskModel:
+        """The model to train, in fp32 on the CPU."""
+
+    def open(self, model: TaskModel, context: WorkerContext, control: ControlGroup) -> None:  # noqa: B027
+        """Make what batches depend on the model for. Every worker calls it, whenever it starts."""
+
+    def prepare(  # noqa: B027 - most models need to know nothing
+        self, model: TaskModel, context: WorkerContext, control: ControlGroup, *, brief: bool = False
+    ) -> None:
+        """Measure what the model needs to know of the data before the first step. Every worker calls it.
+
+        ``brief``: as fast as can be, for timings, which do not depend on the values.
+        """
+
+    def rate_shares(self, model: TaskModel) -> dict[Any, float]:
+        """Share of the learning rate of each parameter; 1 for those that are not named."""
+        return {}
+
+    def evaluate(self, engine: Engine, control: ControlGroup, stop_requested: Callable[[], bool]) -> dict[str, float]:
+        """Metrics of the held-out records; none where there are none or a stop was asked for. Every worker calls it."""
+        totals = self.held_out_sums(engine, control, stop_requested, engine)
+        return engine.module.metrics(totals) if totals else {}
+
+    @torch.no_grad()
+    def held_out_sums(
+        self,
+        engine: Engine,
+        control: ControlGroup,
+        stop_requested: Callable[[], bool],
+        forward: Callable[[PackedBatch], TaskOutput],
+    ) -> dict[str, Tensor]:
+        """Metric sums of ``forward`` over the held-out batches, of which each worker takes some; none as above."""
+        engine.module.eval()
+        sums = MetricSums()
+        stopped = False
+        for batches in self.validation.steps():
+            stopped = control.agree(0, 0, stop=stop_requested(), failed=False).stop
+            if stopped:
+                break
+            for batch in batches:
+                sums.add(forward(batch.to(engine.device, non_blocking=True)).metrics)
+        engine.module.train()
+        return {} if stopped else control.sum(sums.own)
+
+    def cost(self, metrics: dict[str, float]) -> float | None:
+        """The cost that ranks checkpoints, lower being better; None where it is not known."""
+        loss = metrics.get("loss")
+        return loss if loss is not None and math.isfinite(loss) else None
+
+    @property
+    def cache_hit_rate(self) -> float | None:
+        """Share of the cached features, or predicted structures, that were there when they were needed."""
+        return None
+
+    def close(self) -> None:
+        self.batches.close()
+
+
+class ResidueExperiment(Experiment):
+    """A task on the residues of a store alone."""
+
+    def masking(self) -> Masking | None:
+        """How much is hidden, which then are the targets; None where every residue is one."""
+        return None
+
+    def open_data(self, path: Path, context: WorkerContext, run: RunFolder) -> None:
+        self.store = store = Store(path)
+        self.checksum = store.checksum
+        training, held_out = split_records(store.sequence_hashes, self.settings.data.validation_share)
+        length = self.settings.data.max_length
+        masking = self.masking()
+        source = ResidueSource(
+            store, PreparationSettings(length, self.settings.seed, random_crops=True, masking=masking)
+        )
+        # Held-out batches depend on no run's seed, so that metrics of runs compare.
+        fixed = ResidueSource(store, PreparationSettings(length, 0, random_crops=False, masking=masking))
+        self.cropped = count_cropped(store.lengths[training], length)
+        loader = Loader(source, self.settings.data.num_workers, self.settings.data.prefetch)
+        self.take(loader, training, fixed, held_out, self.settings.evaluation_batches)
+
+    @staticmethod
+    @abstractmethod
+    def new_model(section: ModelSection, seed: int) -> ResidueModel:
+        """Return the model to train, in fp32 on the CPU."""
+
+    @classmethod
+    def export(cls, trained: TrainedState, folder: Path, *, overwrite: bool) -> Path:
+        return exported(cls.new_model(trained.model, trained.seed), trained, folder, overwrite=overwrite)
+
+    def build_model(self) -> ResidueModel:
+        return self.new_model(self.settings.model, self.settings.seed)
+
+
+def exported(model: ResidueModel, trained: TrainedState, folder: Path, *, overwrite: bool) -> Path:
+    """Put the weights of a checkpoint into the model of its config and export it; see :meth:`Experiment.export`."""
+    return export(
+        trained.put_into(model),
+        folder,
+        residue_tokenizer(trained.model.backbone),
+        resolved_config=trained.resolved_config,
+        model_card_facts=trained.facts,
+        overwrite=overwrite,
+    )

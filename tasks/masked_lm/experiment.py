@@ -1,0 +1,15 @@
+"""The masked language model as the training loop sees it."""
+
+from esmeray.tasks.experiment import ResidueExperiment
+from esmeray.tasks.masked_lm.model import MaskedLM
+from esmeray.tasks.masked_lm.section import MaskedLMSection
+
+
+class MaskedLMExperiment(ResidueExperiment):
+    """The masked language model."""
+
+    new_model = staticmethod(MaskedLM.build)
+
+    def masking(self) -> MaskedLMSection:
+        section: MaskedLMSection = self.settings.model.masked_lm
+        return section

@@ -1,0 +1,92 @@
+"""Masked language modelling: predict the residues that the batch hides (Devlin et al. 2019; ESM-2, Lin et al. 2023).
+
+The head is that of Hugging Face's masked language model of the architecture, and is evaluated at the targets alone: at
+15 % masking that saves 85 % of the head and of the logits.
+
+Shape legend: T tokens in the batch, M tokens with a target, D channels, K tokens of the backbone's vocabulary.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from esmeray.dataset.packed_batch import PackedBatch
+from esmeray.model.backbones.base import PackedBackbone
+from esmeray.model.backbones.loading import masked_lm_network, residue_masked_lm
+from esmeray.model.task_model import Card, ResidueModel, TaskOutput, scalar_sums
+from esmeray.tasks.section import ModelSection
+
+
+class MaskedLM(ResidueModel):
+    """A masked language model on packed batches.
+
+    On a frozen backbone the head is trained alone; output weights that are tied to the embeddings stay as they are.
+    """
+
+    task = "masked_lm"
+
+    def __init__(self, backbone: PackedBackbone, lm_head: nn.Module) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.lm_head = lm_head
+
+    @classmethod
+    def build(cls, section: ModelSection, seed: int, *, empty: bool = False) -> "MaskedLM":
+        """The model to train, in fp32 on the CPU; raises as :func:`esmeray.model.backbones.loading.build_masked_lm`.
+
+        Random weights depend on ``seed`` alone; the global random state is left as it was. ``empty``: on the meta
+        device, without weights: to count them before any is read.
+        """
+        return cls(*residue_masked_lm(section.backbone, seed, empty=empty)).train()
+
+    def forward(self, batch: PackedBatch) -> TaskOutput:
+        """Cross entropy summed over the targets. Metrics: ``targets``, ``loss`` and ``correct``."""
+        features_TD = self.backbone(batch)
+        positions_M, targets_M = hidden_residues(self.backbone, batch)
+        logits_MK = self.lm_head(features_TD.index_select(0, positions_M)).float()
+        losses_M = functional.cross_entropy(logits_MK, targets_M, reduction="none")
+        return TaskOutput(losses_M.sum(), *residue_sums(losses_M, logits_MK, targets_M))
+
+    def network(self) -> PreTrainedModel:
+        return masked_lm_network(self.backbone, self.lm_head)
+
+    def card(self, family: str, size: str, network_code: Callable[[str, str], str]) -> Card:
+        description = (
+            f"# {family} masked language model\n\n{family} with {size}, which predicts hidden residues of proteins.\n"
+        )
+        return Card("fill-mask", ("masked-lm",), description, network_code("logits", "logits"))
+
+    def metrics(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
+        """``loss`` and ``perplexity`` per masked residue, and ``residue_recovery``, the share predicted right."""
+        return residue_metrics(scalar_sums(sums))
+
+
+def hidden_residues(backbone: PackedBackbone, batch: PackedBatch) -> tuple[Tensor, Tensor]:
+    """(M,) places of the targets in the batch, and their ids in the backbone's own vocabulary."""
+    positions_M = batch.places_of_targets()
+    targets_M = batch.targets.index_select(0, positions_M)
+    return positions_M, targets_M if backbone.residue_ids is None else backbone.residue_ids[targets_M]
+
+
+def residue_sums(losses_M: Tensor, logits_MK: Tensor, targets_M: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Number of targets, and the sums ``targets``, ``loss`` and ``correct``."""
+    num_targets = torch.full((), targets_M.numel(), device=losses_M.device)  # torch.tensor would wait for CUDA
+    return num_targets, {
+        "targets": num_targets.double(),
+        "loss": losses_M.detach().sum(dtype=torch.float64),
+        "correct": (logits_MK.argmax(-1) == targets_M).sum().double(),
+    }
+
+
+def residue_metrics(values: Mapping[str, float]) -> dict[str, float]:
+    """The metrics of predicted residues from the sums ``targets``, ``loss`` and ``correct``; none without a target."""
+    count = values["targets"]
+    if count == 0:
+        return {}
+    loss = values["loss"] / count
+    perplexity = math.exp(loss) if loss < 700 else math.inf  # where exp overflows, in a diverging run
+    return {"loss": loss, "perplexity": perplexity, "residue_recovery": values["correct"] / count}

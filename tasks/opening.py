@@ -1,0 +1,57 @@
+"""Models as they are opened from files: by transformers alone, or by the task that exported them.
+
+In: a folder, a hub name or a size. Out: backbone, tokenizer and heads, in fp32 on the CPU. A task says how in its
+``opener``.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any, NamedTuple
+
+from esmeray.common.errors import DataError
+from esmeray.dataset.tokens.base import SequenceTokenizer
+from esmeray.model.backbones.architectures import MASKED_LM_HEADS, PACKED
+from esmeray.model.backbones.base import PackedBackbone
+from esmeray.model.backbones.loading import build_backbone, build_masked_lm, residue_tokenizer
+from esmeray.model.backbones.source import source_type
+from esmeray.model.section import BackboneSection
+from esmeray.tasks.registry import task_named, task_names
+
+
+class Opened(NamedTuple):
+    """``heads`` has what computes from the backbone's features, by the name of its task."""
+
+    backbone: PackedBackbone
+    tokenizer: SequenceTokenizer
+    heads: Mapping[str, Any]
+
+
+def open_exported(task: str, folder: Path) -> Opened:
+    """The model that ``task`` exported to ``folder``. Raises DataError for a damaged export or an unknown task."""
+    if task not in task_names():
+        raise DataError(f"{folder}: a model of task {task}, which gives no outputs of sequences; choose another model")
+    opener = task_named(task).opener
+    if opener is None:
+        return open_network(str(folder), with_head=True)
+    model, tokenizer = resolve_name(opener)(folder)
+    heads: dict[str, Any] = {task: model}
+    if (head := getattr(model, "lm_head", None)) is not None:
+        heads["masked_lm"] = head
+    return Opened(model.backbone, tokenizer, heads)
+
+
+def open_network(source: str, *, with_head: bool) -> Opened:
+    """A folder, hub name or size of transformers, with the head of its masked language model where it has one.
+
+    Raises ConfigError, DataError and ResourceError as :func:`esmeray.model.backbones.loading.build_backbone` does.
+    """
+    section = BackboneSection(source=source, frozen=True)
+    kind = source_type(section)
+    section = section.model_copy(update={"padded": kind != "esm" and kind not in PACKED})
+    tokenizer = residue_tokenizer(section)
+    vocabulary = tokenizer.vocabulary_size, tokenizer.pad
+    if with_head and kind in MASKED_LM_HEADS:
+        backbone, head = build_masked_lm(section, 0, *vocabulary)
+        return Opened(backbone, tokenizer, {"masked_lm": head})
+    return Opened(build_backbone(section, 0, *vocabulary), tokenizer, {})

@@ -1,0 +1,186 @@
+"""A task, and one on residues, as the driver sees it: data made ready, sizes of data and model, before any worker.
+
+The worker's side of a task is :mod:`esmeray.tasks.experiment`. Imports neither torch nor transformers, so that
+a plan and a refusal are there at once; modules of the tasks keep to it.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from pathlib import Path
+from pkgutil import resolve_name
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from esmeray.common.progress import ProgressCallback, no_progress
+from esmeray.common.remote import local_path
+from esmeray.dataset.batches.preparation import CropCount, count_cropped, cropped_lengths
+from esmeray.dataset.batches.splitting import split_records
+from esmeray.dataset.fasta.counts import IngestCounts
+from esmeray.dataset.fasta.reader import FastaSource
+from esmeray.dataset.section import SPECIAL_TOKENS_PER_SEQUENCE, DataSection
+from esmeray.dataset.store.conversion import SAMPLE, ensure_store, store_location
+from esmeray.dataset.store.format import MANIFEST_FILE
+from esmeray.dataset.store.reader import Store
+from esmeray.dataset.store.sample import sample_records
+from esmeray.model.backbones.source import is_padded, source_type
+from esmeray.model.cost.memory import ParameterCount, count_parameters
+from esmeray.run_folder.checkpoints import CheckpointFolder
+from esmeray.run_folder.paths import RunFolder
+from esmeray.tasks.registry import task_named
+from esmeray.tasks.section import ModelSection
+
+if TYPE_CHECKING:
+    from esmeray.model.task_model import TaskModel
+
+HEAD_RECORDS = 50_000
+"""Records that an estimate reads."""
+
+
+@dataclass(frozen=True)
+class DataSize:
+    """Size of the data to train on: tokens after cropping, special tokens included, and what an epoch crops.
+
+    ``held_out`` are sequences of the validation, ``counts`` what reading changed or left out, where that is known, and
+    ``labels`` what is to be learnt of labelled records, in words.
+    """
+
+    sequences: int
+    tokens: int
+    cropped: CropCount
+    exact: bool
+    held_out: int = 0
+    counts: IngestCounts | None = None
+    labels: str | None = None
+
+
+class TaskSize(NamedTuple):
+    """Size of the data to train on and of the model."""
+
+    data: DataSize
+    parameters: ParameterCount
+
+
+@dataclass(frozen=True)
+class TaskPlan(ABC):
+    """One task of an experiment, resolved, before it is trained.
+
+    ``in_process``: one worker on the CPU trains in the driver's process, without a cluster.
+    """
+
+    in_process = False
+
+    data: DataSection
+    model: ModelSection
+
+    @property
+    def padded(self) -> bool:
+        """Test for a backbone that takes padded batches."""
+        backbone = self.model.backbone
+        return is_padded(backbone, source_type(backbone))
+
+    @abstractmethod
+    def prepare(self, root: Path, progress: ProgressCallback = no_progress) -> Path:
+        """Make, or find, the data in a folder of stores and return its own; ConfigError, DataError for a refusal."""
+
+    @abstractmethod
+    def location(self, root: Path) -> Path:
+        """Return the folder that :meth:`prepare` uses, whether or not it is there."""
+
+    @abstractmethod
+    def checksum(self, path: Path) -> str:
+        """Return the identity of prepared data, which a checkpoint can't be resumed without."""
+
+    @abstractmethod
+    def measure(self, path: Path) -> TaskSize:
+        """Count prepared data and the model's parameters; ConfigError where the model can't be, or take this data."""
+
+    def estimate(self) -> TaskSize:
+        """Return the sizes of :meth:`measure`, or about so, with nothing left behind; refuses alike."""
+        plan = self
+        if self.data.store is not None and not Path(self.data.store).exists():  # it would stay
+            plan = replace(self, data=self.data.model_copy(update={"store": None}))
+        with TemporaryDirectory() as folder:
+            return plan.measure(plan.prepare(Path(folder)))
+
+    def check_resumed(self, checkpoint: CheckpointFolder, path: Path) -> None:  # noqa: B027
+        """Raise CheckpointError for data that its model would read otherwise than before, as with another tokenizer."""
+
+    def write_names(self, run: RunFolder, path: Path) -> None:  # noqa: B027
+        """Write what names the model's inputs and outputs into the folder of a run that was accepted."""
+
+
+def task_plan(data: DataSection, model: ModelSection) -> TaskPlan:
+    """Return the driver's side of the task that the model is of."""
+    return resolve_name(task_named(model.task).plan)(data, model)
+
+
+class ResiduePlan(TaskPlan):
+    """A task on a store of residues."""
+
+    @staticmethod
+    @abstractmethod
+    def empty_model(section: ModelSection) -> "TaskModel":
+        """Return the model, without memory for its weights; ConfigError for an impossible one."""
+
+    def prepare(self, root: Path, progress: ProgressCallback = no_progress) -> Path:
+        self._parameters()  # refuses an impossible model before the data is read
+        return ensure_store(self.data, root, progress)
+
+    def location(self, root: Path) -> Path:
+        return store_location(self.data, root)
+
+    def checksum(self, path: Path) -> str:
+        return Store(path).checksum
+
+    def measure(self, path: Path) -> TaskSize:
+        return TaskSize(size_of_store(Store(path), self.data), self._parameters())
+
+    def estimate(self) -> TaskSize:
+        """Read the head of the sources."""
+        return TaskSize(estimate_size(self.data), self._parameters())
+
+    def _parameters(self) -> ParameterCount:
+        return count_parameters(self.empty_model(self.model))
+
+
+def size_of_store(store: Store, data: DataSection) -> DataSize:
+    """Count the training part of a store."""
+    training, held_out = split_records(store.sequence_hashes, data.validation_share)
+    return replace(size_of_lengths(store.lengths[training], data), held_out=held_out.size, counts=store.manifest.counts)
+
+
+def estimate_size(data: DataSection) -> DataSize:
+    """Estimate the size of training on the source, reading no more than the head of the files."""
+    if len(data.source) == 1 and ((path := local_path(data.source[0])) / MANIFEST_FILE).is_file():
+        return size_of_store(Store(path), data)
+    lengths, share_read = _head_lengths(data)
+    head = size_of_lengths(np.array(lengths), data)
+    scale = (1 - data.validation_share) / share_read
+    return DataSize(
+        sequences=round(head.sequences * scale),
+        tokens=round(head.tokens * scale),
+        cropped=CropCount(round(head.cropped.sequences * scale), round(head.cropped.residues * scale)),
+        exact=False,
+        held_out=round(head.sequences * data.validation_share / share_read),
+    )
+
+
+def _head_lengths(data: DataSection) -> tuple[list[int], float]:
+    if data.source == [SAMPLE]:
+        sample = data.sample
+        return [len(sequence) for _, sequence in sample_records(sample.records, sample.families, sample.seed)], 1.0
+    source = FastaSource(data.source, data.ingest.max_residues)
+    lengths: list[int] = []
+    for batch in source.batches():
+        lengths += map(len, batch.records.sequences)
+        if len(lengths) >= HEAD_RECORDS:
+            return lengths, max(source.bytes_read / source.bytes_total, 1e-9)
+    return lengths, 1.0
+
+
+def size_of_lengths(lengths_N: np.ndarray, data: DataSection) -> DataSize:
+    """The size of training on records of these lengths (N,), in residues."""
+    tokens = cropped_lengths(lengths_N, data.max_length) + SPECIAL_TOKENS_PER_SEQUENCE
+    return DataSize(lengths_N.size, int(tokens.sum()), count_cropped(lengths_N, data.max_length), exact=True)

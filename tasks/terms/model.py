@@ -1,0 +1,91 @@
+"""Terms of proteins from one vector each: the classifier's head and loss where no backbone runs.
+
+Batches have no tokens, but a vector (C,) of each sequence as its features. The vectors are standardised by mean and
+standard deviation of the training proteins, which are part of the state.
+
+Shape legend: N sequences, C channels, K terms.
+"""
+
+from collections.abc import Set
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from esmeray.common.errors import DataError
+from esmeray.dataset.labels.label_space import LabelSpace
+from esmeray.dataset.packed_batch import FEATURES, PackedBatch
+from esmeray.model.backbones.base import PackedBackbone
+from esmeray.model.backbones.loading import seeded
+from esmeray.model.heads.normalization import Normalization
+from esmeray.model.section import ClassifierSection
+from esmeray.tasks.classifier.model import Classifier
+
+_LEAST_DEVIATION = 1e-6
+
+
+class NoBackbone(PackedBackbone):
+    """The place of a backbone in a model that is given vectors."""
+
+    causal = False
+    hidden_size = num_layers = 0
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(nn.Identity())
+        self.hidden_size = channels
+
+    def compile_layers(self, backend: str = "inductor") -> None:
+        """There are none."""
+
+    def _hidden_states(self, batch: PackedBatch, layers: Set[int]) -> dict[int, Tensor]:
+        raise ValueError("a network on vectors needs batches with features")
+
+
+class VectorClassifier(Classifier):
+    """The classifier on vectors.
+
+    ``scale``: (C,) means and (C,) standard deviations of the training vectors; None for 0 and 1, to be loaded.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        section: ClassifierSection,
+        label_space: LabelSpace,
+        scale: tuple[Tensor, Tensor] | None = None,
+        label_weights: Tensor | None = None,
+    ) -> None:
+        super().__init__(
+            NoBackbone(channels), section, label_space, label_weights=label_weights, num_prefix=0, num_suffix=0
+        )
+        self.input_scale = Normalization(channels, *(scale or ()))
+        dropout: Any = self.head.dropout
+        dropout.p = 0.0  # of the vectors themselves none is dropped
+
+    def logits(self, batch: PackedBatch) -> Tensor:
+        return self.head(self.input_scale(batch.by_sequence[FEATURES]))
+
+
+def refuse_sequences(folder: Path) -> NoReturn:
+    """Raise DataError: an export of this task takes vectors."""
+    raise DataError(f"{folder}: a network on vectors gives no outputs of sequences; see 'esmeray function predict'")
+
+
+def new_vector_classifier(
+    section: ClassifierSection,
+    seed: int,
+    label_space: LabelSpace,
+    vectors_NC: Tensor,
+    share_K: Tensor,
+    label_weights: Tensor,
+) -> VectorClassifier:
+    """The network to train, which at first predicts the shares (K,) of the training proteins (N, C) with each term."""
+    scale = vectors_NC.mean(0), vectors_NC.std(0, correction=0).clamp(min=_LEAST_DEVIATION)
+    with seeded(seed + 1):
+        model = VectorClassifier(vectors_NC.shape[1], section, label_space, scale, label_weights)
+    output: Any = model.head.output
+    nn.init.zeros_(output.weight)
+    with torch.no_grad():
+        output.bias.copy_(torch.logit(share_K))
+    return model.train()

@@ -1,0 +1,58 @@
+"""Function prediction as the driver sees it: the annotated proteins, and the network that learns their terms."""
+
+from pathlib import Path
+
+from esmeray.common.errors import ConfigError
+from esmeray.common.progress import ProgressCallback, no_progress
+from esmeray.dataset.embeddings.manifest import read_manifest
+from esmeray.dataset.section import TargetKind
+from esmeray.dataset.tokens.base import SequenceTokenizer
+from esmeray.dataset.tokens.token_store import ensure_tokens
+from esmeray.function.proteins import LabelledTerms, location, prepare
+from esmeray.function.section import COMPOSITION
+from esmeray.function.vectors import CHANNELS
+from esmeray.model.backbones.facts import BackboneFacts, backbone_facts
+from esmeray.model.section import BackboneSection
+from esmeray.tasks.classifier.plan import ClassifierPlan, tokenizer_of
+
+
+class TermsPlan(ClassifierPlan):
+    """A classifier whose labels are the terms of an ontology."""
+
+    in_process = True
+
+    def prepare(self, root: Path, progress: ProgressCallback = no_progress) -> Path:
+        self.check_settings("multilabel")
+        path = prepare(self.data, root, progress)
+        labelled = self.opened(path)
+        ensure_tokens(labelled.store, tokenizer_of(self.model, labelled), root, progress)
+        return path
+
+    def location(self, root: Path) -> Path:
+        return location(self.data, root)
+
+    def opened(self, path: Path) -> LabelledTerms:
+        return LabelledTerms(path, self.data.terms.min_count)
+
+    def check_settings(self, kind: TargetKind) -> None:
+        super().check_settings(kind)
+        model = self.model
+        if model.terms.network == "vectors" and model.classifier.pooling == "light_attention":
+            raise ConfigError("model.classifier.pooling light_attention: vectors are not pooled; leave it at mean")
+
+    @property
+    def padded(self) -> bool:
+        return self.model.terms.network == "backbone" and super().padded
+
+    def facts(self, tokenizer: SequenceTokenizer) -> BackboneFacts:
+        terms = self.model.terms
+        if terms.network == "backbone":
+            return super().facts(tokenizer)
+        embeddings = terms.embeddings
+        channels = CHANNELS
+        if embeddings.store is not None:
+            channels = read_manifest(Path(embeddings.store)).outputs["mean"].channels
+        elif embeddings.model != COMPOSITION:  # a dry run: they are computed before training
+            section = BackboneSection(source=embeddings.model)
+            channels = backbone_facts(section, tokenizer.vocabulary_size, tokenizer.pad).hidden_size
+        return BackboneFacts(hidden_size=channels, parameters=0, unused=0, linear={})

@@ -1,0 +1,16 @@
+"""What the registry knows of the task."""
+
+from esmeray.tasks.registry import Task
+from esmeray.tasks.terms.section import TermsSection
+
+TASK = Task(
+    section=TermsSection,
+    summary="predict functions of proteins",
+    plan="esmeray.tasks.terms.plan:TermsPlan",
+    experiment="esmeray.tasks.terms.experiment:TermsExperiment",
+    opener="esmeray.tasks.terms.model:refuse_sequences",
+    metrics={},  # those of the classifier
+    before="esmeray.inference.function.vectors:with_vectors",
+    after="esmeray.inference.function.blend:finish",
+    next=("function predict {run} --predict.input new.fasta --predict.output {name}-terms.tsv",),
+)

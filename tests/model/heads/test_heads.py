@@ -1,0 +1,93 @@
+"""Light attention is that of the paper for each sequence by itself, and a head gives fp32 whatever it is made of."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from esmeray.model.heads.heads import LightAttention, build_head
+from esmeray.model.section import ClassifierSection
+from tests.model.support import assert_near, batch_of_lengths, segments
+
+CHANNELS = 6
+RAGGED = [5, 1, 40, 2, 12]
+AROUND = [(1, 1), (0, 0), (0, 1)]
+
+
+def light_attention(kernel: int = 9, prefix: int = 1, suffix: int = 1, dropout: float = 0.0) -> LightAttention:
+    torch.manual_seed(0)
+    return LightAttention(CHANNELS, kernel, dropout, prefix, suffix)
+
+
+def of_the_paper(module: LightAttention, residues_LD: torch.Tensor) -> torch.Tensor:
+    """(2 D,): the published forward for one sequence without special tokens."""
+    (kernel,) = module.feature_convolution.kernel_size
+    x = functional.pad(residues_LD.t().unsqueeze(0), ((kernel - 1) // 2, kernel // 2))
+    values, scores = module.feature_convolution(x), module.attention_convolution(x)
+    attended = (values * functional.softmax(scores, dim=-1)).sum(-1)
+    return torch.cat((attended, values.amax(-1)), dim=-1)[0]
+
+
+@pytest.mark.parametrize("kernel", [1, 4, 9])
+@pytest.mark.parametrize(("prefix", "suffix"), AROUND)
+def test_packed_light_attention_is_that_of_the_paper_for_each_sequence(kernel, prefix, suffix):
+    module = light_attention(kernel, prefix, suffix)
+    batch = batch_of_lengths([length + prefix + suffix for length in RAGGED])
+    features = torch.randn(batch.num_tokens, CHANNELS, requires_grad=True)
+    weights = torch.randn(len(RAGGED), 2 * CHANNELS)
+    rows = [row[prefix : len(row) - suffix] for row in segments(features, batch)]
+    expected = torch.stack([of_the_paper(module, row) for row in rows])
+    pooled = module(features, batch)
+    assert_near(pooled, expected)
+    inputs = [features, *module.parameters()]
+    ours = torch.autograd.grad((pooled * weights).sum(), inputs)
+    theirs = torch.autograd.grad((expected * weights).sum(), inputs)
+    assert_near(ours, theirs)
+
+
+def test_scores_of_any_size_give_a_softmax():
+    module, batch = light_attention(), batch_of_lengths([6, 9])
+    features = 1e4 * torch.randn(batch.num_tokens, CHANNELS)
+    pooled = module(features, batch)
+    pooled.sum().backward()
+    assert pooled.isfinite().all() and all(p.grad.isfinite().all() for p in module.parameters())
+
+
+@pytest.mark.parametrize("lengths", [[1], [2], [2, 5, 1]])
+def test_a_sequence_without_residues_is_zero_and_reaches_every_weight(lengths):
+    module, batch = light_attention(), batch_of_lengths(lengths)
+    pooled = module(torch.randn(batch.num_tokens, CHANNELS), batch)
+    empty = torch.tensor(lengths) < 3
+    pooled[empty].sum().backward()
+    assert pooled[empty].eq(0).all()
+    assert all(p.grad is not None and p.grad.eq(0).all() for p in module.parameters())
+
+
+@pytest.mark.parametrize(
+    ("kind", "light", "layers"),
+    [
+        ("linear", False, [nn.Dropout, nn.Linear]),
+        ("linear", True, [nn.Linear]),
+        ("mlp", False, [nn.Dropout, nn.Linear, nn.GELU, nn.Dropout, nn.Linear]),
+        ("mlp", True, [nn.Linear, nn.Dropout, nn.ReLU, nn.LayerNorm, nn.Linear]),
+    ],
+)
+def test_a_head_has_the_layers_that_its_name_means(kind, light, layers):
+    section = ClassifierSection(head=kind, hidden_size=5, dropout=0.2)
+    head = build_head(section, CHANNELS, 3, light_attention=light)
+    assert len(head) == len(layers) and all(isinstance(m, layer) for m, layer in zip(head, layers, strict=True))
+    assert {module.p for module in head if isinstance(module, nn.Dropout)} <= {0.2}
+    assert head(torch.randn(4, CHANNELS)).shape == (4, 3)
+
+
+@pytest.mark.parametrize("light", [False, True])
+@pytest.mark.parametrize("kind", ["linear", "mlp"])
+def test_a_head_of_bf16_gives_fp32_that_is_not_rounded(kind, light):
+    head = build_head(ClassifierSection(head=kind, dropout=0.0), CHANNELS, 3, light_attention=light)
+    features = torch.randn(4, CHANNELS)
+    exact, half = head(features), copy.deepcopy(head).bfloat16()
+    for outputs in (half(features), half(features.bfloat16())):
+        assert outputs.dtype == torch.float32 and not torch.equal(outputs, outputs.bfloat16().float())
+        assert_near(outputs, exact, 0.05)

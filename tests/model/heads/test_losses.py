@@ -1,0 +1,172 @@
+"""The losses are torch's and scikit-learn's own where these have them, and nothing where a target is ignored."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.utils.class_weight import compute_class_weight
+from torch.nn import functional
+
+from esmeray.common.errors import ConfigError
+from esmeray.dataset.targets import IGNORED_TARGET, has_target
+from esmeray.model.heads.losses import TargetLoss, balanced_class_weights
+from esmeray.model.heads.settings import loss_name
+from esmeray.model.section import ClassifierSection
+
+ROWS, CLASSES = 6, 4
+CLASS_WEIGHTS = torch.tensor([0.5, 2.0, 1.0, 3.0])
+FOCAL = {"loss": "focal", "focal_gamma": 2.0}
+
+
+def loss_of(kind, weights=None, label_weights=None, **settings):
+    return TargetLoss(ClassifierSection(**settings), kind, weights, label_weights)
+
+
+@pytest.fixture
+def logits():
+    torch.manual_seed(0)
+    return torch.randn(ROWS, CLASSES, requires_grad=True)
+
+
+@pytest.fixture
+def classes():
+    return torch.tensor([0, 3, 1, 1, 2, 3])
+
+
+@pytest.fixture
+def labels():
+    return torch.tensor([[1.0, 0, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1], [0, 1, 0, 0], [0, 0, 1, 0], [1, 0, 0, 0]])
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("weights", [None, CLASS_WEIGHTS])
+def test_cross_entropy_is_torchs(logits, classes, weights, smoothing):
+    expected = functional.cross_entropy(logits, classes, weight=weights, label_smoothing=smoothing, reduction="none")
+    assert torch.equal(loss_of("multiclass", weights, label_smoothing=smoothing)(logits, classes), expected)
+
+
+@pytest.mark.parametrize("weights", [None, CLASS_WEIGHTS])
+def test_losses_of_columns_are_torchs(logits, labels, weights):
+    expected = functional.binary_cross_entropy_with_logits(logits, labels, pos_weight=weights)
+    torch.testing.assert_close(loss_of("multilabel", weights)(logits, labels).mean(), expected)
+    torch.testing.assert_close(loss_of("regression")(logits, labels).mean(), functional.mse_loss(logits, labels))
+
+
+def test_focal_is_the_papers(logits, classes, labels):
+    p = logits.softmax(-1)[torch.arange(ROWS), classes]
+    expected = -CLASS_WEIGHTS[classes] * (1 - p) ** 2 * p.log()
+    torch.testing.assert_close(loss_of("multiclass", CLASS_WEIGHTS, **FOCAL)(logits, classes), expected)
+    p = torch.where(labels == 1, logits.sigmoid(), 1 - logits.sigmoid())
+    alpha = torch.where(labels == 1, CLASS_WEIGHTS, 1.0)
+    expected = (-alpha * (1 - p) ** 2 * p.log()).mean(-1)
+    torch.testing.assert_close(loss_of("multilabel", CLASS_WEIGHTS, **FOCAL)(logits, labels), expected)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0, 2.0])
+def test_focal_of_certain_answers_has_finite_gradients(gamma):
+    logits = torch.tensor([[200.0, 0.0], [-200.0, 0.0]], requires_grad=True)
+    for kind, targets in (("multiclass", torch.tensor([0, 0])), ("multilabel", torch.tensor([[1.0, 1.0], [1.0, 0.0]]))):
+        loss_of(kind, loss="focal", focal_gamma=gamma)(logits, targets).sum().backward()
+    assert logits.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("settings", [{}, {"label_smoothing": 0.2}, FOCAL], ids=str)
+@pytest.mark.parametrize("weights", [None, CLASS_WEIGHTS])
+def test_ignored_classes_have_no_loss_and_no_gradient(logits, classes, settings, weights):
+    loss = loss_of("multiclass", weights, **settings)
+    ignored = torch.tensor([False, True, False, False, True, False])
+    expected = loss(logits, classes)
+    losses = loss(logits, classes.masked_fill(ignored, IGNORED_TARGET))
+    losses.sum().backward()
+    assert losses[ignored].eq(0).all() and logits.grad[ignored].eq(0).all()
+    torch.testing.assert_close(losses[~ignored], expected[~ignored])
+
+
+@pytest.mark.parametrize(("kind", "settings"), [("multilabel", {}), ("multilabel", FOCAL), ("regression", {})])
+def test_unknown_columns_are_left_out_of_the_mean(logits, labels, kind, settings):
+    loss = loss_of(kind, **settings)
+    labels[0, 1] = labels[0, 3] = labels[2, 0] = math.nan
+    labels[4] = math.nan
+    losses = loss(logits, labels)
+    losses.sum().backward()
+    alone = [loss(logits[:, [column]], labels[:, [column]]) for column in range(CLASSES)]
+    known = ~labels.isnan()
+    expected = torch.stack(alone, 1).sum(1) / known.sum(1).clamp(min=1)
+    torch.testing.assert_close(losses, expected)
+    assert losses[4] == 0 and logits.grad[~known].eq(0).all() and logits.grad[known].ne(0).all()
+    assert has_target(labels).tolist() == [True, True, True, True, False, True]
+
+
+@pytest.mark.parametrize("settings", [{}, FOCAL], ids=str)
+@pytest.mark.parametrize("weights", [None, CLASS_WEIGHTS])
+def test_label_weights_weight_the_mean_over_known_labels(logits, labels, weights, settings):
+    labels[0, 1] = labels[1, :3] = math.nan
+    labels[4] = math.nan
+    by_label = torch.tensor([0.2, 3.0, 0.7, 0.0])
+    losses = loss_of("multilabel", weights, by_label, **settings)(logits, labels)
+    losses.sum().backward()
+    for row in range(ROWS):
+        known = [column for column in range(CLASSES) if not labels[row, column].isnan() and by_label[column]]
+        alone = [
+            loss_of("multilabel", None if weights is None else weights[[k]], **settings)(
+                logits[[row]][:, [k]], labels[[row]][:, [k]]
+            )
+            for k in known
+        ]
+        expected = sum(by_label[k] * loss.item() for k, loss in zip(known, alone, strict=True))
+        total = sum(by_label[k] for k in known)
+        assert losses[row].item() == pytest.approx(float(expected / total) if known else 0.0, rel=1e-5)
+    assert losses[1] == losses[4] == 0 and logits.grad[:, 3].eq(0).all() and logits.grad.isfinite().all()
+
+
+def test_auto_means_the_usual_loss_of_a_kind():
+    usual = {"multiclass": "cross_entropy", "binary": "cross_entropy", "per_residue": "cross_entropy"}
+    for kind, meant in (usual | {"multilabel": "bce", "regression": "mse"}).items():
+        assert loss_name(ClassifierSection(), kind) == meant
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "key"),
+    [
+        ("multiclass", {"loss": "bce"}, "loss bce is not for data.labels.kind multiclass"),
+        ("multilabel", {"loss": "cross_entropy"}, "choose auto or bce or focal"),
+        ("regression", {"loss": "focal"}, "choose auto or mse"),
+        ("multilabel", {"label_smoothing": 0.1}, "label_smoothing is for cross_entropy, not for bce"),
+        ("multiclass", {"loss": "focal", "label_smoothing": 0.1}, "label_smoothing"),
+        ("regression", {"class_weights": "balanced"}, "class_weights"),
+        ("binary", {"label_weights": "w.tsv"}, "label_weights is for data.labels.kind multilabel, not for binary"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(kind, settings, key):
+    with pytest.raises(ConfigError, match=key):
+        loss_name(ClassifierSection(**settings), kind)
+
+
+@pytest.mark.parametrize("kind", ["multiclass", "per_residue"])
+def test_balanced_weights_are_scikit_learns(kind):
+    targets = torch.tensor([0, 0, 0, 1, 2, 2, IGNORED_TARGET])
+    known = targets[:-1].numpy()
+    expected = compute_class_weight("balanced", classes=np.arange(3), y=known)
+    torch.testing.assert_close(balanced_class_weights(kind, targets.split(4), 3), torch.tensor(expected).float())
+
+
+def test_balanced_weights_of_labels_are_the_ratio_of_scikit_learns(labels):
+    labels[0, 0] = math.nan
+    weights = balanced_class_weights("multilabel", labels.split(4), CLASSES)
+    for column in range(CLASSES):
+        y = labels[:, column][~labels[:, column].isnan()].numpy()
+        negative, positive = compute_class_weight("balanced", classes=np.arange(2), y=y)
+        assert weights[column].item() == pytest.approx(positive / negative)
+
+
+def test_classes_that_never_occur_count_as_they_are():
+    assert balanced_class_weights("multiclass", [torch.tensor([0, 0, 2])], 4)[[1, 3]].tolist() == [1, 1]
+    alike = torch.tensor([[0.0, 1.0, math.nan], [0.0, 1.0, math.nan]])
+    assert balanced_class_weights("multilabel", [alike], 3).tolist() == [1, 1, 1]
+
+
+def test_class_weights_stay_fp32_and_out_of_the_saved_state():
+    loss = loss_of("multiclass", CLASS_WEIGHTS.double() / 3).bfloat16()
+    assert torch.equal(loss.class_weights, (CLASS_WEIGHTS.double() / 3).float())
+    assert loss.state_dict() == {}

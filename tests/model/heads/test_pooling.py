@@ -1,0 +1,137 @@
+"""Pooling looks at what belongs to each sequence, and at nothing else."""
+
+import pytest
+import torch
+
+from esmeray.dataset.packed_batch import PackedBatch
+from esmeray.dataset.tokens.esm import pack_sequences
+from esmeray.model.heads.pooling import (
+    first_token,
+    last_token,
+    max_over_residues,
+    mean_over_residues,
+    pool,
+    residue_mask,
+)
+from tests.model.support import assert_near, batch_of_lengths, segments
+
+RAGGED = [5, 1, 40, 2]
+AROUND = [(1, 1), (0, 0), (0, 1), (2, 1)]
+ALONE = {mean_over_residues: lambda residues: residues.mean(0), max_over_residues: lambda residues: residues.amax(0)}
+
+
+def residues_of(features: torch.Tensor, batch: PackedBatch, prefix: int, suffix: int) -> list[torch.Tensor]:
+    return [rows[prefix : len(rows) - suffix] for rows in segments(features, batch)]
+
+
+@pytest.mark.parametrize("pooling", ALONE)
+@pytest.mark.parametrize(("prefix", "suffix"), AROUND)
+def test_pooled_packed_equals_one_at_a_time(pooling, prefix, suffix):
+    batch = batch_of_lengths([length + prefix + suffix for length in RAGGED])
+    features = torch.randn(batch.num_tokens, 7, requires_grad=True)
+    weights = torch.randn(len(RAGGED), 7)
+    expected = torch.stack([ALONE[pooling](rows) for rows in residues_of(features, batch, prefix, suffix)])
+    pooled = pooling(features, batch, prefix, suffix)
+    assert_near(pooled, expected)
+    gradients = [torch.autograd.grad((result * weights).sum(), features)[0] for result in (pooled, expected)]
+    assert_near(*gradients)
+
+
+@pytest.mark.parametrize("pooling", ALONE)
+@pytest.mark.parametrize("lengths", [[1], [2], [1, 7, 2]])
+def test_a_sequence_without_residues_is_zero_and_gets_no_gradient(pooling, lengths):
+    batch = batch_of_lengths(lengths)
+    features = torch.randn(batch.num_tokens, 3, requires_grad=True)
+    pooled = pooling(features, batch)
+    pooled.sum().backward()
+    empty = torch.tensor(lengths) < 3
+    assert pooled[empty].eq(0).all()
+    assert features.grad[empty[batch.segment_ids()]].eq(0).all() and features.grad.isfinite().all()
+
+
+def test_first_and_last_token_are_those_of_each_sequence():
+    batch = batch_of_lengths(RAGGED)
+    features = torch.randn(batch.num_tokens, 4)
+    rows = segments(features, batch)
+    assert torch.equal(first_token(features, batch), torch.stack([row[0] for row in rows]))
+    assert torch.equal(last_token(features, batch), torch.stack([row[-1] for row in rows]))
+
+
+@pytest.mark.parametrize("pooling", [first_token, last_token])
+@pytest.mark.parametrize("lengths", [[0, 3], [3, 0], [2, 0, 2]])
+def test_a_sequence_without_tokens_takes_none_of_its_neighbours(pooling, lengths):
+    pooled = pooling(torch.ones(sum(lengths), 2), batch_of_lengths(lengths))
+    assert pooled[:, 0].tolist() == [float(length > 0) for length in lengths]
+
+
+@pytest.mark.parametrize(("prefix", "suffix"), AROUND)
+def test_the_residue_mask_leaves_out_what_stands_around_the_residues(prefix, suffix):
+    batch = batch_of_lengths([prefix + suffix + length for length in RAGGED])
+    mask = residue_mask(batch, prefix, suffix)
+    for length, row in zip(RAGGED, segments(mask, batch), strict=True):
+        assert row.tolist() == [False] * prefix + [True] * length + [False] * suffix
+
+
+@pytest.mark.parametrize("pool", [mean_over_residues, max_over_residues, first_token, last_token])
+def test_half_precision_is_pooled_in_fp32(pool):
+    batch = pack_sequences(["A" * 1000, "E"])
+    features = torch.randn(batch.num_tokens, 2).bfloat16()
+    assert torch.equal(pool(features, batch), pool(features.float(), batch))
+
+
+COUNTS = [5, 0, 1, 40, 16, 0, 333, 17]
+
+
+def segments_of_rows(dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """Features and scores, and segments with rows before, between and after them that no result may depend on."""
+    generator = torch.Generator().manual_seed(0)
+    counts = torch.tensor(COUNTS)
+    firsts = (counts + 3).cumsum(0) - counts
+    rows = int(firsts[-1] + counts[-1]) + 4
+    features, scores = (scale * torch.randn(rows, 13, generator=generator) for scale in (1, 30))
+    outside = torch.ones(rows, 1, dtype=torch.bool)
+    for first, count in zip(firsts, counts, strict=True):
+        outside[first : first + count] = False
+    return features.masked_fill(outside, 9e3).to(dtype), firsts, counts, scores.masked_fill(outside, 9e3).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_pooled_is_each_segment_by_itself(dtype):
+    features, firsts, counts, scores = segments_of_rows(dtype)
+    for how in ("mean", "max", "attention"):
+        pooled = pool(how, features, firsts, counts, scores if how == "attention" else None)
+        assert pooled.dtype == torch.float32
+        for place, count in enumerate(COUNTS):
+            rows = slice(int(firsts[place]), int(firsts[place]) + count)
+            values, weights = features[rows].double(), scores[rows].double().softmax(0)
+            if count == 0:
+                expected = torch.zeros(13, dtype=torch.float64)
+            else:
+                expected = {"mean": values.mean(0), "max": values.amax(0), "attention": (weights * values).sum(0)}[how]
+            torch.testing.assert_close(pooled[place].double(), expected, rtol=2e-6, atol=1e-6)
+
+
+def test_nan_reaches_the_pooled_vector():
+    features, firsts, counts, scores = segments_of_rows(torch.float32)
+    features[firsts[3] + 20, 1] = torch.nan
+    for how in ("mean", "max", "attention"):
+        pooled = pool(how, features, firsts, counts, scores if how == "attention" else None)
+        assert pooled.isnan().nonzero().tolist() == [[3, 1]], how
+
+
+def test_no_segments_and_no_rows_are_pooled():
+    none = torch.zeros(0, dtype=torch.int64)
+    assert pool("mean", torch.zeros(4, 3), none, none).shape == (0, 3)
+    assert pool("max", torch.zeros(0, 3), *torch.zeros(2, 1, dtype=torch.int64)).tolist() == [[0, 0, 0]]
+
+
+@pytest.mark.cuda
+def test_pooling_on_a_gpu_waits_for_nothing():
+    arguments = [tensor.cuda() for tensor in segments_of_rows(torch.bfloat16)]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        pooled = pool("attention", *arguments)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    expected = pool("attention", *segments_of_rows(torch.bfloat16))
+    torch.testing.assert_close(pooled.cpu(), expected, rtol=1e-5, atol=1e-5)

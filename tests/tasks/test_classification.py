@@ -1,0 +1,422 @@
+import json
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn import metrics
+from transformers import BertConfig, BertModel
+
+from esmeray.cluster.collective import WorkerContext
+from esmeray.common.errors import CheckpointError, ConfigError, DataError
+from esmeray.dataset.labels.store import LabelledStore
+from esmeray.inference.classifier import ClassifierPipeline
+from esmeray.run_folder.checkpoints import CheckpointStore
+from esmeray.run_folder.metrics_log import read_metrics
+from esmeray.run_folder.paths import Outcome, RunFolder
+from esmeray.tasks.classifier import features
+from esmeray.tasks.classifier.experiment import ClassifierExperiment
+from esmeray.tasks.classifier.plan import ClassifierPlan
+from esmeray.tools.train.export import main as export_command
+from esmeray.train_config.loading import dump_config
+from esmeray.train_config.natures import with_absolute_paths
+from esmeray.training.config import Config
+from esmeray.training.launch.planning import check_stage
+from esmeray.training.loop.worker import train_worker
+from tests.dataset.tokenizer_folders import prot_bert
+from tests.runs import events, merged, run_folder, tiny_config, train_losses, validations
+from tests.training.loop.test_two_workers import train_with
+
+CLASSIFIER = {
+    "data": {"max_length": 62, "labels": {"text_column": "text", "split": "stratified"}, "validation_share": 0.3},
+    "batch": {"tokens": 256, "global_tokens": 512, "packing_window": 64},
+    "model": {"task": "classifier", "classifier": {"dropout": 0.0}},
+    "training": {"max_steps": 40, "evaluate_every_steps": 10, "learning_rate": 2e-2},
+    "checkpoint": {"every_steps": 20},
+}
+RICH_IN = {"acid": "DE", "base": "KR", "greasy": "LVIF"}
+
+
+def write_table(path: Path, header: str, rows: list[str]) -> Path:
+    path.write_text("\n".join([header, *rows]) + "\n")
+    return path
+
+
+def plan_of(config: Config) -> ClassifierPlan:
+    return ClassifierPlan(config.data, config.model)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory) -> Path:
+    draw = random.Random(0)
+    rows = []
+    for number in range(150):
+        label = sorted(RICH_IN)[number % 3]
+        letters = "ACDEFGHIKLMNPQRSTVWY" + 12 * RICH_IN[label]
+        rows.append(f"{''.join(draw.choices(letters, k=draw.randint(5, 80)))},{label}")
+    return write_table(tmp_path_factory.mktemp("labelled") / "proteins.csv", "text,label", rows)
+
+
+def config_of(folder: Path, table: Path, **changes: dict) -> Config:
+    return tiny_config(folder, **merged(merged(CLASSIFIER, {"data": {"source": [str(table)]}}), changes))
+
+
+def prepared(config: Config) -> Path:
+    run = run_folder(config)
+    plan = plan_of(config)
+    path = plan.prepare(run.stores)
+    plan.write_names(run, path)
+    run.config.write_text(dump_config(config))
+    return path
+
+
+def train(config: Config) -> tuple[Outcome, Path]:
+    run_folder(config).clear_requests()
+    path = prepared(config)
+    return train_worker(config, WorkerContext(), str(path)), path
+
+
+def test_loader_processes_give_the_same_run(process_group, table, tmp_path, loader_processes):
+    short = {"training": {"max_steps": 6, "evaluate_every_steps": 3}, "model": {"backbone": {"frozen": False}}}
+    runs = [config_of(tmp_path / str(count), table, data={"num_workers": count}, **short) for count in (0, 2)]
+    for config in runs:
+        assert train(config)[0].status == "finished"
+        assert len(loader_processes) == config.data.num_workers
+    assert train_losses(runs[0]) == train_losses(runs[1])
+
+
+@pytest.fixture(scope="module")
+def trained(process_group, table, tmp_path_factory) -> tuple[Config, LabelledStore]:
+    config = config_of(tmp_path_factory.mktemp("trained"), table)
+    outcome, path = train(config)
+    assert outcome.status == "finished"
+    return config, LabelledStore(path)
+
+
+def test_it_learns_what_can_be_learnt_and_its_metrics_are_those_of_scikit_learn(trained):
+    config, labelled = trained
+    first, *_, last = validations(config)
+    assert last["accuracy"] > 0.9 > first["accuracy"] + 0.2
+    assert last["loss"] < first["loss"]
+    assert_figures_are_those_of_scikit_learn(config, labelled)
+
+
+def assert_figures_are_those_of_scikit_learn(config: Config, labelled: LabelledStore) -> None:
+    targets, predicted = held_out(labelled, ClassifierPipeline.load(run_folder(config).export))
+    chosen = predicted.argmax(1)
+    expected = {
+        "accuracy": metrics.accuracy_score(targets, chosen),
+        "balanced_accuracy": metrics.balanced_accuracy_score(targets, chosen),
+        "f1_macro": metrics.f1_score(targets, chosen, average="macro"),
+        "f1_micro": metrics.f1_score(targets, chosen, average="micro"),
+        "mcc": metrics.matthews_corrcoef(targets, chosen),
+        "auroc": metrics.roc_auc_score(targets, predicted, multi_class="ovr", average="macro"),
+        "average_precision": metrics.average_precision_score(np.eye(3)[targets], predicted, average="macro"),
+    }
+    best = min(validations(config), key=lambda record: -record["mcc"])
+    assert {name: best[name] for name in expected} == pytest.approx(expected, abs=1e-6)
+
+
+def held_out(labelled: LabelledStore, pipeline: ClassifierPipeline) -> tuple[np.ndarray, np.ndarray]:
+    texts = [labelled.store.text(index) for index in labelled.validation.tolist()]
+    return labelled.targets[labelled.validation], pipeline.predict(texts).probabilities
+
+
+def test_the_best_checkpoint_is_exported_and_names_the_classes(trained):
+    config, _ = trained
+    (event,) = events(config, "exports_best")
+    costs = {record["step"]: -record["mcc"] for record in validations(config) if record["step"]}
+    assert costs[event["step"]] == min(costs.values())
+    for file in (run_folder(config).export / "config.json", run_folder(config).path / "label_mappings.json"):
+        assert json.loads(file.read_text())["id2label"] == {"0": "acid", "1": "base", "2": "greasy"}
+
+
+def test_export_takes_names_and_config_from_its_checkpoint_and_not_from_the_folder(trained, tmp_path):
+    run = copy_of(trained[0], tmp_path)
+    text = (run.path / "label_mappings.json").read_text()
+    (run.path / "label_mappings.json").write_text(text.replace("acid", "salt").replace("greasy", "sugar"))
+    run.config.write_text(run.config.read_text().replace("max_length: 62", "max_length: 10"))
+    shutil.rmtree(run.tokenizer)
+    assert export_command([str(run.path), "--export.output", str(tmp_path / "model")]) == 0
+    exported = ClassifierPipeline.load(tmp_path / "model")
+    assert exported.label_space.names == ("acid", "base", "greasy")
+    assert exported.max_length == 62
+
+
+def test_another_tokenizer_than_the_checkpoint_s_is_refused(trained, table, tmp_path):
+    config, labelled = trained
+    run = copy_of(config, tmp_path)
+    checkpoint = CheckpointStore(run.checkpoints).complete()[0]
+    plan_of(config).check_resumed(checkpoint, labelled.path)
+    other = merged(CLASSIFIER, {"data": {"source": [str(table)]}, "model": {"tokenizer": {"source": "train"}}})
+    with pytest.raises(CheckpointError, match="was trained with another tokenizer"):
+        plan_of(tiny_config(tmp_path, **other)).check_resumed(checkpoint, labelled.path)
+
+
+def copy_of(config: Config, folder: Path) -> RunFolder:
+    shutil.copytree(run_folder(config).path, folder / config.run.name)
+    return RunFolder(folder, config.run.name)
+
+
+def test_training_ends_when_it_no_longer_gets_better(table, tmp_path, process_group):
+    changes = {
+        "model": {"classifier": {"patience": 2}},
+        "training": {"max_steps": 100, "evaluate_every_steps": 2, "learning_rate": 1e-12},
+        "checkpoint": {"every_steps": 100},
+    }
+    config = config_of(tmp_path, table, **changes)
+    outcome, _ = train(config)
+    assert (outcome.status, outcome.step) == ("finished", 6)
+    assert "2 evaluations without a better one" in outcome.message
+
+
+def test_a_stopped_run_resumes_to_the_same_end_with_sequences_from_the_node_s_own_disk(
+    trained, table, tmp_path, process_group
+):
+    config = config_of(tmp_path, table, data={"stage_dir": str(tmp_path / "local")})
+    run = run_folder(config)
+    path = prepared(config)
+
+    def report(metrics):
+        if metrics["step"] >= 20:
+            run.request_stop()
+
+    assert train_worker(config, WorkerContext(report=report), str(path)).status == "stopped"
+    outcome, _ = train(config)
+    assert outcome.status == "finished"
+    assert [path.name.partition("-")[0] for path in (tmp_path / "local").iterdir()] == ["sequences"]
+    assert train_losses(config) == train_losses(trained[0])
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"backbone": {"lora": {"rank": 2}}, "classifier": {"head": "mlp", "pooling": "max"}},
+        {
+            "backbone": {"layer_decay": 0.5},
+            "classifier": {"loss": "focal", "pooling": "cls", "class_weights": "balanced"},
+        },
+    ],
+    ids=["lora", "layer decay"],
+)
+def test_every_way_of_fine_tuning_trains_and_its_export_predicts_as_it_did(table, tmp_path, process_group, model):
+    config = config_of(tmp_path, table, model=model, training={"max_steps": 6, "evaluate_every_steps": 3})
+    outcome, path = train(config)
+    assert outcome.status == "finished"
+    targets, predicted = held_out(LabelledStore(path), ClassifierPipeline.load(run_folder(config).export))
+    (event,) = events(config, "exports_best")
+    best = next(record for record in validations(config) if record["step"] == event["step"])
+    assert best["accuracy"] == pytest.approx(metrics.accuracy_score(targets, predicted.argmax(1)), abs=1e-6)
+
+
+def test_a_text_classifier_trains_its_own_tokenizer(tmp_path, process_group):
+    kinds = {"hello": "in", "hi there": "in", "good morning": "in", "bye": "out", "see you": "out", "good night": "out"}
+    rows = [f"{text} {number}\t{kind}" for number in range(20) for text, kind in kinds.items()]
+    path = write_table(tmp_path / "messages.tsv", "text\tlabel", rows)
+    model = {
+        "backbone": {"source": "qwen2", "layers": 1, "hidden_size": 16, "heads": 2},
+        "tokenizer": {"content": "text", "vocabulary_size": 300},
+        "classifier": {"pooling": "last"},
+    }
+    config = config_of(tmp_path, path, model=model)
+    outcome, labelled = train(config)
+    assert outcome.status == "finished"
+    assert validations(config)[-1]["accuracy"] > 0.9
+    targets, predicted = held_out(LabelledStore(labelled), ClassifierPipeline.load(run_folder(config).export))
+    assert (predicted.argmax(1) == targets).mean() > 0.9
+
+
+def test_an_estimate_leaves_nothing_behind(table, tmp_path):
+    config = config_of(tmp_path, table, data={"store": str(tmp_path / "store")})
+    estimated = plan_of(config).estimate()
+    assert not any(tmp_path.iterdir())
+    plan = plan_of(config)
+    assert estimated == plan.measure(plan.prepare(tmp_path)) == plan.estimate()
+    assert (tmp_path / "store").is_dir()
+
+
+def test_residues_are_classified_one_by_one(tmp_path, process_group):
+    draw = random.Random(1)
+    sequences = ["".join(draw.choices("DEKRLVIF", k=draw.randint(3, 40))) for _ in range(60)]
+    letters = str.maketrans("DEKRLVIF", "AABBGGGG")
+    path = write_table(tmp_path / "residues.csv", "text,label", [f"{s},{s.translate(letters)}" for s in sequences])
+    labels = {"kind": "per_residue", "split": "hash", "text_column": "text"}
+    config = config_of(tmp_path, path, data={"labels": labels})
+    outcome, _ = train(config)
+    assert outcome.status == "finished"
+    assert validations(config)[-1]["accuracy"] > 0.95
+
+
+def test_numbers_of_any_unit_are_learnt_alike(tmp_path, process_group):
+    draw = random.Random(2)
+    sequences = ["".join(draw.choices("ACDEFGHIKL", k=30)) for _ in range(120)]
+    figures = []
+    for name, unit, zero in (("shares", 1.0, 0.0), ("degrees", 20.0, 60.0)):
+        rows = [f"{s},{zero + unit * (s.count('A') / 3 + s.count('D') / 5):.9f}" for s in sequences]
+        path = write_table(tmp_path / f"{name}.csv", "text,label", rows)
+        labels = {"kind": "regression", "split": "hash", "text_column": "text"}
+        config = config_of(tmp_path / name, path, data={"labels": labels})
+        _, stored = train(config)
+        best = min(validations(config)[1:], key=lambda record: -record["spearman"])
+        targets, predicted = held_out(LabelledStore(stored), ClassifierPipeline.load(run_folder(config).export))
+        assert best["r2"] == pytest.approx(metrics.r2_score(targets, predicted), abs=1e-4)
+        figures.append(best)
+    assert figures[0]["r2"] > 0.3
+    for name in ("r2", "spearman", "loss"):
+        assert figures[1][name] == pytest.approx(figures[0][name], rel=1e-3), name
+
+
+def test_a_metric_that_no_evaluation_has_is_refused_before_anything_is_made(table, tmp_path):
+    config = config_of(tmp_path, table, model={"classifier": {"best_metric": "fmax"}})
+    with pytest.raises(ConfigError, match=r"of multiclass has no metric 'fmax'; it has .*accuracy"):
+        plan_of(config).prepare(tmp_path)
+    assert not list(tmp_path.rglob("*"))
+
+
+def test_evaluations_in_which_the_metric_is_not_defined_end_no_run(tmp_path, process_group):
+    draw = random.Random(3)
+    rows = []
+    for number in range(60):
+        # What is held out has none of the labels, so that nothing can be ranked.
+        part, known = ("valid", 0) if number % 3 == 0 else ("train", draw.randint(0, 1))
+        rows.append(f"{''.join(draw.choices('ACDEFGHIKL', k=20))},{known},{1 - known if part == 'train' else 0},{part}")
+    path = write_table(tmp_path / "labels.csv", "text,a,b,part", rows)
+    labels = {"kind": "multilabel", "label_columns": ["a", "b"], "split": "column", "split_column": "part"}
+    changes = {
+        "training": {"max_steps": 4, "evaluate_every_steps": 2},
+        "model": {"classifier": {"best_metric": "auroc"}},
+    }
+    config = config_of(tmp_path / "run", path, data={"labels": {**labels, "text_column": "text"}}, **changes)
+    outcome, stored = train(config)
+    assert outcome.status == "finished" and run_folder(config).export.is_dir()
+    assert len(validations(config)) > 1 and all("auroc" not in record for record in validations(config))
+    merely = merged(changes, {"model": {"classifier": {"best_metric": "auto"}}})
+    config = config_of(tmp_path / "run", path, data={"labels": {**labels, "text_column": "text"}}, **merely)
+    experiment = ClassifierExperiment(config.task_settings, WorkerContext(), run_folder(config), stored)
+    assert experiment.cost({"accuracy": 1.0}) is None and experiment.cost({"f1_micro": 0.25}) == -0.25
+
+
+def test_lists_of_names_train_by_weights_of_labels(tmp_path, process_group, monkeypatch):
+    draw = random.Random(5)
+    lists = [";".join(draw.sample("abcd", draw.randint(1, 3))) for _ in range(60)]
+    rows = [f"{''.join(draw.choices('ACDEFGHIKL', k=20))},{names}" for names in lists]
+    path = write_table(tmp_path / "lists.csv", "text,label", rows)
+    (tmp_path / "weights.tsv").write_text("c\t2.5\na\t0.5\n")
+    monkeypatch.chdir(tmp_path)
+    config = config_of(
+        tmp_path / "run",
+        path,
+        data={"labels": {"kind": "multilabel", "text_column": "text", "split": "hash"}},
+        model={"classifier": {"class_weights": "balanced", "label_weights": "weights.tsv"}},
+        training={"max_steps": 4, "evaluate_every_steps": 2},
+    )
+    config = with_absolute_paths(config)
+    assert config.model.classifier.label_weights == str(tmp_path / "weights.tsv")
+    stored = prepared(config)
+    assert train(config)[0].status == "finished"
+    labelled = LabelledStore(stored)
+    loss = ClassifierExperiment(config.task_settings, WorkerContext(), run_folder(config), stored).build_model().loss
+    assert loss.label_weights.tolist() == [0.5, 1, 2.5, 1]
+    positives = labelled.targets[labelled.training].sum(0)
+    expected = (labelled.training.size - positives) / positives
+    assert loss.class_weights.tolist() == pytest.approx(expected.tolist())
+    (tmp_path / "weights.tsv").write_text("z\t2.5\n")
+    for refused in (lambda: plan_of(config).prepare(tmp_path / "new"), plan_of(config).estimate):
+        with pytest.raises(DataError, match=r"line 1: the label 'z' is not among"):
+            refused()
+
+
+def test_kept_features_need_not_hold_the_first_record(tmp_path, process_group):
+    draw = random.Random(4)
+    rows = [f"{''.join(draw.choices('ACDEF', k=30))},{'xy'[n % 2]},{'test' if n < 3 else 'train'}" for n in range(23)]
+    path = write_table(tmp_path / "first.csv", "text,label,part", [*rows, "MKT,x,valid"])
+    labels = {"text_column": "text", "split": "column", "split_column": "part"}
+    changes = {"training": {"max_steps": 4}, "batch": {"global_tokens": 768}, "model": {"backbone": {"frozen": True}}}
+    config = config_of(tmp_path / "run", path, data={"labels": labels, "crop": "start"}, **changes)
+    outcome, _ = train(config)
+    assert outcome.status == "finished"
+
+
+@pytest.mark.parametrize("backbone", [{"source": "t5"}, {"padded": True, "source": "bert"}])
+def test_zero_3_is_refused_for_a_padded_backbone_before_any_worker_starts(table, tmp_path, backbone):
+    config = config_of(tmp_path, table, deepspeed={"stage": 3}, model={"backbone": backbone})
+    with pytest.raises(ConfigError, match=r"deepspeed\.stage 3: .* use stage 2"):
+        check_stage(plan_of(config), config.training, config.deepspeed)
+
+
+def test_sequences_longer_than_the_backbone_s_positions_are_refused_before_any_worker_starts(table, tmp_path):
+    folder = prot_bert(tmp_path / "short")
+    size = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    BertModel(BertConfig(vocab_size=40, max_position_embeddings=40, **size)).save_pretrained(folder)
+    backbone = {"source": str(folder), "layers": None, "hidden_size": None, "heads": None}
+    with pytest.raises(ConfigError, match=r"has 64 tokens, and this backbone takes 40: set it to at most 38"):
+        plan_of(config_of(tmp_path, table, model={"backbone": backbone})).estimate()
+    shorter = config_of(tmp_path, table, model={"backbone": backbone}, data={"max_length": 38})
+    size, _ = plan_of(shorter).estimate()
+    assert size.sequences
+
+
+@pytest.mark.parametrize(("pooling", "precision"), [("mean", "bf16"), ("light_attention", "fp32")])
+def test_a_head_trained_from_kept_features_is_the_one_trained_by_computing_them(
+    table, tmp_path, process_group, pooling, precision
+):
+    runs = {}
+    for cached in (True, False):
+        changes = {
+            "data": {"crop": "ends"},
+            "model": {"backbone": {"frozen": True, "cache_features": cached}, "classifier": {"pooling": pooling}},
+            "training": {"max_steps": 8, "precision": precision},
+        }
+        runs[cached] = config_of(tmp_path / str(cached), table, **changes)
+        outcome, path = train(runs[cached])
+        assert outcome.status == "finished"
+        assert (path.parent / "features").exists() is cached
+    tolerance = 1e-5 if precision == "fp32" else 2e-2
+    assert train_losses(runs[True]) == pytest.approx(train_losses(runs[False]), rel=tolerance)
+    kept, computed = (validations(runs[cached])[-1] for cached in (True, False))
+    assert kept["accuracy"] == pytest.approx(computed["accuracy"], abs=1e-6 if precision == "fp32" else 0.05)
+
+
+def test_features_are_computed_once_for_all_runs_on_the_same_backbone(table, tmp_path, process_group, monkeypatch):
+    backbone = {"frozen": True}
+    changes = {
+        "data": {"crop": "start"},
+        "model": {"backbone": backbone},
+        "training": {"max_steps": 2, "warmup_steps": 1, "gpu_log_interval": 0.05},
+    }
+    first = config_of(tmp_path, table, **changes)
+    train(first)
+    monkeypatch.setattr(features, "write_shard", lambda *_: pytest.fail("features were computed again"))
+    changes["training"]["learning_rate"] = 1e-3
+    second = config_of(tmp_path, table, **changes, run={"name": "second"})
+    assert train(second)[0].status == "finished"
+    assert (hit_rate(first), hit_rate(second)) == (0.0, 1.0)
+
+
+def hit_rate(config: Config) -> float:
+    samples = read_metrics(run_folder(config).monitoring / "worker-00000.jsonl")
+    return samples[-1]["metrics"]["worker/0/feature_cache_hit_rate"]
+
+
+def test_random_windows_can_not_be_kept(table, tmp_path, process_group):
+    config = config_of(tmp_path, table, model={"backbone": {"frozen": True}})
+    with pytest.raises(ConfigError, match=r"set data\.crop to start or ends"):
+        train(config)
+
+
+@pytest.mark.slow
+def test_two_workers_give_the_figures_of_one_and_those_of_scikit_learn(table, tmp_path, process_group, worker_group):
+    changes = {"training": {"max_steps": 6, "evaluate_every_steps": 3}}
+    figures = {}
+    for workers in (1, 2):
+        config = config_of(tmp_path / str(workers), table, **changes)
+        path = prepared(config)
+        train_with(workers, config, str(path), worker_group)
+        figures[workers] = validations(config)
+    for one, two in zip(figures[1], figures[2], strict=True):
+        names = [name for name, value in one.items() if isinstance(value, float) and name != "time"]
+        assert {n: two[n] for n in names} == pytest.approx({n: one[n] for n in names}, abs=1e-5)
+    labelled = LabelledStore(path)
+    assert labelled.validation.size % 2  # one worker has a record more
+    assert_figures_are_those_of_scikit_learn(config, labelled)

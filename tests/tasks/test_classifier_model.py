@@ -1,0 +1,251 @@
+"""A classifier gives each sequence what it would get alone, and its loss and values are sums over the targets."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch.nn import functional
+
+from esmeray.common.errors import ConfigError
+from esmeray.dataset.labels.label_space import LabelSpace
+from esmeray.dataset.packed_batch import FEATURES, TARGETS, WEIGHTS, PackedBatch
+from esmeray.dataset.targets import IGNORED_TARGET, has_target
+from esmeray.dataset.tokens.esm import pack_sequences
+from esmeray.model.backbones.loading import build_backbone
+from esmeray.model.heads.settings import check_pooling
+from esmeray.model.section import ClassifierSection
+from esmeray.tasks.classifier.model import Classifier
+from tests.model.support import TINY, Operators, assert_near, batch_of_lengths, no_waiting, random_sequences, segments
+
+NAMES = {"binary": ("no", "yes"), "per_residue": ("C", "E", "H")}
+KINDS = ["multiclass", "binary", "multilabel", "regression", "per_residue"]
+POOLINGS = ["mean", "max", "cls", "last", "light_attention"]
+LENGTHS = [12, 1, 40, 3, 7]
+
+
+def build(kind="multiclass", *, frozen=False, class_weights=None, seed=0, around=(1, 1), **settings) -> Classifier:
+    section = ClassifierSection(**{"dropout": 0.0, "hidden_size": 16} | settings)
+    backbone = build_backbone(TINY.model_copy(update={"frozen": frozen}), seed)
+    space = LabelSpace(kind=kind, names=NAMES.get(kind, ("a", "b", "c")))
+    torch.manual_seed(seed)
+    return Classifier(backbone, section, space, class_weights, num_prefix=around[0], num_suffix=around[1])
+
+
+def with_targets(batch: PackedBatch, kind: str, seed: int = 0) -> PackedBatch:
+    draw = torch.Generator().manual_seed(seed)
+    rows = batch.num_tokens if kind == "per_residue" else batch.num_sequences
+    if kind == "regression":
+        targets = torch.randn(rows, 3, generator=draw)
+    elif kind == "multilabel":
+        targets = torch.rand(rows, 3, generator=draw).round()
+    else:
+        targets = torch.randint(2, (rows,), generator=draw)
+    targets[4::5] = math.nan if targets.is_floating_point() else IGNORED_TARGET
+    if kind == "per_residue":
+        targets[batch.tokens < 4] = IGNORED_TARGET
+    alone = dataclasses.replace(batch, by_token={}, by_sequence={})
+    return alone.adding(**{place_of(kind): {TARGETS: targets}})
+
+
+def place_of(kind: str) -> str:
+    return "by_token" if kind == "per_residue" else "by_sequence"
+
+
+def labelled(kind: str, lengths=LENGTHS, seed: int = 0) -> PackedBatch:
+    return with_targets(pack_sequences(random_sequences(lengths)), kind, seed)
+
+
+def one_by_one(batch: PackedBatch, kind: str) -> list[PackedBatch]:
+    """Each sequence in a batch of its own, with its targets."""
+    alone = []
+    for index, tokens in enumerate(segments(batch.tokens, batch)):
+        place = batch_of_lengths([len(tokens)])
+        rows = (
+            slice(*batch.cu_seqlens[index : index + 2].tolist()) if kind == "per_residue" else slice(index, index + 1)
+        )
+        alone.append(dataclasses.replace(place, tokens=tokens, **{place_of(kind): {TARGETS: batch.targets[rows]}}))
+    return alone
+
+
+def added(outputs) -> dict[str, torch.Tensor]:
+    return {name: sum(output.metrics[name] for output in outputs) for name in outputs[0].metrics}
+
+
+def gradients(model: Classifier, loss: torch.Tensor) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    loss.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.requires_grad}
+
+
+@pytest.mark.parametrize("head", ["linear", "mlp"])
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_packed_equals_one_at_a_time_in_outputs_loss_and_gradients(pooling, head):
+    model, batch = build(pooling=pooling, head=head), labelled("multiclass")
+    alone = one_by_one(batch, "multiclass")
+    expected = torch.cat([model.logits(one) for one in alone])
+    assert_near(model.logits(batch), expected)
+    packed_loss, alone_loss = model(batch).loss_sum, sum(model(one).loss_sum for one in alone)
+    assert_near(packed_loss, alone_loss)
+    packed, separate = gradients(model, packed_loss), gradients(model, alone_loss)
+    assert_near(list(packed.values()), list(separate.values()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_figures_do_not_depend_on_how_sequences_are_batched(kind):
+    model, batch = build(kind), labelled(kind)
+    whole, parts = model(batch), [model(one) for one in one_by_one(batch, kind)]
+    assert model.metrics(added(parts)) == pytest.approx(model.metrics(whole.metrics), rel=1e-5)
+    assert whole.num_targets == sum(part.num_targets for part in parts) == has_target(batch.targets).sum()
+    assert all(value.dtype == torch.float64 and not value.requires_grad for value in whole.metrics.values())
+    assert whole.loss_sum.dtype == torch.float32 and whole.num_targets.dtype == torch.int64
+
+
+@pytest.mark.parametrize("kind", ["multiclass", "binary", "per_residue"])
+def test_loss_and_accuracy_of_classes_are_those_over_all_targets(kind):
+    model, batch = build(kind), labelled(kind)
+    values, logits = model.metrics(model(batch).metrics), model.logits(batch)
+    assert values["loss"] == pytest.approx(functional.cross_entropy(logits, batch.targets).item(), rel=1e-5)
+    known = batch.targets != IGNORED_TARGET
+    right = (logits.argmax(-1) == batch.targets)[known].float().mean().item()
+    assert values["accuracy"] == pytest.approx(right)
+
+
+def test_metrics_of_labels_are_those_of_the_known_ones():
+    model, batch = build("multilabel"), labelled("multilabel")
+    batch.targets[0, 0] = batch.targets[1, 2] = math.nan
+    values, logits, known = model.metrics(model(batch).metrics), model.logits(batch), ~batch.targets.isnan()
+    truth, called = batch.targets == 1, (logits > 0) & known
+    losses = functional.binary_cross_entropy_with_logits(logits, batch.targets, reduction="none")
+    assert values["loss"] == pytest.approx(losses.nanmean(1).nanmean().item(), rel=1e-5)
+    right = (called == truth).all(-1)[known.any(-1)]
+    assert values["accuracy"] == pytest.approx(right.float().mean().item())
+    assert values["f1_micro"] == pytest.approx(2 * (called & truth).sum().item() / (called.sum() + truth.sum()).item())
+
+
+def test_metrics_of_numbers_are_those_of_the_known_ones():
+    model, batch = build("regression"), labelled("regression")
+    batch.targets[0, 1] = batch.targets[2, 0] = math.nan
+    outputs, targets = model.logits(batch), batch.targets
+    values, errors = model.metrics(model(batch).metrics), (outputs - targets).square()
+    assert values["mse"] == pytest.approx(errors.nanmean().item(), rel=1e-5)
+    assert values["loss"] == pytest.approx(errors.nanmean(1).nanmean().item(), rel=1e-5)
+    unexplained = errors.nansum(0) / (targets - targets.nanmean(0)).square().nansum(0)
+    assert values["r2"] == pytest.approx((1 - unexplained).mean().item(), rel=1e-4)
+
+
+def test_a_column_that_does_not_vary_has_no_r2():
+    model, batch = build("regression"), labelled("regression", [5] * 8)
+    batch.targets[has_target(batch.targets), 1] = 3.3  # of seven, whose squares do not add up to the last bit
+    assert "r2" not in model.metrics(model(batch).metrics)
+
+
+@pytest.mark.parametrize(
+    ("kind", "pooling"), [*((kind, "mean") for kind in KINDS), *(("multiclass", pooling) for pooling in POOLINGS[1:])]
+)
+@pytest.mark.parametrize("lengths", [[1], [2, 9]])
+def test_a_batch_without_targets_gives_zero_loss_and_zero_gradients(kind, pooling, lengths):
+    model = build(kind, pooling=pooling, head="mlp").train()
+    batch = with_targets(batch_of_lengths(lengths), kind)
+    batch.targets.fill_(math.nan if batch.targets.is_floating_point() else IGNORED_TARGET)
+    output = model(batch.adding(by_sequence={WEIGHTS: torch.zeros(len(lengths))}))
+    output.loss_sum.backward()
+    assert output.loss_sum == 0 and output.num_targets == 0
+    assert all(p.grad is not None and p.grad.eq(0).all() for p in model.parameters() if p.requires_grad)
+    assert model.metrics(output.metrics) == {}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_of_sequences_multiply_their_loss_and_nothing_else(kind):
+    model, batch = build(kind), labelled(kind)
+    weights = torch.tensor([2.0, 0.0, 0.5, 1.0, 3.0])
+    weighted = model(batch.adding(by_sequence={WEIGHTS: weights}))
+    plain = model(batch)
+    parts = [model(one).loss_sum for one in one_by_one(batch, kind)]
+    expected = sum(weight * loss for weight, loss in zip(weights, parts, strict=True))
+    assert_near(weighted.loss_sum, expected)
+    assert weighted.num_targets == plain.num_targets
+    assert all(torch.equal(weighted.metrics[n], plain.metrics[n]) for n in plain.metrics if n != "loss")
+
+
+@pytest.mark.parametrize("pooling", ["mean", "max", "cls", "last"])
+def test_stored_features_give_the_same_as_the_backbone(pooling):
+    model, batch = build(pooling=pooling), labelled("multiclass")
+    features = model.backbone(batch)
+    by_token, pooled = {FEATURES: features}, {FEATURES: model.pool(features, batch)}
+    for with_features in (batch.adding(by_token), batch.adding(by_sequence=pooled)):
+        assert torch.equal(model.logits(with_features), model.logits(batch))
+        assert torch.equal(model(with_features).loss_sum, model(batch).loss_sum)
+
+
+@pytest.mark.parametrize("settings", [{"pooling": "light_attention"}, {"kind": "per_residue"}])
+def test_pooled_features_are_refused_by_heads_that_take_tokens(settings):
+    batch = labelled("multiclass").adding(by_sequence={FEATURES: torch.zeros(5, 32)})
+    with pytest.raises(ValueError, match="features of sequences"):
+        build(**settings).logits(batch)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kind": "per_residue", "pooling": "max"}, "residues are not pooled"),
+        ({"pooling": "cls", "around": (0, 1)}, "puts no token before a sequence"),
+        ({"loss": "mse"}, "model.classifier.loss mse"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        build(**settings)
+    with pytest.raises(ConfigError, match="the first token of a decoder sees nothing"):
+        check_pooling(ClassifierSection(pooling="cls"), "binary", causal=True)
+
+
+def test_targets_of_another_kind_are_refused():
+    batch = labelled("multiclass")
+    for kind, targets in (
+        ("multiclass", batch.targets.float()),
+        ("multilabel", torch.zeros(5, 2)),
+        ("per_residue", batch.targets),
+    ):
+        with pytest.raises(ValueError, match=f"targets of {kind} must be"):
+            build(kind)(batch.adding(**{place_of(kind): {TARGETS: targets}}))
+    with pytest.raises(ValueError, match="needs a batch with targets"):
+        build()(pack_sequences(["MKT"]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bf16_gives_an_fp32_loss_close_to_fp32(kind):
+    model, batch = build(kind, head="mlp"), labelled(kind)
+    exact = model(batch).loss_sum
+    rounded = model.bfloat16()(batch).loss_sum
+    assert rounded.dtype == torch.float32
+    torch.testing.assert_close(rounded, exact, rtol=0.02, atol=0)
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_a_step_over_many_sequences_runs_as_many_operators_as_over_few(pooling):
+    model, counts = build(pooling=pooling), []
+    for sequences in (2, 3, 40):
+        batch = labelled("multiclass", [10] * sequences)
+        with Operators() as operators:
+            model(batch).loss_sum.backward()
+        counts.append(operators.counts)
+    assert counts[1] == counts[2]
+
+
+@pytest.mark.parametrize(("kind", "loss"), [("multiclass", 1.066631), ("regression", 1.072969)])
+def test_the_loss_at_a_fixed_seed_is_the_known_one(kind, loss):
+    """Guards numerics by identity: a change that should not alter results must not alter these (fp32, CPU)."""
+    output = build(kind)(labelled(kind))
+    assert (output.loss_sum / output.num_targets).item() == pytest.approx(loss, rel=1e-5)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_never_waits_for_the_device(kind):
+    pooling = "mean" if kind == "per_residue" else "light_attention"
+    model, batch = build(kind, pooling=pooling).cuda().bfloat16(), labelled(kind)
+    batch = batch.adding(by_sequence={WEIGHTS: torch.ones(len(LENGTHS))}).to("cuda")
+    model(batch).loss_sum.backward()  # what is set up once
+    with no_waiting():
+        model(batch).loss_sum.backward()

@@ -1,0 +1,101 @@
+"""Sequence diffusion: starts as its language model, weighs its loss, and is saved and opened alike."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from esmeray.dataset.packed_batch import PackedBatch
+from esmeray.model.export.backbone import export
+from esmeray.tasks.diffusion.data import StructureSource
+from esmeray.tasks.diffusion.model import SequenceDiffusion, open_diffusion
+from esmeray.tasks.diffusion.section import DiffusionSection
+from esmeray.tasks.masked_lm.model import MaskedLM
+from esmeray.tasks.section import ModelSection
+from tests.structures import structure_store
+
+SECTION = ModelSection.model_validate(
+    {
+        "task": "diffusion",
+        "backbone": {"source": "esm2_t6_8M", "layers": 2, "hidden_size": 32, "heads": 4},
+        "diffusion": {"adapter_size": 16, "encoder": {"hidden_size": 16, "layers": 2, "neighbours": 8}},
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def batch(tmp_path_factory: pytest.TempPathFactory) -> PackedBatch:
+    store = structure_store(tmp_path_factory.mktemp("structures") / "store", 6)
+    source = StructureSource(store, DiffusionSection(), max_length=500, seed=0, training=False)
+    return source.batch(0, np.arange(6)).batch
+
+
+def trained(labels: tuple[str, ...] = ()) -> SequenceDiffusion:
+    """A model whose adapter adds something."""
+    model = SequenceDiffusion.build(SECTION, 0, labels).eval()
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += 0.05 * torch.randn_like(weight)
+    return model
+
+
+def test_a_new_model_predicts_as_its_language_model_does(batch: PackedBatch):
+    model, plain = SequenceDiffusion.build(SECTION, 0).eval(), MaskedLM.build(SECTION, 0).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(model.logits(batch, model.conditions(batch)), plain.lm_head(plain.backbone(batch)))
+
+
+def test_the_loss_is_the_weighted_sum_over_hidden_residues(batch: PackedBatch):
+    model = trained()
+    with torch.no_grad():
+        output = model(batch)
+        logits = model.logits(batch, model.conditions(batch))
+        nothing = batch.adding({"coordinates": torch.full_like(batch.by_token["coordinates"], torch.nan)})
+        free = model.logits(nothing, model.conditions(nothing))
+    places = batch.target_positions
+    losses = functional.cross_entropy(logits[places], batch.by_token["targets"][places], reduction="none")
+    weights = batch.by_sequence["weights"][batch.segment_ids()[places]]
+    torch.testing.assert_close(output.loss_sum, (losses * weights).sum())
+    metrics = model.metrics(output.metrics)
+    assert metrics["loss"] == pytest.approx(float(losses.mean()), rel=1e-5)
+    free_loss = functional.cross_entropy(free[places], batch.by_token["targets"][places])
+    assert metrics["unconditional_loss"] == pytest.approx(float(free_loss), rel=1e-5)
+
+
+def test_guidance_is_a_line_through_both_predictions(batch: PackedBatch):
+    model = trained()
+    with torch.no_grad():
+        conditions = model.conditions(batch)
+        zero, one, three = (model.logits(batch, conditions, guidance) for guidance in (0.0, 1.0, 3.0))
+    torch.testing.assert_close(three, zero + 3 * (one - zero), rtol=1e-4, atol=1e-4)
+
+
+def test_labels_change_the_prediction_and_none_is_as_in_a_model_without(batch: PackedBatch):
+    model = trained(("helix", "barrel"))
+    labelled = batch.adding(by_sequence={"labels": torch.zeros_like(batch.by_sequence["labels"])})
+    with torch.no_grad():
+        none, first = model.conditions(batch), model.conditions(labelled)
+        torch.testing.assert_close(none, model.structure_encoder(batch) + model.label_embedding.weight[0])
+    assert not torch.allclose(none, first)
+
+
+def test_a_batch_without_targets_has_zero_loss_and_reaches_every_weight(batch: PackedBatch):
+    model = trained(("helix",)).train()
+    output = model(batch.without_targets())
+    output.loss_sum.backward()
+    assert output.loss_sum == 0 and output.num_targets == 0
+    missing = [name for name, weight in model.named_parameters() if weight.requires_grad and weight.grad is None]
+    assert not missing, missing
+
+
+def test_an_export_is_opened_as_it_was(tmp_path: Path, batch: PackedBatch):
+    model = trained(("helix", "barrel"))
+    opened = open_diffusion(export(model, tmp_path / "export"))
+    with torch.no_grad():
+        torch.testing.assert_close(
+            opened.logits(batch, opened.conditions(batch)), model.logits(batch, model.conditions(batch))
+        )
+    assert opened.labels == ("helix", "barrel")

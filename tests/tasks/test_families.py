@@ -1,0 +1,182 @@
+"""Tasks on residues take the backbones of every family, as transformers has them, and export them as it opens them."""
+
+import pytest
+import torch
+from transformers import AutoModelForMaskedLM, AutoTokenizer, EsmTokenizer
+
+from esmeray.common.errors import ConfigError
+from esmeray.dataset.section import DataSection
+from esmeray.dataset.tokens.base import EsmSequenceTokenizer
+from esmeray.dataset.tokens.esm import encode, pack_sequences
+from esmeray.model.backbones.architectures import MASKED_LM_HEADS
+from esmeray.model.backbones.loading import residue_tokenizer
+from esmeray.model.cost.memory import count_parameters
+from esmeray.model.export.backbone import export
+from esmeray.model.section import BackboneSection
+from esmeray.tasks.autoencoder.model import ESM2Autoencoder
+from esmeray.tasks.masked_lm.model import MaskedLM
+from esmeray.tasks.plan import task_plan
+from esmeray.tasks.section import ModelSection
+from tests.dataset.tokenizer_folders import FOR_PROTEINS
+from tests.model.small_models import save_masked_lm, save_small_model
+from tests.model.support import (
+    TINY_AUTOENCODER,
+    assert_near,
+    build_model,
+    masked_batch,
+    random_sequences,
+    residue_batch,
+    segments,
+    tiny_section,
+)
+
+SEQUENCES = random_sequences([25, 1, 60])
+DRAWN = {"layers": 2, "hidden_size": 32, "heads": 4}
+
+
+def section(task, source, **settings):
+    backbone = BackboneSection(source=str(source), **settings)
+    return ModelSection(task=task, backbone=backbone, autoencoder=TINY_AUTOENCODER)
+
+
+@torch.no_grad()
+def logits_alone(network, tokens):
+    return [network(input_ids=row[None]).logits[0] for row in tokens]
+
+
+def tokenizer_of(folder):
+    """By AutoTokenizer, which (5.23) takes no class that the folder names where the model is a ModernBERT."""
+    kind = EsmTokenizer if "modernbert" in (folder / "config.json").read_text() else AutoTokenizer
+    return kind.from_pretrained(folder)
+
+
+@pytest.fixture(params=MASKED_LM_HEADS)
+def family(request, tmp_path):
+    """A folder of a small masked language model with the ESM alphabet, and the model."""
+    folder = tmp_path / "network"
+    network = save_masked_lm(folder, request.param)
+    EsmSequenceTokenizer().save(folder)
+    return folder, network
+
+
+def test_a_masked_lm_of_every_family_is_that_of_transformers_before_and_after_its_export(family, tmp_path):
+    folder, network = family
+    model = build_model(section("masked_lm", folder), seed=0).eval()
+    assert isinstance(model, MaskedLM)
+    batch = masked_batch(SEQUENCES, [0.15, 0.0, 0.4])
+    rows = segments(batch.tokens, batch)
+    with torch.no_grad():
+        assert_near(segments(model.lm_head(model.backbone(batch)), batch), logits_alone(network, rows))
+    model.train()(batch).loss_sum.backward()
+    assert [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
+
+    exported = export(model.eval(), tmp_path / "export")
+    assert "esmeray" not in (exported / "config.json").read_text()
+    opened = AutoModelForMaskedLM.from_pretrained(exported).eval()
+    with torch.no_grad():
+        assert_near(segments(model.lm_head(model.backbone(batch)), batch), logits_alone(opened, rows))
+    assert tokenizer_of(exported)(SEQUENCES[0])["input_ids"] == encode(SEQUENCES[0]).tolist()
+
+
+@pytest.mark.parametrize("source", ["esm2_t6_8M", "esmc", "modernbert", "bert"])
+def test_a_masked_lm_with_random_weights_is_exported_as_transformers_opens_it(source, tmp_path):
+    model = build_model(section("masked_lm", source, **DRAWN), seed=0)
+    batch = masked_batch(SEQUENCES, [0.15, 0.0, 0.4])
+    model(batch).loss_sum.backward()
+    assert [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
+    exported = export(model.eval(), tmp_path / "export")
+    opened = AutoModelForMaskedLM.from_pretrained(exported).eval()
+    with torch.no_grad():
+        rows = segments(batch.tokens, batch)
+        assert_near(segments(model.lm_head(model.backbone(batch)), batch), logits_alone(opened, rows))
+    assert tokenizer_of(exported)(SEQUENCES[0])["input_ids"] == encode(SEQUENCES[0]).tolist()
+
+
+def test_a_head_that_a_folder_lacks_is_drawn_from_the_seed(tmp_path):
+    save_small_model(tmp_path, "esmc")
+    one, two, other = (build_model(section("masked_lm", tmp_path), seed).lm_head.dense.weight for seed in (1, 1, 2))
+    assert torch.equal(one, two) and not torch.equal(one, other)
+
+
+@pytest.fixture
+def prot_bert(tmp_path):
+    """A folder as Rostlab/prot_bert, whose ids are others than the ESM alphabet's, and its model."""
+    folder = FOR_PROTEINS["prot_bert"](tmp_path / "prot_bert")
+    return folder, save_masked_lm(folder, "bert", pad_token_id=0)
+
+
+def test_another_vocabulary_is_read_through_a_table(prot_bert, tmp_path):
+    folder, network = prot_bert
+    settings = section("masked_lm", folder)
+    model = build_model(settings, seed=0).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    hidden = ["".join("_" if place % 7 == 3 else letter for place, letter in enumerate(text)) for text in SEQUENCES]
+    texts = [" ".join(text).replace("_", "[MASK]") for text in hidden]
+    alone = logits_alone(network, [tokenizer(text, return_tensors="pt")["input_ids"][0] for text in texts])
+    batch = residue_batch(SEQUENCES)
+    masks = pack_sequences([text.replace("_", "X") for text in hidden]).tokens != batch.tokens
+    batch.tokens[masks] = 32
+    with torch.no_grad():
+        assert_near(segments(model.lm_head(model.backbone(batch)), batch), alone)
+
+    losses = [
+        torch.nn.functional.cross_entropy(
+            logits[1:-1], tokenizer(" ".join(text), return_tensors="pt")["input_ids"][0][1:-1], reduction="sum"
+        )
+        for logits, text in zip(alone, SEQUENCES, strict=True)
+    ]
+    assert_near(model(batch).loss_sum.detach(), torch.stack(losses).sum())
+
+    exported = export(model, tmp_path / "export", residue_tokenizer(settings.backbone))
+    again = build_model(section("masked_lm", exported), seed=1).eval()
+    with torch.no_grad():
+        assert torch.equal(again.lm_head(again.backbone(batch)), model.lm_head(model.backbone(batch)))
+
+
+@pytest.mark.parametrize("kind", ["esmc", "bert", "qwen2", "t5", "prot_bert"])
+def test_an_autoencoder_of_any_backbone_trains_and_is_restored_whole(kind, tmp_path, request):
+    settings = {}
+    if kind == "esmc":
+        save_small_model(source := tmp_path / "network", kind)
+    elif kind == "prot_bert":
+        source, _ = request.getfixturevalue("prot_bert")
+    else:
+        source, settings = kind, DRAWN
+    model_section = section("autoencoder", source, **settings)
+    model = build_model(model_section, seed=0)
+    assert isinstance(model, ESM2Autoencoder)
+    model(residue_batch(SEQUENCES)).loss_sum.backward()
+    assert [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
+    exported = export(model.eval(), tmp_path / "export", residue_tokenizer(model_section.backbone))
+    restored = ESM2Autoencoder.from_pretrained(exported)
+    assert type(restored.backbone.model) is type(model.backbone.model)
+    for ours, theirs in zip(model.encode(SEQUENCES), restored.encode(SEQUENCES), strict=True):
+        assert_near(ours, theirs)
+
+
+@pytest.mark.parametrize("task", ["masked_lm", "autoencoder"])
+def test_parameters_of_any_backbone_are_counted_before_it_is_built(task, tmp_path):
+    save_small_model(tmp_path, "esmc")
+    parameters = list(build_model(section(task, tmp_path, frozen=True), seed=0).parameters())
+    total, trainable = sum(p.numel() for p in parameters), sum(p.numel() for p in parameters if p.requires_grad)
+    (tmp_path / "model.safetensors").unlink()
+    plan = task_plan(DataSection(), section(task, tmp_path, frozen=True))
+    assert count_parameters(plan.empty_model(plan.model)) == (total, trainable, 0)
+
+
+def test_what_does_not_go_with_a_task_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"masked_lm needs an encoder with a .* head.*this is a qwen2 dec"):
+        build_model(section("masked_lm", "qwen2", **DRAWN), seed=0)
+    folder = FOR_PROTEINS["prot_t5"](tmp_path / "prot_t5")
+    save_small_model(folder, "t5")
+    with pytest.raises(ConfigError, match="one before and one after"):
+        build_model(section("autoencoder", folder), seed=0)
+
+
+@pytest.mark.parametrize(("task", "loss"), [("autoencoder", 4.471039), ("masked_lm", 3.542034)])
+def test_the_loss_at_a_fixed_seed_is_the_known_one(task, loss):
+    """Guards numerics by identity: a change that should not alter results must not alter these (fp32, CPU)."""
+    batch = masked_batch(random_sequences([40, 1, 25]), [0.3, 0.0, 0.5])
+    model = build_model(tiny_section(task), seed=0)
+    output = model(batch)
+    assert (output.loss_sum / output.num_targets).item() == pytest.approx(loss, rel=1e-5)

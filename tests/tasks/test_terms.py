@@ -1,0 +1,143 @@
+"""Function prediction as a task: who is held out, what is refused, what the network learns."""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from esmeray.cluster.collective import WorkerContext
+from esmeray.common.errors import ConfigError, DataError
+from esmeray.dataset.section import DataSection, IngestSection, SampleSection
+from esmeray.dataset.store.conversion import convert
+from esmeray.function.proteins import LabelledTerms, prepare, read
+from esmeray.function.sample import write_sample
+from esmeray.tasks.plan import task_plan
+from esmeray.training.config import load_config
+from esmeray.training.loop.worker import train_worker
+from tests.runs import exported_weights, run_folder, tiny_config, train_losses
+
+
+@pytest.fixture
+def files(tmp_path) -> dict:
+    (tmp_path / "made").mkdir()
+    write_sample(tmp_path / "made", SampleSection(records=60, families=12))
+    names = {"annotations": "train.tsv", "ontology": "terms.obo"}
+    return {key: str(tmp_path / "made" / name) for key, name in names.items()}
+
+
+def section(folder: Path, terms: dict, **data) -> DataSection:
+    given = {"source": [str(folder / "made" / "train.fasta")], "validation_share": 0.1, "terms": terms}
+    return DataSection.model_validate(given | data)
+
+
+def prepared(folder: Path, terms: dict, **data):
+    return read(prepare(section(folder, terms, **data), folder / "stores"))
+
+
+def held_out(data) -> set[str]:
+    return {data.ids[record] for record in data.held_out.tolist()}
+
+
+def test_data_of_a_store_is_that_of_the_files_it_was_made_of_and_propagated(files, tmp_path):
+    convert([str(tmp_path / "made" / "train.fasta")], tmp_path / "store", IngestSection())
+    first, again = prepared(tmp_path, files), prepared(tmp_path, files, source=[str(tmp_path / "store")])
+    assert held_out(first) == held_out(again) and first.store.checksum == again.store.checksum
+    for name, aspect in first.aspects.items():
+        other = again.aspects[name]
+        assert (aspect.terms != other.terms).nnz == 0 and (aspect.accretion == other.accretion).all()
+        assert not ((aspect.terms @ aspect.aspect.parents) > aspect.terms).nnz, "annotations are propagated"
+
+
+def test_listed_proteins_are_held_out(files, tmp_path):
+    ids = [line.split("\t")[0] for line in Path(files["annotations"]).read_text().splitlines()][:6]
+    (tmp_path / "ids.txt").write_text("\n".join(ids))
+    data = prepared(tmp_path, files | {"validation": str(tmp_path / "ids.txt")})
+    assert held_out(data) == set(ids)
+
+
+def test_clusters_are_held_out_whole(files, tmp_path):
+    names = [
+        line[1:].strip()
+        for line in (tmp_path / "made" / "train.fasta").read_text().splitlines()
+        if line.startswith(">")
+    ]
+    rows = [f"{name.partition('_')[0]}\t{name}\n" for name in names]
+    (tmp_path / "clusters.tsv").write_text("".join(rows))
+    terms = files | {"clusters": str(tmp_path / "clusters.tsv")}
+    chosen = held_out(prepared(tmp_path, terms, validation_share=0.3))
+    families = {name.partition("_")[0] for name in chosen}
+    assert chosen == {name for name in names if name.partition("_")[0] in families}
+    (tmp_path / "clusters.tsv").write_text("".join(rows[1:]))
+    with pytest.raises(DataError, match=f"no cluster of {names[0]}"):
+        prepared(tmp_path, terms, validation_share=0.3)
+
+
+def test_proteins_annotated_since_a_date_are_held_out(files, tmp_path):
+    lines = ["!gaf-version: 2.2\n"]
+    for line in Path(files["annotations"]).read_text().splitlines():
+        protein, term = line.split()
+        date = "20240101" if protein.endswith("3") else "20200101"
+        row = ["DB", protein, protein, "enables", term, "R:1", "IDA", "", "F", "", "", "protein", "taxon:1", date]
+        lines.append("\t".join([*row, "DB", "", ""]) + "\n")
+    (tmp_path / "some.gaf").write_text("".join(lines))
+    files["annotations"] = str(tmp_path / "some.gaf")
+    chosen = held_out(prepared(tmp_path, files | {"since": "20230101"}))
+    assert chosen and all(name.endswith("3") for name in chosen)
+
+
+def test_annotations_without_sequences_are_counted_and_none_at_all_is_refused(files, tmp_path, caplog):
+    text = Path(files["annotations"]).read_text()
+    (tmp_path / "more.tsv").write_text(text + "P1\tEX:0000001\n")
+    with caplog.at_level(logging.WARNING):
+        prepared(tmp_path, files | {"annotations": str(tmp_path / "more.tsv")})
+    assert "1 protein without a sequence" in caplog.text
+    (tmp_path / "none.tsv").write_text("P1\tEX:0000001\n")
+    with pytest.raises(DataError, match="none of its proteins has a sequence"):
+        prepared(tmp_path, files | {"annotations": str(tmp_path / "none.tsv")})
+
+
+def test_settings_that_do_not_go_together_are_refused(tmp_path):
+    for given, words in (
+        ({("data", "terms", "annotations"): "a.tsv"}, "set both"),
+        ({("data", "terms", "since"): "2024"}, "since"),
+        ({("data", "terms", "since"): "20240101", ("data", "terms", "validation"): "a"}, "exclude each other"),
+        ({("model", "terms", "parts"): ["guess"]}, "parts"),
+        ({("model", "terms", "embeddings", "store"): "embeddings"}, "set model"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            load_config(None, given)
+    with pytest.raises(ConfigError, match="set all three"):
+        prepare(DataSection(source=["a.fasta"]), tmp_path)
+
+
+def test_terms_are_known_in_the_aspects_that_a_protein_is_annotated_in(files, tmp_path):
+    lines = Path(files["annotations"]).read_text().splitlines(keepends=True)
+    name = lines[0].split("\t")[0]
+    Path(files["annotations"]).write_text("".join([lines[0], *(line for line in lines if not line.startswith(name))]))
+    labelled = LabelledTerms(prepare(section(tmp_path, files), tmp_path / "stores"), min_count=3)
+    record = labelled.data.ids.index(name)
+    (row_K,) = labelled.targets[np.array([record])]
+    aspects = [aspect for aspect in labelled.data.aspects.values() if record in aspect.records]
+    terms = {term for aspect in aspects for term in aspect.aspect.terms}
+    known = {term for term, value in zip(labelled.label_space.names, row_K, strict=True) if not np.isnan(value)}
+    assert len(aspects) == 1 and known == terms & set(labelled.label_space.names)
+    with pytest.raises(DataError, match=r"lower data\.terms\.min_count"):
+        LabelledTerms(labelled.path, min_count=1000)
+
+
+@pytest.mark.parametrize("network", ["vectors", "backbone"])
+def test_network_learns_terms_and_starts_from_their_shares(process_group, files, tmp_path, network):
+    """A backbone, here by LoRA, learns the same sparse targets as the head on vectors."""
+    data = {"terms": files | {"min_count": 5}, "source": [str(tmp_path / "made" / "train.fasta")]}
+    model = {"task": "terms", "terms": {"network": network}, "classifier": {"best_metric": "loss"}}
+    model |= {"backbone": {"lora": {"rank": 2 if network == "backbone" else 0}}}
+    config = tiny_config(tmp_path, data=data, model=model, batch={"tokens": 4096, "global_tokens": 4096})
+    plan, run = task_plan(config.data, config.model), run_folder(config)
+    path = plan.prepare(run.stores)
+    run.path.mkdir()
+    plan.write_names(run, path)
+    assert plan.measure(path).parameters.trainable > 0
+    assert train_worker(config, WorkerContext(), str(path)).status == "finished"
+    losses = list(train_losses(config).values())
+    assert losses[-1] < losses[0] and exported_weights(config)

@@ -1,0 +1,94 @@
+"""Every setting of an experiment: one typed tree that checks the YAML file, the command line and what a checkpoint
+recorded.
+
+A function takes the section that it needs, never the whole tree. Each section stands in the room that reads it; the
+text below a setting describes it and names its unit; the command line's help and docs/config.md are generated from it.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import model_validator
+
+from esmeray.cluster.section import RaySection
+from esmeray.common.processor import computes_bf16
+from esmeray.dataset.section import SPECIAL_TOKENS_PER_SEQUENCE, BatchSection, DataSection
+from esmeray.monitoring.section import MonitoringSection, WandbSection
+from esmeray.run_folder.section import RunSection, StorageSection
+from esmeray.tasks.section import ModelSection, TaskSettings
+from esmeray.train_config.loading import load_settings
+from esmeray.train_config.natures import FIXED, UNSEEN
+from esmeray.train_config.section import KeyPath, Overrides, Section
+from esmeray.training.section import CheckpointSection, DeepSpeedSection, TrainingSection
+
+
+class Config(Section):
+    """A training run of Esmeray."""
+
+    run: RunSection = RunSection()
+    data: DataSection = DataSection()
+    batch: Annotated[BatchSection, FIXED] = BatchSection()
+    model: Annotated[ModelSection, FIXED] = ModelSection()
+    training: TrainingSection = TrainingSection()
+    deepspeed: DeepSpeedSection = DeepSpeedSection()
+    checkpoint: Annotated[CheckpointSection, UNSEEN] = CheckpointSection()
+    storage: Annotated[StorageSection, UNSEEN] = StorageSection()
+    ray: Annotated[RaySection, UNSEEN] = RaySection()
+    wandb: Annotated[WandbSection, UNSEEN] = WandbSection()
+    monitoring: Annotated[MonitoringSection, UNSEEN] = MonitoringSection()
+
+    @model_validator(mode="after")
+    def _muon_has_matrices(self) -> "Config":
+        if self.training.optimizer == "muon" and self.model.backbone.frozen:
+            raise ValueError(
+                "training.optimizer muon is for matrices of the backbone's layers, and model.backbone.frozen trains "
+                "none: set it to adamw"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _longest_sequence_fits(self) -> "Config":
+        needed = self.data.max_length + SPECIAL_TOKENS_PER_SEQUENCE
+        if self.batch.tokens < needed:
+            raise ValueError(
+                f"batch.tokens ({self.batch.tokens}) can't hold one sequence of data.max_length "
+                f"({self.data.max_length}) and its {SPECIAL_TOKENS_PER_SEQUENCE} special tokens: "
+                f"raise batch.tokens to at least {needed} or lower data.max_length"
+            )
+        return self
+
+    @property
+    def task_settings(self) -> TaskSettings:
+        """What the task takes of these."""
+        training = self.training
+        return TaskSettings(
+            self.data, self.batch, self.model, self.run.seed, training.precision, training.evaluation_batches
+        )
+
+
+def load_config(path: str | Path | None, overrides: Overrides | None = None) -> Config:
+    """Read, merge and check an experiment's settings; None for the defaults, without a file.
+
+    ``train_config/NAME.yaml`` is found from any folder, also as NAME. Raises ConfigError with one line a problem,
+    naming file and line, or the option.
+    """
+    config = load_recorded(path, overrides)
+    if "precision" in config.training.model_fields_set or config.ray.address is not None or computes_bf16():
+        return config
+    return config.model_copy(update={"training": config.training.model_copy(update={"precision": "fp32"})})
+
+
+def load_recorded(path: str | Path | None, overrides: Overrides | None = None) -> Config:
+    """Read the config that a run recorded: in its precision, whatever this machine computes best in."""
+    return load_settings(Config, path, _without_sizes(overrides or {}))
+
+
+_BACKBONE: KeyPath = ("model", "backbone")
+
+
+def _without_sizes(overrides: Overrides) -> Overrides:
+    """Drop the file's size of random weights where the command line names trained weights, which have their own."""
+    source = overrides.get((*_BACKBONE, "source"))
+    if not source or not ("/" in source or Path(source).expanduser().is_dir()):
+        return overrides
+    return {**{(*_BACKBONE, size): None for size in ("layers", "hidden_size", "heads")}, **overrides}
