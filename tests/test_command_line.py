@@ -11,7 +11,7 @@ from esmeray.tools.__main__ import ALONE, COMMANDS, entry_point, example, main, 
 from esmeray.train_config.command_schema import COMMANDS as SCHEMAS
 from esmeray.train_config.schema import Config
 from esmeray.train_config.section import settings_of
-from esmeray.train_config.tune_schema import TuneConfig
+from esmeray.tuning.section import TuneConfig
 from tests.conftest import REPOSITORY
 
 SEARCH = "train_config/tune_throughput.yaml"

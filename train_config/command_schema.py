@@ -8,11 +8,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, create_model
 
+from esmeray.inference.embedding.section import EmbedJobSection
+from esmeray.inference.mutations.section import MutationFitSection, MutationScanSection, MutationScoreSection
 from esmeray.train_config.classifier_schema import Part
 from esmeray.train_config.diffusion_schema import CaOnly, PredictionsSection, StructuresSection
-from esmeray.train_config.embed_schema import EmbedJobSection
-from esmeray.train_config.mutation_schema import MutationFitSection, MutationScanSection, MutationScoreSection
-from esmeray.train_config.plan_schema import PlanSection
 from esmeray.train_config.schema import IngestSection, StorageSection
 from esmeray.train_config.section import (
     DEFAULT_TOKENS,
@@ -27,6 +26,7 @@ from esmeray.train_config.section import (
 )
 from esmeray.train_config.service_schema import KeySection, QuerySection, ServiceSettings
 from esmeray.train_config.terms_schema import EvaluateTermsSection, PredictTermsSection
+from esmeray.training.launch.scale import PlanSection
 
 
 class IngestedSection(Section):

@@ -1,8 +1,7 @@
-"""From a YAML file and overrides to checked settings: an experiment's, or those of a search.
+"""From a YAML file and overrides to checked settings: an experiment's, or those of a command.
 
 Precedence: default < file < command line. The two sources are merged first and checked once, so that a rule over
-several keys sees what will really be used; every refusal is one line that names the file and line, or the option. An
-experiment's options are ``--section.key``, those of a search ``--tune.section.key``.
+several keys sees what will really be used; every refusal is one line that names the file and line, or the option.
 """
 
 import re
@@ -19,7 +18,6 @@ from esmeray.common.text import did_you_mean, refusal
 from esmeray.train_config.bounded_yaml import BoundedLoader
 from esmeray.train_config.schema import Config
 from esmeray.train_config.section import KeyPath, Overrides, Section, is_section, settings_of
-from esmeray.train_config.tune_schema import TuneConfig
 
 Settings = TypeVar("Settings", bound=Section)
 
@@ -40,7 +38,7 @@ def load_config(path: str | Path | None, overrides: Overrides | None = None) -> 
     ``train_config/NAME.yaml`` is found from any folder, also as NAME. Raises ConfigError with one line a problem,
     naming file and line, or the option.
     """
-    config = _load(Config, path, overrides or {}, "")
+    config = load_settings(Config, path, overrides)
     if "precision" in config.training.model_fields_set or config.ray.address is not None or computes_bf16():
         return config
     return config.model_copy(update={"training": config.training.model_copy(update={"precision": "fp32"})})
@@ -48,23 +46,17 @@ def load_config(path: str | Path | None, overrides: Overrides | None = None) -> 
 
 def load_recorded(path: Path, overrides: Overrides | None = None) -> Config:
     """Read the config that a run recorded: in its precision, whatever this machine computes best in."""
-    return _load(Config, path, overrides or {}, "")
+    return load_settings(Config, path, overrides)
 
 
-def load_settings(schema: type[Settings], path: str | Path | None, overrides: Overrides | None = None) -> Settings:
-    """Read, merge and check a command's settings, as :func:`load_config` does those of an experiment.
+def load_settings(
+    schema: type[Settings], path: str | Path | None, overrides: Overrides | None = None, prefix: str = ""
+) -> Settings:
+    """Read, merge and check settings; their options are ``--PREFIXsection.key``, which messages name.
 
-    Raises MissingError where all that is wrong is that some are missing.
+    Raises ConfigError with one line a problem, MissingError where all that is wrong is that some are missing.
     """
-    return _load(schema, path, overrides or {}, "")
-
-
-def load_tune_config(path: str | Path | None, overrides: Overrides | None = None) -> TuneConfig:
-    """Read, merge and check the settings of a search, as :func:`load_config` does those of an experiment."""
-    return _load(TuneConfig, path, overrides or {}, "tune.")
-
-
-def _load(schema: type[Settings], path: str | Path | None, overrides: Overrides, prefix: str) -> Settings:
+    overrides = overrides or {}
     settings, lines = read_file(path) if path is not None else ({}, {})
     for name, field in schema.model_fields.items():
         if is_section(field.annotation) and field.is_required():

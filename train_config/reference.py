@@ -9,7 +9,7 @@ from pydantic.fields import FieldInfo
 from esmeray.train_config.command_schema import COMMANDS
 from esmeray.train_config.schema import Config
 from esmeray.train_config.section import Section, metavar, own_settings, sections_of
-from esmeray.train_config.tune_schema import TuneConfig
+from esmeray.tuning.section import TuneConfig
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "config.md"
 

@@ -11,7 +11,7 @@ from typing import Any
 from esmeray.cluster.placement import NodeResources, Workers, place_workers
 from esmeray.common.errors import ConfigError, ResourceError
 from esmeray.train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE, Config, DataSection, RaySection
-from esmeray.train_config.tune_schema import SearchSection, TuneConfig
+from esmeray.tuning.section import SearchSection, TuneConfig
 from esmeray.tuning.settings import NAMES, Settings, Value, value_text
 
 ORDERED = frozenset({"tokens", "batch_size", "num_workers", "prefetch", "stage", "workers"})

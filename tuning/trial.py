@@ -27,7 +27,6 @@ from esmeray.monitoring.sampling.memory_meter import MemoryMeter
 from esmeray.run_folder.checkpoints import Position
 from esmeray.run_folder.paths import RunFolder
 from esmeray.train_config.schema import Config, TrainingSection
-from esmeray.train_config.tune_schema import MeasurementSection, SearchSection
 from esmeray.training.engine.collective import ControlGroup, WorkerContext
 from esmeray.training.engine.deepspeed_settings import zero_stage
 from esmeray.training.engine.engine import TrainingEngine, apply_device_settings, prepare_layers
@@ -35,6 +34,7 @@ from esmeray.training.engine.step_clock import StepClock
 from esmeray.training.loop.schedules import learning_rate
 from esmeray.training.loop.stepping import Stepper, every_step
 from esmeray.training.tasks.registry import experiment_class
+from esmeray.tuning.section import MeasurementSection, SearchSection
 from esmeray.tuning.settings import Measurement, Status
 
 FAILURES: tuple[Status, ...] = ("crash", "nan", "refused", "out_of_memory")

@@ -27,10 +27,10 @@ from esmeray.common.text import last_line
 from esmeray.model.device import choose_device
 from esmeray.monitoring.sampling.host import memory_of_this_machine
 from esmeray.train_config.schema import Config, DataSection, TrainingSection
-from esmeray.train_config.tune_schema import TuneConfig
 from esmeray.training.engine.collective import WorkerContext
 from esmeray.training.tasks.registry import experiment_class
 from esmeray.tuning.records import StoppedError
+from esmeray.tuning.section import TuneConfig
 from esmeray.tuning.settings import Measurement
 from esmeray.tuning.trial import FAILURES, measure_on_worker
 

@@ -22,8 +22,8 @@ from esmeray.dataset.embeddings.arrays import open_arrays, write_arrays
 from esmeray.dataset.embeddings.cache import FeatureStore, bound_cache, write_shard
 from esmeray.dataset.store.reader import Store
 from esmeray.inference.embedding.plan import JobFacts, Plan
+from esmeray.inference.embedding.section import EmbedJobSection
 from esmeray.run_folder.job import PIECES
-from esmeray.train_config.embed_schema import EmbedJobSection
 from esmeray.train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
 
 Computed = Mapping[str, Mapping[str, NDArray]]

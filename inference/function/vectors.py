@@ -12,8 +12,8 @@ from esmeray.dataset.store.reader import Store
 from esmeray.function.proteins import SEQUENCES, prepare
 from esmeray.function.vectors import Vectors, read_vectors
 from esmeray.inference.embedding.job import run_job
+from esmeray.inference.embedding.section import EmbedJobSection
 from esmeray.run_folder.paths import RunFolder
-from esmeray.train_config.embed_schema import EmbedJobSection
 from esmeray.train_config.schema import DataSection, RunSection
 from esmeray.train_config.terms_schema import COMPOSITION, EmbeddingsSection, TermsSection
 

@@ -10,12 +10,12 @@ from esmeray.common.errors import ConfigError
 from esmeray.tools.grammar import Plain, read_words
 from esmeray.tools.tune._search import TuneSettings
 from esmeray.train_config.command_schema import COMMANDS
-from esmeray.train_config.loading import SHIPPED, dump_config, load_config, load_settings, load_tune_config
+from esmeray.train_config.loading import SHIPPED, dump_config, load_config, load_settings
 from esmeray.train_config.reference import config_reference
 from esmeray.train_config.schema import Config
 from esmeray.train_config.section import settings_of
 from esmeray.train_config.service_schema import ServiceSettings
-from esmeray.train_config.tune_schema import TuneConfig
+from esmeray.tuning.section import TuneConfig
 
 SEARCH = SHIPPED / "tune_throughput.yaml"
 
@@ -36,7 +36,8 @@ def load(path: Path | None, *options: str) -> Config:
 
 def load_search(path: Path | None, *options: str) -> TuneConfig:
     given = read_words(list(options), "tune", None, Plain, TuneSettings)[2]
-    return load_tune_config(path, {key[1:]: value for key, value in given.items() if key[0] == "tune"})
+    given = {key[1:]: value for key, value in given.items() if key[0] == "tune"}
+    return load_settings(TuneConfig, path, given, "tune.")
 
 
 def test_command_line_overrides_file_and_file_overrides_default(file):
@@ -166,8 +167,8 @@ def test_shipped_files_are_found_from_any_folder_and_are_valid(tmp_path, monkeyp
     for path in SHIPPED.glob("*.yaml"):
         if path.name not in ("zero2.yaml", "serve.yaml") and not path.name.startswith("tune_"):
             assert load_config(f"train_config/{path.name}") == load_config(path.stem)
-    assert load_tune_config(f"train_config/{SEARCH.name}") == TuneConfig()
-    assert load_tune_config("tune_tokens").space.num_workers is None
+    assert load_settings(TuneConfig, f"train_config/{SEARCH.name}") == TuneConfig()
+    assert load_settings(TuneConfig, "tune_tokens").space.num_workers is None
     assert load_settings(ServiceSettings, "train_config/serve.yaml").serve.models[0].random_weights
     with pytest.raises(ConfigError, match=r"esm2a\.yaml: can't be read .*\(did you mean esm2ae\?\); .*train_config"):
         load_config("train_config/esm2a.yaml")

@@ -12,12 +12,12 @@ Examples:
 """
 
 from esmeray.common.publishing import refuse_existing
+from esmeray.inference.mutations.section import MutationFitSection
 from esmeray.inference.mutations.table import read_mutants, read_protein
 from esmeray.model.export.exported_folder import MADE_BY
 from esmeray.run_folder.job import unfinished
 from esmeray.tools.grammar import parse
 from esmeray.tools.mutations.score import OnMaskedModel
-from esmeray.train_config.mutation_schema import MutationFitSection
 
 
 def main(argv: list[str]) -> int:

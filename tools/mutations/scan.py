@@ -11,11 +11,11 @@ Examples:
 
 from esmeray.common.publishing import made_folder, refuse_existing
 from esmeray.common.text import counted
+from esmeray.inference.mutations.section import MutationScanSection
 from esmeray.inference.mutations.table import read_protein, write_scores
 from esmeray.run_folder.job import unfinished
 from esmeray.tools.grammar import parse
 from esmeray.tools.mutations.score import OnMaskedModel, job_of
-from esmeray.train_config.mutation_schema import MutationScanSection
 
 MADE_BY = "scan_mutations"
 

@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from esmeray.common.errors import ConfigError
 from esmeray.common.publishing import made_file, refuse_file
 from esmeray.common.text import counted
+from esmeray.inference.mutations.section import MutationScoreSection, MutationsSection
 from esmeray.inference.mutations.table import MutantTable, read_mutants, read_protein, write_scores
 from esmeray.run_folder.job import unfinished
 from esmeray.tools.grammar import Overwriting, parse
-from esmeray.train_config.mutation_schema import MutationScoreSection, MutationsSection
 
 MADE_BY = "score_mutations"
 SUFFIXES = (".csv", ".tsv", ".parquet")

@@ -15,9 +15,9 @@ from esmeray.monitoring.advice import Facts, advise
 from esmeray.run_folder.paths import RunFolder
 from esmeray.tools.profile._gpu_trial import single_process_group
 from esmeray.train_config.schema import Config
-from esmeray.train_config.tune_schema import MeasurementSection
 from esmeray.training.engine.collective import WorkerContext
 from esmeray.training.tasks.registry import task_plan
+from esmeray.tuning.section import MeasurementSection
 from esmeray.tuning.trial import measure_on_worker
 
 TRACED_STEPS = 3

@@ -28,9 +28,9 @@ from esmeray.common.errors import ConfigError
 from esmeray.common.progress import status_line
 from esmeray.common.publishing import made_folder
 from esmeray.common.timing import measure, ratio, round_ratios, timed
+from esmeray.inference.embedding.section import EmbedSection
 from esmeray.tools.grammar import Overwriting, example_of, parse_with_run
 from esmeray.train_config.command_schema import DeviceProfileSection
-from esmeray.train_config.embed_schema import EmbedSection
 from esmeray.train_config.loading import load_config
 
 MADE_BY = "profile devices"

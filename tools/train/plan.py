@@ -20,9 +20,9 @@ from esmeray.common.errors import ConfigError, ResourceError
 from esmeray.common.publishing import made_file, refuse_file
 from esmeray.common.text import counted, did_you_mean, duration
 from esmeray.tools.grammar import Overwriting, parse
-from esmeray.train_config.plan_schema import PlanSection
 from esmeray.train_config.schema import BackboneSection, ModelSection
 from esmeray.training.launch import scale
+from esmeray.training.launch.scale import PlanSection
 
 MADE_BY = "train plan"
 LEAST_TOKENS = 1024

@@ -3,9 +3,9 @@
 from esmeray.cluster.placement import find
 from esmeray.common.errors import ConfigError
 from esmeray.tools.grammar import Plain, example_of, read_words
-from esmeray.train_config.loading import load_config, load_tune_config
+from esmeray.train_config.loading import load_config, load_settings
 from esmeray.train_config.schema import Config
-from esmeray.train_config.tune_schema import TuneConfig
+from esmeray.tuning.section import TuneConfig
 
 
 class Arguments(Plain):
@@ -37,5 +37,5 @@ def search(argv: list[str], command: str, text: str, file: str) -> int:
     from esmeray.tuning.run import dry_run_tune, tune
 
     of_search = {key[1:]: value for key, value in overrides.items() if key[0] == "tune"}
-    settings = load_tune_config(flags.tune or file, of_search)
+    settings = load_settings(TuneConfig, flags.tune or file, of_search, "tune.")
     return dry_run_tune(config, settings) if flags.dry_run else tune(config, settings)
