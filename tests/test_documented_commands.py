@@ -20,9 +20,9 @@ from esmeray.model.export.backbone import export
 from esmeray.tools.__main__ import COMMANDS, subcommands
 from esmeray.tools.__main__ import main as esmeray
 from esmeray.tools.profile import _gpu_trial as trial
+from esmeray.tools.reference import command_schemas
 from esmeray.tools.serve import query
-from esmeray.tools.tune._search import TuneSettings
-from esmeray.train_config.command_schema import COMMANDS as SCHEMAS
+from esmeray.tools.tune import _search
 from esmeray.train_config.loading import dump_config
 from esmeray.train_config.schema import Config
 from esmeray.train_config.section import Section, settings_of
@@ -304,12 +304,13 @@ def test_commands_of_readmes_table_and_after_training_name_settings_that_there_a
     text = "\n".join(page.read_text(encoding="utf-8").partition("## Train on your own")[0] for page in pages)
     commands = re.findall(r"`(esmeray \w[^`]*)`", text)
     commands += [f"esmeray {command}" for task in TASKS for command in task_named(task).next]
+    schemas = command_schemas()
     for command in commands:
         words = [word for word in words_of(command) if word not in ("...", "COMMAND")]
         if words[:1] == ["--help"]:
             continue
         name = name_of(command)
-        settings = {**settings_of(TuneSettings), **settings_of(SCHEMAS.get(name, Section))}
+        settings = {**settings_of(_search.Arguments), **settings_of(schemas.get(name, Section))}
         options = {word[2:] for word in words if word.startswith("--")}
         assert name.split()[0] in COMMANDS, command
         assert options <= {".".join(key) for key in settings} | {"config", "check", "verify"}, command

@@ -36,12 +36,12 @@ from esmeray.inference.models.kinds import Output
 from esmeray.inference.models.model import BatchRows, Model, TokenizedTexts, run
 from esmeray.inference.models.opening import open_model
 from esmeray.inference.models.source import config_of
+from esmeray.inference.profile.section import ModelProfileSection
 from esmeray.model.device import DTYPES, choose_device
 from esmeray.model.metrics.classification import classification_metrics
 from esmeray.monitoring.advice import Facts, advise
 from esmeray.monitoring.sampling.memory_meter import MemoryMeter
 from esmeray.monitoring.sampling.peaks import copy_bytes_per_s, peak_tflops, product_flops_per_s
-from esmeray.train_config.command_schema import ModelProfileSection
 from esmeray.train_config.loading import load_config
 from esmeray.train_config.section import Overrides
 
