@@ -88,7 +88,7 @@ format: $(VENV)/.installed-dev  ## put the code in form
 	$(BIN)/ruff format .
 
 docs: $(VENV)/.installed  ## docs/config.md from the schema
-	$(BIN)/python -m esmeray.train_config.reference
+	$(BIN)/python -m esmeray.tools.reference
 
 bench: $(VENV)/.installed-bench  ## speed beside what people use today (ARGS="--quick" or names of stages)
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -26,7 +26,7 @@ from esmeray.benchmarks.programs.processes import call
 from esmeray.common.errors import ConfigError
 from esmeray.common.progress import status_line
 from esmeray.common.publishing import write_atomically
-from esmeray.tools.grammar import Plain, read_words
+from esmeray.tools.grammar import Command, read_words
 from esmeray.training.config import Config, load_config
 
 FOLDER = Path(__file__).resolve().parent
@@ -42,7 +42,7 @@ HEAD = """# Records of the ten-minute track
 """
 
 
-class Arguments(Plain):
+class Arguments(Command, Config):
     """What to do with the settings."""
 
     name: str
@@ -53,8 +53,8 @@ class Arguments(Plain):
 
 def main(argv: list[str]) -> int:
     """Train by each seed, print what comes out, and with --enter write it down."""
-    arguments, file, overrides = read_words(argv, "record", __doc__, Arguments, Config)
-    config = load_config(file, overrides).model_dump(mode="json")
+    arguments, overrides = read_words(argv, "record", __doc__, Arguments)
+    config = load_config(arguments.config, overrides).model_dump(mode="json")
     log = FOLDER / "records" / f"{slugify(arguments.name)}.json"
     if arguments.enter and log.exists():
         raise ConfigError(f"{arguments.name}: an entry has this name, and opened the test part; give another")

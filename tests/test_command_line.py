@@ -8,14 +8,15 @@ import pytest
 
 from esmeray.common.command_line import run
 from esmeray.tools.__main__ import ALONE, COMMANDS, entry_point, example, main, subcommands
-from esmeray.train_config.command_schema import COMMANDS as SCHEMAS
-from esmeray.train_config.section import settings_of
-from esmeray.train_config.tune_schema import TuneConfig
+from esmeray.tools.reference import command_schemas
+from esmeray.train_config.section import sections_of, settings_of
 from esmeray.training.config import Config
+from esmeray.tuning.section import TuneConfig
 from tests.conftest import REPOSITORY
 
 SEARCH = "train_config/tune_throughput.yaml"
 EXPERIMENT = ["--config", "esm2ae"]
+SCHEMAS = command_schemas()
 
 
 @pytest.fixture
@@ -116,9 +117,9 @@ def test_settings_are_described_sections_with_underscores(called, name):
     command, *words = name.split()
     assert (command in ALONE and not words) or words[0] in subcommands(command)
     options = re.findall(r"^  (--[\w.-]+)", called(*name.split(), "--help").stdout, re.MULTILINE)
-    assert set(options) >= {f"--{'.'.join(key)}" for key in settings_of(SCHEMAS[name])}
+    assert set(options) >= {f"--{'.'.join(key)}" for key in settings_of(SCHEMAS[name]) if len(key) > 1}
     assert [option for option in options if "-" in option.removeprefix("--")] == []
-    assert all(field.annotation.__doc__ for field in SCHEMAS[name].model_fields.values())
+    assert all(section.__doc__ for section in sections_of(SCHEMAS[name]).values())
 
 
 @pytest.mark.parametrize("tool", TOOLS, ids=" ".join)

@@ -22,9 +22,9 @@ from esmeray.tasks.registry import TASKS, task_named
 from esmeray.tools.__main__ import COMMANDS, subcommands
 from esmeray.tools.__main__ import main as esmeray
 from esmeray.tools.profile import _gpu_trial as trial
+from esmeray.tools.reference import command_schemas
 from esmeray.tools.serve import query
-from esmeray.tools.tune._search import TuneSettings
-from esmeray.train_config.command_schema import COMMANDS as SCHEMAS
+from esmeray.tools.tune import _search
 from esmeray.train_config.loading import dump_config
 from esmeray.train_config.section import Section, settings_of
 from esmeray.training.config import Config
@@ -33,13 +33,13 @@ from tests.conftest import REPOSITORY
 from tests.dataset.tokenizer_folders import esm
 from tests.embeddings import make_embeddings, random_vectors
 from tests.function.generated import generate
-from tests.model.heads.test_diffusion import trained
 from tests.model.small_models import save_masked_lm
 from tests.model.support import random_sequences
 from tests.monitoring.gpu_traces import healthy
 from tests.runs import merged, run_folder, tiny_config
 from tests.structures import folds, pdb_lines, save_esmfold, structure_store, write_pdb
 from tests.tasks.test_classification import train
+from tests.tasks.test_diffusion_model import trained
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 EXPERIMENTS = sorted((REPOSITORY / "train_config").glob("*.yaml"))
@@ -304,12 +304,13 @@ def test_commands_of_readmes_table_and_after_training_name_settings_that_there_a
     text = "\n".join(page.read_text(encoding="utf-8").partition("## Train on your own")[0] for page in pages)
     commands = re.findall(r"`(esmeray \w[^`]*)`", text)
     commands += [f"esmeray {command}" for task in TASKS for command in task_named(task).next]
+    schemas = command_schemas()
     for command in commands:
         words = [word for word in words_of(command) if word not in ("...", "COMMAND")]
         if words[:1] == ["--help"]:
             continue
         name = name_of(command)
-        settings = {**settings_of(TuneSettings), **settings_of(SCHEMAS.get(name, Section))}
+        settings = {**settings_of(_search.Arguments), **settings_of(schemas.get(name, Section))}
         options = {word[2:] for word in words if word.startswith("--")}
         assert name.split()[0] in COMMANDS, command
         assert options <= {".".join(key) for key in settings} | {"config", "check", "verify"}, command

@@ -1,7 +1,6 @@
 """The grammar of all commands: ``esmeray COMMAND [SUBCOMMAND] [TARGET] --config FILE --section.key VALUE --flag``.
 
-In: the schema of a command's settings, which a file may hold as well, and its :class:`Plain` with what stands on the
-command line alone: flags and at most one thing that it acts upon. Out: both, checked. A mistake is one line that names
+In: a :class:`Command`, which names all that a command takes. Out: the same, checked. A mistake is one line that names
 the option, or file and line; where something is missing the line ends with the first example of the module's docstring.
 """
 
@@ -14,7 +13,7 @@ from pydantic.fields import FieldInfo
 from esmeray.common.command_line import program_of
 from esmeray.common.errors import ConfigError
 from esmeray.common.text import did_you_mean
-from esmeray.train_config.command_schema import COMMANDS
+from esmeray.dataset.section import IngestSection
 from esmeray.train_config.loading import MissingError, load_settings, read_file
 from esmeray.train_config.section import (
     KeyPath,
@@ -32,15 +31,15 @@ from esmeray.training.config import Config
 _HELP_COLUMN = 38
 
 
-class Plain(Section):
-    """Base of what stands on the command line alone.
+class Command(Section):
+    """Base of what a command takes: sections, whose settings a file may hold as well, and words.
 
-    A bool is a flag, what has no default is the target, of which a list has several, and anything else an option with a
-    value. A name may end in _.
+    Words stand on the command line alone. A bool is a flag, what has no default is the target, of which a list has
+    several, and anything else an option with a value. A name may end in _.
     """
 
 
-class Overwriting(Plain):
+class Overwriting(Command):
     """Flag of commands that write."""
 
     overwrite: bool = False
@@ -61,78 +60,76 @@ class OnRun(Overwriting):
     """Folder of the run."""
 
 
-PlainKind = TypeVar("PlainKind", bound=Plain)
-Settings = TypeVar("Settings", bound=Section)
+class IngestedSection(Section):
+    """Policies for files."""
+
+    ingest: IngestSection = IngestSection()
 
 
-def parse(
-    argv: list[str], command: str, text: str | None, plain: type[PlainKind], settings: type[Settings]
-) -> tuple[PlainKind, Settings]:
-    """A command's target and flags, and its settings, checked; ``text`` is its module's docstring.
+class ClusterSection(Section):
+    """The cluster."""
 
-    ``settings`` is the command's schema, or the section that is all of it. Prints the help and ends the process where
-    that is asked for. Raises ConfigError with one line a problem.
+    address: str | None = None
+    """Ray cluster, HOST:PORT; local starts one. Default: RAY_ADDRESS, or one that runs here."""
+
+
+Arguments = TypeVar("Arguments", bound=Command)
+
+
+def parse(argv: list[str], command: str, text: str | None, schema: type[Arguments]) -> Arguments:
+    """What a command takes, checked; ``text`` is its module's docstring.
+
+    Prints the help and ends the process where that is asked for. Raises ConfigError with one line a problem.
     """
-    return parse_with_run(argv, command, text, plain, settings, Section)[:2]
+    return parse_with_run(argv, command, text, schema, Section)[0]
 
 
 def parse_with_run(
-    argv: list[str],
-    command: str,
-    text: str | None,
-    plain: type[PlainKind],
-    settings: type[Settings],
-    also: type[Section] = Config,
-) -> tuple[PlainKind, Settings, Overrides]:
+    argv: list[str], command: str, text: str | None, schema: type[Arguments], run: type[Section] = Config
+) -> tuple[Arguments, Overrides]:
     """As :func:`parse`, with the settings of an experiment, unchecked: they override what a run recorded."""
-    schema = COMMANDS.get(command, Section)
-    target, file, overrides = read_words(argv, command, text, plain, schema, also)
-    own = {key: value for key, value in overrides.items() if key[0] in schema.model_fields}
-    of_run = {key: value for key, value in overrides.items() if key not in own}
+    words, overrides = read_words(argv, command, text, schema, run)
+    own: Overrides = {(name,): getattr(words, name) for (name,) in own_settings(schema)}
+    of_run: Overrides = {}
+    for key, value in overrides.items():
+        (own if key[0] in schema.model_fields else of_run)[key] = value
+    if words.config is not None:
+        # A flag in a file, overwrite above all, would count whenever somebody forgot the line.
+        for key, line in read_file(words.config)[1].items():
+            if key in own_settings(schema):
+                raise ConfigError(f"{words.config}:{line}: {key[0]}: no such setting, but {_option(*key)} is an option")
     try:
-        loaded: Any = load_settings(schema, file, own)
+        return load_settings(schema, words.config, own), of_run
     except MissingError as error:
         raise ConfigError(f"{error}; {example_of(text, command)}") from None
-    if schema is not settings:
-        ((_, loaded),) = loaded
-    return target, loaded, of_run
 
 
 def read_words(
-    argv: list[str],
-    command: str,
-    text: str | None,
-    plain: type[PlainKind],
-    schema: type[Section],
-    also: type[Section] = Section,
-) -> tuple[PlainKind, str | None, Overrides]:
-    """Target and flags, the file of settings, and settings that override it, or what a run recorded, unchecked.
+    argv: list[str], command: str, text: str | None, schema: type[Command], run: type[Section] = Section
+) -> tuple[argparse.Namespace, Overrides]:
+    """The words, among them ``config``, a file of settings or None; and the settings that override it, unchecked.
 
-    Settings of ``also`` are understood, and left out of the help.
+    Settings of ``run`` are understood, and left out of the help.
     """
-    sections = sections_of(schema)
     if {"-h", "--help"} & set(argv):
         early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         early.add_argument("--config")
-        _Parser(command, plain, sections, text, early.parse_known_args(argv)[0].config).print_help()
+        _Parser(command, schema, Section, text, early.parse_known_args(argv)[0].config).print_help()
         raise SystemExit(0)
-    parser = _Parser(command, plain, {**sections_of(also), **sections}, text, None)
+    parser = _Parser(command, schema, run, text, None)
     parser.refuse_unknown(argv)
-    parsed, unexpected = parser.parse_known_intermixed_args(argv)
+    words, unexpected = parser.parse_known_intermixed_args(argv)
     if unexpected:
         raise ConfigError(f"unexpected argument {' '.join(unexpected)}; {example_of(text, command)}")
-    values = vars(parsed)
-    own: Overrides = {(name,): values[name] for name in plain.model_fields if name in values}
+    missing = [name.upper() for (name,) in own_settings(schema) if name not in words]
+    if missing:
+        raise ConfigError(f"missing: {', '.join(missing)}; {example_of(text, command)}")
     overrides = {}
-    for key, field in {**settings_of(also), **settings_of(schema)}.items():
+    for key, field in {**settings_of(run), **settings_of(schema)}.items():
         name = ".".join(key)
-        if name in values:
-            overrides[key] = _value(field.annotation, values[name], f"--{name}")
-    try:
-        return load_settings(plain, None, own), values.get("config"), overrides
-    except MissingError as error:
-        missing = str(error).replace("--", "").upper().replace("MISSING", "missing")
-        raise ConfigError(f"{missing}; {example_of(text, command)}") from None
+        if key not in own_settings(schema) and name in words:
+            overrides[key] = _value(field.annotation, getattr(words, name), f"--{name}")
+    return words, overrides
 
 
 def example_of(text: str | None, command: str) -> str:
@@ -145,33 +142,33 @@ class _Parser(argparse.ArgumentParser):
     """argparse with a group for each section, and mistakes as ConfigError."""
 
     def __init__(
-        self,
-        command: str,
-        plain: type[Plain],
-        sections: dict[KeyPath, type[Section]],
-        text: str | None,
-        file: str | None,
+        self, command: str, schema: type[Command], run: type[Section], text: str | None, file: str | None
     ) -> None:
-        groups = {path: section for path, section in sections.items() if own_settings(section)}
-        required = {name: field for name, field in plain.model_fields.items() if field.is_required()}
+        # The command's own come last: of a section that an experiment has as well they are what it takes.
+        sections = {**sections_of(run), **sections_of(schema)}
+        groups = {path: section for path, section in sections.items() if path and own_settings(section)}
+        words = {name: field for (name,), field in own_settings(schema).items()}
+        required = {name: field for name, field in words.items() if field.is_required()}
         targets = [name.upper() + " ..." * bool(list_type(field.annotation)) for name, field in required.items()]
         settings = ["[--config FILE] [--section.key VALUE ...]"] if groups else []
-        options = [f"[{_option(name)}]" for name, field in plain.model_fields.items() if not field.is_required()]
+        options = [f"[{_option(name)}]" for name in words if name not in required]
         super().__init__(
             usage=_escaped(" ".join([program_of(command), *targets, *settings, *options])),
             description=text,
             formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=_HELP_COLUMN),
             allow_abbrev=False,
-            argument_default=argparse.SUPPRESS,
+            argument_default=argparse.SUPPRESS,  # what is not given overrides nothing
         )
-        for name, field in plain.model_fields.items():
-            if field.is_required():
+        self.set_defaults(config=None)
+        for name, field in words.items():
+            if name in required:
+                # None at all is refused below, with an example, where argparse would print the usage.
                 number = "*" if list_type(field.annotation) else "?"
                 self.add_argument(name, nargs=number, metavar=name.upper(), help=_help(field))
             elif field.annotation is bool:
-                self.add_argument(_option(name), dest=name, action="store_true", help=_help(field))
+                self.add_argument(_option(name), dest=name, action="store_true", default=False, help=_help(field))
             else:
-                self.add_argument(_option(name), dest=name, metavar="FILE", help=_help(field))
+                self.add_argument(_option(name), dest=name, metavar="FILE", default=field.default, help=_help(field))
         if groups:
             self.add_argument("--config", metavar="FILE", help="YAML file of the settings below, which override it.")
         values = read_file(file)[0] if file else {}

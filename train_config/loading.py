@@ -1,8 +1,7 @@
-"""From a YAML file and overrides to checked settings: an experiment's, or those of a search.
+"""From a YAML file and overrides to checked settings: an experiment's, or those of a command.
 
 Precedence: default < file < command line. The two sources are merged first and checked once, so that a rule over
-several keys sees what will really be used; every refusal is one line that names the file and line, or the option. An
-experiment's options are ``--section.key``, those of a search ``--tune.section.key``.
+several keys sees what will really be used; every refusal is one line that names the file and line, or the option.
 """
 
 import re
@@ -17,7 +16,6 @@ from esmeray.common.errors import ConfigError
 from esmeray.common.text import did_you_mean, refusal
 from esmeray.train_config.bounded_yaml import BoundedLoader
 from esmeray.train_config.section import KeyPath, Overrides, Section, is_section, settings_of
-from esmeray.train_config.tune_schema import TuneConfig
 
 Settings = TypeVar("Settings", bound=Section)
 
@@ -30,23 +28,15 @@ SHIPPED = Path(__file__).resolve().parent
 """Folder of the experiments that come with the code."""
 
 
-def load_settings(schema: type[Settings], path: str | Path | None, overrides: Overrides | None = None) -> Settings:
-    """Read, merge and check settings of a schema; None for the defaults, without a file.
+def load_settings(
+    schema: type[Settings], path: str | Path | None, overrides: Overrides | None = None, prefix: str = ""
+) -> Settings:
+    """Read, merge and check settings of a schema; their options are ``--PREFIXsection.key``, which messages name.
 
-    ``train_config/NAME.yaml`` is found from any folder, also as NAME. Raises ConfigError with one line a problem,
-    naming file and line, or the option.
-
-    Raises MissingError where all that is wrong is that some are missing.
+    ``path`` may be None, for the defaults; ``train_config/NAME.yaml`` is found from any folder, also as NAME.
+    Raises ConfigError with one line a problem, MissingError where all that is wrong is that some are missing.
     """
-    return _load(schema, path, overrides or {}, "")
-
-
-def load_tune_config(path: str | Path | None, overrides: Overrides | None = None) -> TuneConfig:
-    """Read, merge and check the settings of a search, as :func:`load_config` does those of an experiment."""
-    return _load(TuneConfig, path, overrides or {}, "tune.")
-
-
-def _load(schema: type[Settings], path: str | Path | None, overrides: Overrides, prefix: str) -> Settings:
+    overrides = overrides or {}
     settings, lines = read_file(path) if path is not None else ({}, {})
     for name, field in schema.model_fields.items():
         if is_section(field.annotation) and field.is_required():

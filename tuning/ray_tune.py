@@ -19,11 +19,12 @@ from esmeray.common.errors import ConfigError, EsmerayError, ResourceError
 from esmeray.common.publishing import write_atomically
 from esmeray.common.text import last_line
 from esmeray.installation import python_path
-from esmeray.train_config.loading import dump_config, load_tune_config
+from esmeray.train_config.loading import dump_config, load_settings
 from esmeray.training.launch.elastic import fit
 from esmeray.tuning.records import Job, SearchFolder, StoppedError, read_trials
 from esmeray.tuning.results import Results, describe
 from esmeray.tuning.search import Search
+from esmeray.tuning.section import TuneConfig
 from esmeray.tuning.settings import Settings, settings_text
 from esmeray.tuning.space import SearchSpace, make_space, most_trials, space_lines
 from esmeray.tuning.trainable import MeasuredTrial, placement
@@ -75,7 +76,7 @@ def search_on_cluster(job: Job, data_tokens: int, signals: StopSignals) -> tuple
         _check_hardware(folder)
         nodes = connection.cluster_resources()
         space = make_space(config, search, nodes, data_tokens)
-        if not folder.tune.exists() or load_tune_config(folder.tune) != search:
+        if not folder.tune.exists() or load_settings(TuneConfig, folder.tune) != search:
             (folder.ray_tune / _STATE).unlink(missing_ok=True)  # it has the limits of before
         folder.clear_requests()
         write_atomically(folder.config, dump_config(config))

@@ -13,8 +13,8 @@ from typing import Any
 from esmeray.common.errors import ConfigError, DataError
 from esmeray.common.publishing import write_atomically
 from esmeray.run_folder.paths import RunFolder
-from esmeray.train_config.tune_schema import TuneConfig
 from esmeray.training.config import Config
+from esmeray.tuning.section import TuneConfig
 from esmeray.tuning.settings import Measurement, Settings
 
 

@@ -13,8 +13,8 @@ from esmeray.dataset.section import DataSection
 from esmeray.dataset.store.conversion import SAMPLE
 from esmeray.train_config.loading import dump_config
 from esmeray.train_config.natures import absolute_path
-from esmeray.train_config.tune_schema import TuneConfig
 from esmeray.tuning.records import Job, Trial
+from esmeray.tuning.section import TuneConfig
 from esmeray.tuning.settings import STATUSES, Measurement, memory_text, settings_text
 from esmeray.tuning.space import SearchSpace
 

@@ -24,14 +24,14 @@ from esmeray.common.errors import ConfigError, EsmerayError
 from esmeray.common.progress import conversion_bar
 from esmeray.run_folder.job import differences
 from esmeray.tasks.plan import task_plan
-from esmeray.train_config.loading import dump_config, load_tune_config
+from esmeray.train_config.loading import dump_config, load_settings
 from esmeray.train_config.natures import with_absolute_paths
-from esmeray.train_config.tune_schema import TuneConfig
 from esmeray.training.config import Config, load_recorded
 from esmeray.training.launch.driver import resources_to_plan_with, until_signal
 from esmeray.training.launch.planning import check_stage
 from esmeray.tuning.records import Job, read_trials
 from esmeray.tuning.results import Results, nothing_fits, speed_text, to_set, write_best
+from esmeray.tuning.section import TuneConfig
 from esmeray.tuning.settings import KEYS
 from esmeray.tuning.space import make_space, space_lines
 
@@ -84,7 +84,7 @@ def _check_same(job: Job) -> None:
     folder = job.folder
     if not (folder.trials.exists() and folder.config.exists() and folder.tune.exists()):
         return
-    before = load_recorded(folder.config).model_dump() | {"tune": load_tune_config(folder.tune).model_dump()}
+    before = load_recorded(folder.config).model_dump() | {"tune": load_settings(TuneConfig, folder.tune).model_dump()}
     now = job.config.model_dump() | {"tune": job.search.model_dump()}
     for change in differences(before, now):
         if change.within(CHANGES_SPEED) and change.key not in KEYS.values():

@@ -15,8 +15,8 @@ import optuna
 from ray.tune.search import Searcher
 from ray.tune.search.optuna import OptunaSearch
 
-from esmeray.train_config.tune_schema import SearchSection, TuneConfig
 from esmeray.tuning.records import Trial, read_trials
+from esmeray.tuning.section import SearchSection, TuneConfig
 from esmeray.tuning.settings import NAMES, Measurement, Settings
 from esmeray.tuning.space import ORDERED, SearchSpace, most_trials, needs_at_least
 from esmeray.tuning.trainable import METRIC

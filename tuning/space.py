@@ -12,8 +12,8 @@ from esmeray.cluster.placement import NodeResources, Workers, place_workers
 from esmeray.cluster.section import RaySection
 from esmeray.common.errors import ConfigError, ResourceError
 from esmeray.dataset.section import SPECIAL_TOKENS_PER_SEQUENCE, DataSection
-from esmeray.train_config.tune_schema import SearchSection, TuneConfig
 from esmeray.training.config import Config
+from esmeray.tuning.section import SearchSection, TuneConfig
 from esmeray.tuning.settings import NAMES, Settings, Value, value_text
 
 ORDERED = frozenset({"tokens", "batch_size", "num_workers", "prefetch", "stage", "workers"})

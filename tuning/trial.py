@@ -28,7 +28,6 @@ from esmeray.monitoring.sampling.memory_meter import MemoryMeter
 from esmeray.run_folder.checkpoints import Position
 from esmeray.run_folder.paths import RunFolder
 from esmeray.tasks.registry import experiment_class
-from esmeray.train_config.tune_schema import MeasurementSection, SearchSection
 from esmeray.training.config import Config
 from esmeray.training.engine.deepspeed_settings import zero_stage
 from esmeray.training.engine.engine import TrainingEngine, apply_device_settings, prepare_layers
@@ -36,6 +35,7 @@ from esmeray.training.engine.step_clock import StepClock
 from esmeray.training.loop.schedules import learning_rate
 from esmeray.training.loop.stepping import Stepper, every_step
 from esmeray.training.section import TrainingSection
+from esmeray.tuning.section import MeasurementSection, SearchSection
 from esmeray.tuning.settings import Measurement, Status
 
 FAILURES: tuple[Status, ...] = ("crash", "nan", "refused", "out_of_memory")

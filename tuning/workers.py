@@ -29,10 +29,10 @@ from esmeray.dataset.section import DataSection
 from esmeray.model.device import choose_device
 from esmeray.monitoring.sampling.host import memory_of_this_machine
 from esmeray.tasks.registry import experiment_class
-from esmeray.train_config.tune_schema import TuneConfig
 from esmeray.training.config import Config
 from esmeray.training.section import TrainingSection
 from esmeray.tuning.records import StoppedError
+from esmeray.tuning.section import TuneConfig
 from esmeray.tuning.settings import Measurement
 from esmeray.tuning.trial import FAILURES, measure_on_worker
 

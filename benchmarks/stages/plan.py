@@ -25,7 +25,7 @@ from esmeray.benchmarks.stages.training import prepare
 from esmeray.common.timing import median_seconds
 from esmeray.monitoring.sampling.peaks import product_flops_per_s
 from esmeray.tools.train.plan import device_of, scale_run, work_of
-from esmeray.train_config.plan_schema import PlanAssumptions, PlanSection
+from esmeray.training.launch.scale import PlanAssumptions, PlanSection
 
 TOGETHER, PLANNED = "two workers", "their plan"
 MODEL, TOKENS, STEPS, ROUNDS = "esm2_t6_8M", 2048, (2, 10), 9

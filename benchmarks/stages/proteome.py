@@ -91,7 +91,7 @@ def work(name: str, model: str, fasta: str, device: Device, tuned: Tuning, targe
     Path(f"{target}.npz").unlink(missing_ok=True)
     if name == OURS:
         from esmeray.inference.embedding.job import run_job
-        from esmeray.train_config.embed_schema import EmbedJobSection
+        from esmeray.inference.embedding.section import EmbedJobSection
 
         run_job(EmbedJobSection(models=[model], input=[fasta], output=target, precision="bf16", device=device))
         return

@@ -6,16 +6,40 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import Field
+
 from esmeray.common.errors import ConfigError
-from esmeray.dataset.section import StructuresSection
+from esmeray.dataset.section import CaOnly, StructuresSection
 from esmeray.dataset.structures.conversion import check_ids, find_structure_files
 from esmeray.dataset.structures.files import read_structures
 from esmeray.dataset.structures.store import Structure, StructureCounts
 from esmeray.inference.models.source import exported_by
-from esmeray.train_config.command_schema import DesignModelSection, DesignStructuresSection
+from esmeray.train_config.section import DEFAULT_TOKENS, PositiveInt, Section
 
 if TYPE_CHECKING:
     from esmeray.tasks.diffusion.model import SequenceDiffusion
+
+
+class DesignModelSection(Section):
+    """How a model of sequence diffusion runs."""
+
+    label: str | None = None
+    """Class that designs are conditioned on."""
+    device: str | None = None
+    """cpu or cuda. Default: CUDA where there is one."""
+    tokens: PositiveInt = DEFAULT_TOKENS
+    """Token budget of a batch."""
+
+
+class DesignStructuresSection(DesignModelSection):
+    """Structures, and how the model runs."""
+
+    structures: list[str] = Field([])
+    """Structure files, folders or globs."""
+    chains: str = "each"
+    """each, first, complex, or names of chains, as A,B."""
+    ca_only: CaOnly = "error"
+    """Chains of CA atoms alone: refuse, leave out or complete them."""
 
 
 TASK = "diffusion"

@@ -25,9 +25,9 @@ from esmeray.dataset.embeddings.manifest import (
 )
 from esmeray.dataset.store.reader import Store
 from esmeray.inference.embedding.plan import Plan, format_of
+from esmeray.inference.embedding.section import EmbedSection
 from esmeray.inference.embedding.shard_files import ShardFiles, ShardRow
 from esmeray.inference.models.kinds import Output
-from esmeray.train_config.embed_schema import EmbedSection
 
 
 class Assembly:

@@ -15,8 +15,8 @@ from esmeray.common.remote import local_path, retried, upload_folder
 from esmeray.dataset.store.format import MANIFEST_FILE
 from esmeray.dataset.store.reader import Store
 from esmeray.inference.embedding.plan import JobFacts, Shard
+from esmeray.inference.embedding.section import EmbedJobSection
 from esmeray.inference.embedding.shard_files import ShardFiles, ShardRow
-from esmeray.train_config.embed_schema import EmbedJobSection
 from esmeray.train_config.natures import PATH_OR_NAME, absolute_path
 
 log = logging.getLogger(__name__)

@@ -34,10 +34,10 @@ from esmeray.dataset.store.reader import Store
 from esmeray.inference.embedding.model_job import ModelJob
 from esmeray.inference.embedding.plan import JobFacts, Plan, check_registered, check_settings, format_of, make_plan
 from esmeray.inference.embedding.report import report_name
+from esmeray.inference.embedding.section import EmbedJobSection
 from esmeray.inference.embedding.shard_files import ShardFiles
 from esmeray.inference.embedding.worker import open_worker
 from esmeray.run_folder.job import JOB_FILE, REMEDY, other_job, unfinished
-from esmeray.train_config.embed_schema import EmbedJobSection
 
 log = logging.getLogger(__name__)
 

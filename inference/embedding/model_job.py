@@ -21,10 +21,10 @@ from esmeray.dataset.store.reader import Store
 from esmeray.inference.embedding.assembly import Assembly
 from esmeray.inference.embedding.plan import JobFacts, Plan, check_settings, distinct_sequences, make_plan
 from esmeray.inference.embedding.report import Spent, performance, report_name
+from esmeray.inference.embedding.section import EmbedJobSection, EmbedSection
 from esmeray.inference.embedding.shard_files import Cache, ShardFiles, ShardRow
 from esmeray.inference.embedding.worker import LocalEngine
 from esmeray.run_folder.job import JOB_FILE, accept, differences, other_job
-from esmeray.train_config.embed_schema import EmbedJobSection, EmbedSection
 
 log = logging.getLogger(__name__)
 

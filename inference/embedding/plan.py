@@ -24,8 +24,8 @@ from esmeray.dataset.embeddings.formats.hdf5 import check_ids
 from esmeray.dataset.embeddings.formats.registry import FORMATS
 from esmeray.dataset.section import SPECIAL_TOKENS_PER_SEQUENCE
 from esmeray.dataset.store.reader import Store
+from esmeray.inference.embedding.section import CPU_TOKENS, EmbedSection
 from esmeray.inference.models.kinds import ModelFacts, Output, output_names
-from esmeray.train_config.embed_schema import CPU_TOKENS, EmbedSection
 
 
 class Shard(NamedTuple):

@@ -12,9 +12,9 @@ from rich.table import Column, Table
 
 from esmeray.common.text import duration
 from esmeray.inference.embedding.plan import JobFacts, Plan
+from esmeray.inference.embedding.section import EmbedJobSection
 from esmeray.inference.embedding.shard_files import ShardRow
 from esmeray.monitoring.sampling.peaks import peak_tflops
-from esmeray.train_config.embed_schema import EmbedJobSection
 
 
 class Spent(BaseModel):

@@ -23,8 +23,8 @@ from esmeray.dataset.embeddings.cache import FeatureStore, bound_cache, write_sh
 from esmeray.dataset.section import SPECIAL_TOKENS_PER_SEQUENCE
 from esmeray.dataset.store.reader import Store
 from esmeray.inference.embedding.plan import JobFacts, Plan
+from esmeray.inference.embedding.section import EmbedJobSection
 from esmeray.run_folder.job import PIECES
-from esmeray.train_config.embed_schema import EmbedJobSection
 
 Computed = Mapping[str, Mapping[str, NDArray]]
 """Arrays by name, by output."""

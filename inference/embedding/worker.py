@@ -20,13 +20,13 @@ from esmeray.common.errors import ConfigError
 from esmeray.dataset.embeddings.arrays import quantized, scales_of
 from esmeray.dataset.store.reader import Store
 from esmeray.inference.embedding.plan import JobFacts, Shard
+from esmeray.inference.embedding.section import EmbedJobSection, EmbedSection
 from esmeray.inference.embedding.shard_files import Computed, ShardFiles, ShardRow
 from esmeray.inference.models.kinds import Output, kind_of
 from esmeray.inference.models.model import Model, run
 from esmeray.inference.models.opening import open_model
 from esmeray.model.device import DTYPES
 from esmeray.model.forward_loop import Places
-from esmeray.train_config.embed_schema import EmbedJobSection, EmbedSection
 
 WARM_UP_BATCHES = 3
 """First batches of a process, which do not count in the times of a batch."""

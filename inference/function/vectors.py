@@ -14,10 +14,10 @@ from esmeray.function.proteins import SEQUENCES, prepare
 from esmeray.function.section import COMPOSITION, EmbeddingsSection
 from esmeray.function.vectors import Vectors, read_vectors
 from esmeray.inference.embedding.job import run_job
+from esmeray.inference.embedding.section import EmbedJobSection
 from esmeray.run_folder.paths import RunFolder
 from esmeray.run_folder.section import RunSection
 from esmeray.tasks.terms.section import TermsSection
-from esmeray.train_config.embed_schema import EmbedJobSection
 
 
 def with_vectors(run: RunSection, data: DataSection, terms: TermsSection) -> TermsSection:

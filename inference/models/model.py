@@ -22,6 +22,7 @@ from esmeray.dataset.batches.plan import longest_first
 from esmeray.dataset.batches.preparation import FixedCrop, head_length
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer
 from esmeray.dataset.tokens.esm import sequence_lengths, tokenize_pieces
+from esmeray.inference.embedding.section import EmbedSection
 from esmeray.inference.models.kinds import ModelFacts, Output, kind_of, output_names
 from esmeray.inference.models.packing import Packed, Tokenized, pack, packed
 from esmeray.model.backbones.base import PackedBackbone
@@ -32,7 +33,6 @@ from esmeray.model.device import DTYPES
 from esmeray.model.forward_loop import ForwardLoop, Places
 from esmeray.model.optimization import optimize_for_inference
 from esmeray.tasks.opening import Opened
-from esmeray.train_config.embed_schema import EmbedSection
 from esmeray.train_config.section import Precision
 
 Features: TypeAlias = dict[Any, Tensor]

@@ -20,11 +20,11 @@ from esmeray.inference.models.source import find_model
 from esmeray.inference.mutations.job import Scorer
 from esmeray.inference.mutations.metrics import evaluation_of
 from esmeray.inference.mutations.ridge import Features, Ridge, cross_validated, fit, folds, one_hot, with_composition
+from esmeray.inference.mutations.section import MutationFitSection, MutationsSection
 from esmeray.inference.mutations.table import MutantTable
 from esmeray.inference.mutations.variants import WILD_TYPE, Mutant, Protein
 from esmeray.model.export.exported_folder import exported_folder
 from esmeray.model.saved_settings import read_settings_of, write_settings
-from esmeray.train_config.mutation_schema import MutationFitSection, MutationsSection
 
 TASK = "mutations"
 """In the manifest of a fitted model's folder."""

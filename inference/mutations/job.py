@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from esmeray.common.errors import DataError
 from esmeray.common.progress import record_bar
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
+from esmeray.inference.embedding.section import CPU_TOKENS, CUDA_TOKENS
 from esmeray.inference.models.opening import open_model
 from esmeray.inference.mutations.marginals import MaskedModel
+from esmeray.inference.mutations.section import MutationsSection
 from esmeray.inference.mutations.variants import Mutant, Protein, marginal_scores
 from esmeray.model.device import choose_device
 from esmeray.run_folder.job import accept, journal
-from esmeray.train_config.embed_schema import CPU_TOKENS, CUDA_TOKENS
-from esmeray.train_config.mutation_schema import MutationsSection
 
 PIECE_TOKENS = 262_144
 """Of a piece of work, which is computed again after a kill."""

@@ -15,8 +15,8 @@ from sklearn.linear_model import RidgeCV
 
 from esmeray.common.errors import ConfigError, DataError
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
+from esmeray.inference.mutations.section import Folds
 from esmeray.inference.mutations.variants import Mutant, Protein
-from esmeray.train_config.mutation_schema import Folds
 
 Features: TypeAlias = Any
 """(N, D): an array, or a sparse one."""

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esmeray.inference.mutations.fitted import scores_of
+from esmeray.inference.mutations.section import MutationsSection
 from esmeray.inference.mutations.variants import Protein
-from esmeray.train_config.mutation_schema import MutationsSection
 
 
 def score_mutants(

@@ -17,8 +17,8 @@ from esmeray.dataset.labels.values import number, text_of
 from esmeray.dataset.section import IngestSection
 from esmeray.dataset.store.conversion import job_store
 from esmeray.dataset.table import Table
+from esmeray.inference.mutations.section import MutantTableSection, MutationsSection
 from esmeray.inference.mutations.variants import WILD_TYPE, Mutant, Protein
-from esmeray.train_config.mutation_schema import MutantTableSection, MutationsSection
 
 
 @dataclass(frozen=True)

@@ -30,18 +30,18 @@ from esmeray.dataset.store.reader import Store
 from esmeray.inference.classifier import ClassifierPipeline
 from esmeray.inference.classify.labelled import LabelledTexts, read_texts, read_unlabelled
 from esmeray.inference.embedding.plan import Shard, make_plan
+from esmeray.inference.embedding.section import EmbedSection
 from esmeray.inference.embedding.worker import ShardWorker
 from esmeray.inference.models.kinds import Output
 from esmeray.inference.models.model import BatchRows, Model, TokenizedTexts, run
 from esmeray.inference.models.opening import open_model
 from esmeray.inference.models.source import config_of
+from esmeray.inference.profile.section import ModelProfileSection
 from esmeray.model.device import DTYPES, choose_device
 from esmeray.model.metrics.classification import classification_metrics
 from esmeray.monitoring.advice import Facts, advise
 from esmeray.monitoring.sampling.memory_meter import MemoryMeter
 from esmeray.monitoring.sampling.peaks import copy_bytes_per_s, peak_tflops, product_flops_per_s
-from esmeray.train_config.command_schema import ModelProfileSection
-from esmeray.train_config.embed_schema import EmbedSection
 from esmeray.train_config.section import Overrides
 from esmeray.training.config import load_config
 

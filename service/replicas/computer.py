@@ -19,6 +19,7 @@ from esmeray.dataset.embeddings.cache import FeatureStore
 from esmeray.dataset.fasta.records import keys_of
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer
 from esmeray.dataset.tokens.esm import MASK, VOCABULARY
+from esmeray.inference.embedding.section import EmbedSection
 from esmeray.inference.models.kinds import prediction_of
 from esmeray.inference.models.model import TokenizedTexts, run
 from esmeray.inference.models.opening import open_model
@@ -28,7 +29,6 @@ from esmeray.inference.models.source import config_of, find_model
 from esmeray.model.forward_loop import ForwardLoop, Places
 from esmeray.service.contract import DECODED, EACH_MASKED, MASKED, About
 from esmeray.service.replicas.batcher import Item
-from esmeray.train_config.embed_schema import EmbedSection
 from esmeray.train_config.section import DEFAULT_TOKENS
 from esmeray.train_config.service_schema import ServedModel
 

@@ -23,7 +23,6 @@ from esmeray.model.task_model import TaskModel
 from esmeray.tasks.masked_lm.section import MaskedLMSection
 from esmeray.training.engine.engine import prepare_layers
 from esmeray.training.section import TrainingSection
-from tests.model.heads.test_classifier import KINDS, POOLINGS, build, labelled, with_targets
 from tests.model.support import (
     Operators,
     assert_near,
@@ -33,6 +32,7 @@ from tests.model.support import (
     residue_batch,
     tiny_section,
 )
+from tests.tasks.test_classifier_model import KINDS, POOLINGS, build, labelled, with_targets
 
 LENGTHS = [12, 1, 40, 3, 7]
 INTEL = "GenuineIntel" in Path("/proc/cpuinfo").read_text()

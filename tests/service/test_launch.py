@@ -29,7 +29,7 @@ from esmeray.service.replicas.computer import Computer
 from esmeray.train_config.service_schema import ServedModel, ServiceSettings
 from tests.classifiers import export_tiny
 from tests.conftest import REPOSITORY
-from tests.model.heads.test_diffusion import trained
+from tests.tasks.test_diffusion_model import trained
 
 HOOK = """
 import asyncio

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import ray
 
-from esmeray.train_config.tune_schema import TuneConfig
 from esmeray.tuning.run import tune
+from esmeray.tuning.section import TuneConfig
 from tests.runs import tiny_config
 from tests.tuning.formula_group import FormulaGroup
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from esmeray.train_config.tune_schema import TuneConfig
 from esmeray.training.config import Config
 from esmeray.tuning.plots import importances
 from esmeray.tuning.records import Job, Trial
 from esmeray.tuning.report import HTML_FILE, PNG_FILE, Limit, find_limit, shares_text, write_tune_report
 from esmeray.tuning.results import Results, describe, noise_lines, nothing_fits, to_set, write_best
+from esmeray.tuning.section import TuneConfig
 from esmeray.tuning.settings import Measurement, Settings
 from esmeray.tuning.space import SearchSpace
 

@@ -16,11 +16,11 @@ import pytest
 import yaml
 
 from esmeray.common.errors import ConfigError, ResourceError
-from esmeray.train_config.tune_schema import TuneConfig
 from esmeray.training.config import Config, load_config
 from esmeray.training.launch.driver import dry_run
 from esmeray.tuning.records import SearchFolder, read_trials
 from esmeray.tuning.run import tune
+from esmeray.tuning.section import TuneConfig
 from tests.runs import merged, tiny_config
 from tests.tuning import made_up_cluster
 from tests.tuning.formula_group import STATUSES, FailingGroup, FormulaGroup

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esmeray.cluster.placement import NodeResources
-from esmeray.train_config.tune_schema import TuneConfig
 from esmeray.tuning.records import read_trials, write_trial
 from esmeray.tuning.results import Results
 from esmeray.tuning.search import Search, next_budget
+from esmeray.tuning.section import TuneConfig
 from esmeray.tuning.settings import Measurement, Settings
 from esmeray.tuning.space import SearchSpace, make_space, most_trials, needs_at_least
 from tests.runs import merged, tiny_config

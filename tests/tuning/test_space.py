@@ -5,7 +5,7 @@ import pytest
 
 from esmeray.cluster.placement import NodeResources, Workers
 from esmeray.common.errors import ConfigError, ResourceError
-from esmeray.train_config.tune_schema import TuneConfig
+from esmeray.tuning.section import TuneConfig
 from esmeray.tuning.settings import NAMES, Settings
 from esmeray.tuning.space import SearchSpace, make_space, needs_at_least
 from tests.runs import merged, tiny_config

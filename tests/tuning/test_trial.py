@@ -10,9 +10,9 @@ from torch import nn
 from esmeray.cluster.collective import ControlGroup, WorkerContext
 from esmeray.dataset.batches.steps import StepBatches
 from esmeray.monitoring.sampling.memory_meter import MemoryMeter
-from esmeray.train_config.tune_schema import MeasurementSection
 from esmeray.training.engine.step_clock import StepClock
 from esmeray.tuning import trial as module
+from esmeray.tuning.section import MeasurementSection
 from esmeray.tuning.settings import Measurement, Settings
 from esmeray.tuning.trial import TrainingWork, measure_on_worker
 from tests.runs import tiny_config

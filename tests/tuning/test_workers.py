@@ -6,8 +6,8 @@ from ray.exceptions import GetTimeoutError
 from esmeray.cluster.placement import Workers
 from esmeray.common.errors import ResourceError
 from esmeray.monitoring.sampling.host import memory_of_this_machine
-from esmeray.train_config.tune_schema import TuneConfig
 from esmeray.tuning import workers as module
+from esmeray.tuning.section import TuneConfig
 from tests.runs import tiny_config
 from tests.tuning.injected_faults import a_group
 

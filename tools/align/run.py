@@ -19,7 +19,10 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
 
 from esmeray.common.errors import ConfigError
 from esmeray.common.progress import record_bar
@@ -29,8 +32,8 @@ from esmeray.dataset.embeddings.manifest import read_manifest
 from esmeray.dataset.store.conversion import job_store
 from esmeray.dataset.store.reader import Store
 from esmeray.run_folder.job import Journal, accept, journal, unfinished
-from esmeray.tools.grammar import Overwriting, parse
-from esmeray.train_config.command_schema import AlignSection, AlignSettings
+from esmeray.tools.grammar import IngestedSection, Overwriting, parse
+from esmeray.train_config.section import PositiveFloat, PositiveInt, Section
 
 if TYPE_CHECKING:
     from esmeray.alignment.prefilter import EmbeddingNeighbours, SharedWords
@@ -40,30 +43,72 @@ if TYPE_CHECKING:
 MADE_BY = "align"
 
 
+class AlignSection(Section):
+    """Queries, store, scoring and what to keep."""
+
+    queries: str
+    """FASTA file, folder or quoted glob, or a store."""
+    store: Path
+    """Store of proteins to search in."""
+    output: Path
+    """TSV file of the results to write."""
+    hits: PositiveInt = 10
+    """Hits of each query, at most."""
+    evalue: PositiveFloat = 10.0
+    """Largest E-value of a hit; inf keeps all."""
+    matrix: str = "BLOSUM62"
+    """BLOSUM45, 50, 62 or 80, PAM250, or a file in NCBI's format."""
+    gap_open: Annotated[int, Field(ge=0, le=1000)] | None = None
+    """Penalty of a gap. Default: BLAST's for the matrix."""
+    gap_extend: Annotated[int, Field(gt=0, le=1000)] | None = None
+    """Penalty of each residue of a gap. Default: BLAST's."""
+    prefilter: Literal["none", "kmer", "embedding"] = "none"
+    """Align all records, those that share words of four residues, or those of near embeddings."""
+    candidates: PositiveInt = 1000
+    """Records that a prefilter leaves to each query."""
+    query_embeddings: Path | None = None
+    """Folder of embeddings of the queries, one vector a protein."""
+    store_embeddings: Path | None = None
+    """Folder of embeddings of the store, one vector a protein."""
+    header: bool = False
+    """Name the columns in a first line."""
+    threads: PositiveInt | None = None
+    """Threads that compute. Default: the cores that this process may use."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Device that computes scores of all records."""
+
+
+class Arguments(Overwriting):
+    """An alignment."""
+
+    align: AlignSection
+    data: IngestedSection = IngestedSection()
+
+
 def main(argv: list[str]) -> int:
-    flags, settings = parse(argv, "align", __doc__, Overwriting, AlignSettings)
-    arguments = settings.align
-    made = (arguments.output, MADE_BY, flags.overwrite)
+    arguments = parse(argv, "align", __doc__, Arguments)
+    section = arguments.align
+    made = (section.output, MADE_BY, arguments.overwrite)
     refuse_file(*made)
-    embeddings = [arguments.query_embeddings, arguments.store_embeddings]
-    if {arguments.prefilter == "embedding"} != {folder is not None for folder in embeddings}:
+    embeddings = [section.query_embeddings, section.store_embeddings]
+    if {section.prefilter == "embedding"} != {folder is not None for folder in embeddings}:
         raise ConfigError("align.prefilter: embedding takes query_embeddings and store_embeddings, and no other does")
     vectors = [read_manifest(folder).model_dump() for folder in embeddings if folder]
-    if arguments.device == "cuda" and arguments.prefilter != "none":
+    if section.device == "cuda" and section.prefilter != "none":
         raise ConfigError("--align.device cuda scores all records; give --align.prefilter none")
-    store = Store(arguments.store)
+    store = Store(section.store)
     from esmeray.alignment.scoring import scoring
     from esmeray.alignment.search import HEADER, Search
 
-    by = scoring(arguments.matrix, arguments.gap_open, arguments.gap_extend)
-    if by.statistics is None and arguments.evalue < math.inf:
+    by = scoring(section.matrix, section.gap_open, section.gap_extend)
+    if by.statistics is None and section.evalue < math.inf:
         raise ConfigError("BLAST has no E-values for this matrix with these gap penalties; give --align.evalue inf")
     start_s = time.perf_counter()
-    with unfinished(arguments.output, MADE_BY) as folder:
-        queries = job_store([arguments.queries], settings.data.ingest, folder)
+    with unfinished(section.output, MADE_BY) as folder:
+        queries = job_store([section.queries], arguments.data.ingest, folder)
         job = {
-            **arguments.model_dump(include={"hits", "prefilter", "candidates"}),
-            "evalue": str(arguments.evalue),
+            **section.model_dump(include={"hits", "prefilter", "candidates"}),
+            "evalue": str(section.evalue),
             "queries": queries.checksum,
             "store": store.checksum,
             "matrix": by.scores.tolist(),
@@ -72,38 +117,38 @@ def main(argv: list[str]) -> int:
         }
         accept(folder, job)
         with journal(folder) as kept:
-            scores = _on_gpu(store, by) if arguments.device == "cuda" else None
-            search = Search(store, by, threads=arguments.threads, scores=scores)
-            _align(search, queries, arguments, kept)
+            scores = _on_gpu(store, by) if section.device == "cuda" else None
+            search = Search(store, by, threads=section.threads, scores=scores)
+            _align(search, queries, section, kept)
         with made_file(*made) as building, building.open("w", encoding="utf-8") as file:
-            if arguments.header:
+            if section.header:
                 file.write(f"{HEADER}\n")
             hits = 0
             for line in kept.lines():
                 file.write(line)
                 hits += 1
     aligned = f"{counted(len(queries), 'protein{s}')} with {len(store):,}"
-    print(f"{arguments.output}: {counted(hits, 'hit{s}')} of {aligned} ({time.perf_counter() - start_s:.1f} s)")
+    print(f"{section.output}: {counted(hits, 'hit{s}')} of {aligned} ({time.perf_counter() - start_s:.1f} s)")
     return 0
 
 
-def _align(search: Search, queries: Store, arguments: AlignSection, kept: Journal) -> None:
-    prefilter = _prefilter(arguments, search.store) if kept.done < len(queries) else None
+def _align(search: Search, queries: Store, section: AlignSection, kept: Journal) -> None:
+    prefilter = _prefilter(section, search.store) if kept.done < len(queries) else None
     with record_bar("aligning") as bar:
         for number in range(kept.done, len(queries)):
             name, query = queries.id(number), queries.sequence(number).tobytes()
-            records = prefilter(name, query, arguments.candidates) if prefilter else None
-            hits = search.hits(query, arguments.hits, arguments.evalue, records)
+            records = prefilter(name, query, section.candidates) if prefilter else None
+            hits = search.hits(query, section.hits, section.evalue, records)
             kept.add(search.row(name, query, hit) for hit in hits)
             bar(kept.done / len(queries), kept.done)
 
 
-def _prefilter(arguments: AlignSection, store: Store) -> EmbeddingNeighbours | SharedWords | None:
+def _prefilter(section: AlignSection, store: Store) -> EmbeddingNeighbours | SharedWords | None:
     from esmeray.alignment.prefilter import EmbeddingNeighbours, SharedWords
 
-    if arguments.query_embeddings and arguments.store_embeddings:
-        return EmbeddingNeighbours(store, arguments.store_embeddings, arguments.query_embeddings)
-    return SharedWords(store) if arguments.prefilter == "kmer" else None
+    if section.query_embeddings and section.store_embeddings:
+        return EmbeddingNeighbours(store, section.store_embeddings, section.query_embeddings)
+    return SharedWords(store) if section.prefilter == "kmer" else None
 
 
 def _on_gpu(store: Store, by: Scoring) -> Any:

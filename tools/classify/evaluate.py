@@ -25,8 +25,8 @@ from esmeray.common.publishing import made_folder, refuse_existing
 from esmeray.common.text import counted
 from esmeray.dataset.section import Part
 from esmeray.inference.models.source import config_of, label_space_of
+from esmeray.tools.classify.predict import ClassifierRunSection
 from esmeray.tools.grammar import OnModel, parse_with_run
-from esmeray.train_config.command_schema import ClassifyEvaluateSection
 
 if TYPE_CHECKING:
     from esmeray.dataset.labels.label_space import LabelSpace
@@ -38,39 +38,60 @@ if TYPE_CHECKING:
 MADE_BY = "evaluate"
 
 
+class ClassifyEvaluateSection(ClassifierRunSection):
+    """Records, report, and how the classifier runs."""
+
+    input: str | None = None
+    """Labelled file, folder or quoted glob, or a URI. Default: the run's own records."""
+    output: Path | None = None
+    """Folder of the report. Default: RUN/evaluations/INPUT-PART, or evaluation-INPUT-PART."""
+    part: Part | None = None
+    """Records of the input by the split column of the run's settings, all by default; or of the run's own by its split,
+    those held out for validation by default."""
+    baselines: bool = False
+    """Fit simple baselines on what the run was trained on and show their metrics beside."""
+
+
+class Arguments(OnModel):
+    """The classifier, and the records."""
+
+    evaluate: ClassifyEvaluateSection = ClassifyEvaluateSection()
+
+
 def main(argv: list[str]) -> int:
-    plain, evaluate, overrides = parse_with_run(argv, "classify evaluate", __doc__, OnModel, ClassifyEvaluateSection)
+    arguments, overrides = parse_with_run(argv, "classify evaluate", __doc__, Arguments)
+    evaluate = arguments.evaluate
     # What is wrong with the model's folder, the settings or the data is reported before torch is loaded.
     from esmeray.inference.classify.labelled import in_training, read_texts, without_texts
 
-    space = label_space_of(plain.model)
-    config = config_of(plain.model, overrides)
+    space = label_space_of(arguments.model)
+    config = config_of(arguments.model, overrides)
     part = evaluate.part or ("all" if evaluate.input else "validation")
-    output = evaluate.output or _output(plain.model, evaluate, part)
-    refuse_existing(output, MADE_BY, plain.overwrite)
+    output = evaluate.output or _output(arguments.model, evaluate, part)
+    refuse_existing(output, MADE_BY, arguments.overwrite)
     trained_N = None
     if evaluate.input is None:
-        texts = _own_texts(plain.model, space, part)
+        texts = _own_texts(arguments.model, space, part)
     else:
         texts = read_texts([evaluate.input], config.data, config.model.tokenizer, space, part, overrides)
-        recorded = config_of(plain.model)  # without overrides: where its own records lie
+        recorded = config_of(arguments.model)  # without overrides: where its own records lie
         trained_N = in_training(recorded.run, recorded.data, texts.texts)
     training = None
     if evaluate.baselines:
-        training = without_texts(_own_texts(plain.model, space, "training"), set(texts.texts))
+        training = without_texts(_own_texts(arguments.model, space, "training"), set(texts.texts))
     from esmeray.inference.classifier import ClassifierPipeline  # here: it loads torch
 
     options = evaluate.model_dump(include={"device", "precision", "tokens"})
-    pipeline = ClassifierPipeline.load(plain.model, data=config.data, **options)
+    pipeline = ClassifierPipeline.load(arguments.model, data=config.data, **options)
     from esmeray.inference.classify.report import evaluation_of, metrics_lines, write_report
 
-    with made_folder(output.absolute(), MADE_BY, plain.overwrite) as building:
+    with made_folder(output.absolute(), MADE_BY, arguments.overwrite) as building:
         scored, baselines, counts = _predicted(pipeline, config.model.tokenizer, texts, training)
         classifier = config.model.classifier
         resampled = {"samples": classifier.bootstrap, "seed": config.run.seed}
         evaluation = evaluation_of(scored, baselines, trained_N=trained_N, **resampled)
         facts = {
-            "model": str(plain.model),
+            "model": str(arguments.model),
             "data": evaluate.input or f"the run's own ({', '.join(config.data.source)})",
             "part": part,
             **({"trained on its records": "not known"} if evaluate.input and trained_N is None else {}),

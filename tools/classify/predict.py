@@ -19,6 +19,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from itertools import chain, islice
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from esmeray.common.errors import ConfigError, DataError
@@ -29,7 +30,7 @@ from esmeray.common.text import counted
 from esmeray.dataset.fasta.counts import count_lines
 from esmeray.inference.models.source import config_of, label_space_of
 from esmeray.tools.grammar import OnModel, parse_with_run
-from esmeray.train_config.command_schema import ClassifyPredictSection
+from esmeray.train_config.section import DEFAULT_TOKENS, PositiveInt, Precision, Section
 
 if TYPE_CHECKING:
     from esmeray.inference.classifier import ClassifierPipeline
@@ -42,18 +43,45 @@ CHUNK_CHARACTERS = 4_000_000
 """Texts that are sorted and packed together: about 10,000 proteins."""
 
 
+class ClassifierRunSection(Section):
+    """How a classifier runs."""
+
+    device: str | None = None
+    """cpu, cuda, cuda:1 ... Default: CUDA where there is one."""
+    precision: Precision = "fp32"
+    """Precision of the computation."""
+    tokens: PositiveInt = DEFAULT_TOKENS
+    """Token budget of a batch; a longer text goes alone."""
+
+
+class ClassifyPredictSection(ClassifierRunSection):
+    """Texts, predictions, and how the classifier runs."""
+
+    input: str
+    """File, folder or quoted glob, or a URI."""
+    output: Path
+    """File to write: .csv, .tsv or .parquet, or its URI."""
+
+
+class Arguments(OnModel):
+    """The classifier, and the texts."""
+
+    predict: ClassifyPredictSection
+
+
 def main(argv: list[str]) -> int:
-    plain, predict, overrides = parse_with_run(argv, "classify predict", __doc__, OnModel, ClassifyPredictSection)
-    output, made = predict.output, (MADE_BY, plain.overwrite)
+    arguments, overrides = parse_with_run(argv, "classify predict", __doc__, Arguments)
+    predict = arguments.predict
+    output, made = predict.output, (MADE_BY, arguments.overwrite)
     if not output.name.endswith(SUFFIXES):
         raise ConfigError(f"--predict.output {output}: must end in {' or '.join(SUFFIXES)}")
-    place = target_path(output, plain.overwrite)
+    place = target_path(output, arguments.overwrite)
     refuse_file(place, *made)
     # What is wrong with the model's folder, the settings or the first records is reported before torch is loaded.
     from esmeray.inference.classify.labelled import TextStream
 
-    space = label_space_of(plain.model)
-    config = config_of(plain.model, overrides)
+    space = label_space_of(arguments.model)
+    config = config_of(arguments.model, overrides)
     stream = TextStream([predict.input], config.data.labels, config.model.tokenizer, config.data.ingest)
     chunks = stream.parts(CHUNK_CHARACTERS)
     first = list(islice(chunks, 1))
@@ -63,7 +91,7 @@ def main(argv: list[str]) -> int:
     from esmeray.inference.classify.prediction_table import writing_predictions
 
     options = predict.model_dump(include={"device", "precision", "tokens"})
-    pipeline = ClassifierPipeline.load(plain.model, data=config.data, **options)
+    pipeline = ClassifierPipeline.load(arguments.model, data=config.data, **options)
     start_s = time.perf_counter()
     with (
         made_file(place, *made) as building,

@@ -14,6 +14,8 @@ Examples:
 import time
 from pathlib import Path
 
+from pydantic import Field
+
 from esmeray.common.command_line import next_command, say
 from esmeray.common.errors import ConfigError
 from esmeray.common.progress import conversion_bar
@@ -21,27 +23,43 @@ from esmeray.common.text import counted
 from esmeray.dataset.fasta.counts import IngestCounts, count_lines
 from esmeray.dataset.section import IngestSection
 from esmeray.dataset.store.conversion import check, convert
-from esmeray.tools.grammar import Overwriting, example_of, parse
-from esmeray.train_config.command_schema import ConvertSettings
+from esmeray.tools.grammar import IngestedSection, Overwriting, example_of, parse
+from esmeray.train_config.section import Section
 
 
-class Flags(Overwriting):
+class FastaSection(IngestedSection):
+    """FASTA files, and what is done with unusual records."""
+
+    source: list[str] = Field(min_length=1)
+    """FASTA files (plain, .gz, .bz2, .xz, .zst), folders or quoted globs."""
+
+
+class ConvertSection(Section):
+    """The store."""
+
+    store: str | None = None
+    """Folder of the store to make."""
+
+
+class Arguments(Overwriting):
     """Convert, or check alone."""
 
     check: bool = False
     """Read everything and report what would be refused or changed; write nothing."""
+    convert: ConvertSection = ConvertSection()
+    data: FastaSection
 
 
 def main(argv: list[str]) -> int:
-    flags, settings = parse(argv, "data convert", __doc__, Flags, ConvertSettings)
-    sources, ingest, target = settings.data.source, settings.data.ingest, settings.convert.store
-    if flags.check:
+    arguments = parse(argv, "data convert", __doc__, Arguments)
+    sources, ingest, target = arguments.data.source, arguments.data.ingest, arguments.convert.store
+    if arguments.check:
         return _check(sources, ingest)
     if target is None:
         raise ConfigError(f"missing: --convert.store; {example_of(__doc__, 'data convert')}")
     start_s = time.perf_counter()
     with conversion_bar("converting") as progress:
-        manifest = convert(sources, Path(target), ingest, progress=progress, overwrite=flags.overwrite)
+        manifest = convert(sources, Path(target), ingest, progress=progress, overwrite=arguments.overwrite)
     elapsed_s = time.perf_counter() - start_s
     rate = manifest.counts.records_read / max(elapsed_s, 1e-9)
     size = f"{manifest.data_bytes / 1e6:,.1f} MB, in {elapsed_s:.1f} s ({rate:,.0f} records/s)"

@@ -24,14 +24,13 @@ from esmeray.dataset.labels.store import MANIFEST_FILE as LABELS_MANIFEST
 from esmeray.dataset.labels.store import LabelledStore
 from esmeray.dataset.store.format import SampleSource
 from esmeray.dataset.store.reader import Store
-from esmeray.tools.grammar import Plain, parse
-from esmeray.train_config.section import Section
+from esmeray.tools.grammar import Command, parse
 
 _BAR_WIDTH = 40
 _BIN_EDGES = (0, 50, 100, 200, 300, 400, 500, 750, 1000, 1500, 2000, 5000, 10_000, 20_000, 50_000)
 
 
-class Arguments(Plain):
+class Arguments(Command):
     """Store to show."""
 
     store: Path
@@ -43,7 +42,7 @@ class Arguments(Plain):
 
 
 def main(argv: list[str]) -> int:
-    arguments, _ = parse(argv, "data inspect", __doc__, Arguments, Section)
+    arguments = parse(argv, "data inspect", __doc__, Arguments)
     path = arguments.store
     verify: Literal["full", "quick"] = "full" if arguments.verify else "quick"
     labelled = LabelledStore(path, verify) if (path / LABELS_MANIFEST).is_file() else None

@@ -15,23 +15,50 @@ Examples:
 import time
 from pathlib import Path
 
+from pydantic import Field
+
 from esmeray.common.command_line import next_command, say
 from esmeray.common.progress import conversion_bar
 from esmeray.common.text import counted
-from esmeray.dataset.section import DataSection
+from esmeray.dataset.section import DataSection, PredictionsSection, StructuresSection
 from esmeray.dataset.structures.conversion import convert_structures
 from esmeray.dataset.structures.store import StructureStore
 from esmeray.tools.grammar import Overwriting, parse
-from esmeray.train_config.command_schema import StructuresSettings
+from esmeray.train_config.section import Section, Share
+
+
+class StructureFilesSection(Section):
+    """Structure files."""
+
+    source: list[str] = Field(min_length=1)
+    """PDB, mmCIF or BinaryCIF files, folders or quoted globs; FASTA files or a store with data.predictions."""
+    validation_share: Share = 0.05
+    """Share held out, without data.structures.validation_source."""
+    structures: StructuresSection = StructuresSection()
+    predictions: PredictionsSection = PredictionsSection()
+
+
+class StructureStoreSection(Section):
+    """The store."""
+
+    store: str
+    """Folder of the store to make."""
+
+
+class Arguments(Overwriting):
+    """From structure files to a store."""
+
+    structures: StructureStoreSection
+    data: StructureFilesSection
 
 
 def main(argv: list[str]) -> int:
-    flags, settings = parse(argv, "data structures", __doc__, Overwriting, StructuresSettings)
-    target, source = Path(settings.structures.store), settings.data
+    arguments = parse(argv, "data structures", __doc__, Arguments)
+    target, source = Path(arguments.structures.store), arguments.data
     start_s = time.perf_counter()
     data = DataSection(**{name: getattr(source, name) for name in ("structures", "validation_share", "predictions")})
     with conversion_bar("converting") as progress:
-        made = convert_structures(source.source, target, data, progress=progress, overwrite=flags.overwrite)
+        made = convert_structures(source.source, target, data, progress=progress, overwrite=arguments.overwrite)
     store = StructureStore(target)
     size = f"{counted(len(store), 'record{s}')}, {counted(int(store.store.lengths.sum()), 'residue{s}')}"
     held_out = f"{store.validation.size:,} held out, in {time.perf_counter() - start_s:.1f} s"

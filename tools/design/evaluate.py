@@ -13,6 +13,8 @@ Examples:
 import dataclasses
 import json
 import sys
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from rich.table import Table
@@ -24,26 +26,48 @@ from esmeray.common.publishing import made_file, refuse_file
 from esmeray.common.text import counted
 from esmeray.dataset.structures.predictions import PredictedStructures
 from esmeray.dataset.structures.store import StructureStore
-from esmeray.inference.design.request import exported_design, load_model
+from esmeray.inference.design.request import DesignModelSection, exported_design, load_model
 from esmeray.tools.grammar import OnModel, parse
-from esmeray.train_config.command_schema import DesignEvaluateSection
+from esmeray.train_config.section import PositiveInt
 
 MADE_BY = "evaluate_design"
 
 
+class DesignEvaluateSection(DesignModelSection):
+    """Structures to evaluate on, and how the model runs."""
+
+    store: Path
+    """Structure store of the native structures."""
+    part: Literal["all", "training", "validation"] = "all"
+    """Part of the store: validation, where the model was trained on the rest."""
+    predictions: Path | None = None
+    """Folder of predicted structures, of a store that has none of its own."""
+    steps: PositiveInt = 20
+    """Steps of denoising for each sequence."""
+    output: Path | None = None
+    """JSON file to write."""
+
+
+class Arguments(OnModel):
+    """The model, and the native structures."""
+
+    evaluate: DesignEvaluateSection
+
+
 def main(argv: list[str]) -> int:
-    plain, options = parse(argv, "design evaluate", __doc__, OnModel, DesignEvaluateSection)
-    made = (MADE_BY, plain.overwrite)
+    arguments = parse(argv, "design evaluate", __doc__, Arguments)
+    options = arguments.evaluate
+    made = (MADE_BY, arguments.overwrite)
     if options.output is not None:
         refuse_file(options.output, *made)
-    exported_design(plain.model)
+    exported_design(arguments.model)
     predictions = None if options.predictions is None else PredictedStructures(options.predictions)
     store = StructureStore(options.store, predictions=predictions)
     parts = {"all": np.arange(len(store)), "training": store.training, "validation": store.validation}
     records = parts[options.part]
     if not records.size:
         raise DataError(f"{options.store}: has no {options.part} part; leave --evaluate.part out to evaluate all of it")
-    model, _ = load_model(plain.model, options)
+    model, _ = load_model(arguments.model, options)
 
     from esmeray.inference.design.evaluation import evaluate_designs
 

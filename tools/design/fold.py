@@ -13,7 +13,10 @@ Examples:
 --fold.gpus_per_worker 0.5
 """
 
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
 
 from esmeray.cluster.placement import find
 from esmeray.cluster.section import RaySection
@@ -23,45 +26,84 @@ from esmeray.common.progress import record_bar
 from esmeray.common.text import counted
 from esmeray.dataset.structures.conversion import read_proteins
 from esmeray.dataset.tokens.model_folder import check_model
-from esmeray.tools.grammar import Plain, parse
-from esmeray.train_config.command_schema import FoldSettings
+from esmeray.tools.grammar import ClusterSection, Command, parse
+from esmeray.train_config.section import NonNegativeInt, PositiveFloat, PositiveInt, Section
+
+
+class FoldSection(Section):
+    """Sequences, predictor, devices."""
+
+    input: list[str] = Field(min_length=1)
+    """FASTA files, folders or globs, or a store."""
+    model: str
+    """Folder or hub name of the predictor's weights."""
+    predictor: str = "esmfold"
+    """Kind of predictor: esmfold, esmfold2, or one of predictor_module."""
+    predictor_module: list[str] = Field([])
+    """Modules to import, which register further kinds."""
+    cache: Path
+    """Folder to keep predictions in."""
+    cache_gb: PositiveFloat = 50.0
+    """Size of the cache, GB, at most."""
+    max_length: PositiveInt = 1024
+    """Residues of the longest sequence; longer ones are left out."""
+    tokens: PositiveInt = 1024
+    """Residues of a batch, at most."""
+    device: Literal["cpu", "cuda"] | None = None
+    """cpu or cuda. Default: CUDA where there is one."""
+    workers: PositiveInt | None = None
+    """Actors on Ray that predict. Default: this process alone."""
+    cpus_per_worker: PositiveInt = 1
+    """CPU cores that each actor gets."""
+    gpus_per_worker: PositiveFloat = 1.0
+    """GPUs of an actor; 0.5 puts two on each."""
+    max_failures: NonNegativeInt = 3
+    """Times that a batch may lose its actor."""
+
+
+class Arguments(Command):
+    """Predictions of structures, and their cluster."""
+
+    fold: FoldSection
+    ray: ClusterSection = ClusterSection()
 
 
 def main(argv: list[str]) -> int:
-    _, settings = parse(argv, "design fold", __doc__, Plain, FoldSettings)
-    arguments, address = settings.fold, settings.ray.address
-    if arguments.workers is not None:
+    arguments = parse(argv, "design fold", __doc__, Arguments)
+    section = arguments.fold
+    address = arguments.ray.address
+    if section.workers is not None:
         find(RaySection(address=address))
     elif address is not None:
         raise ConfigError("--ray.address: give --fold.workers, too: without them this process alone predicts")
-    if not arguments.predictor_module:  # what a predictor of somebody else's takes for its source is its own affair
-        check_model(arguments.model, "model")
-    sequences = [text for text in read_proteins(arguments.input)[1] if len(text) <= arguments.max_length]
+    if not section.predictor_module:  # what a predictor of somebody else's takes for its source is its own affair
+        check_model(section.model, "model")
+    sequences = [text for text in read_proteins(section.input)[1] if len(text) <= section.max_length]
     if not sequences:
-        raise DataError(f"{', '.join(arguments.input)}: no sequence of up to {arguments.max_length} residues")
+        raise DataError(f"{', '.join(section.input)}: no sequence of up to {section.max_length} residues")
     import torch  # here: it takes seconds
 
     from esmeray.inference.folding.job import FoldingSettings, actors, predict_structures
 
-    options: dict[str, Any] = {"tokens": arguments.tokens, "cache_bytes": int(arguments.cache_gb * 1e9)}
+    options: dict[str, Any] = {"tokens": section.tokens, "cache_bytes": int(section.cache_gb * 1e9)}
 
     def predictor(has_gpu: bool, cpus: int | None) -> FoldingSettings:
-        device, modules = arguments.device or ("cuda" if has_gpu else "cpu"), tuple(arguments.predictor_module)
+        device, modules = section.device or ("cuda" if has_gpu else "cpu"), tuple(section.predictor_module)
         if device == "cuda" and not has_gpu:
             raise ResourceError("--fold.device cuda: there is no GPU here; use --fold.device cpu")
-        return FoldingSettings(arguments.predictor, arguments.model, arguments.cache.absolute(), device, modules, cpus)
+        return FoldingSettings(section.predictor, section.model, section.cache.absolute(), device, modules, cpus)
 
     with record_bar("predicting") as bar:
         options["progress"] = lambda done, total: bar(done / max(1, total), done)
-        if arguments.workers is None:
+        if section.workers is None:
             report = predict_structures(sequences, predictor(torch.cuda.is_available(), None), **options)
         else:
             from esmeray.cluster.connection import cluster_resources, connected
 
             with connected(RaySection(address=address)):
-                on_actors = predictor(any(node.gpus for node in cluster_resources()), arguments.cpus_per_worker)
-                count, cpus, gpus = arguments.workers, arguments.cpus_per_worker, arguments.gpus_per_worker
-                workers = actors(on_actors, count, cpus, gpus, max_failures=arguments.max_failures)
+                on_actors = predictor(any(node.gpus for node in cluster_resources()), section.cpus_per_worker)
+                count, cpus, gpus = section.workers, section.cpus_per_worker, section.gpus_per_worker
+                workers = actors(on_actors, count, cpus, gpus, max_failures=section.max_failures)
                 report = predict_structures(sequences, on_actors, workers=workers, **options)
     console = result_console()
     removed = f", {counted(report.removed_shards, 'shard{s}')} removed for its size" if report.removed_shards else ""

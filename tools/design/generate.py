@@ -22,8 +22,11 @@ Examples:
 """
 
 import re
+from pathlib import Path
+from typing import Annotated, Literal
 
 import numpy as np
+from pydantic import Field
 
 from esmeray.common.errors import ConfigError
 from esmeray.common.progress import record_bar
@@ -32,16 +35,52 @@ from esmeray.common.text import counted
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.dataset.store.reader import Store
 from esmeray.dataset.structures.store import Structure
-from esmeray.inference.design.request import exported_design, load_model, structures_of
+from esmeray.inference.design.request import DesignStructuresSection, exported_design, load_model, structures_of
 from esmeray.tools.grammar import OnModel, parse
-from esmeray.train_config.command_schema import GenerateSection
+from esmeray.train_config.section import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 MADE_BY = "generate"
 _RANGE = re.compile(r"(?:(?P<chain>\w+):)?(?P<first>\d+)(?:-(?P<last>\d+))?")
 
 
+class GenerateSection(DesignStructuresSection):
+    """Structures, what to generate for them, and how the model runs."""
+
+    output: Path
+    """Folder to make for the results."""
+    length: Annotated[int, Field(gt=0, le=5000)] | None = None
+    """Residues of a design without a structure."""
+    number: PositiveInt = 1
+    """Sequences for each structure."""
+    fix: str = ""
+    """Positions that keep the structure's residue, as 1-10,57."""
+    omit: str = ""
+    """Amino acids that are not used, as CM."""
+    tie: str = ""
+    """Chains of a complex that get the same residues, as A,B."""
+    temperature: NonNegativeFloat = 0.1
+    """0: the likeliest residue; 1: as the model's probabilities say."""
+    steps: Annotated[int, Field(gt=0, le=1000)] = 20
+    """Steps of denoising for each sequence."""
+    guidance: NonNegativeFloat = 1.0
+    """Weight of the structure; above 1 it counts for more."""
+    order: Literal["confidence", "random"] = "confidence"
+    """Positions that are decided first."""
+    seed: NonNegativeInt = 0
+    """Seed of the random draws."""
+    known: Path | None = None
+    """Store of sequences to compare with: adds novelty to each."""
+
+
+class Arguments(OnModel):
+    """The model, and the structures."""
+
+    generate: GenerateSection
+
+
 def main(argv: list[str]) -> int:
-    plain, options = parse(argv, "design generate", __doc__, OnModel, GenerateSection)
+    arguments = parse(argv, "design generate", __doc__, Arguments)
+    options = arguments.generate
     if bool(options.structures) == (options.length is not None):
         raise ConfigError("give either --generate.structures or --generate.length")
     if options.length and (options.fix or options.tie):
@@ -49,12 +88,12 @@ def main(argv: list[str]) -> int:
     wrong = sorted(set(options.omit) - set(AMINO_ACIDS))
     if wrong or set(options.omit) == set(AMINO_ACIDS):
         raise ConfigError(f"--generate.omit {options.omit}: name amino acids by their letters, and leave one")
-    refuse_existing(options.output, MADE_BY, plain.overwrite)
-    exported_design(plain.model)
+    refuse_existing(options.output, MADE_BY, arguments.overwrite)
+    exported_design(arguments.model)
     structures = [Structure.unknown("free", "X" * options.length)] if options.length else structures_of(options)
     known = None if options.known is None else Store(options.known)
     places = [(fixed_positions(options.fix, item), tied_positions(options.tie, item)) for item in structures]
-    model, label = load_model(plain.model, options)
+    model, label = load_model(arguments.model, options)
 
     from esmeray.alignment.scoring import scoring
     from esmeray.alignment.search import Search
@@ -67,7 +106,7 @@ def main(argv: list[str]) -> int:
     distinct = 0
     works = total * (1 if known is None else 2)
     sampling = {name: getattr(options, name) for name in ("temperature", "steps", "guidance", "order")}
-    with made_folder(options.output, MADE_BY, plain.overwrite) as folder, record_bar("generating") as bar:
+    with made_folder(options.output, MADE_BY, arguments.overwrite) as folder, record_bar("generating") as bar:
         for structure, (fixed, tied) in zip(structures, places, strict=True):
             request = Request(structure, fixed, options.omit, tied, label, **sampling)
             designs = []

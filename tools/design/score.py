@@ -9,24 +9,42 @@ Examples:
 """
 
 import sys
+from pathlib import Path
+
+from pydantic import Field
 
 from esmeray.common.errors import ConfigError, DataError
 from esmeray.common.progress import record_bar
 from esmeray.common.publishing import made_file, refuse_file
 from esmeray.common.text import counted
 from esmeray.dataset.structures.conversion import read_proteins
-from esmeray.inference.design.request import exported_design, load_model, structures_of
+from esmeray.inference.design.request import DesignStructuresSection, exported_design, load_model, structures_of
 from esmeray.tools.grammar import OnModel, parse
-from esmeray.train_config.command_schema import ScoreSection
 
 MADE_BY = "score_design"
 
 
+class ScoreSection(DesignStructuresSection):
+    """Structures, sequences to score on them, and how the model runs."""
+
+    sequences: list[str] = Field(min_length=1)
+    """FASTA files, folders or globs."""
+    output: Path
+    """TSV file of the results to write."""
+
+
+class Arguments(OnModel):
+    """The model, structures and sequences."""
+
+    score: ScoreSection
+
+
 def main(argv: list[str]) -> int:
-    plain, options = parse(argv, "design score", __doc__, OnModel, ScoreSection)
-    made = (options.output, MADE_BY, plain.overwrite)
+    arguments = parse(argv, "design score", __doc__, Arguments)
+    options = arguments.score
+    made = (options.output, MADE_BY, arguments.overwrite)
     refuse_file(*made)
-    exported_design(plain.model)
+    exported_design(arguments.model)
     if not options.structures:
         raise ConfigError("--score.structures: name files of the structures to score on")
     structures = structures_of(options)
@@ -35,7 +53,7 @@ def main(argv: list[str]) -> int:
     if not any(fitting):
         lengths = ", ".join(f"{item.id} {len(item.residues)}" for item in structures[:3])
         raise DataError(f"no sequence has the length of a structure ({lengths} residues)")
-    model, label = load_model(plain.model, options)
+    model, label = load_model(arguments.model, options)
 
     from esmeray.inference.design.scoring import log_likelihoods, recovery
 

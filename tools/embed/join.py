@@ -9,7 +9,10 @@ Examples:
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import get_args
+
+from pydantic import Field
 
 from esmeray.common.errors import ConfigError
 from esmeray.common.progress import record_bar
@@ -19,26 +22,46 @@ from esmeray.dataset.embeddings.formats.registry import TableFormat
 from esmeray.dataset.embeddings.joining import join
 from esmeray.dataset.embeddings.reader import open_vectors
 from esmeray.tools.grammar import Overwriting, parse
-from esmeray.train_config.command_schema import JoinSection
+from esmeray.train_config.section import Section
 
 MADE_BY = "concat_embeddings"
 
 
+class JoinSection(Section):
+    """Folders to join, and the folder to make."""
+
+    folders: list[Path] = Field(min_length=2)
+    """Folders of embeddings, at least two."""
+    output: Path
+    """Folder to make for the results."""
+    names: list[str] = Field([])
+    """Output to take of each folder. Default: its first."""
+    format: str | None = None
+    """Format of the files, parquet or npy. Default: npy where the first folder has it."""
+
+
+class Arguments(Overwriting):
+    """Embeddings of the same proteins."""
+
+    join: JoinSection
+
+
 def main(argv: list[str]) -> int:
-    flags, arguments = parse(argv, "embed join", __doc__, Overwriting, JoinSection)
-    folders, output = arguments.folders, arguments.output
-    refuse_existing(output, MADE_BY, flags.overwrite)
-    if arguments.format not in (None, *get_args(TableFormat)):
-        raise ConfigError(f"--join.format {arguments.format}: expected one of {', '.join(get_args(TableFormat))}")
-    names: Sequence[str | None] = arguments.names or [None] * len(folders)
+    arguments = parse(argv, "embed join", __doc__, Arguments)
+    section = arguments.join
+    folders, output = section.folders, section.output
+    refuse_existing(output, MADE_BY, arguments.overwrite)
+    if section.format not in (None, *get_args(TableFormat)):
+        raise ConfigError(f"--join.format {section.format}: expected one of {', '.join(get_args(TableFormat))}")
+    names: Sequence[str | None] = section.names or [None] * len(folders)
     if len(names) != len(folders):
         raise ConfigError(f"--join.names: {len(names)} for {len(folders)} folders; give one for each, in their order")
     sources = {f"{source.folder}/{source.name}": source for source in map(open_vectors, folders, names)}
     if len(sources) < len(folders):
         raise ConfigError("the same output of a folder is given twice; choose another by --join.names")
     of_first = next(iter(sources.values())).output.format
-    file_format = arguments.format or ("npy" if of_first == "npy" else "parquet")
-    with record_bar("joining") as bar, made_folder(output.absolute(), MADE_BY, flags.overwrite) as building:
+    file_format = section.format or ("npy" if of_first == "npy" else "parquet")
+    with record_bar("joining") as bar, made_folder(output.absolute(), MADE_BY, arguments.overwrite) as building:
         joined = join(building, sources, file_format, bar)
     records = counted(len(next(iter(sources.values()))), "record{s}")
     size = (output / joined.files[0]).stat().st_size

@@ -12,9 +12,11 @@ Examples:
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from esmeray.common.errors import ConfigError, DataError
 from esmeray.common.publishing import made_folder, refuse_existing
@@ -23,46 +25,67 @@ from esmeray.dataset.embeddings.reader import Embeddings, Values, open_vectors
 from esmeray.dataset.labels.values import text_of
 from esmeray.dataset.table import Table
 from esmeray.tools.grammar import Overwriting, parse
-from esmeray.train_config.command_schema import PlotSection
+from esmeray.train_config.section import Section
 
 MADE_BY = "plot_embeddings"
 SEED = 0
+
+
+class PlotSection(Section):
+    """Labels, and the projection."""
+
+    output: Path
+    """Folder to make for the results."""
+    labels: Path | None = None
+    """CSV, TSV or Parquet file of labels. Default: lengths."""
+    label_column: str = "label"
+    """Column of the labels in the file of labels."""
+    id_column: str = "id"
+    """Column of the ids in the file of labels."""
+    method: Literal["pca", "umap"] = "pca"
+    """Projection to the plane; umap needs umap-learn."""
+    name: str | None = None
+    """Output to draw. Default: the folder's first."""
+    max_points: Annotated[int, Field(gt=1)] = 20_000
+    """Proteins to draw, at most; of more, a random sample."""
 
 
 class Arguments(Overwriting):
     """The embeddings."""
 
     folder: Path
-    """Folder of embeddings."""
+    """Folder of embeddings to draw."""
+    plot: PlotSection
 
 
 def main(argv: list[str]) -> int:
-    plain, arguments = parse(argv, "embed plot", __doc__, Arguments, PlotSection)
-    output, made = arguments.output, (MADE_BY, plain.overwrite)
+    arguments = parse(argv, "embed plot", __doc__, Arguments)
+    section = arguments.plot
+    output, made = section.output, (MADE_BY, arguments.overwrite)
     refuse_existing(output, *made)
-    if arguments.method == "umap" and find_spec("umap") is None:
+    if section.method == "umap" and find_spec("umap") is None:
         raise ConfigError("--plot.method umap: umap-learn is not installed; pip install umap-learn")
-    embeddings = open_vectors(plain.folder, arguments.name)
+    embeddings = open_vectors(arguments.folder, section.name)
     records = len(embeddings)
     if min(records, embeddings.channels) < 2:
-        raise DataError(f"{plain.folder}: a map needs at least two proteins of two channels")
+        raise DataError(f"{arguments.folder}: a map needs at least two proteins of two channels")
     from esmeray.inference.embedding.map import Points, draw, write_page  # here: it loads Matplotlib
 
     labels: NDArray = embeddings.lengths
-    if arguments.labels:
-        labels = _labels(arguments.labels, arguments.id_column, arguments.label_column, embeddings)
+    if section.labels:
+        labels = _labels(section.labels, section.id_column, section.label_column, embeddings)
     chosen_N = np.zeros(records, dtype=bool)
-    size = min(arguments.max_points, records)
+    size = min(section.max_points, records)
     chosen_N[np.random.RandomState(SEED).choice(records, size, replace=False)] = True
     vectors_PC = np.concatenate(
         [block_nC[chosen_N[start : start + len(block_nC)]] for start, block_nC in embeddings.finite_blocks()]
     )
-    xy_P2, axes = _projected(vectors_PC, arguments.method)
+    xy_P2, axes = _projected(vectors_PC, section.method)
     ids_N = np.array(embeddings.ids, dtype=object)
     points = Points(ids_N[chosen_N], embeddings.lengths[chosen_N], labels[chosen_N], xy_P2)
     number = counted(records, "protein{s}")
     drawn = number if size == records else f"a random sample of {size:,} of {number}"
-    texts = f"{embeddings.name}: {drawn}", *axes, arguments.label_column if arguments.labels else "residues"
+    texts = f"{embeddings.name}: {drawn}", *axes, section.label_column if section.labels else "residues"
     with made_folder(output.absolute(), *made) as building:
         draw(building / "embeddings.png", points, *texts)
         write_page(building / "embeddings.html", points, *texts)

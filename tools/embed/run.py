@@ -33,8 +33,9 @@ from esmeray.common.remote import uri_of
 from esmeray.common.text import counted, duration
 from esmeray.dataset.embeddings.manifest import MANIFEST_FILE, read_manifest
 from esmeray.inference.embedding.plan import check_registered
-from esmeray.tools.grammar import Overwriting, parse
-from esmeray.train_config.command_schema import EmbedSettings
+from esmeray.inference.embedding.section import EmbedJobSection
+from esmeray.run_folder.section import StorageSection
+from esmeray.tools.grammar import ClusterSection, IngestedSection, Overwriting, parse
 
 if TYPE_CHECKING:
     from esmeray.inference.embedding.job import Estimate
@@ -47,18 +48,22 @@ class Arguments(Overwriting):
 
     dry_run: bool = False
     """Report sequences, bytes and time after a measurement; write nothing."""
+    embed: EmbedJobSection
+    data: IngestedSection = IngestedSection()
+    storage: StorageSection = StorageSection()
+    ray: ClusterSection = ClusterSection()
 
 
 def main(argv: list[str]) -> int:
     """Plan, compute, publish, and print the table of performance."""
-    flags, settings = parse(argv, "embed run", __doc__, Arguments, EmbedSettings)
-    job = settings.embed
-    settings.storage.apply()
-    if flags.overwrite or not any(job.output.glob("**/embeddings.json")):
-        refuse_existing(job.output, MADE_BY, flags.overwrite)
+    arguments = parse(argv, "embed run", __doc__, Arguments)
+    job = arguments.embed
+    arguments.storage.apply()
+    if arguments.overwrite or not any(job.output.glob("**/embeddings.json")):
+        refuse_existing(job.output, MADE_BY, arguments.overwrite)
     check_registered(job)
     ((_, gpus),) = local_resources()
-    section = RaySection(address=settings.ray.address)
+    section = RaySection(address=arguments.ray.address)
     many = (job.workers or 1) > 1 or (gpus > 1 and job.device != "cpu")
     elsewhere = find(section) != LOCAL  # asked first: a cluster that can't be used is refused before anything is made
     cluster = section if many or section.address or elsewhere else None
@@ -67,11 +72,11 @@ def main(argv: list[str]) -> int:
     from esmeray.inference.embedding.report import table
 
     console = result_console()
-    if flags.dry_run:
-        estimates = estimate(job, settings.data.ingest, cluster=cluster)
+    if arguments.dry_run:
+        estimates = estimate(job, arguments.data.ingest, cluster=cluster)
         console.print(*chain.from_iterable(map(_lines, estimates)), sep="\n", markup=False)
         return 0
-    console.print(table(run_job(job, settings.data.ingest, cluster=cluster, overwrite=flags.overwrite)))
+    console.print(table(run_job(job, arguments.data.ingest, cluster=cluster, overwrite=arguments.overwrite)))
     console.print(f"written: {uri_of(job.output) or job.output}", *_next_commands(job.output), sep="\n", markup=False)
     return 0
 

@@ -13,7 +13,7 @@ Examples:
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -23,9 +23,30 @@ from esmeray.common.publishing import made_file, refuse_file
 from esmeray.common.text import counted
 from esmeray.dataset.embeddings.reader import Embeddings, Values, open_vectors
 from esmeray.tools.grammar import Overwriting, parse
-from esmeray.train_config.command_schema import SearchSection
+from esmeray.train_config.section import PositiveInt, Section
 
 MADE_BY = "search"
+
+
+class SearchSection(Section):
+    """Queries, and the kind of search."""
+
+    queries: Path | None = None
+    """Folder of embeddings to search with. Default: the database, without hits of itself."""
+    output: Path
+    """TSV file of the results to write."""
+    top_k: PositiveInt = 10
+    """Hits of each query, at most."""
+    metric: Literal["cosine", "dot", "l2"] = "cosine"
+    """Measure by which proteins are near."""
+    index: Literal["exact", "ivf"] = "exact"
+    """All pairs, or the nearest clusters."""
+    ivf_lists: PositiveInt | None = None
+    """Clusters of the index. Default: 4 times the square root of the proteins, at most one for 39."""
+    ivf_probes: PositiveInt = 16
+    """Clusters that are searched for a query."""
+    name: str | None = None
+    """Output of the folders. Default: their first."""
 
 
 class Arguments(Overwriting):
@@ -33,33 +54,35 @@ class Arguments(Overwriting):
 
     database: Path
     """Folder of embeddings to search in."""
+    search: SearchSection
 
 
 def main(argv: list[str]) -> int:
-    plain, arguments = parse(argv, "embed search", __doc__, Arguments, SearchSection)
-    made = (arguments.output, MADE_BY, plain.overwrite)
+    arguments = parse(argv, "embed search", __doc__, Arguments)
+    section = arguments.search
+    made = (section.output, MADE_BY, arguments.overwrite)
     refuse_file(*made)
-    database = open_vectors(plain.database, arguments.name)
-    queries = open_vectors(arguments.queries, arguments.name) if arguments.queries else database
+    database = open_vectors(arguments.database, section.name)
+    queries = open_vectors(section.queries, section.name) if section.queries else database
     queries.refuse_other_space(database)
     start_s, hits = time.perf_counter(), 0
-    index, own = _index(database, arguments), queries is database
+    index, own = _index(database, section), queries is database
     with made_file(*made) as building, building.open("w", encoding="utf-8") as file, record_bar("searching") as bar:
         file.write("query\trank\ttarget\tscore\n")
-        for start, block_nC in _vectors(queries, arguments.metric, rows=1024):
-            scores_nk, targets_nk = index.search(block_nC, arguments.top_k + own)
-            if arguments.metric == "l2":
+        for start, block_nC in _vectors(queries, section.metric, rows=1024):
+            scores_nk, targets_nk = index.search(block_nC, section.top_k + own)
+            if section.metric == "l2":
                 scores_nk = np.sqrt(np.maximum(scores_nk, 0))  # faiss has squares
             for query, row in enumerate(zip(targets_nk.tolist(), scores_nk.tolist(), strict=True), start):
                 # -1: faiss has no more.
                 nearest = [(t, score) for t, score in zip(*row, strict=True) if t >= 0 and not (own and t == query)]
-                for rank, (target, score) in enumerate(nearest[: arguments.top_k], 1):
+                for rank, (target, score) in enumerate(nearest[: section.top_k], 1):
                     file.write(f"{queries.ids[query]}\t{rank}\t{database.ids[target]}\t{score:.6g}\n")
                     hits += 1
             bar((start + len(block_nC)) / len(queries), start + len(block_nC))
     searched = f"{counted(len(queries), 'protein{s}')} searched in {len(database):,}"
-    kind = f"{arguments.metric}, {arguments.index}, {time.perf_counter() - start_s:.1f} s"
-    print(f"{arguments.output}: {counted(hits, 'hit{s}')} of {searched} ({kind})")
+    kind = f"{section.metric}, {section.index}, {time.perf_counter() - start_s:.1f} s"
+    print(f"{section.output}: {counted(hits, 'hit{s}')} of {searched} ({kind})")
     return 0
 
 
@@ -73,18 +96,18 @@ def _vectors(embeddings: Embeddings, metric: str, rows: int = 16_384) -> Iterato
         yield start, np.ascontiguousarray(block_nC)
 
 
-def _index(database: Embeddings, arguments: SearchSection) -> Any:
+def _index(database: Embeddings, section: SearchSection) -> Any:
     import faiss
 
-    records, metric = len(database), arguments.metric
-    lists = arguments.ivf_lists or max(1, min(int(4 * records**0.5), records // 39))
+    records, metric = len(database), section.metric
+    lists = section.ivf_lists or max(1, min(int(4 * records**0.5), records // 39))
     if lists > records:
         raise ConfigError(f"--search.ivf_lists {lists}: more than the {records:,} proteins of {database.folder}")
     kind = faiss.METRIC_L2 if metric == "l2" else faiss.METRIC_INNER_PRODUCT
-    description = "Flat" if arguments.index == "exact" else f"IVF{lists},Flat"
+    description = "Flat" if section.index == "exact" else f"IVF{lists},Flat"
     index: Any = faiss.index_factory(database.channels, description, kind)
-    if arguments.index == "ivf":
-        index.nprobe = arguments.ivf_probes
+    if section.index == "ivf":
+        index.nprobe = section.ivf_probes
         step = max(1, records // (64 * lists))  # faiss asks for 39 vectors a cluster
         index.train(np.concatenate([block_nC[::step] for _, block_nC in _vectors(database, metric)]))
     with record_bar("indexing") as bar:

@@ -45,37 +45,39 @@ class Arguments(Overwriting):
 
     predictions: Path
     """TSV of protein, term and score in 0 to 1."""
+    evaluate: EvaluateTermsSection
 
 
 def main(argv: list[str]) -> int:
-    plain, arguments = parse(argv, "function evaluate", __doc__, Arguments, EvaluateTermsSection)
-    if arguments.ia and arguments.ia_from:
+    arguments = parse(argv, "function evaluate", __doc__, Arguments)
+    section = arguments.evaluate
+    if section.ia and section.ia_from:
         raise ConfigError("--evaluate.ia and --evaluate.ia_from exclude each other; give one")
-    if arguments.output is not None:
-        refuse_existing(arguments.output, MADE_BY, plain.overwrite)
-    evaluations = _evaluated(plain.predictions, arguments)
+    if section.output is not None:
+        refuse_existing(section.output, MADE_BY, arguments.overwrite)
+    evaluations = _evaluated(arguments.predictions, section)
     _print(evaluations)
-    if arguments.output is not None:
-        with made_folder(arguments.output, MADE_BY, plain.overwrite) as building:
-            _write(building, evaluations, arguments)
+    if section.output is not None:
+        with made_folder(section.output, MADE_BY, arguments.overwrite) as building:
+            _write(building, evaluations, section)
     return 0
 
 
-def _evaluated(predictions: Path, arguments: EvaluateTermsSection) -> dict[str, Evaluation]:
+def _evaluated(predictions: Path, section: EvaluateTermsSection) -> dict[str, Evaluation]:
     """Evaluations of the aspects that have one."""
-    ontology = read_ontology(arguments.ontology)
-    unknown, evidence = arguments.unknown, tuple(arguments.evidence) or EXPERIMENTAL
+    ontology = read_ontology(section.ontology)
+    unknown, evidence = section.unknown, tuple(section.evidence) or EXPERIMENTAL
     read = partial(read_annotations, ontology=ontology, unknown=unknown, evidence=evidence)
-    truth = read(arguments.truth, aspect=arguments.aspect, since=arguments.since, before=arguments.before)
-    known = read(arguments.known) if arguments.known else {}
-    terms = read_terms(arguments.terms, ontology, unknown) if arguments.terms else {}
-    accretion = read_accretion(arguments.ia, ontology, unknown) if arguments.ia else {}
-    if arguments.ia_from:
-        for name, annotations in read(arguments.ia_from).items():
+    truth = read(section.truth, aspect=section.aspect, since=section.since, before=section.before)
+    known = read(section.known) if section.known else {}
+    terms = read_terms(section.terms, ontology, unknown) if section.terms else {}
+    accretion = read_accretion(section.ia, ontology, unknown) if section.ia else {}
+    if section.ia_from:
+        for name, annotations in read(section.ia_from).items():
             accretion[name] = information_accretion(annotations, ontology.aspects[name])
     proteins = {name: annotations.proteins for name, annotations in truth.items()}
     evaluations = {}
-    predicted = read_scores(predictions, ontology, proteins, aspect=arguments.aspect, unknown=unknown)
+    predicted = read_scores(predictions, ontology, proteins, aspect=section.aspect, unknown=unknown)
     for name, scores in predicted.items():
         evaluation = evaluate_functions(
             ontology.aspects[name],
@@ -84,7 +86,7 @@ def _evaluated(predictions: Path, arguments: EvaluateTermsSection) -> dict[str, 
             accretion_V=accretion.get(name),
             known=known.get(name),
             terms_V=terms.get(name),
-            settings=arguments,
+            settings=section,
         )
         if evaluation.metrics:
             evaluations[name] = evaluation

@@ -12,18 +12,25 @@ Examples:
 
 from esmeray.common.publishing import refuse_file
 from esmeray.common.text import counted
-from esmeray.tools.grammar import OnRun, parse
-from esmeray.train_config.command_schema import PredictTermsSettings
+from esmeray.inference.function.section import PredictTermsSection
+from esmeray.tools.grammar import IngestedSection, OnRun, parse
 
 MADE_BY = "predict_function"
 
 
+class Arguments(OnRun):
+    """The run, and the proteins."""
+
+    predict: PredictTermsSection
+    data: IngestedSection = IngestedSection()
+
+
 def main(argv: list[str]) -> int:
-    plain, settings = parse(argv, "function predict", __doc__, OnRun, PredictTermsSettings)
-    output = settings.predict.output
-    refuse_file(output, MADE_BY, plain.overwrite)
+    arguments = parse(argv, "function predict", __doc__, Arguments)
+    output = arguments.predict.output
+    refuse_file(output, MADE_BY, arguments.overwrite)
     from esmeray.inference.function.prediction import predict  # here: it loads torch
 
-    number = predict(plain.run, settings.predict, settings.data.ingest, overwrite=plain.overwrite)
+    number = predict(arguments.run, arguments.predict, arguments.data.ingest, overwrite=arguments.overwrite)
     print(f"{output}: {counted(number, 'protein{s}')}")
     return 0

@@ -12,26 +12,33 @@ Examples:
 """
 
 from esmeray.common.publishing import refuse_existing
+from esmeray.inference.mutations.section import MutationFitSection
 from esmeray.inference.mutations.table import read_mutants, read_protein
 from esmeray.model.export.exported_folder import MADE_BY
 from esmeray.run_folder.job import unfinished
 from esmeray.tools.grammar import parse
 from esmeray.tools.mutations.score import OnMaskedModel
-from esmeray.train_config.mutation_schema import MutationFitSection
+
+
+class Arguments(OnMaskedModel):
+    """The model, and the measured mutants."""
+
+    fit: MutationFitSection
 
 
 def main(argv: list[str]) -> int:
-    plain, section = parse(argv, "mutations fit", __doc__, OnMaskedModel, MutationFitSection)
-    refuse_existing(section.output, MADE_BY, plain.overwrite)
+    arguments = parse(argv, "mutations fit", __doc__, Arguments)
+    section = arguments.fit
+    refuse_existing(section.output, MADE_BY, arguments.overwrite)
     numbers = {section.measured_column: "fit.measured_column"}
     if section.zero_shot_column is not None:
         numbers[section.zero_shot_column] = "fit.zero_shot_column"
-    with unfinished(section.output, f"mutations fit of {plain.model}") as folder:
+    with unfinished(section.output, f"mutations fit of {arguments.model}") as folder:
         protein = read_protein(section, folder)
         table = read_mutants(section, protein, "fit", numbers)
         from esmeray.inference.mutations.fitted import export, fit_table, report_lines  # here: it loads torch
 
-        fitted, evaluations = fit_table(str(plain.model), protein, table, section, folder)
-        export(fitted, evaluations, section.output, plain.overwrite)
+        fitted, evaluations = fit_table(str(arguments.model), protein, table, section, folder)
+        export(fitted, evaluations, section.output, arguments.overwrite)
     print("\n".join([*table.lines(), *report_lines(evaluations), f"written: {section.output}"]))
     return 0

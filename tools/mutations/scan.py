@@ -11,20 +11,27 @@ Examples:
 
 from esmeray.common.publishing import made_folder, refuse_existing
 from esmeray.common.text import counted
+from esmeray.inference.mutations.section import MutationScanSection
 from esmeray.inference.mutations.table import read_protein, write_scores
 from esmeray.run_folder.job import unfinished
 from esmeray.tools.grammar import parse
 from esmeray.tools.mutations.score import OnMaskedModel, job_of
-from esmeray.train_config.mutation_schema import MutationScanSection
 
 MADE_BY = "scan_mutations"
 
 
+class Arguments(OnMaskedModel):
+    """The model, and the protein."""
+
+    scan: MutationScanSection
+
+
 def main(argv: list[str]) -> int:
-    plain, section = parse(argv, "mutations scan", __doc__, OnMaskedModel, MutationScanSection)
-    made = (section.output, MADE_BY, plain.overwrite)
+    arguments = parse(argv, "mutations scan", __doc__, Arguments)
+    section = arguments.scan
+    made = (section.output, MADE_BY, arguments.overwrite)
     refuse_existing(*made)
-    sources = [str(plain.model), *section.more_models]
+    sources = [str(arguments.model), *section.more_models]
     with unfinished(section.output, job_of("scan", sources, section)) as folder:
         protein = read_protein(section, folder)
         from esmeray.inference.mutations.fitted import scores_of  # here: they load torch and Matplotlib
@@ -40,7 +47,7 @@ def main(argv: list[str]) -> int:
         }
         with made_folder(section.output.absolute(), *made[1:]) as building:
             write_scores(building / "mutants.csv", "mutants.csv", columns)
-            title = f"{section.sequence.name} by {plain.model}, {section.method}"
+            title = f"{section.sequence.name} by {arguments.model}, {section.method}"
             draw_scan(building / "heat_map.png", protein, mutations, scores_N, title)
     best = columns["mutant"][int(scores_N.argmax())]
     print(f"{section.output}: {counted(len(mutants), 'mutant{s}')}, the best is {best} ({scores_N.max():.3f})")

@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from esmeray.common.errors import ConfigError
 from esmeray.common.publishing import made_file, refuse_file
 from esmeray.common.text import counted
+from esmeray.inference.mutations.section import MutationScoreSection, MutationsSection
 from esmeray.inference.mutations.table import MutantTable, read_mutants, read_protein, write_scores
 from esmeray.run_folder.job import unfinished
 from esmeray.tools.grammar import Overwriting, parse
-from esmeray.train_config.mutation_schema import MutationScoreSection, MutationsSection
 
 MADE_BY = "score_mutations"
 SUFFIXES = (".csv", ".tsv", ".parquet")
@@ -39,16 +39,23 @@ class OnMaskedModel(Overwriting):
     """A masked language model: folder, hub name, run or export; or a folder that esmeray mutations fit made."""
 
 
+class Arguments(OnMaskedModel):
+    """The model, and the mutants."""
+
+    score: MutationScoreSection
+
+
 def main(argv: list[str]) -> int:
-    plain, section = parse(argv, "mutations score", __doc__, OnMaskedModel, MutationScoreSection)
-    made = (section.output, MADE_BY, plain.overwrite)
+    arguments = parse(argv, "mutations score", __doc__, Arguments)
+    section = arguments.score
+    made = (section.output, MADE_BY, arguments.overwrite)
     if not section.output.name.endswith(SUFFIXES):
         raise ConfigError(f"--score.output {section.output}: must end in {' or '.join(SUFFIXES)}")
     refuse_file(*made)
     start_s = time.perf_counter()
     measured = [] if section.measured_column is None else [section.measured_column]
     numbers = {**dict.fromkeys(measured, "score.measured_column"), **dict.fromkeys(section.compare, "score.compare")}
-    sources = [str(plain.model), *section.more_models]
+    sources = [str(arguments.model), *section.more_models]
     with unfinished(section.output, job_of("score", sources, section)) as folder:
         # What is wrong with the table is reported before torch is loaded.
         protein = read_protein(section, folder)

@@ -16,8 +16,8 @@ from esmeray.monitoring.advice import Facts, advise
 from esmeray.run_folder.paths import RunFolder
 from esmeray.tasks.plan import task_plan
 from esmeray.tools.profile._gpu_trial import single_process_group
-from esmeray.train_config.tune_schema import MeasurementSection
 from esmeray.training.config import Config
+from esmeray.tuning.section import MeasurementSection
 from esmeray.tuning.trial import measure_on_worker
 
 TRACED_STEPS = 3

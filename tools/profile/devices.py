@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 from rich.table import Column, Table
 
 from esmeray.common.command_line import result_console
@@ -28,21 +29,45 @@ from esmeray.common.errors import ConfigError
 from esmeray.common.progress import status_line
 from esmeray.common.publishing import made_folder
 from esmeray.common.timing import measure, ratio, round_ratios, timed
+from esmeray.inference.embedding.section import EmbedSection
 from esmeray.tools.grammar import Overwriting, example_of, parse_with_run
-from esmeray.train_config.command_schema import DeviceProfileSection
-from esmeray.train_config.embed_schema import EmbedSection
+from esmeray.train_config.section import PositiveInt, Precision, Section
 from esmeray.training.config import load_config
 
 MADE_BY = "profile devices"
 _NUMBERS = ("proteins/s", "residues/s", "speed-up", "saved per 1M", "lowest cosine", "difference")
 
 
+class DeviceProfileSection(Section):
+    """Models and length of a comparison of devices."""
+
+    models: list[str] = Field([])
+    """Folders, hub names, sizes or runs."""
+    output: str = "profile-devices"
+    """Folder to make for the results."""
+    proteins: PositiveInt = 200
+    """Distinct sequences to embed."""
+    rounds: PositiveInt = 3
+    """Measurements of each device."""
+    precision: Precision | None = None
+    """Precision on both devices, where there is a GPU. Default: as embed."""
+    random_weights: bool = False
+    """Take sizes (esm2_t6_8M), whose weights are random, to try things out."""
+
+
+class Arguments(Overwriting):
+    """Models on both devices."""
+
+    profile: DeviceProfileSection = DeviceProfileSection()
+
+
 def main(argv: list[str]) -> int:
-    flags, settings, overrides = parse_with_run(argv, MADE_BY, __doc__, Overwriting, DeviceProfileSection)
+    arguments, overrides = parse_with_run(argv, MADE_BY, __doc__, Arguments)
+    settings = arguments.profile
     if not settings.models or ("data", "source") not in overrides:
         raise ConfigError(f"missing: --profile.models or --data.source; {example_of(__doc__, MADE_BY)}")
     data = load_config(None, overrides).data
-    with made_folder(Path(settings.output).absolute(), MADE_BY, flags.overwrite) as building:
+    with made_folder(Path(settings.output).absolute(), MADE_BY, arguments.overwrite) as building:
         import torch  # here: it takes seconds
 
         from esmeray.dataset.store.conversion import job_store

@@ -24,15 +24,14 @@ import pynvml
 
 from esmeray.common.errors import EsmerayError, ResourceError
 from esmeray.common.text import counted, first_line
-from esmeray.tools.grammar import Plain, parse
-from esmeray.train_config.section import Section
+from esmeray.tools.grammar import Command, parse
 
 _INSTALL = "pip install -r requirements.lock"
 _CUDA_BUILD = "torch's CUDA build brings it"
 _HIDES_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
-class Arguments(Plain):
+class Arguments(Command):
     """Look only, or train as well."""
 
     verify: bool = False
@@ -56,7 +55,7 @@ class Driver(NamedTuple):
 
 
 def main(argv: list[str]) -> int:
-    arguments, _ = parse(argv, "profile gpu", __doc__, Arguments, Section)
+    arguments = parse(argv, "profile gpu", __doc__, Arguments)
     driver, nvml = check_driver()
     checks: dict[str, Callable[[], Finding]] = {
         "torch": check_torch,

@@ -22,22 +22,33 @@ from esmeray.monitoring.gpu_log.analysis import interval_s, summarise
 from esmeray.monitoring.gpu_log.plot import draw_log
 from esmeray.monitoring.gpu_log.reader import TIME, read_gpu_log
 from esmeray.tools.grammar import Overwriting, parse
-from esmeray.train_config.command_schema import LogProfileSection
+from esmeray.train_config.section import Section
 
 MADE_BY = "profile log"
+
+
+class LogProfileSection(Section):
+    """Files made of a GPU log."""
+
+    output: str | None = None
+    """The picture, a PNG. Default: beside the log, with its name."""
+    json_output: str | None = None
+    """Also write the summaries to this file, as JSON."""
 
 
 class Arguments(Overwriting):
     """The log."""
 
     log: Path
-    """The CSV file."""
+    """CSV file that nvidia-smi wrote."""
+    profile: LogProfileSection = LogProfileSection()
 
 
 def main(argv: list[str]) -> int:
-    arguments, settings = parse(argv, MADE_BY, __doc__, Arguments, LogProfileSection)
-    output = Path(settings.output or arguments.log.with_suffix(".png"))
-    json_output = Path(settings.json_output) if settings.json_output else None
+    arguments = parse(argv, MADE_BY, __doc__, Arguments)
+    section = arguments.profile
+    output = Path(section.output or arguments.log.with_suffix(".png"))
+    json_output = Path(section.json_output) if section.json_output else None
     made = (MADE_BY, arguments.overwrite)
     for path in filter(None, (output, json_output)):
         if path.resolve() == arguments.log.resolve():

@@ -26,8 +26,8 @@ from esmeray.common.command_line import result_console
 from esmeray.common.errors import ConfigError
 from esmeray.common.progress import status_line
 from esmeray.common.publishing import made_folder
+from esmeray.inference.profile.section import ModelProfileSection
 from esmeray.tools.grammar import Overwriting, example_of, parse_with_run
-from esmeray.train_config.command_schema import ModelProfileSection
 from esmeray.training.config import load_config
 
 MADE_BY = "profile model"
@@ -38,12 +38,13 @@ class Arguments(Overwriting):
 
     model: str
     """Folder, hub name or run, or an experiment's file."""
+    profile: ModelProfileSection = ModelProfileSection()
 
 
 def main(argv: list[str]) -> int:
-    arguments, settings, overrides = parse_with_run(argv, MADE_BY, __doc__, Arguments, ModelProfileSection)
+    arguments, overrides = parse_with_run(argv, MADE_BY, __doc__, Arguments)
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # above those of torch's profiler, which reports start and stop
-    output = Path(settings.output or f"profile-{Path(arguments.model).stem}").absolute()
+    output = Path(arguments.profile.output or f"profile-{Path(arguments.model).stem}").absolute()
     is_experiment = arguments.model.endswith((".yaml", ".yml"))
     if not is_experiment and ("data", "source") not in overrides:
         raise ConfigError(f"missing: --data.source; {example_of(__doc__, MADE_BY)}")
@@ -57,7 +58,7 @@ def main(argv: list[str]) -> int:
         else:
             from esmeray.inference.profile.measuring import profile_model
 
-            profile = profile_model(arguments.model, settings, overrides, building, show)
+            profile = profile_model(arguments.model, arguments.profile, overrides, building, show)
         lines = _write(profile, building)
     result_console().print(Text("\n".join(lines)), Text(f"written: {output}"), sep="\n")
     return 0

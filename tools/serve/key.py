@@ -14,20 +14,26 @@ import yaml
 from esmeray.common.errors import ConfigError
 from esmeray.common.publishing import write_atomically, writing
 from esmeray.service.http.access import new_key, read_keys
-from esmeray.tools.grammar import Plain, parse
+from esmeray.tools.grammar import Command, parse
 from esmeray.train_config.service_schema import KeySection
 
 
+class Arguments(Command):
+    """The key."""
+
+    key: KeySection
+
+
 def main(argv: list[str]) -> int:
-    _, arguments = parse(argv, "serve key", __doc__, Plain, KeySection)
-    keys = read_keys(arguments.file) if arguments.file.exists() else []
-    if arguments.name in {key.name for key in keys}:
-        raise ConfigError(f"--key.name {arguments.name}: {arguments.file} has a key of this name; choose another")
-    text, new = new_key(arguments.name)
-    keys.append(new.model_copy(update=arguments.model_dump(exclude={"name", "file"})))
+    section = parse(argv, "serve key", __doc__, Arguments).key
+    keys = read_keys(section.file) if section.file.exists() else []
+    if section.name in {key.name for key in keys}:
+        raise ConfigError(f"--key.name {section.name}: {section.file} has a key of this name; choose another")
+    text, new = new_key(section.name)
+    keys.append(new.model_copy(update=section.model_dump(exclude={"name", "file"})))
     content = yaml.safe_dump([key.model_dump(exclude_none=True) for key in keys], sort_keys=False)
-    with writing(arguments.file):
-        write_atomically(arguments.file, content)
-        arguments.file.chmod(0o600)
+    with writing(section.file):
+        write_atomically(section.file, content)
+        section.file.chmod(0o600)
     print(text)
     return 0

@@ -33,18 +33,23 @@ ROWS = 1024
 """Of a row group."""
 
 
+class Arguments(Overwriting):
+    """What to ask for."""
+
+    query: QuerySection
+
+
 def main(argv: list[str]) -> int:
-    flags, arguments = parse(argv, "serve query", __doc__, Overwriting, QuerySection)
-    made = (arguments.output, MADE_BY, flags.overwrite)
+    arguments = parse(argv, "serve query", __doc__, Arguments)
+    section = arguments.query
+    made = (section.output, MADE_BY, arguments.overwrite)
     refuse_file(*made)
-    source = FastaSource(arguments.input)
-    client = Client(
-        arguments.address, key=_key(arguments.key_file), model=arguments.model, concurrency=arguments.concurrency
-    )
+    source = FastaSource(section.input)
+    client = Client(section.address, key=_key(section.key_file), model=section.model, concurrency=section.concurrency)
     with client, made_file(*made) as building, record_bar("asking") as bar:
-        write = WRITERS.get(arguments.task, _write_arrays)
-        number = write(building, client, _records(source, bar), arguments.task)
-    print(f"{arguments.output}: {arguments.task} of {counted(number, 'protein{s}')}")
+        write = WRITERS.get(section.task, _write_arrays)
+        number = write(building, client, _records(source, bar), section.task)
+    print(f"{section.output}: {section.task} of {counted(number, 'protein{s}')}")
     return 0
 
 

@@ -17,12 +17,12 @@ Examples:
 from functools import partial
 
 from esmeray.common.command_line import result_console
-from esmeray.tools.grammar import Plain, parse, read_words
+from esmeray.tools.grammar import Command, parse, read_words
 from esmeray.train_config.loading import dump_config, load_settings
 from esmeray.train_config.service_schema import ServiceSettings
 
 
-class Arguments(Plain):
+class Arguments(Command, ServiceSettings):
     """What to do with the settings."""
 
     dry_run: bool = False
@@ -30,12 +30,13 @@ class Arguments(Plain):
 
 
 def main(argv: list[str]) -> int:
-    flags, settings = parse(argv, "serve run", __doc__, Arguments, ServiceSettings)
-    if flags.dry_run:
-        print(dump_config(settings), end="")
+    arguments = parse(argv, "serve run", __doc__, Arguments)
+    words, overrides = read_words(argv, "serve run", __doc__, Arguments)
+    load = partial(load_settings, ServiceSettings, words.config, overrides)
+    if arguments.dry_run:
+        print(dump_config(load()), end="")
         return 0
-    _, file, overrides = read_words(argv, "serve run", __doc__, Arguments, ServiceSettings)
     from esmeray.service.launch import run  # here: it loads Ray
 
-    # Each time anew: the file may have changed.
-    return run(lambda: load_settings(ServiceSettings, file, overrides), partial(result_console().print, markup=False))
+    # The settings are loaded each time anew: the file may have changed.
+    return run(load, partial(result_console().print, markup=False))

@@ -13,7 +13,6 @@ from esmeray.common.errors import ConfigError
 from esmeray.common.publishing import made_file
 from esmeray.run_folder.metrics_log import read_metrics
 from esmeray.tools.grammar import Overwriting, parse
-from esmeray.train_config.section import Section
 
 MADE_BY = "train_curves"
 
@@ -28,14 +27,14 @@ class Arguments(Overwriting):
 
 
 def main(argv: list[str]) -> int:
-    plain, _ = parse(argv, "train curves", __doc__, Arguments, Section)
-    names = [path.resolve().name for path in plain.run]
+    arguments = parse(argv, "train curves", __doc__, Arguments)
+    names = [path.resolve().name for path in arguments.run]
     if repeated := {name for name in names if names.count(name) > 1}:
         raise ConfigError(f"{min(repeated)}: two runs have this name; rename a folder")
-    runs = {name: read_metrics(path / "metrics.jsonl") for name, path in zip(names, plain.run, strict=True)}
+    runs = {name: read_metrics(path / "metrics.jsonl") for name, path in zip(names, arguments.run, strict=True)}
     from esmeray.monitoring.watch.curves import draw_comparison  # here: it loads Matplotlib
 
-    with made_file(plain.output.absolute(), MADE_BY, plain.overwrite) as building:
+    with made_file(arguments.output.absolute(), MADE_BY, arguments.overwrite) as building:
         draw_comparison(runs, building)
-    print(plain.output)
+    print(arguments.output)
     return 0

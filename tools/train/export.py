@@ -8,6 +8,7 @@ Example:
 
 import os
 from pathlib import Path
+from typing import Literal
 
 from esmeray.common.errors import CheckpointError, ConfigError
 from esmeray.common.publishing import refuse_existing
@@ -15,23 +16,40 @@ from esmeray.model.export.exported_folder import MADE_BY
 from esmeray.run_folder.checkpoints import CheckpointFolder, CheckpointStore
 from esmeray.run_folder.paths import RunFolder
 from esmeray.tools.grammar import OnRun, parse
-from esmeray.train_config.command_schema import ExportSection
+from esmeray.train_config.section import Section
+
+
+class ExportSection(Section):
+    """An export."""
+
+    checkpoint: str = "latest"
+    """Checkpoint to export: latest; best, of the lowest validation loss; or a name such as step-00000100."""
+    weights: Literal["last", "mean"] = "last"
+    """last: those of the checkpoint's step; mean: their exponential mean, of a run with training.weight_mean."""
+    output: str | None = None
+    """Folder to write. Default: export-CHECKPOINT in the run's folder."""
+
+
+class Arguments(OnRun):
+    """The run, and the checkpoint."""
+
+    export: ExportSection = ExportSection()
 
 
 def main(argv: list[str]) -> int:
-    arguments, settings = parse(argv, "train export", __doc__, OnRun, ExportSection)
+    arguments = parse(argv, "train export", __doc__, Arguments)
     run = RunFolder(arguments.run.parent, arguments.run.name)
     if not run.exists:
         raise ConfigError(f"{run.path}: no run there (it has no config.yaml); give its folder, as runs/NAME")
-    folder = _chosen(CheckpointStore(run.checkpoints), settings.checkpoint)
-    output = Path(settings.output or run.path / f"export-{folder.path.name}").expanduser()
+    folder = _chosen(CheckpointStore(run.checkpoints), arguments.export.checkpoint)
+    output = Path(arguments.export.output or run.path / f"export-{folder.path.name}").expanduser()
     refuse_existing(output, MADE_BY, arguments.overwrite)
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # without it DeepSpeed (0.19.8) warns that there is none
     from esmeray.training.checkpoints.consolidation import FP32, full_precision_state
     from esmeray.training.engine.zero import WEIGHT_MEAN
     from esmeray.training.loop.finishing import export_state
 
-    state = full_precision_state(folder, WEIGHT_MEAN if settings.weights == "mean" else FP32)
+    state = full_precision_state(folder, WEIGHT_MEAN if arguments.export.weights == "mean" else FP32)
     print(export_state(state, folder, run, output, arguments.overwrite))
     return 0
 

@@ -22,16 +22,23 @@ from esmeray.common.text import counted, did_you_mean, duration
 from esmeray.model.section import BackboneSection
 from esmeray.tasks.section import ModelSection
 from esmeray.tools.grammar import Overwriting, parse
-from esmeray.train_config.plan_schema import PlanSection
 from esmeray.training.launch import scale
+from esmeray.training.launch.scale import PlanSection
 
 MADE_BY = "train plan"
 LEAST_TOKENS = 1024
 """Token budget below which the longest proteins of ESM-2's training do not fit."""
 
 
+class Arguments(Overwriting):
+    """The plan."""
+
+    plan: PlanSection = PlanSection()
+
+
 def main(argv: list[str]) -> int:
-    arguments, plan = parse(argv, MADE_BY, __doc__, Overwriting, PlanSection)
+    arguments = parse(argv, MADE_BY, __doc__, Arguments)
+    plan = arguments.plan
     if plan.stage == 1 and plan.precision == "bf16":  # as training/engine/engine.py does
         plan = plan.model_copy(update={"stage": 2})
     if plan.stage == 3 and plan.optimizer == "muon":

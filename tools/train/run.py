@@ -17,12 +17,12 @@ Examples:
 """
 
 from esmeray.common.errors import ConfigError
-from esmeray.tools.grammar import Plain, example_of, read_words
+from esmeray.tools.grammar import Command, example_of, read_words
 from esmeray.tools.train._experiment import trained
 from esmeray.training.config import Config, load_config
 
 
-class Arguments(Plain):
+class Arguments(Command, Config):
     """What to do with the experiment."""
 
     dry_run: bool = False
@@ -30,13 +30,13 @@ class Arguments(Plain):
 
 
 def main(argv: list[str]) -> int:
-    flags, file, overrides = read_words(argv, "train", __doc__, Arguments, Config)
-    if file is None:
+    words, overrides = read_words(argv, "train", __doc__, Arguments)
+    if words.config is None:
         raise ConfigError(f"missing: --config; {example_of(__doc__, 'train')}")
-    if not flags.dry_run:
-        code, _ = trained(file, overrides)
+    if not words.dry_run:
+        code, _ = trained(words.config, overrides)
         return code
-    config = load_config(file, overrides)
+    config = load_config(words.config, overrides)
     config.storage.apply()
     from esmeray.training.launch.driver import dry_run
 

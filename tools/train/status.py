@@ -19,14 +19,13 @@ from esmeray.common.command_line import say
 from esmeray.common.errors import ConfigError
 from esmeray.monitoring.watch.status import RunStatus
 from esmeray.tasks.registry import metric_labels
-from esmeray.tools.grammar import Plain, parse
-from esmeray.train_config.section import Section
+from esmeray.tools.grammar import Command, parse
 
 EVERY_S = 1.0
 """Between two looks at the files."""
 
 
-class Arguments(Plain):
+class Arguments(Command):
     """The run, and whether to follow it."""
 
     run: Path
@@ -36,7 +35,7 @@ class Arguments(Plain):
 
 
 def main(argv: list[str]) -> int:
-    arguments, _ = parse(argv, "train status", __doc__, Arguments, Section)
+    arguments = parse(argv, "train status", __doc__, Arguments)
     status = _begun(arguments.run, wait=arguments.follow)
     status.update()
     if not arguments.follow:

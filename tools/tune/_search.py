@@ -2,40 +2,35 @@
 
 from esmeray.cluster.placement import find
 from esmeray.common.errors import ConfigError
-from esmeray.tools.grammar import Plain, example_of, read_words
-from esmeray.train_config.loading import load_tune_config
-from esmeray.train_config.tune_schema import TuneConfig
+from esmeray.tools.grammar import Command, example_of, read_words
+from esmeray.train_config.loading import load_settings
 from esmeray.training.config import Config, load_config
+from esmeray.tuning.section import TuneConfig
 
 
-class Arguments(Plain):
+class Arguments(Command, Config):
     """What to do with the experiment."""
 
-    tune: str | None = None
+    tune_: str | None = None
     """YAML file of the search."""
     dry_run: bool = False
     """Print the resolved settings and the plan, and start nothing."""
-
-
-class TuneSettings(Config):
-    """An experiment and the search over it."""
-
     tune: TuneConfig = TuneConfig()
 
 
 def search(argv: list[str], command: str, text: str, file: str) -> int:
     """Search as ``file`` says, where the options name no other."""
-    flags, experiment, overrides = read_words(argv, command, text, Arguments, TuneSettings)
-    if experiment is None:
+    words, overrides = read_words(argv, command, text, Arguments)
+    if words.config is None:
         raise ConfigError(f"missing: --config; {example_of(text, command)}")
-    config = load_config(experiment, {key: value for key, value in overrides.items() if key[0] != "tune"})
+    config = load_config(words.config, {key: value for key, value in overrides.items() if key[0] != "tune"})
     config.storage.apply()
     if config.data.predictions.model is not None:
         raise ConfigError("data.predictions.model: nobody predicts beside a search; predict first, and leave it out")
-    if not flags.dry_run:
+    if not words.dry_run:
         find(config.ray)  # a cluster that can't be used is refused before what a search needs is loaded
     from esmeray.tuning.run import dry_run_tune, tune
 
     of_search = {key[1:]: value for key, value in overrides.items() if key[0] == "tune"}
-    settings = load_tune_config(flags.tune or file, of_search)
-    return dry_run_tune(config, settings) if flags.dry_run else tune(config, settings)
+    settings = load_settings(TuneConfig, words.tune_ or file, of_search, "tune.")
+    return dry_run_tune(config, settings) if words.dry_run else tune(config, settings)

@@ -8,8 +8,8 @@ import pytest
 from esmeray.inference.design.evaluation import elements_of, evaluate_designs, structures_of_store
 from esmeray.inference.design.sampling import Request, generate
 from esmeray.inference.design.scoring import log_likelihoods, recovery
-from tests.model.heads.test_diffusion import trained
 from tests.structures import structure_store
+from tests.tasks.test_diffusion_model import trained
 
 
 def test_metrics_are_those_of_the_likeliest_designs(tmp_path: Path):

@@ -9,8 +9,8 @@ import torch
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.inference.design.sampling import Design, Request, amino_acid_logits, generate, structure_batch
 from esmeray.inference.design.scoring import log_likelihoods, recovery
-from tests.model.heads.test_diffusion import trained
 from tests.structures import folds
+from tests.tasks.test_diffusion_model import trained
 
 FOLD = folds(1)[0]
 MODEL = trained(("helix", "barrel"))

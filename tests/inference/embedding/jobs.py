@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from esmeray.dataset.embeddings.reader import read_embeddings
+from esmeray.inference.embedding.section import EmbedJobSection
 from esmeray.model.backbones.loading import quiet_transformers
-from esmeray.train_config.embed_schema import EmbedJobSection
 from tests.dataset.tokenizer_folders import esm
 from tests.model.small_models import save_small_model
 from tests.model.support import random_sequences

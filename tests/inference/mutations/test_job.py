@@ -14,9 +14,9 @@ from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.inference.mutations import job
 from esmeray.inference.mutations.job import Scorer
 from esmeray.inference.mutations.marginals import MaskedModel
+from esmeray.inference.mutations.section import MutationsSection
 from esmeray.inference.mutations.variants import Mutant, Protein
 from esmeray.run_folder.job import Journal
-from esmeray.train_config.mutation_schema import MutationsSection
 from tests.dataset.tokenizer_folders import esm, esmc, prot_t5
 from tests.model.small_models import save_masked_lm, save_small_model
 from tests.model.support import random_sequences

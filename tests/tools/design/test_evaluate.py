@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from esmeray.model.export.backbone import export
-from tests.model.heads.test_diffusion import trained
 from tests.structures import structure_store
+from tests.tasks.test_diffusion_model import trained
 
 
 def test_what_is_given_is_evaluated_and_what_is_left_out_is_counted(tmp_path: Path, command):

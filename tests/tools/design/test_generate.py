@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from esmeray.model.export.backbone import export
-from tests.model.heads.test_diffusion import trained
 from tests.structures import folds, pdb_lines, structure_store, write_pdb
+from tests.tasks.test_diffusion_model import trained
 
 FOLDS = folds(2)
 

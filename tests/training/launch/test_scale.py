@@ -5,8 +5,8 @@ import torch
 
 from esmeray.model.cost.memory import ParameterCount, activation_bytes_per_token
 from esmeray.tools.train.plan import device_of, scale_run, work_of
-from esmeray.train_config.plan_schema import PlanSection
 from esmeray.training.launch import scale
+from esmeray.training.launch.scale import PlanSection
 from tests.model.support import build_model, masked_batch, random_sequences, tiny_section
 
 WITHIN = 0.2

@@ -1,15 +1,17 @@
 """docs/config.md: every setting with type, default and what it means, from the schemas; ``make docs`` writes it."""
 
 import typing
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from esmeray.train_config.command_schema import COMMANDS
-from esmeray.train_config.section import Section, metavar, own_settings, sections_of
-from esmeray.train_config.tune_schema import TuneConfig
+from esmeray.tools.__main__ import ALONE, COMMANDS, subcommands
+from esmeray.tools.grammar import Command
+from esmeray.train_config.section import Section, is_section, metavar, own_settings, sections_of
 from esmeray.training.config import Config
+from esmeray.tuning.section import TuneConfig
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "config.md"
 
@@ -27,7 +29,7 @@ values, `--dry_run` the resolved config and the plan.
 TUNE_HEAD = """
 # Settings of a search
 
-Made from `train_config/tune_schema.py`. They stand in a file of their own, which `esmeray tune --tune FILE` names, and
+Made from `tuning/section.py`. They stand in a file of their own, which `esmeray tune --tune FILE` names, and
 on the command line as `--tune.section.key VALUE`, with several values for a list. See [tuning](tuning.md).
 """
 
@@ -35,21 +37,33 @@ on the command line as `--tune.section.key VALUE`, with several values for a lis
 COMMANDS_HEAD = """
 # Settings of commands
 
-Made from `train_config/command_schema.py`, and of `serve` and `function` from `service_schema.py` and `terms_schema.py`
-there. Each is `--section.key VALUE`, or stands in a file that `--config` names. Sections that an experiment has as well
-are described above.
+Made from the sections that stand beside each command, or in the room that reads them. Each is `--section.key VALUE`, or
+stands in a file that `--config` names. Sections that an experiment has as well are described above.
 """
 
 
 def config_reference() -> str:
     """The page as Markdown."""
     page = HEAD + _sections(Config, "") + TUNE_HEAD + _sections(TuneConfig, "tune") + COMMANDS_HEAD
-    for command, schema in COMMANDS.items():
+    for command, schema in command_schemas().items():
         page += f"\n`esmeray {command}`\n"
         for name, field in schema.model_fields.items():
-            if name not in Config.model_fields:
-                page += _sections(typing.cast(Any, field.annotation), name)
+            if is_section(field.annotation) and name not in Config.model_fields:
+                page += _sections(field.annotation, name)
     return page
+
+
+def command_schemas() -> dict[str, type[Command]]:
+    """What each command takes that has sections of its own, by its name."""
+    schemas = {}
+    for command in COMMANDS:
+        alone = ["run"] if command in ALONE else []
+        for module in alone + subcommands(command):
+            schema = getattr(import_module(f"esmeray.tools.{command}.{module}"), "Arguments", Command)
+            own = {name for name, field in schema.model_fields.items() if is_section(field.annotation)}
+            if own - Config.model_fields.keys():
+                schemas[command if module in alone else f"{command} {module}"] = schema
+    return schemas
 
 
 def _sections(schema: type[Section], name: str) -> str:
