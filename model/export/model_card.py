@@ -1,13 +1,7 @@
-"""Model card of an export: its purpose, its training data and metrics, and the lines that open it.
-
-A classifier's lines give its outputs without Esmeray, by transformers, torch, safetensors and, for an adapter that was
-not merged, peft. They document the head to a reader of the folder, and tests run them.
-"""
+"""Model card of an export: its purpose, its training data and metrics, and the lines that open it."""
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
-from textwrap import indent
 from typing import Any
 
 import torch
@@ -16,70 +10,9 @@ from huggingface_hub import ModelCard, ModelCardData
 from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
-from esmeray.dataset.batches.preparation import FixedCrop, head_length
 from esmeray.dataset.tokens.base import SequenceTokenizer
-from esmeray.tasks.classifier.model import Classifier
 
-_SHOWN_NAMES = 20
 _EXAMPLES = {True: "MKTAYIAKQR", False: "This sentence gets a class."}
-
-_WITH_ESMERAY = """import esmeray
-
-predictions = esmeray.ClassifierPipeline.load("FOLDER").predict(["MKTAYIAKQR"])
-print(predictions.labels(), predictions.probabilities)
-"""
-
-_WITHOUT_ESMERAY = """import json
-
-import torch
-{peft}from safetensors.torch import load_file
-from torch.nn import functional
-from transformers import {opener}, AutoTokenizer
-
-folder = "FOLDER"
-tokenizer = AutoTokenizer.from_pretrained(folder)
-network = {network}.eval()
-head = load_file(f"{{folder}}/classifier.safetensors")
-names = json.load(open(f"{{folder}}/label_mappings.json"))["id2label"].values()
-tokens = tokenizer("{text}", return_tensors="pt")
-{crop}with torch.no_grad():
-    features = network(**tokens).last_hidden_state[0]
-    inner = slice({prefix}, len(features) - {suffix})  # without special tokens
-{pooling}    logits = pooled @ head["head.output.weight"].T + head["head.output.bias"]
-result = {result}
-"""
-
-_CROP = """\
-excess = max(0, tokens["input_ids"].shape[1] - {whole})  # tokens that are left out of a longer text
-tokens = {{name: torch.cat((row[:, :{gap}], row[:, {gap} + excess :]), 1) for name, row in tokens.items()}}
-"""
-
-_POOLING = {
-    "mean": "pooled = features[inner].mean(0)\n",
-    "max": "pooled = features[inner].max(0).values\n",
-    "cls": "pooled = features[0]\n",
-    "last": "pooled = features[-1]\n",
-    "light_attention": """\
-residues = torch.zeros_like(features)
-residues[inner] = features[inner]
-values, scores = (
-    functional.conv1d(residues.T, head[f"{name}.weight"], head[f"{name}.bias"], padding="same").T[inner]
-    for name in ("light_attention.feature_convolution", "light_attention.attention_convolution")
-)
-pooled = torch.cat(((scores.softmax(0) * values).sum(0), values.max(0).values))
-""",
-}
-_HIDDEN = 'pooled = functional.{activation}(pooled @ head["head.hidden.weight"].T + head["head.hidden.bias"])\n'
-_NORM = """\
-norm = head["head.norm.weight"], head["head.norm.bias"]
-pooled = functional.layer_norm(pooled, pooled.shape[-1:], *norm)
-"""
-
-_RESULTS = {
-    "multilabel": "logits.sigmoid()  # a probability for each of names",
-    "regression": "logits  # a number for each of names",
-    "per_residue": "logits.softmax(-1)  # a row for each residue that is used, a probability for each of names",
-}
 
 
 def model_card(pipeline_tag: str, tags: list[str], description: str, facts: Mapping[str, Any], opening: str) -> str:
@@ -130,90 +63,3 @@ def _section(name: str, value: Any) -> str:
 def _cell(value: Any) -> str:
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
     return text.replace("|", "\\|").replace("\n", " ")
-
-
-@dataclass(frozen=True)
-class Opening:
-    """Facts of the folder that the lines need.
-
-    Attributes:
-        text: an example, as the tokenizer takes it.
-        base: of an adapter: folder or hub name of its base as Python source.
-        max_length: tokens of a text, without special ones, that are used; None for all.
-    """
-
-    text: str
-    base: str | None
-    max_length: int | None
-    crop: FixedCrop
-
-
-def classifier_card(model: Classifier, opening: Opening, facts: Mapping[str, Any]) -> str:
-    """README.md of the exported folder; facts as of :func:`model_card`."""
-    kind = model.label_space.kind
-    tag = "token-classification" if kind == "per_residue" else "text-classification"
-    text = (
-        "With Esmeray, `esmeray classify predict FOLDER --predict.input FILE --predict.output predictions.csv`, or\n\n"
-        f"{python_block(_WITH_ESMERAY)}\n{_cropping(model, opening)}Without it:\n\n"
-        f"{python_block(_lines(model, opening))}"
-    )
-    return model_card(tag, ["classifier", kind.replace("_", "-")], _description(model), facts, text)
-
-
-def _lines(model: Classifier, opening: Opening) -> str:
-    """Python that computes ``logits`` and ``result`` of one text from the folder named FOLDER."""
-    opener, call = opening_call(model.backbone.model, opening.base or "folder")
-    crop = ""
-    if opening.max_length is not None:
-        crop = _CROP.format(
-            whole=model.num_prefix + opening.max_length + model.num_suffix,
-            gap=model.num_prefix + head_length(opening.max_length, opening.crop),
-        )
-    return _WITHOUT_ESMERAY.format(
-        peft="from peft import PeftModel\n" if opening.base else "",
-        opener=opener,
-        network=f"PeftModel.from_pretrained({call}, folder)" if opening.base else call,
-        text=opening.text,
-        crop=crop,
-        prefix=model.num_prefix,
-        suffix=model.num_suffix,
-        pooling=indent(_pooling(model), "    "),
-        result=_RESULTS.get(model.label_space.kind, "logits.softmax(-1)  # a probability for each of names"),
-    )
-
-
-def _pooling(model: Classifier) -> str:
-    pooled = _POOLING[model.section.pooling]
-    if model.per_residue:
-        pooled = "pooled = features[inner]  # one row for each residue\n"
-    if model.section.head == "linear":
-        return pooled
-    if model.light_attention is None:
-        return pooled + _HIDDEN.format(activation="gelu")
-    return pooled + _HIDDEN.format(activation="relu") + _NORM
-
-
-def _cropping(model: Classifier, opening: Opening) -> str:
-    """A paragraph on the crop of longer texts."""
-    if opening.max_length is None:
-        return ""
-    head = head_length(opening.max_length, opening.crop)
-    tail = opening.max_length - head
-    used = f"the first {head:,} and the last {tail:,}" if tail else f"the first {head:,}"
-    rows = " A residue that is left out has no row in `result`." if model.per_residue else ""
-    return (
-        f"Of a text of more than {opening.max_length:,} tokens, special ones not counted, {used} are used, as in the "
-        f"run's validation; these lines and those below do the same.{rows}\n\n"
-    )
-
-
-def _description(model: Classifier) -> str:
-    kind, names = model.label_space.kind, model.label_space.names
-    more = f" and {len(names) - _SHOWN_NAMES} more (label_mappings.json)" if len(names) > _SHOWN_NAMES else ""
-    pooling = "" if model.per_residue else f", {model.section.pooling} pooling"
-    outputs = {"regression": "Numbers", "per_residue": "Letters of each residue"}.get(kind, "Classes")
-    return (
-        f"# Sequence classifier\n\nKind: {kind}. {outputs}: {', '.join(names[:_SHOWN_NAMES])}{more}.\n\n"
-        f"{type(model.backbone.model).__name__} with {model.backbone.num_layers} layers and "
-        f"{model.backbone.hidden_size} channels{pooling}, {model.section.head} head.\n"
-    )

@@ -42,9 +42,10 @@ from esmeray.model.export.exported_folder import (
     exported_folder,
     read_settings,
 )
-from esmeray.model.export.model_card import Opening, classifier_card, example_text, model_card
+from esmeray.model.export.model_card import example_text, model_card
 from esmeray.model.saved_settings import REMEDY, write_settings
 from esmeray.model.section import BackboneSection
+from esmeray.tasks.classifier.card import Opening, classifier_card
 from esmeray.tasks.classifier.model import Classifier
 from esmeray.tasks.terms.model import VectorClassifier
 
