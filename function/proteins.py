@@ -183,7 +183,7 @@ class LabelledTerms:
         training, validation: int64 records, each ascending.
     """
 
-    weights = None
+    weights: NDArray[np.float32] | None = None
 
     def __init__(self, path: Path, min_count: int) -> None:
         self.path, self.data, self._min_count = path, read(path), min_count

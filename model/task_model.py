@@ -48,13 +48,19 @@ class TaskModel(nn.Module, ABC):
 
     Attributes:
         not_served: why the service refuses such a model, with the command to use it by, where SOURCE is its name.
+        backbone: None where the model takes vectors.
         saved_apart: beginnings of the names of weights that are no part of :meth:`own_state`.
     """
 
     task: ClassVar[str]
     not_served: ClassVar[str] = ""
     saved_apart: ClassVar[tuple[str, ...]] = ("backbone.",)
-    backbone: PackedBackbone
+    backbone: PackedBackbone | None = None
+
+    @property
+    def layers(self) -> nn.Module:
+        """The backbone's layers; of a model on vectors, which has none, an empty list of them."""
+        return nn.ModuleList() if self.backbone is None else self.backbone.layers
 
     @abstractmethod
     def forward(self, batch: PackedBatch) -> TaskOutput:
@@ -95,6 +101,8 @@ class Card(NamedTuple):
 
 class ResidueModel(TaskModel):
     """Base of the tasks on residues: each is exported as a network of transformers, with files of its own beside it."""
+
+    backbone: PackedBackbone
 
     @abstractmethod
     def network(self) -> PreTrainedModel:

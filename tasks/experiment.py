@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -27,6 +28,7 @@ from esmeray.model.export.backbone import export
 from esmeray.model.task_model import ResidueModel, TaskModel, TaskOutput
 from esmeray.run_folder.checkpoints import CheckpointFolder
 from esmeray.run_folder.paths import RunFolder
+from esmeray.tasks.registry import task_named
 from esmeray.tasks.section import ModelSection, TaskSettings
 
 Model = TypeVar("Model", bound=TaskModel)
@@ -66,9 +68,10 @@ class TrainedState:
 class Engine(Protocol):
     """What runs the model: DeepSpeed's engine, or in a test the module alone."""
 
-    module: Any
-    device: torch.device
-
+    @property
+    def module(self) -> Any: ...
+    @property
+    def device(self) -> torch.device: ...
     def __call__(self, batch: PackedBatch) -> TaskOutput:
         """Loss and metric sums of one batch."""
 
@@ -199,6 +202,12 @@ class Experiment(ABC):
 
     def close(self) -> None:
         self.batches.close()
+
+
+def experiment_class(model: ModelSection) -> type[Experiment]:
+    """Return the workers' side of the task that the model is of."""
+    experiment = resolve_name(task_named(model.task).experiment)
+    return experiment if isinstance(experiment, type) else experiment(model)
 
 
 class ResidueExperiment(Experiment):

@@ -4,7 +4,7 @@ A part of a task is imported when it is first used: the driver must not wait for
 """
 
 from pkgutil import resolve_name
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from esmeray.installation import added
 from esmeray.run_folder.metrics_log import MetricLabel, MetricLabels
@@ -25,7 +25,8 @@ class Task(NamedTuple):
     Attributes:
         section: its settings, which are ``model.NAME``.
         plan: the :class:`~esmeray.tasks.plan.TaskPlan`, for the driver.
-        experiment: the :class:`~esmeray.tasks.experiment.Experiment`, for the workers.
+        experiment: the :class:`~esmeray.tasks.experiment.Experiment`, for the workers; or, of a task that has several,
+            a function that chooses one by the model's settings.
         opener: from the folder of an export to its :class:`~esmeray.model.task_model.TaskModel`, in fp32 on the CPU,
             and its tokenizer; None where transformers alone opens it.
         summary: what it is for, for the help.
@@ -55,11 +56,6 @@ def task_names() -> tuple[str, ...]:
 def task_named(name: str) -> Task:
     task: Task = added("tasks").get(name) or resolve_name(f"esmeray.tasks.{name}.task:TASK")
     return task
-
-
-def experiment_class(task: str) -> Any:
-    """Return the workers' side of a task, a subclass of :class:`~esmeray.tasks.experiment.Experiment`."""
-    return resolve_name(task_named(task).experiment)
 
 
 def metric_labels() -> MetricLabels:

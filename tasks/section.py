@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     class ModelSection(SharedModelSection):
         """A type checker knows the sections that tasks share; a task gives its own their types."""
 
-        task: str
+        task: str = "autoencoder"
 
         def __getattr__(self, name: str) -> Any: ...
 

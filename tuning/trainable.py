@@ -78,4 +78,4 @@ class MeasuredTrial(tune.Trainable):
             WorkerGroup,  # here: it loads torch, which a trial's own process does not need
         )
 
-        return WorkerGroup(workers, job.store_path, job.config.data, job.config.model.task)
+        return WorkerGroup(workers, job.store_path, job.config.data, job.config.model)

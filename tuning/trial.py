@@ -27,7 +27,7 @@ from esmeray.model.task_model import TaskModel
 from esmeray.monitoring.sampling.memory_meter import MemoryMeter
 from esmeray.run_folder.checkpoints import Position
 from esmeray.run_folder.paths import RunFolder
-from esmeray.tasks.registry import experiment_class
+from esmeray.tasks.experiment import experiment_class
 from esmeray.training.config import Config
 from esmeray.training.engine.deepspeed_settings import zero_stage
 from esmeray.training.engine.engine import TrainingEngine, apply_device_settings, prepare_layers
@@ -74,7 +74,7 @@ def measure_on_worker(
         torch.manual_seed(config.run.seed)
         apply_device_settings(config.training)
         folder = RunFolder(config.run.storage_path, config.run.name)
-        training, task = config.training, experiment_class(config.model.task)
+        training, task = config.training, experiment_class(config.model)
         with closing(task(config.task_settings, context, folder, Path(store_path))) as experiment:
             model = experiment.build_model()
             experiment.open(model, context, trial.control)

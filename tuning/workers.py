@@ -28,7 +28,8 @@ from esmeray.common.text import last_line
 from esmeray.dataset.section import DataSection
 from esmeray.model.device import choose_device
 from esmeray.monitoring.sampling.host import memory_of_this_machine
-from esmeray.tasks.registry import experiment_class
+from esmeray.tasks.experiment import experiment_class
+from esmeray.tasks.section import ModelSection
 from esmeray.training.config import Config
 from esmeray.training.section import TrainingSection
 from esmeray.tuning.records import StoppedError
@@ -61,7 +62,7 @@ class WorkerGroup:
         workers: Workers,
         store_path: str,
         data: DataSection,
-        task: str,
+        model: ModelSection,
         measure: Callable[..., Measurement] = measure_on_worker,
     ) -> None:
         self._workers, self._store_path, self._measure = workers, store_path, measure
@@ -73,7 +74,7 @@ class WorkerGroup:
         try:
             self._connect()
             if data.stage_dir is not None:
-                ray.get([actor.stage.remote(store_path, task, data.stage_dir) for actor in self._actors])
+                ray.get([actor.stage.remote(store_path, model, data.stage_dir) for actor in self._actors])
         except RayError as error:
             self.close()
             raise ResourceError(f"the workers that measure did not start: {last_line(error)}") from error
@@ -167,8 +168,8 @@ class _MeasuringActor:
         join(meeting, self._rank, self._workers.count, address, backend, COLLECTIVE_TIMEOUT)
         prepare_deepspeed(device)  # may compile: not in the time of the first trial
 
-    def stage(self, store_path: str, task: str, stage_dir: str) -> None:
-        experiment_class(task).stage(Path(store_path), Path(stage_dir))
+    def stage(self, store_path: str, model: ModelSection, stage_dir: str) -> None:
+        experiment_class(model).stage(Path(store_path), Path(stage_dir))
 
     def measure(self, call: Callable[..., Measurement]) -> Measurement:
         try:

@@ -45,10 +45,14 @@ FixedCrop = Literal["start", "ends"]
 class Masking(Protocol):
     """How much is masked: the settings of masked language modelling, which say what each share is of."""
 
-    mask_share: float
-    first_mask_share: float | None
-    mask_token_share: float
-    random_token_share: float
+    @property
+    def mask_share(self) -> float: ...
+    @property
+    def first_mask_share(self) -> float | None: ...
+    @property
+    def mask_token_share(self) -> float: ...
+    @property
+    def random_token_share(self) -> float: ...
 
     def at(self, step: int | None) -> "Masking":
         """The shares of a step of training; None for validation."""

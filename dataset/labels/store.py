@@ -16,7 +16,7 @@ Shape legend: N records of the store, R residues of all records end to end, C ou
 
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +61,29 @@ class LabelledManifest(BaseModel, extra="forbid", frozen=True):
     checksum: str
     counts: LabelledCounts
     created: str
+
+
+class LabelledData(Protocol):
+    """What a task reads of labelled records, wherever their labels come from.
+
+    Attributes: as those of :class:`LabelledStore`; ``path`` is the folder of all that was prepared.
+    """
+
+    path: Path
+    store: Store
+    label_space: LabelSpace
+    targets: Any
+    weights: NDArray[np.float32] | None
+    training: NDArray[np.int64]
+    validation: NDArray[np.int64]
+
+    @property
+    def counts(self) -> Any:
+        """What reading left out or changed."""
+
+    @property
+    def checksum(self) -> str:
+        """Identity of sequences and labels, hex."""
 
 
 class LabelledStore:

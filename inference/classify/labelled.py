@@ -90,7 +90,7 @@ def own_texts(config: Config, space: LabelSpace, part: Part, progress: ProgressC
     store = LabelledStore(ensure_labelled_store(config.data, config.model.tokenizer, run.stores, progress))
     if store.label_space != space:
         raise DataError(f"{', '.join(config.data.source)}: gives other labels than the model was trained for")
-    check_data(run, config.data, store.checksum)
+    check_data(run, config.data.source, store.checksum)
     parts = {"training": store.training, "validation": store.validation, "test": store.test}
     in_parts = np.sort(np.concatenate([*parts.values()]))  # without records that the split left out, counted already
     records = in_parts if part == "all" else parts[part]

@@ -22,7 +22,10 @@ def training_flops_per_token(model: TaskModel, context: float, *, runs_backbone:
     the state that it is trained in (``requires_grad``), not partitioned by ZeRO-3. ``context``: tokens that a token
     attends to: the mean over tokens of the length of their sequence. ``runs_backbone``: False where it is cached.
     """
-    (backbone, trained_backbone), (total, trained) = _matrix_weights(model.backbone), _matrix_weights(model)
+    total, trained = _matrix_weights(model)
+    if model.backbone is None:
+        return 4.0 * total + 2.0 * trained
+    backbone, trained_backbone = _matrix_weights(model.backbone)
     flops = 4.0 * (total - backbone) + 2.0 * (trained - trained_backbone)
     if not runs_backbone:
         return flops

@@ -49,7 +49,7 @@ def count_parameters(model: TaskModel) -> ParameterCount:
     return ParameterCount(
         sum(p.numel() for p in parameters),
         sum(p.numel() for p in parameters if p.requires_grad),
-        sum(p.numel() for p in layer_matrices(model.backbone.layers)),
+        sum(p.numel() for p in layer_matrices(model.layers)),
     )
 
 

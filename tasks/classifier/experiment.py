@@ -5,6 +5,7 @@ Shape legend: N sequences, C labels.
 """
 
 import json
+from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from esmeray.dataset.batches.loader import Loader
 from esmeray.dataset.batches.preparation import count_cropped, fixed_crop
 from esmeray.dataset.batches.steps import BatchSource
 from esmeray.dataset.labels.label_space import MAPPINGS_FILE, LabelSpace
-from esmeray.dataset.labels.store import LabelledStore
+from esmeray.dataset.labels.store import LabelledData, LabelledStore
 from esmeray.dataset.labels.values import read_label_weights
 from esmeray.dataset.packed_batch import WEIGHTS, PackedBatch
 from esmeray.dataset.store.format import SEQUENCES_FOLDER
@@ -40,8 +41,8 @@ from esmeray.tasks.classifier.model import Classifier, build_classifier
 from esmeray.tasks.experiment import Engine, Experiment, TrainedState
 
 
-class ClassifierExperiment(Experiment):
-    """On a labelled store."""
+class LabelledExperiment(Experiment):
+    """A task on labelled records: their sources of batches, and the metric that chooses the best checkpoint."""
 
     def open_data(self, path: Path, context: WorkerContext, run: RunFolder) -> None:
         data, seed = self.settings.data, self.settings.seed
@@ -65,8 +66,25 @@ class ClassifierExperiment(Experiment):
         self.patience, self.exports_best = self._section.patience, self._labelled.validation.size > 0
         self._take(Loader(training, data.num_workers, data.prefetch), held_out)
 
-    def opened(self, path: Path) -> Any:
-        """The prepared data: a LabelledStore, or what reads like one."""
+    @abstractmethod
+    def opened(self, path: Path) -> LabelledData:
+        """The prepared data."""
+
+    def cost(self, metrics: dict[str, float]) -> float | None:
+        """The value of ``classifier.best_metric``, negated where higher is better; None where it is not defined."""
+        name = self._best_metric
+        if name not in metrics:
+            return None
+        return metrics[name] if name in LOWER_IS_BETTER else -metrics[name]
+
+    def _take(self, training: BatchSource, held_out: BatchSource) -> None:
+        self.take(training, self._labelled.training, held_out, self._labelled.validation)
+
+
+class ClassifierExperiment(LabelledExperiment):
+    """On a labelled store."""
+
+    def opened(self, path: Path) -> LabelledData:
         stage_dir = self.settings.data.stage_dir
         return LabelledStore(path, stage_dir=None if stage_dir is None else Path(stage_dir))
 
@@ -170,27 +188,18 @@ class ClassifierExperiment(Experiment):
             metrics = model.metrics(sums) | classification_metrics(kind, probabilities_NC, targets, weights_N)
         return json.loads(control.from_rank_0(json.dumps(metrics)))
 
-    def cost(self, metrics: dict[str, float]) -> float | None:
-        """The value of ``classifier.best_metric``, negated where higher is better; None where it is not defined."""
-        name = self._best_metric
-        if name not in metrics:
-            return None
-        return metrics[name] if name in LOWER_IS_BETTER else -metrics[name]
 
-    def _take(self, training: BatchSource, held_out: BatchSource) -> None:
-        self.take(training, self._labelled.training, held_out, self._labelled.validation)
-
-
-def _class_weights(labelled: LabelledStore) -> Tensor:
+def _class_weights(labelled: LabelledData) -> Tensor:
     space, training = labelled.label_space, labelled.training
     if space.kind == "per_residue":
+        assert isinstance(labelled, LabelledStore)  # no other labels are of residues
         blocks = iter([np.concatenate([labelled.residue_targets(index) for index in training.tolist()])])
     else:  # some at a time: those of thousands of labels are sparse
         blocks = (labelled.targets[records] for records in np.array_split(training, training.size // 1024 + 1))
     return balanced_class_weights(space.kind, map(torch.from_numpy, blocks), space.num_outputs)
 
 
-def _target_scale(labelled: LabelledStore) -> tuple[Tensor, Tensor]:
+def _target_scale(labelled: LabelledData) -> tuple[Tensor, Tensor]:
     """(C,) means and (C,) standard deviations of the training targets; 0 and 1 for a column without a number."""
     targets_NC = labelled.targets[labelled.training].astype(np.float64)
     known_NC = np.isfinite(targets_NC)

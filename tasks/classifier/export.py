@@ -1,7 +1,5 @@
 """A trained classifier as a Hugging Face folder that others can open, and nothing of it pickled.
 
-A network on vectors (the task ``terms``) has no backbone, and so no first two rows and no tokenizer.
-
 config.json, model.safetensors    the backbone, as AutoModel opens it, with the names of the classes
 or adapter_config.json, adapter_model.safetensors  an adapter, as peft opens it, of the base that it names
 base/                             that base, where its weights were random and so can't be had elsewhere
@@ -42,12 +40,11 @@ from esmeray.model.export.exported_folder import (
     exported_folder,
     read_settings,
 )
-from esmeray.model.export.model_card import example_text, model_card
+from esmeray.model.export.model_card import example_text
 from esmeray.model.saved_settings import REMEDY, write_settings
 from esmeray.model.section import BackboneSection
 from esmeray.tasks.classifier.card import Opening, classifier_card
-from esmeray.tasks.classifier.model import Classifier
-from esmeray.tasks.terms.model import VectorClassifier
+from esmeray.tasks.classifier.model import Classifier, LabelModel
 
 BASE_FOLDER = "base"
 
@@ -85,7 +82,15 @@ def export_classifier(
             base = _write_adapter(model, building)
         else:
             _write_network(model, building, merged_state(model.backbone.model))
-        _write_head(model, building, type(model.backbone.model).__name__)
+        write_head(
+            model,
+            building,
+            type(model.backbone.model).__name__,
+            hidden_size=model.backbone.hidden_size,
+            padded=isinstance(model.backbone, PaddedBackbone),
+            num_prefix=model.num_prefix,
+            num_suffix=model.num_suffix,
+        )
         tokenizer.save(building)
         opening = Opening(example_text(tokenizer), base, *_cropping(resolved_config))
         (building / "README.md").write_text(classifier_card(model, opening, facts or {}), encoding="utf-8")
@@ -115,38 +120,10 @@ def load_classifier(folder: str | Path) -> tuple[Classifier, SequenceTokenizer]:
     return model.eval(), tokenizer
 
 
-def export_vector_classifier(
-    model: VectorClassifier, folder: Path, resolved_config: str, facts: Mapping[str, Any], overwrite: bool
-) -> Path:
-    """Write the folder of a network on vectors; raises as :func:`export_classifier`."""
-    with exported_folder(folder, "terms", overwrite, resolved_config) as (building, target):
-        _write_head(model, building, "vectors")
-        description = f"Logits of {model.label_space.num_outputs} terms from a vector of {model.backbone.hidden_size}."
-        opening = "`esmeray function predict` takes the folder of its run."
-        card = model_card("text-classification", ["protein"], description, facts, opening)
-        (building / "README.md").write_text(card, encoding="utf-8")
-    return target
-
-
-def load_vector_classifier(folder: Path) -> VectorClassifier:
-    """The model of :func:`export_vector_classifier`, in fp32 on the CPU, in evaluation mode. Raises DataError."""
-    settings = read_settings(folder)
-    model = VectorClassifier(settings.hidden_size, settings.classifier, LabelSpace.load(folder))
-    model.load_own_weights(folder / WEIGHTS_FILE)
-    return model.eval()
-
-
-def _write_head(model: Classifier, folder: Path, architecture: str) -> None:
-    """Weights and settings of pooling and head, and the names of the classes."""
+def write_head(model: LabelModel, folder: Path, architecture: str, **network: Any) -> None:
+    """Weights and settings of pooling and head, and the names of the classes; ``network``: what they say of it."""
     model.save_own_weights(folder / WEIGHTS_FILE)
-    settings = ClassifierSettings(
-        architecture=architecture,
-        hidden_size=model.backbone.hidden_size,
-        padded=isinstance(model.backbone, PaddedBackbone),
-        num_prefix=model.num_prefix,
-        num_suffix=model.num_suffix,
-        classifier=model.section,
-    )
+    settings = ClassifierSettings(architecture=architecture, classifier=model.section, **network)
     write_settings(folder / CONFIG_FILE, settings.model_dump(mode="json"))
     model.label_space.save(folder)
 

@@ -9,6 +9,7 @@ Shape legend: T tokens in the batch, N sequences, M targets' rows (N, or T for `
 backbone, K outputs.
 """
 
+from abc import abstractmethod
 from collections.abc import Mapping
 
 import torch
@@ -34,47 +35,36 @@ _LEAST_VARIATION = 1e-12
 """Least share of a column's sum of squares that its sum about the mean is: below it there is rounding alone."""
 
 
-class Classifier(TaskModel):
-    """A backbone, a pooling and a head.
-
-    ``class_weights``: (K,) of the classes, or of multilabel's positives, ``label_weights``: (K,) of multilabel's
-    labels; None counts all alike. ``target_scale``: (K,) means and standard deviations of a regression's training
-    targets; None for 0 and 1. Raises ConfigError (pooling or loss do not go with targets, tokenizer or backbone).
-    """
+class LabelModel(TaskModel):
+    """A head that gives outputs of a label space, and their loss; what its inputs are a subclass says."""
 
     task = "classifier"
 
     saved_apart = ("backbone.", "target_scale.")
 
-    def __init__(
+    def add_head(
         self,
-        backbone: PackedBackbone,
         section: ClassifierSection,
         label_space: LabelSpace,
+        channels: int,
         class_weights: Tensor | None = None,
         target_scale: tuple[Tensor, Tensor] | None = None,
-        *,
         label_weights: Tensor | None = None,
-        num_prefix: int = 1,
-        num_suffix: int = 1,
+        *,
+        light_attention: bool = False,
     ) -> None:
-        super().__init__()
+        """Add head and loss, after the modules that give the head its ``channels``.
+
+        A model's order of parameters is that of the optimizer's state in a checkpoint, and of the random weights.
+
+        ``class_weights``: (K,) of the classes, or of multilabel's positives, ``label_weights``: (K,) of multilabel's
+        labels; None counts all alike. ``target_scale``: (K,) means and standard deviations of a regression's training
+        targets; None for 0 and 1.
+        """
         self.section = section
         self.label_space = label_space
-        self.num_prefix, self.num_suffix = num_prefix, num_suffix
-        check_pooling(section, label_space.kind, num_prefix=num_prefix, causal=backbone.causal)
         self.loss = TargetLoss(section, label_space.kind, class_weights, label_weights)
-        self.backbone = backbone
-        self.light_attention: LightAttention | None = None
-        channels = backbone.hidden_size
-        if section.pooling == "light_attention":
-            self.light_attention = LightAttention(
-                channels, section.light_attention_kernel, section.dropout, num_prefix, num_suffix
-            )
-            channels *= 2
-        self.head = build_head(
-            section, channels, label_space.num_outputs, light_attention=self.light_attention is not None
-        )
+        self.head = build_head(section, channels, label_space.num_outputs, light_attention=light_attention)
         self.target_scale: Normalization | None = None
         if label_space.kind == "regression":  # a head learns temperatures of 40 to 80 degrees as fast as shares
             self.target_scale = Normalization(label_space.num_outputs, *(target_scale or ()))
@@ -83,43 +73,12 @@ class Classifier(TaskModel):
     def per_residue(self) -> bool:
         return self.label_space.kind == "per_residue"
 
+    @abstractmethod
+    def logits(self, batch: PackedBatch) -> Tensor:
+        """(N, K) fp32, or (T, K) for ``per_residue``: outputs, before any softmax or sigmoid."""
+
     def forward(self, batch: PackedBatch) -> TaskOutput:
         return self.output_of(self.logits(batch), batch)
-
-    def predict(self, batch: PackedBatch) -> tuple[Tensor, TaskOutput]:
-        """Results of :meth:`logits` and :meth:`forward`, from one pass through the backbone."""
-        outputs_MK = self.logits(batch)
-        return outputs_MK, self.output_of(outputs_MK, batch)
-
-    def logits(self, batch: PackedBatch) -> Tensor:
-        """(N, K) fp32, or (T, K) for ``per_residue``: outputs, before any softmax or sigmoid.
-
-        The backbone is not run where the batch brings features: (T, D) of the tokens; or (N, D), pooled by :meth:`pool`
-        without weights. Raises ValueError (the head takes no pooled ones).
-        """
-        features_MD = batch.by_sequence.get(FEATURES)
-        if features_MD is None:
-            features_MD = batch.by_token.get(FEATURES)
-            if features_MD is None:
-                features_MD = self.backbone(batch)
-            if not self.per_residue:
-                features_MD = self.pool(features_MD, batch)
-        elif self.per_residue or self.light_attention is not None:
-            raise ValueError("features of sequences were given, but this head takes those of tokens")
-        outputs_MK = self.head(features_MD)
-        return outputs_MK if self.target_scale is None else self.target_scale.inverse(outputs_MK)
-
-    def pool(self, features_TD: Tensor, batch: PackedBatch) -> Tensor:
-        """(N, D) fp32, or (N, 2 D) for light attention: one vector for each sequence, from (T, D)."""
-        if self.light_attention is not None:
-            return self.light_attention(features_TD, batch)
-        pooling = self.section.pooling
-        if pooling == "cls":
-            return first_token(features_TD, batch)
-        if pooling == "last":
-            return last_token(features_TD, batch)
-        over_residues = max_over_residues if pooling == "max" else mean_over_residues
-        return over_residues(features_TD, batch, self.num_prefix, self.num_suffix)
 
     def output_of(self, outputs_MK: Tensor, batch: PackedBatch) -> TaskOutput:
         """Loss and metric sums of the outputs.
@@ -192,6 +151,78 @@ class Classifier(TaskModel):
         if self.label_space.kind == "multilabel":
             return _label_sums(outputs_MK, targets, known_M)
         return {"correct": (outputs_MK.argmax(-1) == targets).sum().double()}
+
+
+class Classifier(LabelModel):
+    """A backbone, a pooling and a head, with the weights and scales of :meth:`LabelModel.add_head`.
+
+    Raises ConfigError (pooling or loss do not go with targets, tokenizer or backbone).
+    """
+
+    backbone: PackedBackbone
+
+    def __init__(
+        self,
+        backbone: PackedBackbone,
+        section: ClassifierSection,
+        label_space: LabelSpace,
+        class_weights: Tensor | None = None,
+        target_scale: tuple[Tensor, Tensor] | None = None,
+        *,
+        label_weights: Tensor | None = None,
+        num_prefix: int = 1,
+        num_suffix: int = 1,
+    ) -> None:
+        super().__init__()
+        check_pooling(section, label_space.kind, num_prefix=num_prefix, causal=backbone.causal)
+        self.num_prefix, self.num_suffix = num_prefix, num_suffix
+        self.backbone = backbone
+        self.light_attention: LightAttention | None = None
+        channels = backbone.hidden_size
+        attentive = section.pooling == "light_attention"
+        if attentive:
+            self.light_attention = LightAttention(
+                channels, section.light_attention_kernel, section.dropout, num_prefix, num_suffix
+            )
+            channels *= 2
+        self.add_head(
+            section, label_space, channels, class_weights, target_scale, label_weights, light_attention=attentive
+        )
+
+    def predict(self, batch: PackedBatch) -> tuple[Tensor, TaskOutput]:
+        """Results of :meth:`logits` and :meth:`forward`, from one pass through the backbone."""
+        outputs_MK = self.logits(batch)
+        return outputs_MK, self.output_of(outputs_MK, batch)
+
+    def logits(self, batch: PackedBatch) -> Tensor:
+        """(N, K) fp32, or (T, K) for ``per_residue``: outputs, before any softmax or sigmoid.
+
+        The backbone is not run where the batch brings features: (T, D) of the tokens; or (N, D), pooled by :meth:`pool`
+        without weights. Raises ValueError (the head takes no pooled ones).
+        """
+        features_MD = batch.by_sequence.get(FEATURES)
+        if features_MD is None:
+            features_MD = batch.by_token.get(FEATURES)
+            if features_MD is None:
+                features_MD = self.backbone(batch)
+            if not self.per_residue:
+                features_MD = self.pool(features_MD, batch)
+        elif self.per_residue or self.light_attention is not None:
+            raise ValueError("features of sequences were given, but this head takes those of tokens")
+        outputs_MK = self.head(features_MD)
+        return outputs_MK if self.target_scale is None else self.target_scale.inverse(outputs_MK)
+
+    def pool(self, features_TD: Tensor, batch: PackedBatch) -> Tensor:
+        """(N, D) fp32, or (N, 2 D) for light attention: one vector for each sequence, from (T, D)."""
+        if self.light_attention is not None:
+            return self.light_attention(features_TD, batch)
+        pooling = self.section.pooling
+        if pooling == "cls":
+            return first_token(features_TD, batch)
+        if pooling == "last":
+            return last_token(features_TD, batch)
+        over_residues = max_over_residues if pooling == "max" else mean_over_residues
+        return over_residues(features_TD, batch, self.num_prefix, self.num_suffix)
 
 
 def _label_sums(logits_NK: Tensor, targets_NK: Tensor, known_N: Tensor) -> dict[str, Tensor]:

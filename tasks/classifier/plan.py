@@ -5,7 +5,6 @@ Imports neither torch nor transformers, so that a plan and a refusal are there a
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from esmeray.common.progress import ProgressCallback, no_progress
 from esmeray.dataset.batches.preparation import count_cropped, cropped_lengths
 from esmeray.dataset.labels.conversion import ensure_labelled_store, labelled_store_location
 from esmeray.dataset.labels.label_space import LabelSpace
-from esmeray.dataset.labels.store import LabelledStore
+from esmeray.dataset.labels.store import LabelledData, LabelledStore
 from esmeray.dataset.labels.values import read_label_weights
 from esmeray.dataset.section import TargetKind
 from esmeray.dataset.tokens.base import SequenceTokenizer, load_tokenizer, open_tokenizer
@@ -44,8 +43,8 @@ class ClassifierPlan(TaskPlan):
     def location(self, root: Path) -> Path:
         return labelled_store_location(self.data, self.model.tokenizer, root)
 
-    def opened(self, path: Path) -> Any:
-        """The prepared data: a LabelledStore, or what reads like one."""
+    def opened(self, path: Path) -> LabelledData:
+        """The prepared data."""
         return LabelledStore(path)
 
     def checksum(self, path: Path) -> str:
@@ -106,7 +105,7 @@ class ClassifierPlan(TaskPlan):
         return backbone_facts(self.model.backbone, tokenizer.vocabulary_size, tokenizer.pad)
 
 
-def tokenizer_of(model: ModelSection, labelled: Any) -> SequenceTokenizer:
+def tokenizer_of(model: ModelSection, labelled: LabelledData) -> SequenceTokenizer:
     """The config's tokenizer; one that is trained on the labelled store is saved beside it."""
     path, section = labelled.path, model.tokenizer
     trained = path.with_name(f"{path.name}-tokenizer-{section.vocabulary_size}")

@@ -6,7 +6,6 @@ standard deviation of the training proteins, which are part of the state.
 Shape legend: N sequences, C channels, K terms.
 """
 
-from collections.abc import Set
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,34 +15,16 @@ from torch import Tensor, nn
 from esmeray.common.errors import DataError
 from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.dataset.packed_batch import FEATURES, PackedBatch
-from esmeray.model.backbones.base import PackedBackbone
 from esmeray.model.backbones.loading import seeded
 from esmeray.model.heads.normalization import Normalization
 from esmeray.model.section import ClassifierSection
-from esmeray.tasks.classifier.model import Classifier
+from esmeray.tasks.classifier.model import LabelModel
 
 _LEAST_DEVIATION = 1e-6
 
 
-class NoBackbone(PackedBackbone):
-    """The place of a backbone in a model that is given vectors."""
-
-    causal = False
-    hidden_size = num_layers = 0
-
-    def __init__(self, channels: int) -> None:
-        super().__init__(nn.Identity())
-        self.hidden_size = channels
-
-    def compile_layers(self, backend: str = "inductor") -> None:
-        """There are none."""
-
-    def _hidden_states(self, batch: PackedBatch, layers: Set[int]) -> dict[int, Tensor]:
-        raise ValueError("a network on vectors needs batches with features")
-
-
-class VectorClassifier(Classifier):
-    """The classifier on vectors.
+class VectorClassifier(LabelModel):
+    """The head of a classifier on vectors.
 
     ``scale``: (C,) means and (C,) standard deviations of the training vectors; None for 0 and 1, to be loaded.
     """
@@ -56,9 +37,9 @@ class VectorClassifier(Classifier):
         scale: tuple[Tensor, Tensor] | None = None,
         label_weights: Tensor | None = None,
     ) -> None:
-        super().__init__(
-            NoBackbone(channels), section, label_space, label_weights=label_weights, num_prefix=0, num_suffix=0
-        )
+        super().__init__()
+        self.channels = channels
+        self.add_head(section, label_space, channels, label_weights=label_weights)
         self.input_scale = Normalization(channels, *(scale or ()))
         dropout: Any = self.head.dropout
         dropout.p = 0.0  # of the vectors themselves none is dropped

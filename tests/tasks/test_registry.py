@@ -7,9 +7,10 @@ from pkgutil import resolve_name
 
 import pytest
 
-from esmeray.tasks.experiment import Experiment
+from esmeray.tasks.experiment import Experiment, experiment_class
 from esmeray.tasks.plan import TaskPlan, task_plan
-from esmeray.tasks.registry import TASKS, experiment_class, task_named
+from esmeray.tasks.registry import TASKS, task_named
+from esmeray.tasks.section import ModelSection
 from tests.runs import TINY, tiny_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,7 +45,8 @@ assert open_exported("toy", run.export).backbone.num_layers == 1
 @pytest.mark.parametrize("name", TASKS)
 def test_package_of_a_task_is_complete(name: str, tmp_path: Path):
     assert isinstance(task_plan(tiny_config(tmp_path, model={"task": name})), TaskPlan)
-    assert issubclass(experiment_class(name), Experiment) and not experiment_class(name).__abstractmethods__
+    experiment = experiment_class(ModelSection(task=name))
+    assert issubclass(experiment, Experiment) and not experiment.__abstractmethods__
     opener = task_named(name).opener
     assert opener is None or callable(resolve_name(opener))
 

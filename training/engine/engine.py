@@ -48,12 +48,16 @@ def apply_device_settings(training: TrainingSection) -> None:
     torch.backends.cudnn.benchmark = training.cudnn_benchmark
 
 
-def prepare_layers(backbone: PackedBackbone, training: TrainingSection, device: torch.device, stage: int = 0) -> None:
+def prepare_layers(
+    backbone: PackedBackbone | None, training: TrainingSection, device: torch.device, stage: int = 0
+) -> None:
     """FP8 products and compiled layers where asked for; layers are compiled by default on CUDA, under ZeRO-0 to 2.
 
     Compiled code is kept in the user's cache folder. Raises ResourceError where the device has no FP8, ConfigError
     where torchao is not installed or settings don't go together.
     """
+    if backbone is None:
+        return  # a model on vectors has no layers
     if training.compile and stage == 3:
         raise ConfigError("training.compile: ZeRO-3 gathers weights in hooks that torch can't compile; set it to false")
     if training.fp8:
@@ -86,7 +90,7 @@ def make_optimizer(
     settings["fused"] = True
     if training.optimizer == "adamw":
         return ClippingAdamW(parameter_groups(model, training.weight_decay, rate_shares), **settings)
-    matrices = layer_matrices(model.backbone.layers)  # type: ignore[union-attr, arg-type]
+    matrices = layer_matrices(model.layers)  # type: ignore[arg-type]
     ratio = training.muon.learning_rate / training.learning_rate
     shares = dict(rate_shares) | {matrix: ratio * rate_shares.get(matrix, 1.0) for matrix in matrices}
     groups = parameter_groups(model, training.weight_decay, shares, matrices)

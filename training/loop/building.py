@@ -21,8 +21,7 @@ from esmeray.run_folder.checkpoints import CheckpointFolder, CheckpointStore
 from esmeray.run_folder.metrics_log import MetricsLog
 from esmeray.run_folder.mirror import RunMirror, place_of
 from esmeray.run_folder.paths import RunFolder, sample_file
-from esmeray.tasks.experiment import Experiment
-from esmeray.tasks.registry import experiment_class
+from esmeray.tasks.experiment import Experiment, experiment_class
 from esmeray.training.checkpoints.writer import CheckpointWriter
 from esmeray.training.config import Config
 from esmeray.training.engine.deepspeed_settings import zero_stage
@@ -62,9 +61,7 @@ class Worker:
         if self.leads:
             self.mirror.pull(checkpoints_only=True)
         control.all_true(True)  # nobody looks before the leaders have them
-        experiment: Experiment = experiment_class(config.model.task)(
-            config.task_settings, context, run, Path(store_path)
-        )
+        experiment: Experiment = experiment_class(config.model)(config.task_settings, context, run, Path(store_path))
         self.experiment = experiment
         model = experiment.build_model()
         experiment.open(model, context, control)

@@ -13,8 +13,7 @@ from esmeray.run_folder.checkpoints import CheckpointFolder, Position
 from esmeray.run_folder.metrics_log import read_metrics
 from esmeray.run_folder.mirror import ENDING_S
 from esmeray.run_folder.paths import Outcome, RunFolder, no_space
-from esmeray.tasks.experiment import TrainedState
-from esmeray.tasks.registry import experiment_class
+from esmeray.tasks.experiment import TrainedState, experiment_class
 from esmeray.train_config.loading import dump_config
 from esmeray.training.config import Config
 from esmeray.training.engine.memory_guard import REMEDY
@@ -65,7 +64,7 @@ def export_state(
     metrics = _validation_before(run.metrics, step)
     facts = {"run": config.run.name, "data": data, "steps": step, "metrics": metrics}
     trained = TrainedState(state, checkpoint, run, config.model, config.run.seed, dump_config(config), facts)
-    return experiment_class(config.model.task).export(trained, folder, overwrite=overwrite)
+    return experiment_class(config.model).export(trained, folder, overwrite=overwrite)
 
 
 def _load_best(worker: Worker) -> int:
