@@ -55,7 +55,8 @@ class TaskModel(nn.Module, ABC):
     task: ClassVar[str]
     not_served: ClassVar[str] = ""
     saved_apart: ClassVar[tuple[str, ...]] = ("backbone.",)
-    backbone: PackedBackbone | None = None
+    # Without a value: an attribute of the class would hide the module of that name.
+    backbone: PackedBackbone | None
 
     @property
     def layers(self) -> nn.Module:

@@ -38,6 +38,7 @@ class VectorClassifier(LabelModel):
         label_weights: Tensor | None = None,
     ) -> None:
         super().__init__()
+        self.backbone = None
         self.channels = channels
         self.add_head(section, label_space, channels, label_weights=label_weights)
         self.input_scale = Normalization(channels, *(scale or ()))
