@@ -10,7 +10,6 @@ import pytest
 from esmeray.tasks.experiment import Experiment, experiment_class
 from esmeray.tasks.plan import TaskPlan, task_plan
 from esmeray.tasks.registry import TASKS, task_named
-from esmeray.tasks.section import ModelSection
 from tests.runs import TINY, tiny_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,8 +43,9 @@ assert open_exported("toy", run.export).backbone.num_layers == 1
 
 @pytest.mark.parametrize("name", TASKS)
 def test_package_of_a_task_is_complete(name: str, tmp_path: Path):
-    assert isinstance(task_plan(tiny_config(tmp_path, model={"task": name})), TaskPlan)
-    experiment = experiment_class(ModelSection(task=name))
+    config = tiny_config(tmp_path, model={"task": name})
+    assert isinstance(task_plan(config.data, config.model), TaskPlan)
+    experiment = experiment_class(config.model)
     assert issubclass(experiment, Experiment) and not experiment.__abstractmethods__
     opener = task_named(name).opener
     assert opener is None or callable(resolve_name(opener))
