@@ -63,6 +63,8 @@ def driver(monkeypatch) -> Driver:
         driver.open += 1
 
     def shut_down() -> None:
+        if driver.open == 0:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
         driver.open -= 1
 
     def fields(gpu: int, asked: list[tuple[int, int]]) -> list[SimpleNamespace]:
