@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from esmeray.common.steady_time import steady_time
 from esmeray.monitoring.sampling.host import HostSampler, ProcessSampler
 from esmeray.monitoring.sampling.metric_names import Metric, find
 from esmeray.monitoring.sampling.nvml import NvmlDevices
-from esmeray.run_folder.metrics_log import MetricsLog
+from esmeray.run_folder.metrics_log import MetricsLog, steady_time
 
 if TYPE_CHECKING:
     from ray.util.metrics import Gauge

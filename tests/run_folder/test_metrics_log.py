@@ -2,11 +2,11 @@
 
 import json
 import math
-import os
 import tracemalloc
 from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -67,7 +67,7 @@ def test_a_flipped_bit_is_refused_or_leaves_the_record_as_it_is(tmp_path):
 
 def test_a_full_disk_is_not_taken_for_success(tmp_path, monkeypatch):
     with MetricsLog(tmp_path / "m.jsonl") as log:
-        monkeypatch.setattr(os, "write", lambda descriptor, data: len(data) - 1)
+        monkeypatch.setattr(log, "_file", SimpleNamespace(write=lambda data: len(data) - 1, close=log._file.close))
         with pytest.raises(OSError, match="No space left"):
             log.append(train(1, 1))
 
