@@ -159,12 +159,12 @@ def unfinished(output: Path, made_by: str, uri: str | None = None) -> Iterator[P
                         retried(lambda: remove(shared), shared)
 
 
-def refuse_foreign(location: Path | str, names: Collection[str], record: str) -> None:
+def refuse_foreign(folder: Path | str, names: Collection[str], record: str) -> None:
     """Raise ConfigError for a folder that is not empty and lacks what each of Esmeray's folders has, its ``record``."""
     # A process that was killed as it began left no more than these.
     others = [name for name in names if not name.startswith((LOCK_FILE, f".{RECORD_FILE}."))]
     if others and record not in names:
-        raise ConfigError(f"{location}: is in the way, and was not made by Esmeray; move it away, or choose another name")
+        raise ConfigError(f"{folder}: is in the way, and was not made by Esmeray; move it away, or choose another name")
 
 
 def _has_pieces(folder: Path) -> bool:
@@ -194,9 +194,9 @@ def accept(folder: Path, job: dict[str, Any], name: str = JOB_FILE) -> None:
         write_atomically(path, text)
 
 
-def other_job(location: Path, difference: Difference | str, remedy: str) -> ConfigError:
+def other_job(folder: Path, difference: Difference | str, remedy: str) -> ConfigError:
     """The refusal of a folder that holds the work of another job."""
-    return ConfigError(f"{location}: holds the work of another job ({difference}); {remedy}")
+    return ConfigError(f"{folder}: holds the work of another job ({difference}); {remedy}")
 
 
 class Journal:
