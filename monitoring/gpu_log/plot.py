@@ -35,7 +35,7 @@ _PANELS = (
 )
 
 
-def draw_log(log: GpuLog, summaries: Sequence[GpuSummary], path: Path | str) -> None:
+def draw_log(log: GpuLog, summaries: Sequence[GpuSummary], path: Path) -> None:
     models = sorted({name for table in log.gpus.values() for name in table[NAME] if name})
     figure = new_figure(12, 8.5, f"{log.path.name}: {len(log.gpus)} x {', '.join(models) or 'GPU'}")
     seconds = max(float(table[TIME].iloc[-1]) for table in log.gpus.values())

@@ -39,7 +39,7 @@ LOWEST_METRIC = -1.0
 Kinds = dict[str, list[Record]]
 
 
-def draw_curves(records: Iterable[Record], path: Path | str, title: str, labels: MetricLabels) -> None:
+def draw_curves(records: Iterable[Record], path: Path, title: str, labels: MetricLabels) -> None:
     """Draw the records of metrics.jsonl to a PNG; where a step occurs twice (resumed), the last counts.
 
     ``labels`` name the metrics of validations that are drawn, in the order in which they get their colours.
@@ -67,7 +67,7 @@ def draw_curves(records: Iterable[Record], path: Path | str, title: str, labels:
     save(figure, path)
 
 
-def draw_comparison(runs: Mapping[str, Sequence[Record]], path: Path | str) -> None:
+def draw_comparison(runs: Mapping[str, Sequence[Record]], path: Path) -> None:
     """Draw the losses of runs, records of metrics.jsonl by name, over time and tokens to a PNG."""
     figure = new_figure(11, 4.6, "Loss")
     over_time, over_tokens = figure.subplots(1, 2, sharey=True)

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from esmeray.common.errors import DataError
 from esmeray.run_folder import metrics_log
 from esmeray.run_folder.metrics_log import MetricsLog, Record, RecordTail, RunTail, encode_record, read_metrics
-from esmeray.run_folder.paths import RunFolder
-from tests.monitoring.samples import append, sample, sample_file, train
+from esmeray.run_folder.paths import RunFolder, sample_file
+from tests.monitoring.samples import append, sample, train
 
 
 @given(st.lists(st.floats(), max_size=4), st.floats())

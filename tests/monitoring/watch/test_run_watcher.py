@@ -4,8 +4,8 @@ import pytest
 
 from esmeray.monitoring.watch.run_watcher import RunWatcher
 from esmeray.run_folder.metrics_log import MetricsLog
-from esmeray.run_folder.paths import RunFolder
-from tests.monitoring.samples import append, sample, sample_file
+from esmeray.run_folder.paths import RunFolder, sample_file
+from tests.monitoring.samples import append, sample
 
 
 class Recorder:
