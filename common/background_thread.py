@@ -28,7 +28,7 @@ class BackgroundThread(Generic[_Returned]):
     def begin(self, task: Callable[[], _Returned]) -> None:
         """Have ``task`` done, once the one before it is; raises what that one raised."""
         if self._started:
-            self.wait()
+            self.wait()  # for the one before, whose failure must not be lost
         else:
             _thread.start_new_thread(_work, (self._tasks, self._outcomes, self._ended))
             self._started = True
@@ -37,7 +37,7 @@ class BackgroundThread(Generic[_Returned]):
 
     def wait(self) -> _Returned:
         """Return, or raise, what the last task did, once it is done."""
-        if self._busy:
+        if self._busy:  # the outcome is kept: a second wait gives, or raises, the same
             self._last = self._outcomes.get()
             self._busy = False
         value, error = self._last
@@ -55,11 +55,9 @@ class BackgroundThread(Generic[_Returned]):
 
 def _work(tasks: queue.SimpleQueue, outcomes: queue.SimpleQueue, ended: queue.SimpleQueue) -> None:
     while (task := tasks.get()) is not None:
-        outcome: tuple[Any, BaseException | None]
         try:
-            outcome = (task(), None)
+            outcomes.put((task(), None))
         except BaseException as error:  # noqa: BLE001 - the other thread's to deal with
-            outcome = (None, error)
-        outcomes.put(outcome)
-        del task, outcome  # what they hold would stay until the next
-    ended.put(None)
+            outcomes.put((None, error))
+        del task  # what it holds would stay until the next
+    ended.put(None)  # no join: this thread has no object of threading's, whose locks an interrupt can break

@@ -72,7 +72,7 @@ def logged_to(path: Path, line: str) -> Iterator[None]:
     So with Python's warnings, and with libraries whose loggers write to the terminal by handlers of their own, which
     they have made when they were imported: whoever enters the block has imported them.
     """
-    handler = logging.FileHandler(path, delay=True)
+    handler = logging.FileHandler(path, delay=True)  # no file where nothing is logged
     handler.setFormatter(logging.Formatter(line))
     root = logging.getLogger()
     level = root.level
@@ -80,7 +80,7 @@ def logged_to(path: Path, line: str) -> Iterator[None]:
     handlers = [library.handlers for library in libraries]
     for library in libraries:
         library.handlers = []
-        library.propagate = True
+        library.propagate = True  # to the root, which has the file
     root.addHandler(handler)
     root.setLevel(logging.INFO)
     logging.captureWarnings(True)

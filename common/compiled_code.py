@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from esmeray.common.publishing import atomic_file
@@ -51,16 +52,16 @@ def load(source: Path, *, openmp: bool = False, **constants: int) -> ctypes.CDLL
 
 def _reason(error: Exception) -> str:
     lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
+    # Compilers begin with warnings and with where a file was included from.
     return next((line for line in lines if "error" in line.lower()), lines[0] if lines else type(error).__name__)
 
 
 def cache_folder(name: str) -> Path:
     """Folder of compiled code, by name; one of this process alone if the user's can't be written."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "esmeray" / name
-    try:
+    with suppress(OSError):
+        # 0700: whoever can write there has his code run by everybody who loads it.
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError:
-        return _private_folder(name)
     return folder if os.access(folder, os.W_OK | os.X_OK) else _private_folder(name)
 
 
@@ -70,6 +71,7 @@ def _private_folder(name: str) -> Path:
 
 
 def _fingerprint(source: Path, compiler: str, openmp: bool, constants: Mapping[str, int]) -> str:
+    # The text, not the time of the file: a checkout sets that anew.
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True, timeout=30).stdout
     settings = repr((_FLAGS, openmp, sorted(constants.items())))
     parts = [source.read_text(encoding="utf-8"), version, processor(), settings]
@@ -82,17 +84,19 @@ def processor() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return f"{platform.machine()} {platform.processor()}"
+    # A set: each of a hundred cores has the same lines.
     return "\n".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))
 
 
 def _compile(compiler: str, source: Path, library: Path, openmp: bool, constants: Mapping[str, int]) -> None:
     """Compile with the first set of flags that the compiler takes; several processes may do so at once."""
     macros = [f"-D{name}={value}" for name, value in constants.items()]
+    # With OpenMP at any instructions before without it: clang lacks its library on many machines.
     tries = [(*flags, *_OPENMP_FLAGS) for flags in _MACHINE_FLAGS if openmp] + list(_MACHINE_FLAGS)
     with atomic_file(library) as partial:
         for number, flags in enumerate(tries, start=1):
             command = [compiler, *_FLAGS, *flags, *macros, str(source), "-o", str(partial)]
-            last = number == len(tries)
+            last = number == len(tries)  # whose failure is raised, with what the compiler said
             done = subprocess.run(command, capture_output=True, text=True, check=last, timeout=_COMPILE_TIMEOUT_S)
             if done.returncode == 0:
                 break

@@ -63,11 +63,10 @@ def parsing(path: Path, remedy: str, *others: type[Exception]) -> Iterator[None]
 
     For no more than the parsing itself: a fault of the program in the block would be called damage, too.
     """
-    unreadable: tuple[type[Exception], ...] = (*_UNREADABLE, *others)
     try:
-        with reading(path, remedy):
+        with reading(path, remedy):  # inside: what the system refuses is no damage
             yield
-    except unreadable as error:
+    except (*_UNREADABLE, *others) as error:
         raise DataError(f"{path}: damaged ({first_line(error)[:_LONGEST_REASON]}); {remedy}") from error
 
 

@@ -21,7 +21,7 @@ GRID = "#e6e8eb"
 def new_figure(width: float, height: float, title: str) -> Figure:
     """An empty figure, inches wide and high, with a heading; nothing of pyplot's global state is touched."""
     figure = Figure(figsize=(width, height), dpi=120, layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
+    FigureCanvasAgg(figure)  # by itself: pyplot would keep each figure, and choose a backend that may want a display
     # Names of files and runs are shown as they are: two dollars in one are no formula.
     figure.suptitle(title, fontsize=14, fontweight="bold", color=INK, x=0.01, ha="left", parse_math=False)
     return figure
@@ -49,7 +49,7 @@ def style_steps(axes: Axes) -> None:
 
 def number_text(value: float, _position: float = 0) -> str:
     """A number as people write it, such as 1e-3, 2.5e-4 or 0.05; also a tick formatter."""
-    if value == 0 or abs(value) >= 0.01:
+    if value == 0 or abs(value) >= 0.01:  # Python's own "g" turns to exponents below 0.0001, and pads them (1e-05)
         return f"{value:g}"
     mantissa, _, exponent = f"{value:.2e}".partition("e")
     return f"{float(mantissa):g}e{int(exponent)}"
@@ -62,9 +62,8 @@ def legend(axes: Axes, over_curves: bool = False) -> None:
         ground.set(facecolor="white", edgecolor="none", alpha=0.85)
 
 
-def save(figure: Figure, path: Path | str) -> None:
+def save(figure: Figure, path: Path) -> None:
     """Write the PNG, which is replaced only when the new one is complete; its folder is made if need be."""
-    path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_file(path) as temporary:
+    with atomic_file(path) as temporary:  # a run's curves are looked at while they are drawn anew
         figure.savefig(temporary, format="png")

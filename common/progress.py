@@ -57,12 +57,12 @@ def record_bar(title: str) -> Iterator[Callable[[float, int], None]]:
 @contextmanager
 def status_line() -> Iterator[Callable[[str], None]]:
     """A line on stderr that each call replaces; nothing where stderr is no terminal."""
-    console = Console(file=sys.stderr)
+    console = Console(file=sys.stderr)  # stdout is for results, which may go through a pipe
     if not console.is_terminal:
         yield lambda _: None
         return
     with console.status("starting") as status:
-        yield lambda text: status.update(Text(text))
+        yield lambda text: status.update(Text(text))  # Text: brackets in a name are no markup of rich's
 
 
 @contextmanager

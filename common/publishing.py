@@ -49,6 +49,7 @@ def refuse_existing(
     so, or None (default: by the manifest). Raises ConfigError for what exists, ResourceError for a place that is
     read-only.
     """
+    # First: exists() follows a link, and what it leads to is somebody's.
     if target.is_symlink():
         raise ConfigError(f"{target}: is a symbolic link, which is never replaced; choose another name")
     if not target.exists():
@@ -106,7 +107,7 @@ def _not_made(target: Path, made_by: str) -> str | None:
         made = json.loads(manifest.read_text(encoding="utf-8"))
         files = dict(made["files"]) if made["made_by"] == made_by else {}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        files = {}
+        files = {}  # a damaged manifest says nothing: what it is of is not replaced
     check_names(files, manifest)
     if not files:
         return f"was not made by {made_by}"
@@ -158,7 +159,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         yield temporary
-        sync(temporary)
+        sync(temporary)  # a rename may reach the disk before the bytes do: after a power cut the file would be empty
         temporary.replace(path)
     finally:
         with suppress(OSError):  # a read-only file system refuses also where there is nothing
@@ -182,6 +183,7 @@ def exclusive(target: Path) -> Iterator[None]:
         try:
             descriptor = take_lock(lock_path, 0)
         except BlockingIOError:
+            # Said before it waits: a conversion may take an hour.
             log.warning("waiting for another process that is preparing %s", target)
             descriptor = take_lock(lock_path)
     try:
@@ -210,8 +212,8 @@ def published(target: Path) -> Iterator[Path]:
                 if path.is_file():  # safetensors writes 0600; the folder's mode is what the umask makes of it
                     path.chmod(building.stat().st_mode & 0o666)
                 sync(path)
-            sync(building)
-            if target.exists():
+            sync(building)  # the names in it, too
+            if target.exists():  # no rename replaces a folder that is not empty: for a moment there is none
                 target.rename(replaced)
             building.rename(target)
             sync(target.parent)
@@ -268,9 +270,13 @@ def take_lock(path: Path, patience_s: float = math.inf, shared: bool = False) ->
         except FileNotFoundError:  # its folder was removed since
             continue
         try:
+            # LOCK_NB and a sleep: a wait within flock has no time-out.
             fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-            if _is_same_file(descriptor, path):
+            # The last holder may have removed the file: a lock on it would keep nobody from a new one.
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
                 return descriptor
+        except FileNotFoundError:
+            pass
         except BlockingIOError:
             if time.monotonic() >= deadline_s:
                 os.close(descriptor)
@@ -279,18 +285,10 @@ def take_lock(path: Path, patience_s: float = math.inf, shared: bool = False) ->
         os.close(descriptor)
 
 
-def _is_same_file(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False
-
-
 def _temporary_names(target: Path, process: str) -> tuple[Path, Path]:
     """Where a process builds a target, and where it sets aside the one before it."""
-    return target.with_name(f".{target.name}.building-{process}"), target.with_name(
-        f".{target.name}.replaced-{process}"
-    )
+    building = target.with_name(f".{target.name}.building-{process}")
+    return building, target.with_name(f".{target.name}.replaced-{process}")
 
 
 def _sweep(target: Path, killed: str) -> None:

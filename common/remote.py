@@ -66,6 +66,7 @@ def uri_of(path: str | Path) -> str | None:
         return None
     rest = rest.strip("/")
     if ".." in rest.split("/") or ":" in rest.partition("@")[0].partition("/")[0]:
+        # Without the rest: it would be in logs, and in the manifests of what is made.
         raise ConfigError(f"{protocol}://...: an address with a password or '..' in it; leave these out")
     return f"{protocol}://{'/' if protocol == 'file' else ''}{rest}"
 
@@ -100,7 +101,7 @@ def local_path(source: str | Path, wanted: Callable[[str], bool] = lambda name: 
                     retried(lambda: download(uri, items, building / Path(uri).name), uri)
                     for path in building.rglob("*"):  # a store of sequences is known by the times of its sources
                         os.utime(path, (0, 0))
-    os.utime(folder)  # last used
+    os.utime(folder)  # last used: file systems are mostly mounted without times of access
     return folder / Path(uri).name
 
 
@@ -125,7 +126,7 @@ def _make_room(root: Path, uri: str, needed: int) -> None:
 def listing(uri: str) -> Items:
     """The objects below a URI, or its own by the name ''; nothing where there is none."""
     files, root = _opened(uri)
-    files.invalidate_cache()
+    files.invalidate_cache()  # fsspec keeps listings, and other nodes write
     with suppress(FileNotFoundError):
         found = files.find(root, detail=True).items()
         return {path.removeprefix(root).strip("/"): info or files.info(path) for path, info in found if path[-1] != "/"}
@@ -149,7 +150,7 @@ def download(uri: str, items: Items, target: Path, *, afresh: bool = False) -> N
                 if (size := temporary.stat().st_size) != item["size"]:
                     raise OSError(f"{name or uri}: {size:,} of {item['size']:,} bytes came")
 
-    with ThreadPoolExecutor(8) as pool:
+    with ThreadPoolExecutor(8) as pool:  # a store answers each request slowly, and many at once
         list(pool.map(fetch, items))
 
 
@@ -191,36 +192,38 @@ def target_path(target: Path, overwrite: bool = False) -> Path:
     """
     if (uri := uri_of(target)) is None:
         return target
-    place, items = work_path(uri), retried(lambda: listing(uri), uri)
-    shutil.rmtree(place, ignore_errors=True)
-    place.unlink(missing_ok=True)
-    place.parent.mkdir(parents=True, exist_ok=True)
+    work = work_path(uri)
+    items = retried(lambda: listing(uri), uri)
+    shutil.rmtree(work, ignore_errors=True)
+    work.unlink(missing_ok=True)
+    work.parent.mkdir(parents=True, exist_ok=True)
+    # A file has its manifest beside it; a folder its own, or the record of work that is not finished.
     is_ours = bool(MADE_FILE in items or listing(_beside(uri) if "" in items else f"{uri}.partial/{RECORD_FILE}"))
     if items and not (is_ours and (overwrite or "" not in items)):
         raise ConfigError(f"{uri}: exists and was {'' if is_ours else 'not '}made by Esmeray; choose another name")
-    retried(lambda: download(uri, {n: item for n, item in items.items() if n.endswith(".json")}, place), uri)
-    return place
+    retried(lambda: download(uri, {n: item for n, item in items.items() if n.endswith(".json")}, work), uri)
+    return work
 
 
 def publish(target: Path) -> None:
-    """Replace what a URI holds by what was made in its place; waits for a store that is away."""
+    """Replace what a URI holds by what :func:`target_path` was made for; waits for a store that is away."""
     if (uri := uri_of(target)) is None:
         return
-    place = work_path(uri)
+    work = work_path(uri)
 
     def replace() -> None:
-        if place.is_file():
-            upload(work_path(_beside(uri)), _beside(uri))
-            upload(place, uri)
+        if work.is_file():
+            upload(work_path(_beside(uri)), _beside(uri))  # first: a file without its manifest is nobody's to replace
+            upload(work, uri)
             return
         if MADE_FILE in (items := listing(uri)):
             # Of what lies there that alone which Esmeray made; a name that leads elsewhere is in no listing.
             for name in {MADE_FILE, *json.loads(read(f"{uri}/{MADE_FILE}"))["files"]} & items.keys():
                 _opened(uri)[0].rm_file(items[name]["name"])
-        upload_folder(place, uri, MADE_FILE)
+        upload_folder(work, uri, MADE_FILE)
 
     retried(replace, uri, setting("patience_s"), log.warning)
-    shutil.rmtree(place) if place.is_dir() else place.unlink()
+    shutil.rmtree(work) if work.is_dir() else work.unlink()
 
 
 def _beside(uri: str) -> str:
@@ -242,9 +245,9 @@ def retried(
     while True:
         try:
             return call()
-        except EsmerayError:
+        except EsmerayError:  # a refusal: it would be the same again
             raise
-        except Exception as error:
+        except Exception as error:  # of whatever library the store has: fsspec has no errors of its own
             reason = f"{uri}: {first_line(error)}"
             if is_disk_full(error):
                 raise disk_full(_cache(), reason) from error

@@ -45,6 +45,8 @@ def counts_reaching(
     has it (Radivojac et al. 2013, equations 1 to 3): precision is the mean over the records with at least one
     prediction, recall the mean over all records; F is their harmonic mean, and Fmax the highest F of all thresholds.
     """
+    # Counted by how many thresholds are reached, then summed from the highest down: an array of all predictions by all
+    # thresholds would not fit into memory.
     bins = shape[1] + 1
     histogram = np.bincount(records * bins + reached, weights, minlength=shape[0] * bins).reshape(shape[0], bins)
     return histogram[:, :0:-1].cumsum(axis=1)[:, ::-1]
@@ -52,6 +54,7 @@ def counts_reaching(
 
 def ratio(above: Any, below: Any) -> NDArray[np.float64]:
     """The quotient; 0 where nothing is below."""
+    # "where" alone would leave what was in the memory, hence the zeros.
     above, below = np.broadcast_arrays(np.asarray(above, dtype=np.float64), below)
     return np.divide(above, below, out=np.zeros(above.shape), where=below > 0)
 

@@ -13,7 +13,7 @@ def counted(number: int, noun: str) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A question in brackets with the known name that is most like ``name``, in any case; empty where none is."""
-    spelled = {word.lower(): word for word in sorted(known)}
+    spelled = {word.lower(): word for word in sorted(known)}  # sorted: of two that are as near, always the same
     near = difflib.get_close_matches(name.lower(), spelled, n=1)
     return f" (did you mean {spelled[near[0]]}?)" if near else ""
 

@@ -70,7 +70,7 @@ def measure(
 
 def timed(work: Callable[[], T]) -> tuple[T, float]:
     """Return the result of a piece of work and the seconds that it took, the GPU's work included."""
-    wait_for_device()
+    wait_for_device()  # or work that was launched before would count
     start_s = time.perf_counter()
     result = work()
     wait_for_device()
@@ -79,14 +79,14 @@ def timed(work: Callable[[], T]) -> tuple[T, float]:
 
 def median_seconds(work: Callable[[], object]) -> float:
     """Median of five times, the GPU's work included, after some to warm up."""
-    for _ in range(REPEATS_PER_MEDIAN):
+    for _ in range(REPEATS_PER_MEDIAN):  # kernels are compiled and caches filled
         work()
     return median(timed(work)[1] for _ in range(5))
 
 
 def wait_for_device() -> None:
     """Wait for the GPU, where torch is loaded and has used one."""
-    torch = sys.modules.get("torch")
+    torch = sys.modules.get("torch")  # not imported here: a benchmark of reading needs none of its seconds
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.synchronize()
 
@@ -95,8 +95,10 @@ def round_ratios(
     ours: Sequence[float], other: Sequence[float], better: Literal["higher", "lower"] = "higher"
 ) -> list[float]:
     """One ratio for each round in which both were measured, larger where ours is better."""
-    pairs = zip(ours, other, strict=False)
-    return [a / b if better == "higher" else b / a for a, b in pairs]
+    if better == "lower":
+        ours, other = other, ours
+    # Not strict: one of them may have been measured in fewer rounds.
+    return [a / b for a, b in zip(ours, other, strict=False)]
 
 
 def ratio(ratios: Sequence[float]) -> Ratio:
@@ -112,5 +114,5 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
     """
     ordered, count = sorted(values), len(values)
     chances = accumulate(comb(count, below) * 0.5**count for below in range(count))
-    place = max(0, sum(chance <= _TAIL for chance in chances) - 1)
-    return ordered[place], ordered[-1 - place]
+    rank = max(0, sum(chance <= _TAIL for chance in chances) - 1)
+    return ordered[rank], ordered[-1 - rank]

@@ -37,7 +37,7 @@ def check_file(path: Path, remedy: str, *, num_bytes: int | None = None, xxh128:
         identity = (xxh128, status.st_dev, status.st_ino, size, status.st_mtime_ns)
         if _verified.get(path) == identity:
             return
-        if xxh128 != file_xxh128(path):
+        if xxh128 != file_xxh128(path):  # last, since it reads the whole file
             raise DataError(f"{path}: damaged: its checksum is not the manifest's; {remedy}")
     if time.time() - status.st_mtime > _SETTLED_S:
         _verified[path] = identity
@@ -48,7 +48,7 @@ def verified(path: Path) -> Path:
 
     Raises DataError where they are others, or the manifest is damaged.
     """
-    whole = path.absolute()
+    whole = path.absolute()  # not resolved: a link in the folder is listed by its own name
     for folder in whole.parents[:_DEPTH]:
         manifest = folder / MADE_FILE
         if not manifest.is_file() or whole == manifest:

@@ -104,6 +104,7 @@ def advise(facts: Facts) -> list[Advice]:
 def what_limits(facts: Facts) -> Advice | None:
     """Return what bounds the speed of a step, by its topic: loading, communication, memory or compute."""
     by_topic = {advice.topic: advice for advice in _by_rule(facts)}
+    # Whatever waits is mended first: more memory or compute would only wait longer.
     order = ("loading", "communication", "memory", "compute")
     return next((by_topic[topic] for topic in order if topic in by_topic), None)
 
@@ -113,17 +114,24 @@ def _by_rule(facts: Facts) -> Iterator[Advice]:
     for topic, rule in RULES.items():
         value = getattr(facts, rule.fact)
         if value is not None and rule.least <= value < rule.below and rule.applies(facts):
+            # Without a wait of this share a step takes 1 - value of its time; the bound is for one that does nothing
+            # else.
             finding = rule.finding.format(value, gain=value / max(1 - value, 0.01), tokens=budget)
+            # A search that has measured a setting's other values found the one in use the fastest.
             actions = tuple(a for a in rule.actions if a.key not in facts.tried and a.helps(facts))
+            # A rule with an upper bound is of something that is too low: lost is what is missing of the whole.
             lost = value if math.isinf(rule.below) else 1 - value
             yield Advice(topic, finding, actions, rule.weight * lost)
 
 
 _CHECKPOINTING = "model.backbone.gradient_checkpointing"
+# Each is offered where the config has the other value, and not where the value is unknown (a log of GPUs has no
+# config).
 _BF16 = Action("training.precision", "set training.precision: bf16", lambda facts: facts.precision == "fp32")
 _COMPILE = Action("training.compile", "set training.compile: true on a GPU", lambda facts: facts.compile is False)
 _GLOBAL_TOKENS = Action("batch.global_tokens", "raise batch.global_tokens (this changes the training)")
 _MORE_TOKENS = Action("batch.tokens", "raise batch.tokens (`esmeray tune tokens` finds the fastest)")
+# From the cheapest on: bf16 costs nothing, checkpointing a forward pass, ZeRO's stages traffic, offloading the most.
 _SAVE_MEMORY = (
     _BF16,
     Action(_CHECKPOINTING, f"set {_CHECKPOINTING}: true", lambda facts: facts.gradient_checkpointing is not True),
@@ -137,10 +145,13 @@ RULES = {
         "Loading limits: {:.0%} of a step is waiting for batches; without it, it would be up to {gain:.0%} faster",
         (
             Action("data.num_workers", "raise data.num_workers while cores are free"),
+            # Without loader processes nothing is fetched ahead.
             Action("data.prefetch", "raise data.prefetch", lambda facts: facts.num_workers != 0),
             Action("data.stage_dir", "keep the store on a local disk (data.stage_dir)"),
         ),
         least=0.08,
+        # While one worker waits for its batch the others wait for it in the exchange: the larger of the two is the
+        # cause.
         applies=lambda facts: (facts.data_wait or 0.0) >= (facts.communication or 0.0),
     ),
     "communication": Rule(
@@ -159,6 +170,7 @@ RULES = {
         "Memory limits: {tokens} is the largest budget that fits, and speed was still rising with it (by {:.0%})",
         _SAVE_MEMORY,
         least=RISE,
+        # Speed that rises while there is memory is the compute rule's: it offers a larger budget.
         applies=lambda facts: facts.memory_limits,
     ),
     "checkpoints": Rule(
@@ -178,7 +190,7 @@ RULES = {
             _COMPILE,
             Action("ray.num_workers", "use more devices (ray.num_workers), a faster one or a smaller backbone"),
         ),
-        weight=0.0,
+        weight=0.0,  # the model's own work is no loss: this line comes last
     ),
     "idle": Rule(
         "idle",
@@ -200,7 +212,7 @@ RULES = {
         "Peak memory is {:.0%}, so that one longer batch may be out of memory",
         (Action("batch.tokens", "lower batch.tokens by a tenth"), *_SAVE_MEMORY),
         least=0.95,
-        weight=0.0,
+        weight=0.0,  # a risk, no loss of time
     ),
     "memory unused": Rule("memory", "Peak memory is {:.0%}", (_MORE_TOKENS,), below=0.6, weight=0.0),
     "heat": Rule(
@@ -214,7 +226,7 @@ RULES = {
         "Held by its power limit in {:.0%} of its busy time",
         (Action("", "raise the limit if the card and its supply allow it (nvidia-smi -q -d POWER)"),),
         least=0.05,
-        weight=0.1,
+        weight=0.1,  # a power limit lowers clocks by some percent: not the whole of this time is lost
     ),
     "model waits": Rule(
         "model_waits",
@@ -233,6 +245,6 @@ RULES = {
         "Matrix products reach {:.0%} of the device's peak",
         (Action("", "raise --embed.tokens"),),
         below=0.5,
-        weight=0.5,
+        weight=0.5,  # the peak itself is out of reach
     ),
 }

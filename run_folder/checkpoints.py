@@ -83,6 +83,7 @@ class Manifest(_Frozen):
     digest: str = ""
 
     def sealed(self) -> "Manifest":
+        # Sorted: the order of keys is none of what is written.
         content = self.model_dump(mode="json", exclude={"digest"})
         digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
         return self.model_copy(update={"digest": digest})
@@ -130,6 +131,7 @@ class CheckpointFolder:
         for rank in manifest.files if ranks is None else ranks:
             for entry in manifest.files.get(rank, []):
                 path = self.path / entry.name
+                # The size first: a file that was cut short need not be read.
                 if not path.exists():
                     raise CheckpointError(f"{path}: missing")
                 if path.stat().st_size != entry.size_bytes or sha256_of(path) != entry.sha256:
@@ -150,10 +152,8 @@ class CheckpointStore:
 
     def complete(self) -> list[CheckpointFolder]:
         """Folders that bear a final name, newest first. They may still be damaged."""
-        if not self.root.is_dir():
-            return []
-        folders = [p for p in self.root.iterdir() if _NAME.fullmatch(p.name) and p.is_dir()]
-        return [CheckpointFolder(p) for p in sorted(folders, key=lambda p: p.name, reverse=True)]
+        folders = [path for path in self.root.glob("step-*") if _NAME.fullmatch(path.name) and path.is_dir()]
+        return [CheckpointFolder(path) for path in sorted(folders, key=lambda path: path.name, reverse=True)]
 
     def partial_path(self, step: int) -> Path:
         return self.root / f"step-{step:08d}{PARTIAL_SUFFIX}"
@@ -184,7 +184,7 @@ class CheckpointStore:
     def discard_after(self, step: int) -> None:
         """Move aside folders newer than the one resumed from: they did not hold, and their names are needed."""
         newer = [folder for folder in self.complete() if folder.step > step]
-        if newer:  # one generation of them is enough to look into
+        if newer:  # one generation of them is enough to look into: each is as large as a checkpoint
             for old in self.root.glob("damaged-step-*"):
                 shutil.rmtree(old)
         for folder in newer:
@@ -216,6 +216,7 @@ class CheckpointStore:
 
 def installed_versions() -> dict[str, str]:
     """Versions of Python and of the packages that training rests on."""
+    # By their metadata: importing torch and DeepSpeed for this takes seconds.
     return {"python": platform.python_version()} | {package: version(package) for package in PACKAGES}
 
 
@@ -226,6 +227,7 @@ def _first(error: ValidationError) -> str:
 
 def check_data(run: RunFolder, sources: list[str], checksum: str) -> None:
     """Raise CheckpointError for data whose store has another checksum than that of the newest checkpoint."""
+    # By checksum, not by path: the same data may have moved, and other data may have come to its path.
     folder = CheckpointStore(run.checkpoints).newest_intact()
     if folder is None or (earlier := folder.manifest()).store_checksum == checksum:
         return

@@ -120,6 +120,7 @@ def unfinished(output: Path, made_by: str, uri: str | None = None) -> Iterator[P
     folder = output.with_name(f"{output.name}.partial")
     shared = f"{uri}.partial"
     record = folder / RECORD_FILE
+    # All is refused before the lock is taken, which would leave a file in what is somebody else's.
     shared_names = retried(lambda: listing(shared), shared) if uri else {}
     refuse_foreign(shared, shared_names, RECORD_FILE)
     if folder.is_dir():
@@ -127,6 +128,7 @@ def unfinished(output: Path, made_by: str, uri: str | None = None) -> Iterator[P
     if record.is_file() and record.read_text(errors="replace") != made_by:
         raise other_job(folder, f"of {record.read_text(errors='replace')}, this is {made_by}", REMEDY)
     with held(folder):
+        # Under the lock: a process that ended just now may have removed the folder, or left its work.
         is_new = not (record.exists() or RECORD_FILE in shared_names)
         is_finished = is_refused = False
         try:
@@ -151,17 +153,18 @@ def unfinished(output: Path, made_by: str, uri: str | None = None) -> Iterator[P
             is_useless = is_refused and not _has_pieces(folder)
             if is_finished or is_useless or not is_accepted:
                 _remove(folder)
+                # What was there before this start may be work that it did not get to see.
                 if uri and (is_finished or is_new):
                     with suppress(EsmerayError):  # the store is away: what stays there has its record
                         retried(lambda: remove(shared), shared)
 
 
-def refuse_foreign(place: Path | str, names: Collection[str], record: str) -> None:
+def refuse_foreign(folder: Path | str, names: Collection[str], record: str) -> None:
     """Raise ConfigError for a folder that is not empty and lacks what each of Esmeray's folders has, its ``record``."""
     # A process that was killed as it began left no more than these.
     others = [name for name in names if not name.startswith((LOCK_FILE, f".{RECORD_FILE}."))]
     if others and record not in names:
-        raise ConfigError(f"{place}: is in the way, and was not made by Esmeray; move it away, or choose another name")
+        raise ConfigError(f"{folder}: is in the way, and was not made by Esmeray; move it away, or choose another name")
 
 
 def _has_pieces(folder: Path) -> bool:
@@ -183,6 +186,7 @@ def accept(folder: Path, job: dict[str, Any], name: str = JOB_FILE) -> None:
     text = json.dumps(job, indent=1) + "\n"
     if path.is_file():
         before = read_json(path, f"remove {path.parent}, the unfinished work")
+        # Both as JSON gives them: a tuple in a setting would differ from the list that is read.
         if changes := differences(before, json.loads(text)):
             raise other_job(folder, changes[0], REMEDY)
     with writing(path):
@@ -190,9 +194,9 @@ def accept(folder: Path, job: dict[str, Any], name: str = JOB_FILE) -> None:
         write_atomically(path, text)
 
 
-def other_job(place: Path, difference: Difference | str, remedy: str) -> ConfigError:
+def other_job(folder: Path, difference: Difference | str, remedy: str) -> ConfigError:
     """The refusal of a folder that holds the work of another job."""
-    return ConfigError(f"{place}: holds the work of another job ({difference}); {remedy}")
+    return ConfigError(f"{folder}: holds the work of another job ({difference}); {remedy}")
 
 
 class Journal:
@@ -219,6 +223,7 @@ class Journal:
         """Append the lines of the next piece, none of them empty, none that begins with a tab."""
         piece = "".join(f"{line}\n" for line in lines).encode()
         self._digest.update(piece)
+        # In one write, flushed: a killed process loses the piece that it was at, and no other.
         with writing(self.path):
             self._file.write(piece + f"\t{self._digest.hexdigest()}\n".encode())
             self._file.flush()
@@ -240,6 +245,7 @@ def _pieces(file: BinaryIO) -> Iterator[tuple[list[bytes], Any]]:
     digest = xxhash.xxh3_128()
     lines: list[bytes] = []
     while line := file.readline():
+        # Lines begin with no tab, which marks the end of a piece: no count has to be believed.
         if not line.startswith(b"\t"):
             digest.update(line)
             lines.append(line)

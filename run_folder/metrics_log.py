@@ -12,15 +12,16 @@ import json
 import logging
 import math
 import os
+import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from esmeray.common.errors import DataError
 from esmeray.common.publishing import atomic_file
-from esmeray.common.steady_time import steady_time
 from esmeray.run_folder.paths import RunFolder, sample_files
 
 logger = logging.getLogger(__name__)
@@ -59,22 +60,41 @@ _CHECKSUM = b',"crc32":'
 _LINE_BYTES = 1 << 16
 """More than any line has."""
 
+# Not CLOCK_MONOTONIC, which stands still while the machine sleeps: all later records would be too early.
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+_BEGAN_S = time.time() - time.clock_gettime(_CLOCK)
+
+
+def steady_time() -> float:
+    """The time of day for records: Unix seconds when the process began, and what has passed since.
+
+    Durations, order and the time left are made of these times: no step of the system's clock, by NTP or by hand,
+    changes them within a process.
+    """
+    return _BEGAN_S + time.clock_gettime(_CLOCK)
+
 
 def encode_record(record: Mapping[str, Any]) -> bytes:
     """One line of valid JSON, newline included. Non-finite numbers become null and set ``nonfinite``.
 
     Its last value is a checksum of what stands before it.
     """
-    finite, all_finite = _without_nonfinite(record)
-    if not all_finite:
-        finite["nonfinite"] = True
-    content = json.dumps(finite, allow_nan=False, separators=(",", ":")).encode()[:-1]
+    try:
+        text = _json(record)
+    except ValueError:  # a NaN or an infinity somewhere, which nearly no record has
+        text = _json({**_finite(record), "nonfinite": True})
+    content = text.encode()[:-1]
     return content + b"%s%d}\n" % (_CHECKSUM, zlib.crc32(content))
+
+
+def _json(record: Mapping[str, Any]) -> str:
+    return json.dumps(record, allow_nan=False, separators=(",", ":"))
 
 
 def decode_record(line: bytes) -> Record:
     """The record of a line. Raises ValueError where it is none."""
     content, _, checksum = line.rpartition(_CHECKSUM)
+    # Before the JSON: a flipped bit may still be JSON, of another number.
     if checksum != b"%d}\n" % zlib.crc32(content):
         raise ValueError("damaged: its checksum does not hold")
     record = json.loads(content + b"}")
@@ -93,7 +113,7 @@ def read_metrics(path: Path | str) -> list[Record]:
     return [record for _, record in _lines_with_records(Path(path))]
 
 
-class MetricsLog:
+class MetricsLog(AbstractContextManager["MetricsLog"]):
     """Appends records to metrics.jsonl, each by a single write: a killed writer leaves one partial line at most.
 
     Opening an existing file drops such a partial line. The file is made, with its folder, if absent. One writer at a
@@ -103,14 +123,14 @@ class MetricsLog:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._descriptor = self._open()
+        self._file = self.path.open("ab", buffering=0)
         self._drop_partial_line()
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Write one record. ``time`` is added where it is missing."""
         line = encode_record({**record, "time": record.get("time", steady_time())})
-        written = os.write(self._descriptor, line)
-        if written != len(line):
+        written = self._file.write(line)
+        if written != len(line):  # the system reports a disk that is nearly full in no other way
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
 
     def write(self, kind: str, step: int, **values: Any) -> None:
@@ -121,40 +141,31 @@ class MetricsLog:
 
     def rewind(self, step: int) -> int:
         """Drop the records after ``step``, which the resumed run writes anew. Returns how many were dropped."""
+        # Read twice rather than kept: the lines of a long run are many.
         dropped = sum(record["step"] > step for _, record in _lines_with_records(self.path))
         if dropped:
             self._replace(line for line, record in _lines_with_records(self.path) if record["step"] <= step)
         return dropped
 
     def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-    def __enter__(self) -> "MetricsLog":
-        return self
+        self._file.close()
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _open(self) -> int:
-        return os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-
     def _drop_partial_line(self) -> None:
         with self.path.open("rb") as file:  # a file of samples may have grown for weeks: its last byte suffices
-            if not file.seek(0, os.SEEK_END):
-                return
-            file.seek(-1, os.SEEK_END)
-            if file.read() == b"\n":
-                return
-        self._replace(_whole_lines(self.path))
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+            last = file.read()
+        if last not in (b"", b"\n"):
+            self._replace(_whole_lines(self.path))
 
     def _replace(self, lines: Iterable[bytes]) -> None:
         """Put ``lines`` in the file's place by rename: a reader sees the old file or the new one, never a mixture."""
         with atomic_file(self.path) as temporary, temporary.open("wb") as file:
             file.writelines(lines)
-        os.close(self._descriptor)
-        self._descriptor = self._open()
+        self._file.close()  # it is of the file that was replaced, which nobody reads any more
+        self._file = self.path.open("ab", buffering=0)
 
 
 def _lines_with_records(path: Path) -> Iterator[tuple[bytes, Record]]:
@@ -175,17 +186,13 @@ def _whole_lines(path: Path) -> Iterator[bytes]:
         yield from (line for line in file if line.endswith(b"\n"))
 
 
-def _without_nonfinite(value: Any) -> tuple[Any, bool]:
-    """``value`` with null for each NaN or infinity at any depth, and whether there was none."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None, False
-    if isinstance(value, Mapping):
-        pairs = {key: _without_nonfinite(item) for key, item in value.items()}
-        return {key: item for key, (item, _) in pairs.items()}, all(finite for _, finite in pairs.values())
+def _finite(value: Any) -> Any:
+    """``value`` with null for each NaN or infinity at any depth."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        items = [_without_nonfinite(item) for item in value]
-        return [item for item, _ in items], all(finite for _, finite in items)
-    return value, True
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class RecordTail:
@@ -238,6 +245,7 @@ class RecordTail:
 
     def _new_lines(self, file: BinaryIO) -> Iterator[bytes]:
         status = os.fstat(file.fileno())
+        # Another file, or the same number of one that was removed before it.
         if status.st_ino != self._inode or status.st_size < self._offset:
             self._inode, self._offset, self._given_until_s = status.st_ino, 0, self._last_s
             if self._recent_bytes is not None and status.st_size > self._recent_bytes + HEAD_BYTES:
@@ -246,6 +254,7 @@ class RecordTail:
                 file.readline()  # most likely not whole
                 self._offset = file.tell()
         file.seek(self._offset)
+        # Not to the end of the file: sinks write alerts while they read, and a follower would never come to an end.
         while self._offset < status.st_size and (line := file.readline()).endswith(b"\n"):
             self._offset += len(line)
             yield line
@@ -280,6 +289,7 @@ class RunTail:
         for path in sample_files(self._run.monitoring):
             self._tails.setdefault(path, RecordTail(path))
         new = [self._new_records(tail) for tail in self._tails.values()]
+        # One record of each file at a time: a history of weeks takes no memory.
         return heapq.merge(*new, key=lambda record: record.get("time") or 0.0)
 
     def _new_records(self, tail: RecordTail) -> Iterator[Record]:

@@ -92,8 +92,9 @@ class RunMirror:
 
     def fetched(self, folder: CheckpointFolder) -> CheckpointFolder:
         """The checkpoint with the files of all workers: this node's copy of what the URI has."""
-        is_there = self._uri and folder.path.parent == self.run.checkpoints  # no copy in memory
-        return CheckpointFolder(local_path(f"{self._root}/{folder.path.name}")) if is_there else folder
+        if not self._uri or folder.path.parent != self.run.checkpoints:  # all files are there; or a copy in memory
+            return folder
+        return CheckpointFolder(local_path(f"{self._root}/{folder.path.name}"))
 
     def begin(self) -> None:
         """Upload what the driver wrote, forget how an earlier attempt ended, and follow worker 0 on another node."""
@@ -103,8 +104,8 @@ class RunMirror:
             self._upload_files()
             self._followed = listing(self._uri)
 
-        self._since_s = 0.0
-        self._patiently(work, AT_ONCE_S)
+        self._since_s = 0.0  # all: of a new run nothing is at the URI yet
+        self._patiently(work, AT_ONCE_S)  # somebody waits at the terminal
         self._start(self._follow)
 
     def with_outcome(self, attempt: Callable[..., None]) -> Callable[..., None]:
@@ -122,6 +123,7 @@ class RunMirror:
         """Upload in the background. Worker 0 before removes checkpoints after this step, which are written anew."""
         if self._uri and self._rank == 0:
             self._lock = take_lock(self.run.first_worker)
+            # By name, whose numbers have leading zeros: what is at the URI may not be on this node.
             newest = self._checkpoints.final_path(step).name
             self._patiently(lambda: self._drop(lambda name: name > newest))
             for name in _REQUESTS:  # of an earlier attempt; the driver asks again
@@ -130,7 +132,7 @@ class RunMirror:
 
     def ask(self, folder: CheckpointFolder | None = None) -> None:
         """Have the thread look now for what there is to upload."""
-        self._idle.clear()
+        self._idle.clear()  # first: the thread may answer before this returns
         self._asked.set()
 
     def wait(self, patience_s: float | None = None) -> None:
@@ -165,13 +167,14 @@ class RunMirror:
 
     def _start(self, work: Callable[[], bool]) -> None:
         if self._uri:
+            # A daemon: a store that is away must not keep a process from ending.
             self._thread = threading.Thread(target=self._loop, args=(work,), name="run-mirror", daemon=True)
             self._thread.start()
 
     def _loop(self, work: Callable[[], bool]) -> None:
         while not self._closing.is_set():
             self._asked.wait(POLL_S)
-            self._asked.clear()
+            self._asked.clear()  # before the work: what is asked meanwhile is another look
             is_left, self._error = False, None
             try:
                 is_left = self._patiently(work)
@@ -199,6 +202,7 @@ class RunMirror:
         if self._rank == 0:  # what is known of a checkpoint is there before it
             upload(self.run.metrics, f"{self._uri}/{_METRICS}")
         manifests, there = {}, listing(self._root)
+        # The oldest first, so that what the store has grows as the run did.
         for folder in reversed(self._checkpoints.complete()):
             name, part = folder.path.name, f"{folder.path.name}/rank-{self._rank:05d}.json"
             with suppress(FileNotFoundError, CheckpointError):  # pruned meanwhile
@@ -206,6 +210,7 @@ class RunMirror:
                 if not {f"{name}/{MANIFEST}", part} & there.keys():
                     for entry in chain(*manifest.files.values()):
                         upload(folder.path / entry.name, f"{self._root}/{name}/{entry.name}")
+                    # Last: it says that the files before it are there whole.
                     write(f"{self._root}/{part}", manifest.model_dump_json(indent=1))
                 manifests[name] = manifest
         if self._rank == 0:
@@ -230,7 +235,7 @@ class RunMirror:
                 return False
             whole = manifest.model_copy(update={"files": files}).sealed()
             write(f"{self._root}/{name}/{MANIFEST}", whole.model_dump_json(indent=1))
-            self._completed(self._checkpoints.folder(manifest.position.step))
+            self._completed(self._checkpoints.folder(manifest.position.step))  # as a rename says on shared storage
         return True
 
     def _drop(self, is_dropped: Callable[[str], bool]) -> None:

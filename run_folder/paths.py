@@ -89,7 +89,7 @@ class RunFolder:
 
     def request_stop(self) -> None:
         """Ask the workers to save and end after the step in progress."""
-        self._stop.touch()
+        self._stop.touch()  # a file, since workers on any machine see the folder, and nothing else is needed
 
     def request_resize(self) -> None:
         """Ask for the same, so that another number of workers may resume."""
@@ -104,6 +104,7 @@ class RunFolder:
     def clear_requests(self) -> None:
         """Forget how an earlier attempt ended and what was asked of it; keep room for how this one will end."""
         self.ray_snapshot.unlink(missing_ok=True)  # Ray Train fails on a damaged one, or on one of another version
+        # Or the new attempt would stop at once, and whoever follows the run would take it for ended.
         for path in (self._stop, self._resize, self.outcome):
             path.unlink(missing_ok=True)
         if self.path.exists():
@@ -111,7 +112,7 @@ class RunFolder:
 
     def write_outcome(self, outcome: Outcome) -> None:
         """Record how the run ended, also on a full disk."""
-        self._reserve.unlink(missing_ok=True)
+        self._reserve.unlink(missing_ok=True)  # first: its blocks are what a full disk still has
         content = {**asdict(outcome), "crc32": _checksum(outcome)}
         write_atomically(self.outcome, json.dumps(content, indent=2) + "\n")
 
@@ -121,7 +122,7 @@ class RunFolder:
             content = json.loads(self.outcome.read_text())
             checksum = content.pop("crc32")
             outcome = Outcome(**content)
-            if checksum != _checksum(outcome):
+            if checksum != _checksum(outcome):  # a flipped bit in a digit would be another exit code
                 raise ValueError("its checksum does not hold")
             return outcome
         except FileNotFoundError:

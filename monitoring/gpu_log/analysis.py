@@ -93,6 +93,7 @@ def interval_s(rows: pd.DataFrame) -> float:
 
 def _summary(gpu: str, rows: pd.DataFrame) -> GpuSummary:
     usual = interval_s(rows)
+    # Each sample stands for the time until the next: nvidia-smi falls behind on a machine under load.
     weights = (-rows[TIME].diff(-1)).fillna(usual).clip(upper=_LONGEST_STEP * usual)
     working, busy = _work(rows["util"])
     thermal, power_capped = _throttling(rows, busy)
@@ -102,6 +103,7 @@ def _summary(gpu: str, rows: pd.DataFrame) -> GpuSummary:
         power=_mean(rows["power_w"] / rows["power_limit_w"], weights, busy),
         thermal=_share(thermal, weights, busy),
         power_capped=_share(power_capped, weights, busy),
+        # Of a GPU that did nothing the memory says nothing.
         memory=_known((rows["mem_used_bytes"].max() / rows["mem_total_bytes"].max()) if working.any() else math.nan),
     )
     spans = {"idle": working & ~busy, "thermal": thermal, "power_capped": power_capped}
@@ -128,10 +130,11 @@ def _work(utilisation: pd.Series) -> tuple[pd.Series, pd.Series]:
     """Masks of the samples from the first work to the last, and of the busy ones; unknown counts as the one before."""
     busy = utilisation.ffill() >= _IDLE_PERCENT
     smooth = busy.astype(float).rolling(_SMOOTHING, center=True, min_periods=1).median() > 0.5
-    places = np.flatnonzero(smooth & busy)
+    # Both: the median alone would begin before the first kernel.
+    indices = np.flatnonzero(smooth & busy)
     working = pd.Series(False, index=utilisation.index)
-    if len(places):
-        working.iloc[places[0] : places[-1] + 1] = True
+    if len(indices):
+        working.iloc[indices[0] : indices[-1] + 1] = True
     return working, working & busy
 
 
@@ -144,19 +147,25 @@ def _throttling(rows: pd.DataFrame, busy: pd.Series) -> tuple[pd.Series, pd.Seri
     share = _clock_share(rows, busy)
     hot = rows["temperature_c"] >= HOT_C
     at_limit = rows["power_w"] >= _AT_LIMIT_SHARE * rows["power_limit_w"]
+    # Somebody who sets lower clocks knows it: that is no throttling.
     slow = _sustained(busy & (share < _LOW_CLOCK_SHARE) & (reasons & _CLOCK_SETTINGS == 0))
     thermal = busy & (reasons & THERMAL_REASONS != 0)
     power = busy & (reasons & POWER_REASONS != 0)
     unspecific = busy & (reasons & SLOWDOWN != 0) & ~thermal & ~power
-    thermal_reason, power_reason = thermal | (unspecific & hot), power | (unspecific & ~hot & at_limit)
-    thermal = thermal_reason | (slow & hot & ~at_limit & ~power_reason)
-    power = power_reason | (slow & at_limit & ~thermal_reason)
-    return thermal, power & ~(share > _FULL_CLOCK_SHARE)
+    # The hardware's slowdown alone gives no reason: what is measured beside it does.
+    thermal |= unspecific & hot
+    power |= unspecific & ~hot & at_limit
+    # Slow clocks without a reason: a GPU at its power limit is warm, too, so that the limit counts before the heat.
+    slow_by_heat = slow & hot & ~at_limit & ~power
+    slow_by_power = slow & at_limit & ~thermal
+    # Not "below": where the clocks are not known, the reason counts.
+    return thermal | slow_by_heat, (power | slow_by_power) & ~(share > _FULL_CLOCK_SHARE)
 
 
 def _clock_share(rows: pd.DataFrame, busy: pd.Series) -> pd.Series:
     """SM clock as a share of the GPU's highest, or else of the highest in the log."""
     clock, highest = rows["sm_clock_mhz"], rows["sm_clock_max_mhz"]
+    # Nearly the highest of the log: a stray value must not make all others look low.
     return clock / (highest.where(highest > 0) if highest.notna().any() else clock[busy].quantile(0.99))
 
 
@@ -168,6 +177,7 @@ def _sustained(mask: pd.Series) -> pd.Series:
 
 def _spans(times: pd.Series, mask: pd.Series) -> list[tuple[float, float]]:
     """Begin and end of each stretch where ``mask`` holds; an end is the time of the sample after it."""
+    # False at both ends, so that a stretch that begins or ends with the log has both its edges.
     edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(int)))
     ends = np.minimum(edges[1::2], len(times) - 1)
     return list(zip(times.iloc[edges[::2]].tolist(), times.iloc[ends].tolist(), strict=True))
@@ -181,7 +191,7 @@ def _notes(rows: pd.DataFrame, worked: bool) -> list[str]:
         notes.append(f"{counted(len(rows), 'sample{s}')} are few to judge by")
     if not worked and rows["util"].notna().any():
         notes.append("did nothing: use it (ray.num_workers), or leave it to others (CUDA_VISIBLE_DEVICES)")
-    errors = rows["ecc_uncorrected"].dropna()
+    errors = rows["ecc_uncorrected"].dropna()  # counted since the driver was loaded: growth alone is of this log
     if len(errors) and errors.max() > errors.min():
         when = rows[TIME][errors[errors > errors.iloc[0]].index[0]]
         count = counted(int(errors.max() - errors.min()), "uncorrected memory error{s}")

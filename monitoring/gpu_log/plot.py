@@ -35,7 +35,7 @@ _PANELS = (
 )
 
 
-def draw_log(log: GpuLog, summaries: Sequence[GpuSummary], path: Path | str) -> None:
+def draw_log(log: GpuLog, summaries: Sequence[GpuSummary], path: Path) -> None:
     models = sorted({name for table in log.gpus.values() for name in table[NAME] if name})
     figure = new_figure(12, 8.5, f"{log.path.name}: {len(log.gpus)} x {', '.join(models) or 'GPU'}")
     seconds = max(float(table[TIME].iloc[-1]) for table in log.gpus.values())
@@ -45,7 +45,7 @@ def draw_log(log: GpuLog, summaries: Sequence[GpuSummary], path: Path | str) -> 
         _draw(axes, panel, log, summaries, unit)
     every[-1].set_xlabel(f"Time ({name})", color=INK)
     every[-1].set_xlim(0, max(seconds, 1.0) / unit)
-    legend(every[0], over_curves=True)
+    legend(every[0], over_curves=True)  # colours are the same in all panels
     save(figure, path)
 
 
@@ -56,16 +56,18 @@ def _draw(axes: Axes, panel: Panel, log: GpuLog, summaries: Sequence[GpuSummary]
         for kind in panel.shaded:
             for start, end in summary.spans_s[kind]:
                 axes.axvspan(start / unit, end / unit, color=_SHADES[kind], alpha=0.25, linewidth=0)
-    for place, (label, table) in enumerate(log.gpus.items()):
+    for number, (label, table) in enumerate(log.gpus.items()):
         # Of a long log the mean of groups of samples, in a band from their lowest to their highest.
         size = len(table) // _MOST_POINTS + 1
         groups = (table[panel.metric] / panel.scale).groupby(np.arange(len(table)) // size)
-        times, colour = table[TIME].iloc[::size] / unit, _COLOURS[place % len(_COLOURS)]
+        times, colour = table[TIME].iloc[::size] / unit, _COLOURS[number % len(_COLOURS)]
         if size > 1:
             axes.fill_between(times, groups.min(), groups.max(), color=colour, alpha=0.25, linewidth=0)
         axes.plot(times, groups.mean(), color=colour, linewidth=1.1, label=f"GPU {label}")
     if panel.limit:
+        # One line for all GPUs: those of a machine have mostly the same limit.
         limit = max(float(table[panel.limit].max()) for table in log.gpus.values()) / panel.scale
         if np.isfinite(limit):
             axes.axhline(limit, color=GREY, linewidth=1.0, linestyle=(0, (4, 3)))
+    # From zero on, so that heights compare; 103, so that a line at 100 % is seen whole.
     axes.set_ylim(0, 103 if panel.title.endswith("(%)") else 1.06 * axes.get_ylim()[1])

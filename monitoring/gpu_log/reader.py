@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from esmeray.common.errors import DataError
+from esmeray.common.errors import DataError, reading
 from esmeray.dataset.table import text_batches
 
 TIME, GPU, NAME = "time", "index", "name"
@@ -65,28 +65,27 @@ class GpuLog(NamedTuple):
     gpus: dict[str, pd.DataFrame]
 
 
-def read_gpu_log(path: Path | str) -> GpuLog:
+def read_gpu_log(path: Path) -> GpuLog:
     """Read a log, with or without units.
 
     A last line without its end, left by a killed writer, is passed over, and so are headers repeated by appending.
     Raises DataError where the file can't be read, has no samples of a GPU, lacks a column, or a cell is not what its
     column says.
     """
-    path = Path(path)
-    try:
+    with reading(path):
         data = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path}: can't be read: {error.strerror}") from error
     batches = list(text_batches(io.BytesIO(data[: data.rfind(b"\n") + 1]), path, ","))
     if not batches:
         raise DataError(f"{path}: is empty")
+    # nvidia-smi puts a blank behind each comma.
     cells = pa.Table.from_batches(batches).to_pandas().rename(columns=str.strip)
     titles = _find_titles(list(cells), path)
     cells = cells.apply(lambda column: column.str.strip())
     cells.index += 2  # lines from 1, the first is the header
-    cells = cells[cells.iloc[:, 0] != cells.columns[0]]
+    cells = cells[cells.iloc[:, 0] != cells.columns[0]]  # the header again, of a second nvidia-smi that appended
     if cells.empty:
         raise DataError(f"{path}: has a header and no samples")
+    # By length first: indices are text here, and "10" comes after "9".
     by_gpu = sorted(_values(cells, titles, path).groupby(GPU), key=lambda item: (len(item[0]), item[0]))
     return GpuLog(path, cells[titles[TIME]].iloc[0], {gpu: rows.reset_index(drop=True) for gpu, rows in by_gpu})
 
@@ -96,11 +95,12 @@ def _find_titles(titles: list[str], path: Path) -> dict[str, str]:
     by_name = {title.split("[")[0].strip(): title for title in titles}  # ``utilization.gpu [%]`` without its unit
     known: dict[str, str] = {}
     for name, queries in COLUMNS.items():
-        present = [title for title in queries if title in by_name]
-        if present:
-            known[name] = by_name[present[0]]
+        for query in reversed(queries):  # the first that is present stays
+            if query in by_name:
+                known[name] = by_name[query]
     missing = [COLUMNS[name][0] for name in REQUIRED if name not in known]
     if missing:
+        # No column that was taken for something else is named as the nearest.
         free = [title for title in titles if title not in known.values()]
         described = []
         for title in missing:
@@ -123,18 +123,19 @@ def _values(cells: pd.DataFrame, titles: dict[str, str], path: Path) -> pd.DataF
             raise DataError(f"{path}, line {line}, column {title!r}: {cells[title][line]!r} is not {words}")
         return values
 
-    table = pd.DataFrame({TIME: read(titles[TIME], _seconds, "a time")})
-    for name in [name for name in COLUMNS if name != TIME]:
-        if name in (GPU, NAME):
-            table[name] = cells[titles[name]] if name in titles else ""
-        else:
-            table[name] = read(titles[name], _numbers, "a number") if name in titles else np.nan
+    names = cells[titles[NAME]] if NAME in titles else ""
+    table = pd.DataFrame({TIME: read(titles[TIME], _seconds, "a time"), GPU: cells[titles[GPU]], NAME: names})
+    for name in [name for name in COLUMNS if name not in table]:
+        # A log without a column has it all the same, so that nobody asks twice: what is not known is NaN.
+        table[name] = read(titles[name], _numbers, "a number") if name in titles else np.nan
+    # Older queries and nvidia-smi's own tables have a column for each reason, in words, where newer ones have the bits.
     matches = [re.match(r"clocks_(?:event|throttle)_reasons\.(\w+)", title) for title in cells]
     reasons = {match.string: REASON_BITS[match[1]] for match in matches if match and match[1] in REASON_BITS}
     if reasons and "throttle_reasons" not in titles:
         states = {"Active": 1.0, "Not Active": 0.0}
         words = "'Active' or 'Not Active'"
         active = pd.DataFrame({title: read(title, lambda cells: cells.map(states), words) for title in reasons})
+        # min_count: a sample of which no reason is known has unknown reasons, not none.
         table["throttle_reasons"] = (active * pd.Series(reasons)).sum(axis=1, min_count=1)
     table = table.dropna(subset=[TIME]).sort_values(TIME, kind="stable", ignore_index=True)
     table[TIME] -= table[TIME].iloc[0]
@@ -145,7 +146,7 @@ def _numbers(cells: pd.Series) -> pd.Series:
     """The cells in bytes, percent, watts or MHz, by the unit of the cell or else of the title; NaN for other text."""
     parts = cells.str.extract(f"^(?:{_NUMBER})$")
     unit = re.search(r"\[(.+)\]", str(cells.name))
-    usual = FACTORS.get(unit[1], 1.0) if unit else 1.0
+    usual = FACTORS.get(unit[1], 1.0) if unit else 1.0  # --format=csv,nounits leaves the unit to the title
     factors = parts["unit"].map(FACTORS).where(parts["unit"].notna(), usual)
     bits = parts["hex"].map(lambda cell: int(cell, 16), na_action="ignore")
     return (pd.to_numeric(parts["number"]) * factors).fillna(bits).astype(float)

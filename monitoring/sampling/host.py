@@ -36,8 +36,11 @@ class Rates:
         now_s = self._clock()
         elapsed_s, earlier = now_s - self._at_s, self._values
         self._values, self._at_s = values, now_s
-        if elapsed_s <= 0:
+        if elapsed_s <= 0:  # two looks within the clock's resolution
             return {}
+        # A counter that shrank was reset, or wrapped; a process's may be another's that got the same id. What it
+        # counted
+        # before is not known.
         return {
             name: (value - earlier[name]) / elapsed_s
             for name, value in values.items()
@@ -55,10 +58,13 @@ class HostSampler:
     def read(self) -> dict[str, float]:
         """Return ``mem/host_*_bytes``, ``cpu/percent`` (of all cores), ``disk/*`` and ``net/*_bytes_per_s``."""
         total, available = map(float, memory_of_this_machine())
-        memory = {"total": total, "available": available, "used": total - available}
-        metrics = {f"mem/host_{name}_bytes": value for name, value in memory.items()}
+        metrics = {
+            "mem/host_total_bytes": total,
+            "mem/host_available_bytes": available,
+            "mem/host_used_bytes": total - available,
+        }
         busy_percent = psutil.cpu_percent()  # since the last call
-        if self._has_read:
+        if self._has_read:  # psutil answers the first call with 0, which means nothing
             metrics["cpu/percent"] = busy_percent
         self._has_read = True
         return metrics | self._io.of(_counters())
@@ -76,6 +82,7 @@ class ProcessSampler:
         processes, rss_bytes, cpu_s = [self._process], 0, {}
         with contextlib.suppress(psutil.Error):  # a child has ended meanwhile
             processes += self._process.children(recursive=True)
+        # By process: a loader that ends takes its CPU time along, and the sum of all would fall.
         for process in processes:
             with contextlib.suppress(psutil.Error):  # it has ended since, or is another user's
                 rss_bytes += process.memory_info().rss
@@ -93,9 +100,12 @@ def memory_of_this_machine() -> Memory:
     """
     machine = psutil.virtual_memory()
     total, available = machine.total, machine.available
+    # Every group up to the root has a limit of its own, and the tightest holds: a job's may have none, its node's slice
+    # does.
     for folder, limit_file, used_file in _cgroup_folders():
         limit, used = _number(folder / limit_file), _number(folder / used_file)
         if limit is not None and used is not None:
+            # cgroup v1 says "no limit" by a number near 2^63.
             total = min(total, limit)
             available = min(available, max(0, limit - max(0, used - _file_cache_bytes(folder))))
     return Memory(total, available)
@@ -107,7 +117,7 @@ def _counters() -> dict[str, float]:
     every = psutil.disk_io_counters(perdisk=True) or {}
     # What LVM, encryption or RAID make of disks would count the same bytes again.
     real = [disk for name, disk in every.items() if (_BLOCKS / name.replace("/", "!") / "device").exists()]
-    if disks := real or list(every.values()):
+    if disks := real or list(every.values()):  # a sandbox's /sys may show no device
         counters["disk/read_bytes_per_s"] = sum(disk.read_bytes for disk in disks)
         counters["disk/write_bytes_per_s"] = sum(disk.write_bytes for disk in disks)
     if (net := psutil.net_io_counters()) is not None:
@@ -132,7 +142,7 @@ def _cgroup_folders() -> list[tuple[Path, str, str]]:
             continue
         # In a container that sees its own cgroup as the root, the path is the machine's and leads nowhere.
         folder = root / path.lstrip("/")
-        folders += [(place, *files) for place in (folder, *folder.parents) if place.is_relative_to(root)]
+        folders += [(group, *files) for group in (folder, *folder.parents) if group.is_relative_to(root)]
     return folders
 
 
@@ -141,6 +151,7 @@ def _file_cache_bytes(folder: Path) -> int:
         values = dict(line.split(maxsplit=1) for line in (folder / "memory.stat").read_text().splitlines())
     except OSError:
         return 0
+    # v1 counts the groups below by "total_", v2 without it; it is their use, too, that the limit is compared with.
     return sum(int(values.get(f"total_{kind}", values.get(kind, 0))) for kind in ("inactive_file", "active_file"))
 
 

@@ -52,8 +52,9 @@ class MemoryMeter:
         On CUDA what torch had reserved; on the CPU the resident memory of the process with its code and libraries.
         """
         if self._cuda is not None:
+            # Not what was allocated: fragments between tensors are as lost to the device as the tensors.
             return torch.cuda.max_memory_reserved(self._cuda)
-        if not self._kernel_keeps_peak:
+        if not self._kernel_keeps_peak:  # VmHWM would be of the process's whole life
             return psutil.Process().memory_info().rss
         (line,) = (line for line in (PROC / "status").read_text().splitlines() if line.startswith("VmHWM:"))
         return int(line.split()[1]) * 1024
@@ -72,7 +73,7 @@ class MemoryMeter:
 
     def free(self) -> None:
         """Give back what nothing holds any more, and reset the peak."""
-        gc.collect()
+        gc.collect()  # first: tensors in cycles (a traceback's frames) hold memory that the allocators can't give back
         if self._cuda is not None:
             torch.cuda.empty_cache()
         elif _malloc_trim is not None:

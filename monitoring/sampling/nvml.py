@@ -31,8 +31,8 @@ SLOWDOWN = 0x008
 _CANNOT_SAY = (
     pynvml.NVML_ERROR_NOT_SUPPORTED,
     pynvml.NVML_ERROR_NO_PERMISSION,
-    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
-    pynvml.NVML_ERROR_INVALID_ARGUMENT,
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,  # an older driver
+    pynvml.NVML_ERROR_INVALID_ARGUMENT,  # a field that it does not know
 )
 _DRIVER_GONE = (
     pynvml.NVML_ERROR_UNINITIALIZED,
@@ -65,14 +65,13 @@ class NvmlDevices:
     def __init__(self, warn: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._warn, self._clock = warn, clock
         self._gpus: list[_Gpu] = []
-        self._pcie_turns = 0
+        self._pcie_turns = -1
         self._pcie_next_s = clock()
-        self._open = False
         try:
             pynvml.nvmlInit()
-            self._open = True
             count = pynvml.nvmlDeviceGetCount()
         except pynvml.NVMLError as error:
+            # A machine without a GPU is no fault; the driver's device file without a driver is one.
             if error.value not in _NO_DRIVER or _DRIVER_NODE.exists():
                 warn(f"the GPUs are not watched: NVML can't be used ({error}); see 'esmeray profile gpu'")
             return
@@ -85,11 +84,11 @@ class NvmlDevices:
     def read(self) -> list[GpuSample]:
         samples = []
         turn = self._pcie_turn()
-        for gpu in list(self._gpus):
+        for gpu in list(self._gpus):  # a copy: a lost one is removed
             try:
                 samples.append(gpu.read(pcie=gpu is turn))
             except pynvml.NVMLError as error:
-                if error.value in _DRIVER_GONE:
+                if error.value in _DRIVER_GONE:  # one warning, not one for each of eight GPUs
                     self._warn(f"NVML failed ({error}): the GPUs are not watched from here on")
                     self._gpus.clear()
                     return []
@@ -99,10 +98,9 @@ class NvmlDevices:
 
     def close(self) -> None:
         self._gpus.clear()
-        if self._open:
-            self._open = False
-            with contextlib.suppress(pynvml.NVMLError):  # it went with the driver: nothing is left to undo
-                pynvml.nvmlShutdown()
+        # Never begun, or gone with its driver: nothing is left to undo.
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
 
     def _pcie_turn(self) -> "_Gpu | None":
         """The GPU whose PCIe traffic is measured now, if it is time."""
@@ -111,7 +109,7 @@ class NvmlDevices:
             return None
         self._pcie_next_s = now_s + PCIE_EVERY_S
         self._pcie_turns += 1
-        return self._gpus[(self._pcie_turns - 1) % len(self._gpus)]
+        return self._gpus[self._pcie_turns % len(self._gpus)]  # of those that are left: a lost one has no turn
 
 
 class _Gpu:
@@ -139,7 +137,7 @@ class _Gpu:
                     self._questions.remove(question)
                 else:
                     failure = error  # a timeout, say: it may be better next time
-        if failure is not None and not metrics:
+        if failure is not None and not metrics:  # no answer at all: it is gone, under whatever name
             raise failure
         return GpuSample(self.index, self._uuid, metrics)
 
@@ -175,7 +173,7 @@ class _Gpu:
         names = ("nvlink_tx_bytes_per_s", "nvlink_rx_bytes_per_s")
         fields = (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX)
         values = pynvml.nvmlDeviceGetFieldValues(self._handle, [(field, _ALL_LINKS) for field in fields])
-        for value in values:
+        for value in values:  # the call itself succeeds where a field does not
             if value.nvmlReturn != pynvml.NVML_SUCCESS:
                 raise pynvml.NVMLError(value.nvmlReturn)
         return self._links.of({name: value.value.ullVal * 1024.0 for name, value in zip(names, values, strict=True)})

@@ -62,7 +62,9 @@ _KNOWN: tuple[tuple[str, Peaks], ...] = (
 def known_peaks(gpu_name: str) -> Peaks | None:
     """Peaks of a GPU by its driver's name (``NVIDIA H100 80GB HBM3``) or in short (``h100``); None for another."""
     whole = re.sub(r"^(NVIDIA\s+)?(Tesla\s+)?", "", gpu_name.strip())
-    names = whole, re.sub(r"\s*[- ]\d+GB\b", "", whole)
+    # With its memory, too: an A100 of 40 GB has another bandwidth than one of 80.
+    names = (whole, re.sub(r"\s*[- ]\d+GB\b", "", whole))
+    # The whole name must match: a laptop's GPU or a MIG slice has a known name as its beginning, and other peaks.
     return next((peaks for pattern, peaks in _KNOWN if any(re.fullmatch(pattern, n, re.I) for n in names)), None)
 
 

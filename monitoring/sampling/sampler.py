@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from esmeray.common.steady_time import steady_time
 from esmeray.monitoring.sampling.host import HostSampler, ProcessSampler
 from esmeray.monitoring.sampling.metric_names import Metric, find
 from esmeray.monitoring.sampling.nvml import NvmlDevices
-from esmeray.run_folder.metrics_log import MetricsLog
+from esmeray.run_folder.metrics_log import MetricsLog, steady_time
 
 if TYPE_CHECKING:
     from ray.util.metrics import Gauge
@@ -78,16 +77,16 @@ class Sampler:
 
     def __post_init__(self) -> None:
         self._host_name = socket.gethostname()
-        self._exporter = PrometheusExporter(self.worker, self._host_name) if self.prometheus else None
+        self._exporter = PrometheusExporter(self.worker, self._host_name)
         self._process = ProcessSampler()
-        self._host = HostSampler() if self.node else None
-        self._devices: NvmlDevices | None = None
+        self._host = HostSampler()
+        self._devices: NvmlDevices | None = None  # opened by the thread, which alone may hang in a driver
         self._uuid = _uuid(self.device)
         self._uuids: dict[str, str] = {}
         self._warned: set[str] = set()
         self._noted = _Noted()
         self._epoch: int | None = None
-        self._epoch_ends: deque[_Noted] = deque()
+        self._epoch_ends: deque[_Noted] = deque()  # an append and a popleft are atomic: loop and thread share no lock
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._work, name="sampler", daemon=True)
 
@@ -100,6 +99,8 @@ class Sampler:
 
     def note(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
         """Take the values of the last logged step for the next sample: ``tokens_per_s``, ``loss``, ``forward_s`` ..."""
+        # A new tuple with a copy, put there at once: the thread never sees the values of one step under another's
+        # number.
         self._noted = _Noted(step, epoch, dict(values))
         self._epoch = epoch if self._epoch is None else min(self._epoch, epoch)
 
@@ -109,6 +110,7 @@ class Sampler:
         ended = self._noted.epoch if self._epoch is None else self._epoch
         self._epoch = max(self._noted.epoch, ended + 1)
         if self.device.type == "cuda":
+            # Read now, by the loop: once it is reset, no later sample can know it.
             peak_bytes = torch.cuda.max_memory_allocated(self.device)
             torch.cuda.reset_peak_memory_stats(self.device)
             self._epoch_ends.append(self._noted._replace(epoch=ended, peak_bytes=peak_bytes))
@@ -133,8 +135,8 @@ class Sampler:
         due_s = time.monotonic() + self.interval_s
         while not self._closing.wait(max(0.0, due_s - time.monotonic())):
             self.sample()
-            due_s = max(due_s + self.interval_s, time.monotonic())
-        self.sample()
+            due_s = max(due_s + self.interval_s, time.monotonic())  # what a slow sample missed is not made up for
+        self.sample()  # the run's last values, and the end of its last epoch
         if self._devices is not None:
             self._guarded("NVML", self._devices.close)
 
@@ -144,23 +146,23 @@ class Sampler:
         record |= {"host": self._host_name, "worker": self.worker, "metrics": values}
         record |= {name: uuids for name, uuids in (("gpu", self._uuid), ("gpus", self._uuids)) if uuids}
         self._guarded("the file of samples", lambda: self._append(record))
-        if (exporter := self._exporter) is not None:
-            self._guarded("Prometheus", lambda: exporter.export(values))
+        if self.prometheus:
+            self._guarded("Prometheus", lambda: self._exporter.export(values))
 
     def _read(self, noted: _Noted) -> Values:
         process = self._guarded("psutil", self._process.read)
         memory = self._guarded("torch", lambda: _torch_memory(self.device, noted.peak_bytes))
         loop = {name: value for name, value in noted.values.items() if find(f"worker/0/{name}")}
         values = {f"worker/{self.worker}/{name}": value for name, value in (process | memory | loop).items()}
-        if self.worker == 0:
+        if self.worker == 0:  # those of the whole run, which every worker knows
             values |= {name: noted.values[key] for key, name in _RUN_METRICS.items() if key in noted.values}
             values |= self._utilization(noted.values)
-        if self._host is not None:
+        if self.node:
             if "rss_bytes" in process:
                 values["mem/host_rss_bytes"] = process["rss_bytes"]
             values |= self._guarded("psutil", self._host.read)
             values |= self._guarded("NVML", self._gpus)
-        return {name: value for name, value in values.items() if isinstance(value, int | float)}
+        return values
 
     def _utilization(self, step: Mapping[str, float]) -> Values:
         """``perf/mfu``: model FLOPs utilisation (Chowdhery et al. 2022, appendix B), without what is computed again."""
@@ -179,6 +181,7 @@ class Sampler:
         return values
 
     def _append(self, record: Mapping[str, object]) -> None:
+        # Opened each time: a disk that was full, or a folder that was away, may be there again.
         with MetricsLog(self.path) as log:
             log.append(record)
 
@@ -194,10 +197,11 @@ class Sampler:
         """Report to the log and to the file, unless this cause was reported. Never raises."""
         if (cause or message) in self._warned:
             return
-        self._warned.add(cause or message)
+        self._warned.add(cause or message)  # first: a warning that can't be written is not tried at each sample
         event = {"kind": "event", "event": "warning", "step": self._noted.step, "time": self.clock()}
         try:
             self.warn(message)
+            # Into this worker's own file, which the driver follows: a worker on another machine has no terminal.
             self._append({**event, "message": f"worker {self.worker}: {message}"})
         except Exception:  # noqa: BLE001 - where even a warning can't be written, there is nobody left to report to
             return
@@ -221,7 +225,7 @@ class PrometheusExporter:
             metric, index = known
             tags = self._tags | ({"gpu": str(index)} if name.startswith("gpu/") else {})
             if metric not in self._gauges:
-                from ray.util.metrics import Gauge
+                from ray.util.metrics import Gauge  # here: without Ray, nothing of it is loaded
 
                 self._gauges[metric] = Gauge(metric.prometheus_name, f"{metric.description} ({metric.unit}).", (*tags,))
             self._gauges[metric].set(value, tags)
@@ -229,7 +233,7 @@ class PrometheusExporter:
 
 def ray_is_running() -> bool:
     """Test whether this process belongs to a Ray cluster. Does not import Ray."""
-    ray = sys.modules.get("ray")
+    ray = sys.modules.get("ray")  # who has not imported it is in no cluster
     return ray is not None and ray.is_initialized()
 
 
@@ -237,8 +241,9 @@ def _torch_memory(device: torch.device, peak_bytes: int | None) -> Values:
     """State of torch's allocator on a GPU, without waiting for it; nothing on the CPU."""
     if device.type != "cuda":
         return {}
-    stats = torch.cuda.memory_stats(device)
-    allocated, reserved = stats.get("allocated_bytes.all.current", 0), stats.get("reserved_bytes.all.current", 0)
+    stats = torch.cuda.memory_stats(device)  # empty until the first tensor
+    allocated = stats.get("allocated_bytes.all.current", 0)
+    reserved = stats.get("reserved_bytes.all.current", 0)
     return {
         "torch_allocated_bytes": allocated,
         "torch_reserved_bytes": reserved,

@@ -25,7 +25,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TextIO
+from typing import Any, NamedTuple, NoReturn
 
 import psutil
 import yaml
@@ -91,10 +91,10 @@ class _Follower:
             threading.Thread(target=self._end_in_time, daemon=True).start()
         else:
             self._ended.set()
-        sys.stderr = complaints = _Complaints(sys.stderr)
+        sys.stderr = complaints = _Complaints(sys.stderr.buffer, errors="backslashreplace", line_buffering=True)
         import wandb  # takes seconds
 
-        self._imported.set()
+        self._imported.set()  # from here on the timeout counts: Python's own slowness is not W&B's
         run = wandb.init(settings=wandb.Settings(**self._settings()), config=self._config)
         run.define_metric("position/*", hidden=True)
         for axis, namespaces in AXES.items():
@@ -102,6 +102,7 @@ class _Follower:
             for namespace in namespaces:
                 run.define_metric(namespace, step_metric=axis)
         known = dict(run.summary) if run.resumed else {}  # read once, before this process adds to it
+        # Alerts since the driver began are sent; those of before were, and a replay sends none.
         rows = WandbRows(psutil.Process().create_time() if self._follow else math.inf, name_nodes=self._worker is None)
         seen: set[tuple[object, ...]] = set()
         for record in self._records():
@@ -128,11 +129,11 @@ class _Follower:
             yield from tail.poll()
             if ended:
                 return
-            self._ended.wait(POLL_S)
+            self._ended.wait(POLL_S)  # no plain sleep: the end is followed at once
 
     def _end_in_time(self) -> None:
         """Wait for the driver's end, then leave at the latest when the timeout is over."""
-        while os.read(0, 1):
+        while os.read(0, 1):  # the driver's end of the pipe closes also where it is killed
             pass
         self._ended.set()
         self._imported.wait(OFFLINE_LIMIT_S)
@@ -155,44 +156,37 @@ class _Follower:
             "entity": section.entity,
             "run_group": group,
             "resume": "allow",
-            "console": "off",
+            "console": "off",  # else wandb captures what this process prints, which is nothing
             "save_code": False,
             # Statistics would be of the driver's machine.
             **dict.fromkeys(("disable_code", "disable_git", "disable_job_creation", "silent", "x_disable_stats"), True),
             "init_timeout": section.init_timeout_s,
+            # A little less than the driver waits, so that wandb itself says what it could not upload.
             "finish_timeout": max(section.finish_timeout_s - 1.0, section.finish_timeout_s / 2),
             "x_transaction_log_flush_interval": FLUSH_S,
         }
 
 
-class _Complaints(io.TextIOBase):
+class _Complaints(io.TextIOWrapper):
     """Standard error that remembers the first warning: that uploads were given up, wandb says in no other way."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self.first: str | None = None
+    first: str | None = None
 
     def write(self, text: str) -> int:
         complaint = re.search(r"(?:WARNING|ERROR) +(.+)", text)
         if complaint and self.first is None:
             self.first = complaint[1].strip()
-        return self._stream.write(text)
-
-    def flush(self) -> None:
-        self._stream.flush()
-
-    def fileno(self) -> int:
-        return self._stream.fileno()
+        return super().write(text)
 
 
 def _leave(replies: int, problem: str | None) -> NoReturn:
     if problem is not None:
         with contextlib.suppress(BrokenPipeError):  # the driver was killed
             os.write(replies, problem.encode())
-    for process in psutil.Process().children(recursive=True):
+    for process in psutil.Process().children(recursive=True):  # wandb-core, where it still waits for the server
         process.kill()
     shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
-    os._exit(problem is not None)
+    os._exit(problem is not None)  # no atexit hook, no wait for wandb's threads
 
 
 class Row(NamedTuple):
@@ -208,8 +202,8 @@ class Row(NamedTuple):
 
 def _is_known(row: Row, summary: Mapping[str, Any]) -> bool:
     """Test whether the server has this row; validation of the last known step may be new: it is repeated."""
-    place, until = row.values[row.position], summary.get(row.position, -math.inf)
-    return place < until or (place == until and (row.position != "step" or "train/loss" in row.values))
+    position, last = row.values[row.position], summary.get(row.position, -math.inf)
+    return position < last or (position == last and (row.position != "step" or "train/loss" in row.values))
 
 
 @dataclass
@@ -231,6 +225,8 @@ class WandbRows:
         if self._began_s is None:
             self._began_s = time_s
         values = {"_timestamp": time_s, ELAPSED: time_s - self._began_s}
+        # A stream has a position of its own: W&B's history has one order, and that of a worker may lag behind
+        # another's.
         if record["kind"] == "sample":
             position = f"{POSITION}/worker/{record['worker']}"
             return Row(position, {**values, position: time_s, **_sample_values(record, self.name_nodes)})
@@ -253,6 +249,7 @@ def wandb_values(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def _sample_values(record: Mapping[str, Any], name_nodes: bool) -> dict[str, float]:
     """A sample's values, without those of the loop's records: ``gpu/0/util``; ``node/HOST/gpu/0/util`` of others."""
+    # Two machines have a GPU 0 each; most runs have one machine, whose names stay short.
     node = f"node/{record['host']}/" if name_nodes and record["worker"] != 0 else ""
     return {
         (node + name if name.startswith(NODE_NAMESPACES) else name): value

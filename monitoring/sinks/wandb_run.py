@@ -47,11 +47,11 @@ class WandbFollowers:
         """Report the end of the run and wait as the module says, ``timeout_s`` at most; leaves no process behind."""
         for _, process in self._followers:
             assert process.stdin is not None
-            process.stdin.close()
+            process.stdin.close()  # of all before one is waited for: they end side by side
         limit_s = START_LIMIT_S if self._section.mode == "offline" else self._section.finish_timeout_s
         for thread, process in self._followers:
             thread.join(min(limit_s + MARGIN_S, timeout_s))
-            if thread.is_alive():
+            if thread.is_alive():  # also wandb's own service, which it started, and which holds the pipe open
                 with contextlib.suppress(psutil.NoSuchProcess):
                     parent = psutil.Process(process.pid)
                     for member in [*parent.children(recursive=True), parent]:
@@ -87,7 +87,7 @@ class WandbFollowers:
             self._report(problem or f"its process ended with code {process.returncode}")
 
     def _report(self, problem: str) -> None:
-        if self._warned.acquire(blocking=False):
+        if self._warned.acquire(blocking=False):  # and never released: one warning is enough
             path = self._run.path
             self._warn(
                 f"W&B: {problem}; {path} holds all values: 'python -m {PROGRAM} {path} --mode online' uploads them"
@@ -97,4 +97,5 @@ class WandbFollowers:
 def _environment() -> dict[str, str]:
     """This process's, with the project on Python's path and without wandb's own error reports to its makers."""
     own = {name: value for name, value in os.environ.items() if name not in _TIED}
+    # PYTHONSAFEPATH: -m would put the current folder first on the path, which is the run's and holds no code.
     return {**own, "PYTHONPATH": python_path(), "WANDB_ERROR_REPORTING": "false", "PYTHONSAFEPATH": "1"}

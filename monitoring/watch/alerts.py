@@ -7,11 +7,10 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from esmeray.common.steady_time import steady_time
 from esmeray.monitoring.advice import advise
 from esmeray.monitoring.section import AlertsSection
 from esmeray.monitoring.watch.progress import Pace
-from esmeray.run_folder.metrics_log import MetricsLog, Record, RecordTail
+from esmeray.run_folder.metrics_log import MetricsLog, Record, RecordTail, steady_time
 
 BAND_PERCENT = 5.0
 """Points beyond a threshold from which on its alert is over, so that a value about the threshold raises one only."""
@@ -52,6 +51,7 @@ class AlertSink:
         """Each alert is in the file already."""
 
     def _check_loss(self, record: Record) -> None:
+        # null in the file: JSON has no NaN.
         self._finite_losses = 0 if record["loss"] is None else self._finite_losses + 1
         if record["loss"] is None:
             remedy = "lower training.learning_rate, or look at the records listed in the run's folder nonfinite"
@@ -63,10 +63,10 @@ class AlertSink:
     def _check_gpu(self, gpu: str, values: Mapping[str, float], record: Record) -> None:
         self._check_memory(gpu, values, "lower batch.tokens or set model.backbone.gradient_checkpointing", record)
         percent = values.get("util")
-        if percent is None or record["step"] < 1:
+        if percent is None or record["step"] < 1:  # before the first step data are prepared and kernels compiled
             return
         threshold, window_s = self._settings.utilization_percent, self._settings.utilization_window_s
-        if ("low_utilization", gpu) in self._raised:
+        if ("low_utilization", gpu) in self._raised:  # hysteresis: what raised it must be clearly over
             threshold = min(100.0, threshold + BAND_PERCENT)
         if percent > 0:
             self._worked.add(gpu)
@@ -135,5 +135,6 @@ class AlertSink:
                 self._append(record | over, record)
 
     def _append(self, alert: Record, record: Record) -> None:
+        # Opened for each: without an alert there is no file.
         with MetricsLog(self._path) as log:
             log.append({"kind": "alert", "step": max(record["step"], 0), "time": record["time"], **alert})

@@ -4,7 +4,7 @@ Dotted lines mark where the run was resumed, crosses the steps that were skipped
 runs: the losses over time and over tokens.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 
@@ -39,7 +39,7 @@ LOWEST_METRIC = -1.0
 Kinds = dict[str, list[Record]]
 
 
-def draw_curves(records: Iterable[Record], path: Path | str, title: str, labels: MetricLabels) -> None:
+def draw_curves(records: Iterable[Record], path: Path, title: str, labels: MetricLabels) -> None:
     """Draw the records of metrics.jsonl to a PNG; where a step occurs twice (resumed), the last counts.
 
     ``labels`` name the metrics of validations that are drawn, in the order in which they get their colours.
@@ -67,15 +67,16 @@ def draw_curves(records: Iterable[Record], path: Path | str, title: str, labels:
     save(figure, path)
 
 
-def draw_comparison(runs: Mapping[str, Sequence[Record]], path: Path | str) -> None:
+def draw_comparison(runs: Mapping[str, Sequence[Record]], path: Path) -> None:
     """Draw the losses of runs, records of metrics.jsonl by name, over time and tokens to a PNG."""
     figure = new_figure(11, 4.6, "Loss")
     over_time, over_tokens = figure.subplots(1, 2, sharey=True)
     losses = []
     for (name, records), color in zip(runs.items(), cycle((BLUE, ORANGE, GREEN, RED, MAGENTA, GREY))):
-        places = _places(records)
+        points = list(_points_of(records))
+        # The label stands on one of the two, or the legend would have every run twice.
         for kind, label, width in (("train", None, 0.8), ("validation", name, 2.0)):
-            drawn = [(*place, record["loss"]) for place, record in places if record["kind"] == kind]
+            drawn = [(*position, record["loss"]) for *position, record in points if record["kind"] == kind]
             minutes, tokens, values = np.array(drawn, dtype=np.float64).reshape(-1, 3).T
             look = {"color": color, "label": label, "linewidth": width, "alpha": 0.35 if label is None else 1.0}
             over_time.plot(minutes, values, **look)
@@ -90,18 +91,20 @@ def draw_comparison(runs: Mapping[str, Sequence[Record]], path: Path | str) -> N
     save(figure, path)
 
 
-def _places(records: Sequence[Record]) -> list[tuple[tuple[float, int], Record]]:
-    """Records with a loss, each with the minutes of training and the tokens until then."""
-    places, seconds, tokens, before = [], 0.0, 0, None
+def _points_of(records: Sequence[Record]) -> Iterator[tuple[float, int, Record]]:
+    """Minutes of training and tokens until each record with a loss, and the record."""
+    seconds, tokens, before = 0.0, 0, None
     for record in records:
         if record.get("event") == "resumed":
             before = None  # the time until then was a pause
         if "loss" not in record:
             continue
+        # By the clock, which validations and checkpoints take, too; but for the first step, before which nothing is
+        # known.
         seconds += record.get("step_s", 0.0) if before is None else max(0.0, record["time"] - before)
-        before, tokens = record["time"], record.get("tokens_seen", tokens)
-        places.append(((seconds / 60, tokens), record))
-    return places
+        before = record["time"]
+        tokens = record.get("tokens_seen", tokens)  # a validation is at the tokens of the step before
+        yield seconds / 60, tokens, record
 
 
 def _draw_losses(axes: Axes, kinds: Kinds, labels: MetricLabels) -> None:
@@ -111,7 +114,7 @@ def _draw_losses(axes: Axes, kinds: Kinds, labels: MetricLabels) -> None:
     others = {label.curve: _series(kinds["validation"], name) for name, label in labels.items() if label.is_loss}
     if len(steps):
         window = max(1, round(len(steps) * SMOOTHING_SHARE))
-        if window > 1:
+        if window > 1:  # else both curves are the same
             axes.plot(steps, losses, color=BLUE, alpha=0.25, linewidth=0.8)
         smooth = pd.Series(losses).rolling(window, min_periods=1).mean()
         axes.plot(steps, smooth, color=BLUE, linewidth=1.8, label="training")
@@ -124,6 +127,7 @@ def _draw_losses(axes: Axes, kinds: Kinds, labels: MetricLabels) -> None:
     skipped = {record["step"] for record in kinds["train"] if record.get("nonfinite")}
     skipped |= {event["step"] for event in kinds["event"] if event["event"] == "nonfinite"}
     if skipped:
+        # At the top edge: their own losses are no numbers.
         top, count = axes.get_ylim()[1], f"skipped ({len(skipped)})"
         axes.plot(sorted(skipped), [top] * len(skipped), "x", color=RED, markersize=6, clip_on=False, label=count)
     legend(axes)
@@ -140,6 +144,7 @@ def _draw_metrics(axes: Axes, validations: Sequence[Record], labels: MetricLabel
         steps, values = _series(validations, name)
         axes.plot(steps, values, color=color, label=f"{labels[name].curve} (last {values[-1]:.3f})", **_points(steps))
         lowest = min(lowest, float(np.nanmin(values, initial=0.0)))
+        # An untrained model's R² may lie far below: on an axis with it, all that comes after would be one flat line.
         if (below := values < LOWEST_METRIC).any():
             label = f"below {LOWEST_METRIC:g}, down to {np.nanmin(values):,.3g}"
             axes.plot(
@@ -164,6 +169,7 @@ def _draw_speed(axes: Axes, records: Sequence[Record]) -> None:
         axes.plot(steps, values, color=GREEN, alpha=0.3, linewidth=0.8)
         median = float(np.nanmedian(values))
         axes.axhline(median, color=GREEN, linewidth=1.8, label=f"median {EngFormatter(places=1, sep='')(median)}")
+        # Not the maximum: one stray step would flatten all others.
         axes.set_ylim(0, 1.15 * float(np.nanpercentile(values, 99.5)))
     axes.yaxis.set_major_formatter(EngFormatter(sep=""))
     legend(axes)
@@ -197,6 +203,7 @@ def _limits(*curves: np.ndarray) -> tuple[float, float]:
     if not finite:
         return 0.0, 1.0
     low = min(float(curve.min()) for curve in finite)
+    # The first value in any case: where a training begins is part of its curve.
     high = max(float(max(np.percentile(curve, 99), curve[0])) for curve in finite)
     margin = 0.06 * (high - low) or 0.5
     return low - margin, high + margin

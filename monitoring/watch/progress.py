@@ -72,6 +72,7 @@ class Pace:
         elif record["kind"] == "validation":
             self.validation = record
         elif record["kind"] == "train":
+            # Steps that come again were taken before: the time between the two attempts would count as a step's.
             if self._resumed or (self.step is not None and record["step"] <= self.step["step"]):
                 self._steps.clear()
             self._resumed = False
@@ -89,9 +90,10 @@ class Pace:
 
     def seconds_per_step(self) -> float | None:
         """Return the time by the clock, validations and checkpoints included."""
-        if len(self._steps) < 2:
+        if len(self._steps) < 2:  # between one step and itself no time passes: its own measurement stands in
             return self.mean("step_s")
         first, last = self._steps[0], self._steps[-1]
+        # By the numbers of the steps: not every step is logged.
         return max(0.0, (last["time"] - first["time"]) / max(1, last["step"] - first["step"]))
 
     def seconds_left(self) -> float | None:
@@ -106,6 +108,7 @@ class Pace:
         if not step_s:
             return Facts()
         seconds = {name: self.mean(f"{name}_s") for name in _STEP_PARTS}
+        # Parts that a run does not measure stay unknown: a share of zero would be a fact.
         shares: dict[str, Any] = {name: value / step_s for name, value in seconds.items() if value is not None}
         return Facts(**shares)
 
@@ -125,7 +128,7 @@ class ProgressSink:
         self._labels, self._plain_every_s, self._clock = labels, plain_every_s, clock
         self._pace = Pace(total_steps)
         self._defined = False
-        self._next_s = -math.inf
+        self._next_s = -math.inf  # the first step is a line: that the run trains is news
         self._shown: Record | None = None  # last step of a plain line
         self._console = Console(file=self._stream)
         self._live: Live | None = None
@@ -137,11 +140,12 @@ class ProgressSink:
         self._pace.take(record)
         kind, text = record["kind"], self._text(record)
         if self._live is not None:
-            if text and record.get("event") != "checkpoint":
+            if text and record.get("event") != "checkpoint":  # those would scroll all else off the screen
                 style = _STYLES.get(record.get("state") or kind)
                 self._console.print(text, markup=False, highlight=False, style=style)
             return
         if kind == "train":
+            # The last step in any case: it is what a log is read for.
             if self._clock() >= self._next_s or record["step"] >= (self._pace.total_steps or 0):
                 self._print_state()
         elif kind == "validation":
@@ -183,6 +187,7 @@ class ProgressSink:
         if pace.step is not None:
             parts["loss"] = f"loss {loss_text(last)}"
             if "tokens_seen" in last:
+                # A loss compares with that of another run at equal tokens or time, not at equal steps.
                 parts["seen"] = f"after {amount(last['tokens_seen'])} tokens, {duration(pace.elapsed_s)}"
             parts["speed"] = f"{amount(pace.tokens_per_s())} tokens/s"
             if last.get("learning_rate") is not None:
@@ -193,6 +198,7 @@ class ProgressSink:
                 parts["skipped"] = f"{last['skipped_steps']} skipped"
             if pace.validation is not None:
                 parts["validation"] = describe_validation(pace.validation, self._labels)
+        # In the order in which they are missed least; the metrics of a validation are what one waits for, and stay.
         for name in ("rate", "seen", "speed", "loss", "left"):
             if len(" · ".join(parts.values())) <= columns:
                 break

@@ -53,7 +53,7 @@ class RunWatcher:
         """One look at the files; returns whether another at once may find more."""
         records = list(self._tail.poll())
         for record in records:
-            for sink in list(self._sinks):
+            for sink in list(self._sinks):  # a copy: one that fails is removed
                 self._guarded(sink, sink.write, record)
         return bool(records)
 

@@ -52,6 +52,8 @@ class RunStatus:
                 if record["kind"] == "alert":
                     self._alerts[str(record.get("name")), str(record.get("subject"))] = record
         if has_news:
+            # Of the first look the files' own times are all that is known; from then on no clock of another machine
+            # counts.
             self._heard_s = time.monotonic() - (self._age_s() if self._heard_s is None else 0.0)
         self._lock = lock_state(self.files.path)  # before the outcome, which is written while it is held
         self._outcome = self.files.read_outcome()
@@ -94,7 +96,7 @@ class RunStatus:
                 yield f"  {describe_alert(alert)}"
 
     def _state(self) -> str:
-        if self._outcome is not None:
+        if self._outcome is not None:  # before the lock: what ended in order has left it, too
             return f"{self._outcome.status}, {self._outcome.message}"
         if self._lock == "left":
             return "crashed, its process ended without an outcome (killed?); the same command resumes it"
@@ -106,6 +108,7 @@ class RunStatus:
         return "running"
 
     def _facts(self) -> Facts:
+        # By key, not by the schema: a run of another version has a status, too.
         config, _ = read_file(self.files.config)
         training = config.get("training", {})
         return replace(

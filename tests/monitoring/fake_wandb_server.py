@@ -1,7 +1,4 @@
-"""A W&B server for tests, on 127.0.0.1, that answers what wandb 0.31 needs to record a run.
-
-``behaviour`` can be changed at any time: "answer", or "unauthorised", which answers 401.
-"""
+"""A W&B server for tests, on 127.0.0.1, that answers what wandb 0.31 needs to record a run."""
 
 import json
 import threading
@@ -12,14 +9,13 @@ from typing import Any
 
 
 class FakeWandbServer(ThreadingHTTPServer):
-    """The server; what it was asked and told, and how it behaves from now on."""
+    """The server; what it was asked and told."""
 
     daemon_threads = True
     block_on_close = False
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.behaviour = "answer"
         self.requests: list[str] = []
         self.history: list[dict[str, Any]] = []
         """Rows of the run's history, as the server holds them: a stream writes from its own offset on."""
@@ -58,10 +54,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _serve(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        if self.server.behaviour == "unauthorised":
-            self._answer(401, {"errors": [{"message": "permission denied"}]})
-            return
-        self._answer(200, self._result(body))
+        data = json.dumps(self._result(body)).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
 
     do_GET = do_POST = do_PUT = _serve  # noqa: N815 - names that http.server calls
 
@@ -109,14 +107,6 @@ class _Handler(BaseHTTPRequestHandler):
         tails = {"historyTail": json.dumps([json.dumps(row) for row in rows[-1:]]), "eventsTail": "[]"}
         described = {"displayName": "n", "config": "{}", "tags": [], "notes": None, "wandbConfig": '{"t": 1}'}
         return {"id": "cg==", "name": "r", "summaryMetrics": json.dumps(summary), **counts, **tails, **described}
-
-    def _answer(self, status: int, content: dict[str, Any]) -> None:
-        data = json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
 
     def log_message(self, *arguments: Any) -> None:
         """Quiet."""

@@ -32,8 +32,3 @@ def append(path: Path, *records: Record) -> None:
     with MetricsLog(path) as log:
         for record in records:
             log.append(record)
-
-
-def sample_file(folder: Path, worker: int) -> Path:
-    """Where this worker's samples are."""
-    return folder / f"worker-{worker:05d}.jsonl"

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 from esmeray.run_folder.paths import Outcome, RunFolder
+from tests.damage import flipped, flips
 
 
 def test_a_new_start_forgets_what_was_asked_of_the_one_before_and_what_ray_kept_of_it(tmp_path: Path):
@@ -16,10 +17,7 @@ def test_an_outcome_with_a_flipped_bit_is_passed_over_with_a_line_or_the_same(tm
     run, outcome = RunFolder(tmp_path, "run"), Outcome("finished", 8, "trained 8 steps", 0)
     run.path.mkdir()
     run.write_outcome(outcome)
-    content = run.outcome.read_bytes()
-    for bit in range(8 * len(content)):
-        flipped = bytearray(content)
-        flipped[bit // 8] ^= 1 << bit % 8
-        run.outcome.write_bytes(flipped)
+    for bit in flips(run.outcome, 300, seed=1):
         caplog.clear()
-        assert run.read_outcome() == (None if caplog.records else outcome), bit
+        with flipped(run.outcome, bit):
+            assert run.read_outcome() == (None if caplog.records else outcome), bit

@@ -1,7 +1,9 @@
 """Every metric has one name, one unit and one meaning, valid wherever it goes."""
 
+import json
 import re
 
+from esmeray.monitoring.sampling.grafana import dashboard
 from esmeray.monitoring.sampling.metric_names import METRICS, find
 from tests.conftest import REPOSITORY
 
@@ -34,7 +36,14 @@ def test_the_page_lists_every_metric_as_the_code_does():
     assert "| metric | unit | meaning |\n|---|---|---|\n" + rows in page
 
 
-def test_grafanas_dashboard_shows_every_metric_and_no_other():
-    dashboard = (REPOSITORY / "docker" / "grafana" / "esmeray.json").read_text(encoding="utf-8")
-    asked = set(re.findall(r'"expr": "ray_(\w+)\{', dashboard))
-    assert asked == {metric.prometheus_name for metric in METRICS}
+def test_grafanas_dashboard_asks_for_every_metric_and_no_other_in_panels_side_by_side():
+    panels = dashboard()["panels"]
+    text = json.dumps(dashboard())
+    assert set(re.findall(r'"expr": "ray_(\w+)\{', text)) == {metric.prometheus_name for metric in METRICS}
+    cells = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels]
+    assert len({*cells}) == len({panel["id"] for panel in panels}) == len(panels) == 34
+    variables = {variable["name"] for variable in dashboard()["templating"]["list"]}
+    assert set(re.findall(r"\$\{?([A-Za-z]\w+)", text)) == variables
+    phases = next(panel for panel in panels if panel["title"] == "Phases of a step")
+    assert phases["fieldConfig"]["defaults"]["custom"]["stacking"]["mode"] == "normal"
+    assert phases["targets"][0]["legendFormat"] == "data_wait_s, worker {{worker}}"

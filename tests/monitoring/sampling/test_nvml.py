@@ -49,9 +49,6 @@ class Driver:
             raise pynvml.NVMLError(code)
         return value
 
-    def pcie_asked(self) -> list[int]:
-        return [gpu for gpu, function in self.asked if function == "nvmlDeviceGetPcieThroughput"]
-
 
 @pytest.fixture
 def driver(monkeypatch) -> Driver:
@@ -63,6 +60,8 @@ def driver(monkeypatch) -> Driver:
         driver.open += 1
 
     def shut_down() -> None:
+        if driver.open == 0:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
         driver.open -= 1
 
     def fields(gpu: int, asked: list[tuple[int, int]]) -> list[SimpleNamespace]:
@@ -111,34 +110,41 @@ def without_traffic(figures: dict[str, float]) -> dict[str, float]:
     return {name: value for name, value in figures.items() if "link" not in name and "pcie" not in name}
 
 
-def test_all_gpus_of_the_machine_are_read_whichever_are_visible(driver, warnings, monkeypatch):
+def test_all_gpus_are_read_whichever_are_visible_and_all_that_is_read_has_a_name(driver, warnings, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    samples = opened(driver, warnings).read()
+    devices = opened(driver, warnings)
+    samples = devices.read()
     assert [(sample.index, sample.uuid) for sample in samples] == [(0, "GPU-0000"), (1, "GPU-0001")]
     assert [without_traffic(sample.metrics) for sample in samples] == [FIGURES] * 2
+    driver.now_s = PCIE_EVERY_S
+    names = {f"gpu/{{gpu}}/{name}" for name in devices.read()[1].metrics}
+    assert names == {metric.name for metric in METRICS if metric.name.startswith("gpu/")}
     assert warnings == []
 
 
-@pytest.mark.parametrize("code", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NO_PERMISSION])
-def test_what_a_slice_of_a_gpu_cannot_say_is_left_out_silently_and_asked_once(driver, warnings, code):
+def test_older_driver_is_asked_by_the_older_name_and_what_failed_once_is_asked_again(driver, warnings):
+    devices = opened(driver, warnings)
+    driver.failing = {
+        "nvmlDeviceGetPowerUsage": pynvml.NVML_ERROR_TIMEOUT,
+        "nvmlDeviceGetCurrentClocksEventReasons": pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+    }
+    metrics = devices.read()[0].metrics
+    assert "power_w" not in metrics and metrics["throttle_reasons"] == 0x44
+    driver.failing = {}
+    assert devices.read()[0].metrics["power_w"] == 350.5
+    assert warnings == []
+
+
+def test_what_a_slice_of_a_gpu_cannot_say_is_left_out_silently_and_asked_once(driver, warnings):
+    code = pynvml.NVML_ERROR_NOT_SUPPORTED
     driver.failing = {(1, "nvmlDeviceGetUtilizationRates"): code, (1, "nvmlDeviceGetTotalEccErrors"): code}
     devices = opened(driver, warnings)
     for _ in range(3):
         whole, slice_ = (without_traffic(sample.metrics) for sample in devices.read())
         assert whole == FIGURES
-        assert FIGURES.keys() - slice_.keys() == {
-            "util",
-            "mem_util",
-            "ecc_corrected",
-            "ecc_uncorrected",
-        }
+        assert FIGURES.keys() - slice_.keys() == {"util", "mem_util", "ecc_corrected", "ecc_uncorrected"}
     assert driver.asked.count((1, "nvmlDeviceGetUtilizationRates")) == 1
     assert warnings == []
-
-
-def test_older_driver_is_asked_for_throttling_by_the_older_name(driver, warnings):
-    driver.failing = {"nvmlDeviceGetCurrentClocksEventReasons": pynvml.NVML_ERROR_FUNCTION_NOT_FOUND}
-    assert opened(driver, warnings).read()[0].metrics["throttle_reasons"] == 0x44
 
 
 def test_lost_gpu_is_one_warning_and_the_others_go_on(driver, warnings):
@@ -149,15 +155,6 @@ def test_lost_gpu_is_one_warning_and_the_others_go_on(driver, warnings):
     assert warnings == ["GPU 0 can't be read any more (GPU is lost) and is not watched from here on"]
     devices.close()
     assert driver.open == 0
-
-
-def test_figure_that_fails_once_is_asked_again(driver, warnings):
-    devices = opened(driver, warnings)
-    driver.failing = {"nvmlDeviceGetPowerUsage": pynvml.NVML_ERROR_TIMEOUT}
-    assert "power_w" not in devices.read()[0].metrics
-    driver.failing = {}
-    assert devices.read()[0].metrics["power_w"] == 350.5
-    assert warnings == []
 
 
 def test_driver_that_is_replaced_in_mid_run_is_one_warning_for_all_gpus(driver, warnings):
@@ -197,15 +194,7 @@ def test_pcie_is_measured_for_one_gpu_at_a_time_in_turns_and_not_too_often(drive
     measured, none = (5000.0 + rx) * 1000, None
     assert tx != rx
     assert seen == [[measured, none], [none, none], [none, measured], [none, none], [measured, none]]
-    assert driver.pcie_asked() == [0, 0, 1, 1, 0, 0]
-
-
-def test_everything_that_nvml_says_has_a_name(driver, warnings):
-    devices = opened(driver, warnings)
-    devices.read()
-    driver.now_s = PCIE_EVERY_S
-    sample = devices.read()[1]
-    assert {f"gpu/{{gpu}}/{name}" for name in sample.metrics} == {m.name for m in METRICS if m.name.startswith("gpu/")}
+    assert [gpu for gpu, function in driver.asked if "Pcie" in function] == [0, 0, 1, 1, 0, 0]
 
 
 def test_nvlink_traffic_is_the_growth_of_its_counters(driver, warnings):

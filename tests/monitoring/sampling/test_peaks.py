@@ -9,13 +9,10 @@ from esmeray.monitoring.sampling.peaks import known_gpus, known_peaks, peak_tflo
     ("name", "bf16"),
     [
         ("NVIDIA A100-SXM4-80GB", 312.0),
-        ("NVIDIA A100 80GB PCIe", 312.0),
         ("NVIDIA H100 80GB HBM3", 989.4),
         ("NVIDIA H100 PCIe", 756.5),
-        ("NVIDIA GH200 480GB", 989.4),
         ("NVIDIA GeForce RTX 4090", 165.2),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
-        ("NVIDIA L40", None),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
         ("Tesla T4", None),
     ],

@@ -77,14 +77,12 @@ def memory(*shares: float) -> list[Record]:
     return [sample(0, s, gpu__1__mem_used_bytes=share * 80 * GIB, **names) for s, share in enumerate(shares)]
 
 
-def test_memory_near_its_limit_is_reported_once_until_it_is_well_below(alerts_of):
+def test_memory_near_its_limit_is_reported_once_until_it_is_well_below_and_that_of_the_host_too(alerts_of, tmp_path):
+    assert alerts_of(memory(0.5)) == [] and not (tmp_path / "alerts.jsonl").exists()
     alerts = alerts_of(memory(0.5, 0.91, 0.89, 0.92, 0.86, 0.84, 0.91))
     assert states(alerts) == [("memory", "raised"), ("memory", "cleared"), ("memory", "raised")]
     assert "GPU 1 on a: 72.8 of 80.0 GiB of memory in use (91 %)" in alerts[0]["message"]
-
-
-def test_memory_of_the_host_is_reported_without_a_gpu(alerts_of):
-    (alert,) = alerts_of([sample(0, 0, mem__host_total_bytes=100.0 * GIB, mem__host_used_bytes=96.0 * GIB)])
+    alert = alerts_of([sample(0, 0, mem__host_total_bytes=100.0 * GIB, mem__host_used_bytes=96.0 * GIB)])[-1]
     assert alert["subject"] == "host a" and "96.0 of 100.0 GiB" in alert["message"]
 
 
@@ -110,10 +108,6 @@ def test_gpus_of_other_peoples_jobs_are_not_reported_where_the_runs_own_are_know
         metrics |= {f"gpu__{gpu}__mem_used_bytes": 0.96 * GIB, f"gpu__{gpu}__mem_total_bytes": float(GIB)}
     alerts = alerts_of([sample(0, 0, **metrics) | uuids])
     assert {alert["subject"] for alert in alerts} == {f"GPU {gpu} on a" for gpu in gpus}
-
-
-def test_there_is_no_file_without_trouble(alerts_of, tmp_path):
-    assert alerts_of(memory(0.5)) == [] and not (tmp_path / "alerts.jsonl").exists()
 
 
 def test_resumed_run_clears_the_alerts_of_before_and_raises_what_still_holds(alerts_of, tmp_path):

@@ -1,6 +1,6 @@
 import numpy as np
+import pytest
 
-from esmeray.monitoring.watch import curves
 from esmeray.monitoring.watch.curves import draw_curves
 from esmeray.tasks.registry import metric_labels
 
@@ -42,30 +42,29 @@ def test_a_validation_that_rises_is_not_cut_off(saved_figures, tmp_path):
     assert saved_figures[0].axes[0].get_ylim()[1] > 5.9
 
 
-def validation_of(monkeypatch, validations: list[dict]):
-    """The panel of the metrics, as it is drawn."""
-    figures = []
-    monkeypatch.setattr(curves, "save", lambda figure, path: figures.append(figure))
-    draw_curves(
-        [{"kind": "validation", "loss": 1.0, **record} for record in validations],
-        "unused.png",
-        "a run",
-        metric_labels(),
-    )
-    return figures[0].axes[1]
+@pytest.fixture
+def validation_of(saved_figures, tmp_path):
+    """Draw validations; returns the panel of the metrics."""
+
+    def draw(*validations: dict):
+        records = [{"kind": "validation", "loss": 1.0, **record} for record in validations]
+        draw_curves(records, tmp_path / "curves.png", "a run", metric_labels())
+        return saved_figures[-1].axes[1]
+
+    return draw
 
 
-def test_r2_below_the_axis_is_marked_and_its_lowest_value_said(monkeypatch):
-    axes = validation_of(monkeypatch, [{"step": step, "feature_r2": value} for step, value in ((0, -28.5), (10, 0.5))])
+def test_r2_below_the_axis_is_marked_and_its_lowest_value_said(validation_of):
+    axes = validation_of({"step": 0, "feature_r2": -28.5}, {"step": 10, "feature_r2": 0.5})
     assert axes.get_ylim()[0] == -1.0
     marks = next(line for line in axes.lines if line.get_label() == "below -1, down to -28.5")
     assert (list(marks.get_xdata()), list(marks.get_ydata())) == ([0], [-1.0])
-    assert len(validation_of(monkeypatch, [{"step": 0, "feature_r2": -0.9}]).lines) == 1
+    assert len(validation_of({"step": 0, "feature_r2": -0.9}).lines) == 1
 
 
-def test_curves_of_a_classifier_have_macro_f1_beside_the_accuracy(monkeypatch):
+def test_curves_of_a_classifier_have_macro_f1_beside_the_accuracy(validation_of):
     figures = {"accuracy": 0.9, "f1_macro": 0.5, "f1_micro": 0.9}
-    labels = [line.get_label() for line in validation_of(monkeypatch, [{"step": 0, "mcc": 0.4, **figures}]).lines]
+    labels = [line.get_label() for line in validation_of({"step": 0, "mcc": 0.4, **figures}).lines]
     assert labels == ["accuracy (last 0.900)", "macro F1 (last 0.500)", "MCC (last 0.400)"]
-    of_labels = validation_of(monkeypatch, [{"step": 0, **figures}]).lines
+    of_labels = validation_of({"step": 0, **figures}).lines
     assert [line.get_label() for line in of_labels][1:] == ["macro F1 (last 0.500)", "micro F1 (last 0.900)"]

@@ -11,24 +11,16 @@ def train(step: int, **values) -> dict:
     return {"kind": "train", "step": step, **defaults, **values}
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
 
 
 def test_without_a_terminal_lines_come_now_and_then_and_for_each_validation():
-    clock, stream = Clock(), io.StringIO()
-    sink = ProgressSink(1000, metric_labels(), stream=stream, plain_every_s=10, clock=clock)
-    for step in range(1, 101):
-        clock.now = float(step)
-        sink.write(train(step))
+    stream, now_s = io.StringIO(), 0
+    sink = ProgressSink(1000, metric_labels(), stream=stream, plain_every_s=10, clock=lambda: now_s)
+    for now_s in range(1, 101):
+        sink.write(train(now_s))
     sink.write({"kind": "validation", "step": 100, "loss": 1.0, "residue_recovery": 0.5})
     sink.close()
     lines = stream.getvalue().splitlines()
@@ -37,13 +29,17 @@ def test_without_a_terminal_lines_come_now_and_then_and_for_each_validation():
 
 
 @pytest.mark.parametrize("make", [io.StringIO, Terminal])
-def test_metrics_are_defined_once_where_they_first_appear(make):
+def test_alerts_and_their_end_are_shown_and_metrics_defined_once_where_they_first_appear(make):
     stream = make()
     sink = ProgressSink(10, metric_labels(), stream=stream)
     for step in (1, 2):
         sink.write(train(step))
         sink.write({"kind": "validation", "step": step, "loss": 1.0, "residue_recovery": 0.5, "feature_r2": 0.4})
+    alert = {"kind": "alert", "step": 1, "time": 0.0, "name": "memory", "subject": "GPU 0", "message": "it is full"}
+    sink.write({**alert, "state": "raised"})
+    sink.write({**alert, "state": "cleared", "message": "there is room"})
     sink.close()
+    assert "warning: it is full" in stream.getvalue() and "over: there is room" in stream.getvalue()
     assert stream.getvalue().count("recovery: share of the residues that are predicted right") == 1
     assert stream.getvalue().count("R²: share of the features' variance") == 1
 
@@ -65,7 +61,7 @@ def test_terminal_of_any_width_shows_the_metrics(columns, monkeypatch):
 
 def test_line_holds_step_loss_speed_rate_and_time_left_of_the_workers_total():
     stream = io.StringIO()
-    sink = ProgressSink(10, metric_labels(), stream=stream, clock=Clock())
+    sink = ProgressSink(10, metric_labels(), stream=stream, clock=lambda: 0.0)
     sink.write({"kind": "event", "step": 0, "event": "started", "total_steps": 100})
     sink.write(train(1, loss=None, nonfinite=True, skipped_steps=1))
     sink.write(train(2, tokens_seen=3_210_000))
@@ -73,17 +69,6 @@ def test_line_holds_step_loss_speed_rate_and_time_left_of_the_workers_total():
     first, last = stream.getvalue().splitlines()
     assert "loss NaN" in first and "1 skipped" in first
     assert last == "step 2/100 · loss 2.5000 · after 3.21M tokens, 1 s · 12.3k tokens/s · lr 1.00e-03 · 1:38 left"
-
-
-@pytest.mark.parametrize("stream", [io.StringIO(), Terminal()])
-def test_alerts_are_shown_and_so_is_their_end(stream):
-    sink = ProgressSink(10, metric_labels(), stream=stream)
-    alert = {"kind": "alert", "step": 1, "time": 0.0, "name": "memory", "subject": "GPU 0", "message": "it is full"}
-    sink.write({**alert, "state": "raised"})
-    sink.write({**alert, "state": "cleared", "message": "there is room"})
-    sink.close()
-    assert "warning: it is full" in stream.getvalue()
-    assert "over: there is room" in stream.getvalue()
 
 
 @pytest.mark.parametrize(
