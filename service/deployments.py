@@ -19,8 +19,8 @@ from esmeray.service.http.app import build_app
 from esmeray.service.http.metrics import Metrics
 from esmeray.service.http.models import Call, Models
 from esmeray.service.replicas.replica import ModelReplica, by_queued_tokens, set_up_process
+from esmeray.service.section import ServedModel, ServeSection, ServiceSettings
 from esmeray.train_config.natures import with_absolute_paths
-from esmeray.train_config.service_schema import ServedModel, ServeSection, ServiceSettings
 
 APPLICATION = "esmeray"
 ONGOING = 1024

@@ -25,7 +25,7 @@ from esmeray.common.text import first_line
 from esmeray.inference.models.source import check_model
 from esmeray.service.contract import DRAIN_S
 from esmeray.service.http.access import read_keys
-from esmeray.train_config.service_schema import ServeSection, ServiceSettings
+from esmeray.service.section import ServeSection, ServiceSettings
 
 KEEP_ALIVE_S = 75
 PROXY_TIMEOUT_S = 300

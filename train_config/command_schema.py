@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, create_model
 
+from esmeray.service.section import KeySection, QuerySection, ServiceSettings
 from esmeray.train_config.classifier_schema import Part
 from esmeray.train_config.diffusion_schema import CaOnly, PredictionsSection, StructuresSection
 from esmeray.train_config.embed_schema import EmbedJobSection
@@ -25,7 +26,6 @@ from esmeray.train_config.section import (
     Share,
     Tokens,
 )
-from esmeray.train_config.service_schema import KeySection, QuerySection, ServiceSettings
 from esmeray.train_config.terms_schema import EvaluateTermsSection, PredictTermsSection
 
 

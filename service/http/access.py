@@ -19,7 +19,7 @@ from starlette.types import Scope
 
 from esmeray.common.errors import ConfigError
 from esmeray.service.http.refusals import RefusalError
-from esmeray.train_config.service_schema import is_loopback
+from esmeray.service.section import is_loopback
 
 PUBLIC = (
     *("/", "/page.js", "/page.css", "/docs", "/openapi.json", "/swagger-ui-bundle.js", "/swagger-ui.css"),

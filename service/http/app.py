@@ -17,7 +17,7 @@ from esmeray.service.http.models import Models
 from esmeray.service.http.refusals import RefusalError
 from esmeray.service.http.routes import native, nim, openai, operations, tei
 from esmeray.service.http.routes.common import Service, problems
-from esmeray.train_config.service_schema import ServeSection
+from esmeray.service.section import ServeSection
 
 log = logging.getLogger("esmeray.service")
 

@@ -23,7 +23,7 @@ from esmeray.dataset.fasta.alphabet import MASK_TEXT, residues_of
 from esmeray.service.contract import About
 from esmeray.service.http.door import LARGE_BYTES, give_back_memory
 from esmeray.service.http.refusals import RefusalError
-from esmeray.train_config.service_schema import LimitsSection
+from esmeray.service.section import LimitsSection
 
 FASTA_TYPES = ("text/x-fasta", "application/x-fasta", "text/plain", "application/octet-stream")
 NPY_TYPE = "application/x-npy"

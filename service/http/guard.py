@@ -19,7 +19,7 @@ from esmeray.service.http.bodies import SMALL_BYTES
 from esmeray.service.http.door import head_refusal
 from esmeray.service.http.refusals import RefusalError
 from esmeray.service.http.routes.common import Service
-from esmeray.train_config.service_schema import LimitsSection
+from esmeray.service.section import LimitsSection
 
 log = logging.getLogger("esmeray.service")
 

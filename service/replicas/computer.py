@@ -28,9 +28,9 @@ from esmeray.inference.models.source import config_of, find_model
 from esmeray.model.forward_loop import ForwardLoop, Places
 from esmeray.service.contract import DECODED, EACH_MASKED, MASKED, About
 from esmeray.service.replicas.batcher import Item
+from esmeray.service.section import ServedModel
 from esmeray.train_config.embed_schema import EmbedSection
 from esmeray.train_config.section import DEFAULT_TOKENS
-from esmeray.train_config.service_schema import ServedModel
 
 
 class MaskedPiece(NamedTuple):

@@ -17,7 +17,7 @@ import ray
 from esmeray.common.errors import DataError, ResourceError
 from esmeray.service.contract import About, Reply
 from esmeray.service.replicas.batcher import OverloadedError, TokenBatcher
-from esmeray.train_config.service_schema import ServedModel
+from esmeray.service.section import ServedModel
 
 log = logging.getLogger("esmeray.service")
 

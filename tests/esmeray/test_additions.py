@@ -77,7 +77,7 @@ from esmeray.service.replicas.replica import ModelReplica
 from esmeray.tools.__main__ import main
 from esmeray.train_config.natures import with_absolute_paths
 from esmeray.train_config.schema import Config
-from esmeray.train_config.service_schema import ServedModel
+from esmeray.service.section import ServedModel
 from esmeray.training.engine.collective import WorkerContext
 from esmeray.training.loop.worker import train_worker
 from esmeray.training.tasks.registry import task_plan

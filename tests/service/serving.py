@@ -19,7 +19,7 @@ from esmeray.service.http.guard import Guard
 from esmeray.service.http.metrics import Metrics
 from esmeray.service.http.models import Call, Models
 from esmeray.service.replicas.replica import ModelReplica
-from esmeray.train_config.service_schema import ServedModel, ServeSection
+from esmeray.service.section import ServedModel, ServeSection
 from tests.classifiers import classifier_config, export_tiny
 from tests.dataset.tokenizer_folders import esm
 from tests.model.small_models import save_masked_lm

@@ -26,7 +26,7 @@ from esmeray.model.export.backbone import export
 from esmeray.service import launch
 from esmeray.service.http.access import new_key
 from esmeray.service.replicas.computer import Computer
-from esmeray.train_config.service_schema import ServedModel, ServiceSettings
+from esmeray.service.section import ServedModel, ServiceSettings
 from tests.classifiers import export_tiny
 from tests.conftest import REPOSITORY
 from tests.model.tasks.test_diffusion import trained

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from esmeray.common.errors import ResourceError
-from esmeray.train_config.service_schema import ServeSection
+from esmeray.service.section import ServeSection
 from tests.dataset.tokenizer_folders import esm
 from tests.model.small_models import save_masked_lm
 from tests.model.support import random_sequences

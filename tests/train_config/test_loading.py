@@ -7,6 +7,7 @@ import pytest
 from esmeray.common import processor
 from esmeray.common.command_line import run
 from esmeray.common.errors import ConfigError
+from esmeray.service.section import ServiceSettings
 from esmeray.tools.grammar import Plain, read_words
 from esmeray.tools.tune._search import TuneSettings
 from esmeray.train_config.command_schema import COMMANDS
@@ -14,7 +15,6 @@ from esmeray.train_config.loading import SHIPPED, dump_config, load_config, load
 from esmeray.train_config.reference import config_reference
 from esmeray.train_config.schema import Config
 from esmeray.train_config.section import settings_of
-from esmeray.train_config.service_schema import ServiceSettings
 from esmeray.train_config.tune_schema import TuneConfig
 
 SEARCH = SHIPPED / "tune_throughput.yaml"

@@ -1,8 +1,8 @@
 """Settings know what a resumed run may change, and paths among them mean the same on every node."""
 
+from esmeray.service.section import ServeSection
 from esmeray.train_config.natures import FIXED, FREE, UNSEEN, on_resume, with_absolute_paths
 from esmeray.train_config.schema import Config
-from esmeray.train_config.service_schema import ServeSection
 from tests.runs import tiny_config
 
 

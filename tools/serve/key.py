@@ -14,8 +14,8 @@ import yaml
 from esmeray.common.errors import ConfigError
 from esmeray.common.publishing import write_atomically, writing
 from esmeray.service.http.access import new_key, read_keys
+from esmeray.service.section import KeySection
 from esmeray.tools.grammar import Plain, parse
-from esmeray.train_config.service_schema import KeySection
 
 
 def main(argv: list[str]) -> int:

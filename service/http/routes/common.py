@@ -12,7 +12,7 @@ from esmeray.service.http.access import Access, Key
 from esmeray.service.http.bodies import FASTA_TYPES, Record, checked
 from esmeray.service.http.models import Models
 from esmeray.service.http.refusals import RefusalError
-from esmeray.train_config.service_schema import LimitsSection
+from esmeray.service.section import LimitsSection
 
 
 class Service(NamedTuple):

@@ -10,8 +10,8 @@ import yaml
 
 from esmeray.common.errors import ConfigError
 from esmeray.service.http.access import PUBLIC, Access, new_key, read_keys
+from esmeray.service.section import ServiceSettings
 from esmeray.train_config.loading import load_settings
-from esmeray.train_config.service_schema import ServiceSettings
 from tests.service.serving import Serving, problem
 
 SCOPES: dict[str, dict[str, Any]] = {

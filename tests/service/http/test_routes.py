@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from esmeray.service.http import app
 from esmeray.service.http.access import new_key
-from esmeray.train_config.service_schema import Endpoint
+from esmeray.service.section import Endpoint
 from tests.conftest import REPOSITORY
 from tests.service.serving import Serving, problem
 
@@ -58,7 +58,7 @@ def test_the_pages_list_the_files_of_a_route_and_every_route(serving: Serving):
     files = design.partition("## A new route")[2].partition("\n## ")[0].split("`")[1::2]
     assert {name for name in files if name.endswith((".py", ".md")) and (REPOSITORY / name).is_file()} >= {
         "service/http/app.py",
-        "train_config/service_schema.py",
+        "service/section.py",
         "docs/service.md",
     }
     endpoints = (REPOSITORY / "docs" / "service.md").read_text(encoding="utf-8").partition("## Batches")[0]

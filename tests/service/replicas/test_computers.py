@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from esmeray.inference.models.model import Model
 from esmeray.model.tasks.autoencoder import ESM2Autoencoder
 from esmeray.service.replicas.computer import Computer
-from esmeray.train_config.service_schema import ServedModel
+from esmeray.service.section import ServedModel
 from tests.inference.models.opened import opened, rows_of
 from tests.model.support import LETTERS, random_sequences
 from tests.service.serving import PRECISION, Serving
