@@ -107,6 +107,7 @@ class ServeSection(Section):
     def _models_by_name(cls, values: Any) -> Any:
         if not isinstance(values, dict) or not isinstance(values.get("models"), list):
             return values
+        # Models with settings of their own say themselves whether they are sizes.
         random = {"random_weights": values.get("random_weights", False)}
         models = [
             {"name": _name(model), "source": model, **random} if isinstance(model, str) else model
@@ -129,6 +130,7 @@ class ServeSection(Section):
             )
         if (self.access.tls_certificate is None) != (self.access.tls_key is None):
             raise ValueError("access: tls_certificate and tls_key go together")
+        # Or a refusal would name a limit that no request can keep to.
         if self.limits.sequence_residues > self.limits.residues:
             raise ValueError("limits.sequence_residues is more than limits.residues")
         if self.limits.body_bytes > self.limits.bodies_bytes:
@@ -143,9 +145,6 @@ class ServiceSettings(Section):
     ray: RaySection = RaySection()
 
 
-Endpoint = Literal["*", "embeddings", "encode", "decode", "classify", "masked", "tokenize", "models", "metrics"]
-
-
 class KeySection(Section):
     """A key's name, scopes and rates."""
 
@@ -155,7 +154,7 @@ class KeySection(Section):
     """YAML file of keys, made if it is missing."""
     models: list[str] = Field(["*"])
     """Models that the key may use; '*' for all."""
-    endpoints: list[Endpoint] = Field(["*"])
+    endpoints: list[str] = Field(["*"])
     """Endpoints that the key may use; '*' for all."""
     requests_per_minute: PositiveInt | None = None
     """Requests a minute that the key may send. Default: any number."""
@@ -170,7 +169,8 @@ class QuerySection(Section):
     """FASTA files, folders or globs."""
     output: Path
     """File to write the answers to."""
-    task: Literal["mean", "max", "cls", "residues", "logits", "latents", "mean_latents", "classify"] = "mean"
+    # No list of outputs: the service's machine may have others than this one, and it refuses what it does not have.
+    task: str = "mean"
     """An output of the model, or classify."""
     model: str | None = None
     """Model that answers, by its name in the service. Default: the service's first."""
@@ -185,6 +185,7 @@ class QuerySection(Section):
 def _name(source: str) -> str:
     """The folder's or the hub model's own name."""
     path = Path(source)
+    # A run's export lies below the run, which has the name.
     return path.parent.name if path.name == "export" else path.name
 
 
@@ -193,4 +194,4 @@ def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return host == "localhost"
+        return host == "localhost"  # another name may stand for any address, and for another one tomorrow

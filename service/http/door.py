@@ -38,7 +38,7 @@ class Door:
         self._most_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] != "http":  # the start and end of the proxy
             await self._app(scope, receive, send)
             return
         if scope["path"].startswith("/-/"):  # which the proxy answers itself, to everybody: the routes, its health
@@ -48,7 +48,7 @@ class Door:
         is_large = body_bytes.isdigit() and int(body_bytes) > self._most_bytes
         refusal = self._refusal if is_large and time.monotonic() < self._full_until_s else head_refusal(scope)
         if refusal is not None:
-            request_id = uuid.uuid4().hex
+            request_id = uuid.uuid4().hex  # Serve gives one to what reaches it, which this does not
             answer = refusal.response(scope["path"], request_id)
             answer.headers["x-request-id"] = request_id
             await answer(scope, receive, send)
@@ -56,6 +56,7 @@ class Door:
         scope["headers"] = [header for header in scope["headers"] if header[0] not in _OF_SERVE]
 
         async def noting(message: Message) -> None:
+            # A 429 of a key's rate has no such header, and says nothing about other callers.
             if message["type"] == "http.response.start" and message["status"] == 429:
                 self._note(dict(message["headers"]))
             await send(message)
@@ -99,7 +100,7 @@ class _Gathered:
             async with asyncio.timeout(GATHERED_S):
                 while not self._is_whole and len(body) < GATHERED_BYTES:
                     message = await self._receive()
-                    if message["type"] != "http.request":
+                    if message["type"] != "http.request":  # the client has left: what it sent is in vain
                         return message
                     body += message.get("body", b"")
                     self._is_whole = not message.get("more_body", False)
@@ -124,8 +125,7 @@ def give_back_memory() -> None:
 def overloaded(retry_after_s: int, room_tokens: int | None) -> RefusalError:
     """The refusal of what would have to wait too long; ``room_tokens`` are those of a request that would not."""
     headers = {} if room_tokens is None else {ROOM_TOKENS: str(room_tokens)}
-    detail = "too much is waiting; try again later"
-    return RefusalError(429, detail, retry_after_s, headers, limit="queue_tokens")
+    return RefusalError(429, "too much is waiting; try again later", retry_after_s, headers, limit="queue_tokens")
 
 
 def middlewares() -> list[Middleware]:
