@@ -17,40 +17,41 @@ class ServedModel(Section):
     """A model, and the replicas that compute with it."""
 
     name: ModelName
-    """Name in requests."""
+    """Name of the model in requests."""
     source: Annotated[str, PATH_OR_NAME]
-    """Folder or hub name of transformers, an Esmeray run, or its export."""
+    """Folder or hub name of a transformers model, an Esmeray run, or its export."""
     random_weights: bool = False
-    """Take a size (esm2_t6_8M), whose weights are random, to try the service out."""
+    """Accept a size (esm2_t6_8M) as source; its weights are random, to try the service out."""
     precision: Literal["fp32", "bf16", "fp16"] | None = None
-    """Precision of the computation. Default: bf16; fp32 on a processor without instructions for bf16, and for
+    """Precision in which the model computes. Default: bf16; fp32 on a processor without instructions for bf16, and for
     classifiers."""
     device: Literal["cpu", "cuda"] | None = None
     """cpu or cuda. Default: CUDA where the cluster has a GPU."""
     replicas: PositiveInt = 1
-    """Replicas, the least where there is max_replicas."""
+    """Number of replicas; the smallest number where max_replicas is set."""
     max_replicas: PositiveInt | None = None
-    """Start replicas up to this number as tokens are queued. Default: no more than replicas."""
+    """Largest number of replicas, which are started as tokens queue up. Default: replicas."""
     cpus: PositiveInt = 1
-    """CPU cores of a replica."""
+    """CPU cores of each replica."""
     gpus: PositiveFloat = 1.0
-    """GPUs of a replica; 0.5 puts two on each."""
+    """GPUs of each replica; with 0.5 two replicas share a GPU."""
     tokens: Tokens | None = None
     """Token budget of a batch. Default: 2,048 on the CPU, 65,536 on CUDA."""
     max_wait_ms: NonNegativeFloat = 2.0
-    """Longest wait for a batch to fill."""
+    """Milliseconds that a batch waits to be filled, at most."""
     queue_tokens: PositiveInt = 500_000
-    """Tokens that may wait for a replica; beyond them requests are refused with 429."""
+    """Tokens that may wait for a replica; further requests are refused with 429."""
     queue_s: PositiveFloat = 5.0
-    """Seconds of computing that may wait for a replica, where these are fewer tokens; at least two batches."""
+    """Seconds of computing that may wait for a replica, if they are fewer tokens than queue_tokens; two batches may always
+    wait."""
     cache_mb: NonNegativeInt = 256
-    """Memory for results of sequences that were computed already."""
+    """Memory in MB for results of sequences that were computed before."""
     cache: Annotated[str | None, PATH] = None
-    """Folder of embed's cache, read only. Default: none."""
+    """Folder of embed's cache, which is only read. Default: none."""
 
 
 class LimitsSection(Section):
-    """Limits of a request; what exceeds them is refused with 413, 422, 429, 503 or 504."""
+    """Limits of requests. A request that exceeds one is refused with 413, 422, 429, 503 or 504."""
 
     sequences: PositiveInt = 1024
     """Sequences of a request, at most."""
@@ -63,9 +64,9 @@ class LimitsSection(Section):
     body_bytes: PositiveInt = 16_000_000
     """Bytes of a request's body, at most."""
     bodies_bytes: PositiveInt = 64_000_000
-    """Bytes of all bodies at once, of each ingress replica; those up to 64 kB are taken beyond it."""
+    """Bytes of all bodies that an ingress replica holds at once; bodies of up to 64 kB are accepted beyond this limit."""
     requests: PositiveInt = 512
-    """Requests at once, of each ingress replica."""
+    """Requests that an ingress replica answers at once, at most."""
     body_s: PositiveFloat = 20.0
     """Seconds that a request's body may take to arrive."""
     timeout_s: PositiveFloat = 120.0
@@ -79,18 +80,19 @@ class AccessSection(Section):
     """YAML file of API keys, as 'esmeray serve key' writes it. Default: none; host must then be a loopback
     address."""
     tls_certificate: str | None = None
-    """PEM file of the certificate; with tls_key the service speaks HTTPS."""
+    """File with the certificate, in PEM. Together with tls_key it turns on HTTPS."""
     tls_key: str | None = None
-    """PEM file of the certificate's private key."""
+    """File with the certificate's private key, in PEM."""
 
 
 class ServeSection(Section):
     """The service."""
 
     models: list[ServedModel] = Field(min_length=1)
-    """Models, by folder, run or hub name, in a file with settings of their own; the first is the default."""
+    """Models to serve, each a folder, a run or a hub name; in a file each may have settings of its own. The first is the
+    default."""
     random_weights: bool = False
-    """Take sizes (esm2_t6_8M) among models given by name alone, whose weights are random, to try the service out."""
+    """Accept sizes (esm2_t6_8M) among models given by name alone; their weights are random, to try the service out."""
     host: str = "127.0.0.1"
     """Address of this machine to listen on."""
     port: Annotated[int, Field(gt=0, le=65535)] = 8000
@@ -98,7 +100,7 @@ class ServeSection(Section):
     ingress_replicas: PositiveInt = 1
     """Processes that check and parse requests."""
     startup_hook: str | None = None
-    """Function MODULE:NAME that gets the FastAPI application, to add OpenTelemetry or other middleware."""
+    """Function MODULE:NAME that is called with the FastAPI application, to add OpenTelemetry or other middleware."""
     limits: LimitsSection = LimitsSection()
     access: AccessSection = AccessSection()
 
@@ -155,7 +157,7 @@ class KeySection(Section):
     models: list[str] = Field(["*"])
     """Models that the key may use; '*' for all."""
     endpoints: list[str] = Field(["*"])
-    """Endpoints that the key may use; '*' for all."""
+    """Endpoints that the key may use, as embeddings or classify; '*' for all."""
     requests_per_minute: PositiveInt | None = None
     """Requests a minute that the key may send. Default: any number."""
     residues_per_minute: PositiveInt | None = None
@@ -171,7 +173,7 @@ class QuerySection(Section):
     """File to write the answers to."""
     # No list of outputs: the service's machine may have others than this one, and it refuses what it does not have.
     task: str = "mean"
-    """An output of the model, or classify."""
+    """Output of the model that is asked for, as mean or residues, or classify. GET /v1/models lists the outputs."""
     model: str | None = None
     """Model that answers, by its name in the service. Default: the service's first."""
     address: str = "http://127.0.0.1:8000"
