@@ -58,7 +58,7 @@ def application(config: ServeSection, device: str) -> serve.Application:
     """The application for Serve; models without a device of their own get this one."""
     config = with_absolute_paths(config)  # Ray starts replicas in other folders
     handles = {model.name: _deployment(model, model.device or device) for model in config.models}
-    ingress = serve.deployment(
+    decorated = serve.deployment(
         name="ingress",
         num_replicas=config.ingress_replicas,
         # It shares the cores that the replicas reserve: a service of one core would find no room for it.
@@ -70,7 +70,7 @@ def application(config: ServeSection, device: str) -> serve.Application:
         max_surge_percent=100,
         logging_config=_LOGGING,
     )
-    return ingress(serve.ingress()(Ingress)).bind(config.model_dump(mode="json"), handles)
+    return decorated(serve.ingress()(Ingress)).bind(config.model_dump(mode="json"), handles)
 
 
 def build(arguments: dict[str, str]) -> serve.Application:
@@ -109,7 +109,7 @@ def _deployment(model: ServedModel, device: str) -> serve.Application:
         "max_replicas": model.max_replicas,
         "policy": {"policy_function": by_queued_tokens},
     }
-    deployment = serve.deployment(
+    decorated = serve.deployment(
         name=model.name,
         ray_actor_options={"num_cpus": model.cpus, "num_gpus": model.gpus if device == "cuda" else 0},
         max_ongoing_requests=ONGOING,
@@ -120,4 +120,4 @@ def _deployment(model: ServedModel, device: str) -> serve.Application:
         # Serve takes one of the two, and refuses both.
         **({"num_replicas": model.replicas} if model.max_replicas is None else {"autoscaling_config": scaling}),
     )
-    return deployment(ModelReplica).bind(model.model_dump(mode="json"), device, version_of(model.source))
+    return decorated(ModelReplica).bind(model.model_dump(mode="json"), device, version_of(model.source))

@@ -90,10 +90,9 @@ def _serve(
             device = "cuda" if any(node.gpus for node in nodes) else "cpu"
             _check_resources(config, sum(node.cpus for node in nodes), sum(node.gpus for node in nodes), device)
             show(f"loading {', '.join(model.name for model in config.models)}")
-            access = config.access
-            tls = {"ssl_certfile": access.tls_certificate, "ssl_keyfile": access.tls_key} if access.tls_key else {}
-            http = {"host": config.host, "port": config.port, "keep_alive_timeout_s": KEEP_ALIVE_S, **tls}
-            _start_proxies(serve, http, say)
+            http = {"host": config.host, "port": config.port, "keep_alive_timeout_s": KEEP_ALIVE_S}
+            tls = {"ssl_certfile": config.access.tls_certificate, "ssl_keyfile": config.access.tls_key}
+            _start_proxies(serve, http | tls, say)
             try:
                 serve.run(application(config, device), name=APPLICATION, route_prefix="/")
             except RuntimeError as error:
@@ -102,7 +101,7 @@ def _serve(
                 serve.delete(APPLICATION)
                 raise _deployment_error(status) from error
             ready_s = time.perf_counter()
-            scheme = "https" if access.tls_key else "http"
+            scheme = "https" if config.access.tls_key else "http"
             show("")
             say(f"ready: {scheme}://{config.host}:{config.port}/ (page), /docs (endpoints); Ctrl-C ends it")
             say(f"started in {ready_s - start_s:.1f} s: Ray {ray_s - start_s:.1f} s, models {ready_s - ray_s:.1f} s")

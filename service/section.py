@@ -42,7 +42,7 @@ class ServedModel(Section):
     queue_tokens: PositiveInt = 500_000
     """Tokens that may wait for a replica; further requests are refused with 429."""
     queue_s: PositiveFloat = 5.0
-    """Seconds of computing that may wait for a replica, if they are fewer tokens than queue_tokens; two batches may always
+    """Seconds of computing that may wait for a replica, if fewer tokens than queue_tokens; two batches may always
     wait."""
     cache_mb: NonNegativeInt = 256
     """Memory in MB for results of sequences that were computed before."""

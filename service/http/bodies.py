@@ -158,11 +158,8 @@ def checked(
     _check_number(len(records), "sequences", limits)
     ids = [record.id if isinstance(record, Record) else str(number) for number, record in enumerate(records)]
     texts = [record.sequence if isinstance(record, Record) else record for record in records]
-    if sum(map(len, texts)) > len(MASK_TEXT) * limits.residues:  # too many to look at each letter of them
-        _check_number(sum(map(residues_of, texts)), "residues", limits)
-    longest = limits.sequence_residues
-    if about.longest is not None and not crop:
-        longest = min(longest, about.longest)
+    models_longest = None if crop else about.longest
+    longest = min(limits.sequence_residues, models_longest or limits.sequence_residues)
     total = 0
     for index, (name, text) in enumerate(zip(ids, texts, strict=True)):
         if about.one_token_per_residue:
@@ -172,12 +169,12 @@ def checked(
             detail = f"record {name}: {length:,} residues, more than {longest:,}; send a shorter one"
             raise RefusalError(422, detail, record=name, limit="sequence_residues")
         total += length
+        _check_number(total, "residues", limits)  # before each letter is looked at: of more, it would take seconds
         if about.one_token_per_residue:
             texts[index] = _residues(text, name, masks)
         # Vocabularies of proteins are of ASCII; classifiers of text take any language.
         elif not text or (not about.labels and not text.isascii()):
             raise RefusalError(422, f"record {name}: must be text of ASCII, at least a letter", record=name)
-    _check_number(total, "residues", limits)
     return ids, texts
 
 

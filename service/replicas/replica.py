@@ -99,8 +99,7 @@ class ModelReplica:
     def _warm_up(self) -> None:
         """Compile what is compiled at first use; computing is slower until then."""
         output = next(iter(self._computer.about.outputs))
-        texts = [(WARM_UP_LETTERS * 50)[:length] for length in WARM_UP_LENGTHS]
-        items = self._computer.items(output, texts)
+        items = self._computer.items(output, [(WARM_UP_LETTERS * 50)[:length] for length in WARM_UP_LENGTHS])
         for batch in (items[:1], items[1:], items):
             self._computer.compute(batch)
 

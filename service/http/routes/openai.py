@@ -60,5 +60,5 @@ async def models(request: Request, service: Shared) -> Response:
 
 
 def _shown(about: About) -> dict[str, Any]:
-    facts = {name: getattr(about, name) for name in SHOWN}
-    return {"id": about.name, "object": "model", "created": 0, "owned_by": "esmeray", **facts}
+    beside = {name: getattr(about, name) for name in SHOWN}
+    return {"id": about.name, "object": "model", "created": 0, "owned_by": "esmeray", **beside}
