@@ -64,7 +64,7 @@ class LimitsSection(Section):
     body_bytes: PositiveInt = 16_000_000
     """Bytes of a request's body, at most."""
     bodies_bytes: PositiveInt = 64_000_000
-    """Bytes of all bodies that an ingress replica holds at once; bodies of up to 64 kB are accepted beyond this limit."""
+    """Bytes of all bodies that an ingress replica holds at once; bodies of up to 64 kB are accepted beyond this."""
     requests: PositiveInt = 512
     """Requests that an ingress replica answers at once, at most."""
     body_s: PositiveFloat = 20.0
@@ -89,8 +89,8 @@ class ServeSection(Section):
     """The service."""
 
     models: list[ServedModel] = Field(min_length=1)
-    """Models to serve, each a folder, a run or a hub name; in a file each may have settings of its own. The first is the
-    default."""
+    """Models to serve, each a folder, a run or a hub name; in a file each may have settings of its own. The first is
+    the default."""
     random_weights: bool = False
     """Accept sizes (esm2_t6_8M) among models given by name alone; their weights are random, to try the service out."""
     host: str = "127.0.0.1"
