@@ -28,7 +28,10 @@ ARROW, NPY, PARQUET, CSV = (
 )
 TOGETHER = 50_000
 """Numbers that are written as JSON at a time, 50 ms: others are answered meanwhile."""
-JSON_TYPES = ("", "*/*", "application/json", "application/*")
+GIVEN = dict.fromkeys(("", "*/*", "application/json", "application/*"), "") | {
+    kind: kind for kind in (ARROW, NPY, PARQUET, CSV)
+}
+"""The kind of answer for each type that ``Accept`` may name; '' is JSON."""
 
 
 async def wanted(request: Request) -> str:
@@ -36,10 +39,8 @@ async def wanted(request: Request) -> str:
     # In the order of the header: weights (q=) are left out, which clients seldom send in another order.
     for accepted in request.headers.get("accept", "").split(","):
         kind = accepted.partition(";")[0].strip().lower()
-        if kind in JSON_TYPES:
-            return ""
-        if kind in (ARROW, NPY, PARQUET, CSV):
-            return kind
+        if kind in GIVEN:
+            return GIVEN[kind]
     raise RefusalError(406, f"answers are application/json, {ARROW}, {NPY}, {PARQUET} or {CSV}")
 
 

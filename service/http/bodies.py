@@ -37,8 +37,8 @@ SMALL_BYTES = 65_536
 """Bodies up to this size are parsed at once; larger ones by one thread, one after the other, beside the event loop."""
 _PARSER = ThreadPoolExecutor(1, thread_name_prefix="parse")
 _COSTS_BYTES = {b",": 40, b'"': 28, b":": 60, b"[": 80, b"{": 250}
-"""What a value takes in Python at most, by the character of JSON that announces it: a number and its place in a list,
-half a short string, a place in a dictionary, a list, a dictionary."""
+"""What a value takes in Python at most, by the character of JSON that announces it: a number and the list's pointer to
+it, half a short string, an entry of a dictionary, a list, a dictionary."""
 _CHEAP_BYTES = 8_000_000
 _MOST_RELATIVE = 5
 """What the values of a body may take: so much, or so many times the body. Its own bytes and copies come on top."""

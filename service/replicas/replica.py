@@ -120,9 +120,8 @@ def by_queued_tokens(context: Any) -> tuple[int, dict[str, Any]]:
     behind = (context.aggregated_metrics or {}).get("behind", {})
     current = context.current_num_replicas
     is_behind = sum(behind.values()) > max(1, current)
-    is_idle = context.total_num_requests < 1
-    least, most = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
-    return max(least, min(most, current + is_behind - is_idle)), {}
+    wanted = current + is_behind - (context.total_num_requests < 1)
+    return max(context.capacity_adjusted_min_replicas, min(context.capacity_adjusted_max_replicas, wanted)), {}
 
 
 def set_up_process() -> None:
