@@ -28,8 +28,9 @@ from numpy.typing import NDArray
 from esmeray.common.errors import ConfigError, DataError, EsmerayError, ResourceError
 
 ARROW = "application/vnd.apache.arrow.stream"
-REQUEST_RESIDUES, REQUEST_SEQUENCES = 20_000, 256
+REQUEST_RESIDUES = 20_000
 """Of a request; a longer sequence goes alone."""
+REQUEST_SEQUENCES = 256
 CONNECT_RETRIES = 5
 """Times that a request is sent again where nothing listens, or a proxy knows of no service: eight seconds."""
 _AGAIN = (429, 503)
@@ -89,13 +90,16 @@ class Client:
             url = httpx.URL(address)
         except httpx.InvalidURL:
             url = httpx.URL("")
+        # httpx escapes what no host may hold, and would look for a machine of that name.
         if url.scheme not in ("http", "https") or not url.host or "%" in url.host:
             raise ConfigError(f"{address}: no address of a service; write it as http://HOST:PORT")
         headers = {} if key is None else {"Authorization": f"Bearer {checked_key(key, 'key')}"}
         self._http = httpx.AsyncClient(
             base_url=address, headers=headers, timeout=timeout_s, limits=httpx.Limits(max_connections=concurrency)
         )
-        self._model, self._concurrency, self._retries = model, concurrency, retries
+        self._model = model
+        self._concurrency = concurrency
+        self._retries = retries
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="client", daemon=True)
         self._thread.start()
@@ -103,6 +107,7 @@ class Client:
     def embed(self, sequences: Iterable[GivenSequence], output: str = "mean") -> NDArray | list[NDArray]:
         """(N, D), or (L, D) of each for an output with rows for residues."""
         arrays = [array for _, array in self.stream(sequences, output)]
+        # Rows of residues differ in number, so they stay a list.
         return np.stack(arrays) if arrays and arrays[0].ndim == 1 else arrays
 
     def classify(self, sequences: Iterable[GivenSequence]) -> Iterator[dict[str, Any]]:
@@ -111,14 +116,14 @@ class Client:
             yield from answer.json()["data"]
 
     def models(self) -> list[dict[str, Any]]:
-        data: list[dict[str, Any]] = self._sent("GET", "/v1/models").result().json()["data"]
-        return data
+        return self._sent("GET", "/v1/models").result().json()["data"]
 
     def stream(self, sequences: Iterable[GivenSequence], output: str = "mean") -> Iterator[tuple[str, NDArray]]:
         """Id and array of each, in order; an id is the number of the sequence where it has none.
 
         Raises DataError for a request that is refused, ResourceError where the service can't be reached.
         """
+        # Arrow: a quarter of the bytes of JSON, and nothing to parse.
         for answer in self._answers(sequences, "/v1/encode", {"output": output}, ARROW):
             table = pa.ipc.open_stream(io.BytesIO(answer.content)).read_all()
             yield from zip(table.column("id").to_pylist(), _arrays(table.column("embedding")), strict=True)
@@ -131,6 +136,7 @@ class Client:
 
     async def _end(self) -> None:
         requests = asyncio.all_tasks() - {asyncio.current_task()}
+        # Before the connections: a stream that was left early still has requests on them.
         for request in requests:
             request.cancel()
         await asyncio.gather(*requests, return_exceptions=True)
@@ -151,11 +157,12 @@ class Client:
             for records in _requests(sequences):
                 body = {"sequences": records, "model": self._model, **fields}
                 waiting.append(self._sent("POST", path, json=body, headers={"Accept": accept}))
+                # The oldest first: answers come in order, and no more than these are held in memory.
                 if len(waiting) >= self._concurrency:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
-        finally:
+        finally:  # also where the caller left the stream early: nobody reads the later answers
             for request in waiting:
                 request.cancel()
 
@@ -163,14 +170,16 @@ class Client:
         return asyncio.run_coroutine_threadsafe(self._send(method, path, **request), self._loop)
 
     async def _send(self, method: str, path: str, **request: Any) -> httpx.Response:
+        tries = 0
         wait_s = _FIRST_WAIT_S
         refusal: EsmerayError
-        for tries_left in range(self._retries, -1, -1):
+        while True:
             retry_after_s = 0.0
             try:
                 answer = await self._http.request(method, path, **request)
             except httpx.TransportError as error:
                 refusal = ResourceError(f"{self._http.base_url}: no answer ({error}); is the service there?")
+                # A connection that broke later was one to a service, whose process may be replaced.
                 is_there = not isinstance(error, httpx.ConnectError)
             else:
                 if answer.is_success:
@@ -183,11 +192,12 @@ class Client:
                 retry_after = answer.headers.get("Retry-After", "")
                 retry_after_s = float(retry_after) if retry_after.isdigit() else 0.0  # it may be a date
             # A service that starts or ends is not there for seconds; one that never was is waited for no longer.
-            if not tries_left or (not is_there and tries_left <= self._retries - CONNECT_RETRIES):
+            if tries == self._retries or (not is_there and tries >= CONNECT_RETRIES):
                 raise refusal
+            # Later than asked, by chance: those who were refused together would come back together.
             await asyncio.sleep(max(retry_after_s, wait_s) * random.uniform(1.0, 1.3))
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
-        raise AssertionError
+            tries += 1
 
 
 def _requests(sequences: Iterable[GivenSequence]) -> Iterator[list[dict[str, str]]]:
@@ -195,6 +205,7 @@ def _requests(sequences: Iterable[GivenSequence]) -> Iterator[list[dict[str, str
     residues = 0
     for number, record in enumerate(sequences):
         name, sequence = (str(number), record) if isinstance(record, str) else record
+        # Below the service's default limits on both, or it would refuse the request with 413.
         if records and (residues + len(sequence) > REQUEST_RESIDUES or len(records) == REQUEST_SEQUENCES):
             yield records
             records, residues = [], 0
@@ -207,22 +218,23 @@ def _requests(sequences: Iterable[GivenSequence]) -> Iterator[list[dict[str, str
 def _arrays(column: pa.ChunkedArray) -> Sequence[NDArray]:
     """(D,) of each, or (L, D)."""
     values = column.combine_chunks()
-    if pa.types.is_fixed_size_list(values.type):
-        vectors_ND: NDArray = values.flatten().to_numpy().reshape(len(values), -1)
-        return list(vectors_ND)
-    rows = values.flatten()
-    return np.split(rows.flatten().to_numpy().reshape(len(rows), -1), values.offsets.to_numpy()[1:-1])
+    is_vectors = pa.types.is_fixed_size_list(values.type)
+    # Rows of all, end to end; where each has several, offsets say where its own begin.
+    rows = values if is_vectors else values.flatten()
+    array = rows.flatten().to_numpy().reshape(len(rows), -1)
+    return list(array) if is_vectors else np.split(array, values.offsets.to_numpy()[1:-1])
 
 
 def _is_of_proxy(answer: httpx.Response) -> bool:
     """Test for a 404 of Ray Serve's proxy, or another's, before the service has started or after it has ended."""
+    # The service's own 404, of an unknown model, is final and of another type.
     return answer.status_code == 404 and not answer.headers.get("Content-Type", "").startswith(_PROBLEM)
 
 
 def _detail(answer: httpx.Response) -> str:
     try:
         detail = str(answer.json()["detail"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):  # of a proxy, which knows no such body
         detail = answer.text[:200]
     remedy = "; --query.key_file or ESMERAY_KEY gives it, in Python Client(key=...)"
     return detail + remedy if answer.status_code == 401 else detail

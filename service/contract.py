@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 
 from numpy.typing import NDArray
 
+CLASSES = "classes"
+"""The output of a classifier."""
 MASKED, EACH_MASKED, DECODED = "masked", "each_masked", "decoded"
 """Outputs of the service alone: logits of the masked tokens of a sequence (M, K), of each of its residues, masked in
 turn (L results of (1, K)), and of residues decoded from latents (L, K)."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ray import serve
-from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, WorkerCrashedError
+from ray.exceptions import RayActorError, WorkerCrashedError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
@@ -19,14 +19,16 @@ from esmeray.service.http.app import build_app
 from esmeray.service.http.metrics import Metrics
 from esmeray.service.http.models import Call, Models
 from esmeray.service.replicas.replica import ModelReplica, by_queued_tokens, set_up_process
+from esmeray.service.section import ServedModel, ServeSection, ServiceSettings
+from esmeray.train_config.loading import load_settings
 from esmeray.train_config.natures import with_absolute_paths
-from esmeray.train_config.service_schema import ServedModel, ServeSection, ServiceSettings
 
 APPLICATION = "esmeray"
 ONGOING = 1024
 """Calls of a replica at once: enough for full batches of single sequences. Serve's default of 5 never fills one."""
 _LOGGING = {"enable_access_log": False}  # the guard writes a line for each request
-LOST = (RayActorError, ActorDiedError, ActorUnavailableError, WorkerCrashedError, DeploymentUnavailableError)
+LOST = (RayActorError, WorkerCrashedError, DeploymentUnavailableError)
+"""Errors of a call whose replica ended, is unreachable, or has not started."""
 
 
 class Ingress:
@@ -34,14 +36,13 @@ class Ingress:
 
     def __init__(self, config: dict[str, Any], handles: dict[str, DeploymentHandle]) -> None:
         set_up_process()
-        settings, metrics = ServeSection(**config), Metrics()
         calls = {
-            name: Call(*map(_cancellable, (handle.about, handle.run, handle.tokens)))
+            name: Call(_cancellable(handle.about), _cancellable(handle.run), _cancellable(handle.tokens))
             for name, handle in handles.items()
         }
-        models = Models(calls, metrics, LOST, (BackPressureError,))
+        models = Models(calls, Metrics(), LOST, (BackPressureError,))
         # Serve's proxy adds the header itself.
-        self._app = build_app(settings, models, adds_request_id=False)
+        self._app = build_app(ServeSection(**config), models, adds_request_id=False)
 
     def __serve_build_asgi_app__(self) -> Any:
         return self._app
@@ -57,24 +58,24 @@ def application(config: ServeSection, device: str) -> serve.Application:
     """The application for Serve; models without a device of their own get this one."""
     config = with_absolute_paths(config)  # Ray starts replicas in other folders
     handles = {model.name: _deployment(model, model.device or device) for model in config.models}
-    ingress = serve.deployment(
+    decorated = serve.deployment(
         name="ingress",
         num_replicas=config.ingress_replicas,
+        # It shares the cores that the replicas reserve: a service of one core would find no room for it.
         ray_actor_options={"num_cpus": 0},
+        # More than the guard admits, so that it refuses with a reason, and Serve's proxy does not queue.
         max_ongoing_requests=2 * config.limits.requests,
         graceful_shutdown_timeout_s=DRAIN_S,
+        # A successor starts first: it reserves nothing, and without an ingress requests would wait.
         max_surge_percent=100,
         logging_config=_LOGGING,
     )
-    return ingress(serve.ingress()(Ingress)).bind(config.model_dump(mode="json"), handles)
+    return decorated(serve.ingress()(Ingress)).bind(config.model_dump(mode="json"), handles)
 
 
 def build(arguments: dict[str, str]) -> serve.Application:
     """For ``serve run service.deployments:build config=FILE`` and RayService. ``device`` is cpu or cuda."""
-    from esmeray.train_config.loading import load_settings
-
-    settings = load_settings(ServiceSettings, arguments["config"])
-    return application(settings.serve, arguments.get("device", "cpu"))
+    return application(load_settings(ServiceSettings, arguments["config"]).serve, arguments.get("device", "cpu"))
 
 
 def _cancellable(method: Any) -> Callable[..., Coroutine[Any, Any, Any]]:
@@ -95,6 +96,7 @@ def version_of(source: str) -> str:
     """Identity of a model's files: their names, sizes and times of change; of a hub name, the name."""
     folder = Path(source).expanduser()
     files = sorted(path for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else []
+    # Not their content: gigabytes of weights would be read at each start and SIGHUP.
     facts = [(str(path.relative_to(folder)), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     return hashlib.sha256(repr(facts or source).encode()).hexdigest()[:16]
 
@@ -102,24 +104,20 @@ def version_of(source: str) -> str:
 def _deployment(model: ServedModel, device: str) -> serve.Application:
     # A changed version: a single replica serves until its successor is loaded, of several one ends first.
     surge = 100 if model.replicas == 1 else 0
-    options: dict[str, Any] = {"num_replicas": model.replicas}
-    if model.max_replicas is not None:
-        options = {
-            "autoscaling_config": {
-                "min_replicas": model.replicas,
-                "max_replicas": model.max_replicas,
-                "policy": {"policy_function": by_queued_tokens},
-            }
-        }
-    resources = {"num_cpus": model.cpus, "num_gpus": model.gpus if device == "cuda" else 0}
-    deployment = serve.deployment(
+    scaling = {
+        "min_replicas": model.replicas,
+        "max_replicas": model.max_replicas,
+        "policy": {"policy_function": by_queued_tokens},
+    }
+    decorated = serve.deployment(
         name=model.name,
-        ray_actor_options=resources,
+        ray_actor_options={"num_cpus": model.cpus, "num_gpus": model.gpus if device == "cuda" else 0},
         max_ongoing_requests=ONGOING,
         graceful_shutdown_timeout_s=DRAIN_S,
-        health_check_period_s=2.0,
+        health_check_period_s=2.0,  # by default 10, until which requests go to one that is lost
         max_surge_percent=surge,
         logging_config=_LOGGING,
-        **options,
+        # Serve takes one of the two, and refuses both.
+        **({"num_replicas": model.replicas} if model.max_replicas is None else {"autoscaling_config": scaling}),
     )
-    return deployment(ModelReplica).bind(model.model_dump(mode="json"), device, version_of(model.source))
+    return decorated(ModelReplica).bind(model.model_dump(mode="json"), device, version_of(model.source))

@@ -25,9 +25,10 @@ from esmeray.common.text import first_line
 from esmeray.inference.models.source import check_model
 from esmeray.service.contract import DRAIN_S
 from esmeray.service.http.access import read_keys
-from esmeray.train_config.service_schema import ServeSection, ServiceSettings
+from esmeray.service.section import ServeSection, ServiceSettings
 
 KEEP_ALIVE_S = 75
+"""Longer than the 60 s for which common proxies keep a connection: else they send into one that is being closed."""
 PROXY_TIMEOUT_S = 300
 SERVE_ENVIRONMENT = {
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "esmeray.service.http.door:middlewares",
@@ -53,7 +54,7 @@ def run(read: Callable[[], ServiceSettings], say: Callable[[str], None]) -> int:
     with StopSignals(DRAIN_S) as signals:
         try:
             return _serve(settings, read, say, signals)
-        except (KeyboardInterrupt, SystemExit) as error:
+        except (KeyboardInterrupt, SystemExit) as error:  # a signal before the service was up, and nothing to finish
             signum = signals.behind(error)
             if signum is None:
                 raise
@@ -63,55 +64,57 @@ def run(read: Callable[[], ServiceSettings], say: Callable[[str], None]) -> int:
 def _serve(
     settings: ServiceSettings, read: Callable[[], ServiceSettings], say: Callable[[str], None], signals: StopSignals
 ) -> int:
-    start_s, config = time.perf_counter(), settings.serve
+    start_s = time.perf_counter()
+    config = settings.serve
+    # Before Ray is imported, which reads some of them then; Ray's processes inherit them.
     for name, value in SERVE_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     own = find(settings.ray) == LOCAL
     if own:  # on another cluster the service may run already, and its nodes have the models
         _check_here(config)
-    from esmeray.cluster.connection import (
-        cluster_resources,
-        connected,
-    )  # here: it imports Ray, which a refusal need not wait for
+    # Here: they import Ray, which a refusal need not wait for.
+    from esmeray.cluster.connection import cluster_resources, connected
 
     with status_line() as show:
         show("starting Ray")
         with connected(settings.ray) as dashboard:
-            signals.reinstall()
+            signals.reinstall()  # ray.init has replaced the handler of SIGTERM
             from ray import serve
 
             from esmeray.service.deployments import APPLICATION, application
 
+            # Its lines of progress and of replicas would hide ours; refusals are read from its status.
             logging.getLogger("ray.serve").setLevel(logging.ERROR)
             ray_s = time.perf_counter()
             nodes = cluster_resources()
             device = "cuda" if any(node.gpus for node in nodes) else "cpu"
             _check_resources(config, sum(node.cpus for node in nodes), sum(node.gpus for node in nodes), device)
             show(f"loading {', '.join(model.name for model in config.models)}")
-            access = config.access
-            tls = {"ssl_certfile": access.tls_certificate, "ssl_keyfile": access.tls_key} if access.tls_key else {}
-            http = {"host": config.host, "port": config.port, "keep_alive_timeout_s": KEEP_ALIVE_S, **tls}
-            _start_proxies(serve, http, say)
+            http = {"host": config.host, "port": config.port, "keep_alive_timeout_s": KEEP_ALIVE_S}
+            tls = {"ssl_certfile": config.access.tls_certificate, "ssl_keyfile": config.access.tls_key}
+            _start_proxies(serve, http | tls, say)
             try:
                 serve.run(application(config, device), name=APPLICATION, route_prefix="/")
             except RuntimeError as error:
-                message = serve.status().applications[APPLICATION]
+                status = serve.status().applications[APPLICATION]
+                # Or it would stay, and be tried again, on a cluster that is not ours.
                 serve.delete(APPLICATION)
-                raise _deployment_error(message) from error
+                raise _deployment_error(status) from error
             ready_s = time.perf_counter()
-            scheme = "https" if access.tls_key else "http"
+            scheme = "https" if config.access.tls_key else "http"
             show("")
             say(f"ready: {scheme}://{config.host}:{config.port}/ (page), /docs (endpoints); Ctrl-C ends it")
             say(f"started in {ready_s - start_s:.1f} s: Ray {ray_s - start_s:.1f} s, models {ready_s - ray_s:.1f} s")
             if dashboard:
                 say(f"Ray's dashboard: http://{dashboard}")
+            # Signals only wake this loop: a handler runs in the midst of anything, where Serve can't be called.
             woken = threading.Event()
             signal.signal(signal.SIGHUP, lambda *_: woken.set())
             signals.hand_over(woken.set, "ending: requests that are being answered are finished")
             while signals.received is None:
                 woken.wait()
                 woken.clear()
-                if signals.received is None:
+                if signals.received is None:  # else the end has woken us, not SIGHUP
                     say(_updated(serve, lambda: application(read().serve, device), APPLICATION))
             asyncio.run(_end(serve, APPLICATION, own, signals))
     return signals.exit_code
@@ -147,9 +150,10 @@ async def _end(serve: Any, name: str, own: bool, signals: StopSignals) -> None:
     if name in applications:
         replies = serve.get_app_handle(name).broadcast("drain").results_async(return_exceptions=True)
         drained = asyncio.gather(replies, return_exceptions=True)
+        # In short waits: a second signal ends the time that is left.
         while not drained.done() and not signals.expired:
             await asyncio.wait([drained], timeout=0.1)
-    if applications - {name}:
+    if applications - {name}:  # of others, whose Serve it is too
         serve.delete(name)
     elif not own:
         await serve.shutdown_async()  # in the loop of the handle, which it closes
@@ -177,6 +181,7 @@ def _check_files(config: ServeSection) -> None:
 
 def _check_here(config: ServeSection) -> None:
     """Refuse a port that is taken, and models that are not there, as Serve and the replicas do a minute later."""
+    # Tried and closed again: Serve's proxy, another process, will listen there.
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
         socket.create_server((config.host, config.port), family=family).close()
@@ -190,9 +195,9 @@ def _check_here(config: ServeSection) -> None:
 
 
 def _check_resources(config: ServeSection, cpus: int, gpus: int, device: str) -> None:
+    # Serve would wait for more without end, and say so only in its own log.
     needed_cpus = sum(model.cpus * model.replicas for model in config.models)
-    on_gpu = [model for model in config.models if (model.device or device) == "cuda"]
-    needed_gpus = sum(model.gpus * model.replicas for model in on_gpu)
+    needed_gpus = sum(model.gpus * model.replicas for model in config.models if (model.device or device) == "cuda")
     if needed_cpus > cpus or needed_gpus > gpus:
         raise ResourceError(
             f"models: their replicas need {needed_cpus} CPU cores and {needed_gpus:g} GPUs, the cluster has {cpus} and "
@@ -206,7 +211,8 @@ def _deployment_error(status: Any) -> ConfigError | ResourceError:
     errors = _ERROR.findall("\n".join(texts))
     if not errors:
         return ConfigError(f"models: can't be served: {' '.join(texts[-1].split()) or 'see the logs of Ray Serve'}")
-    kind, text = errors[-1]
+    kind, text = errors[-1]  # of a chain of errors the one that was raised last
     if kind.endswith("ResourceError"):
         return ResourceError(text)
+    # An error of a library, as of one that opens weights, says nothing without its type.
     return ConfigError(text if "esmeray.common.errors" in kind else f"models: {kind}: {text}")

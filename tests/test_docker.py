@@ -13,8 +13,8 @@ import yaml
 
 from esmeray.common.command_line import run
 from esmeray.service.http.metrics import Metrics
+from esmeray.service.section import ServiceSettings
 from esmeray.train_config.loading import load_settings
-from esmeray.train_config.service_schema import ServiceSettings
 from tests.conftest import REPOSITORY
 
 DOCKER = REPOSITORY / "docker"

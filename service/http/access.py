@@ -18,8 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from starlette.types import Scope
 
 from esmeray.common.errors import ConfigError
+from esmeray.common.text import first_line
 from esmeray.service.http.refusals import RefusalError
-from esmeray.train_config.service_schema import is_loopback
+from esmeray.service.section import is_loopback
 
 PUBLIC = (
     *("/", "/page.js", "/page.css", "/docs", "/openapi.json", "/swagger-ui-bundle.js", "/swagger-ui.css"),
@@ -27,7 +28,6 @@ PUBLIC = (
 )
 """Paths without a key: nothing is computed there."""
 
-_KEY_BYTES = 32
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?")
 """A name or an address, and maybe a port: not evil@127.0.0.1."""
 
@@ -45,10 +45,10 @@ class Key(BaseModel):
     residues_per_minute: int | None = Field(None, gt=0)
 
     def allows(self, model: str) -> bool:
-        return bool({"*", model} & set(self.models))
+        return not {"*", model}.isdisjoint(self.models)
 
     def check_endpoint(self, endpoint: str) -> None:
-        if not {"*", endpoint} & set(self.endpoints):
+        if {"*", endpoint}.isdisjoint(self.endpoints):
             raise RefusalError(403, f"this key is not for {endpoint}; ask for one that is")
 
 
@@ -57,17 +57,19 @@ ANYBODY = Key(name="anybody", sha256="0" * 64)
 
 def new_key(name: str) -> tuple[str, Key]:
     """A random key, to be shown once, and what is kept of it."""
-    text = f"esm-{secrets.token_urlsafe(_KEY_BYTES)}"
+    text = f"esm-{secrets.token_urlsafe(32)}"
     return text, Key(name=name, sha256=_hash(text))
 
 
 def read_keys(path: str | Path) -> list[Key]:
     """The keys of a file. Raises ConfigError where it can't be read as one."""
     try:
+        # An empty file is one without keys: nobody may call until there are some.
         content = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
         keys = TypeAdapter(list[Key]).validate_python(content or [])
     except (OSError, UnicodeDecodeError, yaml.YAMLError, ValidationError) as error:
-        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error).split("\n")[0]
+        # pydantic's own text repeats the value: a key that somebody put there in the open.
+        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else first_line(error)
         raise ConfigError(f"access.keys: {path}: no list of keys ({reason}); see 'esmeray serve key --help'") from error
     if len({key.name for key in keys}) < len(keys):
         raise ConfigError(f"access.keys: {path}: two keys have the same name; rename one")
@@ -87,6 +89,7 @@ class _Bucket:
         now_s = time.monotonic()
         self.left = min(self.per_minute, self.left + (now_s - self.seen_s) * self.per_minute / 60)
         self.seen_s = now_s
+        # A request of more than a minute's amount would otherwise wait for ever.
         needed = min(amount, self.per_minute)
         if self.left < needed:
             return (needed - self.left) * 60 / self.per_minute
@@ -94,12 +97,12 @@ class _Bucket:
         return 0.0
 
 
+@dataclass
 class Access:
     """The keys of the service; ``keys`` None allows everybody everything."""
 
-    def __init__(self, keys: list[Key] | None) -> None:
-        self._keys = keys
-        self._buckets: dict[tuple[str, str], _Bucket] = {}
+    _keys: list[Key] | None
+    _buckets: dict[tuple[str, str], _Bucket] = field(default_factory=dict)
 
     def check_host(self, host: str) -> None:
         """Refuse another host's name (421) where no key is needed: a web page may have its own name stand for us.
@@ -107,6 +110,7 @@ class Access:
         That is DNS rebinding; ``host`` is the header that a browser sends. Without keys the service listens on a
         loopback address alone.
         """
+        # The whole header is matched: a parser could take another part of it for the host than the browser did.
         match = _HOST.fullmatch(host)
         if self._keys is None and not (match and is_loopback(match[1].strip("[]").lower())):
             raise RefusalError(
@@ -118,6 +122,7 @@ class Access:
         if self._keys is None or path in PUBLIC:
             return ANYBODY
         scheme, _, text = authorization.partition(" ")
+        # Plain SHA-256, fast: a key has 256 random bits, which nobody finds by trying, and each request is checked.
         digest = _hash(text.strip()) if scheme.lower() == "bearer" else ""
         # All keys are compared, so that the time says nothing.
         matches = [key for key in self._keys if hmac.compare_digest(digest, key.sha256)]
@@ -131,9 +136,11 @@ class Access:
         per_minute = key.requests_per_minute if unit == "requests" else key.residues_per_minute
         if per_minute is None:
             return
+        # In each ingress process its own: they share no memory, so several together let more through.
         wait_s = self._buckets.setdefault((key.name, unit), _Bucket(per_minute)).take(amount)
         if wait_s:
             detail = f"the key's {per_minute:,} {unit} a minute are used up; try again later"
+            # Rounded up: who comes back a fraction early would be refused again.
             raise RefusalError(429, detail, retry_after_s=int(wait_s) + 1, limit=f"{unit}_per_minute")
 
 
@@ -144,10 +151,12 @@ def check_page(host: str, scope: Scope, headers: dict[bytes, bytes]) -> None:
     """
     origin = headers.get(b"origin", b"").decode("latin-1")
     is_link = headers.get(b"sec-fetch-mode") == b"navigate" and scope["method"] == "GET" and scope["path"] in PUBLIC
+    # Browsers that know no Sec-Fetch-Site send Origin with whatever is not a plain GET.
     is_foreign = headers.get(b"sec-fetch-site") == b"cross-site" and not is_link
     if is_foreign or (origin and origin.partition("://")[2] != host):
         raise RefusalError(403, "the request comes from the page of another site; send it from a program or our page")
 
 
 def _hash(text: str) -> str:
+    # Headers may hold any byte; what is no text is a wrong key, not an error.
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()

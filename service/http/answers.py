@@ -28,23 +28,26 @@ ARROW, NPY, PARQUET, CSV = (
 )
 TOGETHER = 50_000
 """Numbers that are written as JSON at a time, 50 ms: others are answered meanwhile."""
-JSON_TYPES = ("", "*/*", "application/json", "application/*")
+GIVEN = dict.fromkeys(("", "*/*", "application/json", "application/*"), "") | {
+    kind: kind for kind in (ARROW, NPY, PARQUET, CSV)
+}
+"""The kind of answer for each type that ``Accept`` may name; '' is JSON."""
 
 
-def wanted(request: Request) -> str:
+async def wanted(request: Request) -> str:
     """The first type of ``Accept`` that can be given; '' for JSON. Raises RefusalError (406) where there is none."""
+    # In the order of the header: weights (q=) are left out, which clients seldom send in another order.
     for accepted in request.headers.get("accept", "").split(","):
         kind = accepted.partition(";")[0].strip().lower()
-        if kind in JSON_TYPES:
-            return ""
-        if kind in (ARROW, NPY, PARQUET, CSV):
-            return kind
+        if kind in GIVEN:
+            return GIVEN[kind]
     raise RefusalError(406, f"answers are application/json, {ARROW}, {NPY}, {PARQUET} or {CSV}")
 
 
 def json_answer(content: Any) -> Response:
     """JSON of what has arrays at any depth; a large one is written by a thread, and sent meanwhile, never whole."""
     arrays: list[NDArray] = []
+    # The rest is written around marks, in which arrays are put later; random, so that no sequence's id can be one.
     mark = uuid4().hex
 
     def marked(values: NDArray) -> str:
@@ -53,6 +56,7 @@ def json_answer(content: Any) -> Response:
 
     texts = to_json(content, fallback=marked).split(f'"{mark}"'.encode())
     pieces = _json_pieces(texts, arrays)
+    # A generator that is not async is run in a thread by Starlette.
     if sum(values.size for values in arrays) <= TOGETHER:
         return Response(b"".join(pieces), media_type="application/json")
     return StreamingResponse(pieces, media_type="application/json")
@@ -73,11 +77,9 @@ def _json_pieces(texts: list[bytes], arrays: list[NDArray]) -> Iterator[bytes]:
 
 def _json_blocks(values: NDArray) -> Iterator[bytes]:
     """JSON of an array, some of its rows at a time."""
-    if values.size <= TOGETHER:
-        yield to_json(values.tolist())
-        return
-    for place, rows in enumerate(np.array_split(values, min(len(values), values.size // TOGETHER + 1))):
-        yield (b"," if place else b"[") + to_json(rows.tolist())[1:-1]
+    parts = max(1, min(len(values), values.size // TOGETHER + 1))
+    for number, rows in enumerate(np.array_split(values, parts)):
+        yield (b"," if number else b"[") + to_json(rows.tolist())[1:-1]  # its own brackets cut off
     yield b"]"
 
 
@@ -98,6 +100,7 @@ async def arrays_answer(
         if not isinstance(arrays, np.ndarray):
             raise RefusalError(406, f"CSV has one row a sequence; ask for {PARQUET}")
         channels = {f"{name}_{number}": pa.array(values_N) for number, values_N in enumerate(arrays.T)}
+    # Parquet and CSV of a large answer take the event loop for a while otherwise.
     return await asyncio.to_thread(table_answer, kind, pa.table({"id": list(ids), **columns, **channels}))
 
 
@@ -118,16 +121,16 @@ def table_answer(kind: str, table: pa.Table) -> Response:
 
 def _npy(array: NDArray) -> Response:
     buffer = io.BytesIO()
-    np.save(buffer, array, allow_pickle=False)
+    np.save(buffer, array, allow_pickle=False)  # an array of objects is a fault here, not something to send
     return Response(buffer.getvalue(), media_type=NPY)
 
 
 def _column(arrays: Arrays) -> pa.Array:
     """A list of fixed size for each vector; for each (L, D) a list of L of them."""
     rows = arrays if isinstance(arrays, np.ndarray) else np.concatenate(arrays)
+    # From one flat buffer: pa.array of a list of rows would build an object for each number.
     flat = pa.array(np.ascontiguousarray(rows, dtype=np.float32).reshape(-1))
     vectors = pa.FixedSizeListArray.from_arrays(flat, rows.shape[-1])
     if isinstance(arrays, np.ndarray):
         return vectors
-    offsets = np.cumsum([0, *map(len, arrays)], dtype=np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), vectors)
+    return pa.ListArray.from_arrays(pa.array(np.cumsum([0, *map(len, arrays)], dtype=np.int32)), vectors)

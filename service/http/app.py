@@ -6,18 +6,19 @@ from pkgutil import resolve_name
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from esmeray.common.errors import ConfigError
-from esmeray.service.http.access import Access, read_keys
+from esmeray.service.http.access import PUBLIC, Access, read_keys
 from esmeray.service.http.bodies import check_query
 from esmeray.service.http.guard import Guard
 from esmeray.service.http.models import Models
 from esmeray.service.http.refusals import RefusalError
 from esmeray.service.http.routes import native, nim, openai, operations, tei
 from esmeray.service.http.routes.common import Service, problems
-from esmeray.train_config.service_schema import ServeSection
+from esmeray.service.section import ServeSection
 
 log = logging.getLogger("esmeray.service")
 
@@ -36,17 +37,18 @@ def build_app(config: ServeSection, models: Models, *, adds_request_id: bool = T
     app = FastAPI(
         title="Esmeray",
         description=DESCRIPTION,
+        # FastAPI's own pages load scripts from other hosts; operations.py has them from this one.
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
-        redirect_slashes=False,
+        redirect_slashes=False,  # to an address made of the header Host, which whoever asks has chosen
         dependencies=[Depends(_check)],
+        responses=problems(),
     )
     app.openapi_version = "3.0.3"  # the page's Swagger UI (4.15) renders no 3.1
-    service = Service(models, access, config.limits)
-    documents = {"responses": problems()}
-    for routes in ROUTES:
-        routes.add(app, service, **documents)
+    service = app.state.service = Service(models, access, config.limits)
+    for module in ROUTES:
+        app.include_router(module.router)
     for kind in (RefusalError, HTTPException, RequestValidationError, ClientDisconnect, Exception):
         app.add_exception_handler(kind, _refuse)
     name = config.startup_hook
@@ -56,17 +58,23 @@ def build_app(config: ServeSection, models: Models, *, adds_request_id: bool = T
             if not callable(hook):
                 raise ValueError("it is no function")
         except (ImportError, AttributeError, ValueError) as error:
-            raise ConfigError(
-                f"startup_hook: {name}: can't be imported ({error}); name it as MODULE:FUNCTION"
-            ) from error
+            refusal = f"startup_hook: {name}: can't be imported ({error}); name it as MODULE:FUNCTION"
+            raise ConfigError(refusal) from error
         hook(app)
+    # Outside of everything, the hook's middleware too: what is refused by its size or key costs nothing else.
     return Guard(app, service, adds_request_id)
+
+
+def scopes() -> list[str]:
+    """Names of the routes that need a key: what a key's ``endpoints`` may be."""
+    routes = [route for module in ROUTES for route in module.router.routes if isinstance(route, APIRoute)]
+    return sorted({route.name for route in routes if route.path not in PUBLIC})
 
 
 async def _check(request: Request) -> None:
     """Refuse keys of other endpoints, and unknown parameters of what has no body; :func:`read` knows the others'."""
     route = request.scope["route"]
-    request.state.key.check_endpoint(route.name)
+    request.state.key.check_endpoint(route.name)  # before the body is read
     if request.method == "GET":
         check_query(request, [field.alias for field in route.dependant.query_params])
 
@@ -80,7 +88,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
             refusal = RefusalError(404, "no such address; see /docs")
         case HTTPException():
             refusal = RefusalError(error.status_code, error.detail)
-        case RequestValidationError():
+        case RequestValidationError():  # whose own text repeats what was sent
             refusal = RefusalError(422, "the query of the address is not as /docs says")
         case ClientDisconnect():
             refusal = RefusalError(400, "the connection ended within the body")

@@ -23,26 +23,27 @@ from esmeray.dataset.fasta.alphabet import MASK_TEXT, residues_of
 from esmeray.service.contract import About
 from esmeray.service.http.door import LARGE_BYTES, give_back_memory
 from esmeray.service.http.refusals import RefusalError
-from esmeray.train_config.service_schema import LimitsSection
+from esmeray.service.section import LimitsSection
 
 FASTA_TYPES = ("text/x-fasta", "application/x-fasta", "text/plain", "application/octet-stream")
 NPY_TYPE = "application/x-npy"
 _LETTERS = re.compile(r"[A-Za-z.-]+")
 _MASKED_LETTERS = re.compile(rf"(?:[A-Za-z.-]|{MASK_TEXT})+")
 _LONGEST_ID = 256
-_MOST_HEADER_BYTES = 4 * _LONGEST_ID
+_MOST_HEADER_BYTES = 4 * _LONGEST_ID  # a letter of UTF-8 has four bytes at most
 _MASK = MASK_TEXT.encode()
 _BLANKS = b" \t\r\n\v\f"
 SMALL_BYTES = 65_536
 """Bodies up to this size are parsed at once; larger ones by one thread, one after the other, beside the event loop."""
 _PARSER = ThreadPoolExecutor(1, thread_name_prefix="parse")
 _COSTS_BYTES = {b",": 40, b'"': 28, b":": 60, b"[": 80, b"{": 250}
-"""What a value takes in Python at most, by the character of JSON that announces it: a number and its place in a list,
-half a short string, a place in a dictionary, a list, a dictionary."""
+"""What a value takes in Python at most, by the character of JSON that announces it: a number and the list's pointer to
+it, half a short string, an entry of a dictionary, a list, a dictionary."""
 _CHEAP_BYTES = 8_000_000
 _MOST_RELATIVE = 5
 """What the values of a body may take: so much, or so many times the body. Its own bytes and copies come on top."""
 _SHOWN_PROBLEMS = 3
+"""A refusal names the first faults, enough to see what is meant; its length is bounded."""
 
 Schema = TypeVar("Schema", bound=BaseModel)
 
@@ -98,14 +99,14 @@ async def read(
         raise RefusalError(
             415, f"send application/json, or FASTA as {FASTA_TYPES[0]}; the header Content-Type names it"
         )
-    query = _query(request, schema, sequences_field)
+    query = _query(request, schema, sequences_field)  # before the body, which need not arrive for a misspelt name
     body = await request.body()
     parsed = partial(_parsed, kind, body, query, schema, limits, sequences_field)
     if len(body) <= SMALL_BYTES:
         return parsed()
     try:
         return await asyncio.get_running_loop().run_in_executor(_PARSER, parsed)
-    finally:
+    finally:  # a refused body took as much
         if len(body) > LARGE_BYTES:
             give_back_memory()
 
@@ -131,6 +132,7 @@ def _parsed(
 def _query(request: Request, schema: type[BaseModel], sequences_field: str) -> dict[str, Any]:
     """Fields in the query of the address; one of many values is given many times."""
     query = request.query_params
+    # Sequences and latents come in the body alone: an address has no room for them, and ends up in logs.
     fields = {name: field for name, field in schema.model_fields.items() if name not in (sequences_field, "latents")}
     check_query(request, fields)
     lists = {name for name, field in fields.items() if "list[" in str(field.annotation)}
@@ -154,42 +156,37 @@ def checked(
     """
     records = [sequences] if isinstance(sequences, str) else sequences
     _check_number(len(records), "sequences", limits)
-    named = [
-        record if isinstance(record, Record) else Record(id=str(number), sequence=record)
-        for number, record in enumerate(records)
-    ]
-    ids, texts = [record.id for record in named], [record.sequence for record in named]
-    if sum(map(len, texts)) > len(MASK_TEXT) * limits.residues:  # too many to look at each letter of them
-        _check_number(sum(map(residues_of, texts)), "residues", limits)
-    longest = limits.sequence_residues
-    if about.longest is not None and not crop:
-        longest = min(longest, about.longest)
+    ids = [record.id if isinstance(record, Record) else str(number) for number, record in enumerate(records)]
+    texts = [record.sequence if isinstance(record, Record) else record for record in records]
+    models_longest = None if crop else about.longest
+    longest = min(limits.sequence_residues, models_longest or limits.sequence_residues)
     total = 0
-    for place, text in enumerate(texts):
+    for index, (name, text) in enumerate(zip(ids, texts, strict=True)):
         if about.one_token_per_residue:
-            text = text.strip().removesuffix("*")
+            text = text.strip().removesuffix("*")  # the end of a translation, as many files of FASTA have it
         length = residues_of(text)
         if length > longest:
-            detail = f"record {ids[place]}: {length:,} residues, more than {longest:,}; send a shorter one"
-            raise RefusalError(422, detail, record=ids[place], limit="sequence_residues")
+            detail = f"record {name}: {length:,} residues, more than {longest:,}; send a shorter one"
+            raise RefusalError(422, detail, record=name, limit="sequence_residues")
         total += length
+        _check_number(total, "residues", limits)  # before each letter is looked at: of more, it would take seconds
         if about.one_token_per_residue:
-            texts[place] = _residues(text, ids[place], masks)
+            texts[index] = _residues(text, name, masks)
+        # Vocabularies of proteins are of ASCII; classifiers of text take any language.
         elif not text or (not about.labels and not text.isascii()):
-            raise RefusalError(422, f"record {ids[place]}: must be text of ASCII, at least a letter", record=ids[place])
-    _check_number(total, "residues", limits)
+            raise RefusalError(422, f"record {name}: must be text of ASCII, at least a letter", record=name)
     return ids, texts
 
 
 def _residues(letters: str, record: str, masks: bool) -> str:
     pattern = _MASKED_LETTERS if masks else _LETTERS
     if pattern.fullmatch(letters):
-        return letters.upper().replace(MASK_TEXT.upper(), MASK_TEXT)
+        return letters.upper().replace(MASK_TEXT.upper(), MASK_TEXT)  # the tokenizer knows it in lower case alone
     if not letters:
         raise RefusalError(422, f"record {record}: the sequence is empty", record=record)
     match = pattern.match(letters)
-    place = match.end() + 1 if match else 1
-    raise RefusalError(422, f"record {record}: the letter at position {place} is no residue", record=record)
+    position = match.end() + 1 if match else 1
+    raise RefusalError(422, f"record {record}: the letter at position {position} is no residue", record=record)
 
 
 def _json(body: bytes, schema: type[BaseModel], limits: LimitsSection) -> dict[str, Any]:
@@ -200,6 +197,7 @@ def _json(body: bytes, schema: type[BaseModel], limits: LimitsSection) -> dict[s
             413, "the body has too many short values; send fewer, latents as .npy, or sequences as FASTA"
         )
     try:
+        # pydantic's parser: faster than json, and it bounds the depth.
         content = from_json(body)
     except ValueError:
         raise RefusalError(400, "the body is no JSON, or nested too deeply") from None
@@ -225,6 +223,7 @@ def _fasta(body: bytes, limits: LimitsSection) -> list[dict[str, str]]:
     body = body.removeprefix(BOM_UTF8).lstrip()
     if not body.startswith(b">"):
         raise RefusalError(400, "FASTA starts with '>' and an id")
+    # Counted before anything is split.
     _check_number(body.count(b"\n>") + 1, "sequences", limits)
     records: list[dict[str, str]] = []
     residues = 0
@@ -233,6 +232,7 @@ def _fasta(body: bytes, limits: LimitsSection) -> list[dict[str, str]]:
         sequence = lines.translate(None, _BLANKS)
         residues += len(sequence) - sequence.count(_MASK) * (len(_MASK) - 1)
         _check_number(residues, "residues", limits)
+        # Cut before it is decoded: a header may be all of the body.
         words = header[:_MOST_HEADER_BYTES].decode("utf-8", "replace").split(maxsplit=1)
         name = words[0][:_LONGEST_ID] if words else str(number)
         try:
@@ -245,7 +245,7 @@ def _fasta(body: bytes, limits: LimitsSection) -> list[dict[str, str]]:
 def _npy(body: bytes, limits: LimitsSection) -> NDArray[np.float32]:
     try:
         array = np.lib.format.read_array(io.BytesIO(body), allow_pickle=False).astype(np.float32)
-    except Exception as error:
+    except Exception as error:  # NumPy evaluates the header as Python's literals, which fail in any way
         raise RefusalError(400, "the body is no .npy file of numbers") from error
     if array.ndim == 2:
         _check_number(len(array), "residues", limits)
@@ -257,6 +257,7 @@ def _refusal(error: ValidationError, schema: type[BaseModel]) -> RefusalError:
     names = {*schema.model_fields, *Record.model_fields}
     sentences = []
     for problem in error.errors(include_url=False, include_context=False, include_input=False)[:_SHOWN_PROBLEMS]:
-        path = [str(part) for part in problem["loc"] if isinstance(part, int) or part in names]  # others are tags
+        # Other names are tags of pydantic's, or keys of the body, which are not repeated.
+        path = [str(step) for step in problem["loc"] if isinstance(step, int) or step in names]
         sentences.append(f"{'.'.join(path)}: {problem['msg']}")
     return RefusalError(422, "; ".join(sentences))

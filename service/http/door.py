@@ -9,6 +9,7 @@ import ctypes
 import time
 import uuid
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import chain
 
 from starlette.middleware import Middleware
@@ -28,27 +29,27 @@ _OF_SERVE = (b"x-request-timeout-seconds", b"x-request-disconnect-disabled")
 """With which a caller could have the proxy answer in our place, or compute what nobody waits for."""
 
 
+@dataclass(eq=False)
 class Door:
     """ASGI middleware; see the module."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-        self._full_until_s = 0.0
-        self._refusal = overloaded(1, 0)
-        self._most_bytes = 0
+    app: ASGIApp
+    full_until_s: float = 0.0
+    refusal: RefusalError | None = None
+    most_bytes: int = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
+        if scope["type"] != "http":  # the start and end of the proxy
+            await self.app(scope, receive, send)
             return
         if scope["path"].startswith("/-/"):  # which the proxy answers itself, to everybody: the routes, its health
             scope["path"] = f"/{scope['path']}"
         body_bytes = dict(scope["headers"]).get(b"content-length", b"0")
         # A residue is at least a byte, so that the length says before anything is read what will have no room.
-        is_large = body_bytes.isdigit() and int(body_bytes) > self._most_bytes
-        refusal = self._refusal if is_large and time.monotonic() < self._full_until_s else head_refusal(scope)
+        is_large = body_bytes.isdigit() and int(body_bytes) > self.most_bytes
+        refusal = self.refusal if is_large and time.monotonic() < self.full_until_s else head_refusal(scope)
         if refusal is not None:
-            request_id = uuid.uuid4().hex
+            request_id = uuid.uuid4().hex  # Serve gives one to what reaches it, which this does not
             answer = refusal.response(scope["path"], request_id)
             answer.headers["x-request-id"] = request_id
             await answer(scope, receive, send)
@@ -56,7 +57,7 @@ class Door:
         scope["headers"] = [header for header in scope["headers"] if header[0] not in _OF_SERVE]
 
         async def noting(message: Message) -> None:
-            if message["type"] == "http.response.start" and message["status"] == 429:
+            if message.get("status") == 429:
                 self._note(dict(message["headers"]))
             await send(message)
 
@@ -70,41 +71,42 @@ class Door:
             return next(begun, None) or await body()
 
         try:
-            await self._app(scope, received, noting)
+            await self.app(scope, received, noting)
         finally:
             if body.size_bytes > LARGE_BYTES:
                 give_back_memory()
 
     def _note(self, headers: dict[bytes, bytes]) -> None:
         room_tokens = headers.get(ROOM_TOKENS.lower().encode())
+        # A 429 of a key's rate has no such header, and says nothing about other callers.
         if room_tokens is not None:
-            self._full_until_s = time.monotonic() + FULL_S
-            self._refusal = overloaded(int(headers[b"retry-after"]), int(room_tokens))
-            self._most_bytes = int(room_tokens) + _FRAME_BYTES
+            self.full_until_s = time.monotonic() + FULL_S
+            self.refusal = overloaded(int(headers[b"retry-after"]), int(room_tokens))
+            self.most_bytes = int(room_tokens) + _FRAME_BYTES
 
 
+@dataclass(eq=False)
 class _Gathered:
     """``receive`` that gathers small pieces: each message is a call of the ingress, which a byte is not worth."""
 
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self._is_whole = False
-        self.size_bytes = 0
+    receive: Receive
+    is_whole: bool = False
+    size_bytes: int = 0
 
     async def __call__(self) -> Message:
-        if self._is_whole:  # then only the end of the connection is waited for
-            return await self._receive()
+        if self.is_whole:  # then only the end of the connection is waited for
+            return await self.receive()
         body = b""
         with suppress(TimeoutError):
             async with asyncio.timeout(GATHERED_S):
-                while not self._is_whole and len(body) < GATHERED_BYTES:
-                    message = await self._receive()
-                    if message["type"] != "http.request":
+                while not self.is_whole and len(body) < GATHERED_BYTES:
+                    message = await self.receive()
+                    if message["type"] != "http.request":  # the client has left: what it sent is in vain
                         return message
                     body += message.get("body", b"")
-                    self._is_whole = not message.get("more_body", False)
+                    self.is_whole = not message.get("more_body", False)
         self.size_bytes += len(body)
-        return {"type": "http.request", "body": body, "more_body": not self._is_whole}
+        return {"type": "http.request", "body": body, "more_body": not self.is_whole}
 
 
 def head_refusal(scope: Scope) -> RefusalError | None:
@@ -124,8 +126,7 @@ def give_back_memory() -> None:
 def overloaded(retry_after_s: int, room_tokens: int | None) -> RefusalError:
     """The refusal of what would have to wait too long; ``room_tokens`` are those of a request that would not."""
     headers = {} if room_tokens is None else {ROOM_TOKENS: str(room_tokens)}
-    detail = "too much is waiting; try again later"
-    return RefusalError(429, detail, retry_after_s, headers, limit="queue_tokens")
+    return RefusalError(429, "too much is waiting; try again later", retry_after_s, headers, limit="queue_tokens")
 
 
 def middlewares() -> list[Middleware]:

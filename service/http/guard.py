@@ -19,7 +19,7 @@ from esmeray.service.http.bodies import SMALL_BYTES
 from esmeray.service.http.door import head_refusal
 from esmeray.service.http.refusals import RefusalError
 from esmeray.service.http.routes.common import Service
-from esmeray.train_config.service_schema import LimitsSection
+from esmeray.service.section import LimitsSection
 
 log = logging.getLogger("esmeray.service")
 
@@ -27,7 +27,7 @@ REQUEST_ID = b"x-request-id"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 AFTER_END_S = 5
 """Until a service that ends may have a successor."""
-_NOT_COUNTED = ("health", "ready", "metrics")
+_NOT_LOGGED = ("health", "ready", "metrics")
 _HEADERS = [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
 
 
@@ -48,13 +48,15 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers, service = dict(scope["headers"]), self.service
+        service = self.service
+        headers = dict(scope["headers"])
+        # A caller's own id, so that its logs and ours are compared; nothing that could forge a line of the log.
         request_id = headers.get(REQUEST_ID, b"").decode("latin-1")
         if not _REQUEST_ID.fullmatch(request_id):
             request_id = uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
         answer = _Answer(send, request_id, [(REQUEST_ID, request_id.encode())] if self.adds_request_id else [])
-        body = _Body(receive, self)
+        body = _Body(receive, self, time.monotonic() + service.limits.body_s)
         if self.draining and scope["path"] != "/health":  # the process still answers
             ending = RefusalError(503, "the service is ending; send the request again", AFTER_END_S)
             await answer.refuse(ending, scope, receive)
@@ -66,6 +68,7 @@ class Guard:
             if self.ongoing > service.limits.requests:
                 raise RefusalError(429, "too many requests at once; try again later", 1, limit="requests")
             _check_headers(scope, headers, service.limits)
+            # Who asks comes before what is asked: without a key nobody learns which addresses there are.
             host = headers.get(b"host", b"").decode("latin-1")
             service.access.check_host(host)
             check_page(host, scope, headers)
@@ -75,6 +78,7 @@ class Guard:
             host_and_port = scope.get("client") or ("", 0)
             scope["state"]["caller"] = "{}:{}".format(*host_and_port) if key is ANYBODY else key.name
             service.access.charge(key, "requests", 1)
+            # Shielded below: a request that is cancelled would end the loading for all.
             loading = service.models.load()
             async with asyncio.timeout(service.limits.timeout_s):
                 if scope["path"] not in PUBLIC:
@@ -88,8 +92,8 @@ class Guard:
         except Exception:
             if not answer.status:
                 raise
-            # else Starlette raises what it has answered and logged; uvicorn would log it again and close the connection
-        finally:
+            # Else Starlette raises what it has answered and logged; uvicorn would log it again and close the connection
+        finally:  # also where the client left, which cancels this
             self.ongoing -= 1
             self.body_bytes -= body.arrived_bytes
             self._note(scope, answer, time.perf_counter() - start_s)
@@ -99,17 +103,16 @@ class Guard:
         self.service.models.metrics.ongoing.set(self.ongoing)
         self.service.models.metrics.requests.labels(endpoint, str(answer.status)).inc()
         self.service.models.metrics.seconds.labels(endpoint).observe(seconds)
-        if endpoint in _NOT_COUNTED:
+        if endpoint in _NOT_LOGGED:  # probes, every few seconds
             return
         state = scope["state"]
         facts = {name: state[name] for name in ("model", "sequences", "residues") if name in state}
-        key = state["key"].name if "key" in state else None
         line = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "request": answer.request_id,
             "endpoint": endpoint,
             "status": answer.status,
-            "key": key,
+            "key": state["key"].name if "key" in state else None,
             **facts,
             "seconds": round(seconds, 4),
             "bytes": answer.sent_bytes,
@@ -124,38 +127,41 @@ def _check_headers(scope: Scope, headers: dict[bytes, bytes], limits: LimitsSect
     declared = headers.get(b"content-length", b"0")
     if declared.isdigit() and int(declared) > limits.body_bytes:
         raise _too_large(limits)
+    # A megabyte of zeros is a kilobyte of gzip: limits of what arrives would say nothing.
     if headers.get(b"content-encoding", b"identity").lower() != b"identity":
         raise RefusalError(415, "send the body without compression")
 
 
+@dataclass(eq=False)
 class _Body:
     """``receive`` of a request, which refuses a body that is too large or slow, or that others leave no room for."""
 
-    def __init__(self, receive: Receive, guard: Guard) -> None:
-        self._receive, self._guard, self._limits = receive, guard, guard.service.limits
-        self._until_s = time.monotonic() + self._limits.body_s
-        self._whole = False
-        self.arrived_bytes = 0
+    receive: Receive
+    guard: Guard
+    until_s: float
+    is_whole: bool = False
+    arrived_bytes: int = 0
 
     async def __call__(self) -> Message:
-        if self._whole:  # then only the end of the connection is waited for
-            return await self._receive()
+        limits = self.guard.service.limits
+        if self.is_whole:  # then only the end of the connection is waited for
+            return await self.receive()
         try:
-            async with asyncio.timeout(max(0.0, self._until_s - time.monotonic())):
-                message = await self._receive()
+            async with asyncio.timeout(max(0.0, self.until_s - time.monotonic())):
+                message = await self.receive()
         except TimeoutError:
-            detail = f"the body took more than {self._limits.body_s:g} s to arrive"
+            detail = f"the body took more than {limits.body_s:g} s to arrive"
             raise RefusalError(408, detail, limit="body_s") from None
         size = len(message.get("body", b""))
         self.arrived_bytes += size
-        self._guard.body_bytes += size
-        if self.arrived_bytes > self._limits.body_bytes:
-            raise _too_large(self._limits)
+        self.guard.body_bytes += size
+        if self.arrived_bytes > limits.body_bytes:
+            raise _too_large(limits)
         # Small ones have room beyond it, which the number of requests bounds: a few slow large ones shut nobody out.
-        if self._guard.body_bytes > self._limits.bodies_bytes and self.arrived_bytes > SMALL_BYTES:
+        if self.guard.body_bytes > limits.bodies_bytes and self.arrived_bytes > SMALL_BYTES:
             detail = "the bodies of other requests leave no room for this one; try again later"
             raise RefusalError(503, detail, 1, limit="bodies_bytes")
-        self._whole = not message.get("more_body", False)
+        self.is_whole = not message.get("more_body", False)
         return message
 
 
@@ -164,19 +170,22 @@ def _too_large(limits: LimitsSection) -> RefusalError:
     return RefusalError(413, detail, limit="body_bytes")
 
 
+@dataclass(eq=False)
 class _Answer:
     """``send`` of a request: adds headers, notes status and size."""
 
-    def __init__(self, send: Send, request_id: str, headers: list[tuple[bytes, bytes]]) -> None:
-        self._send, self.request_id, self._headers = send, request_id, [*_HEADERS, *headers]
-        self.status, self.sent_bytes = 0, 0
+    send: Send
+    request_id: str
+    headers: list[tuple[bytes, bytes]]
+    status: int = 0
+    sent_bytes: int = 0
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message["headers"] = [*message.get("headers", []), *self._headers]
+            message["headers"] = [*message.get("headers", []), *_HEADERS, *self.headers]
         self.sent_bytes += len(message.get("body", b""))
-        await self._send(message)
+        await self.send(message)
 
     async def refuse(self, refusal: RefusalError, scope: Scope, receive: Receive) -> None:
         """Answer with the refusal, unless an answer has begun."""

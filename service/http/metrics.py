@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+# From a hit of the cache to the default of limits.timeout_s, beyond which nothing is answered.
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 _OF_REPLICAS = {
@@ -22,9 +23,9 @@ class Metrics:
     """See the module."""
 
     def __init__(self) -> None:
+        # Not the library's global one: tests, and an application that is built anew, would register names twice.
         self._registry = registry = CollectorRegistry()
-        answered = ["endpoint", "status"]
-        self.requests = Counter("esmeray_requests", "Requests answered", answered, registry=registry)
+        self.requests = Counter("esmeray_requests", "Requests answered", ["endpoint", "status"], registry=registry)
         self.seconds = Histogram(
             "esmeray_request_seconds",
             "Seconds to the end of the answer",
@@ -42,6 +43,7 @@ class Metrics:
         }
 
     def of_replica(self, model: str, statistics: Mapping[str, float | str]) -> None:
+        # Gauges, also of what only grows: a replica counts on its own, and its sums arrive as they are.
         for name in self._of_replicas.keys() & statistics.keys():
             self._of_replicas[name].labels(model, statistics["replica"]).set(float(statistics[name]))
 

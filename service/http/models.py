@@ -44,6 +44,7 @@ class Models:
 
     def load(self) -> asyncio.Task[None]:
         """The task that ends when every model is loaded, begun at the first call."""
+        # Anew after an attempt that failed, as where replicas were not up: else no request would ever be answered.
         if self._loading is None or (self._loading.done() and not self.about):
             self._loading = asyncio.create_task(self._load())
         return self._loading
@@ -61,13 +62,13 @@ class Models:
     async def run(self, model: str, output: str, payloads: Sequence[Any], caller: str) -> NDArray | list[NDArray]:
         """This output of each payload, (N, D) or a list; callers take turns. Raises RefusalError (429, 500, 503)."""
         reply = await self._call(self.calls[model].run, output, payloads, caller)
-        self.metrics.of_replica(model, reply.statistics)
+        self.metrics.of_replica(model, reply.statistics)  # of refusals too: the queue is then of interest most
         if reply.refused == "overloaded":
             # Serve's proxy, which does not know the model of a request, then refuses what is larger.
             raise overloaded(reply.retry_after_s, reply.room_tokens if len(self.calls) == 1 else None)
         if reply.refused == "memory":
             raise RefusalError(503, f"{model}: {reply.detail}; send a shorter sequence", RETRY_S)
-        if reply.refused:
+        if reply.refused:  # NaN or infinity of the model: the request is not at fault
             raise RefusalError(500, reply.detail)
         return reply.results
 
@@ -75,6 +76,7 @@ class Models:
         return await self._call(self.calls[model].tokens, texts)
 
     async def _call(self, method: Callable[..., Awaitable[Result]], *arguments: Any) -> Result:
+        # Twice: results depend on nothing but the request, so it may be computed again; more would add to an outage.
         for _ in range(2):
             try:
                 return await method(*arguments)

@@ -36,10 +36,11 @@ class RefusalError(Exception):
             self.headers["Retry-After"] = str(retry_after_s)
 
     def response(self, path: str, request_id: str) -> Response:
+        # What it has of the request, an id or a path, is a stranger's, and ends up in terminals.
         detail = printable(self.detail, _LONGEST_DETAIL)
         if path in TEI_ROUTES:
-            kind = _TEI_TYPES.get(self.status, "validation" if self.status < 500 else "backend")
-            body: dict[str, Any] = {"error": detail, "error_type": kind}
+            other_type = "validation" if self.status < 500 else "backend"
+            body: dict[str, Any] = {"error": detail, "error_type": _TEI_TYPES.get(self.status, other_type)}
             media_type = "application/json"
         else:
             facts = {key: printable(value) if isinstance(value, str) else value for key, value in self.facts.items()}
@@ -52,9 +53,9 @@ class RefusalError(Exception):
                 "request_id": request_id,
             }
             media_type = "application/problem+json"
-        headers = dict(self.headers)
+        headers = dict(self.headers)  # the door answers with one refusal many times
         if self.status == HTTPStatus.UNAUTHORIZED:
-            headers["WWW-Authenticate"] = "Bearer"
+            headers["WWW-Authenticate"] = "Bearer"  # RFC 9110 asks for it
         return Response(json.dumps(body, ensure_ascii=False).encode()[:MOST_BYTES], self.status, headers, media_type)
 
 

@@ -103,9 +103,13 @@ class TokenBatcher:
         cache_bytes: int = 0,
         at_once: int = 1,
     ) -> None:
-        self.budget, self.queued_tokens, self.totals = budget, 0, Totals()
-        self._compute, self._max_wait_s = compute, max_wait_s
-        self._queue_tokens, self._queue_s = queue_tokens, queue_s
+        self.budget = budget
+        self.queued_tokens = 0
+        self.totals = Totals()
+        self._compute = compute
+        self._max_wait_s = max_wait_s
+        self._queue_tokens = queue_tokens
+        self._queue_s = queue_s
         self._queue: list[tuple[float, int, _Waiting]] = []  # a heap: turn, order of arrival, item
         self._arrivals = count()
         # Turns are tokens that each caller was given, had all been here from the start: an item's is the sum of its
@@ -113,14 +117,15 @@ class TokenBatcher:
         self._now = 0.0
         self._next_turn: dict[str, float] = {}
         self._held: Counter[str] = Counter()
-        self._held_tokens = 0
+        self._held_tokens = 0  # their sum, which each request asks for
         self._in_flight: dict[Hashable, _Waiting] = {}
         self._cache = ResultCache(cache_bytes)
-        self._arrived, self._full = asyncio.Event(), asyncio.Event()
+        self._arrived = asyncio.Event()
+        self._full = asyncio.Event()
+        self._filling = asyncio.Lock()
         self._threads = ThreadPoolExecutor(at_once, thread_name_prefix="batch")
-        self._places = asyncio.Semaphore(at_once)
-        self._loop = asyncio.create_task(self._serve())
-        self._running: set[asyncio.Task[None]] = set()
+        # Held, since asyncio keeps no task that nobody holds.
+        self._loops = [asyncio.create_task(self._serve()) for _ in range(at_once)]
 
     async def submit(self, items: Sequence[Item], caller: str = "") -> list[NDArray]:
         """Results of the items, in their order. Raises OverloadedError, or what the computation raised."""
@@ -191,6 +196,7 @@ class TokenBatcher:
         """Forget what nobody waits for any more, at once: its memory, and its part of the queue."""
         for waiting in waited_for:
             waiting.callers -= 1
+        # What is taken is computed in any case; whoever asks for it later finds it in the cache.
         left = [waiting for waiting in waited_for if not (waiting.callers or waiting.is_taken)]
         for waiting in left:
             self._in_flight.pop(waiting.item.key)
@@ -207,23 +213,20 @@ class TokenBatcher:
 
     async def _serve(self) -> None:
         while True:
-            await self._places.acquire()  # first: while all compute, the queue fills and batches get full
-            while not self._queue:  # whoever was waited for may have left meanwhile
-                self._arrived.clear()
-                await self._arrived.wait()
-            # By its oldest item, so that nobody waits for company longer than that.
-            left_s = self._queue[0][2].arrived_s + self._max_wait_s - time.monotonic()
-            if left_s > 0 and self.queued_tokens < self.budget:
-                self._full.clear()
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._full.wait(), left_s)
-            batch = self._take()
-            if not batch:
-                self._places.release()
-                continue
-            task = asyncio.create_task(self._run(batch))
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
+            # One at a time, while the others compute: meanwhile the queue fills, and batches get full.
+            async with self._filling:
+                while not self._queue:  # whoever was waited for may have left meanwhile
+                    self._arrived.clear()
+                    await self._arrived.wait()
+                # By its oldest item, so that nobody waits for company longer than that.
+                left_s = self._queue[0][2].arrived_s + self._max_wait_s - time.monotonic()
+                if left_s > 0 and self.queued_tokens < self.budget:
+                    self._full.clear()
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(self._full.wait(), left_s)
+                batch = self._take()
+            if batch:  # all who waited may have left
+                await self._run(batch)
 
     def _take(self) -> list[_Waiting]:
         """The next batch."""
@@ -241,18 +244,17 @@ class TokenBatcher:
             waiting.is_taken = True
             batch.append(waiting)
             left -= waiting.item.tokens
+        # At most LOOKED_AT: else a queue of thousands of long items would be moved for each batch.
         for entry in passed:  # with their turns: the longest is the first of the next batch
             heapq.heappush(self._queue, entry)
-        self._pass(self.budget - left)
-        return batch
-
-    def _pass(self, tokens: int) -> None:
-        """Let the time of turns pass by what each caller gets of the tokens."""
-        self.queued_tokens -= tokens
-        # As much for each: who comes now begins at this turn, and not at 0, before all that waited.
-        self._now += tokens / max(1, len(self._held))
+        taken_tokens = self.budget - left
+        self.queued_tokens -= taken_tokens
+        # The time of turns passes by what each caller gets: who comes now begins at this turn, and not at 0, before all
+        # that waited.
+        self._now += taken_tokens / max(1, len(self._held))
         if len(self._next_turn) > 2 * len(self._held) + LOOKED_AT:  # callers that have gone
             self._next_turn = {caller: turn for caller, turn in self._next_turn.items() if turn > self._now}
+        return batch
 
     async def _run(self, batch: list[_Waiting]) -> None:
         items = [waiting.item for waiting in batch]
@@ -270,11 +272,10 @@ class TokenBatcher:
         finally:
             for waiting in batch:
                 self._in_flight.pop(waiting.item.key)
-            self._places.release()
         tokens = sum(item.tokens for item in items)
         self.totals.batches += 1
         self.totals.tokens += tokens
-        self.totals.budgets += max(self.budget, tokens)
+        self.totals.budgets += max(self.budget, tokens)  # a longer item is alone, and fills its batch
         self.totals.computing_s += time.monotonic() - start_s
 
 
@@ -294,6 +295,7 @@ class ResultCache:
 
     def put(self, key: Hashable, array: NDArray) -> None:
         """Hold an array, unless it takes more than a tenth of the memory."""
+        # A few large ones would push out all others.
         if array.nbytes * 10 > self.most_bytes or key in self._arrays:
             return
         self._arrays[key] = array.copy()  # a view would hold the whole batch

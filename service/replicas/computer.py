@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esmeray.common.errors import ConfigError
-from esmeray.dataset.batches.preparation import FixedCrop, fixed_crop
+from esmeray.dataset.batches.preparation import fixed_crop
 from esmeray.dataset.embeddings.cache import FeatureStore
 from esmeray.dataset.fasta.records import keys_of
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer
@@ -29,8 +29,8 @@ from esmeray.inference.models.source import config_of, find_model
 from esmeray.model.forward_loop import ForwardLoop, Places
 from esmeray.service.contract import DECODED, EACH_MASKED, MASKED, About
 from esmeray.service.replicas.batcher import Item
+from esmeray.service.section import ServedModel
 from esmeray.train_config.section import DEFAULT_TOKENS
-from esmeray.train_config.service_schema import ServedModel
 
 
 class MaskedPiece(NamedTuple):
@@ -50,7 +50,8 @@ class Computer:
 
     def __init__(self, served: ServedModel, device: str) -> None:
         prediction = prediction_of(find_model(served.source, "models").task)
-        precision, tokens = served.precision or "fp32", served.tokens or DEFAULT_TOKENS
+        precision = served.precision or "fp32"
+        tokens = served.tokens or DEFAULT_TOKENS
         if prediction is None:  # the defaults are those of embed, else of the classifier's tools
             settings = EmbedSection(precision=served.precision, tokens=served.tokens).resolved(device == "cuda")
             assert settings.precision is not None and settings.tokens is not None
@@ -63,23 +64,27 @@ class Computer:
             if refusal:
                 raise ConfigError(f"models: {served.source}: {refusal.replace('SOURCE', served.source)}")
         self._longest: int | None = model.facts.longest
-        self._cropped: tuple[int | None, FixedCrop] | None = None  # else the ingress has refused what is too long
-        if prediction is not None:
+        self._cropped: tuple[Any, ...] = ()  # the ingress refuses what is too long
+        if prediction is not None:  # a classifier crops as in training, or its probabilities would be of other texts
             data = config_of(served.source).data
             self._longest = data.max_length
             self._cropped = data.max_length, fixed_crop(data.crop)
         outputs = model.outputs(None if prediction is None else [prediction])
+        # A row for each pair of 50,000 residues would be 10 GB: outputs of pairs are for jobs alone.
         self._outputs = {output.name: output for output in outputs if output.per != "pair"}
         self.about = self._about(served, tokens)
-        stores = {}
+        self._cache: dict[str, FeatureStore] = {}
         if served.cache is not None:
             folder = Path(served.cache).expanduser()
-            keys = {name: model.cache_key(output, None, "error 256") for name, output in self._outputs.items()}
-            stores = {name: FeatureStore(folder / key) for name, key in keys.items()}
-        self._cache = {name: store for name, store in stores.items() if len(store)}
+            for name, output in self._outputs.items():
+                # The key of a job with embed's defaults, which takes sequences whole, as the service does.
+                store = FeatureStore(folder / model.cache_key(output, None, "error 256"))
+                if len(store):  # of others each batch would be looked up in vain
+                    self._cache[name] = store
 
     def items(self, output: str, payloads: Sequence[Any]) -> list[Item]:
         """Items of texts, which are tokenised here and nowhere else, or of latents (L, D)."""
+        # Keys hold the text, not its ids: a residue takes a byte there, four here.
         if output == DECODED:
             return [Item(output, (output, latents.tobytes()), latents, len(latents)) for latents in payloads]
         pieces = self._tokenize(payloads).pieces
@@ -103,65 +108,70 @@ class Computer:
     def compute(self, items: Sequence[Item]) -> list[NDArray[np.float32]]:
         """The result of each; raises ResourceError where a single one is out of memory, DataError for NaN."""
         results = self._cached(items) | self._decoded(items)
-        missing = [place for place in range(len(items)) if place not in results]
-        results |= self._computed(items, missing)
-        return [results[place] for place in range(len(items))]
+        results |= self._computed(items, [index for index in range(len(items)) if index not in results])
+        return [results[index] for index in range(len(items))]
 
     def _tokenize(self, texts: Sequence[str]) -> Tokenized:
-        return self._model.tokenize(texts, *(self._cropped or ()))
+        return self._model.tokenize(texts, *self._cropped)
 
     def _cached(self, items: Sequence[Item]) -> dict[int, NDArray[np.float32]]:
         """Results that embed or training has left in the cache's folder."""
         results = {}
         for output, store in self._cache.items():
-            places = [place for place, item in enumerate(items) if item.output == output]
-            keys_N2 = keys_of(str(items[place].text).encode("ascii") for place in places)
+            indices = [index for index, item in enumerate(items) if item.output == output]
+            keys_N2 = keys_of(items[index].text.encode("ascii") for index in indices)
             is_cached = store.has(keys_N2)
-            hits = np.array(places)[is_cached].tolist()
-            for place, rows in zip(hits, store.rows(keys_N2[is_cached]), strict=True):
-                results[place] = rows if self._outputs[output].per == "residue" else rows[0]
+            hits = np.array(indices)[is_cached].tolist()
+            for index, rows in zip(hits, store.rows(keys_N2[is_cached]), strict=True):
+                results[index] = self._result(output, rows)
         return results
+
+    def _result(self, output: str, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Rows of residues as they are, (L, C), the one row of a protein as a vector (C,)."""
+        return rows if self._outputs[output].per == "residue" else rows[0]
 
     def _decoded(self, items: Sequence[Item]) -> dict[int, NDArray[np.float32]]:
-        results: dict[int, NDArray[np.float32]] = {}
-        latents = [place for place, item in enumerate(items) if item.output == DECODED]
+        latents = [index for index, item in enumerate(items) if item.output == DECODED]
+        if not latents:
+            return {}
 
-        def launch(places: Places) -> dict[str, Tensor]:
+        def launch(indices: Places) -> dict[str, Tensor]:
             with torch.inference_mode():
-                payloads = [torch.from_numpy(items[place].payload) for place in places.tolist()]
-                logits = decoded(self._model, payloads)
-            return {str(place): rows for place, rows in zip(places.tolist(), logits, strict=True)}
+                logits = decoded(self._model, [torch.from_numpy(items[index].payload) for index in indices.tolist()])
+            return dict(zip(map(str, indices.tolist()), logits, strict=True))
 
-        loop = ForwardLoop(self._model.device, launch, lambda place: f"latents of {items[place].tokens:,} residues")
-        for _, tensors in loop.run([np.array(latents)] if latents else []):
-            results |= {int(place): rows.numpy() for place, rows in tensors.items()}
+        results: dict[int, NDArray[np.float32]] = {}
+        # By the loop of inference, which halves a batch that is out of memory.
+        loop = ForwardLoop(self._model.device, launch, lambda index: f"latents of {items[index].tokens:,} residues")
+        for _, tensors in loop.run([np.array(latents)]):
+            results |= {int(index): rows.numpy() for index, rows in tensors.items()}
         return results
 
-    def _computed(self, items: Sequence[Item], places: Sequence[int]) -> dict[int, NDArray[np.float32]]:
+    def _computed(self, items: Sequence[Item], indices: Sequence[int]) -> dict[int, NDArray[np.float32]]:
         """Results of texts, all outputs from one pass: the batcher has made the batch."""
         results: dict[int, NDArray[np.float32]] = {}
-        if not places:
+        if not indices:
             return results
-        payloads = [items[place].payload for place in places]
+        payloads = (items[index].payload for index in indices)
         pieces = [payload.masked() if isinstance(payload, MaskedPiece) else payload for payload in payloads]
-        kinds = {"logits" if items[place].output == MASKED else items[place].output for place in places}
-        outputs = [output for name, output in self._outputs.items() if name in kinds]
+        names = {"logits" if items[index].output == MASKED else items[index].output for index in indices}
+        outputs = [output for name, output in self._outputs.items() if name in names]
         texts = TokenizedTexts(Tokenized(pieces, np.zeros(len(pieces), dtype=np.int64)), self._model)
         for batch in run(self._model, texts, outputs):
             rows = {output.name: batch.by_text(output) for output in outputs}
+            # In the order of the batch, which is halved where it is out of memory.
             for number, text in enumerate(batch.places.tolist()):
-                item = items[places[text]]
-                if item.output == MASKED:
-                    results[places[text]] = rows["logits"][number][pieces[text] == MASK]
-                elif self._outputs[item.output].per == "residue":
-                    results[places[text]] = rows[item.output][number]
+                output = items[indices[text]].output
+                if output == MASKED:
+                    results[indices[text]] = rows["logits"][number][pieces[text] == MASK]
                 else:
-                    results[places[text]] = rows[item.output][number][0]
+                    results[indices[text]] = self._result(output, rows[output][number])
         return results
 
     def _about(self, served: ServedModel, tokens: int) -> About:
         model, facts = self._model, self._model.facts
         outputs = {name: output.channels for name, output in self._outputs.items()}
+        # Masks and letters of the probabilities are ESM-2's: another tokenizer has other ids for both.
         is_esm = isinstance(model.tokenizer, EsmSequenceTokenizer)
         if is_esm and "logits" in outputs:
             outputs[MASKED] = outputs["logits"]

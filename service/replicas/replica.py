@@ -17,7 +17,7 @@ import ray
 from esmeray.common.errors import DataError, ResourceError
 from esmeray.service.contract import About, Reply
 from esmeray.service.replicas.batcher import OverloadedError, TokenBatcher
-from esmeray.train_config.service_schema import ServedModel
+from esmeray.service.section import ServedModel
 
 log = logging.getLogger("esmeray.service")
 
@@ -41,15 +41,16 @@ class ModelReplica:
 
         self._batcher: TokenBatcher | None = None
         set_up_process()
-        self._model, start_s = ServedModel(**model), time.perf_counter()
+        start_s = time.perf_counter()
+        self._model = ServedModel(**model)
+        self._device = device
+        # torch would take all cores, beside other replicas, whatever Ray has reserved.
         torch.set_num_threads(self._model.cpus)
-        self._computer, self._device = Computer(self._model, device), device
+        self._computer = Computer(self._model, device)
         loaded_s = time.perf_counter()
         self._warm_up()
-        log.info(
-            "%s: loaded in %.1f s, warmed up in %.1f s, version %s",
-            *(self._model.name, loaded_s - start_s, time.perf_counter() - loaded_s, version),
-        )
+        seconds = loaded_s - start_s, time.perf_counter() - loaded_s
+        log.info("%s: loaded in %.1f s, warmed up in %.1f s, version %s", self._model.name, *seconds, version)
 
     async def about(self) -> About:
         return self._computer.about
@@ -59,58 +60,59 @@ class ModelReplica:
 
     async def run(self, output: str, payloads: Sequence[Any], caller: str) -> Reply:
         """This output of each text, or of latents. Callers are served in turn."""
-        if self._batcher is None:
-            about = self._computer.about
+        if self._batcher is None:  # in the event loop that will use it, which the constructor does not have
             self._batcher = TokenBatcher(
                 self._computer.compute,
-                budget=about.tokens,
+                budget=self._computer.about.tokens,
                 max_wait_s=self._model.max_wait_ms / 1e3,
                 queue_tokens=self._model.queue_tokens,
                 queue_s=self._model.queue_s,
                 cache_bytes=self._model.cache_mb * 1_000_000,
+                # On a GPU the next batch is prepared while one computes; on the CPU both would share the cores.
                 at_once=2 if self._device == "cuda" else 1,
             )
         try:
             results = await self._batcher.submit(self._computer.items(output, payloads), caller)
+            # Stacked, since Ray then sends one buffer in place of one for each.
+            one_vector_each = all(result.ndim == 1 for result in results)
+            reply = Reply(np.stack(results) if one_vector_each else results)
         except OverloadedError as error:
-            return Reply(
-                refused="overloaded",
-                retry_after_s=error.retry_after_s,
-                room_tokens=error.room_tokens,
-                statistics=self._statistics(),
-            )
-        except (ResourceError, DataError) as error:
-            refused = "memory" if isinstance(error, ResourceError) else "model"
-            return Reply(refused=refused, detail=str(error), statistics=self._statistics())
-        one_vector_each = all(result.ndim == 1 for result in results)
-        return Reply(np.stack(results) if one_vector_each else results, statistics=self._statistics())
+            reply = Reply(refused="overloaded", retry_after_s=error.retry_after_s, room_tokens=error.room_tokens)
+        except ResourceError as error:
+            reply = Reply(refused="memory", detail=str(error))
+        except DataError as error:
+            reply = Reply(refused="model", detail=str(error))
+        reply.statistics = self._statistics(self._batcher)
+        return reply
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """How far behind it is, by tokens that wait: beyond 1 :func:`by_queued_tokens` starts another."""
         if self._batcher is None:
             return {"behind": 0.0}
+        # Of a slow model half a queue is less than SCALE_UP_TOKENS: it would refuse before it is helped.
         return {"behind": self._batcher.queued_tokens / min(SCALE_UP_TOKENS, self._batcher.room_tokens / 2)}
 
-    async def __del__(self) -> None:
+    async def __del__(self) -> None:  # which Serve awaits before it ends a replica
         if self._batcher is not None:
             await self._batcher.drain()
 
     def _warm_up(self) -> None:
         """Compile what is compiled at first use; computing is slower until then."""
         output = next(iter(self._computer.about.outputs))
-        texts = [(WARM_UP_LETTERS * 50)[:length] for length in WARM_UP_LENGTHS]
-        items = self._computer.items(output, texts)
+        items = self._computer.items(output, [(WARM_UP_LETTERS * 50)[:length] for length in WARM_UP_LENGTHS])
         for batch in (items[:1], items[1:], items):
             self._computer.compute(batch)
 
-    def _statistics(self) -> dict[str, float | str]:
+    def _statistics(self, batcher: TokenBatcher) -> dict[str, float | str]:
         import torch
 
-        batcher = self._batcher
-        assert batcher is not None
         memory = torch.cuda.memory_allocated() if self._device == "cuda" else psutil.Process().memory_info().rss
-        statistics: dict[str, float | str] = {"replica": str(os.getpid()), "memory_bytes": float(memory)}
-        return statistics | asdict(batcher.totals) | {"queued_tokens": float(batcher.queued_tokens)}
+        return {
+            "replica": str(os.getpid()),
+            "memory_bytes": float(memory),
+            "queued_tokens": float(batcher.queued_tokens),
+            **asdict(batcher.totals),
+        }
 
 
 def by_queued_tokens(context: Any) -> tuple[int, dict[str, Any]]:
@@ -118,9 +120,8 @@ def by_queued_tokens(context: Any) -> tuple[int, dict[str, Any]]:
     behind = (context.aggregated_metrics or {}).get("behind", {})
     current = context.current_num_replicas
     is_behind = sum(behind.values()) > max(1, current)
-    is_idle = context.total_num_requests < 1
-    least, most = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
-    return max(least, min(most, current + is_behind - is_idle)), {}
+    wanted = current + is_behind - (context.total_num_requests < 1)
+    return max(context.capacity_adjusted_min_replicas, min(context.capacity_adjusted_max_replicas, wanted)), {}
 
 
 def set_up_process() -> None:

@@ -7,7 +7,6 @@ processes after it to that before.
 
 import asyncio
 import json
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -16,13 +15,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import psutil
-from yaml import safe_dump as dump_yaml
 
 from esmeray.benchmarks.programs.http_load import Load, Outcome, begun_load
-from esmeray.benchmarks.programs.servers import PROXY, REPLICA, free_port, server
+from esmeray.benchmarks.programs.servers import PROXY, REPLICA, service
 from tests.model.support import random_sequences
 
-CLIENTS, SLOWER, MORE_MEMORY, PAUSE_S = 8, 2.0, 1.1, 30.0
+CLIENTS = 8
+SLOWER, MORE_MEMORY = 2.0, 1.1
+"""Times that an attack may make the ordinary clients' 99th percentile, and the memory that is left after it."""
+PAUSE_S = 30.0
 ORDINARY = [json.dumps({"sequences": [text]}) for text in random_sequences([100, 200, 300, 400] * 500)]
 
 
@@ -94,29 +95,28 @@ class Trial(NamedTuple):
 
 def trial(folder: Path, name: str, seconds: float) -> Trial:
     """An attack of so many seconds on a service of its own: what one left undone would slow the next one's clients."""
-    port = free_port()
+    # Without a cache, which would answer the ordinary clients after their first round.
     model = {"name": "esm", "source": "esm2_t6_8M", "random_weights": True, "cache_mb": 0}
-    settings = {"serve": {"models": [model], "port": port}, "ray": {"address": "local"}}
-    (folder / "serve.yaml").write_text(dump_yaml(settings))
-    command = [sys.executable, "serve_ray.py", "--config", str(folder / "serve.yaml")]
-    ordinary = Load(f"http://127.0.0.1:{port}/v1/encode", ORDINARY, connections=CLIENTS, seconds=seconds)
-    with server(command, port) as process:
-        service = psutil.Process(process.pid)
+    with service(folder, model) as (address, process):
+        ordinary = Load(f"{address}/v1/encode", ORDINARY, connections=CLIENTS, seconds=seconds)
+        processes = psutil.Process(process.pid)
         with begun_load(ordinary) as warm_up:
             warm_up()
         with begun_load(ordinary) as outcome:
             calm = outcome()
-        before = resident_bytes(service)
+        before = resident_bytes(processes)
         with begun_load(ordinary) as outcome:
-            answers, most = asyncio.run(attacked(port, attacks()[name], seconds, service))
+            port = int(address.rpartition(":")[2])
+            answers, most = asyncio.run(attacked(port, attacks()[name], seconds, processes))
             beside = outcome()
+        # Memory goes back some time after its request.
         until = time.monotonic() + PAUSE_S
-        while (after := resident_bytes(service)) > MORE_MEMORY * before and time.monotonic() < until:
+        while (after := resident_bytes(processes)) > MORE_MEMORY * before and time.monotonic() < until:
             time.sleep(1)
     return Trial(name, answers, calm, beside, (before, max(most, after), after))
 
 
-async def attacked(port: int, attack: Attack, seconds: float, service: psutil.Process) -> tuple[Counter[str], int]:
+async def attacked(port: int, attack: Attack, seconds: float, processes: psutil.Process) -> tuple[Counter[str], int]:
     """Answers by the first line of each, and the most memory that was seen."""
     answers, numbers, most = Counter[str](), iter(range(attack.times)), 0
 
@@ -142,7 +142,7 @@ async def attacked(port: int, attack: Attack, seconds: float, service: psutil.Pr
     tasks = [asyncio.create_task(connect()) for _ in range(attack.connections)]
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        most = max(most, await asyncio.to_thread(resident_bytes, service))
+        most = max(most, await asyncio.to_thread(resident_bytes, processes))
         await asyncio.sleep(0.2)
     for task in tasks:
         task.cancel()
@@ -150,10 +150,10 @@ async def attacked(port: int, attack: Attack, seconds: float, service: psutil.Pr
     return answers, most
 
 
-def resident_bytes(service: psutil.Process) -> int:
+def resident_bytes(starter: psutil.Process) -> int:
     """Memory of proxy, ingress and replicas alone, without that of the object store, which all share."""
     total = 0
-    for process in service.children(recursive=True):
+    for process in starter.children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             if " ".join(process.cmdline()).startswith((PROXY, REPLICA)):
                 total += process.memory_full_info().uss

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,7 @@ import psutil
 from pyarrow.parquet import read_table
 from yaml import safe_dump as dump_yaml
 
+from esmeray.benchmarks.programs.servers import free_port
 from esmeray.train_config.loading import dump_config
 from esmeray.tuning.records import SearchFolder, Trial, read_trials
 from tests.chaos.faults import FAULTS
@@ -66,11 +66,18 @@ class Round:
 
     def __init__(self, machines: Machines, faults: list[Met], spacing: int, undisturbed: Any = None) -> None:
         self.machines, self.faults, self.spacing, self.undisturbed = machines, faults, spacing, undisturbed
+        # What observes the round stays off the disk that is filled and protected.
         self.folder, self.data = (Path(tempfile.mkdtemp(prefix="chaos-", dir=at)) for at in (None, machines.disk))
-        self.seconds, self.starts, self.wrong, self.checkpoints = 0.0, 0, list[str](), Path()
-        self.unmet = list[Met]()
+        self.seconds = 0.0
+        self.starts = 0
+        self.checkpoints = Path()
+        self.wrong, self.unmet = list[str](), list[Met]()
         self._mends: list[tuple[float, Mend]] = []
         (self.folder / "temporary").mkdir()
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Write what the command reads."""
 
     def check(self) -> list[str]:
         """Compare the outcome with that of the undisturbed round; sets what the faults cost."""
@@ -113,7 +120,7 @@ class Round:
             self.wrong += self.check()
         while (left := self.left()) and time.monotonic() < ended + LEFT_S:
             time.sleep(0.2)
-        self.wrong += [f"left: {each}" for each in left]
+        self.wrong += [f"left: {leftover}" for leftover in left]
         return self
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -143,15 +150,14 @@ class Round:
 
 
 class Training(Round):
-    def __init__(self, machines: Machines, faults: list[Met], spacing: int, undisturbed: Any = None) -> None:
-        super().__init__(machines, faults, spacing, undisturbed)
-        sizes = {"max_steps": 6 * spacing, "evaluate_every_steps": 2 * spacing}
-        steps = {"training": sizes, "checkpoint": {"every_steps": spacing + 1}}
-        settings = SETTINGS.get(FAULTS[faults[-1].kind].settings, {}) if faults else {}
+    def prepare(self) -> None:
+        sizes = {"max_steps": 6 * self.spacing, "evaluate_every_steps": 2 * self.spacing}
+        steps = {"training": sizes, "checkpoint": {"every_steps": self.spacing + 1}}
+        settings = SETTINGS.get(FAULTS[self.faults[-1].kind].settings, {}) if self.faults else {}
         self.config = tiny_config(self.data, **merged(merged(USUAL, steps), settings))
         self.checkpoints = run_folder(self.config).checkpoints
-        acts = [FAULTS[fault.kind].how if FAULTS[fault.kind].what == "act" else "wait" for fault in faults]
-        plan = [{**asdict(fault), "act": act} for fault, act in zip(faults, acts, strict=True)]
+        acts = [FAULTS[fault.kind].how if FAULTS[fault.kind].what == "act" else "wait" for fault in self.faults]
+        plan = [{**asdict(fault), "act": act} for fault, act in zip(self.faults, acts, strict=True)]
         (self.folder / "faults.json").write_text(json.dumps(plan))
         (self.folder / "config.yaml").write_text(dump_config(self.config))
 
@@ -187,8 +193,7 @@ class Training(Round):
 
 
 class Embedding(Round):
-    def __init__(self, machines: Machines, faults: list[Met], spacing: int, undisturbed: Any = None) -> None:
-        super().__init__(machines, faults, spacing, undisturbed)
+    def prepare(self) -> None:
         small_model_folder(self.folder / "model")
         write_proteins(self.folder / "proteins.fasta", random_sequences([400] * 720))
 
@@ -209,8 +214,7 @@ class Embedding(Round):
 class Search(Round):
     """A worker that is killed is a result: what a configuration does to it is what a search finds out."""
 
-    def __init__(self, machines: Machines, faults: list[Met], spacing: int, undisturbed: Any = None) -> None:
-        super().__init__(machines, faults, spacing, undisturbed)
+    def prepare(self) -> None:
         one_each = {"ray": {"num_workers": 1, "cpus_per_worker": 1}}
         (self.folder / "config.yaml").write_text(dump_config(tiny_config(self.data, **one_each)))
         space = {"tokens": [64, 128, 256, 512], "num_workers": [0, 1], "precision": ["fp32", "bf16"]}
@@ -247,8 +251,7 @@ class Service(Round):
     again = False
 
     def command(self, address: str) -> list[str]:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         model = {"name": "esm", "source": str(small_model_folder(self.folder / "model")), "replicas": 2}
         serve = {"models": [model | {"precision": "fp32"}], "port": port, "ingress_replicas": 2}
         (self.folder / "serve.yaml").write_text(dump_yaml({"serve": serve, "ray": {"address": address}}))

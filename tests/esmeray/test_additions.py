@@ -75,7 +75,7 @@ from esmeray.service.replicas.replica import ModelReplica
 from esmeray.tools.__main__ import main
 from esmeray.train_config.natures import with_absolute_paths
 from esmeray.training.config import Config
-from esmeray.train_config.service_schema import ServedModel
+from esmeray.service.section import ServedModel
 from esmeray.cluster.collective import WorkerContext
 from esmeray.training.loop.worker import train_worker
 from esmeray.tasks.plan import task_plan

@@ -33,7 +33,6 @@ _fork = multiprocessing.get_context("fork")
 class Outcome:
     """Numbers of results and refusals, and each failure's number and description."""
 
-    reader: str
     inputs: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     failures: dict[int, str] = field(default_factory=dict)
@@ -45,21 +44,22 @@ def input_of(name: str, seeds: list[bytes], seed: int, number: int) -> bytes:
 
 def fuzz(name: str, inputs: int, seed: int, saved: Path | None = None) -> Outcome:
     """Read so many inputs; those that fail are written into ``saved``."""
-    outcome = Outcome(name)
+    outcome = Outcome()
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(dir=memory) as scratch:
         folder = Path(scratch)
         seeds = READERS[name].seeds(folder)
-        while outcome.inputs < inputs and len(outcome.failures) < _FAILURES_ENOUGH:
+        while len(outcome.failures) < _FAILURES_ENOUGH:
             problem = _run(name, seeds, seed, inputs, folder, outcome)
-            if problem is not None:
-                number = outcome.inputs
-                outcome.failures[number] = problem
-                outcome.inputs += 1
-                if saved is not None:
-                    saved.mkdir(parents=True, exist_ok=True)
-                    file = saved / f"{name.replace(' ', '_')}-{seed}-{number}-{READERS[name].file}"
-                    file.write_bytes(input_of(name, seeds, seed, number))
+            if problem is None:
+                break
+            number = outcome.inputs
+            outcome.failures[number] = problem
+            outcome.inputs += 1
+            if saved is not None:
+                saved.mkdir(parents=True, exist_ok=True)
+                file = saved / f"{name.replace(' ', '_')}-{seed}-{number}-{READERS[name].file}"
+                file.write_bytes(input_of(name, seeds, seed, number))
     return outcome
 
 
@@ -69,19 +69,15 @@ def _run(name: str, seeds: list[bytes], seed: int, inputs: int, folder: Path, ou
     process = _fork.Process(target=_read_all, args=(name, seeds, seed, outcome.inputs, inputs, folder, its))
     process.start()
     its.close()
-    problem: str | None = None
     try:
-        while problem is None:
+        while True:
             if not ours.poll(_HANGS_S):  # it waits, or a parser in C does not return to Python for the signal
                 return f"no result within {_HANGS_S} s"
-            kind, *rest = ours.recv()
-            if kind == "end":
-                return None
-            if kind == "failure":
-                problem = rest[0]
-            else:
-                outcome.counts[kind] += 1
-                outcome.inputs += 1
+            kind, problem = ours.recv()
+            if kind in ("end", "failure"):
+                return problem
+            outcome.counts[kind] += 1
+            outcome.inputs += 1
     except EOFError:
         process.join()
         return f"the process ended with {process.exitcode}"
@@ -89,7 +85,6 @@ def _run(name: str, seeds: list[bytes], seed: int, inputs: int, folder: Path, ou
         process.kill()
         process.join()
         ours.close()
-    return problem
 
 
 def _read_all(name: str, seeds: list[bytes], seed: int, start: int, inputs: int, folder: Path, connection: Any) -> None:
@@ -108,31 +103,29 @@ def _read_all(name: str, seeds: list[bytes], seed: int, start: int, inputs: int,
         path.unlink(missing_ok=True)
         path.write_bytes(input_of(name, seeds, seed, number))
         connection.send(_outcome_of(name, path))
-    connection.send(("end",))
+    connection.send(("end", None))
 
 
-def _outcome_of(name: str, path: Path) -> tuple[str, ...]:
+def _outcome_of(name: str, path: Path) -> tuple[str, str | None]:
+    """``result``, ``refusal`` or ``failure``, and how it failed."""
     begun_s = time.process_time()
     signal.setitimer(signal.ITIMER_PROF, TIME_S)  # of the process: others may have the cores
     try:
         READERS[name].read(path)
     except EsmerayError as error:
         if any("\n" in problem or len(problem) > _LONGEST_LINE for problem in error.problems):
-            return ("failure", f"a refusal of more than a line: {str(error)[:300]!r}")
-        return ("refusal",)
+            return "failure", f"a refusal of more than a line: {str(error)[:300]!r}"
+        return "refusal", None
     except BaseException as error:  # noqa: BLE001 - whatever else a reader raises is what is looked for
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        own = [frame for frame in traceback.extract_tb(error.__traceback__) if ".venv" not in frame.filename][-1]
-        text = f"{type(error).__name__}: {str(error)[:200]}"
-        return (
-            "failure",
-            f"{text} at {Path(own.filename).name}:{own.lineno}, {Path(place.filename).name}:{place.lineno}",
-        )
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if ".venv" not in frame.filename][-1]
+        where = ", ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in (own, frames[-1]))
+        return "failure", f"{type(error).__name__}: {str(error)[:200]} at {where}"
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-    if time.process_time() - begun_s > TIME_S:
-        return ("failure", f"more than {TIME_S} s")
-    return ("result",)
+    # An error that was raised in a callback of C may have been swallowed there.
+    is_late = time.process_time() - begun_s > TIME_S
+    return ("failure", f"more than {TIME_S} s") if is_late else ("result", None)
 
 
 def _too_long(number: int, frame: Any) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ from esmeray.service.http.guard import Guard
 from esmeray.service.http.metrics import Metrics
 from esmeray.service.http.models import Call, Models
 from esmeray.service.replicas.replica import ModelReplica
-from esmeray.train_config.service_schema import ServedModel, ServeSection
+from esmeray.service.section import ServedModel, ServeSection
 from tests.classifiers import classifier_config, export_tiny
 from tests.dataset.tokenizer_folders import esm
 from tests.model.small_models import save_masked_lm
@@ -28,13 +28,7 @@ from tests.model.support import build_model, tiny_section
 Result = TypeVar("Result")
 BATCH_TOKENS = 128
 PRECISION: dict[str, Any] = {"precision": "fp32", "tokens": BATCH_TOKENS}
-LIMITS: dict[str, Any] = {
-    "sequences": 50,
-    "sequence_residues": 400,
-    "residues": 2000,
-    "mutations": 8,
-    "body_bytes": 200_000,
-}
+LIMITS = {"sequences": 50, "sequence_residues": 400, "residues": 2000, "mutations": 8, "body_bytes": 200_000}
 
 
 class LostError(Exception):
@@ -51,17 +45,13 @@ def save_models(folder: Path) -> list[ServedModel]:
     return [ServedModel(name=name, source=str(folder / name), **PRECISION) for name in names]
 
 
-def call_of(replica: ModelReplica) -> Call:
-    """The replica's own methods, as those that Ray Serve reaches."""
-    return Call(replica.about, replica.run, replica.tokens)
-
-
 class Serving:
     """The models, and an event loop in a thread, in which everything runs."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.models = folder, save_models(folder)
-        self.calls = {model.name: call_of(ModelReplica(model.model_dump(), "cpu", "1")) for model in self.models}
+        replicas = {model.name: ModelReplica(model.model_dump(), "cpu", "1") for model in self.models}
+        self.calls = {name: Call(replica.about, replica.run, replica.tokens) for name, replica in replicas.items()}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -110,6 +100,13 @@ class Serving:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+def eventually(is_so: Callable[[], bool]) -> None:
+    until_s = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < until_s
+        time.sleep(0.1)
 
 
 def problem(answer: httpx.Response, status: int) -> str:

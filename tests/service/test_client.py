@@ -16,40 +16,38 @@ from tests.model.support import random_sequences
 from tests.service.serving import Serving
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def small_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REQUEST_SEQUENCES", 3)
     monkeypatch.setattr(module, "REQUEST_RESIDUES", 100)
     monkeypatch.setattr(module, "_FIRST_WAIT_S", 0.01)
 
 
-def test_order_is_kept_over_many_requests_at_once(address: str, small_requests: None):
-    sequences = random_sequences([1 + 7 * number % 60 for number in range(80)])
+def test_order_is_kept_over_many_requests_at_once(address: str):
+    sequences = random_sequences([1 + 7 * number % 60 for number in range(40)])
     with Client(address, concurrency=5) as client:
-        found = client.embed(sequences)
+        vectors = client.embed(sequences)
         alone = [client.embed([sequence])[0] for sequence in sequences[::13]]
         rows = client.embed(sequences, "residues")
-        classes = client.classify(sequences[:7])
         with pytest.raises(DataError, match="/v1/classify: refused with 422: model esm has no classes"):
-            next(classes)
+            next(client.classify(sequences[:7]))
         assert [model["id"] for model in client.models()] == ["esm", "autoencoder", "places", "helices"]
         assert client.embed([]) == []
-    assert isinstance(found, np.ndarray) and found.shape == (80, 32)
-    np.testing.assert_allclose(found[::13], alone, rtol=1e-5, atol=1e-5)
-    assert [len(each) for each in rows] == list(map(len, sequences))
-    np.testing.assert_allclose([each.mean(0) for each in rows], found, rtol=1e-4, atol=1e-5)
+    assert isinstance(vectors, np.ndarray) and vectors.shape == (40, 32)
+    np.testing.assert_allclose(vectors[::13], alone, rtol=1e-5, atol=1e-5)
+    assert [len(of_one) for of_one in rows] == list(map(len, sequences))
+    np.testing.assert_allclose([of_one.mean(0) for of_one in rows], vectors, rtol=1e-4, atol=1e-5)
 
 
-def test_a_long_sequence_goes_alone(small_requests: None):
-    parts = module._requests(random_sequences([40, 40, 200, 40, 90, 5, 5, 5]))
-    assert [[len(each["sequence"]) for each in part] for part in parts] == [[40, 40], [200], [40], [90, 5, 5], [5]]
+def test_a_long_sequence_goes_alone():
+    requests = module._requests(random_sequences([40, 40, 200, 40, 90, 5, 5, 5]))
+    lengths = [[len(record["sequence"]) for record in records] for records in requests]
+    assert lengths == [[40, 40], [200], [40], [90, 5, 5], [5]]
 
 
-def test_a_stream_that_is_left_early_leaves_the_client_usable(address: str, small_requests: None):
+def test_a_stream_that_is_left_early_leaves_the_client_usable(address: str):
     with Client(address) as client:
-        for name, _ in client.stream(random_sequences([20] * 30)):
-            assert name == "0"
-            break
+        assert next(client.stream(random_sequences([20] * 30)))[0] == "0"
         assert len(client.embed(["MKT"])) == 1
 
 
@@ -62,7 +60,7 @@ def test_the_client_works_where_an_event_loop_runs(address: str):
     np.testing.assert_array_equal(here, in_a_thread)
 
 
-def test_a_client_is_closed_while_requests_are_on_their_way(address: str, small_requests: None):
+def test_a_client_is_closed_while_requests_are_on_their_way(address: str):
     client = Client(address)
     assert "client" in {thread.name for thread in threading.enumerate()}
     stream = client.stream(random_sequences([20] * 60))
@@ -84,8 +82,6 @@ class Stub:
         self.seen += 1
         status = self.statuses.pop(0) if self.statuses else 200
         headers = [(b"content-type", b"application/json"), *([(b"retry-after", b"0")] if status == 429 else [])]
-        if status == 0:
-            raise ConnectionError
         await send({"type": "http.response.start", "status": status, "headers": headers})
         content = {"detail": "why", "data": [{"id": "esm"}]}
         body = b"Internal Server Error" if status == 500 else json.dumps(content).encode()  # as Ray Serve's own
@@ -93,31 +89,34 @@ class Stub:
 
 
 @pytest.mark.parametrize("statuses", [(429,), (503, 500, 503), (404, 503), ()])
-def test_refusals_for_overload_and_lost_requests_are_sent_again(
-    serving: Serving, small_requests: None, statuses: tuple[int, ...]
-):
+def test_refusals_for_overload_and_lost_requests_are_sent_again(serving: Serving, statuses: tuple[int, ...]):
     stub = Stub(*statuses)
     with serving.address(stub) as address, Client(address) as client:
         assert client.models() == [{"id": "esm"}]
     assert stub.seen == len(statuses) + 1
 
 
-def test_other_refusals_and_those_that_do_not_end_raise_with_the_detail(serving: Serving, small_requests: None):
-    for stub, words in ((Stub(422), "refused with 422: why"), (Stub(*[429] * 9), "refused with 429: why")):
-        with serving.address(stub) as at, Client(at, retries=2) as client, pytest.raises(DataError, match=words):
-            client.models()
-        assert stub.seen == (1 if "422" in words else 3)
-
-
-def test_a_404_of_the_service_is_final_and_a_proxy_without_a_service_is_waited_for_as_nothing_that_listens(
-    serving: Serving, address: str, small_requests: None
+@pytest.mark.parametrize(
+    ("status", "retries", "asked"),
+    [
+        (422, 2, 1),
+        (429, 2, 3),
+        (404, 10, module.CONNECT_RETRIES + 1),  # a proxy without a service
+    ],
+)
+def test_other_refusals_and_those_that_do_not_end_raise_with_the_detail(
+    serving: Serving, status: int, retries: int, asked: int
 ):
+    stub = Stub(*[status] * 99)
+    refused = pytest.raises(DataError, match=f"refused with {status}: why")
+    with serving.address(stub) as address, Client(address, retries=retries) as client, refused:
+        client.models()
+    assert stub.seen == asked
+
+
+def test_a_404_of_the_service_is_final(address: str):
     with Client(address, model="none") as client, pytest.raises(DataError, match="refused with 404: no such model"):
         client.embed(["MKT"])
-    stub = Stub(*[404] * 99)
-    with serving.address(stub) as at, Client(at) as client, pytest.raises(DataError, match="refused with 404"):
-        client.models()
-    assert stub.seen == module.CONNECT_RETRIES + 1
 
 
 @pytest.mark.parametrize("key", ["", "secret\nsecret", "sec ret", "secret\x7f", "secr\u00e9t", "secret\r"])
@@ -127,7 +126,7 @@ def test_what_can_be_no_key_is_refused_and_not_repeated(key: str):
     assert "secr" not in str(refused.value)
 
 
-def test_an_address_without_a_service_is_named(small_requests: None):
+def test_an_address_without_a_service_is_named():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         with pytest.raises(ResourceError, match="no answer"):

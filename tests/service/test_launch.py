@@ -8,11 +8,10 @@ import socket
 import ssl
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
@@ -21,14 +20,16 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from esmeray.benchmarks.programs.servers import free_port
 from esmeray.common.errors import ConfigError, EsmerayError
 from esmeray.model.export.backbone import export
 from esmeray.service import launch
 from esmeray.service.http.access import new_key
 from esmeray.service.replicas.computer import Computer
-from esmeray.train_config.service_schema import ServedModel, ServiceSettings
+from esmeray.service.section import ServedModel, ServiceSettings
 from tests.classifiers import export_tiny
 from tests.conftest import REPOSITORY
+from tests.service.serving import eventually
 from tests.tasks.test_diffusion_model import trained
 
 HOOK = """
@@ -51,30 +52,17 @@ def mark(app):
 
 def write_certificate(folder: Path) -> dict[str, str]:
     """A certificate of 127.0.0.1 that vouches for itself."""
-    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
+    key = ec.generate_private_key(ec.SECP256R1())
+    now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now - day, now + day)
     here = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-    made = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-    made = made.not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(now + datetime.timedelta(days=1))
-    certificate = made.add_extension(here, critical=False).sign(key, hashes.SHA256())
+    certificate = builder.add_extension(here, critical=False).sign(key, hashes.SHA256())
     pem = serialization.Encoding.PEM
-    (folder / "certificate.pem").write_bytes(certificate.public_bytes(pem))
     private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (folder / "certificate.pem").write_bytes(certificate.public_bytes(pem))
     (folder / "key.pem").write_bytes(private)
     return {"tls_certificate": str(folder / "certificate.pem"), "tls_key": str(folder / "key.pem")}
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-        return port
-
-
-def eventually(is_so: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < until_s
-        time.sleep(0.1)
 
 
 @pytest.mark.slow
@@ -99,9 +87,9 @@ def test_the_command_serves_text_over_https_takes_new_settings_and_ends_with_the
     environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}:{tmp_path}"}
     command = [sys.executable, str(REPOSITORY / "serve_ray.py"), "--config", str(file)]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, cwd=tmp_path)
-    assert process.stdout is not None
+    output: Any = process.stdout
     try:
-        ready = next(line for line in process.stdout if "waiting for it" not in line)  # a busy machine's proxy is slow
+        ready = next(line for line in output if "waiting for it" not in line)  # a busy machine's proxy is slow
         assert f"ready: https://127.0.0.1:{port}/" in ready
         trusted = ssl.create_default_context(cafile=tmp_path / "certificate.pem")
         with httpx.Client(base_url=f"https://127.0.0.1:{port}", verify=trusted, timeout=60) as client:
@@ -113,7 +101,7 @@ def test_the_command_serves_text_over_https_takes_new_settings_and_ends_with_the
             serve["limits"] = {"sequences": 1}
             file.write_text(yaml.safe_dump(settings))
             process.send_signal(signal.SIGHUP)
-            assert any("updated" in line for line in process.stdout)
+            assert any("updated" in line for line in output)
             eventually(lambda: client.post("/v1/classify", json=body).status_code == 413)
             # The end: what was asked before is answered, by either ingress, and never a 404 of the proxy.
             one = {"sequences": body["sequences"][:1]}
@@ -132,7 +120,7 @@ def test_the_command_serves_text_over_https_takes_new_settings_and_ends_with_the
         assert process.wait(60) == 128 + signal.SIGTERM
     finally:
         process.kill()
-        process.stdout.close()
+        output.close()
 
 
 def test_sequence_diffusion_is_refused_by_name(tmp_path: Path):
@@ -142,25 +130,24 @@ def test_sequence_diffusion_is_refused_by_name(tmp_path: Path):
         Computer(served, "cpu")
 
 
-def refused_before_ray(tmp_path: Path, **changes: object) -> str:
-    """The refusal of a service that would start a cluster of its own."""
-    serve = {"models": [str(tmp_path / "text")], "port": free_port(), **changes}
-    settings = ServiceSettings.model_validate({"serve": serve, "ray": {"address": "local"}})
-    with pytest.raises(EsmerayError) as refused:
-        launch.run(lambda: settings, print)
-    return f"{refused.value.exit_code} {refused.value}"
-
-
 def test_a_taken_port_and_models_that_are_not_there_are_refused_before_ray_starts(tmp_path: Path, monkeypatch):
     monkeypatch.setattr("esmeray.cluster.connection.connected", lambda _: pytest.fail("Ray was started"))
-    assert f"2 models: there is no folder {tmp_path}/text" in refused_before_ray(tmp_path)
-    assert "2 models: 'nosuch' is neither a folder nor" in refused_before_ray(tmp_path, models=["nosuch"])
-    assert "2 models esm2_t6_8M: a size whose weights" in refused_before_ray(tmp_path, models=["esm2_t6_8M"])
+
+    def refusal(model: str, port: int) -> str:
+        serve = {"models": [model], "port": port}
+        settings = ServiceSettings.model_validate({"serve": serve, "ray": {"address": "local"}})
+        with pytest.raises(EsmerayError) as refused:
+            launch.run(lambda: settings, print)
+        return f"{refused.value.exit_code} {refused.value}"
+
+    text = str(tmp_path / "text")
+    assert f"2 models: there is no folder {text}" in refusal(text, free_port())
+    assert "2 models: 'nosuch' is neither a folder nor" in refusal("nosuch", free_port())
+    assert "2 models esm2_t6_8M: a size whose weights" in refusal("esm2_t6_8M", free_port())
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        refusal = refused_before_ray(tmp_path, port=port)
-    where = f"the service can't listen on 127.0.0.1:{port} (Address already in use)"
-    assert refusal == f"4 serve.port: {where}; choose another"
+        where = f"the service can't listen on 127.0.0.1:{port} (Address already in use)"
+        assert refusal(text, port) == f"4 serve.port: {where}; choose another"
 
 
 def test_a_proxy_that_is_slow_to_come_up_is_waited_for_with_a_line(monkeypatch, capsys):

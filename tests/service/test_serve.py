@@ -3,8 +3,6 @@
 import asyncio
 import os
 import signal
-import socket
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -13,12 +11,13 @@ import numpy as np
 import psutil
 import pytest
 
+from esmeray.benchmarks.programs.servers import free_port
 from esmeray.common.errors import ResourceError
-from esmeray.train_config.service_schema import ServeSection
+from esmeray.service.section import ServedModel, ServeSection
 from tests.dataset.tokenizer_folders import esm
 from tests.model.small_models import save_masked_lm
 from tests.model.support import random_sequences
-from tests.service.serving import PRECISION
+from tests.service.serving import PRECISION, eventually
 
 pytestmark = pytest.mark.slow
 SEQUENCES = random_sequences([20, 40, 9])
@@ -29,53 +28,55 @@ ASK = httpx.Client(timeout=60)  # the machine may be busy
 def served(ray_address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, ServeSection]]:
     from ray import serve
 
-    from esmeray.service.deployments import APPLICATION, application
-
     folder = esm(tmp_path_factory.mktemp("served") / "esm")
     save_masked_lm(folder, "esm", vocab_size=33)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    config = ServeSection.model_validate(
-        {"models": [{"name": "esm", "source": str(folder), **PRECISION}], "port": port}
-    )
+    port = free_port()
+    models = [ServedModel(name="esm", source=str(folder), **PRECISION)]
+    config = ServeSection(models=models, port=port)
     serve.start(http_options={"host": "127.0.0.1", "port": port})
-    serve.run(application(config, "cpu"), name=APPLICATION, route_prefix="/")
+    deploy(config)
     yield f"http://127.0.0.1:{port}", config
     serve.shutdown()
 
 
-async def asked_until(address: str, done: Callable[[], bool]) -> list[httpx.Response]:
-    """Answers to distinct sequences of six callers until ``done``, and twenty more."""
-    answers: list[httpx.Response] = []
+def deploy(config: ServeSection) -> None:
+    from ray import serve
 
-    async def ask(client: httpx.AsyncClient, caller: int) -> None:
-        left, number = 20, 0
-        while left:
-            left, number = left - done(), number + 1
-            text = random_sequences([30], seed=1000 * caller + number)
-            answers.append(await client.post("/v1/encode", json={"sequences": text}))
+    from esmeray.service.deployments import APPLICATION, application
 
-    async with httpx.AsyncClient(base_url=address, timeout=60) as client:
-        await asyncio.gather(*(ask(client, caller) for caller in range(6)))
-    return answers
+    serve.run(application(config, "cpu"), name=APPLICATION, route_prefix="/")
 
 
 def asked_while(address: str, change: Callable[[], Awaitable[None]]) -> list[httpx.Response]:
-    async def both() -> list[httpx.Response]:
-        changing = asyncio.create_task(change())
-        answers = await asked_until(address, changing.done)
-        await changing
+    """Answers to distinct sequences of six callers until the change is made, and to twenty more of each."""
+
+    async def ask(client: httpx.AsyncClient, caller: int, changing: asyncio.Task[None]) -> list[httpx.Response]:
+        answers, left = [], 20
+        while left:
+            left -= changing.done()
+            text = random_sequences([30], seed=10_000 * caller + len(answers))
+            answers.append(await client.post("/v1/encode", json={"sequences": text}))
         return answers
 
-    return asyncio.run(both())
+    async def ask_all() -> list[httpx.Response]:
+        changing: asyncio.Task[None] = asyncio.create_task(change())  # type: ignore[arg-type]
+        async with httpx.AsyncClient(base_url=address, timeout=60) as client:
+            answers = await asyncio.gather(*(ask(client, caller, changing) for caller in range(6)))
+        await changing
+        return [answer for of_one in answers for answer in of_one]
+
+    return asyncio.run(ask_all())
 
 
-def replica_pid(address: str) -> int:
-    """Process of the replica, as the metrics name it."""
-    ASK.post(f"{address}/v1/encode", json={"sequences": ["MKT"]})
-    lines = [line for line in ASK.get(f"{address}/metrics").text.splitlines() if "esmeray_replica_tokens{" in line]
-    return int(lines[-1].split('replica="')[1].split('"')[0])
+def encoded(address: str, sequences: list[str]) -> httpx.Response:
+    return ASK.post(f"{address}/v1/encode", json={"sequences": sequences})
+
+
+def replica_metric(address: str, name: str) -> tuple[int, float]:
+    """Process of the replica that answered last, and its value of a metric."""
+    encoded(address, ["MKT"])
+    lines = [line for line in ASK.get(f"{address}/metrics").text.splitlines() if f"esmeray_replica_{name}{{" in line]
+    return int(lines[-1].split('replica="')[1].split('"')[0]), float(lines[-1].split()[-1])
 
 
 def test_requests_are_answered_as_by_the_model_itself(served: tuple[str, ServeSection]):
@@ -85,9 +86,10 @@ def test_requests_are_answered_as_by_the_model_itself(served: tuple[str, ServeSe
     assert ASK.get(f"{address}/ready").status_code in (200, 503) and ASK.get(f"{address}/").status_code == 200
     answer = ASK.post(f"{address}/v1/embeddings", json={"input": SEQUENCES}, headers={"X-Request-ID": "mine"})
     wanted = rows_of(opened(config.models[0].source), SEQUENCES)["mean"].numpy()
-    np.testing.assert_allclose([each["embedding"] for each in answer.json()["data"]], wanted, rtol=1e-5, atol=1e-5)
+    vectors = [item["embedding"] for item in answer.json()["data"]]
+    np.testing.assert_allclose(vectors, wanted, rtol=1e-5, atol=1e-5)
     assert answer.headers["x-request-id"] == "mine"
-    assert ASK.post(f"{address}/v1/encode", json={"sequences": ["M1"]}).json()["record"] == "0"
+    assert encoded(address, ["M1"]).json()["record"] == "0"
     assert ASK.post(f"{address}/v1/encode", content=b" " * 16_000_001).status_code == 413
 
 
@@ -102,21 +104,12 @@ def test_a_large_request_delays_no_small_one_and_ends_when_its_client_leaves(ser
 
     answers = asked_while(address, leave)
     assert {answer.status_code for answer in answers} == {200} and len(answers) > 120
-    until_s = time.monotonic() + 60
-    while queued_tokens(address):
-        assert time.monotonic() < until_s
-
-
-def queued_tokens(address: str) -> float:
-    """As the replica says with each answer."""
-    ASK.post(f"{address}/v1/encode", json={"sequences": ["MKT"]})
-    lines = [line for line in ASK.get(f"{address}/metrics").text.splitlines() if "replica_queued_tokens{" in line]
-    return max(float(line.split()[-1]) for line in lines)
+    eventually(lambda: replica_metric(address, "queued_tokens")[1] == 0)
 
 
 def test_a_killed_replica_costs_a_retry_at_most_and_is_replaced(served: tuple[str, ServeSection]):
     address, _ = served
-    before = replica_pid(address)
+    before, _ = replica_metric(address, "tokens")
 
     async def kill() -> None:
         await asyncio.sleep(0.2)
@@ -125,30 +118,23 @@ def test_a_killed_replica_costs_a_retry_at_most_and_is_replaced(served: tuple[st
     answers = asked_while(address, kill)
     assert {answer.status_code for answer in answers} <= {200, 503}
     assert all("retry-after" in answer.headers for answer in answers if answer.status_code == 503)
-    until_s = time.monotonic() + 60
-    while ASK.post(f"{address}/v1/encode", json={"sequences": ["MKT"]}).status_code != 200:
-        assert time.monotonic() < until_s
-    assert replica_pid(address) != before and not psutil.pid_exists(before)
+    eventually(lambda: encoded(address, ["MKT"]).status_code == 200)
+    assert replica_metric(address, "tokens")[0] != before and not psutil.pid_exists(before)
 
 
 def test_a_changed_model_replaces_the_replica_and_no_request_fails(served: tuple[str, ServeSection]):
-    from ray import serve
-
-    from esmeray.service.deployments import APPLICATION, application
-
     address, config = served
-    before, folder = replica_pid(address), Path(config.models[0].source)
-    first = ASK.post(f"{address}/v1/encode", json={"sequences": SEQUENCES}).json()
+    before, _ = replica_metric(address, "tokens")
+    first = encoded(address, SEQUENCES).json()
 
-    async def deploy() -> None:
-        save_masked_lm(folder, "esm", vocab_size=33, seed=5)
-        run = {"name": APPLICATION, "route_prefix": "/"}
-        await asyncio.to_thread(serve.run, application(config, "cpu"), **run)
+    async def change() -> None:
+        save_masked_lm(Path(config.models[0].source), "esm", vocab_size=33, seed=5)
+        await asyncio.to_thread(deploy, config)
 
-    answers = asked_while(address, deploy)
+    answers = asked_while(address, change)
     assert {answer.status_code for answer in answers} == {200}
-    second = ASK.post(f"{address}/v1/encode", json={"sequences": SEQUENCES}).json()
-    assert replica_pid(address) != before and second["data"] != first["data"]
+    assert replica_metric(address, "tokens")[0] != before
+    assert encoded(address, SEQUENCES).json()["data"] != first["data"]
 
 
 def test_the_log_follows_no_link_and_is_in_no_folder_of_another_user(

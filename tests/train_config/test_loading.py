@@ -7,13 +7,13 @@ import pytest
 from esmeray.common import processor
 from esmeray.common.command_line import run
 from esmeray.common.errors import ConfigError
+from esmeray.service.section import ServiceSettings
 from esmeray.tools.grammar import read_words
 from esmeray.tools.reference import command_schemas, config_reference
 from esmeray.tools.train import run as train
 from esmeray.tools.tune import _search
 from esmeray.train_config.loading import SHIPPED, dump_config, load_settings
 from esmeray.train_config.section import settings_of
-from esmeray.train_config.service_schema import ServiceSettings
 from esmeray.training.config import Config, load_config
 from esmeray.tuning.section import TuneConfig
 

@@ -1,7 +1,7 @@
 """Settings know what a resumed run may change, and paths among them mean the same on every node."""
 
+from esmeray.service.section import ServeSection
 from esmeray.train_config.natures import FIXED, FREE, UNSEEN, on_resume, with_absolute_paths
-from esmeray.train_config.service_schema import ServeSection
 from esmeray.training.config import Config
 from tests.runs import tiny_config
 

@@ -1,7 +1,7 @@
 """Make an API key for the service, and add its hash to a file of keys.
 
-The key is printed once and kept nowhere. Scopes are the names of models and of endpoints: embeddings, encode, decode,
-classify, masked, tokenize, models, metrics. The service reads the file when it starts.
+The key is printed once and kept nowhere. Scopes are the names of models and of endpoints, as in /v1/ENDPOINT; metrics
+is one too. The service reads the file when it starts.
 
 Examples:
   esmeray serve key --key.name alice --key.file keys.yaml
@@ -14,8 +14,9 @@ import yaml
 from esmeray.common.errors import ConfigError
 from esmeray.common.publishing import write_atomically, writing
 from esmeray.service.http.access import new_key, read_keys
+from esmeray.service.http.app import scopes
+from esmeray.service.section import KeySection
 from esmeray.tools.grammar import Command, parse
-from esmeray.train_config.service_schema import KeySection
 
 
 class Arguments(Command):
@@ -26,6 +27,8 @@ class Arguments(Command):
 
 def main(argv: list[str]) -> int:
     section = parse(argv, "serve key", __doc__, Arguments).key
+    if not {*section.endpoints} <= {"*", *scopes()}:
+        raise ConfigError(f"--key.endpoints: endpoints are {', '.join(scopes())}, or '*' for all")
     keys = read_keys(section.file) if section.file.exists() else []
     if section.name in {key.name for key in keys}:
         raise ConfigError(f"--key.name {section.name}: {section.file} has a key of this name; choose another")

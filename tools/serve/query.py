@@ -25,8 +25,8 @@ from esmeray.common.publishing import made_file, refuse_file
 from esmeray.common.text import counted
 from esmeray.dataset.fasta.reader import FastaSource
 from esmeray.service.client import Client, checked_key
+from esmeray.service.section import QuerySection
 from esmeray.tools.grammar import Overwriting, parse
-from esmeray.train_config.service_schema import QuerySection
 
 MADE_BY = "query"
 ROWS = 1024

@@ -17,9 +17,9 @@ Examples:
 from functools import partial
 
 from esmeray.common.command_line import result_console
+from esmeray.service.section import ServiceSettings
 from esmeray.tools.grammar import Command, parse, read_words
 from esmeray.train_config.loading import dump_config, load_settings
-from esmeray.train_config.service_schema import ServiceSettings
 
 
 class Arguments(Command, ServiceSettings):

@@ -1,18 +1,22 @@
-"""What every route that computes does: model, scope, checks, rate, computation."""
+"""What routes share: the service, the kind of answer and the body as parameters of a route; what every route that
+computes does: model, scope, checks, rate, computation.
+"""
 
 import json
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, NamedTuple
 
-from fastapi import Request
+from fastapi import Depends, Request
 from pydantic import BaseModel
 
 from esmeray.dataset.fasta.alphabet import residues_of
 from esmeray.service.contract import About
-from esmeray.service.http.access import Access, Key
-from esmeray.service.http.bodies import FASTA_TYPES, Record, checked
+from esmeray.service.http.access import Access
+from esmeray.service.http.answers import wanted
+from esmeray.service.http.bodies import FASTA_TYPES, Record, Schema, checked, read
 from esmeray.service.http.models import Models
 from esmeray.service.http.refusals import RefusalError
-from esmeray.train_config.service_schema import LimitsSection
+from esmeray.service.section import LimitsSection
 
 
 class Service(NamedTuple):
@@ -32,6 +36,25 @@ class Query(NamedTuple):
     caller: str
 
 
+async def _service(request: Request) -> Any:
+    return request.app.state.service
+
+
+Shared = Annotated[Service, Depends(_service)]
+"""Parameter of a route: what routes share."""
+Accepted = Annotated[str, Depends(wanted)]
+"""Parameter of a route: the kind of answer. Before the body, so that no request is read in vain."""
+
+
+def reading(schema: type[Schema], sequences_field: str = "sequences") -> Callable[..., Awaitable[Schema]]:
+    """Dependency of a route: its body, by the schema and within the limits, which FastAPI's own reading lacks."""
+
+    async def body(request: Request, service: Shared) -> Schema:
+        return await read(request, schema, service.limits, sequences_field)
+
+    return body
+
+
 def ask(
     service: Service,
     request: Request,
@@ -45,15 +68,16 @@ def ask(
     """Check model, scope, sequences and rate. Raises RefusalError."""
     about = about_of(service, request, model, output)
     ids, texts = checked(sequences, service.limits, about, masks=masks, crop=crop)
+    # Last: what is refused costs nothing of the key's rate.
     charge(service, request, about.name, len(texts), sum(map(residues_of, texts)))
     return Query(about, ids, texts, request.state.caller)
 
 
-def about_of(service: Service, request: Request, model: str | None, output: str | None) -> Any:
+def about_of(service: Service, request: Request, model: str | None, output: str | None) -> About:
     """What is known of a model that the caller may use and that has the output; raises RefusalError (403, 404, 422)."""
     about = service.models.named(model)
-    key: Key = request.state.key
-    if not key.allows(about.name):
+    # Here and not in the guard, since the model's name is in the body.
+    if not request.state.key.allows(about.name):
         raise RefusalError(403, f"this key is not for model {about.name}; ask for one that is")
     if output is not None and output not in about.outputs:
         raise RefusalError(422, f"model {about.name} has no {output}; it has {', '.join(about.outputs)}")
@@ -64,11 +88,11 @@ def charge(service: Service, request: Request, model: str, sequences: int, resid
     service.access.charge(request.state.key, "residues", residues)
     service.models.metrics.sequences.labels(model).inc(sequences)
     service.models.metrics.residues.labels(model).inc(residues)
-    request.scope["state"] |= {"model": model, "sequences": sequences, "residues": residues}
+    request.scope["state"] |= {"model": model, "sequences": sequences, "residues": residues}  # for the guard's log
 
 
 def documented(schema: type[BaseModel], *, fasta: bool = True) -> dict[str, Any]:
-    """The request's body for the OpenAPI document: bodies are read within limits, which FastAPI's own reading lacks."""
+    """The request's body for the OpenAPI document, which does not see what :func:`reading` reads."""
     described = schema.model_json_schema()
     definitions = described.pop("$defs", {})  # to which nothing inside an OpenAPI document can refer
     text = json.dumps(described)

@@ -2,16 +2,18 @@
 
 import io
 import zipfile
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
-from esmeray.service.http.bodies import read
-from esmeray.service.http.routes.common import Service, ask, documented
+from esmeray.service.http.routes.common import Shared, ask, documented, reading
+
+router = APIRouter()
+_FILES = {"content": {"application/octet-stream": {}, "application/zip": {}}, "description": "npz, or a zip of many"}
 
 
 class NimBody(BaseModel):
@@ -21,30 +23,28 @@ class NimBody(BaseModel):
     format: Literal["npz"] = "npz"
 
 
-def add(app: FastAPI, service: Service, **documents: Any) -> None:
-    files = {"content": {"application/octet-stream": {}, "application/zip": {}}, "description": "npz, or a zip of many"}
-    documents["responses"] = {**documents["responses"], 200: files}
-
-    @app.post(
-        "/v1/biology/meta/esm2-{size}",
-        name="encode",
-        openapi_extra=documented(NimBody, fasta=False),
-        response_class=Response,
-        **documents,
-    )
-    async def esm2(request: Request, size: str) -> Response:
-        """``embeddings`` (1, D) and ``representations`` (1, L, D) of each sequence, by the first model."""
-        body = await read(request, NimBody, service.limits)
-        query = ask(service, request, None, list(body.sequences), output="residues")
-        rows = await service.models.run(query.about.name, "residues", query.texts, query.caller)
-        files = [_npz(rows_LD) for rows_LD in rows]
-        if len(files) == 1:
-            return Response(files[0], media_type="application/octet-stream")
-        buffer = io.BytesIO()
-        with zipfile.ZipFile(buffer, "w") as archive:
-            for number, content in enumerate(files):
-                archive.writestr(f"{number}.npz", content)
-        return Response(buffer.getvalue(), media_type="application/zip")
+@router.post(
+    "/v1/biology/meta/esm2-{size}",  # any size is answered by the first model: clients are made for one
+    name="encode",
+    openapi_extra=documented(NimBody, fasta=False),
+    response_class=Response,
+    responses={200: _FILES},
+)
+async def esm2(
+    request: Request, size: str, service: Shared, body: Annotated[NimBody, Depends(reading(NimBody))]
+) -> Response:
+    """``embeddings`` (1, D) and ``representations`` (1, L, D) of each sequence, by the first model."""
+    query = ask(service, request, None, list(body.sequences), output="residues")
+    # Rows alone, whose mean is the vector: asking for both would run the model twice.
+    rows = await service.models.run(query.about.name, "residues", query.texts, query.caller)
+    files = [_npz(rows_LD) for rows_LD in rows]
+    if len(files) == 1:
+        return Response(files[0], media_type="application/octet-stream")
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:  # not compressed: floats hardly get smaller, and it takes a core
+        for number, content in enumerate(files):
+            archive.writestr(f"{number}.npz", content)
+    return Response(buffer.getvalue(), media_type="application/zip")
 
 
 def _npz(residues_LD: NDArray[np.float32]) -> bytes:

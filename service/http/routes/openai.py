@@ -1,18 +1,19 @@
 """``POST /v1/embeddings`` and ``GET /v1/models``, as OpenAI's clients speak them."""
 
 import base64
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
-from esmeray.service.http.access import Key
-from esmeray.service.http.answers import arrays_answer, json_answer, wanted
-from esmeray.service.http.bodies import OneOrMany, read
+from esmeray.service.contract import About
+from esmeray.service.http.answers import arrays_answer, json_answer
+from esmeray.service.http.bodies import OneOrMany
 from esmeray.service.http.refusals import RefusalError
-from esmeray.service.http.routes.common import Service, ask, documented
+from esmeray.service.http.routes.common import Accepted, Shared, ask, documented, reading
 
+router = APIRouter()
 SHOWN = ("outputs", "labels", "label_kind", "longest", "random_weights", "device", "precision", "fingerprint")
 """Of a model, beside what OpenAI's clients read."""
 
@@ -27,38 +28,37 @@ class EmbeddingsBody(BaseModel):
     pooling: Literal["mean", "max", "cls"] = Field("mean", description="Over the residues. Not OpenAI's.")
 
 
-def add(app: FastAPI, service: Service, **documents: Any) -> None:
-    @app.post("/v1/embeddings", name="embeddings", openapi_extra=documented(EmbeddingsBody), **documents)
-    async def embeddings(request: Request) -> Response:
-        """One vector for each sequence."""
-        kind, body = wanted(request), await read(request, EmbeddingsBody, service.limits, "input")
-        query = ask(service, request, body.model, body.input, output=body.pooling)
-        channels = query.about.outputs[body.pooling]
-        if body.dimensions not in (None, channels):
-            raise RefusalError(422, f"dimensions: the model has {channels}; leave it out")
-        vectors = await service.models.run(query.about.name, body.pooling, query.texts, query.caller)
-        values = list(vectors)
-        if body.encoding_format == "base64":  # little-endian fp32, as OpenAI's clients read it
-            values = [base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii") for vector in vectors]
-        data = [{"object": "embedding", "index": place, "embedding": value} for place, value in enumerate(values)]
-        tokens = sum(map(len, query.texts)) + 2 * len(query.texts)
-        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        content = {"object": "list", "data": data, "model": query.about.name, "usage": usage}
-        return await arrays_answer(kind, query.ids, vectors, "embedding", content)
+@router.post("/v1/embeddings", name="embeddings", openapi_extra=documented(EmbeddingsBody))
+async def embeddings(
+    request: Request,
+    service: Shared,
+    kind: Accepted,
+    body: Annotated[EmbeddingsBody, Depends(reading(EmbeddingsBody, "input"))],
+) -> Response:
+    """One vector for each sequence."""
+    query = ask(service, request, body.model, body.input, output=body.pooling)
+    channels = query.about.outputs[body.pooling]
+    # OpenAI cuts vectors to fewer; a cut mean of ours would be no embedding, so it is refused.
+    if body.dimensions not in (None, channels):
+        raise RefusalError(422, f"dimensions: the model has {channels}; leave it out")
+    vectors = await service.models.run(query.about.name, body.pooling, query.texts, query.caller)
+    values = list(vectors)
+    if body.encoding_format == "base64":  # little-endian fp32, as OpenAI's clients read it
+        values = [base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii") for vector in vectors]
+    data = [{"object": "embedding", "index": number, "embedding": value} for number, value in enumerate(values)]
+    tokens = sum(map(len, query.texts)) + 2 * len(query.texts)  # <cls> and <eos> of each
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    content = {"object": "list", "data": data, "model": query.about.name, "usage": usage}
+    return await arrays_answer(kind, query.ids, vectors, "embedding", content)
 
-    @app.get("/v1/models", name="models", **documents)
-    async def models(request: Request) -> Response:
-        """Models that the caller may use, and what each has."""
-        key: Key = request.state.key
-        data = [
-            {
-                "id": about.name,
-                "object": "model",
-                "created": 0,
-                "owned_by": "esmeray",
-                **{fact: getattr(about, fact) for fact in SHOWN},
-            }
-            for name, about in service.models.about.items()
-            if key.allows(name)
-        ]
-        return json_answer({"object": "list", "data": data})
+
+@router.get("/v1/models", name="models")
+async def models(request: Request, service: Shared) -> Response:
+    """Models that the caller may use, and what each has."""
+    data = [_shown(about) for name, about in service.models.about.items() if request.state.key.allows(name)]
+    return json_answer({"object": "list", "data": data})
+
+
+def _shown(about: About) -> dict[str, Any]:
+    beside = {name: getattr(about, name) for name in SHOWN}
+    return {"id": about.name, "object": "model", "created": 0, "owned_by": "esmeray", **beside}

@@ -2,18 +2,19 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, Request
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import FileResponse, PlainTextResponse, Response
 from swagger_ui_bundle import swagger_ui_path
 
 from esmeray.service.http.answers import json_answer
 from esmeray.service.http.refusals import RefusalError
-from esmeray.service.http.routes.common import Service
+from esmeray.service.http.routes.common import Shared
 
+router = APIRouter()
 PAGE = Path(__file__).resolve().parents[1] / "page"
+# Files by name, and no folder: a path in a request leads nowhere.
 FILES = {
     "/": PAGE / "page.html",
     "/page.js": PAGE / "page.js",
@@ -21,45 +22,51 @@ FILES = {
     "/swagger-ui-bundle.js": Path(swagger_ui_path) / "swagger-ui-bundle.js",
     "/swagger-ui.css": Path(swagger_ui_path) / "swagger-ui.css",
 }
+# A script in an id or a sequence is not run: the browser takes scripts of this address alone.
 _POLICY = {"Content-Security-Policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:"}
 
 
-def add(app: FastAPI, service: Service, **documents: Any) -> None:
-    @app.get("/health", name="health")
-    async def health() -> Response:
-        """The process answers."""
-        return json_answer({"status": "ok"})
+@router.get("/health", name="health")
+async def health() -> Response:
+    """The process answers."""
+    return json_answer({"status": "ok"})
 
-    @app.get("/ready", name="ready")
-    async def ready() -> Response:
-        """Every model is loaded and warmed up."""
-        if not service.models.about:
-            raise RefusalError(503, "models are being loaded", 1)
-        return json_answer({"status": "ready", "models": list(service.models.about)})
 
-    @app.get("/metrics", name="metrics", response_class=PlainTextResponse, **documents)
-    async def metrics() -> Response:
-        """Prometheus' text format."""
-        return Response(service.models.metrics.page(), media_type="text/plain; version=0.0.4")
+@router.get("/ready", name="ready")
+async def ready(service: Shared) -> Response:
+    """Every model is loaded and warmed up."""
+    if not service.models.about:
+        raise RefusalError(503, "models are being loaded", 1)
+    return json_answer({"status": "ready", "models": list(service.models.about)})
 
-    def file(path: Path) -> Response:
-        return FileResponse(path, headers=_POLICY)
 
-    for name, path in FILES.items():
-        app.add_api_route(name, partial(file, path), name="page", include_in_schema=False)
+@router.get("/metrics", name="metrics", response_class=PlainTextResponse)
+async def metrics(service: Shared) -> Response:
+    """Prometheus' text format."""
+    return Response(service.models.metrics.page(), media_type="text/plain; version=0.0.4")
 
-    @app.get("/openapi.json", name="docs", include_in_schema=False)
-    async def schema() -> Response:
-        """The endpoints for programs."""
-        return json_answer(app.openapi())
 
-    @app.get("/docs", name="docs", include_in_schema=False)
-    async def docs() -> Response:
-        """Endpoints, by Swagger UI from this process: no network is needed."""
-        return get_swagger_ui_html(
-            openapi_url="openapi.json",
-            title="Esmeray: endpoints",
-            swagger_js_url="swagger-ui-bundle.js",
-            swagger_css_url="swagger-ui.css",
-            swagger_favicon_url="data:,",
-        )
+def _file(path: Path) -> Response:
+    return FileResponse(path, headers=_POLICY)
+
+
+for address, path in FILES.items():
+    router.add_api_route(address, partial(_file, path), name="page", include_in_schema=False)
+
+
+@router.get("/openapi.json", name="docs", include_in_schema=False)
+async def schema(request: Request) -> Response:
+    """The endpoints for programs."""
+    return json_answer(request.app.openapi())
+
+
+@router.get("/docs", name="docs", include_in_schema=False)
+async def docs() -> Response:
+    """Endpoints, by Swagger UI from this process: no network is needed."""
+    return get_swagger_ui_html(
+        openapi_url="openapi.json",
+        title="Esmeray: endpoints",
+        swagger_js_url="swagger-ui-bundle.js",
+        swagger_css_url="swagger-ui.css",
+        swagger_favicon_url="data:,",
+    )

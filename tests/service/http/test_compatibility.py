@@ -4,6 +4,7 @@ import io
 import json
 import subprocess
 import zipfile
+from typing import Any
 
 import httpx
 import numpy as np
@@ -13,11 +14,12 @@ import pytest
 from tests.service.serving import Serving, problem
 
 SEQUENCES = ["MKTAYIAKQR", "MSI"]
+NIM = "/v1/biology/meta/esm2-650m"
 
 
 def vectors(client: httpx.Client, output: str = "mean") -> list[np.ndarray]:
     data = client.post("/v1/encode", json={"sequences": SEQUENCES, "output": output}).json()["data"]
-    return [np.array(each["values"]) for each in data]
+    return [np.array(item["values"]) for item in data]
 
 
 def test_openais_client_gets_vectors_in_each_encoding_and_the_models(client: httpx.Client):
@@ -25,80 +27,77 @@ def test_openais_client_gets_vectors_in_each_encoding_and_the_models(client: htt
         default = asked.embeddings.create(model="esm", input=SEQUENCES)  # base64 on the wire
         floats = asked.embeddings.create(model="esm", input=SEQUENCES, encoding_format="float")
         one = asked.embeddings.create(model="esm", input=SEQUENCES[0], dimensions=32, user="me")
-        for found in (default.data, floats.data, one.data):
-            for each, wanted in zip(found, vectors(client), strict=False):
-                np.testing.assert_allclose(each.embedding, wanted, rtol=1e-6)
+        wanted = vectors(client)
+        for answer in (default, floats, one):
+            assert [item.index for item in answer.data] == [*range(len(answer.data))]
+            for item, vector in zip(answer.data, wanted, strict=False):
+                np.testing.assert_allclose(item.embedding, vector, rtol=1e-6)
         assert (len(default.data), len(one.data), default.usage.total_tokens) == (2, 1, 17)
         assert [model.id for model in asked.models.list()] == ["esm", "autoencoder", "places", "helices"]
         with pytest.raises(openai.NotFoundError) as unknown:
             asked.embeddings.create(model="text-embedding-3-small", input="MKT")
         with pytest.raises(openai.UnprocessableEntityError) as refused:
             asked.embeddings.create(model="esm", input=["MKT", "1"])
-        assert "no such model" in str(unknown.value.body)
-        assert "record 1: the letter at position 1" in str(refused.value.body)
+    assert "no such model" in str(unknown.value.body)
+    assert "record 1: the letter at position 1" in str(refused.value.body)
 
 
-def curl(client: httpx.Client, path: str, body: str | None = None) -> object:
+def curl(client: httpx.Client, path: str, body: dict[str, Any] | None = None) -> Any:
     """As text-embeddings-inference documents it."""
-    post = [] if body is None else ["-X", "POST", "-d", body, "-H", "Content-Type: application/json"]
+    post = [] if body is None else ["-X", "POST", "-d", json.dumps(body), "-H", "Content-Type: application/json"]
     done = subprocess.run(["curl", "-s", f"{client.base_url}{path}", *post], capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
 
 
 def test_the_documented_requests_of_text_embeddings_inference_are_answered(client: httpx.Client):
-    (found,) = curl(client, "/embed", '{"inputs":"MKTAYIAKQR"}')  # type: ignore[misc]
-    wanted = vectors(client)[0]
-    np.testing.assert_allclose(found, wanted / np.linalg.norm(wanted), rtol=1e-5)
-    plain = curl(client, "/embed", json.dumps({"inputs": SEQUENCES, "normalize": False}))
-    np.testing.assert_allclose(plain, vectors(client), rtol=1e-5)  # type: ignore[arg-type]
-    for each, rows in zip(
-        curl(client, "/embed_all", json.dumps({"inputs": SEQUENCES})), vectors(client, "residues"), strict=True
-    ):  # type: ignore[call-overload]
-        np.testing.assert_allclose(each, rows, rtol=1e-5)
-    (tokens,) = curl(client, "/tokenize", '{"inputs":"MKT"}')  # type: ignore[misc]
+    wanted = vectors(client)
+    (vector,) = curl(client, "/embed", {"inputs": "MKTAYIAKQR"})
+    np.testing.assert_allclose(vector, wanted[0] / np.linalg.norm(wanted[0]), rtol=1e-5)
+    plain = curl(client, "/embed", {"inputs": SEQUENCES, "normalize": False})
+    np.testing.assert_allclose(plain, wanted, rtol=1e-5)
+    rows = curl(client, "/embed_all", {"inputs": SEQUENCES})
+    for of_one, wanted_rows in zip(rows, vectors(client, "residues"), strict=True):
+        np.testing.assert_allclose(of_one, wanted_rows, rtol=1e-5)
+    (tokens,) = curl(client, "/tokenize", {"inputs": "MKT"})
     assert tokens[0] == {"id": 0, "text": "<cls>", "special": True}
     assert tokens[2] == {"id": 15, "text": "K", "special": False, "start": 1, "stop": 2} and len(tokens) == 5
-    info = curl(client, "/info")
     facts = {"model_dtype": "float32", "max_client_batch_size": 50, "max_input_length": 400, "max_batch_tokens": 128}
-    assert info.items() >= facts.items()  # type: ignore[attr-defined]
+    assert curl(client, "/info").items() >= facts.items()
 
 
 def test_refusals_have_the_body_of_text_embeddings_inference(client: httpx.Client):
-    for body, status, kind in [({"inputs": "MK1"}, 422, "validation"), ({"inputs": "M" * 401}, 422, "validation")]:
-        answer = client.post("/embed", json=body)
-        assert (answer.status_code, answer.json()["error_type"], set(answer.json())) == (
-            status,
-            kind,
-            {"error", "error_type"},
-        )
-    truncated = client.post("/embed", json={"inputs": "M" * 450, "truncate": True, "normalize": False})
-    whole = client.post("/embed", json={"inputs": "M" * 400, "normalize": False})
-    assert truncated.status_code == 200 and truncated.json() == whole.json()
-    assert (
-        client.post("/embed", content="{", headers={"Content-Type": "application/json"}).json()["error_type"] == "empty"
-    )
+    json_type = {"Content-Type": "application/json"}
+    bodies = {'{"inputs": "MK1"}': (422, "validation"), "{": (400, "empty")}
+    for body, (status, kind) in bodies.items():
+        answer = client.post("/embed", content=body, headers=json_type)
+        assert (answer.status_code, answer.json()["error_type"]) == (status, kind)
+        assert set(answer.json()) == {"error", "error_type"}
 
 
-def test_the_esm2_nim_runs_the_model_once(serving: Serving):
+def test_text_embeddings_inference_truncates_what_is_too_long(client: httpx.Client):
+    body = {"inputs": "M" * 450, "normalize": False}
+    assert client.post("/embed", json=body).status_code == 422
+    whole = client.post("/embed", json={**body, "inputs": "M" * 400})
+    assert client.post("/embed", json={**body, "truncate": True}).json() == whole.json()
+
+
+def test_the_esm2_nim_gives_npz_of_one_sequence_and_zip_of_many_and_runs_the_model_once(serving: Serving):
     asked: list[object] = []
     call = serving.calls["esm"]
 
-    async def run(output: str, *arguments: object) -> object:
+    async def run(output: str, *arguments: Any) -> Any:
         asked.append(output)
         return await call.run(output, *arguments)
 
     with serving.client({**serving.calls, "esm": call._replace(run=run)}) as client:
-        assert client.post("/v1/biology/meta/esm2-650m", json={"sequences": SEQUENCES}).status_code == 200
-    assert asked == ["residues"]
-
-
-def test_the_esm2_nim_gives_npz_of_one_sequence_and_zip_of_many(client: httpx.Client):
-    path, means, rows = "/v1/biology/meta/esm2-650m", vectors(client), vectors(client, "residues")
-    one = np.load(io.BytesIO(client.post(path, json={"sequences": SEQUENCES[:1], "format": "npz"}).content))
-    np.testing.assert_allclose(one["embeddings"], means[0][None], rtol=1e-5)
-    np.testing.assert_allclose(one["representations"], rows[0][None], rtol=1e-5)
-    with zipfile.ZipFile(io.BytesIO(client.post(path, json={"sequences": SEQUENCES}).content)) as archive:
+        means, rows = vectors(client), vectors(client, "residues")
+        asked.clear()
+        one = np.load(io.BytesIO(client.post(NIM, json={"sequences": SEQUENCES[:1], "format": "npz"}).content))
+        many = client.post(NIM, json={"sequences": SEQUENCES}).content
+        assert asked == ["residues"] * 2
+        assert "Input should be 'npz'" in problem(client.post(NIM, json={"sequences": ["MK"], "format": "h5"}), 422)
+    with zipfile.ZipFile(io.BytesIO(many)) as archive:
         files = [np.load(io.BytesIO(archive.read(name))) for name in ("0.npz", "1.npz")]
-    assert [each["representations"].shape for each in files] == [(1, 10, 32), (1, 3, 32)]
-    np.testing.assert_allclose(files[1]["embeddings"], means[1][None], rtol=1e-5)
-    assert "Input should be 'npz'" in problem(client.post(path, json={"sequences": ["MK"], "format": "h5"}), 422)
+    for number, file in enumerate([*files, one]):
+        np.testing.assert_allclose(file["embeddings"], means[number % 2][None], rtol=1e-5)
+        np.testing.assert_allclose(file["representations"], rows[number % 2][None], rtol=1e-5)

@@ -22,18 +22,17 @@ def test_what_has_no_room_is_refused_at_the_door_and_smaller_requests_pass(servi
     monkeypatch.setattr("esmeray.service.http.door.FULL_S", 60.0)
     app = serving.app({"esm": serving.calls["esm"]._replace(run=run)})
     with serving.address(Door(app)) as address, httpx.Client(base_url=address) as client:
-        answers = [client.post("/v1/encode", json={"sequences": ["M" * length]}) for length in (200, 200)]
-        answers.append(httpx.post(f"{address}/v1/encode", json={"sequences": ["M" * 30]}))  # another caller's
-        details = [problem(answer, 429) for answer in answers[:2]]
-        assert client.get("/health").status_code == answers[2].status_code == 200
-    assert {(detail, answer.headers["retry-after"]) for detail, answer in zip(details, answers, strict=False)} == {
-        ("too much is waiting; try again later", "7")
-    }
+        for _ in range(2):
+            refused = client.post("/v1/encode", json={"sequences": ["M" * 200]})
+            assert problem(refused, 429) == "too much is waiting; try again later"
+            assert refused.headers["retry-after"] == "7"
+        smaller = httpx.post(f"{address}/v1/encode", json={"sequences": ["M" * 30]})  # another caller's
+        assert client.get("/health").status_code == smaller.status_code == 200
     assert asked == [200, 30]
 
 
 def test_serves_own_paths_and_headers_do_not_get_past_the_door(serving: Serving):
-    seen: list[Any] = []
+    seen: list[set[bytes]] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         seen.append({name for name, _ in scope["headers"]})
@@ -48,7 +47,7 @@ def test_serves_own_paths_and_headers_do_not_get_past_the_door(serving: Serving)
         reached = len(seen)
         assert "65,536 bytes" in problem(client.get("/health", headers={"X-Long": "a" * 70_000}), 431)
         assert len(seen) == reached
-    assert not any(name.startswith(b"x-request-") for names in seen for name in names)
+    assert not any(name.startswith(b"x-request-") for name in set().union(*seen))
     assert [middleware.cls for middleware in middlewares()] == [Door]
 
 

@@ -36,33 +36,25 @@ def npy(array: np.ndarray) -> bytes:
 ATTACKS = {
     "records of nothing": (FASTA, filled(b"", b">\n")),
     "lines of a letter": (FASTA, filled(b">a\n", b"M\n")),
-    "one id": (FASTA, filled(b">", b"a")),
     "one id with a wide letter": (FASTA, filled(">\U0001f600".encode(), b"a")),
-    "one sequence of wide letters": (FASTA, filled(b">a\n", "\U0001f600".encode())),
     "one sequence of masks": (FASTA, filled(b">a\n", b"<mask>")),
-    "blanks": (FASTA, filled(b"", b" ")),
     "sequences of nothing": (JSON, filled(b'{"sequences":["M"', b',""', b"]}")),
-    "sequences of a letter": (JSON, filled(b'{"sequences":["M"', b',"M"', b"]}")),
     "one sequence with a wide letter": (JSON, filled('{"sequences":["\U0001f600'.encode(), b"M", b' "]}')),
     "one sequence in escapes": (JSON, filled(b'{"sequences":["', b"\\u004d", b'"]}')),
-    "one id of JSON": (JSON, filled(b'{"sequences":[{"sequence":"M","id":"', b"a", b'"}]}')),
     "records": (JSON, filled(b'{"sequences":[{}', b',{"id":"a"}', b"]}")),
     "longer strings": (JSON, filled(b'{"sequences":["M"', b',"MKTAYIAKQRMKTAYIAKQRMKTAYIAKQR"', b"]}")),
     "mutations": (JSON, filled(b'{"sequences":["MK"],"mutations":["K2R"', b',"K2R"', b"]}")),
-    "one mutation": (JSON, filled(b'{"sequences":["MK"],"mutations":["K', b"2", b'R"]}')),
     "lists": (JSON, filled(b'{"latents":[[]', b",[]", b"]}")),
     "deep lists": (JSON, filled(b"", b"[")),
     "deep objects": (JSON, filled(b"", b'{"a":')),
     "numbers of a digit": (JSON, filled(b'{"latents":[[[1', b",1", b"]]]}")),
-    "numbers": (JSON, filled(b'{"latents":[[[1', b",0.12345678", b"]]]}")),
     "one number": (JSON, filled(b'{"latents":[[[1', b"1", b"]]]}")),
-    "one fraction": (JSON, filled(b'{"latents":[[[1.', b"1", b"]]]}")),
-    "one exponent": (JSON, filled(b'{"latents":[[[1e', b"1", b"]]]}")),
     "unknown fields": (JSON, b"{%s}" % b",".join(b'"%07d":1' % number for number in range(SIZE // 12))),
     "bytes as numbers": (NPY, npy(np.zeros((SIZE - 200, 1), np.uint8))),
     "an array of a gigabyte": (NPY, npy(np.zeros((0, 8))).replace(b"(0, 8)", b"(125000000,)")),
 }
-ROUTES = ("/v1/embeddings", "/v1/encode", "/v1/decode", "/v1/masked", "/embed", "/v1/biology/meta/esm2-8m")
+FIELDS = {"/v1/embeddings": b"input", "/embed": b"inputs"}
+ROUTES = (*FIELDS, "/v1/encode", "/v1/decode", "/v1/masked", "/v1/biology/meta/esm2-8m")
 
 
 async def posted(app: Guard, path: str, kind: str, body: bytes) -> int:
@@ -91,18 +83,18 @@ def memory_bytes(which: str) -> int:
 
 @pytest.mark.parametrize("kind", ATTACKS)
 def test_a_body_costs_at_most_eight_times_its_bytes(serving: Serving, kind: str):
-    app, (content_type, body) = serving.app(limits=LARGE), ATTACKS[kind]
+    app = serving.app(limits=LARGE)
+    content_type, body = ATTACKS[kind]
     for path in ROUTES:
-        field = {"/v1/embeddings": b"input", "/embed": b"inputs"}.get(path, b"sequences")
-        sent = body.replace(b'"sequences"', b'"%s"' % field, 1)
+        attack = body.replace(b'"sequences"', b'"%s"' % FIELDS.get(path, b"sequences"), 1)
         serving.run(posted(app, path, JSON, b"{}"))  # loads what is loaded once
         Path("/proc/self/clear_refs").write_text("5")
         before = memory_bytes("VmRSS")
-        assert serving.run(posted(app, path, content_type, sent)) in (200, 400, 413, 415, 422), path
+        assert serving.run(posted(app, path, content_type, attack)) in (200, 400, 413, 415, 422), path
         assert memory_bytes("VmHWM") - before <= 8 * SIZE + ALLOWANCE, path
 
 
-def test_a_large_body_is_parsed_beside_the_event_loop(serving: Serving, monkeypatch: pytest.MonkeyPatch):
+def test_a_large_body_is_parsed_beside_the_event_loop(client: httpx.Client, monkeypatch: pytest.MonkeyPatch):
     threads: list[str] = []
 
     def from_json(body: bytes) -> Any:
@@ -110,35 +102,30 @@ def test_a_large_body_is_parsed_beside_the_event_loop(serving: Serving, monkeypa
         return json.loads(body)
 
     monkeypatch.setattr(bodies, "from_json", from_json)
-    with serving.client() as client:
-        for length in (1, bodies.SMALL_BYTES):
-            client.post("/v1/encode", json={"sequences": ["M" * length]})
+    for length in (1, bodies.SMALL_BYTES):
+        client.post("/v1/encode", json={"sequences": ["M" * length]})
     assert [name.startswith("parse") for name in threads] == [False, True]
 
 
-def test_a_large_answer_is_written_beside_the_event_loop_and_equals_a_small_one(
-    serving: Serving, monkeypatch: pytest.MonkeyPatch
-):
-    loops, texts = [], ["MKTAYIAKQR" * 20, "MK"]
+def test_a_large_answer_is_written_beside_the_event_loop_and_equals_a_small_one(client, monkeypatch):
+    loops, written = [], answers.to_json
+    body = {"sequences": ["MKTAYIAKQR" * 20, "MK"], "output": "residues"}
 
     def to_json(content: Any, **how: Any) -> bytes:
         with suppress(RuntimeError):
             loops.append(asyncio.get_running_loop())
         return written(content, **how)
 
-    with serving.client() as client:
-        small = client.post("/v1/encode", json={"sequences": texts, "output": "residues"})
-        written = answers.to_json
-        monkeypatch.setattr(answers, "TOGETHER", 100)
-        monkeypatch.setattr(answers, "to_json", to_json)
-        large = client.post("/v1/encode", json={"sequences": texts, "output": "residues"})
+    small = client.post("/v1/encode", json=body)
+    monkeypatch.setattr(answers, "TOGETHER", 100)
+    monkeypatch.setattr(answers, "to_json", to_json)
+    large = client.post("/v1/encode", json=body)
     assert large.content == small.content and "content-length" not in large.headers
     assert len(loops) == 1  # what is not numbers
 
 
 def test_bodies_have_a_bound_together_which_leaves_room_for_small_ones(serving: Serving):
     large, half = b'{"sequences":["MK"]}'.ljust(150_000), asyncio.Event()
-    limits = {"body_bytes": 200_000, "bodies_bytes": 200_000}
 
     async def slow() -> Any:
         yield large[:100_000]
@@ -157,7 +144,7 @@ def test_bodies_have_a_bound_together_which_leaves_room_for_small_ones(serving: 
             assert (await first).status_code == 200
             assert (await client.post("/v1/encode", content=large)).status_code == 200
 
-    app = serving.app(limits=limits)
+    app = serving.app(limits={"body_bytes": 200_000, "bodies_bytes": 200_000})
     with serving.address(app) as address:
         asyncio.run(ask(address))
         assert app.body_bytes == 0

@@ -8,28 +8,26 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Page, expect, sync_playwright
 
-from tests.service.serving import Serving
-
 CHROMIUM = Path("/usr/bin/chromium")
 pytestmark = pytest.mark.skipif(not CHROMIUM.is_file(), reason=f"there is no browser at {CHROMIUM}")
 
 
 @pytest.fixture(scope="module")
-def page(serving: Serving) -> Iterator[Page]:
-    with serving.address(serving.app()) as address, sync_playwright() as playwright:
+def page(address: str) -> Iterator[Page]:
+    with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = browser.new_page()
-        asked, said = [], []
+        asked, errors = [], []
         page.on("request", lambda request: asked.append(urlsplit(request.url)))
-        page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto(address)
         yield page
         page.goto(f"{address}/docs")
         expect(page.locator(".opblock-post").first).to_be_visible()
         browser.close()
     assert {url.hostname for url in asked if url.scheme not in ("data", "blob")} == {"127.0.0.1"}
-    assert [text for text in said if "422" not in text] == []
+    assert [text for text in errors if "422" not in text] == []
 
 
 def ask(page: Page, model: str, task: str, text: str | None = None) -> None:
@@ -42,12 +40,18 @@ def ask(page: Page, model: str, task: str, text: str | None = None) -> None:
     page.get_by_role("button", name="Run").click()
 
 
+def downloaded(page: Page) -> list[list[str]]:
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download CSV").click()
+    assert download.value.suggested_filename.endswith(".csv")
+    return list(csv.reader(Path(download.value.path()).read_text().splitlines()))
+
+
 def test_the_example_gives_a_heat_map_and_a_table_of_mutations(page: Page):
     ask(page, "esm", "masked")
     expect(page.locator("#status")).to_contain_text("4 sequences in")
-    expect(page.get_by_role("img")).to_have_attribute(
-        "aria-label", "Heat map of residue probabilities; the table below has the best mutations"
-    )
+    label = "Heat map of residue probabilities; the table below has the best mutations"
+    expect(page.get_by_role("img")).to_have_attribute("aria-label", label)
     expect(page.get_by_role("table").locator("tr")).to_have_count(11)
     expect(page.locator("h2")).to_contain_text("insulin_human. Best mutation: ")
     pixels = "canvas => new Set(canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data).size"
@@ -60,22 +64,17 @@ def test_the_map_of_proteins_shows_neighbours_by_keyboard(page: Page):
     ask(page, "esm", "embeddings")
     expect(page.get_by_role("table").locator("tr")).to_have_count(4)
     page.get_by_role("button", name="insulin_human").focus()
-    for _ in range(2):
-        page.keyboard.press("Tab")
-    page.keyboard.press("Enter")
+    for key in ("Tab", "Tab", "Enter"):
+        page.keyboard.press(key)
     expect(page.locator("h2")).to_have_text("ubiquitin and its neighbours")
     assert "ubiquitin" not in page.get_by_role("table").inner_text()
     expect(page.get_by_role("button", name="ubiquitin")).to_be_focused()
-    page.keyboard.press("Shift+Tab")
-    page.keyboard.press("Space")
+    for key in ("Shift+Tab", "Space"):
+        page.keyboard.press(key)
     expect(page.locator("h2")).to_have_text("insulin_pig and its neighbours")
-    with page.expect_download() as download:
-        page.get_by_role("button", name="Download CSV").click()
-    rows = list(csv.reader(Path(download.value.path()).read_text().splitlines()))
-    assert download.value.suggested_filename == "embeddings.csv"
-    assert [row[0] for row in rows] == ["id", "insulin_human", "insulin_pig", "ubiquitin", "lysozyme"] and len(
-        rows[1]
-    ) == 33
+    rows = downloaded(page)
+    assert [row[0] for row in rows] == ["id", "insulin_human", "insulin_pig", "ubiquitin", "lysozyme"]
+    assert len(rows[1]) == 33
 
 
 def test_a_classifier_draws_bars_and_letters(page: Page):
@@ -84,9 +83,7 @@ def test_a_classifier_draws_bars_and_letters(page: Page):
     expect(page.get_by_role("table")).to_contain_text("nucleus")
     ask(page, "helices", "classify", ">a\nMKTAYIAKQR")
     expect(page.locator("#picture p.scroll span")).to_have_count(10)
-    with page.expect_download() as download:
-        page.get_by_role("button", name="Download CSV").click()
-    assert len(Path(download.value.path()).read_text().splitlines()) == 11
+    assert len(downloaded(page)) == 11
 
 
 def test_a_wrong_letter_is_named(page: Page):

@@ -32,28 +32,39 @@ class Computed:
         self.batches.append(list(items))
         self.begun.set()
         assert self.open.wait(20)
-        if any(each.payload == "bad" for each in items):
+        if any(item.payload == "bad" for item in items):
             raise ValueError("bad")
-        rows = np.array([[each.payload] for each in items], dtype=np.float32)
+        rows = np.array([[item.payload] for item in items], dtype=np.float32)
         return list(rows)  # views of one array
 
-    async def block(self, batcher: TokenBatcher) -> asyncio.Task[Any]:
-        """Compute an item of its own until ``open``; what comes later waits."""
-        self.open.clear()
-        first = asyncio.create_task(batcher.submit([item(-1)]))
-        await asyncio.to_thread(self.begun.wait, 20)
-        return first
+    @property
+    def payloads(self) -> list[list[Any]]:
+        return [[item.payload for item in batch] for batch in self.batches]
+
+
+async def begun(*requests: Awaitable[Any]) -> list[asyncio.Task[Any]]:
+    """The requests, once each has been queued."""
+    tasks = [asyncio.create_task(request) for request in requests]  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    return tasks
 
 
 def batched(
-    use: Callable[[TokenBatcher, Computed], Awaitable[Any]], *, max_wait_s: float = 0.0, **options: Any
+    use: Callable[[TokenBatcher, Computed], Awaitable[Any]], *, blocked: bool = True, **options: Any
 ) -> Computed:
-    """What was computed while ``use`` ran."""
+    """What was computed while ``use`` ran; ``blocked``: beside an item -1, until it opens what is computed."""
     computed = Computed()
 
     async def run() -> None:
-        given = {"budget": BUDGET, "queue_tokens": 10_000, "max_wait_s": max_wait_s, **options}
-        await use(TokenBatcher(computed, **given), computed)
+        options_ = {"budget": BUDGET, "queue_tokens": 10_000, "max_wait_s": 0.0, **options}
+        batcher = TokenBatcher(computed, **options_)
+        if blocked:
+            computed.open.clear()
+            (first,) = await begun(batcher.submit([item(-1)]))
+            await asyncio.to_thread(computed.begun.wait, 20)
+        await use(batcher, computed)
+        if blocked:
+            assert len(await first) == 1
 
     asyncio.run(asyncio.wait_for(run(), 30))
     return computed
@@ -73,79 +84,67 @@ def test_whatever_is_mixed_every_item_gets_its_result_and_no_batch_exceeds_the_b
         async def ask(numbers: list[int], waits: bool) -> None:
             if waits:
                 await asyncio.sleep(0)
-            found = await batcher.submit([item(number, 1 + number % 13) for number in numbers])
-            assert [array.tolist() for array in found] == [[number] for number in numbers]
+            results = await batcher.submit([item(number, 1 + number % 13) for number in numbers])
+            assert [array.tolist() for array in results] == [[number] for number in numbers]
 
-        asks = [asyncio.create_task(ask([number for number, _ in each], each[0][1])) for each in requests]
+        asks = [asyncio.create_task(ask([number for number, _ in pairs], pairs[0][1])) for pairs in requests]
         for task in asks[cancelled:]:
             await asyncio.sleep(0)
             task.cancel()
         await asyncio.gather(*asks[:cancelled])
         await batcher.drain()
         assert batcher.queued_tokens == 0
-        assert batcher.totals.tokens == sum(each.tokens for batch in computed.batches for each in batch)
+        assert batcher.totals.tokens == sum(item.tokens for batch in computed.batches for item in batch)
 
-    computed = batched(use, at_once=at_once, cache_bytes=cache_bytes)
+    computed = batched(use, blocked=False, at_once=at_once, cache_bytes=cache_bytes)
     for batch in computed.batches:
-        assert len(batch) == 1 or sum(each.tokens for each in batch) <= BUDGET
-        assert len({each.key for each in batch}) == len(batch)
+        assert len(batch) == 1 or sum(item.tokens for item in batch) <= BUDGET
+        assert len({item.key for item in batch}) == len(batch)
 
 
 def test_a_long_item_is_in_the_next_batch_once_it_is_the_oldest():
     async def use(batcher: TokenBatcher, computed: Computed) -> None:
-        blocked = await computed.block(batcher)
-        some = [asyncio.create_task(batcher.submit([item(number)])) for number in range(2)]
-        some.append(asyncio.create_task(batcher.submit([item(100, 9)])))
-        some += [asyncio.create_task(batcher.submit([item(number)])) for number in range(2, 40)]
-        await asyncio.sleep(0)
+        items = [item(0), item(1), item(100, 9), *(item(number) for number in range(2, 40))]
+        tasks = await begun(*(batcher.submit([item]) for item in items))
         computed.open.set()
-        await asyncio.gather(blocked, *some)
+        await asyncio.gather(*tasks)
 
-    found = [[each.payload for each in batch] for batch in batched(use).batches]
-    assert found[:4] == [[-1], [0, 1, 2], [100], [3, 4, 5]]
+    assert batched(use).payloads[:4] == [[-1], [0, 1, 2], [100], [3, 4, 5]]
 
 
 def test_equal_items_are_computed_once_while_they_wait_and_while_they_are_computed():
     async def use(batcher: TokenBatcher, computed: Computed) -> None:
-        blocked = await computed.block(batcher)
-        same = [asyncio.create_task(batcher.submit([item(-1), item(7), item(7)])) for _ in range(3)]
-        await asyncio.sleep(0)
+        same = await begun(*(batcher.submit([item(-1), item(7), item(7)]) for _ in range(3)))
         computed.open.set()
-        assert [len(each) for each in await asyncio.gather(blocked, *same)] == [1, 3, 3, 3]
+        assert [len(results) for results in await asyncio.gather(*same)] == [3, 3, 3]
 
-    assert [each.payload for batch in batched(use).batches for each in batch] == [-1, 7]
+    assert batched(use).payloads == [[-1], [7]]
 
 
 def test_a_cancelled_callers_item_is_not_computed_unless_another_waits_for_it():
     async def use(batcher: TokenBatcher, computed: Computed) -> None:
-        blocked = await computed.block(batcher)
-        leaves = asyncio.create_task(batcher.submit([item(1), item(2)]))
-        stays = asyncio.create_task(batcher.submit([item(2)]))
-        await asyncio.sleep(0)
+        leaves, stays = await begun(batcher.submit([item(1), item(2)]), batcher.submit([item(2)]))
         leaves.cancel()
         await asyncio.sleep(0)
         computed.open.set()
-        await asyncio.gather(blocked, stays)
+        await stays
         await batcher.submit([item(1)])  # asked for again, it is computed
 
-    assert [each.payload for batch in batched(use).batches for each in batch] == [-1, 2, 1]
+    assert batched(use).payloads == [[-1], [2], [1]]
 
 
 def test_too_much_waiting_is_refused_with_the_time_to_come_back():
     async def use(batcher: TokenBatcher, computed: Computed) -> None:
-        assert len(await batcher.submit([item(number) for number in range(50)])) == 50  # alone it may be of any size
-        computed.begun.clear()
-        blocked = await computed.block(batcher)
-        waits = asyncio.create_task(batcher.submit([item(100, 15)]))
-        await asyncio.sleep(0)
+        (waits,) = await begun(batcher.submit([item(100, 15)]))
         with pytest.raises(OverloadedError) as refused:
             await batcher.submit([item(101, 6)])
         assert 1 <= refused.value.retry_after_s <= 60
-        equal = asyncio.create_task(batcher.submit([item(100, 15)]))  # costs nothing more
+        equal = batcher.submit([item(100, 15)])  # costs nothing more
         computed.open.set()
-        await asyncio.gather(blocked, waits, equal)
+        await asyncio.gather(waits, equal)
+        assert len(await batcher.submit([item(number) for number in range(50)])) == 50  # alone it may be of any size
 
-    assert 101 not in [each.payload for batch in batched(use, queue_tokens=15).batches for each in batch]
+    assert [101] not in batched(use, queue_tokens=15).payloads
 
 
 def test_of_a_slow_model_no_more_waits_than_it_computes_in_the_seconds_that_a_request_may_wait():
@@ -154,43 +153,34 @@ def test_of_a_slow_model_no_more_waits_than_it_computes_in_the_seconds_that_a_re
         assert batcher.room_tokens == 5 * BUDGET
         batcher.totals.computing_s = 10_000.0
         assert batcher.room_tokens == 2 * BUDGET  # or its batches would not be full
-        blocked = await computed.block(batcher)
-        waits = asyncio.create_task(batcher.submit([item(100, 2 * BUDGET - 1)], "first"))
-        await asyncio.sleep(0)
+        (waits,) = await begun(batcher.submit([item(100, 2 * BUDGET - 1)], "first"))
         with pytest.raises(OverloadedError):
             await batcher.submit([item(101, 2 * BUDGET)], "second")
         computed.open.set()
-        await asyncio.gather(blocked, waits)
+        await waits
 
     batched(use, queue_s=5.0)
 
 
 def test_a_small_request_beside_the_largest_is_in_the_next_batch_and_neither_starves():
     async def use(batcher: TokenBatcher, computed: Computed) -> None:
-        blocked = await computed.block(batcher)
-        large = asyncio.create_task(batcher.submit([item(number) for number in range(500)], "large"))
-        await asyncio.sleep(0)
+        large = await begun(batcher.submit([item(number) for number in range(500)], "large"))
         # The last is one of the large request's, whose own turn is far off.
-        asks = [batcher.submit([item(number, 4)], f"small {number}") for number in (1000, 1001, 499)]
-        small = [asyncio.create_task(ask) for ask in asks]
-        await asyncio.sleep(0)
+        small = await begun(*(batcher.submit([item(number, 4)], f"small {number}") for number in (1000, 1001, 499)))
         computed.open.set()
-        await asyncio.gather(blocked, large, *small)
+        await asyncio.gather(*large, *small)
 
-    payloads = [[each.payload for each in batch] for batch in batched(use, queue_tokens=50).batches]
+    payloads = batched(use, queue_tokens=50).payloads
     assert {1000, 1001, 499} <= {payload for batch in payloads[1:4] for payload in batch}
     assert 0 in payloads[1] and sum(map(len, payloads)) == 503
 
 
 def test_a_caller_that_fills_the_queue_shuts_nobody_else_out():
     async def use(batcher: TokenBatcher, computed: Computed) -> None:
-        blocked = await computed.block(batcher)
-        flood = [asyncio.create_task(batcher.submit([item(number)], "flood")) for number in range(50)]
-        await asyncio.sleep(0)
-        other = asyncio.create_task(batcher.submit([item(100)], "other"))
-        await asyncio.sleep(0)
+        flood = await begun(*(batcher.submit([item(number)], "flood") for number in range(50)))
+        (other,) = await begun(batcher.submit([item(100)], "other"))
         computed.open.set()
-        results = await asyncio.gather(blocked, *flood, return_exceptions=True)
+        results = await asyncio.gather(*flood, return_exceptions=True)
         assert len(await other) == 1
         refused = sum(isinstance(result, OverloadedError) for result in results)
         assert refused == 50 - 24 // 3  # 3 of the 30 tokens are left to who comes next, 3 are another's
@@ -200,29 +190,24 @@ def test_a_caller_that_fills_the_queue_shuts_nobody_else_out():
 
 def test_who_leaves_frees_the_queue_at_once():
     async def use(batcher: TokenBatcher, computed: Computed) -> None:
-        blocked = await computed.block(batcher)
-        large = asyncio.create_task(batcher.submit([item(number) for number in range(500)], "large"))
-        await asyncio.sleep(0)
+        (large,) = await begun(batcher.submit([item(number) for number in range(500)], "large"))
         assert batcher.queued_tokens == 1500
         large.cancel()
         await asyncio.wait([large])
         assert batcher.queued_tokens == 0
         computed.open.set()
-        await blocked
         assert len(await batcher.submit([item(7)], "large")) == 1
 
-    assert [[each.payload for each in batch] for batch in batched(use).batches] == [[-1], [7]]
+    assert batched(use).payloads == [[-1], [7]]
 
 
 def test_an_error_reaches_every_caller_of_the_batch_and_the_next_batch_works():
     async def use(batcher: TokenBatcher, computed: Computed) -> None:
-        blocked = await computed.block(batcher)
         bad = Item("mean", "bad", "bad", 3)
-        some = [asyncio.create_task(batcher.submit(each)) for each in ([item(1)], [bad], [item(2), bad])]
-        await asyncio.sleep(0)
+        tasks = await begun(*(batcher.submit(items) for items in ([item(1)], [bad], [item(2), bad])))
         computed.open.set()
-        found = await asyncio.gather(blocked, *some, return_exceptions=True)
-        assert [type(each) for each in found[1:]] == [ValueError] * 3
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(result) for result in results] == [ValueError] * 3
         assert len(await batcher.submit([item(1), item(2)])) == 2
 
     assert len(batched(use).batches) == 3
@@ -234,16 +219,15 @@ def test_results_are_kept_and_counted():
             assert [array.tolist() for array in await batcher.submit([item(5)])] == [[5]]
         assert (batcher.totals.hits, batcher.totals.misses) == (2, 1)
 
-    assert len(batched(use, cache_bytes=1000).batches) == 1
+    assert len(batched(use, blocked=False, cache_bytes=1000).batches) == 1
 
 
-@settings(deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(sizes=st.lists(st.integers(1, 40), max_size=60), most=st.integers(0, 2000))
 def test_the_cache_is_bounded_and_holds_no_views(sizes: list[int], most: int):
     cache, whole = ResultCache(most), np.zeros(1000, np.float32)
     for key, size in enumerate(sizes):
         cache.put(key, whole[:size])
-        held = [cache.get(each) for each in range(key + 1)]
-        arrays = [array for array in held if array is not None]
+        arrays = [array for number in range(key + 1) if (array := cache.get(number)) is not None]
         assert cache.held_bytes == sum(array.nbytes for array in arrays) <= most
         assert all(array.base is None for array in arrays)

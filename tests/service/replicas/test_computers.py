@@ -1,7 +1,6 @@
 """Answers equal those of the offline model and classifier, whatever shared their batch."""
 
 import functools
-import math
 import os
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,8 @@ from hypothesis import strategies as st
 
 from esmeray.inference.models.model import Model
 from esmeray.service.replicas.computer import Computer
+from esmeray.service.section import ServedModel
 from esmeray.tasks.autoencoder.model import ESM2Autoencoder
-from esmeray.train_config.service_schema import ServedModel
 from tests.inference.models.opened import opened, rows_of
 from tests.model.support import LETTERS, random_sequences
 from tests.service.serving import PRECISION, Serving
@@ -31,8 +30,8 @@ def offline(folder: Path) -> Model:
 @functools.cache
 def alone(folder: Path, output: str, sequence: str) -> np.ndarray:
     """The offline model's, of one sequence by itself."""
-    found = rows_of(offline(folder), [sequence], [output])[output].numpy()
-    return found if output in ("residues", "logits") else found[0]
+    rows = rows_of(offline(folder), [sequence], [output])[output].numpy()
+    return rows if output in ("residues", "logits") else rows[0]
 
 
 @functools.cache
@@ -43,73 +42,68 @@ def in_transformers(folder: Path) -> tuple[Any, Any]:
 
 
 @functools.cache
-def masked_alone(folder: Path, sequence: str, places: tuple[int, ...]) -> np.ndarray:
-    """Transformers' logits of the masked places."""
+def masked_alone(folder: Path, text: str) -> np.ndarray:
+    """Transformers' logits of the masked residue."""
     tokenizer, model = in_transformers(folder)
-    text = "".join("<mask>" if place in places else letter for place, letter in enumerate(sequence))
+    batch = tokenizer(text, return_tensors="pt")
     with torch.no_grad():
-        logits = model(**tokenizer(text, return_tensors="pt")).logits[0]
-    return logits[[place + 1 for place in places]].numpy()
+        return model(**batch).logits[batch["input_ids"] == tokenizer.mask_token_id].numpy()
 
 
-def near(found: np.ndarray, wanted: np.ndarray) -> None:
-    assert found.shape == wanted.shape and found.dtype == np.float32
-    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
+def near(values: np.ndarray, wanted: np.ndarray) -> None:
+    assert values.shape == wanted.shape and values.dtype == np.float32
+    np.testing.assert_allclose(values, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
 
 
 @functools.cache
-def computer(name: str, folder: Path) -> Computer:
-    return Computer(ServedModel(name=name, source=str(folder), **PRECISION), "cpu")
+def computer(folder: Path) -> Computer:
+    return Computer(ServedModel(name=folder.name, source=str(folder), **PRECISION), "cpu")
 
 
 SEQUENCES = st.builds(lambda length, seed: random_sequences([length], seed)[0], st.integers(1, 30), st.integers(0, 3))
-ONE = st.tuples(st.sampled_from([*OUTPUTS, "masked"]), SEQUENCES, st.integers(0, 29))
+ASKED = st.tuples(st.sampled_from([*OUTPUTS, "masked"]), SEQUENCES, st.integers(0, 29))
 
 
 @settings(max_examples=MIXES, deadline=None)
-@given(asked=st.lists(ONE, min_size=1, max_size=8))
+@given(asked=st.lists(ASKED, min_size=1, max_size=8))
 def test_any_mix_of_outputs_equals_the_offline_model(serving: Serving, asked: list[tuple[str, str, int]]):
     folder = serving.folder / "esm"
-    served = computer("esm", folder)
-    items = []
-    for output, sequence, place in asked:
-        place %= len(sequence)
-        text = f"{sequence[:place]}<mask>{sequence[place + 1 :]}" if output == "masked" else sequence
-        items += served.items(output, [text])
-    for (output, sequence, place), found in zip(asked, served.compute(items), strict=True):
-        if output == "masked":
-            near(found, masked_alone(folder, sequence, (place % len(sequence),)))
-        else:
-            near(found, alone(folder, output, sequence))
+    items, wanted = [], []
+    for output, sequence, index in asked:
+        masked = index % len(sequence)
+        is_masked = output == "masked"
+        text = f"{sequence[:masked]}<mask>{sequence[masked + 1 :]}" if is_masked else sequence
+        items += computer(folder).items(output, [text])
+        wanted.append(masked_alone(folder, text) if is_masked else alone(folder, output, text))
+    for values, wanted_values in zip(computer(folder).compute(items), wanted, strict=True):
+        near(values, wanted_values)
 
 
 def test_latents_are_decoded_to_what_the_autoencoder_itself_gives(serving: Serving):
     folder = serving.folder / "autoencoder"
-    served, texts = computer("autoencoder", folder), random_sequences([9, 1, 30])
+    served, texts = computer(folder), random_sequences([9, 1, 30])
     latents = served.compute(served.items("latents", texts))
     model = ESM2Autoencoder.from_pretrained(folder)
-    for found, wanted in zip(latents, model.encode(texts), strict=True):
-        near(found, wanted.numpy())
-    items = served.items("decoded", latents)
-    mixed = served.compute([items[0], *served.items("mean", ["MKT"]), *items[1:]])
-    for found, wanted in zip(
-        [mixed[0], *mixed[2:]], model.decode([torch.from_numpy(each) for each in latents])[1], strict=True
-    ):
-        near(found, wanted.numpy())
+    for values, wanted in zip(latents, model.encode(texts), strict=True):
+        near(values, wanted.numpy())
+    first, *others = served.items("decoded", latents)
+    decoded, _, *more = served.compute([first, *served.items("mean", ["MKT"]), *others])
+    logits = model.decode([torch.from_numpy(values) for values in latents])[1]
+    for values, wanted in zip([decoded, *more], logits, strict=True):
+        near(values, wanted.numpy())
 
 
 def test_embeds_cache_is_read(serving: Serving, tmp_path: Path):
     from esmeray.inference.embedding.job import run_job
     from tests.inference.embedding.jobs import request, write_proteins
 
-    sequence = LETTERS * 2
+    sequence, folder = LETTERS * 2, serving.folder / "esm"
     write_proteins(tmp_path / "proteins.fasta", [sequence])
-    (tmp_path / "model").symlink_to(serving.folder / "esm")
+    (tmp_path / "model").symlink_to(folder)
     run_job(request(tmp_path, outputs=["mean", "residues"], cache=tmp_path / "cache", cache_gb=1))
-    model = ServedModel(name="esm", source=str(serving.folder / "esm"), cache=str(tmp_path / "cache"), **PRECISION)
+    model = ServedModel(name="esm", source=str(folder), cache=str(tmp_path / "cache"), **PRECISION)
     served = Computer(model, "cpu")
     served._model.rows = None  # type: ignore[method-assign,assignment]  # what is cached needs no model
-    mean, residues = served.compute([*served.items("mean", [sequence]), *served.items("residues", [sequence])])
-    near(mean, alone(serving.folder / "esm", "mean", sequence))
-    near(residues, alone(serving.folder / "esm", "residues", sequence))
-    assert math.isclose(float(residues.mean()), float(mean.mean()), abs_tol=1e-5)
+    for output in ("mean", "residues"):
+        (values,) = served.compute(served.items(output, [sequence]))
+        near(values, alone(folder, output, sequence))

@@ -6,7 +6,7 @@ from ray.serve.schema import ApplicationStatusOverview
 
 from esmeray.common.errors import ConfigError, ResourceError
 from esmeray.service.launch import _deployment_error
-from esmeray.train_config.service_schema import ServiceSettings
+from esmeray.service.section import ServiceSettings
 from tests.conftest import REPOSITORY
 
 

@@ -17,40 +17,41 @@ class ServedModel(Section):
     """A model, and the replicas that compute with it."""
 
     name: ModelName
-    """Name in requests."""
+    """Name of the model in requests."""
     source: Annotated[str, PATH_OR_NAME]
-    """Folder or hub name of transformers, an Esmeray run, or its export."""
+    """Folder or hub name of a transformers model, an Esmeray run, or its export."""
     random_weights: bool = False
-    """Take a size (esm2_t6_8M), whose weights are random, to try the service out."""
+    """Accept a size (esm2_t6_8M) as source; its weights are random, to try the service out."""
     precision: Literal["fp32", "bf16", "fp16"] | None = None
-    """Precision of the computation. Default: bf16; fp32 on a processor without instructions for bf16, and for
+    """Precision in which the model computes. Default: bf16; fp32 on a processor without instructions for bf16, and for
     classifiers."""
     device: Literal["cpu", "cuda"] | None = None
     """cpu or cuda. Default: CUDA where the cluster has a GPU."""
     replicas: PositiveInt = 1
-    """Replicas, the least where there is max_replicas."""
+    """Number of replicas; the smallest number where max_replicas is set."""
     max_replicas: PositiveInt | None = None
-    """Start replicas up to this number as tokens are queued. Default: no more than replicas."""
+    """Largest number of replicas, which are started as tokens queue up. Default: replicas."""
     cpus: PositiveInt = 1
-    """CPU cores of a replica."""
+    """CPU cores of each replica."""
     gpus: PositiveFloat = 1.0
-    """GPUs of a replica; 0.5 puts two on each."""
+    """GPUs of each replica; with 0.5 two replicas share a GPU."""
     tokens: Tokens | None = None
     """Token budget of a batch. Default: 2,048 on the CPU, 65,536 on CUDA."""
     max_wait_ms: NonNegativeFloat = 2.0
-    """Longest wait for a batch to fill."""
+    """Milliseconds that a batch waits to be filled, at most."""
     queue_tokens: PositiveInt = 500_000
-    """Tokens that may wait for a replica; beyond them requests are refused with 429."""
+    """Tokens that may wait for a replica; further requests are refused with 429."""
     queue_s: PositiveFloat = 5.0
-    """Seconds of computing that may wait for a replica, where these are fewer tokens; at least two batches."""
+    """Seconds of computing that may wait for a replica, if fewer tokens than queue_tokens; two batches may always
+    wait."""
     cache_mb: NonNegativeInt = 256
-    """Memory for results of sequences that were computed already."""
+    """Memory in MB for results of sequences that were computed before."""
     cache: Annotated[str | None, PATH] = None
-    """Folder of embed's cache, read only. Default: none."""
+    """Folder of embed's cache, which is only read. Default: none."""
 
 
 class LimitsSection(Section):
-    """Limits of a request; what exceeds them is refused with 413, 422, 429, 503 or 504."""
+    """Limits of requests. A request that exceeds one is refused with 413, 422, 429, 503 or 504."""
 
     sequences: PositiveInt = 1024
     """Sequences of a request, at most."""
@@ -63,9 +64,9 @@ class LimitsSection(Section):
     body_bytes: PositiveInt = 16_000_000
     """Bytes of a request's body, at most."""
     bodies_bytes: PositiveInt = 64_000_000
-    """Bytes of all bodies at once, of each ingress replica; those up to 64 kB are taken beyond it."""
+    """Bytes of all bodies that an ingress replica holds at once; bodies of up to 64 kB are accepted beyond this."""
     requests: PositiveInt = 512
-    """Requests at once, of each ingress replica."""
+    """Requests that an ingress replica answers at once, at most."""
     body_s: PositiveFloat = 20.0
     """Seconds that a request's body may take to arrive."""
     timeout_s: PositiveFloat = 120.0
@@ -79,18 +80,19 @@ class AccessSection(Section):
     """YAML file of API keys, as 'esmeray serve key' writes it. Default: none; host must then be a loopback
     address."""
     tls_certificate: str | None = None
-    """PEM file of the certificate; with tls_key the service speaks HTTPS."""
+    """File with the certificate, in PEM. Together with tls_key it turns on HTTPS."""
     tls_key: str | None = None
-    """PEM file of the certificate's private key."""
+    """File with the certificate's private key, in PEM."""
 
 
 class ServeSection(Section):
     """The service."""
 
     models: list[ServedModel] = Field(min_length=1)
-    """Models, by folder, run or hub name, in a file with settings of their own; the first is the default."""
+    """Models to serve, each a folder, a run or a hub name; in a file each may have settings of its own. The first is
+    the default."""
     random_weights: bool = False
-    """Take sizes (esm2_t6_8M) among models given by name alone, whose weights are random, to try the service out."""
+    """Accept sizes (esm2_t6_8M) among models given by name alone; their weights are random, to try the service out."""
     host: str = "127.0.0.1"
     """Address of this machine to listen on."""
     port: Annotated[int, Field(gt=0, le=65535)] = 8000
@@ -98,7 +100,7 @@ class ServeSection(Section):
     ingress_replicas: PositiveInt = 1
     """Processes that check and parse requests."""
     startup_hook: str | None = None
-    """Function MODULE:NAME that gets the FastAPI application, to add OpenTelemetry or other middleware."""
+    """Function MODULE:NAME that is called with the FastAPI application, to add OpenTelemetry or other middleware."""
     limits: LimitsSection = LimitsSection()
     access: AccessSection = AccessSection()
 
@@ -107,6 +109,7 @@ class ServeSection(Section):
     def _models_by_name(cls, values: Any) -> Any:
         if not isinstance(values, dict) or not isinstance(values.get("models"), list):
             return values
+        # Models with settings of their own say themselves whether they are sizes.
         random = {"random_weights": values.get("random_weights", False)}
         models = [
             {"name": _name(model), "source": model, **random} if isinstance(model, str) else model
@@ -129,6 +132,7 @@ class ServeSection(Section):
             )
         if (self.access.tls_certificate is None) != (self.access.tls_key is None):
             raise ValueError("access: tls_certificate and tls_key go together")
+        # Or a refusal would name a limit that no request can keep to.
         if self.limits.sequence_residues > self.limits.residues:
             raise ValueError("limits.sequence_residues is more than limits.residues")
         if self.limits.body_bytes > self.limits.bodies_bytes:
@@ -143,9 +147,6 @@ class ServiceSettings(Section):
     ray: RaySection = RaySection()
 
 
-Endpoint = Literal["*", "embeddings", "encode", "decode", "classify", "masked", "tokenize", "models", "metrics"]
-
-
 class KeySection(Section):
     """A key's name, scopes and rates."""
 
@@ -155,8 +156,8 @@ class KeySection(Section):
     """YAML file of keys, made if it is missing."""
     models: list[str] = Field(["*"])
     """Models that the key may use; '*' for all."""
-    endpoints: list[Endpoint] = Field(["*"])
-    """Endpoints that the key may use; '*' for all."""
+    endpoints: list[str] = Field(["*"])
+    """Endpoints that the key may use, as embeddings or classify; '*' for all."""
     requests_per_minute: PositiveInt | None = None
     """Requests a minute that the key may send. Default: any number."""
     residues_per_minute: PositiveInt | None = None
@@ -170,8 +171,9 @@ class QuerySection(Section):
     """FASTA files, folders or globs."""
     output: Path
     """File to write the answers to."""
-    task: Literal["mean", "max", "cls", "residues", "logits", "latents", "mean_latents", "classify"] = "mean"
-    """An output of the model, or classify."""
+    # No list of outputs: the service's machine may have others than this one, and it refuses what it does not have.
+    task: str = "mean"
+    """Output of the model that is asked for, as mean or residues, or classify. GET /v1/models lists the outputs."""
     model: str | None = None
     """Model that answers, by its name in the service. Default: the service's first."""
     address: str = "http://127.0.0.1:8000"
@@ -185,6 +187,7 @@ class QuerySection(Section):
 def _name(source: str) -> str:
     """The folder's or the hub model's own name."""
     path = Path(source)
+    # A run's export lies below the run, which has the name.
     return path.parent.name if path.name == "export" else path.name
 
 
@@ -193,4 +196,4 @@ def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return host == "localhost"
+        return host == "localhost"  # another name may stand for any address, and for another one tomorrow
