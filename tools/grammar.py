@@ -60,13 +60,13 @@ class OnRun(Overwriting):
 
 
 class IngestedSection(Section):
-    """Policies for files."""
+    """Policies for records of files that are read."""
 
     ingest: IngestSection = IngestSection()
 
 
 class ClusterSection(Section):
-    """The cluster."""
+    """Ray cluster to compute on."""
 
     address: str | None = None
     """Ray cluster, HOST:PORT; local starts one. Default: RAY_ADDRESS, or one that runs here."""

@@ -4,10 +4,12 @@ import re
 import types
 import typing
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeGuard
+from typing import Annotated, Any, Literal, NamedTuple, TypeGuard
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
+
+from esmeray.common.processor import computes_bf16
 
 KeyPath = tuple[str, ...]
 Overrides = dict[KeyPath, Any]
@@ -57,6 +59,30 @@ class Section(BaseModel):
     def _one_value_is_a_list_of_one(cls, value: Any, info: ValidationInfo) -> Any:
         is_list = list_type(cls.model_fields[str(info.field_name)].annotation) is not None
         return [value] if is_list and isinstance(value, (str, int, float)) else value
+
+
+class Compute(NamedTuple):
+    """Precision and token budget that a computation has on its device."""
+
+    precision: Precision
+    tokens: int
+
+
+class ComputeSection(Section):
+    """Device and precision of a computation, and its batches."""
+
+    device: str | None = None
+    """Device that computes: cpu, cuda, cuda:1 ... Default: CUDA where there is one."""
+    precision: Precision | None = None
+    """Precision of the computation. Default: bf16; fp32 on a processor without instructions for bf16."""
+    tokens: Tokens | None = None
+    """Token budget of a batch. Default: 2,048 on the CPU, 65,536 on CUDA."""
+
+    def resolved(self, on_cuda: bool) -> Compute:
+        """The same with the defaults of the device."""
+        precision = self.precision or ("bf16" if on_cuda or computes_bf16() else "fp32")
+        # On the CPU a small batch stays in the cache; a GPU needs a large one to be busy.
+        return Compute(precision, self.tokens or (65_536 if on_cuda else 2_048))
 
 
 def is_section(annotation: Any) -> TypeGuard[type[Section]]:

@@ -19,7 +19,6 @@ from esmeray.dataset.embeddings.cache import FeatureStore
 from esmeray.dataset.fasta.records import keys_of
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer
 from esmeray.dataset.tokens.esm import MASK, VOCABULARY
-from esmeray.inference.embedding.section import EmbedSection
 from esmeray.inference.models.kinds import prediction_of
 from esmeray.inference.models.model import TokenizedTexts, run
 from esmeray.inference.models.opening import open_model
@@ -29,7 +28,7 @@ from esmeray.inference.models.source import config_of, find_model
 from esmeray.model.forward_loop import ForwardLoop, Places
 from esmeray.service.contract import DECODED, EACH_MASKED, MASKED, About
 from esmeray.service.replicas.batcher import Item
-from esmeray.train_config.section import DEFAULT_TOKENS
+from esmeray.train_config.section import DEFAULT_TOKENS, ComputeSection
 from esmeray.train_config.service_schema import ServedModel
 
 
@@ -52,9 +51,8 @@ class Computer:
         prediction = prediction_of(find_model(served.source, "models").task)
         precision, tokens = served.precision or "fp32", served.tokens or DEFAULT_TOKENS
         if prediction is None:  # the defaults are those of embed, else of the classifier's tools
-            settings = EmbedSection(precision=served.precision, tokens=served.tokens).resolved(device == "cuda")
-            assert settings.precision is not None and settings.tokens is not None
-            precision, tokens = settings.precision, settings.tokens
+            compute = ComputeSection(precision=served.precision, tokens=served.tokens)
+            precision, tokens = compute.resolved(device == "cuda")
         self._model = model = open_model(
             served.source, precision, device, random_weights=served.random_weights, key="models"
         )

@@ -57,13 +57,13 @@ class AlignSection(Section):
     evalue: PositiveFloat = 10.0
     """Largest E-value of a hit; inf keeps all."""
     matrix: str = "BLOSUM62"
-    """BLOSUM45, 50, 62 or 80, PAM250, or a file in NCBI's format."""
+    """Scores of pairs of residues: BLOSUM45, 50, 62 or 80, PAM250, or a file in NCBI's format."""
     gap_open: Annotated[int, Field(ge=0, le=1000)] | None = None
     """Penalty of a gap. Default: BLAST's for the matrix."""
     gap_extend: Annotated[int, Field(gt=0, le=1000)] | None = None
     """Penalty of each residue of a gap. Default: BLAST's."""
     prefilter: Literal["none", "kmer", "embedding"] = "none"
-    """Align all records, those that share words of four residues, or those of near embeddings."""
+    """none: align all records; kmer: those that share words of four residues; embedding: those of near embeddings."""
     candidates: PositiveInt = 1000
     """Records that a prefilter leaves to each query."""
     query_embeddings: Path | None = None

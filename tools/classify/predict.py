@@ -30,7 +30,7 @@ from esmeray.common.text import counted
 from esmeray.dataset.fasta.counts import count_lines
 from esmeray.inference.models.source import config_of, label_space_of
 from esmeray.tools.grammar import OnModel, parse_with_run
-from esmeray.train_config.section import DEFAULT_TOKENS, PositiveInt, Precision, Section
+from esmeray.train_config.section import DEFAULT_TOKENS, ComputeSection, PositiveInt, Precision
 
 if TYPE_CHECKING:
     from esmeray.inference.classifier import ClassifierPipeline
@@ -43,11 +43,9 @@ CHUNK_CHARACTERS = 4_000_000
 """Texts that are sorted and packed together: about 10,000 proteins."""
 
 
-class ClassifierRunSection(Section):
+class ClassifierRunSection(ComputeSection):
     """How a classifier runs."""
 
-    device: str | None = None
-    """cpu, cuda, cuda:1 ... Default: CUDA where there is one."""
     precision: Precision = "fp32"
     """Precision of the computation."""
     tokens: PositiveInt = DEFAULT_TOKENS

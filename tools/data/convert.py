@@ -35,7 +35,7 @@ class FastaSection(IngestedSection):
 
 
 class ConvertSection(Section):
-    """The store."""
+    """Folder that the store is made in."""
 
     store: str | None = None
     """Folder of the store to make."""

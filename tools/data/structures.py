@@ -40,7 +40,7 @@ class StructureFilesSection(Section):
 
 
 class StructureStoreSection(Section):
-    """The store."""
+    """Folder that the store is made in."""
 
     store: str
     """Folder of the store to make."""

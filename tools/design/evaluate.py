@@ -45,7 +45,7 @@ class DesignEvaluateSection(DesignModelSection):
     steps: PositiveInt = 20
     """Steps of denoising for each sequence."""
     output: Path | None = None
-    """JSON file to write."""
+    """JSON file to write the metrics to."""
 
 
 class Arguments(OnModel):

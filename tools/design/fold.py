@@ -31,7 +31,7 @@ from esmeray.train_config.section import NonNegativeInt, PositiveFloat, Positive
 
 
 class FoldSection(Section):
-    """Sequences, predictor, devices."""
+    """Sequences to predict structures of, the predictor, and what it runs on."""
 
     input: list[str] = Field(min_length=1)
     """FASTA files, folders or globs, or a store."""
@@ -50,7 +50,7 @@ class FoldSection(Section):
     tokens: PositiveInt = 1024
     """Residues of a batch, at most."""
     device: Literal["cpu", "cuda"] | None = None
-    """cpu or cuda. Default: CUDA where there is one."""
+    """Device that computes, cpu or cuda. Default: CUDA where there is one."""
     workers: PositiveInt | None = None
     """Actors on Ray that predict. Default: this process alone."""
     cpus_per_worker: PositiveInt = 1

@@ -59,13 +59,13 @@ class GenerateSection(DesignStructuresSection):
     tie: str = ""
     """Chains of a complex that get the same residues, as A,B."""
     temperature: NonNegativeFloat = 0.1
-    """0: the likeliest residue; 1: as the model's probabilities say."""
+    """Temperature of the draws. 0: the likeliest residue; 1: as the model's probabilities say."""
     steps: Annotated[int, Field(gt=0, le=1000)] = 20
     """Steps of denoising for each sequence."""
     guidance: NonNegativeFloat = 1.0
     """Weight of the structure; above 1 it counts for more."""
     order: Literal["confidence", "random"] = "confidence"
-    """Positions that are decided first."""
+    """Positions that are decided first: those of which the model is surest, or random ones."""
     seed: NonNegativeInt = 0
     """Seed of the random draws."""
     known: Path | None = None

@@ -40,7 +40,7 @@ class SearchSection(Section):
     metric: Literal["cosine", "dot", "l2"] = "cosine"
     """Measure by which proteins are near."""
     index: Literal["exact", "ivf"] = "exact"
-    """All pairs, or the nearest clusters."""
+    """exact: compare all pairs; ivf: compare each query with the nearest clusters."""
     ivf_lists: PositiveInt | None = None
     """Clusters of the index. Default: 4 times the square root of the proteins, at most one for 39."""
     ivf_probes: PositiveInt = 16

@@ -31,7 +31,7 @@ class LogProfileSection(Section):
     """Files made of a GPU log."""
 
     output: str | None = None
-    """The picture, a PNG. Default: beside the log, with its name."""
+    """PNG of the drawn log to make. Default: beside the log, with its name."""
     json_output: str | None = None
     """Also write the summaries to this file, as JSON."""
 

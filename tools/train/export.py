@@ -20,7 +20,7 @@ from esmeray.train_config.section import Section
 
 
 class ExportSection(Section):
-    """An export."""
+    """Checkpoint to export, and the folder to make."""
 
     checkpoint: str = "latest"
     """Checkpoint to export: latest; best, of the lowest validation loss; or a name such as step-00000100."""
