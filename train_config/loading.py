@@ -39,6 +39,7 @@ def load_config(path: str | Path | None, overrides: Overrides | None = None) -> 
     naming file and line, or the option.
     """
     config = load_settings(Config, path, overrides)
+    # A cluster elsewhere may have other processors than the machine of the command.
     if "precision" in config.training.model_fields_set or config.ray.address is not None or computes_bf16():
         return config
     return config.model_copy(update={"training": config.training.model_copy(update={"precision": "fp32"})})
@@ -61,6 +62,7 @@ def load_settings(
     for name, field in schema.model_fields.items():
         if is_section(field.annotation) and field.is_required():
             settings.setdefault(name, {})  # so that an error names the setting that is missing in it
+    # Merged before the check: an override may mend what the file alone has wrong.
     for key, value in _without_sizes(overrides).items():
         _set(settings, key, value)
     try:
@@ -83,6 +85,7 @@ def dump_config(config: Section) -> str:
 def _without_sizes(overrides: Overrides) -> Overrides:
     """Drop the file's size of random weights where the command line names trained weights, which have their own."""
     source = overrides.get((*_BACKBONE, "source"))
+    # A name without a slash is a size of random weights, unless a folder has it.
     if not source or not ("/" in source or Path(source).expanduser().is_dir()):
         return overrides
     return {**{(*_BACKBONE, size): None for size in ("layers", "hidden_size", "heads")}, **overrides}
@@ -93,6 +96,7 @@ def read_file(path: str | Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
     path = Path(path)
     places = (path, SHIPPED.parent / path, SHIPPED / f"{path}.yaml")
     try:
+        # Composed for the lines of the keys, which the loaded values have lost.
         text = next((place for place in places if place.is_file()), path).read_text(encoding="utf-8")
         node = yaml.compose(text, Loader=BoundedLoader)
         settings = yaml.load(text, Loader=BoundedLoader)
@@ -116,7 +120,7 @@ def _collect_lines(node: yaml.Node | None, prefix: KeyPath, lines: dict[KeyPath,
     for key_node, value_node in node.value:
         key = (*prefix, str(key_node.value))
         line = key_node.start_mark.line + 1
-        if key in lines:
+        if key in lines:  # PyYAML takes the last one without a word
             raise ConfigError(f"{path}:{line}: {'.'.join(key)} is set twice, first in line {lines[key]}: remove one")
         lines[key] = line
         _collect_lines(value_node, key, lines, path)
@@ -124,7 +128,7 @@ def _collect_lines(node: yaml.Node | None, prefix: KeyPath, lines: dict[KeyPath,
 
 def _set(settings: dict[str, Any], key: KeyPath, value: Any) -> None:
     for name in key[:-1]:
-        if not isinstance(settings.get(name), dict):
+        if not isinstance(settings.get(name), dict):  # missing, or an empty section, which YAML reads as None
             settings[name] = {}
         settings = settings[name]
     settings[key[-1]] = value
@@ -154,6 +158,7 @@ class _Problems:
         else:
             where = f"{self.path}: {name}" if self.path else name
         if error["type"] == "extra_forbidden":
+            # Sections, too: who writes traning: has mistyped one.
             known = [".".join(k) for k in self._keys] + list(self.schema.model_fields)
             return f"{where}: no such setting{did_you_mean(name, known)}"
         if error["input"] is None and key not in self._keys:

@@ -23,11 +23,12 @@ STORES = "stores"
 
 
 def _is_folder_name(name: str) -> str:
+    # It becomes a part of paths, of URIs and of commands that are printed to be typed.
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise ValueError(
             f"{name!r} is no name of a folder: use letters, digits, '.', '_' and '-', with a letter or digit first"
         )
-    if name == STORES:
+    if name == STORES:  # which lies among the runs
         raise ValueError(f"{name!r} is the folder of the stores that runs make: choose another name")
     return name
 
@@ -37,6 +38,7 @@ NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
+# Bounded: some digits too many would else be found out by the machine's memory.
 Tokens = Annotated[int, Field(gt=0, le=2**24)]
 """Tokens of a micro-batch or a sequence."""
 Channels = Annotated[int, Field(gt=0, le=2**16)]
@@ -52,11 +54,13 @@ class Section(BaseModel):
     """Base of every section: unknown keys are refused, values are fixed once checked, and the text below a setting is
     its description."""
 
+    # Namespaces: model.NAME is a section here, and pydantic would warn of model_ in the name of a field.
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True)
 
     @field_validator("*", mode="before")
     @classmethod
     def _one_value_is_a_list_of_one(cls, value: Any, info: ValidationInfo) -> Any:
+        # Here and not in each setting: `source: a.fasta` is what everybody writes first.
         is_list = list_type(cls.model_fields[str(info.field_name)].annotation) is not None
         return [value] if is_list and isinstance(value, (str, int, float)) else value
 
@@ -113,7 +117,7 @@ def settings_of(schema: type[Section]) -> dict[KeyPath, FieldInfo]:
 
 def list_type(annotation: Any) -> Any:
     """The list or tuple that a setting is, or may be; None otherwise."""
-    members = (annotation, *typing.get_args(annotation))
+    members = (annotation, *typing.get_args(annotation))  # those of list[int] | None, too
     return next((member for member in members if typing.get_origin(member) in (list, tuple)), None)
 
 

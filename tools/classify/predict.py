@@ -82,7 +82,7 @@ def main(argv: list[str]) -> int:
     config = config_of(arguments.model, overrides)
     stream = TextStream([predict.input], config.data.labels, config.model.tokenizer, config.data.ingest)
     chunks = stream.parts(CHUNK_CHARACTERS)
-    first = list(islice(chunks, 1))
+    first = list(islice(chunks, 1))  # without it an empty file would be found out after torch is loaded
     if not first:
         raise DataError("no records are left after applying the policies of data.ingest and data.labels")
     from esmeray.inference.classifier import ClassifierPipeline  # here: it loads torch
@@ -90,13 +90,13 @@ def main(argv: list[str]) -> int:
 
     options = predict.model_dump(include={"device", "precision", "tokens"})
     pipeline = ClassifierPipeline.load(arguments.model, data=config.data, **options)
-    start_s = time.perf_counter()
+    start_s = time.perf_counter()  # loading the model is no part of the rate
     with (
         made_file(place, *made) as building,
         writing_predictions(building, output.name, space, config.data.labels.separator) as write,
     ):
         records, cropped = _predict_all(pipeline, chain(first, chunks), write)
-    publish(output)
+    publish(output)  # where it is a URI; what stands there was written to a local file so far
     seconds = time.perf_counter() - start_s
     print(
         f"{uri_of(output) or output}: {counted(records, 'prediction{s}')} in {seconds:.1f} s "
@@ -117,7 +117,7 @@ def _predict_all(pipeline: ClassifierPipeline, chunks: Iterable[TextPart], write
     before = 0.0
     with record_bar("predicting") as bar:
         for ids, texts, share in chunks:
-
+            # Defaults keep the values of this chunk, which the loop changes.
             def show(done: int, total: int, first=before, width=share - before, earlier=records) -> None:
                 bar(first + width * done / total, earlier + done)
 

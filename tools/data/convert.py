@@ -53,7 +53,7 @@ class Arguments(Overwriting):
 def main(argv: list[str]) -> int:
     arguments = parse(argv, "data convert", __doc__, Arguments)
     sources, ingest, target = arguments.data.source, arguments.data.ingest, arguments.convert.store
-    if arguments.check:
+    if arguments.check:  # needs no store, which is why convert.store has a default
         return _check(sources, ingest)
     if target is None:
         raise ConfigError(f"missing: --convert.store; {example_of(__doc__, 'data convert')}")

@@ -49,6 +49,7 @@ def main(argv: list[str]) -> int:
         raise ConfigError("--score.structures: name files of the structures to score on")
     structures = structures_of(options)
     records = list(zip(*read_proteins(options.sequences), strict=True))
+    # A sequence of another length can't lie on the structure: files of designs of many structures are usual.
     fitting = [[record for record in records if len(record[1]) == len(item.residues)] for item in structures]
     if not any(fitting):
         lengths = ", ".join(f"{item.id} {len(item.residues)}" for item in structures[:3])
@@ -68,6 +69,7 @@ def main(argv: list[str]) -> int:
             rows += len(sequences)
             bar(number / len(structures), rows)
     wanted = {len(structure.residues) for structure in structures}
+    # Once for the file, not for each structure that a sequence does not fit.
     left_out = sum(len(text) not in wanted for _, text in records)
     if left_out:
         print(f"{counted(left_out, 'sequence{s}')} of another length than every structure left out", file=sys.stderr)

@@ -38,6 +38,7 @@ def main(argv: list[str]) -> int:
         from esmeray.inference.mutations.heat_map import draw_scan
 
         mutants = [*protein.singles()]
+        # Of several models the mean, as mutations score has it.
         scores_N = scores_of(sources, protein, mutants, section, folder, {}).mean(axis=0)
         mutations = [mutant.mutations[0] for mutant in mutants]
         columns = {

@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
         with made_file(json_output, *made) as building:
             building.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     console = result_console()
-    table = next(iter(log.gpus.values()))
+    table = next(iter(log.gpus.values()))  # nvidia-smi samples all GPUs at once: one has the times of all
     console.print(Text(f"{log.path}: {table[TIME].iloc[-1]:.0f} s, a sample every {interval_s(table):.2g} s"))
     for summary in summaries:
         console.print(Text(f"\n{summary}", style="bold"))

@@ -46,6 +46,7 @@ def main(argv: list[str]) -> int:
     refuse_file(*made)
     source = FastaSource(section.input)
     client = Client(section.address, key=_key(section.key_file), model=section.model, concurrency=section.concurrency)
+    # Requests run ahead of the file by the client's concurrency: neither the input nor the answers are ever in memory.
     with client, made_file(*made) as building, record_bar("asking") as bar:
         write = WRITERS.get(section.task, _write_arrays)
         number = write(building, client, _records(source, bar), section.task)
@@ -75,7 +76,8 @@ def _records(source: FastaSource, bar: Callable[[float, int], None]) -> Iterator
 def _write_arrays(path: Path, client: Client, records: Iterator[tuple[str, str]], output: str) -> int:
     """Write a row group for every thousand records; returns their number."""
     answers = client.stream(records, output)
-    writer, number = None, 0
+    writer = None  # made with the first answers, which have the width of a row
+    number = 0
     while rows := list(islice(answers, ROWS)):
         table = pa.table({"id": [name for name, _ in rows], "embedding": [array.tolist() for _, array in rows]})
         kind = pa.list_(pa.float32(), rows[0][1].shape[-1])

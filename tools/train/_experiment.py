@@ -45,11 +45,13 @@ def trained(file: str | Path, overrides: Overrides) -> tuple[int, RunFolder]:
     from esmeray.training.tasks.registry import after_training, before_training, task_named
 
     config = load_config(file, overrides)
-    config.storage.apply()
+    config.storage.apply()  # before a URI is looked at
     run = RunFolder(config.run.storage_path, config.run.name)
+    # A task's own preparation, such as vectors of proteins, which training takes from the disk.
     config = before_training(config)
     code = train(config, _beside)
     if code == 0:
+        # Before the task's work, since it uploads what is newer than itself.
         mirror = RunMirror(run)
         after_training(config)
         mirror.save_files()
