@@ -88,9 +88,8 @@ class Arguments(Overwriting):
 def main(argv: list[str]) -> int:
     arguments = parse(argv, "align", __doc__, Arguments)
     section = arguments.align
-    made = (section.output, MADE_BY, arguments.overwrite)
     # Whatever can be refused is refused before anything is computed.
-    refuse_file(*made)
+    refuse_file(section.output, MADE_BY, arguments.overwrite)
     embeddings = [section.query_embeddings, section.store_embeddings]
     if {section.prefilter == "embedding"} != {folder is not None for folder in embeddings}:
         raise ConfigError("align.prefilter: embedding takes query_embeddings and store_embeddings, and no other does")
@@ -123,7 +122,10 @@ def main(argv: list[str]) -> int:
             search = Search(store, by, threads=section.threads, scores=scores)
             _align(search, queries, section, kept)
         # The journal has every hit already; the file is made in one go, so that it is whole or not there.
-        with made_file(*made) as building, building.open("w", encoding="utf-8") as file:
+        with (
+            made_file(section.output, MADE_BY, arguments.overwrite) as building,
+            building.open("w", encoding="utf-8") as file,
+        ):
             if section.header:
                 file.write(f"{HEADER}\n")
             hits = 0

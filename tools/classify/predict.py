@@ -70,11 +70,11 @@ class Arguments(OnModel):
 def main(argv: list[str]) -> int:
     arguments, overrides = parse_with_run(argv, "classify predict", __doc__, Arguments)
     predict = arguments.predict
-    output, made = predict.output, (MADE_BY, arguments.overwrite)
+    output = predict.output
     if not output.name.endswith(SUFFIXES):
         raise ConfigError(f"--predict.output {output}: must end in {' or '.join(SUFFIXES)}")
-    place = target_path(output, arguments.overwrite)
-    refuse_file(place, *made)
+    target = target_path(output, arguments.overwrite)
+    refuse_file(target, MADE_BY, arguments.overwrite)
     # What is wrong with the model's folder, the settings or the first records is reported before torch is loaded.
     from esmeray.inference.classify.labelled import TextStream
 
@@ -92,7 +92,7 @@ def main(argv: list[str]) -> int:
     pipeline = ClassifierPipeline.load(arguments.model, data=config.data, **options)
     start_s = time.perf_counter()  # loading the model is no part of the rate
     with (
-        made_file(place, *made) as building,
+        made_file(target, MADE_BY, arguments.overwrite) as building,
         writing_predictions(building, output.name, space, config.data.labels.separator) as write,
     ):
         records, cropped = _predict_all(pipeline, chain(first, chunks), write)

@@ -57,9 +57,8 @@ class Arguments(OnModel):
 def main(argv: list[str]) -> int:
     arguments = parse(argv, "design evaluate", __doc__, Arguments)
     options = arguments.evaluate
-    made = (MADE_BY, arguments.overwrite)
     if options.output is not None:  # before the minutes of evaluating, not after them
-        refuse_file(options.output, *made)
+        refuse_file(options.output, MADE_BY, arguments.overwrite)
     exported_design(arguments.model)  # another kind of model is refused before torch is loaded
     predictions = None if options.predictions is None else PredictedStructures(options.predictions)
     store = StructureStore(options.store, predictions=predictions)
@@ -98,6 +97,6 @@ def main(argv: list[str]) -> int:
             name: {"value": value, "interval": interval} for name, (value, *interval) in evaluation.metrics.items()
         }
         content = {"part": options.part, **dataclasses.asdict(evaluation), "metrics": metrics}
-        with made_file(options.output, *made) as building:
+        with made_file(options.output, MADE_BY, arguments.overwrite) as building:
             building.write_text(json.dumps(content, indent=2) + "\n")
     return 0

@@ -42,8 +42,7 @@ class Arguments(OnModel):
 def main(argv: list[str]) -> int:
     arguments = parse(argv, "design score", __doc__, Arguments)
     options = arguments.score
-    made = (options.output, MADE_BY, arguments.overwrite)
-    refuse_file(*made)
+    refuse_file(options.output, MADE_BY, arguments.overwrite)
     exported_design(arguments.model)
     if not options.structures:
         raise ConfigError("--score.structures: name files of the structures to score on")
@@ -59,7 +58,11 @@ def main(argv: list[str]) -> int:
     from esmeray.inference.design.scoring import log_likelihoods, recovery
 
     rows = 0
-    with made_file(*made) as building, building.open("w", encoding="utf-8") as file, record_bar("scoring") as bar:
+    with (
+        made_file(options.output, MADE_BY, arguments.overwrite) as building,
+        building.open("w", encoding="utf-8") as file,
+        record_bar("scoring") as bar,
+    ):
         file.write("structure\tsequence\tlog_likelihood\trecovery\n")
         for number, (structure, sequences) in enumerate(zip(structures, fitting, strict=True), 1):
             texts = [text for _, text in sequences]

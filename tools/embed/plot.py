@@ -61,8 +61,8 @@ class Arguments(Overwriting):
 def main(argv: list[str]) -> int:
     arguments = parse(argv, "embed plot", __doc__, Arguments)
     section = arguments.plot
-    output, made = section.output, (MADE_BY, arguments.overwrite)
-    refuse_existing(output, *made)
+    output = section.output
+    refuse_existing(output, MADE_BY, arguments.overwrite)
     # An extra of the package: most users draw components alone.
     if section.method == "umap" and find_spec("umap") is None:
         raise ConfigError("--plot.method umap: umap-learn is not installed; pip install umap-learn")
@@ -89,7 +89,7 @@ def main(argv: list[str]) -> int:
     number = counted(records, "protein{s}")
     drawn = number if size == records else f"a random sample of {size:,} of {number}"
     texts = f"{embeddings.name}: {drawn}", *axes, section.label_column if section.labels else "residues"
-    with made_folder(output.absolute(), *made) as building:
+    with made_folder(output.absolute(), MADE_BY, arguments.overwrite) as building:
         draw(building / "embeddings.png", points, *texts)
         write_page(building / "embeddings.html", points, *texts)
     unlabelled = size - points.are_labelled.sum()

@@ -60,8 +60,7 @@ class Arguments(Overwriting):
 def main(argv: list[str]) -> int:
     arguments = parse(argv, "embed search", __doc__, Arguments)
     section = arguments.search
-    made = (section.output, MADE_BY, arguments.overwrite)
-    refuse_file(*made)
+    refuse_file(section.output, MADE_BY, arguments.overwrite)
     database = open_vectors(arguments.database, section.name)
     queries = open_vectors(section.queries, section.name) if section.queries else database
     queries.refuse_other_space(database)
@@ -69,7 +68,11 @@ def main(argv: list[str]) -> int:
     hits = 0
     index = _index(database, section)
     own = queries is database
-    with made_file(*made) as building, building.open("w", encoding="utf-8") as file, record_bar("searching") as bar:
+    with (
+        made_file(section.output, MADE_BY, arguments.overwrite) as building,
+        building.open("w", encoding="utf-8") as file,
+        record_bar("searching") as bar,
+    ):
         file.write("query\trank\ttarget\tscore\n")
         for start, block_nC in _vectors(queries, section.metric, rows=1024):
             # One more where each protein finds itself, which is left out below.

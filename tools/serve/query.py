@@ -42,12 +42,15 @@ class Arguments(Overwriting):
 def main(argv: list[str]) -> int:
     arguments = parse(argv, "serve query", __doc__, Arguments)
     section = arguments.query
-    made = (section.output, MADE_BY, arguments.overwrite)
-    refuse_file(*made)
+    refuse_file(section.output, MADE_BY, arguments.overwrite)
     source = FastaSource(section.input)
     client = Client(section.address, key=_key(section.key_file), model=section.model, concurrency=section.concurrency)
     # Requests run ahead of the file by the client's concurrency: neither the input nor the answers are ever in memory.
-    with client, made_file(*made) as building, record_bar("asking") as bar:
+    with (
+        client,
+        made_file(section.output, MADE_BY, arguments.overwrite) as building,
+        record_bar("asking") as bar,
+    ):
         write = WRITERS.get(section.task, _write_arrays)
         number = write(building, client, _records(source, bar), section.task)
     print(f"{section.output}: {section.task} of {counted(number, 'protein{s}')}")
