@@ -94,10 +94,10 @@ def _without_sizes(overrides: Overrides) -> Overrides:
 def read_file(path: str | Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
     """The settings of a file, and the line of each."""
     path = Path(path)
-    places = (path, SHIPPED.parent / path, SHIPPED / f"{path}.yaml")
+    candidates = (path, SHIPPED.parent / path, SHIPPED / f"{path}.yaml")
     try:
         # Composed for the lines of the keys, which the loaded values have lost.
-        text = next((place for place in places if place.is_file()), path).read_text(encoding="utf-8")
+        text = next((file for file in candidates if file.is_file()), path).read_text(encoding="utf-8")
         node = yaml.compose(text, Loader=BoundedLoader)
         settings = yaml.load(text, Loader=BoundedLoader)
     except OSError as error:

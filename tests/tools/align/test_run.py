@@ -78,7 +78,7 @@ def test_queries_without_residues_are_skipped_when_asked(command, files, tmp_pat
 
 
 def test_a_killed_search_resumes_and_writes_the_same_bytes(command, files, tmp_path):
-    fasta = write_fasta(tmp_path / "long.fasta", random_sequences([3000] * 30, seed=1))
+    fasta = write_fasta(tmp_path / "long.fasta", random_sequences([1500] * 30, seed=1))
     assert command("data", "convert", "--data.source", fasta, "--convert.store", tmp_path / "long").code == 0
     arguments = ["--align.queries", fasta, "--align.store", tmp_path / "long", *KEEP_ALL]
     program = [sys.executable, "-m", "esmeray.tools", "align", *arguments, "--align.output", tmp_path / "killed.tsv"]
