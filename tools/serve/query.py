@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
         made_file(section.output, MADE_BY, arguments.overwrite) as building,
         record_bar("asking") as bar,
     ):
-        write = WRITERS.get(section.task, _write_arrays)
+        write = _write_classes if section.task == "classify" else _write_arrays
         number = write(building, client, _records(source, bar), section.task)
     print(f"{section.output}: {section.task} of {counted(number, 'protein{s}')}")
     return 0
@@ -106,7 +106,3 @@ def _write_classes(path: Path, client: Client, records: Iterator[tuple[str, str]
             file.write(f"{row['id']}\t{text}\t{','.join(f'{value:.6g}' for value in flat)}\n")
             number += 1
     return number
-
-
-WRITERS = {"classify": _write_classes}
-"""Of endpoints whose answers are no arrays."""
