@@ -127,7 +127,7 @@ def test_a_scan_is_the_scores_of_all_singles_with_a_picture(mutations):
 
 
 @pytest.mark.parametrize("features", ["embeddings", "one_hot"])
-def test_a_fitted_model_is_evaluated_exported_and_predicts(mutations, features):
+def test_a_fitted_model_is_evaluated_exported_and_predicts(mutations, capsys, features):
     mutations("scan", "model1", "--output scan")  # its scores are what is to be learnt
     rows = [(row["mutant"], row["score"]) for row in read("scan/mutants.csv")]
     write("measured.csv", [*rows[::2], (rows[1][0], "")], "mutant", "score")
@@ -149,6 +149,7 @@ def test_a_fitted_model_is_evaluated_exported_and_predicts(mutations, features):
     scanned = {row["mutant"]: float(row["score"]) for row in read("predicted/mutants.csv")}
     np.testing.assert_allclose([scanned[row["mutant"]] for row in predicted], pairs[:, 1], rtol=1e-5, atol=1e-6)
     save_masked_lm(Path("model0"), "esm", vocab_size=33, seed=5)
+    capsys.readouterr()  # of saving
     changed = (3, "model0: has changed since the fit; fit again")
     mutations("score", "fitted", "--table rest.csv --output again.csv", refused=changed)
     Path("wild.fasta").write_text(f">other\n{WILD[:-1]}\n")
