@@ -13,6 +13,7 @@ _checkout = Path(__file__).parents[1]
 if (_checkout / "train_ray.py").is_file():
     __path__.append(str(_checkout))
 
+# Modules as texts, since importing them is what takes seconds.
 _MODULES = {
     "Client": "service.client",
     "ClassifierPipeline": "inference.classifier",
@@ -37,6 +38,7 @@ __all__ = [*_MODULES]
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'esmeray' has no attribute {name!r}")
+    # Each time anew: a name kept here would hide what a test or a reload puts into its module.
     return getattr(import_module(f"esmeray.{_MODULES[name]}"), name)
 
 

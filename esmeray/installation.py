@@ -22,6 +22,7 @@ ROOMS = CHECKOUT or PACKAGE
 def python_path() -> str:
     """PYTHONPATH of processes in other folders: this process's, and the checkout, which need not be installed."""
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    # This process's own first: what somebody has put before the checkout stays before it.
     return os.pathsep.join(dict.fromkeys(filter(None, [str(CHECKOUT or ""), *given])))
 
 
@@ -31,6 +32,7 @@ def _entry_points() -> Any:
     return entry_points()
 
 
+# Cached, also so that a class of another package stays the same object.
 @cache
 def added(kind: str) -> dict[str, Any]:
     """What other installed packages add, by name: their entry points of the group ``esmeray.KIND``.
@@ -41,7 +43,7 @@ def added(kind: str) -> dict[str, Any]:
     for point in _entry_points().select(group=f"esmeray.{kind}"):
         try:
             found[point.name] = point.load()
-        except Exception as error:
+        except Exception as error:  # whatever breaks in a package of somebody else's
             name = point.dist.name if point.dist else point.module
             raise ConfigError(
                 f"the installed package {name} adds {point.name} to esmeray.{kind}, and can't be imported "

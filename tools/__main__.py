@@ -41,21 +41,25 @@ def main(argv: list[str]) -> int:
         return 0
     command, *arguments = argv
     if command not in COMMANDS:
-        places = [f"{name} {command}" for name in COMMANDS if command in subcommands(name)]
-        hint = f" (did you mean {' or '.join(places)}?)" if places else did_you_mean(command, COMMANDS)
+        # Who types `esmeray export` knows the subcommand and forgot whose it is.
+        complete = [f"{name} {command}" for name in COMMANDS if command in subcommands(name)]
+        hint = f" (did you mean {' or '.join(complete)}?)" if complete else did_you_mean(command, COMMANDS)
         raise ConfigError(f"there is no command {command!r}{hint}; there are {', '.join(COMMANDS)}")
     names = subcommands(command)
     if names and arguments[:1] in (["-h"], ["--help"]):
         print(_command_overview(command, names))
         if command not in ALONE:
             return 0
+        # That of `run` follows: without a subcommand it is what the help was asked of.
     module, arguments = _module(command, names, arguments)
+    # One module alone: together they load torch, Ray and Matplotlib.
     return importlib.import_module(f"esmeray.tools.{command}.{module}").main(arguments)
 
 
 def subcommands(command: str) -> list[str]:
     """Names of a command's subcommands, in order."""
     path = [str(Path(__file__).with_name(command))]
+    # A leading _ marks what subcommands share.
     names = sorted(module.name for module in pkgutil.iter_modules(path) if not module.name.startswith("_"))
     if command in ALONE:
         names.remove("run")
@@ -67,6 +71,7 @@ def _module(command: str, names: list[str], arguments: list[str]) -> tuple[str, 
     first = arguments[0] if arguments else ""
     if first in names:
         return first, arguments[1:]
+    # A word that is neither is more likely a mistyped subcommand than a target: run takes none.
     is_option = first.startswith("-") or not first
     if command in ALONE and (is_option or not names):
         return "run", arguments  # which says what it needs
@@ -83,6 +88,7 @@ def example(command: str, module: str | None = None) -> str:
 
 
 def _overview() -> str:
+    # Two lines a command, so that all fit on a screen.
     lines = [f"usage: {program_of('COMMAND')} [SUBCOMMAND] [--section.key VALUE ...]"]
     for command, (_, subject) in COMMANDS.items():
         names = subcommands(command)
@@ -104,7 +110,7 @@ def _command_overview(command: str, names: list[str]) -> str:
 
 
 def _docstring(command: str, module: str) -> str:
-    """Docstring of a module, which is not imported for it."""
+    """Docstring of a module, which is not imported for it, since some take seconds."""
     source = (Path(__file__).with_name(command) / f"{module}.py").read_text(encoding="utf-8")
     return ast.get_docstring(ast.parse(source)) or ""
 
@@ -116,6 +122,7 @@ def _terminate(*_: object) -> None:
 
 def entry_point() -> None:
     """Run the process's command line and end with its exit code."""
+    # Slurm and Kubernetes end jobs by SIGTERM, whose default leaves no time to clean up.
     signal.signal(signal.SIGTERM, _terminate)
     sys.exit(run(main))
 

@@ -61,13 +61,13 @@ class OnRun(Overwriting):
 
 
 class IngestedSection(Section):
-    """Policies for files."""
+    """Policies for records of files that are read."""
 
     ingest: IngestSection = IngestSection()
 
 
 class ClusterSection(Section):
-    """The cluster."""
+    """Ray cluster to compute on."""
 
     address: str | None = None
     """Ray cluster, HOST:PORT; local starts one. Default: RAY_ADDRESS, or one that runs here."""
@@ -111,13 +111,16 @@ def read_words(
 
     Settings of ``run`` are understood, and left out of the help.
     """
+    # Before the real parser, which would refuse what is missing or wrong beside --help.
     if {"-h", "--help"} & set(argv):
         early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         early.add_argument("--config")
         _Parser(command, schema, Section, text, early.parse_known_args(argv)[0].config).print_help()
         raise SystemExit(0)
     parser = _Parser(command, schema, run, text, None)
+    # First, as argparse would take the value of a mistyped option for the target.
     parser.refuse_unknown(argv)
+    # Intermixed: targets may stand before, between and after options.
     words, unexpected = parser.parse_known_intermixed_args(argv)
     if unexpected:
         raise ConfigError(f"unexpected argument {' '.join(unexpected)}; {example_of(text, command)}")
@@ -128,6 +131,7 @@ def read_words(
     for key, field in {**settings_of(run), **settings_of(schema)}.items():
         name = ".".join(key)
         if key not in own_settings(schema) and name in words:
+            # As text: pydantic converts it, and refuses it by the option's name.
             overrides[key] = _value(field.annotation, getattr(words, name), f"--{name}")
     return words, overrides
 
@@ -156,7 +160,7 @@ class _Parser(argparse.ArgumentParser):
             usage=_escaped(" ".join([program_of(command), *targets, *settings, *options])),
             description=text,
             formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=_HELP_COLUMN),
-            allow_abbrev=False,
+            allow_abbrev=False,  # --data.s would change its meaning with each new setting
             argument_default=argparse.SUPPRESS,  # what is not given overrides nothing
         )
         self.set_defaults(config=None)
@@ -171,6 +175,7 @@ class _Parser(argparse.ArgumentParser):
                 self.add_argument(_option(name), dest=name, metavar="FILE", default=field.default, help=_help(field))
         if groups:
             self.add_argument("--config", metavar="FILE", help="YAML file of the settings below, which override it.")
+        # The help of a command with a file shows what a run with it would do.
         values = read_file(file)[0] if file else {}
         for path, section in groups.items():
             group = self.add_argument_group(".".join(path), " ".join((section.__doc__ or "").split()))
@@ -185,18 +190,18 @@ class _Parser(argparse.ArgumentParser):
     def refuse_unknown(self, argv: list[str]) -> None:
         """Raise ConfigError for options that there are not, each with the one that may be meant."""
         known = self._option_string_actions
-        names = [word.partition("=")[0] for word in argv if word.startswith("--")]
+        names = [word.partition("=")[0] for word in argv if word.startswith("--")]  # --key=value is one word
         unknown = [f"unknown option {name}{did_you_mean(name, known)}" for name in names if name not in known]
         if unknown:
             raise ConfigError(", ".join(unknown))
 
     def error(self, message: str) -> NoReturn:
         """Refuse in one line, as every command does."""
-        raise ConfigError(message.removeprefix("argument "))
+        raise ConfigError(message.removeprefix("argument "))  # argparse would print the usage, a screen of it
 
 
 def _option(name: str) -> str:
-    return f"--{name.rstrip('_')}"
+    return f"--{name.rstrip('_')}"  # json_, since pydantic's models have a method of that name
 
 
 def _help(field: FieldInfo) -> str:
@@ -211,6 +216,7 @@ def _default(key: KeyPath, field: FieldInfo, values: Any) -> str:
         if field.is_required():
             return "(required)"
         values = field.get_default(call_default_factory=True)
+    # Words as they would be typed, so that a default can be copied to the command line.
     items = values if isinstance(values, (list, tuple)) else [values]
     return _escaped(f"(default: {' '.join(_word(item) for item in items)})")
 
@@ -233,6 +239,7 @@ def _value(annotation: Any, words: str | list[str], option: str) -> Any:
         raise ConfigError(f"{option}: a value is missing")
     is_list = list_type(annotation) is not None
     optional = may_be_none(annotation)
+    # YAML has null and [], the command line no way to write them.
     if (optional or is_list) and [item.lower() for item in items] in (["none"], ["null"]):
         return None if optional else []
     return words

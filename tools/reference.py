@@ -48,6 +48,7 @@ def config_reference() -> str:
     for command, schema in command_schemas().items():
         page += f"\n`esmeray {command}`\n"
         for name, field in schema.model_fields.items():
+            # An experiment's mean the same here, and stand above.
             if is_section(field.annotation) and name not in Config.model_fields:
                 page += _sections(field.annotation, name)
     return page
@@ -60,6 +61,7 @@ def command_schemas() -> dict[str, type[Command]]:
         alone = ["run"] if command in ALONE else []
         for module in alone + subcommands(command):
             schema = getattr(import_module(f"esmeray.tools.{command}.{module}"), "Arguments", Command)
+            # Commands that take a run, or nothing, have no settings to describe.
             own = {name for name, field in schema.model_fields.items() if is_section(field.annotation)}
             if own - Config.model_fields.keys():
                 schemas[command if module in alone else f"{command} {module}"] = schema
@@ -88,9 +90,10 @@ def _bounds(item: Any) -> list[str]:
     """Limits of a setting's value, also of those in a list or beside none."""
     signs = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
     bounds = [f"{sign} {getattr(item, name)}" for name, sign in signs.items() if hasattr(item, name)]
+    # Pydantic keeps them in a field's metadata, Annotated in its own, and unions hold Annotated in turn.
     for inner in (*getattr(item, "metadata", ()), *getattr(item, "__metadata__", ()), *typing.get_args(item)):
         bounds += _bounds(inner)
-    return list(dict.fromkeys(bounds))
+    return list(dict.fromkeys(bounds))  # members of a union repeat them
 
 
 def _default(field: FieldInfo) -> str:
@@ -101,7 +104,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+    return text.replace("|", "\\|")  # a bare one would end the cell
 
 
 if __name__ == "__main__":

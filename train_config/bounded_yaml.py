@@ -21,12 +21,13 @@ class BoundedLoader(yaml.SafeLoader):
         self._nodes_of_anchored: dict[yaml.Node | None, int] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        mark = self.peek_event().start_mark
+        mark = self.peek_event().start_mark  # now: the event is gone once the node is composed
         is_alias = self.check_event(yaml.AliasEvent)
         before = self._num_nodes
         self._depth += 1
         self._num_nodes += 1
         if self._depth <= _DEEPEST and self._num_nodes <= _MOST_NODES:
+            # Counted here, before anything is built: a billion nodes of aliases are nine lines until then.
             node = super().compose_node(parent, index)
             if is_alias and node not in self._nodes_of_anchored:
                 raise yaml.composer.ComposerError(None, None, "an alias of what it stands in", mark)

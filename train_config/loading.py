@@ -41,6 +41,7 @@ def load_settings(
     for name, field in schema.model_fields.items():
         if is_section(field.annotation) and field.is_required():
             settings.setdefault(name, {})  # so that an error names the setting that is missing in it
+    # Merged before the check: an override may mend what the file alone has wrong.
     for key, value in overrides.items():
         _set(settings, key, value)
     try:
@@ -63,9 +64,10 @@ def dump_config(config: Section) -> str:
 def read_file(path: str | Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
     """The settings of a file, and the line of each."""
     path = Path(path)
-    places = (path, SHIPPED.parent / path, SHIPPED / f"{path}.yaml")
+    candidates = (path, SHIPPED.parent / path, SHIPPED / f"{path}.yaml")
     try:
-        text = next((place for place in places if place.is_file()), path).read_text(encoding="utf-8")
+        # Composed for the lines of the keys, which the loaded values have lost.
+        text = next((file for file in candidates if file.is_file()), path).read_text(encoding="utf-8")
         node = yaml.compose(text, Loader=BoundedLoader)
         settings = yaml.load(text, Loader=BoundedLoader)
     except OSError as error:
@@ -88,7 +90,7 @@ def _collect_lines(node: yaml.Node | None, prefix: KeyPath, lines: dict[KeyPath,
     for key_node, value_node in node.value:
         key = (*prefix, str(key_node.value))
         line = key_node.start_mark.line + 1
-        if key in lines:
+        if key in lines:  # PyYAML takes the last one without a word
             raise ConfigError(f"{path}:{line}: {'.'.join(key)} is set twice, first in line {lines[key]}: remove one")
         lines[key] = line
         _collect_lines(value_node, key, lines, path)
@@ -96,7 +98,7 @@ def _collect_lines(node: yaml.Node | None, prefix: KeyPath, lines: dict[KeyPath,
 
 def _set(settings: dict[str, Any], key: KeyPath, value: Any) -> None:
     for name in key[:-1]:
-        if not isinstance(settings.get(name), dict):
+        if not isinstance(settings.get(name), dict):  # missing, or an empty section, which YAML reads as None
             settings[name] = {}
         settings = settings[name]
     settings[key[-1]] = value
@@ -126,6 +128,7 @@ class _Problems:
         else:
             where = f"{self.path}: {name}" if self.path else name
         if error["type"] == "extra_forbidden":
+            # Sections, too: who writes traning: has mistyped one.
             known = [".".join(k) for k in self._keys] + list(self.schema.model_fields)
             return f"{where}: no such setting{did_you_mean(name, known)}"
         if error["input"] is None and key not in self._keys:

@@ -49,7 +49,7 @@ def on_resume(schema: type[Section], key: str) -> OnResume:
     section: Any = schema
     for name in key.split("."):
         if not is_section(section) or name not in section.model_fields:
-            break
+            break  # a key of an older version, or below a setting that is a mapping
         field = section.model_fields[name]
         nature = _metadata(field, OnResume) or nature
         section = field.annotation
@@ -68,7 +68,7 @@ def with_absolute_paths(section: Settings) -> Settings:
             absolute = [with_absolute_paths(item) if isinstance(item, Section) else item for item in value]
         elif value is not None and (kind := _metadata(field, PathKind)) is not None:
             absolute = absolute_path(value, kind)
-        if absolute != value:
+        if absolute != value:  # else every section would be copied, and its fields count as set
             changes[name] = absolute
     return section.model_copy(update=changes)
 
@@ -77,7 +77,7 @@ def absolute_path(value: str, kind: PathKind = PATH) -> str:
     """A path of this kind, absolute and, but for LINKED_PATH, without symbolic links; a name or a URI as it is."""
     if (uri := uri_of(value)) is not None:
         return uri
-    path = Path(value).expanduser()
+    path = Path(value).expanduser()  # here: a worker may be another user, with another home
     if kind is PATH_OR_NAME and not path.exists():
         return value
     if kind is SHIPPED_PATH and not path.exists():

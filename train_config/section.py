@@ -4,10 +4,12 @@ import re
 import types
 import typing
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeGuard
+from typing import Annotated, Any, Literal, NamedTuple, TypeGuard
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
+
+from esmeray.common.processor import computes_bf16
 
 KeyPath = tuple[str, ...]
 Overrides = dict[KeyPath, Any]
@@ -21,11 +23,12 @@ STORES = "stores"
 
 
 def _is_folder_name(name: str) -> str:
+    # It becomes a part of paths, of URIs and of commands that are printed to be typed.
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise ValueError(
             f"{name!r} is no name of a folder: use letters, digits, '.', '_' and '-', with a letter or digit first"
         )
-    if name == STORES:
+    if name == STORES:  # which lies among the runs
         raise ValueError(f"{name!r} is the folder of the stores that runs make: choose another name")
     return name
 
@@ -35,6 +38,7 @@ NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
+# Bounded: some digits too many would else be found out by the machine's memory.
 Tokens = Annotated[int, Field(gt=0, le=2**24)]
 """Tokens of a micro-batch or a sequence."""
 Channels = Annotated[int, Field(gt=0, le=2**16)]
@@ -50,13 +54,39 @@ class Section(BaseModel):
     """Base of every section: unknown keys are refused, values are fixed once checked, and the text below a setting is
     its description."""
 
+    # Namespaces: model.NAME is a section here, and pydantic would warn of model_ in the name of a field.
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True)
 
     @field_validator("*", mode="before")
     @classmethod
     def _one_value_is_a_list_of_one(cls, value: Any, info: ValidationInfo) -> Any:
+        # Here and not in each setting: `source: a.fasta` is what everybody writes first.
         is_list = list_type(cls.model_fields[str(info.field_name)].annotation) is not None
         return [value] if is_list and isinstance(value, (str, int, float)) else value
+
+
+class Compute(NamedTuple):
+    """Precision and token budget that a computation has on its device."""
+
+    precision: Precision
+    tokens: int
+
+
+class ComputeSection(Section):
+    """Device and precision of a computation, and its batches."""
+
+    device: str | None = None
+    """Device that computes: cpu, cuda, cuda:1 ... Default: CUDA where there is one."""
+    precision: Precision | None = None
+    """Precision of the computation. Default: bf16; fp32 on a processor without instructions for bf16."""
+    tokens: Tokens | None = None
+    """Token budget of a batch. Default: 2,048 on the CPU, 65,536 on CUDA."""
+
+    def resolved(self, on_cuda: bool) -> Compute:
+        """The same with the defaults of the device."""
+        precision = self.precision or ("bf16" if on_cuda or computes_bf16() else "fp32")
+        # On the CPU a small batch stays in the cache; a GPU needs a large one to be busy.
+        return Compute(precision, self.tokens or (65_536 if on_cuda else 2_048))
 
 
 def is_section(annotation: Any) -> TypeGuard[type[Section]]:
@@ -87,7 +117,7 @@ def settings_of(schema: type[Section]) -> dict[KeyPath, FieldInfo]:
 
 def list_type(annotation: Any) -> Any:
     """The list or tuple that a setting is, or may be; None otherwise."""
-    members = (annotation, *typing.get_args(annotation))
+    members = (annotation, *typing.get_args(annotation))  # those of list[int] | None, too
     return next((member for member in members if typing.get_origin(member) in (list, tuple)), None)
 
 

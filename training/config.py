@@ -73,6 +73,7 @@ def load_config(path: str | Path | None, overrides: Overrides | None = None) -> 
     naming file and line, or the option.
     """
     config = load_recorded(path, overrides)
+    # A cluster elsewhere may have other processors than the machine of the command.
     if "precision" in config.training.model_fields_set or config.ray.address is not None or computes_bf16():
         return config
     return config.model_copy(update={"training": config.training.model_copy(update={"precision": "fp32"})})
@@ -89,6 +90,7 @@ _BACKBONE: KeyPath = ("model", "backbone")
 def _without_sizes(overrides: Overrides) -> Overrides:
     """Drop the file's size of random weights where the command line names trained weights, which have their own."""
     source = overrides.get((*_BACKBONE, "source"))
+    # A name without a slash is a size of random weights, unless a folder has it.
     if not source or not ("/" in source or Path(source).expanduser().is_dir()):
         return overrides
     return {**{(*_BACKBONE, size): None for size in ("layers", "hidden_size", "heads")}, **overrides}

@@ -26,7 +26,7 @@ class DesignModelSection(Section):
     label: str | None = None
     """Class that designs are conditioned on."""
     device: str | None = None
-    """cpu or cuda. Default: CUDA where there is one."""
+    """Device that computes, cpu or cuda. Default: CUDA where there is one."""
     tokens: PositiveInt = DEFAULT_TOKENS
     """Token budget of a batch."""
 
@@ -37,7 +37,7 @@ class DesignStructuresSection(DesignModelSection):
     structures: list[str] = Field([])
     """Structure files, folders or globs."""
     chains: str = "each"
-    """each, first, complex, or names of chains, as A,B."""
+    """Chains to take of each file: each, first, complex (all as one), or names, as A,B."""
     ca_only: CaOnly = "error"
     """Chains of CA atoms alone: refuse, leave out or complete them."""
 

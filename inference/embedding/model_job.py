@@ -60,7 +60,10 @@ class ModelJob:
                 "input": self.store.checksum,
                 "model": self.facts.fingerprint,
                 "device": self.facts.device_name,
-                "settings": self.settings.model_dump(mode="json", include=set(EmbedSection.model_fields)),
+                # A device that was asked for and one by default compute the same: its name above is what counts.
+                "settings": self.settings.model_dump(
+                    mode="json", include=EmbedSection.model_fields.keys() - {"device"}
+                ),
                 "plan": self.plan.checksum,
             }
             if complete:

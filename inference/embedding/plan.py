@@ -24,7 +24,7 @@ from esmeray.dataset.embeddings.formats.hdf5 import check_ids
 from esmeray.dataset.embeddings.formats.registry import FORMATS
 from esmeray.dataset.section import SPECIAL_TOKENS_PER_SEQUENCE
 from esmeray.dataset.store.reader import Store
-from esmeray.inference.embedding.section import CPU_TOKENS, EmbedSection
+from esmeray.inference.embedding.section import EmbedSection
 from esmeray.inference.models.kinds import ModelFacts, Output, output_names
 
 
@@ -145,7 +145,8 @@ def make_plan(
         num_cached=known_bounds.size - 1,
         long_sequences=int(long.sum()),
         residues_left_out=cropped,
-        budget=settings.tokens or CPU_TOKENS,
+        # Those of a job are resolved by now; else a small batch is right on every device.
+        budget=settings.resolved(on_cuda=False).tokens,
         window=limit if settings.long == "window" else None,
     )
 

@@ -1,27 +1,24 @@
 """Settings of an embedding job."""
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
 from pydantic import Field
 
-from esmeray.common.processor import computes_bf16
-from esmeray.train_config.section import NonNegativeInt, PositiveFloat, PositiveInt, Precision, Section, Tokens
-
-CPU_TOKENS, CUDA_TOKENS = 2_048, 65_536
-"""On the CPU a small budget stays in the cache."""
+from esmeray.train_config.section import ComputeSection, NonNegativeInt, PositiveFloat, PositiveInt
 
 
-class EmbedSection(Section):
+class EmbedSection(ComputeSection):
     """Outputs, precision and limits: what the result of a job depends on."""
 
+    device: Literal["cpu", "cuda"] | None = None
+    """Device that computes, cpu or cuda. Default: CUDA where there is one."""
     outputs: list[str] = Field(["mean"], min_length=1)
-    """mean, max, cls: a vector a protein. residues, logits, latents (of an autoencoder): a vector a residue. contacts
-    (ESM-2): a probability for each pair. mean_latents: the mean of latents. classes: probabilities of a classifier."""
+    """Outputs to compute. mean, max, cls: a vector a protein. residues, logits, latents (of an autoencoder): a vector a
+    residue. contacts (ESM-2): a probability for each pair. mean_latents: the mean of latents. classes: probabilities
+    of a classifier."""
     layers: list[int] = Field([-1], min_length=1)
     """Layers of mean, max, cls and residues: 0 the embeddings, -1 the last."""
-    precision: Precision | None = None
-    """Precision of the computation. Default: bf16; fp32 on a processor without instructions for bf16."""
     dtype: Literal["fp32", "fp16", "bf16", "int8"] = "fp32"
     """Precision of the files. bf16: of residues alone; int8: scaled by channel."""
     format: str = "parquet"
@@ -36,20 +33,12 @@ class EmbedSection(Section):
     any length."""
     overlap: NonNegativeInt = 256
     """Residues that neighbouring windows share."""
-    tokens: Tokens | None = None
-    """Token budget of a batch. Default: 2,048 on the CPU, 65,536 on CUDA."""
     shard_tokens: PositiveInt = 262_144
     """Tokens of a shard, the unit that is written and computed again after a failure."""
 
-    def resolved(self, on_cuda: bool) -> Self:
-        """The same with the defaults of the device."""
-        budget = self.tokens or (CUDA_TOKENS if on_cuda else CPU_TOKENS)
-        precision = self.precision or ("bf16" if on_cuda or computes_bf16() else "fp32")
-        return self.model_copy(update={"tokens": budget, "precision": precision})
-
 
 class EmbedJobSection(EmbedSection):
-    """A job: models, sequences, devices, outputs."""
+    """Models, sequences, devices and outputs of a job."""
 
     models: list[str] = Field(min_length=1)
     """Folders, URIs, hub names or runs; of several each gets a folder in the output."""
@@ -59,8 +48,6 @@ class EmbedJobSection(EmbedSection):
     """Folder to make, or the URI of one."""
     random_weights: bool = False
     """Take names of sizes (esm2_t6_8M), whose weights are random, to try things out."""
-    device: Literal["cpu", "cuda"] | None = None
-    """cpu or cuda. Default: CUDA where there is one."""
     cache: Path | None = None
     """Folder of values that jobs share, and classifiers of frozen backbones. Default: none."""
     cache_gb: PositiveFloat = 20.0

@@ -22,7 +22,6 @@ from esmeray.dataset.batches.plan import longest_first
 from esmeray.dataset.batches.preparation import FixedCrop, head_length
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer
 from esmeray.dataset.tokens.esm import sequence_lengths, tokenize_pieces
-from esmeray.inference.embedding.section import EmbedSection
 from esmeray.inference.models.kinds import ModelFacts, Output, kind_of, output_names
 from esmeray.inference.models.packing import Packed, Tokenized, pack, packed
 from esmeray.model.backbones.base import PackedBackbone
@@ -33,7 +32,7 @@ from esmeray.model.device import DTYPES
 from esmeray.model.forward_loop import ForwardLoop, Places
 from esmeray.model.optimization import optimize_for_inference
 from esmeray.tasks.opening import Opened
-from esmeray.train_config.section import Precision
+from esmeray.train_config.section import ComputeSection, Precision
 
 Features: TypeAlias = dict[Any, Tensor]
 """(T, C) by the function that made them and the layer that it read, None for the last."""
@@ -158,7 +157,7 @@ class Model:
         [(10, 320), (5, 320)]
         """
         (wanted,) = self.outputs([output], [layer])
-        budget = tokens or EmbedSection().resolved(self.device.type == "cuda").tokens
+        budget = tokens or ComputeSection().resolved(self.device.type == "cuda").tokens
         arrays: list[Any] = [None] * len(sequences)
         for batch in run(self, sequences, [wanted], budget):
             for place, length, array in zip(batch.places, batch.lengths, batch.by_text(wanted), strict=True):

@@ -16,12 +16,10 @@ from numpy.typing import NDArray
 from esmeray.common.errors import DataError
 from esmeray.common.progress import record_bar
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
-from esmeray.inference.embedding.section import CPU_TOKENS, CUDA_TOKENS
 from esmeray.inference.models.opening import open_model
 from esmeray.inference.mutations.marginals import MaskedModel
 from esmeray.inference.mutations.section import MutationsSection
 from esmeray.inference.mutations.variants import Mutant, Protein, marginal_scores
-from esmeray.model.device import choose_device
 from esmeray.run_folder.job import accept, journal
 
 PIECE_TOKENS = 262_144
@@ -34,12 +32,10 @@ class Scorer:
     """A model that scores mutants of a protein, with its work in ``folder``."""
 
     def __init__(self, source: str, protein: Protein, section: MutationsSection, folder: Path) -> None:
-        on_cuda = choose_device(0).type == "cuda" if section.device is None else section.device.startswith("cuda")
-        tokens = section.tokens or (CUDA_TOKENS if on_cuda else CPU_TOKENS)
         opened = open_model(
             source, section.precision, section.device, heads=["masked_lm"], random_weights=section.random_weights
         )
-        self.model = MaskedModel(opened, section.max_length, tokens)
+        self.model = MaskedModel(opened, section.max_length, section.resolved(opened.device.type == "cuda").tokens)
         self.facts, self._folder = opened.facts, folder
         self._protein, self._method = protein, section.method
 

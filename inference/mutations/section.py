@@ -5,29 +5,25 @@ from typing import Literal
 
 from pydantic import Field
 
-from esmeray.train_config.section import NonNegativeInt, PositiveInt, Precision, Section, Tokens
+from esmeray.train_config.section import ComputeSection, NonNegativeInt, PositiveInt, Precision
 
 Folds = Literal["random", "modulo", "contiguous"]
 
 
-class MutationsSection(Section):
+class MutationsSection(ComputeSection):
     """Wild type and method, and how the models run."""
 
     sequence: Path
     """FASTA file of the wild type alone."""
     first_position: PositiveInt = 1
-    """Number of the first residue."""
+    """Number of the first residue, from which the table counts positions."""
     method: Literal["wild_type", "masked", "pseudo"] = "masked"
-    """wild_type: one pass; masked: one for each mutated position; pseudo: one for each position of each mutant, which
-    scores insertions and deletions too."""
+    """Passes of the model. wild_type: one; masked: one for each mutated position; pseudo: one for each position of each
+    mutant, which scores insertions and deletions too."""
     max_length: PositiveInt = 1022
     """Residues of a window around each position, where the sequence has more."""
-    tokens: Tokens | None = None
-    """Token budget of a batch. Default: 2,048 on the CPU, 65,536 on CUDA."""
     precision: Precision = "fp32"
     """Precision of the computation; bf16 rounds log-probabilities."""
-    device: str | None = None
-    """cpu, cuda, cuda:1 ... Default: CUDA where there is one."""
     random_weights: bool = False
     """Take a size (esm2_t6_8M), whose weights are random, to try things out."""
 
@@ -77,7 +73,8 @@ class MutationFitSection(MutantTableSection):
     measured_column: str = "score"
     """Column of the measured values in the table."""
     features: Literal["embeddings", "one_hot"] = "embeddings"
-    """Beside the zero-shot score: means over the residues; or the residues and amino acids that are won and lost."""
+    """Features beside the zero-shot score. embeddings: means over the residues; one_hot: residues and amino acids that
+    are won and lost."""
     zero_shot_column: str | None = None
     """Column of zero-shot scores, in place of the model's."""
     folds: list[Folds] = Field(["random", "modulo", "contiguous"])

@@ -93,11 +93,10 @@ def open_subject(
     name: str, settings: EmbedSection, device: str, random_weights: bool, outputs: Sequence[str] = ()
 ) -> Subject:
     """Open a model, with the defaults of the device; without outputs for the mean, or a classifier's classes."""
-    settings = settings.resolved(device == "cuda")
-    assert settings.precision is not None and settings.tokens is not None
-    model = open_model(name, settings.precision, device, random_weights=random_weights)
+    precision, tokens = settings.resolved(device == "cuda")
+    model = open_model(name, precision, device, random_weights=random_weights)
     kinds = outputs or ["classes" if "classifier" in model.heads else "mean"]
-    return Subject(model, model.outputs(kinds, settings.layers), settings.tokens, model.facts.longest)
+    return Subject(model, model.outputs(kinds, settings.layers), tokens, model.facts.longest)
 
 
 def spread(lengths_N: NDArray[np.integer], count: float) -> NDArray[np.int64]:
@@ -113,7 +112,7 @@ def profile_model(
     show(f"opening {name}")
     device = settings.device or choose_device(0).type
     own = {key: getattr(settings, key) for key in ("layers", "long", "max_length", "tokens", "precision")}
-    embed = EmbedSection(outputs=settings.outputs or ["mean"], **own).resolved(device == "cuda")
+    embed = EmbedSection(outputs=settings.outputs or ["mean"], **own)
     subject = open_subject(name, embed, device, settings.random_weights, settings.outputs)
     facts, backbone = subject.model.facts, subject.model.backbone
     result: dict[str, Any] = {
@@ -143,6 +142,7 @@ def profile_model(
             data = load_config(None, overrides).data
             store = job_store(data.source, data.ingest, Path(scratch))
             texts = [store.text(record) for record in range(len(store))]
+            embed = embed.model_copy(update={"tokens": subject.tokens})  # the device's, by which the plan is made
             job = _store_job(ShardWorker(subject.model, store, embed), store, embed, settings.batches)
         if "stages" in settings.steps:
             show("tracing")

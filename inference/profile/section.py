@@ -4,18 +4,16 @@ from typing import Literal
 
 from pydantic import Field
 
-from esmeray.train_config.section import NonNegativeInt, PositiveInt, Precision, Section, Tokens
+from esmeray.train_config.section import ComputeSection, NonNegativeInt, PositiveInt
 
 
-class ModelProfileSection(Section):
+class ModelProfileSection(ComputeSection):
     """Texts, batches and precision of a profile of a model. An experiment has its own."""
 
     output: str | None = None
     """Folder to make. Default: profile-MODEL, here."""
     batches: PositiveInt = 10
     """Batches to trace, about; fewer where the input has no more."""
-    tokens: Tokens | None = None
-    """Token budget of a batch. Default: 2,048 on the CPU, 65,536 on CUDA."""
     steps: list[Literal["stages", "batch_sizes", "accuracy"]] = Field(
         ["stages", "batch_sizes", "accuracy"], min_length=1
     )
@@ -28,10 +26,8 @@ class ModelProfileSection(Section):
     """Sequences of more than max_length residues, as embed.long; of stages alone, batch sizes are of cropped ones."""
     max_length: PositiveInt | None = None
     """Residues of the longest sequence, as embed.max_length. A classifier has its own limit."""
-    precision: Precision | None = None
-    """Precision of the computation. Default: bf16; fp32 on a processor without instructions for bf16."""
     device: Literal["cpu", "cuda"] | None = None
-    """cpu or cuda. Default: CUDA where there is one."""
+    """Device that computes, cpu or cuda. Default: CUDA where there is one."""
     random_weights: bool = False
     """Take a size (esm2_t6_8M), whose weights are random, to try things out."""
     batch_sizes: list[PositiveInt] = Field([1, 4, 8, 16, 32, 64])

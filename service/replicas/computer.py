@@ -19,7 +19,6 @@ from esmeray.dataset.embeddings.cache import FeatureStore
 from esmeray.dataset.fasta.records import keys_of
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer
 from esmeray.dataset.tokens.esm import MASK, VOCABULARY
-from esmeray.inference.embedding.section import EmbedSection
 from esmeray.inference.models.kinds import prediction_of
 from esmeray.inference.models.model import TokenizedTexts, run
 from esmeray.inference.models.opening import open_model
@@ -30,7 +29,7 @@ from esmeray.model.forward_loop import ForwardLoop, Places
 from esmeray.service.contract import DECODED, EACH_MASKED, MASKED, About
 from esmeray.service.replicas.batcher import Item
 from esmeray.service.section import ServedModel
-from esmeray.train_config.section import DEFAULT_TOKENS
+from esmeray.train_config.section import DEFAULT_TOKENS, ComputeSection
 
 
 class MaskedPiece(NamedTuple):
@@ -53,9 +52,8 @@ class Computer:
         precision = served.precision or "fp32"
         tokens = served.tokens or DEFAULT_TOKENS
         if prediction is None:  # the defaults are those of embed, else of the classifier's tools
-            settings = EmbedSection(precision=served.precision, tokens=served.tokens).resolved(device == "cuda")
-            assert settings.precision is not None and settings.tokens is not None
-            precision, tokens = settings.precision, settings.tokens
+            compute = ComputeSection(precision=served.precision, tokens=served.tokens)
+            precision, tokens = compute.resolved(device == "cuda")
         self._model = model = open_model(
             served.source, precision, device, random_weights=served.random_weights, key="models"
         )

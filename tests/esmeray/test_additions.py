@@ -4,6 +4,7 @@ is."""
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,6 @@ toyfile = toy.parts:ToyFormat
 [esmeray.backbones]
 olmo = toy.parts:IS_CAUSAL
 """,
-    "toy/__init__.py": "",
     "toy/settings.py": '''
 from esmeray.train_config.section import Section
 
@@ -40,21 +40,14 @@ from toy.settings import ToySection
 TASK = Task(
     section=ToySection,
     plan="esmeray.tasks.masked_lm.plan:MaskedLMPlan",
-    experiment="toy.experiment:ToyExperiment",
+    experiment="toy.parts:ToyExperiment",
 )
-""",
-    "toy/experiment.py": """
-from esmeray.tasks.masked_lm.experiment import MaskedLMExperiment
-
-class ToyExperiment(MaskedLMExperiment):
-    def build_model(self, *arguments, **named):
-        assert self.settings.model.toy.strength == 2.5
-        return super().build_model(*arguments, **named)
 """,
     "toy/parts.py": """
 from esmeray.dataset.embeddings.formats.npy import Npy
 from esmeray.inference.models.kinds import OutputKind
 from esmeray.model.heads.pooling import first_token
+from esmeray.tasks.masked_lm.experiment import MaskedLMExperiment
 
 IS_CAUSAL = True
 FIRST = OutputKind("first residue", rows=lambda model, features_TD, packed: first_token(features_TD, packed.batch))
@@ -62,6 +55,11 @@ FIRST = OutputKind("first residue", rows=lambda model, features_TD, packed: firs
 class ToyFormat(Npy):
     name = "toyfile"
     suffix = ".toy"
+
+class ToyExperiment(MaskedLMExperiment):
+    def build_model(self, *arguments, **named):
+        assert self.settings.model.toy.strength == 2.5
+        return super().build_model(*arguments, **named)
 """,
 }
 USE = f"""
@@ -107,30 +105,27 @@ assert PACKED["olmo"]
 
 
 @pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
-    """That of a process which has the package installed."""
+def python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run Python in a process which has the package installed."""
     for name, text in FILES.items():
         path = tmp_path / "installed" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return {**os.environ, "PYTHONPATH": f"{tmp_path / 'installed'}:{REPOSITORY}", "DS_ACCELERATOR": "cpu"}
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path / 'installed'}:{REPOSITORY}", "DS_ACCELERATOR": "cpu"}
+    options = {"env": environment, "cwd": tmp_path, "capture_output": True, "text": True, "timeout": 200}
+    return lambda *words: subprocess.run([sys.executable, *words], check=False, **options)
 
 
 @pytest.mark.slow
-def test_a_package_adds_a_task_an_output_a_format_and_a_backbone(tmp_path: Path, environment: dict[str, str]):
-    command = [sys.executable, "-c", USE, str(tmp_path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=200)
+def test_a_package_adds_a_task_an_output_a_format_and_a_backbone(tmp_path: Path, python):
+    done = python("-c", USE, str(tmp_path))
     assert done.returncode == 0, done.stderr
 
 
-def test_its_settings_have_help_and_what_it_breaks_is_one_line(tmp_path: Path, environment: dict[str, str]):
-    def help_of(command: str) -> subprocess.CompletedProcess[str]:
-        words = [sys.executable, "-m", "esmeray.tools", *command.split(), "--help"]
-        return subprocess.run(words, env=environment, capture_output=True, text=True, check=False, cwd=tmp_path)
-
-    shown = help_of("train").stdout
+def test_its_settings_have_help_and_what_it_breaks_is_one_line(tmp_path: Path, python):
+    shown = python("-m", "esmeray.tools", "train", "--help").stdout
     assert "--model.toy.strength" in shown and "How much of a toy it is." in shown and "terms,toy}" in shown
     (tmp_path / "installed" / "toy" / "settings.py").write_text("import absent\n")
-    broken = help_of("train")
+    broken = python("-m", "esmeray.tools", "train", "--help")
     assert (broken.returncode, broken.stderr.count("\n")) == (2, 1)
     assert "the installed package toy adds toy to esmeray.tasks" in broken.stderr and "absent" in broken.stderr

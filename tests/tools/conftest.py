@@ -1,7 +1,6 @@
 """The tools' command line, run in this process."""
 
 import shlex
-from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
@@ -23,17 +22,34 @@ def next_words(output: str) -> list[str]:
     return words
 
 
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+class Command:
     """``command("data", "inspect", path)``, or one string: what ``esmeray data inspect path`` returns and prints."""
 
-    def call(*arguments: object) -> Outcome:
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *arguments: object) -> Outcome:
         words = [str(argument) for argument in arguments]
         try:
             code = run(main, words[0].split() if len(words) == 1 else words)
         except SystemExit as end:  # how --help ends
             code = int(end.code or 0)
-        captured = capsys.readouterr()
+        captured = self._capsys.readouterr()
         return Outcome(code, captured.out, captured.err)
 
-    return call
+    def done(self, *arguments: object) -> Outcome:
+        """The same, which succeeds."""
+        outcome = self(*arguments)
+        assert outcome.code == 0, outcome.err
+        return outcome
+
+    def refused(self, code: int, text: str, *arguments: object) -> Outcome:
+        """The same, which ends with this code and one line that has the text."""
+        outcome = self(*arguments)
+        assert (outcome.code, outcome.err.count("\n")) == (code, 1) and text in outcome.err, outcome
+        return outcome
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(capsys)

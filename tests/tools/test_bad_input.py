@@ -46,43 +46,30 @@ REFUSED = {
 }
 
 
-def converted(command, *sources: Path):
-    return command("data", "convert", "--data.source", *sources, "--convert.store", sources[0].parent / "store")
-
-
-def refused(outcome, words: str, folder: Path) -> None:
-    assert outcome.code == 3, outcome
-    assert outcome.err.startswith("error: "), outcome.err
-    assert outcome.err.count("\n") == 1, outcome.err
-    assert words in outcome.err
-    assert outcome.out == ""
-    assert not [path for path in folder.iterdir() if "store" in path.name], "nothing may stay under any name"
+def refused(command, words: str, *sources: Path) -> None:
+    """Refuse sources in one line, and leave nothing under any name."""
+    folder = sources[0].parent
+    outcome = command.refused(
+        3, words, "data", "convert", "--data.source", *sources, "--convert.store", folder / "store"
+    )
+    assert outcome.err.startswith("error: ") and outcome.out == ""
+    assert not [path for path in folder.iterdir() if "store" in path.name]
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_a_file_with_bad_content_is_refused_with_its_place(command, tmp_path, kind):
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_file_with_bad_content_is_refused_with_its_place_also_when_compressed(command, tmp_path, kind, suffix):
     content, words = REFUSED[kind]
-    path = tmp_path / "in.fasta"
-    path.write_bytes(content)
-    outcome = converted(command, path)
-    refused(outcome, words.format(path=path), tmp_path)
-    assert str(path) in outcome.err
-
-
-@pytest.mark.parametrize("kind", ["digit", "duplicate id"])
-def test_places_are_those_of_the_text_inside_a_compressed_file(command, tmp_path, kind):
-    content, words = REFUSED[kind]
-    path = tmp_path / "in.fasta.gz"
-    path.write_bytes(gzip.compress(content))
-    refused(converted(command, path), words.format(path=path), tmp_path)
+    path = tmp_path / f"in.fasta{suffix}"
+    path.write_bytes(gzip.compress(content) if suffix else content)
+    refused(command, words.format(path=path), path)
 
 
 def test_a_duplicate_in_another_file_is_refused_with_both_places(command, tmp_path):
-    (tmp_path / "1.fasta").write_bytes(FIRST)
-    (tmp_path / "2.fasta").write_bytes(b">a\nMK\n>ok\nMK\n")
-    outcome = converted(command, tmp_path / "1.fasta", tmp_path / "2.fasta")
-    words = f"{tmp_path / '2.fasta'}, line 3, record 2 'ok': the id 'ok' stands already in {tmp_path / '1.fasta'}"
-    refused(outcome, words, tmp_path)
+    first, second = tmp_path / "1.fasta", tmp_path / "2.fasta"
+    first.write_bytes(FIRST)
+    second.write_bytes(b">a\nMK\n>ok\nMK\n")
+    refused(command, f"{second}, line 3, record 2 'ok': the id 'ok' stands already in {first}", first, second)
 
 
 MANY = FIRST + b">a\nM-K\n>\nMKV\n>b\n>c\nMK1\n>ok again\nMKV\n"
@@ -134,56 +121,42 @@ SOURCES = {
     "missing": (lambda path: None, "no such file or folder"),
     "a folder without FASTA": (lambda path: path.mkdir(), "the folder holds no FASTA file"),
     "a pipe": (os.mkfifo, "can't be read twice"),
+    "gz": (lambda path: path.write_bytes(FIRST), "not a gz file in spite of its name"),
+    "bz2": (lambda path: path.write_bytes(FIRST), "not a bz2 file in spite of its name"),
+    "xz": (lambda path: path.write_bytes(FIRST), "not a xz file in spite of its name"),
+    "zst": (lambda path: path.write_bytes(FIRST), "not a zst file in spite of its name"),
 }
 
 
 @pytest.mark.parametrize("kind", SOURCES)
 def test_what_is_no_file_with_records_is_refused(command, tmp_path, kind):
     make, words = SOURCES[kind]
-    make(tmp_path / "in.fasta")
-    refused(converted(command, tmp_path / "in.fasta"), words, tmp_path)
+    path = tmp_path / (f"in.fasta.{kind}" if kind.isalnum() and kind != "missing" else "in.fasta")
+    make(path)
+    refused(command, words, path)
 
 
 def test_a_file_without_permission_is_refused(command, tmp_path, monkeypatch):
     path = tmp_path / "in.fasta"
     path.write_bytes(FIRST)
-    path.chmod(0)
-    if os.geteuid() == 0:  # root may read anything, so the refusal of the system is put in its way
-        real_open = Path.open
+    opened = Path.open
 
-        def refuse(self, *arguments, **options):
-            if self == path:
-                raise PermissionError(13, "Permission denied", str(self))
-            return real_open(self, *arguments, **options)
+    def refuse(self, *arguments, **options):  # root, which may run this, may read anything
+        if self == path:
+            raise PermissionError(13, "Permission denied", str(self))
+        return opened(self, *arguments, **options)
 
-        monkeypatch.setattr(Path, "open", refuse)
-    refused(converted(command, path), f"{path}: can't be read: Permission denied", tmp_path)
+    monkeypatch.setattr(Path, "open", refuse)
+    refused(command, f"{path}: can't be read: Permission denied", path)
 
 
-@pytest.mark.parametrize("suffix", ["gz", "bz2", "xz", "zst"])
-def test_a_plain_file_with_a_compressed_name_is_refused(command, tmp_path, suffix):
-    path = tmp_path / f"in.fasta.{suffix}"
-    path.write_bytes(FIRST)
-    refused(converted(command, path), f"not a {suffix} file in spite of its name", tmp_path)
-
-
-def _flip(path: Path, position: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[position] ^= 16
-    path.write_bytes(data)
-
-
-@pytest.fixture
-def store(command, tmp_path):
+def test_a_store_with_a_flipped_bit_ends_the_command_by_an_error_and_not_by_a_signal(command, tmp_path):
     (tmp_path / "in.fasta").write_bytes(FIRST + b">b\nMK\n")
-    assert converted(command, tmp_path / "in.fasta").code == 0
-    return tmp_path / "store"
-
-
-def test_a_store_with_a_flipped_bit_anywhere_ends_the_command_by_an_error_and_not_by_a_signal(store):
-    data_file = store / DATA_FILE
-    _flip(data_file, random.Random(0).randrange(data_file.stat().st_size))
+    store = tmp_path / "store"
+    command.done("data", "convert", "--data.source", tmp_path / "in.fasta", "--convert.store", store)
+    data = bytearray((store / DATA_FILE).read_bytes())
+    data[random.Random(0).randrange(len(data))] ^= 16
+    (store / DATA_FILE).write_bytes(data)
     inspect = [sys.executable, "-m", "esmeray.tools", "data", "inspect", "--verify", store]
     done = subprocess.run(inspect, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    assert done.returncode == 3
-    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert (done.returncode, done.stderr.count("\n")) == (3, 1) and done.stderr.startswith("error: ")

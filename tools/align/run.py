@@ -57,13 +57,13 @@ class AlignSection(Section):
     evalue: PositiveFloat = 10.0
     """Largest E-value of a hit; inf keeps all."""
     matrix: str = "BLOSUM62"
-    """BLOSUM45, 50, 62 or 80, PAM250, or a file in NCBI's format."""
+    """Scores of pairs of residues: BLOSUM45, 50, 62 or 80, PAM250, or a file in NCBI's format."""
     gap_open: Annotated[int, Field(ge=0, le=1000)] | None = None
     """Penalty of a gap. Default: BLAST's for the matrix."""
     gap_extend: Annotated[int, Field(gt=0, le=1000)] | None = None
     """Penalty of each residue of a gap. Default: BLAST's."""
     prefilter: Literal["none", "kmer", "embedding"] = "none"
-    """Align all records, those that share words of four residues, or those of near embeddings."""
+    """none: align all records; kmer: those that share words of four residues; embedding: those of near embeddings."""
     candidates: PositiveInt = 1000
     """Records that a prefilter leaves to each query."""
     query_embeddings: Path | None = None
@@ -88,8 +88,8 @@ class Arguments(Overwriting):
 def main(argv: list[str]) -> int:
     arguments = parse(argv, "align", __doc__, Arguments)
     section = arguments.align
-    made = (section.output, MADE_BY, arguments.overwrite)
-    refuse_file(*made)
+    # Whatever can be refused is refused before anything is computed.
+    refuse_file(section.output, MADE_BY, arguments.overwrite)
     embeddings = [section.query_embeddings, section.store_embeddings]
     if {section.prefilter == "embedding"} != {folder is not None for folder in embeddings}:
         raise ConfigError("align.prefilter: embedding takes query_embeddings and store_embeddings, and no other does")
@@ -101,6 +101,7 @@ def main(argv: list[str]) -> int:
     from esmeray.alignment.search import HEADER, Search
 
     by = scoring(section.matrix, section.gap_open, section.gap_extend)
+    # Karlin-Altschul parameters are tabulated, not computed: BLAST has them of its own combinations alone.
     if by.statistics is None and section.evalue < math.inf:
         raise ConfigError("BLAST has no E-values for this matrix with these gap penalties; give --align.evalue inf")
     start_s = time.perf_counter()
@@ -108,10 +109,10 @@ def main(argv: list[str]) -> int:
         queries = job_store([section.queries], arguments.data.ingest, folder)
         job = {
             **section.model_dump(include={"hits", "prefilter", "candidates"}),
-            "evalue": str(section.evalue),
+            "evalue": str(section.evalue),  # JSON has no infinity
             "queries": queries.checksum,
             "store": store.checksum,
-            "matrix": by.scores.tolist(),
+            "matrix": by.scores.tolist(),  # and not its name: a file of that name may change
             "gap penalties": [by.gap_open, by.gap_extend],
             "embeddings": vectors,
         }
@@ -120,7 +121,11 @@ def main(argv: list[str]) -> int:
             scores = _on_gpu(store, by) if section.device == "cuda" else None
             search = Search(store, by, threads=section.threads, scores=scores)
             _align(search, queries, section, kept)
-        with made_file(*made) as building, building.open("w", encoding="utf-8") as file:
+        # The journal has every hit already; the file is made in one go, so that it is whole or not there.
+        with (
+            made_file(section.output, MADE_BY, arguments.overwrite) as building,
+            building.open("w", encoding="utf-8") as file,
+        ):
             if section.header:
                 file.write(f"{HEADER}\n")
             hits = 0
@@ -133,6 +138,7 @@ def main(argv: list[str]) -> int:
 
 
 def _align(search: Search, queries: Store, section: AlignSection, kept: Journal) -> None:
+    # It reads all of the store, which a search that is only to be written again does not need.
     prefilter = _prefilter(section, search.store) if kept.done < len(queries) else None
     with record_bar("aligning") as bar:
         for number in range(kept.done, len(queries)):
@@ -161,4 +167,4 @@ def _on_gpu(store: Store, by: Scoring) -> Any:
         raise ConfigError("--align.device cuda: no GPU is seen; see esmeray profile gpu")
     sequences = (by.codes[store.sequence(record)] for record in range(len(store)))
     align = SmithWaterman(sequences, by.scores, by.first, by.gap_extend, "cuda")
-    return lambda query: align(by.codes[list(query)])
+    return lambda query: align(by.codes[list(query)])  # bytes to the matrix's rows

@@ -69,7 +69,7 @@ def main(argv: list[str]) -> int:
     part = evaluate.part or ("all" if evaluate.input else "validation")
     output = evaluate.output or _output(arguments.model, evaluate, part)
     refuse_existing(output, MADE_BY, arguments.overwrite)
-    trained_N = None
+    trained_N = None  # as long as it is not known
     if evaluate.input is None:
         texts = _own_texts(arguments.model, space, part)
     else:
@@ -78,6 +78,7 @@ def main(argv: list[str]) -> int:
         trained_N = in_training(recorded.run, recorded.data, texts.texts)
     training = None
     if evaluate.baselines:
+        # A baseline that was fitted to what it is evaluated on would look better than it is.
         training = without_texts(_own_texts(arguments.model, space, "training"), set(texts.texts))
     from esmeray.inference.classifier import ClassifierPipeline  # here: it loads torch
 
@@ -94,6 +95,7 @@ def main(argv: list[str]) -> int:
             "model": str(arguments.model),
             "data": evaluate.input or f"the run's own ({', '.join(config.data.source)})",
             "part": part,
+            # In the report: who reads it later does not see what was printed.
             **({"trained on its records": "not known"} if evaluate.input and trained_N is None else {}),
             "device": str(pipeline.model.device),
             "precision": pipeline.model.facts.precision,
@@ -116,6 +118,7 @@ def _output(model: Path, evaluate: ClassifyEvaluateSection, part: Part) -> Path:
         stem = Path(evaluate.input).resolve().name.split(".")[0]
         name = stem if part == "all" else f"{stem}-{part}"
     folder = model.expanduser().absolute()
+    # The model may be a run, or the export in it.
     run = next((path for path in (folder, folder.parent) if (path / "metrics.jsonl").is_file()), None)
     return Path(f"evaluation-{name}") if run is None else run / "evaluations" / name
 
@@ -148,6 +151,7 @@ def _predicted(
     targets = texts.targets
     if (rows := predictions.kept_residues()) is not None:
         targets, others = targets[rows], {name: values[rows] for name, values in others.items()}
+    # Reasons that left nothing out would only lengthen the report.
     counts = {name: number for name, number in texts.counts.items() if number}
     if cropped := int((predictions.cropped > 0).sum()):
         counts["records_cropped"] = cropped

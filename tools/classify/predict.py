@@ -30,7 +30,7 @@ from esmeray.common.text import counted
 from esmeray.dataset.fasta.counts import count_lines
 from esmeray.inference.models.source import config_of, label_space_of
 from esmeray.tools.grammar import OnModel, parse_with_run
-from esmeray.train_config.section import DEFAULT_TOKENS, PositiveInt, Precision, Section
+from esmeray.train_config.section import DEFAULT_TOKENS, ComputeSection, PositiveInt, Precision
 
 if TYPE_CHECKING:
     from esmeray.inference.classifier import ClassifierPipeline
@@ -43,11 +43,9 @@ CHUNK_CHARACTERS = 4_000_000
 """Texts that are sorted and packed together: about 10,000 proteins."""
 
 
-class ClassifierRunSection(Section):
+class ClassifierRunSection(ComputeSection):
     """How a classifier runs."""
 
-    device: str | None = None
-    """cpu, cuda, cuda:1 ... Default: CUDA where there is one."""
     precision: Precision = "fp32"
     """Precision of the computation."""
     tokens: PositiveInt = DEFAULT_TOKENS
@@ -72,11 +70,11 @@ class Arguments(OnModel):
 def main(argv: list[str]) -> int:
     arguments, overrides = parse_with_run(argv, "classify predict", __doc__, Arguments)
     predict = arguments.predict
-    output, made = predict.output, (MADE_BY, arguments.overwrite)
+    output = predict.output
     if not output.name.endswith(SUFFIXES):
         raise ConfigError(f"--predict.output {output}: must end in {' or '.join(SUFFIXES)}")
-    place = target_path(output, arguments.overwrite)
-    refuse_file(place, *made)
+    target = target_path(output, arguments.overwrite)
+    refuse_file(target, MADE_BY, arguments.overwrite)
     # What is wrong with the model's folder, the settings or the first records is reported before torch is loaded.
     from esmeray.inference.classify.labelled import TextStream
 
@@ -84,7 +82,7 @@ def main(argv: list[str]) -> int:
     config = config_of(arguments.model, overrides)
     stream = TextStream([predict.input], config.data.labels, config.model.tokenizer, config.data.ingest)
     chunks = stream.parts(CHUNK_CHARACTERS)
-    first = list(islice(chunks, 1))
+    first = list(islice(chunks, 1))  # without it an empty file would be found out after torch is loaded
     if not first:
         raise DataError("no records are left after applying the policies of data.ingest and data.labels")
     from esmeray.inference.classifier import ClassifierPipeline  # here: it loads torch
@@ -92,13 +90,13 @@ def main(argv: list[str]) -> int:
 
     options = predict.model_dump(include={"device", "precision", "tokens"})
     pipeline = ClassifierPipeline.load(arguments.model, data=config.data, **options)
-    start_s = time.perf_counter()
+    start_s = time.perf_counter()  # loading the model is no part of the rate
     with (
-        made_file(place, *made) as building,
+        made_file(target, MADE_BY, arguments.overwrite) as building,
         writing_predictions(building, output.name, space, config.data.labels.separator) as write,
     ):
         records, cropped = _predict_all(pipeline, chain(first, chunks), write)
-    publish(output)
+    publish(output)  # where it is a URI; what stands there was written to a local file so far
     seconds = time.perf_counter() - start_s
     print(
         f"{uri_of(output) or output}: {counted(records, 'prediction{s}')} in {seconds:.1f} s "
@@ -119,7 +117,7 @@ def _predict_all(pipeline: ClassifierPipeline, chunks: Iterable[TextPart], write
     before = 0.0
     with record_bar("predicting") as bar:
         for ids, texts, share in chunks:
-
+            # Defaults keep the values of this chunk, which the loop changes.
             def show(done: int, total: int, first=before, width=share - before, earlier=records) -> None:
                 bar(first + width * done / total, earlier + done)
 

@@ -35,7 +35,7 @@ class FastaSection(IngestedSection):
 
 
 class ConvertSection(Section):
-    """The store."""
+    """Folder that the store is made in."""
 
     store: str | None = None
     """Folder of the store to make."""
@@ -53,7 +53,7 @@ class Arguments(Overwriting):
 def main(argv: list[str]) -> int:
     arguments = parse(argv, "data convert", __doc__, Arguments)
     sources, ingest, target = arguments.data.source, arguments.data.ingest, arguments.convert.store
-    if arguments.check:
+    if arguments.check:  # needs no store, which is why convert.store has a default
         return _check(sources, ingest)
     if target is None:
         raise ConfigError(f"missing: --convert.store; {example_of(__doc__, 'data convert')}")

@@ -45,6 +45,7 @@ def main(argv: list[str]) -> int:
     arguments = parse(argv, "data inspect", __doc__, Arguments)
     path = arguments.store
     verify: Literal["full", "quick"] = "full" if arguments.verify else "quick"
+    # A labelled store is a store with a manifest of labels beside its own.
     labelled = LabelledStore(path, verify) if (path / LABELS_MANIFEST).is_file() else None
     store = Store(path, verify) if labelled is None else labelled.store
     counts = store.manifest.counts if labelled is None else labelled.counts
@@ -70,11 +71,13 @@ def _facts(store: Store) -> dict[str, Any]:
     manifest, lengths = store.manifest, store.lengths
     of_manifest = {"alphabet", "format_version", "engine", "data_bytes", "checksum", "created", "source", "ingest"}
     shortest, median, longest = np.percentile(lengths, [0, 50, 100])
+    # A last bin up to the longest, so that no record falls out of the histogram.
     edges = np.array([*_BIN_EDGES, max(int(longest), _BIN_EDGES[-1]) + 1])
     numbers, _ = np.histogram(lengths, bins=edges)
     filled = np.flatnonzero(numbers)  # bins at both ends that no record is in are left out
     bins = zip(edges.tolist(), edges[1:].tolist(), numbers.tolist(), strict=False)
     histogram = [{"from": start, "to": end, "records": number} for start, end, number in bins]
+    # By blocks: the residues of a store of UniRef are tens of gigabytes.
     residues = np.sum([np.bincount(block, minlength=256) for block in store.residue_blocks()], axis=0)
     return {
         "records": manifest.num_records,
@@ -103,7 +106,7 @@ def _label_facts(labelled: LabelledStore) -> dict[str, Any]:
         "names": list(space.names),
         "parts": {name: int(records.size) for name, records in parts.items()},
     }
-    if space.kind in ("multiclass", "binary"):
+    if space.kind in ("multiclass", "binary"):  # other targets are no numbers of classes, one a record
         counts = {n: np.bincount(labelled.targets[r], minlength=len(space.names)).tolist() for n, r in parts.items()}
         facts["classes"] = {
             name: {part: numbers[index] for part, numbers in counts.items()} for index, name in enumerate(space.names)
@@ -129,7 +132,7 @@ def _overview(name: str, store: Store, counts: list[str], facts: dict[str, Any])
     }
     table = Table.grid(padding=(0, 2, 0, 0))
     for label, value in rows.items():
-        table.add_row(f"[bold]{label}[/bold]", escape(value))
+        table.add_row(f"[bold]{label}[/bold]", escape(value))  # a path may hold [brackets]
     return table
 
 
@@ -146,7 +149,7 @@ def _bars(title: str, rows: list[tuple[str, int]]) -> Table:
         for label, number in rows
     ]
     table = _table([title, "number", "share", ""], cells)
-    table.columns[-1].justify = "left"
+    table.columns[-1].justify = "left"  # bars begin at one line
     return table
 
 

@@ -39,7 +39,7 @@ class StructureFilesSection(Section):
 
 
 class StructureStoreSection(Section):
-    """The store."""
+    """Folder that the store is made in."""
 
     store: str
     """Folder of the store to make."""
@@ -56,6 +56,7 @@ def main(argv: list[str]) -> int:
     arguments = parse(argv, "data structures", __doc__, Arguments)
     target, source = Path(arguments.structures.store), arguments.data
     start_s = time.perf_counter()
+    # What training would read of it; the source is given apart.
     data = DataSection(**{name: getattr(source, name) for name in ("structures", "validation_share", "predictions")})
     with conversion_bar("converting") as progress:
         made = convert_structures(source.source, target, data, progress=progress, overwrite=arguments.overwrite)

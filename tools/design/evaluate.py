@@ -45,7 +45,7 @@ class DesignEvaluateSection(DesignModelSection):
     steps: PositiveInt = 20
     """Steps of denoising for each sequence."""
     output: Path | None = None
-    """JSON file to write."""
+    """JSON file to write the metrics to."""
 
 
 class Arguments(OnModel):
@@ -57,10 +57,9 @@ class Arguments(OnModel):
 def main(argv: list[str]) -> int:
     arguments = parse(argv, "design evaluate", __doc__, Arguments)
     options = arguments.evaluate
-    made = (MADE_BY, arguments.overwrite)
-    if options.output is not None:
-        refuse_file(options.output, *made)
-    exported_design(arguments.model)
+    if options.output is not None:  # before the minutes of evaluating, not after them
+        refuse_file(options.output, MADE_BY, arguments.overwrite)
+    exported_design(arguments.model)  # another kind of model is refused before torch is loaded
     predictions = None if options.predictions is None else PredictedStructures(options.predictions)
     store = StructureStore(options.store, predictions=predictions)
     parts = {"all": np.arange(len(store)), "training": store.training, "validation": store.validation}
@@ -81,11 +80,13 @@ def main(argv: list[str]) -> int:
     for name, (value, low, high) in evaluation.metrics.items():
         table.add_row(name, f"{value:.3f}", f"{low:.3f} to {high:.3f}")
     result_console().print(table)
+    # Beside the table, which scripts read from stdout.
     print(
         f"evaluated {evaluation.proteins:,} of {counted(len(store), 'record{s}')}; left out: "
         f"{len(store) - records.size:,} of other parts, {evaluation.left_out:,} without structure or native residue",
         file=sys.stderr,
     )
+    # Structures that the model has seen flatter it: who has a split is told of the honest number.
     if options.part == "all" and store.training.size and store.validation.size:
         print(
             f"{store.validation.size:,} of them are the store's validation part: --evaluate.part validation",
@@ -96,6 +97,6 @@ def main(argv: list[str]) -> int:
             name: {"value": value, "interval": interval} for name, (value, *interval) in evaluation.metrics.items()
         }
         content = {"part": options.part, **dataclasses.asdict(evaluation), "metrics": metrics}
-        with made_file(options.output, *made) as building:
+        with made_file(options.output, MADE_BY, arguments.overwrite) as building:
             building.write_text(json.dumps(content, indent=2) + "\n")
     return 0

@@ -31,7 +31,7 @@ from esmeray.train_config.section import NonNegativeInt, PositiveFloat, Positive
 
 
 class FoldSection(Section):
-    """Sequences, predictor, devices."""
+    """Sequences to predict structures of, the predictor, and what it runs on."""
 
     input: list[str] = Field(min_length=1)
     """FASTA files, folders or globs, or a store."""
@@ -50,7 +50,7 @@ class FoldSection(Section):
     tokens: PositiveInt = 1024
     """Residues of a batch, at most."""
     device: Literal["cpu", "cuda"] | None = None
-    """cpu or cuda. Default: CUDA where there is one."""
+    """Device that computes, cpu or cuda. Default: CUDA where there is one."""
     workers: PositiveInt | None = None
     """Actors on Ray that predict. Default: this process alone."""
     cpus_per_worker: PositiveInt = 1
@@ -73,11 +73,13 @@ def main(argv: list[str]) -> int:
     section = arguments.fold
     address = arguments.ray.address
     if section.workers is not None:
+        # An address that answers nothing is refused before sequences are read and torch is loaded.
         find(RaySection(address=address))
     elif address is not None:
         raise ConfigError("--ray.address: give --fold.workers, too: without them this process alone predicts")
     if not section.predictor_module:  # what a predictor of somebody else's takes for its source is its own affair
         check_model(section.model, "model")
+    # The predictor's memory grows with the square of the length: longer ones would end the job.
     sequences = [text for text in read_proteins(section.input)[1] if len(text) <= section.max_length]
     if not sequences:
         raise DataError(f"{', '.join(section.input)}: no sequence of up to {section.max_length} residues")
@@ -95,12 +97,14 @@ def main(argv: list[str]) -> int:
 
     with record_bar("predicting") as bar:
         options["progress"] = lambda done, total: bar(done / max(1, total), done)
+        # A process of its own where one is enough: a cluster takes seconds to start.
         if section.workers is None:
             report = predict_structures(sequences, predictor(torch.cuda.is_available(), None), **options)
         else:
             from esmeray.cluster.connection import cluster_resources, connected
 
             with connected(RaySection(address=address)):
+                # The cluster's GPUs count, not this machine's, which may be a login node.
                 on_actors = predictor(any(node.gpus for node in cluster_resources()), section.cpus_per_worker)
                 count, cpus, gpus = section.workers, section.cpus_per_worker, section.gpus_per_worker
                 workers = actors(on_actors, count, cpus, gpus, max_failures=section.max_failures)

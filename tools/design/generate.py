@@ -59,13 +59,13 @@ class GenerateSection(DesignStructuresSection):
     tie: str = ""
     """Chains of a complex that get the same residues, as A,B."""
     temperature: NonNegativeFloat = 0.1
-    """0: the likeliest residue; 1: as the model's probabilities say."""
+    """Temperature of the draws. 0: the likeliest residue; 1: as the model's probabilities say."""
     steps: Annotated[int, Field(gt=0, le=1000)] = 20
     """Steps of denoising for each sequence."""
     guidance: NonNegativeFloat = 1.0
     """Weight of the structure; above 1 it counts for more."""
     order: Literal["confidence", "random"] = "confidence"
-    """Positions that are decided first."""
+    """Positions that are decided first: those of which the model is surest, or random ones."""
     seed: NonNegativeInt = 0
     """Seed of the random draws."""
     known: Path | None = None
@@ -81,6 +81,7 @@ class Arguments(OnModel):
 def main(argv: list[str]) -> int:
     arguments = parse(argv, "design generate", __doc__, Arguments)
     options = arguments.generate
+    # A structure has a length of its own.
     if bool(options.structures) == (options.length is not None):
         raise ConfigError("give either --generate.structures or --generate.length")
     if options.length and (options.fix or options.tie):
@@ -90,9 +91,11 @@ def main(argv: list[str]) -> int:
         raise ConfigError(f"--generate.omit {options.omit}: name amino acids by their letters, and leave one")
     refuse_existing(options.output, MADE_BY, arguments.overwrite)
     exported_design(arguments.model)
+    # Without a structure: one of residues without coordinates, for which the model was trained as well.
     structures = [Structure.unknown("free", "X" * options.length)] if options.length else structures_of(options)
     known = None if options.known is None else Store(options.known)
-    places = [(fixed_positions(options.fix, item), tied_positions(options.tie, item)) for item in structures]
+    # For all structures, before the model is loaded: the last one may have no position 57.
+    constraints = [(fixed_positions(options.fix, item), tied_positions(options.tie, item)) for item in structures]
     model, label = load_model(arguments.model, options)
 
     from esmeray.alignment.scoring import scoring
@@ -104,10 +107,10 @@ def main(argv: list[str]) -> int:
     search = None if known is None else Search(known, scoring())
     total, done = len(structures) * options.number, 0
     distinct = 0
-    works = total * (1 if known is None else 2)
+    works = total * (1 if known is None else 2)  # a known store is searched once for each design
     sampling = {name: getattr(options, name) for name in ("temperature", "steps", "guidance", "order")}
     with made_folder(options.output, MADE_BY, arguments.overwrite) as folder, record_bar("generating") as bar:
-        for structure, (fixed, tied) in zip(structures, places, strict=True):
+        for structure, (fixed, tied) in zip(structures, constraints, strict=True):
             request = Request(structure, fixed, options.omit, tied, label, **sampling)
             designs = []
             for design in generate(model, request, options.number, seed=options.seed, tokens=options.tokens):
@@ -117,6 +120,7 @@ def main(argv: list[str]) -> int:
             texts = [design.residues for design in designs]
             distinct += len(set(texts))
             scores = log_likelihoods(model, structure, texts, label=label, tokens=options.tokens)
+            # Appended structure by structure: what is done needs no memory.
             with (folder / "designs.fasta").open("a", encoding="utf-8") as file:
                 for design, score in zip(designs, scores.tolist(), strict=True):
                     values = {"score": f"{score:.3f}"}
@@ -126,7 +130,7 @@ def main(argv: list[str]) -> int:
                     if len(structure.chain_names) > 1:
                         lengths = np.bincount(structure.chains)
                         values["chains"] = ",".join(map("{}:{}".format, structure.chain_names, lengths))
-                    if options.structures:
+                    if options.structures:  # else there is no native residue to recover
                         values["recovery"] = f"{recovery(design.residues, structure.residues):.3f}"
                     if search is not None:
                         record, novelty = nearest(design.residues, search)
@@ -144,8 +148,8 @@ def main(argv: list[str]) -> int:
 
 
 def fixed_positions(text: str, structure: Structure) -> tuple[int, ...]:
-    """Places from 0 of the positions that fix names. Raises ConfigError for those that are not there."""
-    places: list[int] = []
+    """Indices of the positions that fix names. Raises ConfigError for those that are not there."""
+    indices: list[int] = []
     for span in filter(None, map(str.strip, text.split(","))):
         match = _RANGE.fullmatch(span)
         if match is None:
@@ -156,12 +160,12 @@ def fixed_positions(text: str, structure: Structure) -> tuple[int, ...]:
             raise ConfigError(
                 f"--generate.fix {span}: {structure.id} has positions 1 to {len(members)}; write the lower one first"
             )
-        places += members[first - 1 : last].tolist()
-    return tuple(sorted(set(places)))
+        indices += members[first - 1 : last].tolist()
+    return tuple(sorted(set(indices)))  # ranges may overlap
 
 
 def tied_positions(text: str, structure: Structure) -> tuple[tuple[int, ...], ...]:
-    """Groups of places that tie gives the same residue. Raises ConfigError for chains of different lengths."""
+    """Groups of residues, by index, that become the same. Raises ConfigError for chains of different lengths."""
     if not text:
         return ()
     chains = [_members(structure, name.strip(), f"--generate.tie {text}").tolist() for name in text.split(",")]
@@ -171,7 +175,7 @@ def tied_positions(text: str, structure: Structure) -> tuple[tuple[int, ...], ..
 
 
 def _members(structure: Structure, chain: str | None, option: str) -> np.ndarray:
-    """Places of a chain's residues; of the only chain where none is named."""
+    """Indices of a chain's residues; of the only chain where none is named."""
     names = structure.chain_names
     if chain is None and len(names) == 1:
         return np.arange(len(structure.residues))

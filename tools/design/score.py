@@ -42,13 +42,13 @@ class Arguments(OnModel):
 def main(argv: list[str]) -> int:
     arguments = parse(argv, "design score", __doc__, Arguments)
     options = arguments.score
-    made = (options.output, MADE_BY, arguments.overwrite)
-    refuse_file(*made)
+    refuse_file(options.output, MADE_BY, arguments.overwrite)
     exported_design(arguments.model)
     if not options.structures:
         raise ConfigError("--score.structures: name files of the structures to score on")
     structures = structures_of(options)
     records = list(zip(*read_proteins(options.sequences), strict=True))
+    # A sequence of another length can't lie on the structure: files of designs of many structures are usual.
     fitting = [[record for record in records if len(record[1]) == len(item.residues)] for item in structures]
     if not any(fitting):
         lengths = ", ".join(f"{item.id} {len(item.residues)}" for item in structures[:3])
@@ -58,7 +58,11 @@ def main(argv: list[str]) -> int:
     from esmeray.inference.design.scoring import log_likelihoods, recovery
 
     rows = 0
-    with made_file(*made) as building, building.open("w", encoding="utf-8") as file, record_bar("scoring") as bar:
+    with (
+        made_file(options.output, MADE_BY, arguments.overwrite) as building,
+        building.open("w", encoding="utf-8") as file,
+        record_bar("scoring") as bar,
+    ):
         file.write("structure\tsequence\tlog_likelihood\trecovery\n")
         for number, (structure, sequences) in enumerate(zip(structures, fitting, strict=True), 1):
             texts = [text for _, text in sequences]
@@ -68,6 +72,7 @@ def main(argv: list[str]) -> int:
             rows += len(sequences)
             bar(number / len(structures), rows)
     wanted = {len(structure.residues) for structure in structures}
+    # Once for the file, not for each structure that a sequence does not fit.
     left_out = sum(len(text) not in wanted for _, text in records)
     if left_out:
         print(f"{counted(left_out, 'sequence{s}')} of another length than every structure left out", file=sys.stderr)

@@ -51,11 +51,13 @@ def main(argv: list[str]) -> int:
     section = arguments.join
     folders, output = section.folders, section.output
     refuse_existing(output, MADE_BY, arguments.overwrite)
+    # A literal in the schema would be a second list of the formats that there are.
     if section.format not in (None, *get_args(TableFormat)):
         raise ConfigError(f"--join.format {section.format}: expected one of {', '.join(get_args(TableFormat))}")
     names: Sequence[str | None] = section.names or [None] * len(folders)
     if len(names) != len(folders):
         raise ConfigError(f"--join.names: {len(names)} for {len(folders)} folders; give one for each, in their order")
+    # By folder and output: the name of the columns in the manifest, which must be unique.
     sources = {f"{source.folder}/{source.name}": source for source in map(open_vectors, folders, names)}
     if len(sources) < len(folders):
         raise ConfigError("the same output of a folder is given twice; choose another by --join.names")

@@ -61,8 +61,9 @@ class Arguments(Overwriting):
 def main(argv: list[str]) -> int:
     arguments = parse(argv, "embed plot", __doc__, Arguments)
     section = arguments.plot
-    output, made = section.output, (MADE_BY, arguments.overwrite)
-    refuse_existing(output, *made)
+    output = section.output
+    refuse_existing(output, MADE_BY, arguments.overwrite)
+    # An extra of the package: most users draw components alone.
     if section.method == "umap" and find_spec("umap") is None:
         raise ConfigError("--plot.method umap: umap-learn is not installed; pip install umap-learn")
     embeddings = open_vectors(arguments.folder, section.name)
@@ -76,7 +77,9 @@ def main(argv: list[str]) -> int:
         labels = _labels(section.labels, section.id_column, section.label_column, embeddings)
     chosen_N = np.zeros(records, dtype=bool)
     size = min(section.max_points, records)
+    # RandomState, whose draws NumPy promises to keep: the same proteins in each version.
     chosen_N[np.random.RandomState(SEED).choice(records, size, replace=False)] = True
+    # Block by block: of a large folder only the sample is held in memory.
     vectors_PC = np.concatenate(
         [block_nC[chosen_N[start : start + len(block_nC)]] for start, block_nC in embeddings.finite_blocks()]
     )
@@ -86,7 +89,7 @@ def main(argv: list[str]) -> int:
     number = counted(records, "protein{s}")
     drawn = number if size == records else f"a random sample of {size:,} of {number}"
     texts = f"{embeddings.name}: {drawn}", *axes, section.label_column if section.labels else "residues"
-    with made_folder(output.absolute(), *made) as building:
+    with made_folder(output.absolute(), MADE_BY, arguments.overwrite) as building:
         draw(building / "embeddings.png", points, *texts)
         write_page(building / "embeddings.html", points, *texts)
     unlabelled = size - points.are_labelled.sum()
@@ -107,7 +110,8 @@ def _labels(path: Path, id_column: str, label_column: str, embeddings: Embedding
     labels_N = np.array([by_id.get(record_id, "") for record_id in embeddings.ids])
     if not by_id.keys() & set(embeddings.ids):
         raise DataError(f"{path}: column {id_column!r} has none of the ids of {embeddings.folder}")
-    labels_N[labels_N == "nan"] = ""
+    labels_N[labels_N == "nan"] = ""  # a missing value, as text
+    # Numbers if all are: one word among them makes classes of them.
     try:
         return np.where(labels_N == "", "nan", labels_N).astype(float)
     except ValueError:
@@ -117,7 +121,7 @@ def _labels(path: Path, id_column: str, label_column: str, embeddings: Embedding
 def _projected(vectors_PC: Values, method: str) -> tuple[NDArray[np.floating], tuple[str, str]]:
     """(P, 2) places, and names of the axes."""
     if method == "umap":
-        import umap
+        import umap  # here: it compiles for seconds
 
         return umap.UMAP(random_state=SEED).fit_transform(vectors_PC), ("UMAP 1", "UMAP 2")
     from sklearn.decomposition import PCA

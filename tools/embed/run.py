@@ -59,11 +59,13 @@ def main(argv: list[str]) -> int:
     arguments = parse(argv, "embed run", __doc__, Arguments)
     job = arguments.embed
     arguments.storage.apply()
+    # A finished output may be this job's, which is then complete: run_job compares them.
     if arguments.overwrite or not any(job.output.glob("**/embeddings.json")):
         refuse_existing(job.output, MADE_BY, arguments.overwrite)
     check_registered(job)
     ((_, gpus),) = local_resources()
     section = RaySection(address=arguments.ray.address)
+    # With one device this process computes: a cluster would only take its time to start.
     many = (job.workers or 1) > 1 or (gpus > 1 and job.device != "cpu")
     elsewhere = find(section) != LOCAL  # asked first: a cluster that can't be used is refused before anything is made
     cluster = section if many or section.address or elsewhere else None

@@ -40,7 +40,7 @@ class SearchSection(Section):
     metric: Literal["cosine", "dot", "l2"] = "cosine"
     """Measure by which proteins are near."""
     index: Literal["exact", "ivf"] = "exact"
-    """All pairs, or the nearest clusters."""
+    """exact: compare all pairs; ivf: compare each query with the nearest clusters."""
     ivf_lists: PositiveInt | None = None
     """Clusters of the index. Default: 4 times the square root of the proteins, at most one for 39."""
     ivf_probes: PositiveInt = 16
@@ -60,16 +60,22 @@ class Arguments(Overwriting):
 def main(argv: list[str]) -> int:
     arguments = parse(argv, "embed search", __doc__, Arguments)
     section = arguments.search
-    made = (section.output, MADE_BY, arguments.overwrite)
-    refuse_file(*made)
+    refuse_file(section.output, MADE_BY, arguments.overwrite)
     database = open_vectors(arguments.database, section.name)
     queries = open_vectors(section.queries, section.name) if section.queries else database
     queries.refuse_other_space(database)
-    start_s, hits = time.perf_counter(), 0
-    index, own = _index(database, section), queries is database
-    with made_file(*made) as building, building.open("w", encoding="utf-8") as file, record_bar("searching") as bar:
+    start_s = time.perf_counter()
+    hits = 0
+    index = _index(database, section)
+    own = queries is database
+    with (
+        made_file(section.output, MADE_BY, arguments.overwrite) as building,
+        building.open("w", encoding="utf-8") as file,
+        record_bar("searching") as bar,
+    ):
         file.write("query\trank\ttarget\tscore\n")
         for start, block_nC in _vectors(queries, section.metric, rows=1024):
+            # One more where each protein finds itself, which is left out below.
             scores_nk, targets_nk = index.search(block_nC, section.top_k + own)
             if section.metric == "l2":
                 scores_nk = np.sqrt(np.maximum(scores_nk, 0))  # faiss has squares
@@ -92,14 +98,15 @@ def _vectors(embeddings: Embeddings, metric: str, rows: int = 16_384) -> Iterato
         if metric == "cosine":
             norms_n = np.linalg.norm(block_nC, axis=1)
             embeddings.refuse(start, norms_n == 0, "is a vector of zeros, which has no cosine,")
-            block_nC = block_nC / norms_n[:, None]
-        yield start, np.ascontiguousarray(block_nC)
+            block_nC = block_nC / norms_n[:, None]  # faiss has inner products alone, which are then cosines
+        yield start, np.ascontiguousarray(block_nC)  # faiss reads the memory as it lies
 
 
 def _index(database: Embeddings, section: SearchSection) -> Any:
     import faiss
 
     records, metric = len(database), section.metric
+    # 4 sqrt(N) is faiss's advice; fewer where a cluster would have less than the 39 vectors that it asks for.
     lists = section.ivf_lists or max(1, min(int(4 * records**0.5), records // 39))
     if lists > records:
         raise ConfigError(f"--search.ivf_lists {lists}: more than the {records:,} proteins of {database.folder}")
@@ -108,7 +115,8 @@ def _index(database: Embeddings, section: SearchSection) -> Any:
     index: Any = faiss.index_factory(database.channels, description, kind)
     if section.index == "ivf":
         index.nprobe = section.ivf_probes
-        step = max(1, records // (64 * lists))  # faiss asks for 39 vectors a cluster
+        # A sample of 64 vectors a cluster, above the 39 for which faiss asks: the whole need not be in memory twice.
+        step = max(1, records // (64 * lists))
         index.train(np.concatenate([block_nC[::step] for _, block_nC in _vectors(database, metric)]))
     with record_bar("indexing") as bar:
         for start, block_nC in _vectors(database, metric):

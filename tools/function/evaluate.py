@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
     if section.output is not None:
         refuse_existing(section.output, MADE_BY, arguments.overwrite)
     evaluations = _evaluated(arguments.predictions, section)
-    _print(evaluations)
+    _print(evaluations)  # before the folder: if writing fails, the numbers are there
     if section.output is not None:
         with made_folder(section.output, MADE_BY, arguments.overwrite) as building:
             _write(building, evaluations, section)
@@ -67,6 +67,7 @@ def _evaluated(predictions: Path, section: EvaluateTermsSection) -> dict[str, Ev
     """Evaluations of the aspects that have one."""
     ontology = read_ontology(section.ontology)
     unknown, evidence = section.unknown, tuple(section.evidence) or EXPERIMENTAL
+    # Truth, known annotations and those of the weights by the same rules, or they would not be of the same terms.
     read = partial(read_annotations, ontology=ontology, unknown=unknown, evidence=evidence)
     truth = read(section.truth, aspect=section.aspect, since=section.since, before=section.before)
     known = read(section.known) if section.known else {}
@@ -75,6 +76,7 @@ def _evaluated(predictions: Path, section: EvaluateTermsSection) -> dict[str, Ev
     if section.ia_from:
         for name, annotations in read(section.ia_from).items():
             accretion[name] = information_accretion(annotations, ontology.aspects[name])
+    # Scores of other proteins count nowhere; they are not kept.
     proteins = {name: annotations.proteins for name, annotations in truth.items()}
     evaluations = {}
     predicted = read_scores(predictions, ontology, proteins, aspect=section.aspect, unknown=unknown)
@@ -88,7 +90,7 @@ def _evaluated(predictions: Path, section: EvaluateTermsSection) -> dict[str, Ev
             terms_V=terms.get(name),
             settings=section,
         )
-        if evaluation.metrics:
+        if evaluation.metrics:  # none where no protein is left: an Fmax of 0 would be a claim
             evaluations[name] = evaluation
     reason = "nothing is left to predict, or no score of such a protein reaches a threshold"
     for name in sorted(truth.keys() - evaluations.keys()):
@@ -122,6 +124,7 @@ def _write(folder: Path, evaluations: dict[str, Evaluation], settings: Evaluatio
     for aspect, evaluation in evaluations.items():
         metrics = {name: metric._asdict() for name, metric in evaluation.metrics.items()}
         aspects[aspect] = {"proteins": evaluation.proteins, "predicted": evaluation.predicted, "metrics": metrics}
+    # The choices, not the paths: the folder is to be the same bytes wherever it was made.
     content = {"settings": settings.model_dump(include=set(EvaluationSection.model_fields)), "aspects": aspects}
     (folder / "evaluation.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     pd.concat(curves).to_csv(folder / "curves.tsv", sep="\t", index=False, float_format="%.10g", lineterminator="\n")

@@ -28,6 +28,7 @@ class Arguments(OnRun):
 def main(argv: list[str]) -> int:
     arguments = parse(argv, "function predict", __doc__, Arguments)
     output = arguments.predict.output
+    # The prediction does so as well, but after torch is loaded.
     refuse_file(output, MADE_BY, arguments.overwrite)
     from esmeray.inference.function.prediction import predict  # here: it loads torch
 

@@ -30,6 +30,7 @@ def main(argv: list[str]) -> int:
     arguments = parse(argv, "mutations fit", __doc__, Arguments)
     section = arguments.fit
     refuse_existing(section.output, MADE_BY, arguments.overwrite)
+    # Columns with numbers, and the option that a message names where one is missing.
     numbers = {section.measured_column: "fit.measured_column"}
     if section.zero_shot_column is not None:
         numbers[section.zero_shot_column] = "fit.zero_shot_column"

@@ -29,8 +29,7 @@ class Arguments(OnMaskedModel):
 def main(argv: list[str]) -> int:
     arguments = parse(argv, "mutations scan", __doc__, Arguments)
     section = arguments.scan
-    made = (section.output, MADE_BY, arguments.overwrite)
-    refuse_existing(*made)
+    refuse_existing(section.output, MADE_BY, arguments.overwrite)
     sources = [str(arguments.model), *section.more_models]
     with unfinished(section.output, job_of("scan", sources, section)) as folder:
         protein = read_protein(section, folder)
@@ -38,6 +37,7 @@ def main(argv: list[str]) -> int:
         from esmeray.inference.mutations.heat_map import draw_scan
 
         mutants = [*protein.singles()]
+        # Of several models the mean, as mutations score has it.
         scores_N = scores_of(sources, protein, mutants, section, folder, {}).mean(axis=0)
         mutations = [mutant.mutations[0] for mutant in mutants]
         columns = {
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
             "position": [mutation.place + protein.first for mutation in mutations],
             "score": scores_N,
         }
-        with made_folder(section.output.absolute(), *made[1:]) as building:
+        with made_folder(section.output.absolute(), MADE_BY, arguments.overwrite) as building:
             write_scores(building / "mutants.csv", "mutants.csv", columns)
             title = f"{section.sequence.name} by {arguments.model}, {section.method}"
             draw_scan(building / "heat_map.png", protein, mutations, scores_N, title)

@@ -48,10 +48,10 @@ class Arguments(OnMaskedModel):
 def main(argv: list[str]) -> int:
     arguments = parse(argv, "mutations score", __doc__, Arguments)
     section = arguments.score
-    made = (section.output, MADE_BY, arguments.overwrite)
+    # The ending is the format: nothing else says which is meant.
     if not section.output.name.endswith(SUFFIXES):
         raise ConfigError(f"--score.output {section.output}: must end in {' or '.join(SUFFIXES)}")
-    refuse_file(*made)
+    refuse_file(section.output, MADE_BY, arguments.overwrite)
     start_s = time.perf_counter()
     measured = [] if section.measured_column is None else [section.measured_column]
     numbers = {**dict.fromkeys(measured, "score.measured_column"), **dict.fromkeys(section.compare, "score.compare")}
@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
         from esmeray.inference.mutations.fitted import scores_of
 
         scores_MN = scores_of(sources, protein, table.mutants, section, folder, table.numbers)
-        with made_file(*made) as building:
+        with made_file(section.output, MADE_BY, arguments.overwrite) as building:
             write_scores(building, section.output.name, _columns(table, scores_MN))
     scored = f"{counted(len(table.texts), 'mutant{s}')} in {time.perf_counter() - start_s:.1f} s"
     print("\n".join([f"{section.output}: {scored} ({section.method})", *table.lines()]))
@@ -84,8 +84,8 @@ def job_of(command: str, sources: list[str], section: MutationsSection) -> str:
 
 def _columns(table: MutantTable, scores_MN: NDArray[np.float64]) -> dict[str, Any]:
     columns: dict[str, Any] = {table.column: table.texts, **table.numbers}
-    name = "model_score" if "score" in columns else "score"
+    name = "model_score" if "score" in columns else "score"  # the table may have measured ones of this name
     columns[name] = scores_MN.mean(axis=0)
-    if len(scores_MN) > 1:
+    if len(scores_MN) > 1:  # of one model they are the mean
         columns |= {f"{name}_{number}": scores_N for number, scores_N in enumerate(scores_MN, 1)}
     return columns

@@ -48,17 +48,20 @@ def train_two_steps(precision: Precision, device: torch.device) -> str:
     """
     training = TrainingSection(precision=precision, learning_rate=_LEARNING_RATE)
     apply_device_settings(training)
-    model, batch = MaskedLM.build(_MODEL, seed=0), _masked_batch()
+    model = MaskedLM.build(_MODEL, seed=0)
+    batch = _masked_batch()
+    # Before the engine takes the model, moves it and casts it.
     with torch.no_grad():
         output = model(batch)
     targets = int(output.num_targets)
     reference = float(output.loss_sum) / targets
     losses, norms = [], []
     with closing(TrainingEngine(model, training, DeepSpeedSection(stage=2), device)) as engine:
-        for _ in range(_MOST_ATTEMPTS):
+        for _ in range(_MOST_ATTEMPTS):  # the same batch each time, so that the loss has to fall
             output = engine(batch.to(device))
             engine.backward(output.loss_sum, targets)
             norm = float(engine.step(_LEARNING_RATE).gradient_norm)
+            # A step whose gradients overflow is fp16 looking for its loss scale; elsewhere it is a fault.
             if math.isfinite(norm) or precision != "fp16":
                 losses.append(float(output.loss_sum.detach()) / targets)
                 norms.append(norm)
@@ -78,7 +81,7 @@ def train_two_steps(precision: Precision, device: torch.device) -> str:
 def _masked_batch() -> PackedBatch:
     batch = pack_sequences(_SEQUENCES)
     residues = (batch.tokens != CLS) & (batch.tokens != EOS)
-    masked = residues & (batch.positions % 7 == 0)
+    masked = residues & (batch.positions % 7 == 0)  # a seventh, near the 15 % of training, and the same each time
     targets = torch.where(masked, batch.tokens, IGNORED_TARGET)
     return replace(batch, tokens=torch.where(masked, MASK, batch.tokens), by_token={TARGETS: targets})
 
@@ -90,7 +93,7 @@ def single_process_group(device: torch.device) -> Iterator[None]:
         yield
         return
     if device.type == "cuda":
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(device)  # NCCL takes the current one
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         yield

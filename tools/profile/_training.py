@@ -33,6 +33,7 @@ def profile_training(config: Config, folder: Path) -> dict[str, Any]:
     if device.type == "cpu":  # as training does: without it DeepSpeed warns of having found no accelerator
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     with tempfile.TemporaryDirectory() as scratch, single_process_group(device):
+        # The run's own store, which the run will need anyway; everything else goes to the scratch folder.
         store = str(
             task_plan(config.data, config.model).prepare(RunFolder(config.run.storage_path, config.run.name).stores)
         )
@@ -42,9 +43,11 @@ def profile_training(config: Config, folder: Path) -> dict[str, Any]:
         if measurement.status != "ok":
             raise ResourceError(f"no step could be measured: {measurement.reason}")
         on_cuda = device.type == "cuda"
+        # Traced apart: the profiler slows the steps that it looks at.
         steps = schedule(wait=1, warmup=1, active=TRACED_STEPS, repeat=1)
         with profiler_of(on_cuda, schedule=steps, on_trace_ready=lambda it: write_trace(it, folder, on_cuda)) as traces:
             measure_on_worker(config, context, store, _TRACED, None, on_step=traces.step)
+    # One worker has nobody to communicate with.
     shares: dict[str, Any] = {name: share for name, share in measurement.shares.items() if name != "communication"}
     facts = Facts(
         **shares,

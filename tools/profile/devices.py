@@ -78,6 +78,7 @@ def main(argv: list[str]) -> int:
             console.print("no GPU is seen: the CPU's fp32 and bf16 are compared")
         with tempfile.TemporaryDirectory() as scratch, status_line() as show:
             store = job_store(data.source, data.ingest, Path(scratch))
+            # Sorted, so that the sample does not depend on the order of the file.
             texts = sorted({store.text(record) for record in range(len(store))}, key=lambda text: (len(text), text))
             models = [compare(name, texts, settings, show) for name in settings.models]
         content = {"machine": {"threads": torch.get_num_threads(), "torch": torch.__version__}, "models": models}
@@ -96,19 +97,21 @@ def compare(
 
     from esmeray.inference.profile.measuring import open_subject, spread
 
+    # Each device has what embed would take on it: the question is what a GPU saves, not what a precision does.
     kinds = [("cpu", settings.precision), ("cuda", settings.precision)]
     if not torch.cuda.is_available():
         kinds = [("cpu", "fp32"), ("cpu", "bf16")]
-    sample = [texts[place] for place in spread(np.array([len(text) for text in texts]), settings.proteins).tolist()]
+    sample = [texts[index] for index in spread(np.array([len(text) for text in texts]), settings.proteins).tolist()]
     subjects = {}
     for device, precision in kinds:
         subject = open_subject(name, EmbedSection(precision=precision), device, settings.random_weights, ["mean"])
-        subject.run(sample[:1])
+        subject.run(sample[:1])  # loads kernels, which is no part of a measurement
         subjects[f"{'GPU' if device == 'cuda' else 'CPU'} {subject.model.facts.precision}"] = subject
     contenders = {
         label: partial(timed, partial(subject.run, sample, subject.tokens)) for label, subject in subjects.items()
     }
     samples = measure(contenders, settings.rounds, show=lambda text: show(f"{name}, {text}"))
+    # Of what was computed: longer sequences are cropped.
     residues = int(sum(batch.lengths.sum() for batch in next(iter(samples.values()))[0][0]))
     devices = {}
     for label, rounds in samples.items():
@@ -133,10 +136,10 @@ def compare(
 
 
 def _means(batches: Sequence[Any]) -> NDArray[np.float32]:
-    """(N, D) of batches of rows, in the order of the texts."""
-    places = np.concatenate([batch.places for batch in batches])
+    """(N, D) of batches of rows, in the order of the texts: each device's budget makes other batches of them."""
+    indices_N = np.concatenate([batch.places for batch in batches])
     rows_ND = np.concatenate([batch.arrays["mean"] for batch in batches])
-    return rows_ND[np.argsort(places)]
+    return rows_ND[np.argsort(indices_N)]
 
 
 def agreement(first_ND: NDArray[np.float32], second_ND: NDArray[np.float32]) -> dict[str, float]:
@@ -161,5 +164,5 @@ def _table(models: Sequence[Mapping[str, Any]]) -> Table:
         for name, device in model["devices"].items():
             rates = [f"{median(device[f'{unit}_per_s']):,.1f}" for unit in ("proteins", "residues")]
             table.add_row(model["model"], name, *rates, *of_both)
-            of_both = []
+            of_both = []  # in the first line of a model alone
     return table

@@ -56,7 +56,8 @@ class Driver(NamedTuple):
 
 def main(argv: list[str]) -> int:
     arguments = parse(argv, "profile gpu", __doc__, Arguments)
-    driver, nvml = check_driver()
+    driver, nvml = check_driver()  # first: whether torch is wrong depends on the GPUs that the driver sees
+    # In the order in which each builds on those before it.
     checks: dict[str, Callable[[], Finding]] = {
         "torch": check_torch,
         "CUDA": lambda: check_cuda(driver),
@@ -67,9 +68,11 @@ def main(argv: list[str]) -> int:
         "DeepSpeed ops": check_kernels,
         "Ray": check_ray,
     }
+    # Each is printed as it comes: importing DeepSpeed takes seconds.
     verdicts = {part: _report(part, check) for part, check in checks.items()}
     if not arguments.verify:
         return 0
+    # Steps that work on the CPU don't help who has a GPU that torch can't use.
     return 0 if _steps_work() and verdicts["CUDA"] != "mismatch" else ResourceError.exit_code
 
 
@@ -80,6 +83,7 @@ def _steps_work() -> bool:
     except ImportError as error:
         raise ResourceError(f"no step can be trained: {_first_line(error)}; see the lines above") from error
     device = choose_device(0)
+    # To stderr, as the lines of stdout may be read by a script.
     print(f"training on {device}, where the first steps wait for compilers ...", file=sys.stderr)
     works = True
     with single_process_group(device):
@@ -120,7 +124,7 @@ def check_driver() -> tuple[Driver, Finding]:
             for index in range(pynvml.nvmlDeviceGetCount())
         ]
         gpus = f"{counted(len(names), 'GPU{s}')} ({', '.join(sorted(set(names)))})" if names else ""
-        major, minor = divmod(pynvml.nvmlSystemGetCudaDriverVersion() // 10, 100)
+        major, minor = divmod(pynvml.nvmlSystemGetCudaDriverVersion() // 10, 100)  # 13020 is CUDA 13.2
         driver = Driver(gpus, pynvml.nvmlSystemGetDriverVersion(), (major, minor))
         return driver, Finding("ok", f"driver {driver.version}, runs CUDA up to {major}.{minor}, {gpus or 'no GPU'}")
     except pynvml.NVMLError as error:
@@ -129,7 +133,7 @@ def check_driver() -> tuple[Driver, Finding]:
             return Driver(), Finding("missing", str(error), remedy)
         return Driver(), Finding("mismatch", str(error), "look at nvidia-smi and the kernel's log, restart the machine")
     finally:
-        with contextlib.suppress(pynvml.NVMLError):
+        with contextlib.suppress(pynvml.NVMLError):  # where it was not initialised there is nothing to shut down
             pynvml.nvmlShutdown()
 
 
@@ -143,7 +147,7 @@ def check_cuda(driver: Driver) -> Finding:
     import torch
 
     built_for = torch.version.cuda
-    if torch.cuda.is_available():
+    if torch.cuda.is_available():  # from here on it is not: the likeliest reason first
         return _usable_gpus()
     if not driver.gpus:
         return Finding("missing", "no GPU is seen", "nothing to do without a GPU: training runs on the CPU")
@@ -153,12 +157,14 @@ def check_cuda(driver: Driver) -> Finding:
     hidden = os.environ.get(_HIDES_GPUS)
     if hidden is not None and hidden.split(",")[0].strip() in ("", "-1", "NoDevFiles"):
         seen = f"{_HIDES_GPUS}={hidden!r} hides {driver.gpus}"
+        # No mismatch: jobs are kept from GPUs like this on purpose.
         return Finding("missing", seen, f"unset {_HIDES_GPUS} to train on it")
     if driver.cuda[0] < int(built_for.partition(".")[0]):  # within a major version any driver runs any minor one
         newest = ".".join(map(str, driver.cuda))
         seen = f"torch is built for CUDA {built_for}, the driver {driver.version} runs {newest} at most"
         return Finding("mismatch", seen, f"update the driver, or install a torch built for CUDA {newest}")
     try:
+        # It raises with the reason, where is_available() only says no.
         torch.cuda.init()
         reason = "torch gives no reason"
     except (RuntimeError, AssertionError) as error:
@@ -176,7 +182,7 @@ def _usable_gpus() -> Finding:
         gpu = torch.cuda.get_device_properties(index)
         described.append(f"{gpu.name} ({gpu.total_memory / 2**30:.0f} GiB, sm_{gpu.major}{gpu.minor})")
         try:
-            torch.ones(1, device=f"cuda:{index}").add_(1).item()
+            torch.ones(1, device=f"cuda:{index}").add_(1).item()  # item() waits: kernels fail after their launch
         except RuntimeError as error:
             remedy = f"torch is built for {' '.join(torch.cuda.get_arch_list())}: install a build for this GPU"
             return Finding("mismatch", f"{described[-1]} runs no kernel ({_first_line(error)})", remedy)
@@ -220,7 +226,7 @@ def check_deepspeed() -> Finding:
 
 def check_kernels() -> Finding:
     """Report which of DeepSpeed's own kernels could be compiled here, as ds_report does. Training needs none."""
-    with _quiet():
+    with _quiet():  # each operator that does not fit prints why
         from deepspeed.ops.op_builder import builder
         from deepspeed.ops.op_builder.all_ops import ALL_OPS
 
@@ -243,6 +249,7 @@ def check_ray() -> Finding:
 
 def pinned_version(package: str) -> str:
     pattern = rf"^{package}(?:\[[^]]*\])?==([^\s;]+)"
+    # The package's own metadata: in a wheel there is no requirements.txt.
     pin = re.search(pattern, "\n".join(requires("esmeray") or []), re.MULTILINE)
     assert pin is not None
     return pin[1]
@@ -251,7 +258,7 @@ def pinned_version(package: str) -> str:
 def _pinned(package: str, seen: str) -> Finding:
     """ok, or that the package is of another version than Esmeray is tested with."""
     pin = pinned_version(package)
-    if version(package).partition("+")[0] == pin:
+    if version(package).partition("+")[0] == pin:  # 2.13.0+cpu is 2.13.0
         return Finding("ok", seen)
     return Finding("mismatch", seen, f"Esmeray is tested with {pin}: {_INSTALL}")
 
@@ -265,6 +272,7 @@ def _first_line(error: BaseException) -> str:
 def _quiet() -> Iterator[None]:
     """Keep what libraries, and the compilers that they start, print from the terminal."""
     with Path(os.devnull).open("w") as nowhere, contextlib.ExitStack() as stack:
+        # Compilers write to the descriptors themselves, past sys.stdout.
         for descriptor in (1, 2):
             copy = os.dup(descriptor)
             stack.callback(os.close, copy)

@@ -31,7 +31,7 @@ class LogProfileSection(Section):
     """Files made of a GPU log."""
 
     output: str | None = None
-    """The picture, a PNG. Default: beside the log, with its name."""
+    """PNG of the drawn log to make. Default: beside the log, with its name."""
     json_output: str | None = None
     """Also write the summaries to this file, as JSON."""
 
@@ -49,21 +49,20 @@ def main(argv: list[str]) -> int:
     section = arguments.profile
     output = Path(section.output or arguments.log.with_suffix(".png"))
     json_output = Path(section.json_output) if section.json_output else None
-    made = (MADE_BY, arguments.overwrite)
     for path in filter(None, (output, json_output)):
         if path.resolve() == arguments.log.resolve():
             raise ConfigError(f"{path} is the log itself; give another file to write to")
-        refuse_file(path, *made)
+        refuse_file(path, MADE_BY, arguments.overwrite)
     log = read_gpu_log(arguments.log)
     summaries = summarise(log)
-    with made_file(output, *made) as building:
+    with made_file(output, MADE_BY, arguments.overwrite) as building:
         draw_log(log, summaries, building)
     if json_output is not None:
         facts = {"log": str(log.path), "start": log.start, "gpus": [summary.as_dict() for summary in summaries]}
-        with made_file(json_output, *made) as building:
+        with made_file(json_output, MADE_BY, arguments.overwrite) as building:
             building.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     console = result_console()
-    table = next(iter(log.gpus.values()))
+    table = next(iter(log.gpus.values()))  # nvidia-smi samples all GPUs at once: one has the times of all
     console.print(Text(f"{log.path}: {table[TIME].iloc[-1]:.0f} s, a sample every {interval_s(table):.2g} s"))
     for summary in summaries:
         console.print(Text(f"\n{summary}", style="bold"))

@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
     if not is_experiment and ("data", "source") not in overrides:
         raise ConfigError(f"missing: --data.source; {example_of(__doc__, MADE_BY)}")
     with made_folder(output, MADE_BY, arguments.overwrite) as building, status_line() as show:
-        # Both load torch, training DeepSpeed as well.
+        # Here: both load torch, training DeepSpeed as well.
         if is_experiment:
             from esmeray.tools.profile._training import profile_training
 
@@ -83,7 +83,7 @@ def _write(profile: Mapping[str, Any], folder: Path) -> list[str]:
         names = [unit, "run", "sequences", "batch_tokens", "ms", "ms_per_sample", "error"]
         rows: list[dict[str, Any]] = []
         for row in measured["rows"]:
-            if row["error"]:
+            if row["error"]:  # out of memory: the row says from which batch on
                 rows.append({unit: row[unit], "error": row["error"]})
             rows += [{unit: row[unit], "run": number, **run} for number, run in enumerate(row["runs"], 1)]
         # As objects, whose whole numbers stay whole where a run has none.

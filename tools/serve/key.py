@@ -34,6 +34,7 @@ def main(argv: list[str]) -> int:
         raise ConfigError(f"--key.name {section.name}: {section.file} has a key of this name; choose another")
     text, new = new_key(section.name)
     keys.append(new.model_copy(update=section.model_dump(exclude={"name", "file"})))
+    # Its hash alone is in the file, so the key is printed here or never.
     content = yaml.safe_dump([key.model_dump(exclude_none=True) for key in keys], sort_keys=False)
     with writing(section.file):
         write_atomically(section.file, content)

@@ -42,12 +42,16 @@ class Arguments(Overwriting):
 def main(argv: list[str]) -> int:
     arguments = parse(argv, "serve query", __doc__, Arguments)
     section = arguments.query
-    made = (section.output, MADE_BY, arguments.overwrite)
-    refuse_file(*made)
+    refuse_file(section.output, MADE_BY, arguments.overwrite)
     source = FastaSource(section.input)
     client = Client(section.address, key=_key(section.key_file), model=section.model, concurrency=section.concurrency)
-    with client, made_file(*made) as building, record_bar("asking") as bar:
-        write = WRITERS.get(section.task, _write_arrays)
+    # Requests run ahead of the file by the client's concurrency: neither the input nor the answers are ever in memory.
+    with (
+        client,
+        made_file(section.output, MADE_BY, arguments.overwrite) as building,
+        record_bar("asking") as bar,
+    ):
+        write = _write_classes if section.task == "classify" else _write_arrays
         number = write(building, client, _records(source, bar), section.task)
     print(f"{section.output}: {section.task} of {counted(number, 'protein{s}')}")
     return 0
@@ -75,7 +79,8 @@ def _records(source: FastaSource, bar: Callable[[float, int], None]) -> Iterator
 def _write_arrays(path: Path, client: Client, records: Iterator[tuple[str, str]], output: str) -> int:
     """Write a row group for every thousand records; returns their number."""
     answers = client.stream(records, output)
-    writer, number = None, 0
+    writer = None  # made with the first answers, which have the width of a row
+    number = 0
     while rows := list(islice(answers, ROWS)):
         table = pa.table({"id": [name for name, _ in rows], "embedding": [array.tolist() for _, array in rows]})
         kind = pa.list_(pa.float32(), rows[0][1].shape[-1])
@@ -101,7 +106,3 @@ def _write_classes(path: Path, client: Client, records: Iterator[tuple[str, str]
             file.write(f"{row['id']}\t{text}\t{','.join(f'{value:.6g}' for value in flat)}\n")
             number += 1
     return number
-
-
-WRITERS = {"classify": _write_classes}
-"""Of endpoints whose answers are no arrays."""

@@ -45,15 +45,17 @@ def trained(file: str | Path, overrides: Overrides) -> tuple[int, RunFolder]:
     from esmeray.training.launch.driver import train
 
     config = load_config(file, overrides)
-    config.storage.apply()
+    config.storage.apply()  # before a URI is looked at
     run = RunFolder(config.run.storage_path, config.run.name)
     task = task_named(config.model.task)
+    # A task's own preparation, such as vectors of proteins, which training takes from the disk.
     if task.before is not None:
         section = resolve_name(task.before)(config.run, config.data, getattr(config.model, config.model.task))
         model = config.model.model_copy(update={config.model.task: section})
         config = config.model_copy(update={"model": model})
     code = train(config, _beside)
     if code == 0:
+        # Before the task's work, since it uploads what is newer than itself.
         mirror = RunMirror(run)
         if task.after is not None:
             resolve_name(task.after)(config.run, config.data, getattr(config.model, config.model.task))

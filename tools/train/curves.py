@@ -29,7 +29,8 @@ class Arguments(Overwriting):
 def main(argv: list[str]) -> int:
     arguments = parse(argv, "train curves", __doc__, Arguments)
     names = [path.resolve().name for path in arguments.run]
-    if repeated := {name for name in names if names.count(name) > 1}:
+    repeated = {name for name in names if names.count(name) > 1}
+    if repeated:  # the legend would have two lines of one name
         raise ConfigError(f"{min(repeated)}: two runs have this name; rename a folder")
     runs = {name: read_metrics(path / "metrics.jsonl") for name, path in zip(names, arguments.run, strict=True)}
     from esmeray.monitoring.watch.curves import draw_comparison  # here: it loads Matplotlib

@@ -20,7 +20,7 @@ from esmeray.train_config.section import Section
 
 
 class ExportSection(Section):
-    """An export."""
+    """Checkpoint to export, and the folder to make."""
 
     checkpoint: str = "latest"
     """Checkpoint to export: latest; best, of the lowest validation loss; or a name such as step-00000100."""
@@ -41,6 +41,7 @@ def main(argv: list[str]) -> int:
     run = RunFolder(arguments.run.parent, arguments.run.name)
     if not run.exists:
         raise ConfigError(f"{run.path}: no run there (it has no config.yaml); give its folder, as runs/NAME")
+    # Refused before DeepSpeed is loaded: the name, then the place.
     folder = _chosen(CheckpointStore(run.checkpoints), arguments.export.checkpoint)
     output = Path(arguments.export.output or run.path / f"export-{folder.path.name}").expanduser()
     refuse_existing(output, MADE_BY, arguments.overwrite)
@@ -59,6 +60,7 @@ def _chosen(store: CheckpointStore, name: str) -> CheckpointFolder:
     folders = store.complete()
     if not folders:
         raise CheckpointError(f"{store.root}: the run has no complete checkpoint yet")
+    # A folder's own name wins, so that none can be hidden by latest and best.
     chosen = {"latest": folders[0], "best": store.best()} | {folder.path.name: folder for folder in folders}
     if (folder := chosen.get(name)) is None:
         names = ", ".join(folder.path.name for folder in folders)

@@ -63,6 +63,7 @@ def work_of(plan: PlanSection) -> scale.Work:
     from esmeray.model.cost.memory import count_parameters
     from esmeray.tasks.masked_lm.model import MaskedLM
 
+    # Empty: of 15 billion parameters the shapes alone, which take no memory.
     section = ModelSection(task="masked_lm", backbone=BackboneSection(source=plan.model))
     model = MaskedLM.build(section, seed=0, empty=True)
     config, product_flops = model.backbone.config, training_flops_per_token(model, 0.0)
@@ -82,6 +83,7 @@ def device_of(plan: PlanSection) -> scale.Device:
 
     names = ("memory_gb", "memory_gb_per_s", "link_gb_per_s")
     known: dict[str, Any] = {name: getattr(known_peaks(plan.gpu), name, None) for name in names}
+    # Training in fp32 multiplies in TF32 (training.tf32).
     known["peak_tflops"] = peak_tflops(plan.gpu, "tf32" if plan.precision == "fp32" else plan.precision)
     values = {name: getattr(plan.assume, name) or value for name, value in known.items()}
     if missing := [f"--plan.assume.{name}" for name, value in values.items() if value is None]:
@@ -102,16 +104,19 @@ def scale_run(work: scale.Work, plan: PlanSection, device: scale.Device) -> dict
             f"{_gb(device.memory_bytes)} do not hold {plan.tokens or LEAST_TOKENS:,} tokens of {plan.model} beside "
             f"{state}: raise plan.stage or plan.gpus, set plan.gradient_checkpointing true, or lower plan.tokens"
         )
+    # The largest budget would leave a short last micro-batch: the smallest that needs no more of them, in units of 64.
     share = math.ceil(plan.global_tokens / plan.gpus)
     micro_batches = math.ceil(share / (plan.tokens or largest))
     tokens = plan.tokens or max(LEAST_TOKENS, 64 * math.ceil(share / micro_batches / 64))
     step_tokens, memory = tokens * micro_batches * plan.gpus, scale.memory_parts(work, plan, tokens)
     parts = scale.step_parts(work, plan, device, plan.gpus, tokens, micro_batches)
+    # Within a node NVLink hides what is asked here: the cost of leaving it.
     reference = plan.gpus_per_node if plan.gpus > plan.gpus_per_node else 1
     linear_s = sum(scale.step_parts(work, plan, device, reference, tokens, micro_batches).values())
     step_s, mtbf_s = sum(parts.values()), 3600 * assume.mtbf_gpu_hours / plan.gpus
     whole, first = scale.checkpoint_bytes(work, plan)
     write_s, stall_s = whole / (1e9 * assume.storage_gb_per_s), first / (1e9 * assume.host_gb_per_s)
+    # No checkpoint before the last one is written, nor more than one a step.
     interval_s = max(scale.daly_interval_s(stall_s, mtbf_s), write_s, step_s)
     # Besides reading, a checkpoint that is being written counts for nothing yet: as much more work is done again.
     lost = scale.lost_share(interval_s, stall_s, assume.restart_s + 2 * write_s, mtbf_s)

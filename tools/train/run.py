@@ -31,7 +31,7 @@ class Arguments(Command, Config):
 
 def main(argv: list[str]) -> int:
     words, overrides = read_words(argv, "train", __doc__, Arguments)
-    if words.config is None:
+    if words.config is None:  # there is no experiment that everybody means
         raise ConfigError(f"missing: --config; {example_of(__doc__, 'train')}")
     if not words.dry_run:
         code, _ = trained(words.config, overrides)

@@ -41,8 +41,9 @@ def main(argv: list[str]) -> int:
     if not arguments.follow:
         print("\n".join(status.lines()))
         return 0
+    # Refreshed by hand: a thread of rich's own would redraw lines that have not changed.
     with Live(Text("\n".join(status.lines())), auto_refresh=False) as live:
-        while not status.has_ended:
+        while not status.has_ended:  # a killed run has not: it may be resumed
             time.sleep(EVERY_S)
             status.update()
             live.update(Text("\n".join(status.lines())), refresh=True)

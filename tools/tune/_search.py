@@ -23,6 +23,7 @@ def search(argv: list[str], command: str, text: str, file: str) -> int:
     words, overrides = read_words(argv, command, text, Arguments)
     if words.config is None:
         raise ConfigError(f"missing: --config; {example_of(text, command)}")
+    # The search has a file of its own, in which its settings have no prefix.
     config = load_config(words.config, {key: value for key, value in overrides.items() if key[0] != "tune"})
     config.storage.apply()
     if config.data.predictions.model is not None:

@@ -9,8 +9,6 @@ Example:
 
 from esmeray.tools.tune._search import search
 
-SEARCH = "train_config/tune_throughput.yaml"
-
 
 def main(argv: list[str]) -> int:
-    return search(argv, "tune", __doc__ or "", SEARCH)
+    return search(argv, "tune", __doc__ or "", "train_config/tune_throughput.yaml")

@@ -27,7 +27,7 @@ in the kernels of ESM-2 650M (docs/gpu.md)."""
 
 
 class PlanAssumptions(Section):
-    """What is assumed of cluster and GPUs; set what you have measured."""
+    """Assumptions about cluster and GPUs; set what you have measured."""
 
     mfu: Annotated[float, Field(gt=0, le=1)] | None = None
     """Share of the peak that forward and backward pass reach (perf/mfu of a run). Default: products at 80 % of the

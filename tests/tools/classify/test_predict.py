@@ -25,11 +25,23 @@ def proteins(tmp_path) -> Path:
 
 
 @pytest.fixture
-def predict(command) -> Callable[..., Outcome]:
-    """Call the command on a model, a file and an output."""
+def predict(command, tmp_path) -> Callable[..., Outcome]:
+    """Predict a file to one of a name in the same folder."""
 
-    def call(model: Path, file: Path, output: Path, *options: object) -> Outcome:
-        return command("classify", "predict", model, "--predict.input", file, "--predict.output", output, *options)
+    def call(model: Path, file: Path, output: str, *options: object) -> Outcome:
+        words = ("--predict.input", file, "--predict.output", tmp_path / output)
+        return command.done("classify", "predict", model, *words, *options)
+
+    return call
+
+
+@pytest.fixture
+def refused(command, tmp_path) -> Callable[..., Outcome]:
+    """The same of what is refused by this code and text."""
+
+    def call(code: int, text: str, model: Path, file: Path, output: str, *options: object) -> Outcome:
+        words = ("--predict.input", file, "--predict.output", tmp_path / output)
+        return command.refused(code, text, "classify", "predict", model, *words, *options)
 
     return call
 
@@ -42,10 +54,8 @@ def rows(path: Path, delimiter=",") -> list[dict[str, str]]:
 def test_the_rows_are_those_of_the_pipeline_whatever_the_batches(predict, model, proteins, tmp_path):
     expected = ClassifierPipeline.load(model, device="cpu").predict(random_sequences(LENGTHS))
     for budget in (64, 8192):
-        output = tmp_path / f"{budget}.csv"
-        outcome = predict(model, proteins, output, "--predict.tokens", budget)
-        assert outcome.code == 0, outcome.err
-        found = rows(output)
+        outcome = predict(model, proteins, f"{budget}.csv", "--predict.tokens", budget)
+        found = rows(tmp_path / f"{budget}.csv")
         assert list(found[0]) == ["id", "label", *(f"probability_{name}" for name in expected.label_space.names)]
         assert [row["id"] for row in found] == [f"p{number}" for number in range(6)]
         assert [row["label"] for row in found] == expected.labels()
@@ -55,13 +65,12 @@ def test_the_rows_are_those_of_the_pipeline_whatever_the_batches(predict, model,
 
 
 def test_chunks_of_a_table_keep_the_order_in_each_format(predict, model, proteins, tmp_path, monkeypatch):
-    assert predict(model, proteins, tmp_path / "a.parquet").code == 0
+    predict(model, proteins, "a.parquet")
     monkeypatch.setattr("esmeray.tools.classify.predict.CHUNK_CHARACTERS", 1)
     monkeypatch.setattr("esmeray.dataset.table.PART_ROWS", 2)
     lines = "".join(f"p{number},{text}\n" for number, text in enumerate(random_sequences(LENGTHS)))
     (tmp_path / "table.csv").write_text("name,sequence\n" + lines)
-    outcome = predict(model, tmp_path / "table.csv", tmp_path / "a.tsv", "--data.labels.id_column", "name")
-    assert outcome.code == 0, outcome.err
+    predict(model, tmp_path / "table.csv", "a.tsv", "--data.labels.id_column", "name")
     table, text = pq.read_table(tmp_path / "a.parquet").to_pylist(), rows(tmp_path / "a.tsv", "\t")
     for exact, shown in zip(table, text, strict=True):
         assert (exact["id"], exact["label"]) == (shown["id"], shown["label"])
@@ -71,7 +80,7 @@ def test_chunks_of_a_table_keep_the_order_in_each_format(predict, model, protein
 def test_regression_has_numbers_alone(predict, proteins, tmp_path):
     labels = {"label_columns": ["stability", "activity"]}
     model = export_tiny(tmp_path / "model", classifier_config("regression", labels=labels))
-    assert predict(model, proteins, tmp_path / "a.csv").code == 0
+    predict(model, proteins, "a.csv")
     assert list(rows(tmp_path / "a.csv")[0]) == ["id", "predicted_stability", "predicted_activity"]
 
 
@@ -79,8 +88,7 @@ def test_each_residue_has_its_letter_and_its_numbers(predict, tmp_path):
     model = export_tiny(tmp_path / "model", classifier_config("per_residue", max_length=20))
     proteins = labelled_fasta(tmp_path / "proteins.fasta", [30, 5], "per_residue")
     for name in ("a.csv", "a.parquet"):
-        outcome = predict(model, proteins, tmp_path / name)
-        assert outcome.code == 0, outcome.err
+        outcome = predict(model, proteins, name)
     assert "1 longer than 20 tokens, cropped" in outcome.out
     found, exact = rows(tmp_path / "a.csv"), pq.read_table(tmp_path / "a.parquet").to_pylist()
     assert [len(row["label"]) for row in found] == [30, 5] and found[0]["label"].endswith("?" * 10)
@@ -89,50 +97,38 @@ def test_each_residue_has_its_letter_and_its_numbers(predict, tmp_path):
     np.testing.assert_allclose(numbers, exact[0]["probability_H"], atol=1e-5)
 
 
-def test_a_repeated_id_is_refused_unless_it_may_be_dropped_or_renamed(predict, model, tmp_path):
+def test_a_repeated_id_is_refused_unless_it_may_be_dropped_or_renamed(predict, refused, model, tmp_path):
     path = tmp_path / "a.fasta"
     path.write_text(">p\nMKTA\n>q\nMK\n>p\nTTTT\n")
-    outcome = predict(model, path, tmp_path / "a.csv")
-    assert outcome.code == 3 and outcome.err.count("\n") == 1
-    assert "line 5" in outcome.err and "the id 'p' stands already in" in outcome.err
-    assert "give --data.ingest.duplicate_ids first (or rename)" in outcome.err
+    outcome = refused(3, "the id 'p' stands already in", model, path, "a.csv")
+    assert "line 5" in outcome.err and "give --data.ingest.duplicate_ids first (or rename)" in outcome.err
     assert [item.name for item in tmp_path.iterdir()] == ["a.fasta"]
-    renaming = ("--data.ingest.duplicate_ids", "rename")
-    renamed = (model, path, tmp_path / "a.csv", *renaming)
-    outcome = predict(*renamed)
-    assert outcome.code == 0 and "1 id renamed" in outcome.out
+    assert "1 id renamed" in predict(model, path, "a.csv", "--data.ingest.duplicate_ids", "rename").out
     assert [row["id"] for row in rows(tmp_path / "a.csv")] == ["p", "q", "p.2"]
 
 
-def test_what_fails_half_way_leaves_what_was_there(predict, model, tmp_path, monkeypatch):
+def test_what_fails_half_way_leaves_what_was_there(predict, refused, model, tmp_path, monkeypatch):
     monkeypatch.setattr("esmeray.tools.classify.predict.CHUNK_CHARACTERS", 1)
     monkeypatch.setattr("esmeray.dataset.table.PART_ROWS", 1)
     (tmp_path / "a.csv").write_text("sequence\nMKTA\nM1\n")
     (tmp_path / "good.csv").write_text("sequence\nMKTA\n")
-    assert predict(model, tmp_path / "good.csv", tmp_path / "out.csv").code == 0
+    predict(model, tmp_path / "good.csv", "out.csv")
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    overwriting = (tmp_path / "out.csv", "--overwrite")
-    outcome = predict(model, tmp_path / "a.csv", *overwriting)
-    assert outcome.code == 3 and "row 2" in outcome.err
+    refused(3, "row 2", model, tmp_path / "a.csv", "out.csv", "--overwrite")
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
     (tmp_path / "a.csv").write_text("sequence\nMKTA\nMK\n")
-    assert predict(model, tmp_path / "a.csv", *overwriting).code == 0
+    predict(model, tmp_path / "a.csv", "out.csv", "--overwrite")
     assert len(rows(tmp_path / "out.csv")) == 2
 
 
-def test_another_ending_of_the_output_is_refused(predict, model, proteins, tmp_path):
-    outcome = predict(model, proteins, tmp_path / "a.txt")
-    assert outcome.code == 2 and "must end in .csv or .tsv or .parquet" in outcome.err and outcome.err.count("\n") == 1
-
-
-def test_a_table_without_records_is_refused_and_a_missing_column_with_the_option_to_give(predict, model, tmp_path):
-    (tmp_path / "a.csv").write_text("sequence\n")
-    assert predict(model, tmp_path / "a.csv", tmp_path / "out.csv").code == 3
-    (tmp_path / "a.csv").write_text("name,protein\nx,MKTA\n")
-    arguments = (model, tmp_path / "a.csv", tmp_path / "out.csv")
-    outcome = predict(*arguments, "--data.labels.text_column", "protein", "--data.labels.id_column", "id")
-    assert outcome.code == 3
-    assert "no column 'id'; it has 'name', 'protein'" in outcome.err
+def test_what_cannot_be_read_or_written_is_one_line_with_the_option_to_give(refused, model, proteins, tmp_path):
+    refused(2, "must end in .csv or .tsv or .parquet", model, proteins, "a.txt")
+    table = tmp_path / "a.csv"
+    table.write_text("sequence\n")
+    refused(3, "holds no rows", model, table, "out.csv")
+    table.write_text("name,protein\nx,MKTA\n")
+    options = ("--data.labels.text_column", "protein", "--data.labels.id_column", "id")
+    outcome = refused(3, "no column 'id'; it has 'name', 'protein'", model, table, "out.csv", *options)
     assert outcome.err.endswith("as --data.labels.id_column name\n")
-    outcome = predict(*arguments)
-    assert "no column 'sequence'" in outcome.err and "as --data.labels.text_column " in outcome.err
+    outcome = refused(3, "no column 'sequence'", model, table, "out.csv")
+    assert "as --data.labels.text_column " in outcome.err

@@ -15,8 +15,7 @@ def store(command, tmp_path):
 
 
 def test_the_report_shows_counts_lengths_composition_and_origin(command, store):
-    outcome = command("data", "inspect", store)
-    assert outcome.code == 0
+    outcome = command.done("data", "inspect", store)
     for words in (
         "records   3",
         "residues  126",

@@ -15,8 +15,7 @@ def test_what_is_given_is_evaluated_and_what_is_left_out_is_counted(tmp_path: Pa
     store = structure_store(tmp_path / "folds", 6, validation_share=0.4)
     held_out = store.validation.size
     given = ["design", "evaluate", tmp_path / "export", "--evaluate.store", store.path, "--evaluate.steps", 2]
-    whole = command(*given, "--evaluate.output", tmp_path / "all.json")
-    assert whole.code == 0, whole.err
+    whole = command.done(*given, "--evaluate.output", tmp_path / "all.json")
     assert "evaluated 6 of 6 records; left out: 0 of other parts, 0 without" in whole.err
     assert f"{held_out} of them are the store's validation part" in whole.err
     part = command(*given, "--evaluate.part", "validation", "--evaluate.output", tmp_path / "part.json")

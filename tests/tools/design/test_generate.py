@@ -32,12 +32,11 @@ def read_fasta(path: Path) -> dict[str, str]:
 
 def test_designs_of_a_folder_keep_what_is_fixed_and_leave_out_what_is_omitted(here: Path, command, tmp_path: Path):
     out = tmp_path / "designs"
-    outcome = command(
+    command.done(
         f"design generate {here} --generate.structures {here / 'fold*.pdb'} --generate.output {out} "
         "--generate.number 3 --generate.label helix --generate.fix 1-5,9 --generate.omit CW --generate.steps 4 "
         f"--generate.temperature 1 --generate.known {here / 'folds' / 'sequences'}"
     )
-    assert outcome.code == 0, outcome.err
     designs = read_fasta(out / "designs.fasta")
     assert len(designs) == 6 and all("score=-" in name and "recovery=0." in name for name in designs)
     assert all("novelty=0." in name and "nearest=fold" in name for name in designs)
@@ -49,16 +48,15 @@ def test_designs_of_a_folder_keep_what_is_fixed_and_leave_out_what_is_omitted(he
     assert len(rows) == sum(len(fold.residues) for fold in FOLDS)
     assert sum(float(rows[20][letter]) for letter in "ACDEFGHIKLMNPQRSTVWY") == pytest.approx(1, abs=2e-3)
     assert all((out / f"{fold.id}_A.png").stat().st_size > 5000 for fold in FOLDS)
-    again = command(f"design generate {here} --generate.structures {here / 'fold0000.pdb'} --generate.output {out}")
-    assert again.code == 2 and "exists" in again.err
+    again = f"design generate {here} --generate.structures {here / 'fold0000.pdb'} --generate.output {out}"
+    command.refused(2, "exists", again)
 
 
 def test_chains_of_a_complex_are_tied_and_sequences_need_no_structure(here: Path, command, tmp_path: Path):
-    pair = command(
+    command.done(
         f"design generate {here} --generate.structures {here / 'dimer.cif.pdb'} --generate.chains complex "
         f"--generate.tie A,B --generate.output {tmp_path / 'pair'} --generate.fix B:1-3 --generate.steps 3"
     )
-    assert pair.code == 0, pair.err
     (residues,) = read_fasta(tmp_path / "pair" / "designs.fasta").values()
     half = len(residues) // 2
     assert residues[:half] == residues[half:] and residues[half : half + 3] == FOLDS[0].residues[:3]
@@ -75,19 +73,18 @@ def test_chains_of_a_complex_are_tied_and_sequences_need_no_structure(here: Path
 def test_given_sequences_are_scored(here: Path, command, tmp_path: Path):
     native = FOLDS[0].residues
     (tmp_path / "in.fasta").write_text(f">native\n{native}\n>shifted\n{native[1:]}{native[0]}\n>short\nMKT\n")
-    outcome = command(
+    command.done(
         f"design score {here} --score.structures {here / 'fold0000.pdb'} --score.sequences {tmp_path / 'in.fasta'} "
         f"--score.output {tmp_path / 'scores.tsv'}"
     )
-    assert outcome.code == 0, outcome.err
     rows = {row["sequence"]: row for row in csv.DictReader((tmp_path / "scores.tsv").open(), delimiter="\t")}
     assert set(rows) == {"native", "shifted"} and float(rows["native"]["recovery"]) == 1
     assert np.isfinite([float(row["log_likelihood"]) for row in rows.values()]).all()
 
 
-@pytest.mark.parametrize(
-    ("options", "words", "code"),
-    [
+def test_requests_that_can_not_be_end_in_one_line(here, command, monkeypatch, tmp_path):
+    monkeypatch.chdir(here)
+    for options, words, code in [
         ("--generate.length 5", "either --generate.structures or --generate.length", 2),
         ("--generate.fix 999", "has positions 1 to", 2),
         ("--generate.fix a", "write positions as", 2),
@@ -96,12 +93,7 @@ def test_given_sequences_are_scored(here: Path, command, tmp_path: Path):
         ("--generate.label knot", "the model knows helix, barrel", 2),
         ("--generate.structures none.pdb", "no such file", 3),
         ("--generate.chains Z", "has no protein chain Z", 3),
-    ],
-)
-def test_requests_that_can_not_be_end_in_one_line(here, command, monkeypatch, tmp_path, options, words, code):
-    monkeypatch.chdir(here)
-    outcome = command(
-        f"design generate . --generate.structures fold0000.pdb --generate.output {tmp_path / 'out'} {options}"
-    )
-    assert (outcome.code, outcome.err.count("\n")) == (code, 1) and words in outcome.err, outcome.err
+    ]:
+        generate = f"design generate . --generate.structures fold0000.pdb --generate.output {tmp_path / 'out'}"
+        command.refused(code, words, f"{generate} {options}")
     assert not (tmp_path / "out").exists()

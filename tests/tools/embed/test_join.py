@@ -1,4 +1,3 @@
-import json
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +24,7 @@ def test_vectors_are_joined_by_id_in_the_order_of_the_first_folder(command, here
     first, second = random_vectors(25, 3), random_vectors(25, 5, seed=1)
     make_embeddings(here / "a", first, IDS, kind)
     make_embeddings(here / "b", second[order], [IDS[n] for n in order], "npy", model="b")
-    outcome = command("embed", "join", "--join.folders", "a", "b", "--join.output", "ab")
-    assert outcome.code == 0, outcome.err
+    outcome = command.done("embed", "join", "--join.folders", "a", "b", "--join.output", "ab")
     joined = read_embeddings("ab")
     made = "parquet" if kind == "hdf5" else kind
     assert (joined.ids, joined.output.format, joined.output.columns) == (IDS, made, {"a/mean": 3, "b/mean": 5})
@@ -42,8 +40,7 @@ def test_vectors_are_joined_by_id_in_the_order_of_the_first_folder(command, here
 def test_outputs_are_chosen_by_name_and_the_format_by_option(command, here):
     mean, cls = random_vectors(25, 3), random_vectors(25, 3, seed=1)
     make_embeddings(here / "a", {"mean": mean, "cls": cls}, IDS)
-    outcome = command("embed join --join.folders a a --join.names cls mean --join.output ab --join.format npy")
-    assert outcome.code == 0, outcome.err
+    command.done("embed join --join.folders a a --join.names cls mean --join.output ab --join.format npy")
     np.testing.assert_array_equal(np.load(here / "ab" / "joined.npy"), np.concatenate([cls, mean], axis=1))
 
 
@@ -75,20 +72,18 @@ def test_other_ids_are_named_and_nothing_is_written(command, here, ids, words):
     assert sorted(path.name for path in here.iterdir()) == ["a", "b"]
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_vector_that_is_not_finite_is_named_with_its_folder(command, here, value):
-    vectors = random_vectors(25, 3)
-    vectors[13, 1] = value
-    make_embeddings(here / "a", random_vectors(25, 3), IDS)
-    make_embeddings(here / "b", vectors, IDS)
-    outcome = command("embed", "join", "--join.folders", "a", "b", "--join.output", "ab")
-    assert (outcome.code, outcome.err) == (3, "error: b: 'p13' has NaN or infinity in mean\n")
-
-
 def test_mistakes_are_one_line(command, here):
     make_embeddings(here / "a", random_vectors(25, 3), IDS)
     make_embeddings(here / "residues", random_vectors(25, 3), IDS, per="residue")
+    vectors = random_vectors(25, 3)
+    vectors[13, 1] = np.inf
+    make_embeddings(here / "infinite", vectors, IDS)
+    sequences = ["M" * length for length in read_embeddings(here / "a").lengths]
+    sequences[7] = "K" + sequences[7][1:]
+    make_embeddings(here / "other", random_vectors(25, 3), IDS, sequences=sequences)
     for arguments, code, words in [
+        ("a infinite --join.output ab", 3, "error: infinite: 'p13' has NaN or infinity in mean\n"),
+        ("a other --join.output ab", 3, "a: 'p7' is another sequence than in other; embed the same sequences"),
         ("a none --join.output ab", 3, "none: no embeddings there"),
         ("a a --join.output ab --join.names mean meen", 2, "no output 'meen' (did you mean mean?)"),
         ("a a --join.output ab --join.names mean", 2, "--join.names: 1 for 2 folders"),
@@ -96,25 +91,12 @@ def test_mistakes_are_one_line(command, here):
         ("a --join.output ab", 2, "--join.folders: list should have at least 2 items"),
         ("a residues --join.output ab", 3, "has values for each residue"),
     ]:
-        outcome = command(f"embed join --join.folders {arguments}")
-        assert (outcome.code, outcome.err.count("\n")) == (code, 1) and words in outcome.err, outcome.err
+        command.refused(code, words, f"embed join --join.folders {arguments}")
 
 
 def test_what_was_joined_can_be_joined_and_replaced(command, here):
     make_embeddings(here / "a", random_vectors(25, 3), IDS)
     make_embeddings(here / "b", random_vectors(25, 2), IDS)
     for first in ("a", "ab"):
-        assert command("embed", "join", "--join.folders", first, "b", "--join.output", "ab", "--overwrite").code == 0
-    assert json.loads((here / "ab" / "embeddings.json").read_text())["outputs"]["joined"]["channels"] == 7
-
-
-def test_an_id_of_another_sequence_is_named(command, here):
-    make_embeddings(here / "a", random_vectors(25, 3), IDS)
-    sequences = ["M" * length for length in read_embeddings(here / "a").lengths]
-    sequences[7] = "K" + sequences[7][1:]
-    make_embeddings(here / "b", random_vectors(25, 3), IDS, sequences=sequences)
-    outcome = command("embed join --join.folders a b --join.output ab")
-    assert (outcome.code, outcome.err) == (
-        3,
-        "error: a: 'p7' is another sequence than in b; embed the same sequences\n",
-    )
+        command.done(f"embed join --join.folders {first} b --join.output ab --overwrite")
+    assert read_embeddings("ab").channels == 7

@@ -44,9 +44,9 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(prediction, "_BLOCK", 8)
 
 
-def predict(command, run: Path, source: Path, output: Path, *options: object):
-    """The outcome of a prediction."""
-    return command("function", "predict", run, "--predict.input", source, "--predict.output", output, *options)
+def prediction_of(run: Path, source: Path, output: Path, *options: object) -> list[object]:
+    """The words of the command."""
+    return ["function", "predict", run, "--predict.input", source, "--predict.output", output, *options]
 
 
 def content(run: Path) -> dict[str, bytes]:
@@ -87,8 +87,7 @@ def test_predictions_are_in_cafas_format_consistent_and_bounded(trained, tmp_pat
     for part, terms in ("blend", 500), ("blend", 7), ("network", 500), ("homology", 500):
         output = tmp_path / f"{part}{terms}.tsv"
         options = ["--predict.part", part, "--predict.terms", terms]
-        outcome = predict(command, trained, trained / "function" / "sample" / "test.fasta", output, *options)
-        assert outcome.code == 0, outcome.err
+        command.done(*prediction_of(trained, trained / "function" / "sample" / "test.fasta", output, *options))
         rows = [line.split("\t") for line in output.read_text().splitlines()]
         assert all(len(score) == 5 and 0 < float(score) <= 1 for _, _, score in rows)
         proteins = list(dict.fromkeys(protein for protein, _, _ in rows))
@@ -125,29 +124,26 @@ def test_a_killed_prediction_resumes_with_the_same_bytes(trained, tmp_path, comm
 
 def test_what_cannot_be_predicted_is_one_line(trained, tmp_path, command):
     test = trained / "function" / "sample" / "test.fasta"
-    outcome = predict(command, tmp_path / "absent", test, tmp_path / "out.tsv")
-    assert outcome.code == 2 and "no finished run" in outcome.err
+    command.refused(2, "no finished run", *prediction_of(tmp_path / "absent", test, tmp_path / "out.tsv"))
     (tmp_path / "out.tsv").write_text("mine\n")
-    outcome = predict(command, trained, test, tmp_path / "out.tsv")
-    assert outcome.code == 2 and "exists already" in outcome.err
+    command.refused(2, "exists already", *prediction_of(trained, test, tmp_path / "out.tsv"))
     (tmp_path / "new.tsv.partial").mkdir()
     (tmp_path / "new.tsv.partial" / "job.json").write_text("{}")
-    outcome = predict(command, trained, test, tmp_path / "new.tsv")
-    assert outcome.code == 2 and "new.tsv.partial: is in the way" in outcome.err
+    new = prediction_of(trained, test, tmp_path / "new.tsv")
+    command.refused(2, "new.tsv.partial: is in the way", *new)
     (tmp_path / "new.tsv.partial" / RECORD_FILE).write_text("predict_function")
-    outcome = predict(command, trained, test, tmp_path / "new.tsv")
-    assert outcome.code == 2 and "work of another job (run was" in outcome.err
+    command.refused(2, "work of another job (run was", *new)
     shutil.copytree(trained, tmp_path / "damaged")
     for name in ("blend.json", "vectors.npy", "annotations.tsv"):
         path = tmp_path / "damaged" / "function" / name
         content = bytearray(path.read_bytes())
         content[-3] ^= 1
         path.write_bytes(content)
-        outcome = predict(command, tmp_path / "damaged", test, tmp_path / "none.tsv")
-        assert outcome.code == 3 and f"{name}: damaged: its checksum" in outcome.err and outcome.err.count("\n") == 1
+        words = f"{name}: damaged: its checksum"
+        command.refused(3, words, *prediction_of(tmp_path / "damaged", test, tmp_path / "none.tsv"))
         shutil.copy2(trained / "function" / name, path)
     (tmp_path / "empty.fasta").touch()
-    outcome = predict(command, trained, tmp_path / "empty.fasta", tmp_path / "none.tsv")
+    outcome = command(*prediction_of(trained, tmp_path / "empty.fasta", tmp_path / "none.tsv"))
     assert outcome.code == 3 and not (tmp_path / "none.tsv.partial").exists()
 
 
@@ -155,8 +151,7 @@ def test_a_store_is_predicted_as_the_fasta_that_it_was_made_of(trained, tmp_path
     fasta = trained / "function" / "sample" / "test.fasta"
     assert command("data", "convert", "--data.source", fasta, "--convert.store", tmp_path / "store").code == 0
     for source, name in (fasta, "fasta.tsv"), (tmp_path / "store", "store.tsv"):
-        outcome = predict(command, trained, source, tmp_path / name)
-        assert outcome.code == 0, outcome.err
+        command.done(*prediction_of(trained, source, tmp_path / name))
     assert (tmp_path / "fasta.tsv").read_bytes() == (tmp_path / "store.tsv").read_bytes()
 
 
@@ -165,8 +160,7 @@ def test_embeddings_of_a_model_are_computed_on_the_way_or_read_from_a_store(tmp_
     prefix = "--model.terms.embeddings."
     model = [f"{prefix}model", "esm2_t6_8M", f"{prefix}random_weights", "true", f"{prefix}max_length", 20]
     options = [*in_folder(tmp_path), "--model.terms.parts", "neighbours", "network", *model, "--wandb.mode", "disabled"]
-    outcome = command(*options, "--run.name", "computed")
-    assert outcome.code == 0, outcome.err
+    command.done(*options, "--run.name", "computed")
     (store,) = (tmp_path / "stores").glob("*-embeddings-*")
     monkeypatch.chdir(store.parent)
     assert command(*options, f"{prefix}store", store.name, "--run.name", "read").code == 0
@@ -177,7 +171,6 @@ def test_embeddings_of_a_model_are_computed_on_the_way_or_read_from_a_store(tmp_
     lines = (tmp_path / "read" / "function" / "sample" / "test.fasta").read_text().splitlines(keepends=True)
     fasta.write_text("".join(lines[:6]))
     for name in ("computed", "read"):
-        outcome = predict(command, tmp_path / name, fasta, tmp_path / f"{name}.tsv")
-        assert outcome.code == 0, outcome.err
+        command.done(*prediction_of(tmp_path / name, fasta, tmp_path / f"{name}.tsv"))
     assert (tmp_path / "computed.tsv").read_bytes() == (tmp_path / "read.tsv").read_bytes()
     assert np.isfinite(blends[0]["biological_process"]["weights"]["network"])

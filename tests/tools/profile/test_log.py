@@ -10,8 +10,7 @@ from tests.monitoring import gpu_traces
 
 def test_summary_is_printed_drawn_and_written_with_what_to_do(command, tmp_path):
     log = gpu_traces.thermal().write(tmp_path / "log.csv")
-    outcome = command("profile", "log", log, "--profile.json_output", tmp_path / "found.json")
-    assert outcome.code == 0, outcome.err
+    outcome = command.done("profile", "log", log, "--profile.json_output", tmp_path / "found.json")
     assert "% at work, idle " in outcome.out
     assert "  heat: " in outcome.out and "to do: " in outcome.out
     (gpu,) = json.loads((tmp_path / "found.json").read_text())["gpus"]

@@ -12,10 +12,9 @@ from tests.conftest import REPOSITORY
 
 def test_a_dry_run_prints_the_resolved_settings(command):
     file = REPOSITORY / "train_config" / "serve.yaml"
-    outcome = command(
+    outcome = command.done(
         f"serve run --config {file} --serve.port 8080 --serve.access.keys keys.yaml --serve.host 0.0.0.0 --dry_run"
     )
-    assert outcome.code == 0, outcome.err
     config = ServiceSettings.model_validate(yaml.safe_load(outcome.out)).serve
     assert (config.port, config.host, config.access.keys) == (8080, "0.0.0.0", "keys.yaml")
     assert config.models[0].name == "esm2_t6_8M" and config.models[0].random_weights

@@ -42,8 +42,7 @@ def test_runs_are_drawn_over_training_time_and_tokens_and_a_pause_does_not_count
     figures = []
     save = curves.save
     monkeypatch.setattr(curves, "save", lambda figure, path: (figures.append(figure), save(figure, path)))
-    outcome = command("train", "curves", *runs, "--output", tmp_path / "out.png")
-    assert outcome.code == 0, outcome.err
+    command.done("train", "curves", *runs, "--output", tmp_path / "out.png")
     assert len(np.unique(image.imread(tmp_path / "out.png")[..., 0])) > 20
     over_time, over_tokens = figures[0].axes
     assert [text.get_text() for text in over_time.get_legend().get_texts()] == ["a", "b"]

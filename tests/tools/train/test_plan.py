@@ -2,14 +2,11 @@
 
 import json
 
-import pytest
-
 
 def test_a_plan_is_one_screen_and_a_file(command, tmp_path):
     path = tmp_path / "plan.json"
     words = f"train plan --plan.model esm2_t48_15B --plan.gpus 64 --plan.gpu h200 --plan.json_output {path}"
-    outcome = command(words)
-    assert outcome.code == 0, outcome.err
+    outcome = command.done(words)
     assert outcome.out.count("\n") <= 24 and max(map(len, outcome.out.splitlines())) <= 120
     scaled = json.loads(path.read_text())
     assert f"{scaled['tokens_per_s']:,.0f} tokens/s" in outcome.out and scaled["binds"] == "compute"
@@ -18,9 +15,8 @@ def test_a_plan_is_one_screen_and_a_file(command, tmp_path):
     assert command(f"{words} --overwrite").code == 0
 
 
-@pytest.mark.parametrize(
-    ("options", "code", "reason"),
-    [
+def test_what_cannot_be_planned_is_one_line(command):
+    for options, code, reason in [
         ("--plan.model esm2_t48_15B --plan.gpu A100-40GB", 4, "raise plan.stage or plan.gpus"),
         ("--plan.gpu abacus", 2, "'abacus' is not known: choose one of B200, H200 NVL"),
         ("--plan.gpu abacus", 2, "or give --plan.assume.memory_gb"),
@@ -29,21 +25,14 @@ def test_a_plan_is_one_screen_and_a_file(command, tmp_path):
         ("--plan.interconnect tape", 2, "plan.interconnect"),
         ("--plan.model esm2_t7", 2, "model.backbone.source"),
         ("--plan.assume.mtbf_gpu_hours 0.001", 4, "leaves no time to train"),
-    ],
-)
-def test_what_cannot_be_planned_is_one_line(command, options, code, reason):
-    outcome = command(f"train plan {options}")
-    assert (outcome.code, outcome.out) == (code, "")
-    assert reason in outcome.err
+    ]:
+        assert command.refused(code, reason, f"train plan {options}").out == ""
 
 
-@pytest.mark.parametrize(
-    ("options", "binds"),
-    [
+def test_what_binds_is_named(command):
+    for options, binds in [
         ("--plan.gpus 512 --plan.interconnect 1", "interconnect"),
         ("--plan.gpus 1 --plan.model esm2_t6_8M --plan.compile false", "memory bandwidth"),
         ("--plan.gpus 4096 --plan.model esm2_t48_15B --plan.assume.storage_gb_per_s 0.01", "disk"),
-    ],
-)
-def test_what_binds_is_named(command, options, binds):
-    assert f"binds            {binds}\n" in command(f"train plan {options}").out
+    ]:
+        assert f"binds            {binds}\n" in command.done(f"train plan {options}").out

@@ -23,8 +23,7 @@ def run(tmp_path) -> RunFolder:
 
 def test_state_is_printed_once_and_nothing_is_written(command, run):
     before = {path: path.read_bytes() for path in run.path.iterdir()}
-    outcome = command("train", "status", run.path)
-    assert outcome.code == 0, outcome.err
+    outcome = command.done("train", "status", run.path)
     assert outcome.out.count("step 5") == 1 and "\x1b" not in outcome.out
     assert {path: path.read_bytes() for path in run.path.iterdir()} == before
 
@@ -36,8 +35,7 @@ def test_following_ends_with_the_run(command, run):
         run.write_outcome(Outcome("finished", 6, "trained 6 steps", 0))
 
     threading.Thread(target=finish).start()
-    outcome = command("train", "status", run.path, "--follow")
-    assert outcome.code == 0
+    outcome = command.done("train", "status", run.path, "--follow")
     assert "finished, trained 6 steps" in outcome.out and "step 6" in outcome.out
 
 
@@ -64,8 +62,7 @@ def test_following_waits_for_a_run_to_begin_and_through_a_kill_to_its_resumed_en
 
     changes = go_on()
     monkeypatch.setattr("time.sleep", lambda _: next(changes))
-    outcome = command("train", "status", run.path, "--follow")
-    assert outcome.code == 0
+    outcome = command.done("train", "status", run.path, "--follow")
     assert outcome.out.startswith(f"waiting for the run to begin: {run.path} is not the folder of a run")
     assert "finished, trained 6 steps" in outcome.out
     assert not list(changes), "the end of its process is waited for as well"
