@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from esmeray.dataset.batches.preparation import FixedCrop, fixed_crop, head_length
+from esmeray.dataset.batches.preparation import FixedCrop, head_length
 from esmeray.dataset.labels.label_space import LabelSpace, predicted_positive
 from esmeray.inference.models.model import Model, TokenizedTexts, run
 from esmeray.inference.models.opening import open_model
-from esmeray.inference.models.source import config_of, exported_by
+from esmeray.inference.models.source import exported_by, limit_of
 from esmeray.model.tasks.classifier import Classifier
 from esmeray.train_config.schema import DataSection
 from esmeray.train_config.section import DEFAULT_TOKENS, Precision
@@ -121,10 +121,9 @@ class ClassifierPipeline:
         >>> classifier.predict(["MKTAYIAKQR", "MSILVTRPSP"]).probabilities.shape  # (N, classes)
         (2, 3)
         """
-        folder = exported_by("classifier", source)
-        model = open_model(folder, precision, device)
-        data = data or config_of(folder).data
-        return cls(model, tokens=tokens, max_length=data.max_length, crop=fixed_crop(data.crop))
+        model = open_model(exported_by("classifier", source), precision, device)
+        limit = model.limit if data is None else limit_of(data)
+        return cls(model, tokens=tokens, max_length=limit.max_length, crop=limit.crop)
 
     @property
     def classifier(self) -> Classifier:

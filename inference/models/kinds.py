@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from esmeray.dataset.batches.preparation import FixedCrop
 from esmeray.dataset.embeddings.manifest import Per
 from esmeray.inference.models import outputs
 from esmeray.installation import added
@@ -75,6 +76,13 @@ class ModelFacts:
         """FLOP of a forward pass over sequences of so many tokens, nothing padded."""
         squares = float((tokens_n.astype(float) ** 2).sum())
         return self.flops_per_token * float(tokens_n.sum()) + self.attention_flops * squares
+
+
+class Limit(NamedTuple):
+    """The tokens of a text that are used, special ones left out: None for all of them; of a longer text, which."""
+
+    max_length: int | None
+    crop: FixedCrop = "start"
 
 
 class HasOutputs(Protocol):

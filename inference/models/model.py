@@ -22,7 +22,7 @@ from esmeray.dataset.batches.plan import longest_first
 from esmeray.dataset.batches.preparation import FixedCrop, head_length
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer
 from esmeray.dataset.tokens.esm import sequence_lengths, tokenize_pieces
-from esmeray.inference.models.kinds import ModelFacts, Output, kind_of, output_names
+from esmeray.inference.models.kinds import Limit, ModelFacts, Output, kind_of, output_names
 from esmeray.inference.models.packing import Packed, Tokenized, pack, packed
 from esmeray.model.backbones.base import PackedBackbone
 from esmeray.model.backbones.fingerprint import architecture, features_fingerprint, weights_fingerprint
@@ -42,7 +42,8 @@ Features: TypeAlias = dict[Any, Tensor]
 class Model:
     """See the module; made by :func:`esmeray.inference.models.opening.open_model`.
 
-    ``heads`` has what computes from features, by the name of its task.
+    ``heads`` has what computes from features, by the name of its task. ``limit`` is that of texts that it is run on: the
+    one that it was trained with, where it was trained to predict; else what it can take.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Model:
         precision: Precision,
         device: torch.device,
         random_weights: bool,
+        limit: Limit | None = None,
     ) -> None:
         self.device, self.tokenizer, self.heads = device, opened.tokenizer, opened.heads
         backbone, dtype = opened.backbone, DTYPES[precision]
@@ -82,6 +84,7 @@ class Model:
             precision=precision,
             random_weights=random_weights,
         )
+        self.limit = limit or Limit(self.facts.longest)
         backbone.to(device)
         self.backbone: PackedBackbone = optimize_for_inference(backbone, dtype)
         for head in own:

@@ -10,12 +10,14 @@ from typing import NamedTuple
 
 from esmeray.common.errors import ConfigError, EsmerayError
 from esmeray.common.verification import verified
+from esmeray.dataset.batches.preparation import fixed_crop
 from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.dataset.tokens.model_folder import local_folder
+from esmeray.inference.models.kinds import Limit
 from esmeray.model.backbones.source import SOURCE_KEY, check_source, has_random_weights
 from esmeray.model.export.exported_folder import read_settings, task_of
 from esmeray.train_config.loading import load_config, load_recorded
-from esmeray.train_config.schema import BackboneSection, Config
+from esmeray.train_config.schema import BackboneSection, Config, DataSection
 from esmeray.train_config.section import Overrides
 
 
@@ -88,6 +90,11 @@ def config_of(source: str | Path, overrides: Overrides | None = None) -> Config:
     """The settings that a model was trained with, overridden; the defaults where its folder has none."""
     path = find_model(source).folder / "config.yaml"
     return load_recorded(verified(path), overrides) if path.is_file() else load_config(None, overrides)
+
+
+def limit_of(data: DataSection) -> Limit:
+    """The limit of texts to predict, after training with these settings."""
+    return Limit(data.max_length, fixed_crop(data.crop))
 
 
 def label_space_of(source: str | Path) -> LabelSpace:

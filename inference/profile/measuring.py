@@ -24,17 +24,16 @@ from esmeray.common.errors import ResourceError
 from esmeray.common.publishing import atomic_file
 from esmeray.common.timing import timed
 from esmeray.dataset.batches.plan import longest_first
-from esmeray.dataset.batches.preparation import FixedCrop, fixed_crop
 from esmeray.dataset.store.conversion import job_store
 from esmeray.dataset.store.reader import Store
 from esmeray.inference.classifier import ClassifierPipeline
 from esmeray.inference.classify.labelled import LabelledTexts, read_texts, read_unlabelled
 from esmeray.inference.embedding.plan import Shard, make_plan
 from esmeray.inference.embedding.worker import ShardWorker
-from esmeray.inference.models.kinds import Output
+from esmeray.inference.models.kinds import Limit, Output
 from esmeray.inference.models.model import BatchRows, Model, TokenizedTexts, run
 from esmeray.inference.models.opening import open_model
-from esmeray.inference.models.source import config_of
+from esmeray.inference.models.source import config_of, limit_of
 from esmeray.model.device import DTYPES, choose_device
 from esmeray.model.metrics.classification import classification_metrics
 from esmeray.monitoring.advice import Facts, advise
@@ -63,22 +62,21 @@ INSIDE = {("pooling", stage) for stage in OPERATORS} | {("tokenize", "pack")}
 class Subject(NamedTuple):
     """A model with the outputs that are measured.
 
-    ``tokens``: budget of a batch. ``max_length``, ``crop``: of longer texts this part is used.
+    ``tokens``: budget of a batch. ``limit``: of texts.
     """
 
     model: Model
     outputs: Sequence[Output]
     tokens: int
-    max_length: int | None
-    crop: FixedCrop = "start"
+    limit: Limit
 
     def run(self, texts: Sequence[str], token_budget: int | None = None) -> list[BatchRows]:
-        tokenized = self.model.tokenize(texts, self.max_length, self.crop)
+        tokenized = self.model.tokenize(texts, *self.limit)
         return list(run(self.model, TokenizedTexts(tokenized, self.model), self.outputs, token_budget))
 
     def token_counts(self, texts: Sequence[str]) -> NDArray[np.int64]:
         """(N,) tokens of each text, special tokens included."""
-        return self.model.tokenize(texts, self.max_length, self.crop).lengths + self.model.facts.special_tokens
+        return self.model.tokenize(texts, *self.limit).lengths + self.model.facts.special_tokens
 
 
 class Job(NamedTuple):
@@ -97,7 +95,7 @@ def open_subject(
     assert settings.precision is not None and settings.tokens is not None
     model = open_model(name, settings.precision, device, random_weights=random_weights)
     kinds = outputs or ["classes" if "classifier" in model.heads else "mean"]
-    return Subject(model, model.outputs(kinds, settings.layers), settings.tokens, model.facts.longest)
+    return Subject(model, model.outputs(kinds, settings.layers), settings.tokens, Limit(model.facts.longest))
 
 
 def spread(lengths_N: NDArray[np.integer], count: float) -> NDArray[np.int64]:
@@ -132,7 +130,7 @@ def profile_model(
         if "classifier" in subject.model.heads:
             config = config_of(name, overrides)
             data, tokenizer, space = config.data, config.model.tokenizer, subject.model.heads["classifier"].label_space
-            subject = subject._replace(max_length=data.max_length, crop=fixed_crop(data.crop))
+            subject = subject._replace(limit=limit_of(data))
             if "accuracy" in settings.steps:
                 labelled = read_texts(data.source, data, tokenizer, space, overrides=overrides)
                 result["accuracy"] = _accuracy(subject, labelled, show)
@@ -179,9 +177,7 @@ def _store_job(worker: ShardWorker, store: Store, settings: EmbedSection, batche
 
 def _accuracy(subject: Subject, labelled: LabelledTexts, show: Callable[[str], None]) -> dict[str, Any]:
     """Every metric of the predictions of the whole file, and their time."""
-    pipeline = ClassifierPipeline(
-        subject.model, tokens=subject.tokens, max_length=subject.max_length, crop=subject.crop
-    )
+    pipeline = ClassifierPipeline(subject.model, tokens=subject.tokens, **subject.limit._asdict())
     count = len(labelled.texts)
     predictions, seconds = timed(
         lambda: pipeline.predict(labelled.texts, progress=lambda done, total: show(f"accuracy: {done:,} of {total:,}"))
