@@ -26,7 +26,7 @@ from esmeray.dataset.targets import has_target
 from esmeray.run_folder.checkpoints import CheckpointStore, check_data
 from esmeray.run_folder.paths import RunFolder
 from esmeray.train_config.classifier_schema import LabelsSection, Part, TokenizerSection
-from esmeray.train_config.schema import Config, DataSection, IngestSection, RunSection
+from esmeray.train_config.schema import DataSection, IngestSection, RunSection
 from esmeray.train_config.section import Overrides
 
 
@@ -78,18 +78,25 @@ def read_texts(
     return texts if chosen.all() else _selected(texts, chosen)
 
 
-def own_texts(config: Config, space: LabelSpace, part: Part, progress: ProgressCallback = no_progress) -> LabelledTexts:
+def own_texts(
+    section: RunSection,
+    data: DataSection,
+    tokenizer: TokenizerSection,
+    space: LabelSpace,
+    part: Part,
+    progress: ProgressCallback = no_progress,
+) -> LabelledTexts:
     """The records that a run was trained on, or held out, by its own split.
 
     ``progress`` is called while the files are read, where the run's labelled store is gone. Raises DataError where the
     source gives other labels than the model has or the split has no such part, CheckpointError where the source is not
     the one that the run's checkpoints name.
     """
-    run = RunFolder(config.run.storage_path, config.run.name)
-    store = LabelledStore(ensure_labelled_store(config.data, config.model.tokenizer, run.stores, progress))
+    run = RunFolder(section.storage_path, section.name)
+    store = LabelledStore(ensure_labelled_store(data, tokenizer, run.stores, progress))
     if store.label_space != space:
-        raise DataError(f"{', '.join(config.data.source)}: gives other labels than the model was trained for")
-    check_data(run, config.data, store.checksum)
+        raise DataError(f"{', '.join(data.source)}: gives other labels than the model was trained for")
+    check_data(run, data, store.checksum)
     parts = {"training": store.training, "validation": store.validation, "test": store.test}
     in_parts = np.sort(np.concatenate([*parts.values()]))  # without records that the split left out, counted already
     records = in_parts if part == "all" else parts[part]
