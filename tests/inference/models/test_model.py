@@ -127,6 +127,18 @@ def test_a_trained_autoencoder_gives_its_latents_and_a_classifier_its_backbone(t
     assert rows_of(opened(exported), SEQUENCES)["mean"].shape[0] == len(SEQUENCES)
 
 
+def test_models_on_one_backbone_share_its_cached_features_and_no_latents(tmp_path: Path):
+    model = build_model(tiny_section(), 0)
+    first = opened(export(model, tmp_path / "first", EsmSequenceTokenizer()))
+    with torch.no_grad():
+        for parameter in model.encoder.parameters():
+            parameter.add_(0.01)
+    second = opened(export(model, tmp_path / "second", EsmSequenceTokenizer()))
+    for name in ("mean", "latents"):
+        keys = [own.cache_key(own.outputs([name])[0], 100, "start") for own in (first, second)]
+        assert (keys[0] == keys[1]) == (name == "mean")
+
+
 def test_the_fingerprint_follows_the_weights_and_not_the_name(tmp_path: Path):
     folder, network = model_folder(tmp_path, "ESM-2")
     copied = esm(tmp_path / "copied")
