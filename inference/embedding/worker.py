@@ -96,7 +96,7 @@ class ShardWorker:
         dtype = DTYPES.get(self._settings.dtype, torch.float32)
         for batch in run(self.model, texts, facts.outputs, shard.budget, dtype=dtype):
             for output in facts.outputs:
-                rows[output.name].update(zip(batch.places.tolist(), batch.by_text(output), strict=True))
+                rows[output.name].update(zip(batch.indices.tolist(), batch.by_text(output), strict=True))
             splits = batch.splits
             memory.append(self._memory())
             now_s = time.perf_counter()
@@ -105,7 +105,7 @@ class ShardWorker:
             else:
                 batch_s.append(now_s - last_s)
             last_s = now_s
-            progress(len(batch.places))
+            progress(len(batch.indices))
         tokens_n, device = shard.lengths + facts.special_tokens, self.model.device
         row = ShardRow(
             number=shard.number,

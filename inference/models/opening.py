@@ -38,7 +38,7 @@ def open_model(
     >>> model.embed(["MKTAYIAKQR", "MSILVTRPSP"]).shape
     (2, 320)
     """
-    if device is not None:
+    if device is not None:  # first: a wrong name is reported before gigabytes are read
         check_device(device)
     located = check_model(source, random_weights, key)
     with naming(key):
@@ -48,6 +48,7 @@ def open_model(
             opened = open_network(located.path, with_head=heads is None or "masked_lm" in heads)
     # Trained with a crop, a model predicts of texts that are cropped alike; what is embedded has the job's own limit.
     predicts = prediction_of(located.task) is not None
+    # Heads that nobody asked for cost memory, and their weights would be part of the fingerprint.
     wanted = {name: head for name, head in opened.heads.items() if heads is None or name in heads}
     return Model(
         Opened(opened.backbone, opened.tokenizer, wanted),

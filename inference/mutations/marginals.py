@@ -50,7 +50,7 @@ class MaskedModel:
         windows = _Windows(self.model, sequences, wanted_M2, masked, self.max_length)
         logits_MK = np.empty((len(wanted_M2), self._outputs[0].channels))
         for batch in run(self.model, windows, self._outputs, self.tokens):
-            for window, logits_LK in zip(batch.places.tolist(), batch.by_text(self._outputs[0]), strict=True):
+            for window, logits_LK in zip(batch.indices.tolist(), batch.by_text(self._outputs[0]), strict=True):
                 positions = windows.positions[window]
                 logits_MK[positions] = logits_LK[windows.rows[positions]]
         logs_M20: NDArray[np.float64] = log_softmax(logits_MK, axis=1)[:, self._columns]
@@ -75,7 +75,7 @@ class MaskedModel:
             raise ConfigError(f"features embeddings: a sequence has more than {longest:,} residues; give one_hot")
         vectors_ND = np.empty((len(sequences), self.model.facts.hidden_size))
         for batch in run(self.model, sequences, self.model.outputs(["mean"]), self.tokens):
-            vectors_ND[batch.places] = batch.arrays["mean"]
+            vectors_ND[batch.indices] = batch.arrays["mean"]
         return vectors_ND
 
 

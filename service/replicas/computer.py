@@ -143,7 +143,7 @@ class Computer:
         texts = TokenizedTexts(Tokenized(pieces, np.zeros(len(pieces), dtype=np.int64)), self._model)
         for batch in run(self._model, texts, outputs):
             rows = {output.name: batch.by_text(output) for output in outputs}
-            for number, text in enumerate(batch.places.tolist()):
+            for number, text in enumerate(batch.indices.tolist()):
                 item = items[places[text]]
                 if item.output == MASKED:
                     results[places[text]] = rows["logits"][number][pieces[text] == MASK]

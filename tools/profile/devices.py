@@ -109,7 +109,7 @@ def compare(
 
 def _means(batches: Sequence[Any]) -> NDArray[np.float32]:
     """(N, D) of batches of rows, in the order of the texts."""
-    places = np.concatenate([batch.places for batch in batches])
+    places = np.concatenate([batch.indices for batch in batches])
     rows_ND = np.concatenate([batch.arrays["mean"] for batch in batches])
     return rows_ND[np.argsort(places)]
 
