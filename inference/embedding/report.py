@@ -38,9 +38,8 @@ def performance(
     Rates are of the shards that were computed, over the seconds in which workers computed.
     """
     workers = settings.workers or 1
-    computed = [row for row in rows if not row.cached]
-    batches = [batch_s for row in computed for batch_s in row.batch_s]
-    busy_s = spent.computing_s
+    computed = [row for row in rows if not row.cached]  # cached ones took no time, and would make the rates of a disk
+    busy_s = spent.computing_s  # without loading the model and writing the final files, which no larger job repeats
     residues, tokens = sum(row.residues for row in computed), sum(row.tokens for row in computed)
     sequences, records = sum(row.sequences for row in computed), plan.sequences.size
     cached = sum(row.sequences for row in rows if row.cached)
@@ -70,7 +69,7 @@ def performance(
         "tokens_per_s": tokens / busy_s if busy_s else None,
         "residues": residues,
         "tokens": tokens,
-        "batch_s": _statistics(batches),
+        "batch_s": _statistics([batch_s for row in computed for batch_s in row.batch_s]),
         "batches": sum(row.batches for row in computed),
         "batches_split_for_memory": sum(row.splits for row in computed),
         "memory_peak_bytes": max((row.peak_bytes for row in computed), default=None),

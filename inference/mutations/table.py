@@ -76,7 +76,7 @@ def read_mutants(
                     f"{section.table}, row {row + 1}{shown}: {error}; mend it or --{command}.first_position, or give "
                     f"--{command}.bad_mutants empty"
                 ) from None
-            mutant = None
+            mutant = None  # keeps its row, so that scores stand beside the table that they are of
         table.texts.append(text)
         table.mutants.append(mutant)
         table.counts["row{s} in lower case"] += text != text.upper()
@@ -94,6 +94,7 @@ def _numbers(path: Path, column: str, values: Any) -> list[float]:
     for row, value in enumerate(values, 1):
         try:
             numbers.append(number(value))
+            # NaN is a missing value; an infinite one would be the top of every ranking.
             if math.isinf(numbers[-1]):
                 raise ValueError("is infinite")
         except ValueError as error:

@@ -43,7 +43,7 @@ def test_each_score_stands_at_its_position_and_amino_acid(saved_figures: list[Fi
         red, _, blue, _ = image.cmap(image.norm(-2.0))
         assert red > blue
     wanted = {
-        f"{mutation.mutant}{mutation.place + 24}": score for mutation, score in zip(mutations, scores, strict=True)
+        f"{mutation.mutant}{mutation.offset + 24}": score for mutation, score in zip(mutations, scores, strict=True)
     }
     assert drawn == wanted and len(panels) == 2
     assert bar.get_ylabel() == "score; dots: wild type"

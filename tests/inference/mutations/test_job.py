@@ -63,7 +63,7 @@ def test_scores_equal_a_plain_loop_for_each_method(tmp_path, kind, window):
     for method in ("wild_type", "masked"):
         found = scorer(source, tmp_path / method, method, max_length=window, tokens=64).zero_shot(MUTANTS)
         for mutant, score in zip(MUTANTS, found, strict=True):
-            at = [(log_p(WILD, m.place, method == "masked"), m) for m in mutant.mutations]
+            at = [(log_p(WILD, m.offset, method == "masked"), m) for m in mutant.mutations]
             assert score == pytest.approx(sum(log[m.mutant] - log[m.wild] for log, m in at), abs=1e-5)
     some = [*MUTANTS[:2], *INDELS]
     sequences = [WILD, *(mutant.sequence(WILD) for mutant in some)]
