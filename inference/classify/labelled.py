@@ -67,6 +67,7 @@ def read_texts(
     if part != "all":
         chosen &= np.array([name == part for name in records.parts or []], dtype=bool)
         texts.counts["records_of_other_parts"] = int((~chosen).sum())
+    # Of residues one that has no label is left out by itself, and its record stays.
     if labels.unseen_labels == "skip" and not per_residue:
         known = has_target(targets)
         if unseen := int((~known & chosen).sum()):
@@ -123,11 +124,12 @@ def in_training(run: RunSection, data: DataSection, texts: Sequence[str]) -> NDA
     """
     folder_of_run = RunFolder(run.storage_path, run.name)
     checkpoint = CheckpointStore(folder_of_run.checkpoints).newest_intact()
-    given = [Path(place) for place in (data.store, *data.source) if place]
-    folders = [folder for folder in (*folder_of_run.stores.glob("*"), *given) if (folder / MANIFEST_FILE).is_file()]
     if checkpoint is None:
         return None
-    for folder in folders:
+    named = [Path(source) for source in (data.store, *data.source) if source]
+    for folder in (*folder_of_run.stores.glob("*"), *named):
+        if not (folder / MANIFEST_FILE).is_file():  # a source may be a file of any kind
+            continue
         with suppress(DataError):  # another run's may be damaged
             labelled = LabelledStore(folder)
             if labelled.checksum == checkpoint.manifest().store_checksum:
@@ -148,7 +150,7 @@ def _settings(labels: LabelsSection, space: LabelSpace, part: Part, overrides: O
     if labels.kind != space.kind and ("data", "labels", "kind") in overrides:
         raise ConfigError(f"--data.labels.kind {labels.kind}: the model was trained for {space.kind}; leave it out")
     update: dict[str, object] = {"kind": space.kind}
-    if part == "all":
+    if part == "all":  # else reading would ask for the split that the run was trained with
         update |= {"split": "hash", "split_column": None, "validation_source": []}
     elif labels.split_column is None:
         raise ConfigError(
@@ -188,12 +190,6 @@ def _selected(texts: LabelledTexts, chosen: NDArray[np.bool_]) -> LabelledTexts:
         targets=texts.targets[rows],
         weights=None if texts.weights is None else texts.weights[chosen],
     )
-
-
-def read_unlabelled(sources: list[str], data: DataSection, tokenizer: TokenizerSection) -> LabelledTexts:
-    """The records of files without their labels; targets are empty."""
-    records = read_labelled(sources, data.labels, tokenizer, data.ingest, with_labels=False)
-    return LabelledTexts(records.ids, records.texts, np.empty(0), None, {}, per_residue=False)
 
 
 class TextPart(NamedTuple):
@@ -236,6 +232,7 @@ class TextStream:
         texts: list[str] = []
         size, share = 0, 0.0
         for _, _, block in self._source.cleaned(self._ingest):
+            # After a refusal the rest is read all the same: the error lists all that is to be mended.
             if block is None or self._ingest.faults:
                 continue
             ids += [record_id.decode("utf-8") for record_id in block.ids.split()]

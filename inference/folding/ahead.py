@@ -29,9 +29,7 @@ _PATIENCE_S = 15.0
 
 
 @contextmanager
-def predicting(
-    section: PredictionsSection, cluster: RaySection, sequences: Callable[[], list[str]]
-) -> Iterator[Path]:
+def predicting(section: PredictionsSection, cluster: RaySection, sequences: Callable[[], list[str]]) -> Iterator[Path]:
     """Predict what is missing of the sequences until this is left; Ray is connected. Yields the predictor's folder.
 
     Where predicting fails, the reason is left there for the workers that wait. Raises ConfigError where the predictor

@@ -29,6 +29,7 @@ from esmeray.inference.classifier import ClassifierPipeline
 from esmeray.model.export.classifier import load_vector_classifier
 from esmeray.train_config.terms_schema import TermsSection
 
+
 class Queries(NamedTuple):
     """N proteins to predict: what the parts read of them. None, or no aspect, where no part does."""
 

@@ -3,17 +3,14 @@ import functools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from esmeray.common.errors import ConfigError, ResourceError
-from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.dataset.packed_batch import TARGETS
 from esmeray.inference.classifier import ClassifierPipeline, Predictions
 from esmeray.inference.models.source import config_of, exported_by
 from esmeray.model.metrics.classification import bootstrap_intervals, classification_metrics, metrics_of_each
 from esmeray.model.tasks.losses import probabilities
-from tests.classifiers import NAMES, TEXTS, classifier_config, export_tiny, tiny_classifier, tiny_model
+from tests.classifiers import TEXTS, classifier_config, export_tiny, tiny_classifier, tiny_model
 from tests.model.support import random_sequences
 
 PROTEINS = random_sequences([30, 1, 90, 12, 90, 5])
@@ -53,14 +50,6 @@ def test_packed_padded_and_one_at_a_time_agree(source, kind):
 @functools.cache
 def shared() -> ClassifierPipeline:
     return pipeline()
-
-
-@settings(max_examples=12, deadline=None)
-@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=6), budget=st.integers(1, 200))
-def test_the_order_is_kept_whatever_the_budget(lengths, budget):
-    made, texts = shared(), random_sequences(lengths, seed=3)
-    made.tokens = budget
-    np.testing.assert_allclose(made.predict(texts).probabilities, one_at_a_time(made, texts), rtol=0, atol=1e-5)
 
 
 def test_batches_hold_what_the_budget_allows_the_longest_first(monkeypatch):
@@ -122,16 +111,6 @@ def test_each_residue_gets_a_letter_and_a_cropped_one_a_question_mark(crop):
     likeliest = found.probabilities.argmax(-1)
     assert "".join(letters).replace("?", "") == "".join("CEH"[index] for index in likeliest)
     np.testing.assert_allclose(found.probabilities.sum(-1), 1, atol=1e-5)
-
-
-def test_labels_are_the_predictions_in_words():
-    def words(kind, rows):
-        array = np.array(rows, dtype=np.float32)
-        return Predictions(LabelSpace(kind, NAMES[kind]), array, None, np.zeros(len(rows), np.int64)).labels("|")
-
-    assert words("multiclass", [[0.2, 0.5, 0.3]]) == ["membrane"]
-    assert words("multilabel", [[0.6, 0.5, 0.9], [0, 0, 0]]) == ["GO:1|GO:3", ""]
-    assert words("regression", [[1.5, -2]]) == ["1.5|-2"]
 
 
 def test_a_label_at_a_probability_of_a_half_is_predicted_nowhere():
