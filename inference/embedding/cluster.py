@@ -27,14 +27,13 @@ SHARDS_AT_ONCE = 2
 
 class ActorSettings(NamedTuple):
     """The job and the model of an actor, with the store's path, the folder of each node's own disk to which it is
-    copied (None reads it where it is), the folder of the shards, which all nodes see, or else their URI."""
+    copied (None reads it where it is), and the shards, in a folder that all nodes see or else at their URI."""
 
     job: EmbedJobSection
     source: str
     store: Path
     stage_dir: Path | None
-    shards: Path
-    uri: str | None
+    files: ShardFiles
 
 
 class _EmbeddingActor:
@@ -42,7 +41,6 @@ class _EmbeddingActor:
 
     def __init__(self, actor: ActorSettings) -> None:
         self._settings = actor
-        self._files = ShardFiles(actor.shards, actor.uri)
         self._computing = threading.Lock()
 
     def load(self) -> JobFacts:
@@ -55,8 +53,8 @@ class _EmbeddingActor:
         job, path = self._settings.job, self._settings.store
         # Ray limits no threads: an actor computes on all cores, and would sum in another order than its neighbour.
         torch.set_num_threads(job.cpus_per_worker)
-        if self._settings.uri is not None:
-            path = local_path(f"{self._settings.uri}.store")
+        if self._settings.files.uri is not None:
+            path = local_path(f"{self._settings.files.uri}.store")
         if self._settings.stage_dir is not None:
             path = stage_store(path, self._settings.stage_dir)
         self._worker = open_worker(self._settings.source, job, Store(path))
@@ -66,7 +64,7 @@ class _EmbeddingActor:
         # Two shards are here at once: one computes, while the other is written outside of the lock.
         with self._computing:
             computed, row = self._worker.compute(shard)
-        return self._files.write(computed, row)
+        return self._settings.files.write(computed, row)
 
 
 def _same_weights(first: JobFacts, other: JobFacts) -> None:
@@ -88,7 +86,7 @@ class ClusterEngine:
         source = absolute_path(source, PATH_OR_NAME)  # actors have another working folder
         if (uri := files.uri) is not None:
             retried(lambda: upload_folder(store.path, f"{uri}.store", MANIFEST_FILE), uri)
-        actor = ActorSettings(job, source, store.path, stage_dir, files.folder.absolute(), uri)
+        actor = ActorSettings(job, source, store.path, stage_dir, ShardFiles(files.folder.absolute(), uri))
         self._pool = ActorPool(
             _EmbeddingActor,
             actor,

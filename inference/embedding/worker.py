@@ -92,9 +92,8 @@ class ShardWorker:
         ``progress`` is called after each batch, with its sequences. Raises DataError where a value is not finite,
         ResourceError where a single sequence is out of memory.
         """
-        start_s = last_s = time.perf_counter()
         facts, splits = self.facts, 0
-        batch_s: list[float] = []
+        marks_s = [time.perf_counter()]
         memory: list[int] = []
         texts = ShardTexts(shard, self._store, self._settings.overlap)
         rows: dict[str, dict[int, NDArray]] = {output.name: {} for output in facts.outputs}
@@ -104,13 +103,10 @@ class ShardWorker:
                 rows[output.name].update(zip(batch.indices.tolist(), batch.by_text(output), strict=True))
             splits = batch.splits
             memory.append(self._memory())  # beside the next batch, which is launched by now: of a device at work
-            now_s = time.perf_counter()
-            if self._warm_up:
-                self._warm_up -= 1
-            else:
-                batch_s.append(now_s - last_s)
-            last_s = now_s
+            marks_s.append(time.perf_counter())
             progress(len(batch.indices))
+        warm_up = min(self._warm_up, len(memory))
+        self._warm_up -= warm_up
         tokens_n, device = shard.lengths + facts.special_tokens, self.model.device
         row = ShardRow(
             number=shard.number,
@@ -118,8 +114,8 @@ class ShardWorker:
             residues=int(shard.lengths.sum()),
             tokens=int(tokens_n.sum()),
             batches=len(memory),
-            seconds=time.perf_counter() - start_s,
-            batch_s=batch_s,
+            seconds=time.perf_counter() - marks_s[0],
+            batch_s=np.diff(marks_s)[warm_up:].tolist(),
             splits=splits,
             flops=facts.flops(tokens_n),
             peak_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else max(memory),

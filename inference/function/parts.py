@@ -86,7 +86,7 @@ class Parts:
             return None
         homology, rows = self.terms.homology, []
         for query in map(str.encode, texts):
-            # Only those that share words with it are aligned: an alignment with all would take minutes for a protein.
+            # Only those that share words with it are aligned: with all, the search costs many times as much.
             candidates = self._words("", query, homology.candidates)
             rows.append(self._search.hits(query, homology.candidates, homology.max_evalue, candidates))
         ends = np.cumsum([0, *map(len, rows)])
@@ -109,13 +109,11 @@ class Parts:
         learnt = {}
         for name, aspect in self.data.aspects.items():
             terms = aspect.aspect.terms
-            known = [index for index, term in enumerate(terms) if term in columns]
+            known = [(columns[term], index) for index, term in enumerate(terms) if term in columns]
             if known:
-                chosen = csr_array(scores[:, [columns[terms[index]] for index in known]])
-                entries = chosen.data, np.array(known)[chosen.indices], chosen.indptr
-                spread = csr_array(entries, shape=(len(texts), len(terms)))
+                selected_KV = csr_array((np.ones(len(known)), np.transpose(known)), shape=(len(columns), len(terms)))
                 # Rare terms are not learnt; as parents of learnt ones they get what their children have.
-                learnt[name] = propagate(spread, aspect.aspect)
+                learnt[name] = propagate(csr_array(scores @ selected_KV), aspect.aspect)
         return learnt
 
     def scores(self, name: str, queries: Queries, rows: Any = slice(None)) -> dict[str, csr_array]:

@@ -45,7 +45,7 @@ class Fitted(BaseModel):
     model: str
     fingerprint: str | None
     section: MutationFitSection
-    ridge: tuple[list[float], float, float]
+    ridge: Ridge
 
     def predict(
         self, protein: Protein, mutants: Sequence[Mutant], section: MutationsSection, folder: Path, columns: Columns
@@ -63,9 +63,7 @@ class Fitted(BaseModel):
                 raise DataError(f"model {self.model}: has changed since the fit; fit again")
             return scorer
 
-        weights, zero_shot, intercept = self.ridge
-        ridge = Ridge(np.array(weights), zero_shot, intercept)
-        return ridge.predict(*_inputs(own, protein, mutants, open_scorer, columns))
+        return self.ridge.predict(*_inputs(own, protein, mutants, open_scorer, columns))
 
 
 def scores_of(
@@ -119,15 +117,14 @@ def fit_table(
     features_ND, zero_shot_N = _inputs(section, protein, mutants, open_scorer, columns)
     measured_N = columns[section.measured_column]
     evaluations = _cross_validations(protein, mutants, features_ND, zero_shot_N, measured_N, section)
-    # The exported model is of all mutants: cross-validation says how good one of fewer is.
-    ridge = fit(features_ND, zero_shot_N, measured_N)
     fitted = Fitted(
         wild_type=protein.sequence,
         # Absolute, since the fitted model may be used from another folder.
         model=str(Path(source).absolute()) if Path(source).exists() else source,
         fingerprint=open_scorer().facts.fingerprint if open_scorer.cache_info().currsize else None,
         section=section,
-        ridge=(ridge.weights.tolist(), ridge.zero_shot, ridge.intercept),
+        # Of all mutants: cross-validation has said how good one of fewer is.
+        ridge=fit(features_ND, zero_shot_N, measured_N),
     )
     return fitted, evaluations
 

@@ -61,15 +61,17 @@ class MaskedModel:
     def log_likelihoods(self, sequences: Sequence[str]) -> NDArray[np.float64]:
         """(N,) pseudo-log-likelihood (Salazar et al. 2020, equation 1): the sum over the amino acids of a sequence of
         log p of each where it alone is masked."""
-        columns = [np.array([AMINO_ACIDS.find(letter) for letter in sequence]) for sequence in sequences]
         # X and its like have no probability of their own, and so no part in the sum.
-        offsets = [np.flatnonzero(columns_L >= 0) for columns_L in columns]
-        numbers_M = np.repeat(np.arange(len(sequences)), [*map(len, offsets)])
-        offsets_M = np.concatenate(offsets)
-        logs_M20 = self.log_probabilities(sequences, np.column_stack([numbers_M, offsets_M]), masked=True)
-        columns_M = np.concatenate([columns_L[columns_L >= 0] for columns_L in columns])
-        chosen_M = logs_M20[np.arange(len(numbers_M)), columns_M]
-        sums_N: NDArray[np.float64] = np.bincount(numbers_M, chosen_M, minlength=len(sequences)).astype(np.float64)
+        wanted = [
+            (number, offset, AMINO_ACIDS.index(letter))
+            for number, sequence in enumerate(sequences)
+            for offset, letter in enumerate(sequence)
+            if letter in AMINO_ACIDS
+        ]
+        wanted_M3 = np.array(wanted, np.int64).reshape(-1, 3)
+        logs_M20 = self.log_probabilities(sequences, wanted_M3[:, :2], masked=True)
+        chosen_M = np.take_along_axis(logs_M20, wanted_M3[:, 2:], axis=1)[:, 0]
+        sums_N: NDArray[np.float64] = np.bincount(wanted_M3[:, 0], chosen_M, minlength=len(sequences))
         return sums_N
 
     def embeddings(self, sequences: Sequence[str]) -> NDArray[np.float64]:

@@ -30,7 +30,7 @@ _UNPENALISED = 100.0
 class Ridge(NamedTuple):
     """A linear model: (D,) weights of the features, that of the zero-shot score, and the intercept."""
 
-    weights: NDArray[np.float64]
+    weights: list[float]
     zero_shot: float
     intercept: float
 
@@ -65,7 +65,7 @@ def fit(features_ND: Features, zero_shot_N: NDArray[np.float64], measured_N: NDA
     intercept = float(model.intercept_ - mean_S @ weights_D[shared] - mean * zero_shot)
     if own_N is not None:  # what a row's own column explains is its residual; over all rows that is 0, as is their mean
         weights_D[own_N] = (measured_N - model.predict(inputs)) / (model.alpha_ * scale**2)
-    return Ridge(weights_D, float(zero_shot), intercept)
+    return Ridge(weights_D.tolist(), float(zero_shot), intercept)
 
 
 def _own_columns(features_ND: csr_array) -> NDArray[np.int64] | None:
