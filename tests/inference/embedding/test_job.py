@@ -35,6 +35,7 @@ from tests.inference.embedding.jobs import (
     write_proteins,
 )
 from tests.inference.models.opened import opened, rows_of
+from tests.model.small_models import save_small_model
 from tests.model.support import random_sequences
 
 
@@ -166,36 +167,28 @@ def test_a_shard_that_is_damaged_while_the_job_runs_is_not_assembled(tmp_path: P
     assert not job.output.exists()
 
 
-@pytest.mark.parametrize("finished", [False, True])
 @pytest.mark.parametrize("change", ["model", "input", "settings"])
-def test_an_output_of_another_job_is_refused_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str, finished: bool
-):
-    job = request(tmp_path)
-    with monkeypatch.context() as patched:
-        if not finished:
-            stop_after(patched, 2)
-        try:
-            run_job(job)
-        except _KilledError:
-            assert not finished
+def test_an_output_of_another_job_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str):
+    finished = request(tmp_path)
+    unfinished = replace(finished, output=tmp_path / "other")
+    run_job(finished)
+    with monkeypatch.context() as patched, pytest.raises(_KilledError):
+        stop_after(patched, 2)
+        run_job(unfinished)
+    changed = {"outputs": ["max"]} if change == "settings" else {}
     if change == "model":
-        other = small_model_folder(tmp_path / "other")
-        (other / "model.safetensors").unlink()
-        from tests.model.small_models import save_small_model
-
-        save_small_model(other, "esm", seed=1, vocab_size=33)
-        job = replace(job, models=[str(other)])
+        save_small_model(tmp_path / "model", "esm", seed=1, vocab_size=33)
     elif change == "input":
         write_proteins(tmp_path / "proteins.fasta", random_sequences([5, 6]))
-    else:
-        job = request(tmp_path, outputs=["max"])
-    there = final_bytes(job.output if finished else partial(job))
-    with pytest.raises((ConfigError, DataError), match=r"partial: .*remove this|out: .*pass --over"):
-        run_job(job)
-    assert final_bytes(job.output if finished else partial(job)) == there
-    if finished:
-        run_job(job, overwrite=True)
+    for job, folder, remedy in (
+        (finished, finished.output, r"out: .*pass --over"),
+        (unfinished, partial(unfinished), r"partial: .*remove this"),
+    ):
+        before = final_bytes(folder)
+        with pytest.raises((ConfigError, DataError), match=remedy):
+            run_job(replace(job, **changed))
+        assert final_bytes(folder) == before
+    run_job(replace(finished, **changed), overwrite=True)
 
 
 def test_a_finished_output_is_not_computed_again_and_what_is_to_replace_it_stays(

@@ -139,7 +139,7 @@ def test_models_on_one_backbone_share_its_cached_features_and_no_latents(tmp_pat
         assert (keys[0] == keys[1]) == (name == "mean")
 
 
-def test_the_fingerprint_follows_the_weights_and_not_the_name(tmp_path: Path):
+def test_the_fingerprint_follows_the_weights_and_not_the_name_and_weights_that_are_not_finite_are_named(tmp_path: Path):
     folder, network = model_folder(tmp_path, "ESM-2")
     copied = esm(tmp_path / "copied")
     network.save_pretrained(copied)
@@ -148,10 +148,6 @@ def test_the_fingerprint_follows_the_weights_and_not_the_name(tmp_path: Path):
         network.encoder.layer[1].output.dense.bias[3] += 1e-3
     network.save_pretrained(copied)
     assert opened(folder).facts.fingerprint != opened(copied).facts.fingerprint
-
-
-def test_weights_that_are_not_finite_are_named(tmp_path: Path):
-    folder, network = model_folder(tmp_path, "ESM-2")
     with torch.no_grad():
         network.encoder.layer[1].intermediate.dense.weight[0, 0] = np.nan
     network.save_pretrained(folder)
