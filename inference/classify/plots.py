@@ -156,7 +156,7 @@ def ranking_curves(probabilities_NC: NDArray, targets: NDArray, names: Sequence[
     are_labels = targets.ndim == 2
     rocs: Displays = []
     precisions: Displays = []
-    # Of two classes the second is the positive one, and its curves are what is called ROC.
+    # Of two classes the second is the positive one, whose curves are those that a reader expects.
     for index in range(1 if not are_labels and len(names) == 2 else 0, len(names)):
         target = targets[:, index] if are_labels else targets
         known = np.isfinite(target) if are_labels else target != IGNORED_TARGET

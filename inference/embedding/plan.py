@@ -160,14 +160,14 @@ def distinct_sequences(store: Store) -> tuple[Indices, Indices]:
 
     Equal are sequences of the same XXH3-64 and length: of 10^8 sequences two others would be with a chance of 10^-6.
     """
-    # By sorting, not by a dictionary: 10^8 records take seconds and no Python object each.
+    # By sorting: a dictionary would hold an object for each of 10^8 records.
     hashes, lengths = store.sequence_hashes, store.lengths
     order = np.lexsort((lengths, hashes))
     new = np.ones(order.size, dtype=bool)
     new[1:] = (np.diff(hashes[order]) != 0) | (np.diff(lengths[order]) != 0)
     group = np.cumsum(new) - 1
     first = np.minimum.reduceat(order, new.nonzero()[0])
-    # Back to the order of the input: neighbours in a store are near on disk, and a user finds records where they were.
+    # Back to the order of the input: a shard then reads records that lie together in the store.
     by_input = np.argsort(first, kind="stable")
     rank = np.empty_like(by_input)
     rank[by_input] = np.arange(by_input.size)

@@ -38,7 +38,7 @@ def performance(
     Rates are of the shards that were computed, over the seconds in which workers computed.
     """
     workers = settings.workers or 1
-    computed = [row for row in rows if not row.cached]  # cached ones took no time, and would make the rates of a disk
+    computed = [row for row in rows if not row.cached]  # cached ones cost no computation
     busy_s = spent.computing_s  # without loading the model and writing the final files, which no larger job repeats
     residues, tokens = sum(row.residues for row in computed), sum(row.tokens for row in computed)
     sequences, records = sum(row.sequences for row in computed), plan.sequences.size

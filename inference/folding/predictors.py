@@ -86,7 +86,7 @@ class EsmFold(_OfTransformers):
         atoms = folded["positions"][-1, :, :, :4].float().cpu().numpy()  # of atom14: N, CA, C, O first
         confidence = 100 * folded["plddt"][..., 1].float().cpu().numpy()  # of CA
         rows = zip(atoms, confidence, map(len, sequences), strict=True)  # padded to the longest
-        return [Predicted(own_atoms[:length], own[:length]) for own_atoms, own, length in rows]
+        return [Predicted(atoms_L[:length], confidence_L[:length]) for atoms_L, confidence_L, length in rows]
 
 
 @register("esmfold2")

@@ -128,7 +128,7 @@ class Parts:
             scores["homology"] = transferred(csr_array(queries.bits[rows][:, records]), terms)
         if "neighbours" in self.terms.parts and queries.vectors is not None and self.vectors is not None:
             settings = self.terms.neighbours
-            # Vectors of one model all point one way, their mean: without it every cosine is near 1.
+            # Vectors of one model share a large mean, beside which every cosine would be near 1.
             mean_C = self.vectors.mean(axis=0)
             known_MC = self.vectors[records] - mean_C
             near = nearest(queries.vectors[rows] - mean_C, known_MC, settings.number, settings.temperature)

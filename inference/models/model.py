@@ -61,10 +61,10 @@ class Model:
         backbone, dtype = opened.backbone, DTYPES[precision]
         # Before the fingerprint: an adapter and the same weights merged are one model, and share a cache.
         merge(backbone)
-        own = [_beside_backbone(head) for head in opened.heads.values()]
-        _check_finite(name, [backbone, *own])
+        head_modules = [_beside_backbone(head) for head in opened.heads.values()]
+        _check_finite(name, [backbone, *head_modules])
         # Before the cast: the identity is of the weights as they were trained, whatever they are computed in.
-        fingerprints = [weights_fingerprint(module) for module in (backbone, *own)]
+        fingerprints = [weights_fingerprint(module) for module in (backbone, *head_modules)]
         self._weights = fingerprints[0]
         identity = json.dumps(
             [*fingerprints, architecture(backbone), self.tokenizer.fingerprint], sort_keys=True, default=str
@@ -89,7 +89,7 @@ class Model:
         backbone.to(device)
         # Moved first: once weights are laid out for oneDNN (on the CPU, in bf16), they can't be.
         self.backbone: PackedBackbone = optimize_for_inference(backbone, dtype)
-        for head in own:
+        for head in head_modules:
             head.requires_grad_(False).eval().to(device)
             # No buffers: scales of features and of numbers need their precision.
             for parameter in head.parameters():

@@ -53,17 +53,17 @@ class Fitted(BaseModel):
         """(N,) measured values. Raises DataError for another protein, or where the model below it has changed."""
         if protein.sequence != self.wild_type:
             raise DataError("the model is fitted to mutants of another protein; give its wild type")
-        own = self.section.model_copy(update=section.model_dump(include={"device", "tokens"}))
+        fit_section = self.section.model_copy(update=section.model_dump(include={"device", "tokens"}))
 
         # Opened only where it is needed: one-hot features with a column of scores take no model at all.
         @cache
         def open_scorer() -> Scorer:
-            scorer = Scorer(self.model, protein, own, folder)
+            scorer = Scorer(self.model, protein, fit_section, folder)
             if scorer.facts.fingerprint != self.fingerprint:
                 raise DataError(f"model {self.model}: has changed since the fit; fit again")
             return scorer
 
-        return self.ridge.predict(*_inputs(own, protein, mutants, open_scorer, columns))
+        return self.ridge.predict(*_inputs(fit_section, protein, mutants, open_scorer, columns))
 
 
 def scores_of(

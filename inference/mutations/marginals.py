@@ -36,8 +36,10 @@ class MaskedModel:
         self.model, self.tokens = model, tokens
         self.max_length = min(max_length, model.facts.longest or max_length)
         ids, _ = model.tokenizer.encode([*AMINO_ACIDS])
-        own = model.backbone.residue_ids  # where the head's columns are in another order than the tokenizer's ids
-        self._columns = ids if own is None else own.cpu().numpy()[ids]
+        backbone_ids = (
+            model.backbone.residue_ids
+        )  # where the head's columns are in another order than the tokenizer's ids
+        self._columns = ids if backbone_ids is None else backbone_ids.cpu().numpy()[ids]
         self._outputs = model.outputs(["logits"])
 
     def log_probabilities(

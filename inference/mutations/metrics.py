@@ -57,7 +57,7 @@ def evaluation_of(scores: Mapping[str, Floats], measured_N: Floats, *, samples: 
     if not size:
         raise DataError("no mutant has a measured value and every score; nothing can be evaluated")
 
-    def of(scores_N: Floats) -> dict[str, Any]:
+    def evaluated(scores_N: Floats) -> dict[str, Any]:
         metrics = mutation_metrics(scores_N[known_N], measured_N[known_N])
         values = metrics(np.ones(size, dtype=np.int64))
         resampled = [metrics(counts_N) for counts_N in resamplings(size, samples, seed)]
@@ -68,7 +68,7 @@ def evaluation_of(scores: Mapping[str, Floats], measured_N: Floats, *, samples: 
             "intervals": {name: interval for name, interval in intervals.items() if interval},
         }
 
-    (_, first), *others = ((name, of(values)) for name, values in scores.items())
+    (_, first), *others = ((name, evaluated(values)) for name, values in scores.items())
     bootstrap = {"samples": samples, "seed": seed, "share": SHARE}
     about = {"records": len(known_N), "without_target": len(known_N) - size, "bootstrap": bootstrap}
     return {**first, "baselines": dict(others), **about}

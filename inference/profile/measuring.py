@@ -112,8 +112,8 @@ def profile_model(
     """Do the steps of the settings; the files of a trace go to ``folder``."""
     show(f"opening {name}")
     device = settings.device or choose_device(0).type
-    own = {key: getattr(settings, key) for key in ("layers", "long", "max_length", "tokens", "precision")}
-    embed = EmbedSection(outputs=settings.outputs or ["mean"], **own).resolved(device == "cuda")
+    shared = settings.model_dump(include={"layers", "long", "max_length", "tokens", "precision"})
+    embed = EmbedSection(outputs=settings.outputs or ["mean"], **shared).resolved(device == "cuda")
     subject = open_subject(name, embed, device, settings.random_weights, settings.outputs)
     facts, backbone = subject.model.facts, subject.model.backbone
     result: dict[str, Any] = {
