@@ -81,7 +81,7 @@ def draw_roc_pr(path: Path | str, probabilities_NC: NDArray, targets: NDArray, n
     Targets are (N,) classes with IGNORED_TARGET where there is none, or (N, C) of 0 and 1 with NaN where unknown. Of
     two classes, the second is drawn.
     """
-    rocs, precisions = ranking_curves(probabilities_NC, targets, names)
+    rocs, precisions = _ranking_curves(probabilities_NC, targets, names)
     figure = new_figure(12, 5.8, f"Ranking of {counted(len(rocs), 'class{es}')} against the rest")
     roc, precision = figure.subplots(1, 2)
     _draw_curves(roc, rocs, "Recall against false positives (ROC)", "false positive rate", "recall")
@@ -151,7 +151,7 @@ def draw_predictions(path: Path | str, predicted_NC: NDArray, measured_NC: NDArr
     save(figure, path)
 
 
-def ranking_curves(probabilities_NC: NDArray, targets: NDArray, names: Sequence[str]) -> tuple[Displays, Displays]:
+def _ranking_curves(probabilities_NC: NDArray, targets: NDArray, names: Sequence[str]) -> tuple[Displays, Displays]:
     """ROC and precision curves of the classes that have positives and negatives; see :func:`draw_roc_pr`."""
     are_labels = targets.ndim == 2
     rocs: Displays = []
