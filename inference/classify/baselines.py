@@ -106,7 +106,7 @@ def _fitted(
     result = guess.copy()
     for column, target_N in enumerate(targets.T):
         known = np.flatnonzero(np.isfinite(target_N))
-        if len(np.unique(target_N[known])) < 2:
+        if len(np.unique(target_N[known])) < 2:  # a classifier refuses a single class
             continue
         estimator.fit(training[known], target_N[known])
         if kind == "regression":

@@ -97,6 +97,7 @@ def own_texts(
     store = LabelledStore(ensure_labelled_store(data, tokenizer, run.stores, progress))
     if store.label_space != space:
         raise DataError(f"{', '.join(data.source)}: gives other labels than the model was trained for")
+    # Its source may have changed since: a split made anew would mix what was trained on with what was held out.
     check_data(run, data, store.checksum)
     parts = {"training": store.training, "validation": store.validation, "test": store.test}
     in_parts = np.sort(np.concatenate([*parts.values()]))  # without records that the split left out, counted already
@@ -130,7 +131,7 @@ def in_training(run: RunSection, data: DataSection, texts: Sequence[str]) -> NDA
     for folder in (*folder_of_run.stores.glob("*"), *named):
         if not (folder / MANIFEST_FILE).is_file():  # a source may be a file of any kind
             continue
-        with suppress(DataError):  # another run's may be damaged
+        with suppress(DataError):  # a damaged store of another run is no reason to end here
             labelled = LabelledStore(folder)
             if labelled.checksum == checkpoint.manifest().store_checksum:
                 trained_N = labelled.store.sequence_hashes[labelled.training]
@@ -182,6 +183,7 @@ def _left_out(counts: LabelledCounts) -> dict[str, int]:
 
 
 def _selected(texts: LabelledTexts, chosen: NDArray[np.bool_]) -> LabelledTexts:
+    # Targets of residues lie end to end, one for each letter.
     rows = np.repeat(chosen, [len(text) for text in texts.texts]) if texts.per_residue else chosen
     return replace(
         texts,

@@ -181,6 +181,7 @@ def _confused(scored: Scored) -> list[dict[str, Any]]:
     for truth, other in zip(*np.unravel_index(order, wrong_CC.shape), strict=True):
         if not wrong_CC[truth, other]:
             break
+        # Ids in the report, to look them up; of a protein once, however many of its residues are confused.
         rows = np.flatnonzero((targets == truth) & (predicted == other))
         # The surest first: these are where a label is likeliest wrong, or the model has learnt something else.
         rows = rows[np.argsort(-confidence[rows], kind="stable")]
@@ -223,6 +224,7 @@ def _classes_section(kind: str, classes: Sequence[Mapping[str, Any]]) -> list[st
     title, columns = "Classes", ["records", "predicted", "precision", "recall", "f1", "auroc", "average_precision"]
     if kind == "regression":
         title, columns = "Columns", ["records", "mse", "mae", "r2", "pearson", "spearman"]
+    # A GO model has thousands of terms; evaluation.json has all.
     shown = sorted(classes, key=lambda entry: -entry["records"])[:_CLASSES_SHOWN]
     rows = [[entry["name"], *(_cell(name, entry.get(name, "–")) for name in columns)] for entry in shown]
     header = ["name", *(name.replace("_", " ") for name in columns)]

@@ -35,6 +35,7 @@ def write_probabilities(path: Path, name: str, native: str, designs: Sequence[De
     mean_LA = np.mean([design.probabilities for design in designs], axis=0)
     positions = {"structure": name, "position": range(1, len(native) + 1), "native": [*native]}
     table = pd.concat([pd.DataFrame(positions), pd.DataFrame(mean_LA, columns=[*AMINO_ACIDS])], axis=1)
+    # Appended: a file of all structures, of which each is written when its designs are done.
     table.to_csv(path, sep="\t", index=False, float_format="%.4f", mode="a", header=not path.exists())
 
 

@@ -44,6 +44,7 @@ def performance(
     sequences, records = sum(row.sequences for row in computed), plan.sequences.size
     cached = sum(row.sequences for row in rows if row.cached)
     peak = peak_tflops(facts.device_name, settings.precision or "fp32")
+    # All workers' FLOP over one wall time, and so to be compared with the peak of as many devices.
     flops_per_s = sum(row.flops for row in computed) / busy_s if busy_s else 0.0
     return {
         "model": facts.name,
@@ -57,6 +58,7 @@ def performance(
         "distinct_sequences": plan.num_sequences,
         "computed_sequences": sequences,
         "duplicates": records - plan.num_sequences,
+        # Of distinct sequences: a duplicate is found without a cache.
         "cache_hit_rate": cached / plan.num_sequences,
         "long_sequences": plan.long_sequences,
         "long_policy": settings.long,

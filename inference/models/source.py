@@ -54,12 +54,13 @@ def check_model(source: str | Path, random_weights: bool, key: str = "model") ->
     Raises as :func:`find_model`, ConfigError for an unknown name, ResourceError where the hub can't be reached.
     """
     located = find_model(source, key)
+    # A size is a short name, easily meant for trained weights: embeddings of random ones would look like any others.
     if located.random_weights and not random_weights:
         raise ConfigError(
             f"{key} {source}: a size whose weights would be random; trained ones are a folder or a hub name as in "
             "facebook/esm2_t6_8M_UR50D (random_weights true tries a job out with a size)"
         )
-    if located.task is None:
+    if located.task is None:  # an export's manifest has been read, and says what it is
         with naming(key):
             check_source(BackboneSection(source=located.path))
     return located
@@ -89,6 +90,7 @@ def exported_by(task: str, source: str | Path) -> Path:
 def config_of(source: str | Path, overrides: Overrides | None = None) -> Config:
     """The settings that a model was trained with, overridden; the defaults where its folder has none."""
     path = find_model(source).folder / "config.yaml"
+    # With its checksum: a flipped digit of a length or a column's name would be a valid setting.
     return load_recorded(verified(path), overrides) if path.is_file() else load_config(None, overrides)
 
 
@@ -100,5 +102,5 @@ def limit_of(data: DataSection) -> Limit:
 def label_space_of(source: str | Path) -> LabelSpace:
     """Label space of an exported classifier, from its files alone; raises DataError where they are damaged."""
     folder = exported_by("classifier", source)
-    read_settings(folder)
+    read_settings(folder)  # for its checks alone: damage is reported before torch is loaded
     return LabelSpace.load(folder)

@@ -74,6 +74,7 @@ def _batch_lines(measured: Mapping[str, Any]) -> Iterator[str]:
     unit, rows, name = measured["unit"], measured["rows"], measured["unit"].replace("_", " ")
     done = [row for row in rows if not row["error"]]
     if done:
+        # Latency at the smallest batch, throughput at the best: whoever serves wants the one, whoever embeds the other.
         fastest = max(done, key=lambda row: row["samples_per_s"])
         smallest = min(done, key=lambda row: row[unit])
         alone = smallest["latency_per_sample_ms"]
@@ -140,6 +141,7 @@ def draw_batches(path: Path, measured: Mapping[str, Any], title: str) -> None:
 def draw_heatmap(path: Path, measured: Mapping[str, Any], title: str) -> None:
     """Every metric of every batch size as a number, from red (the worst of its line) to green (the best)."""
     unit, done = measured["unit"], [row for row in measured["rows"] if not row["error"]]
+    # Without a GPU its line would be empty.
     lines = [line for line in _HEATMAP if done and done[0][line[1]] is not None]
     values = np.array([[row[key][entry] if entry else row[key] for row in done] for _, key, entry, _ in lines], float)
     figure = new_figure(max(7.0, 3.6 + 1.15 * len(done)), 1.6 + 0.46 * max(1, len(lines)), title)
