@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from itertools import compress
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -22,10 +21,6 @@ from esmeray.inference.models.source import exported_by, limit_of
 from esmeray.model.tasks.classifier import Classifier
 from esmeray.train_config.schema import DataSection
 from esmeray.train_config.section import DEFAULT_TOKENS, Precision
-
-Progress: TypeAlias = Callable[[int, int], None]
-"""Called with how many texts are done and how many there are."""
-
 
 UNSEEN_RESIDUE = "?"
 """Letter of a residue that was cropped; as a target it is ignored."""
@@ -138,8 +133,10 @@ class ClassifierPipeline:
     def label_space(self) -> LabelSpace:
         return self.classifier.label_space
 
-    def predict(self, texts: Sequence[str], *, progress: Progress | None = None) -> Predictions:
-        """Probabilities of each text, in the order given.
+    def predict(
+        self, texts: Sequence[str], *, progress: Callable[[int, int], None] = lambda done, total: None
+    ) -> Predictions:
+        """Probabilities of each text, in the order given; ``progress`` gets the texts that are done, and all of them.
 
         Raises ResourceError where the device is out of memory for a single text, DataError for NaN.
         """
@@ -153,7 +150,6 @@ class ClassifierPipeline:
             for index, rows in zip(batch.indices.tolist(), batch.by_text(outputs[0]), strict=True):
                 result[ends_N[index] - widths_N[index] : ends_N[index]] = rows
             done += batch.indices.size
-            if progress is not None:
-                progress(done, len(texts))
+            progress(done, len(texts))
         lengths_N = tokenized.lengths if self.classifier.per_residue else None
         return Predictions(self.label_space, result, lengths_N, tokenized.cropped, self.crop)

@@ -101,8 +101,7 @@ def elements_of(structure: Structure) -> NDArray[np.int64]:
 def _contacts(structure: Structure) -> NDArray[np.int64]:
     """(L,) residues whose CA is near."""
     ca = structure.coordinates[:, 1]
-    apart = np.linalg.norm(ca[:, None] - ca[None], axis=-1)
-    return np.nansum(apart < _CONTACT, axis=1) - 1
+    return np.nansum(np.linalg.norm(ca[:, None] - ca[None], axis=-1) < _CONTACT, axis=1) - 1
 
 
 def _shares(store: StructureStore, records: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -42,8 +42,6 @@ log = logging.getLogger(__name__)
 
 MADE_BY = "embed"
 MEASURED_S = 10.0
-_ONE_MODEL = "model"
-"""Folder of the shards of a job's only model."""
 
 
 def run_job(
@@ -83,7 +81,7 @@ def run_job(
         job = _resolved(job, cluster)
         store = job_store(job.input, ingest or IngestSection(), partial)
         # Of one model the output is its folder: a second model is another job, so that none has to be moved.
-        folders = names if len(names) > 1 else [_ONE_MODEL]
+        folders = names if len(names) > 1 else ["model"]
         if others := {path.parent.name for path in partial.glob(f"*/{JOB_FILE}")} - {*folders}:
             raise other_job(partial, f"of model {min(others)}", REMEDY)
         models = [

@@ -108,7 +108,6 @@ def _groups(points: Points, label: str) -> Iterator[tuple[str, NDArray[np.bool_]
     # No more classes than colours that can be told apart; rare ones first, so that they lie below.
     largest, others = counts[: len(COLOURS)], counts[len(COLOURS) :]
     if others:
-        number = sum(count for _, count in others)
-        yield f"other ({number:,})", np.isin(labels, [name for name, _ in others]), INK
+        yield f"other ({sum(count for _, count in others):,})", np.isin(labels, [name for name, _ in others]), INK
     for (name, count), colour in zip(largest, COLOURS, strict=False):
         yield f"{name} ({count:,})", labels == name, colour

@@ -113,8 +113,7 @@ class ModelJob:
         Assembly(building, self.plan, self.store, self.files, rows, self.settings).write(self.facts.outputs, job, show)
         self.spent.seconds += time.perf_counter() - start_s
         report = performance(self.facts, self.plan, rows, self.settings, self.spent)
-        path = building / report_name(self.settings.device or "cpu")
-        write_atomically(path, json.dumps(report, indent=1) + "\n")
+        write_atomically(building / report_name(self.settings.device or "cpu"), json.dumps(report, indent=1) + "\n")
         return report
 
     def _engine(self) -> Any:

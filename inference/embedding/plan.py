@@ -178,9 +178,8 @@ def distinct_sequences(store: Store) -> tuple[Indices, Indices]:
 
 def _bounds(tokens: Indices, most: int) -> Indices:
     """Bounds of consecutive shards, each from its first sequence up to the one with which it reaches ``most``."""
-    ends = np.cumsum(tokens)
     # By the tokens before it: a sequence longer than a shard still makes a shard, and none is ever empty.
-    shards = np.maximum(ends - tokens, 0) // most
+    shards = (np.cumsum(tokens) - tokens) // most
     return np.concatenate([[0], shards.searchsorted(np.unique(shards), side="right")]).astype(np.int64)
 
 

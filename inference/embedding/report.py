@@ -86,8 +86,7 @@ def performance(
 def table(reports: Sequence[dict[str, Any]]) -> Table:
     """A row for each model."""
     names = ("proteins", "time", "proteins/s", "residues/s", "batch", "peak memory", "MFU", "cached")
-    numbers = [Column(name, justify="right") for name in names]
-    shown = Table("model", *numbers, box=None, padding=(0, 2, 0, 0))
+    shown = Table("model", *[Column(name, justify="right") for name in names], box=None, padding=(0, 2, 0, 0))
     for report in reports:
         batch, share = report["batch_s"], report["flops_utilization"]
         shown.add_row(

@@ -46,8 +46,6 @@ def open_model(
             opened = open_exported(located.task, located.folder)
         else:
             opened = open_network(located.path, with_head=heads is None or "masked_lm" in heads)
-    # Trained with a crop, a model predicts of texts that are cropped alike; what is embedded has the job's own limit.
-    predicts = prediction_of(located.task) is not None
     # Heads that nobody asked for cost memory, and their weights would be part of the fingerprint.
     wanted = {name: head for name, head in opened.heads.items() if heads is None or name in heads}
     return Model(
@@ -57,5 +55,6 @@ def open_model(
         precision=precision,
         device=choose_device(0) if device is None else torch.device(device),
         random_weights=located.random_weights,
-        limit=limit_of(config_of(located.folder).data) if predicts else None,
+        # Trained with a crop, a model predicts of texts that are cropped alike. Embeddings have the job's own limit.
+        limit=limit_of(config_of(located.folder).data) if prediction_of(located.task) else None,
     )

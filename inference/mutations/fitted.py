@@ -134,8 +134,9 @@ def export(fitted: Fitted, evaluations: Evaluations, output: Path, overwrite: bo
     with exported_folder(output, TASK, overwrite, None) as (building, _):
         write_settings(building / _FILE, fitted.model_dump(mode="json"))
         (building / "evaluation.json").write_text(json.dumps(evaluations, indent=1) + "\n", encoding="utf-8")
-        report = ["# Evaluation", "", *report_lines(evaluations)]
-        (building / "report.md").write_text("\n".join(report), encoding="utf-8")
+        (building / "report.md").write_text(
+            "\n".join(["# Evaluation", "", *report_lines(evaluations)]), encoding="utf-8"
+        )
 
 
 def report_lines(evaluations: Evaluations) -> list[str]:

@@ -73,8 +73,7 @@ class MaskedModel:
         wanted_M3 = np.array(wanted, np.int64).reshape(-1, 3)
         logs_M20 = self.log_probabilities(sequences, wanted_M3[:, :2], masked=True)
         chosen_M = np.take_along_axis(logs_M20, wanted_M3[:, 2:], axis=1)[:, 0]
-        sums_N: NDArray[np.float64] = np.bincount(wanted_M3[:, 0], chosen_M, minlength=len(sequences))
-        return sums_N
+        return np.bincount(wanted_M3[:, 0], chosen_M, minlength=len(sequences)).astype(np.float64)
 
     def embeddings(self, sequences: Sequence[str]) -> NDArray[np.float64]:
         """(N, D) means over the residues of whole sequences. Raises ConfigError for one that is too long."""

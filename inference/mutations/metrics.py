@@ -69,9 +69,13 @@ def evaluation_of(scores: Mapping[str, Floats], measured_N: Floats, *, samples: 
         }
 
     (_, first), *others = ((name, evaluated(values)) for name, values in scores.items())
-    bootstrap = {"samples": samples, "seed": seed, "share": SHARE}
-    about = {"records": len(known_N), "without_target": len(known_N) - size, "bootstrap": bootstrap}
-    return {**first, "baselines": dict(others), **about}
+    return {
+        **first,
+        "baselines": dict(others),
+        "records": len(known_N),
+        "without_target": len(known_N) - size,
+        "bootstrap": {"samples": samples, "seed": seed, "share": SHARE},
+    }
 
 
 def _mcc(predicted_N: NDArray[np.bool_], good_N: NDArray[np.bool_]) -> float:

@@ -279,8 +279,7 @@ def _peaks(model: Model) -> dict[str, float | str]:
     known = peak_tflops(model.facts.device_name, model.facts.precision) if on_cuda else None  # type: ignore[arg-type]
     # Large enough to fill the device, small enough for a second: 8,192² products, a GB beyond any cache.
     size = 8192 if on_cuda else 2048
-    dtype = DTYPES[model.facts.precision]
-    flops = 1e12 * known if known else product_flops_per_s(device, dtype, size)
+    flops = 1e12 * known if known else product_flops_per_s(device, DTYPES[model.facts.precision], size)
     source = torch.zeros(2**30 if on_cuda else 2**26, dtype=torch.int8, device=device)
     # A copy reads and writes: twice its bytes pass the memory.
     bytes_per_s = 2 * copy_bytes_per_s(source, torch.empty_like(source))
