@@ -5,12 +5,13 @@ import pytest
 import torch
 
 from esmeray.common.errors import ConfigError, ResourceError
+from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.dataset.packed_batch import TARGETS
 from esmeray.inference.classifier import ClassifierPipeline, Predictions
 from esmeray.inference.models.source import config_of, exported_by
 from esmeray.model.metrics.classification import bootstrap_intervals, classification_metrics, metrics_of_each
 from esmeray.model.tasks.losses import probabilities
-from tests.classifiers import TEXTS, classifier_config, export_tiny, tiny_classifier, tiny_model
+from tests.classifiers import NAMES, TEXTS, classifier_config, export_tiny, tiny_classifier, tiny_model
 from tests.model.support import random_sequences
 
 PROTEINS = random_sequences([30, 1, 90, 12, 90, 5])
@@ -126,6 +127,12 @@ def test_a_label_at_a_probability_of_a_half_is_predicted_nowhere():
     assert bootstrap_intervals("multilabel", scores, targets, samples=5, seed=0)["f1_micro"] == (1.0, 1.0)
     assert [values["predicted"] for values in metrics_of_each("multilabel", scores, targets)] == [0, 0, 2]
     assert Predictions(model.label_space, scores, None, np.zeros(2, np.int64)).labels() == ["GO:3", "GO:3"]
+
+
+def test_numbers_are_words_with_six_digits():
+    space = LabelSpace("regression", NAMES["regression"])
+    predictions = Predictions(space, np.float32([[1.5, -2]]), None, np.zeros(1, np.int64))
+    assert predictions.labels("|") == ["1.5|-2"]
 
 
 def test_out_of_memory_halves_a_batch_and_names_a_single_text(monkeypatch):
