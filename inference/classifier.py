@@ -6,25 +6,21 @@ Shape legend: N texts, C classes or numbers, R residues of all texts.
 
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
+from itertools import compress
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from esmeray.dataset.batches.preparation import FixedCrop, fixed_crop, head_length
+from esmeray.dataset.batches.preparation import FixedCrop, head_length
 from esmeray.dataset.labels.label_space import LabelSpace, predicted_positive
 from esmeray.dataset.section import DataSection
 from esmeray.inference.models.model import Model, TokenizedTexts, run
 from esmeray.inference.models.opening import open_model
-from esmeray.inference.models.source import config_of, exported_by
+from esmeray.inference.models.source import exported_by, limit_of
 from esmeray.tasks.classifier.model import Classifier
 from esmeray.train_config.section import DEFAULT_TOKENS, Precision
-
-Progress: TypeAlias = Callable[[int, int], None]
-"""Called with how many texts are done and how many there are."""
-
 
 UNSEEN_RESIDUE = "?"
 """Letter of a residue that was cropped; as a target it is ignored."""
@@ -61,11 +57,12 @@ class Predictions:
         if kind == "regression":
             return [separator.join(f"{value:.6g}" for value in row) for row in self.probabilities.tolist()]
         if kind == "multilabel":
-            rows = predicted_positive(self.probabilities).tolist()
-            return [separator.join(name for name, on in zip(names, row, strict=True) if on) for row in rows]
+            # By the function that metrics use: a label at exactly 0.5 would else be here and not in the report.
+            return [separator.join(compress(names, row)) for row in predicted_positive(self.probabilities)]
         likeliest = self.probabilities.argmax(-1).tolist()
         if kind != "per_residue":
             return [names[index] for index in likeliest]
+        # One letter each (U1), so that residues and letters count alike.
         letters = np.array([names[index] for index in likeliest], dtype="<U1")
         return ["".join(text) for text in self.of_whole_texts(letters, UNSEEN_RESIDUE)]
 
@@ -73,6 +70,7 @@ class Predictions:
         """(residues of the whole texts,) which have a prediction; None where a text has one, not its residues."""
         if self.lengths is None:
             return None
+        # Of each text three runs: its start, what was cropped, and its end, of which the last may be empty.
         heads_N = np.array([head_length(kept, self.crop) for kept in self.lengths.tolist()], dtype=np.int64)
         sizes_N3 = np.stack([heads_N, self.cropped, self.lengths - heads_N], axis=1)
         return np.repeat(np.tile([True, False, True], len(self)), sizes_N3.ravel())
@@ -121,10 +119,10 @@ class ClassifierPipeline:
         >>> classifier.predict(["MKTAYIAKQR", "MSILVTRPSP"]).probabilities.shape  # (N, classes)
         (2, 3)
         """
-        folder = exported_by("classifier", source)
-        model = open_model(folder, precision, device)
-        data = data or config_of(folder).data
-        return cls(model, tokens=tokens, max_length=data.max_length, crop=fixed_crop(data.crop))
+        # With an own length limit a tool can take more of a text than training did; by default both are the same.
+        model = open_model(exported_by("classifier", source), precision, device)
+        limit = model.limit if data is None else limit_of(data)
+        return cls(model, tokens=tokens, max_length=limit.max_length, crop=limit.crop)
 
     @property
     def classifier(self) -> Classifier:
@@ -135,8 +133,10 @@ class ClassifierPipeline:
     def label_space(self) -> LabelSpace:
         return self.classifier.label_space
 
-    def predict(self, texts: Sequence[str], *, progress: Progress | None = None) -> Predictions:
-        """Probabilities of each text, in the order given.
+    def predict(
+        self, texts: Sequence[str], *, progress: Callable[[int, int], None] = lambda done, total: None
+    ) -> Predictions:
+        """Probabilities of each text, in the order given; ``progress`` gets the texts that are done, and all of them.
 
         Raises ResourceError where the device is out of memory for a single text, DataError for NaN.
         """
@@ -144,12 +144,12 @@ class ClassifierPipeline:
         widths_N = tokenized.lengths if self.classifier.per_residue else np.ones(len(texts), dtype=np.int64)
         ends_N = np.cumsum(widths_N)
         result = np.empty((int(widths_N.sum()), self.label_space.num_outputs), dtype=np.float32)
+        # Written in where each text belongs: batches come longest first, and results are as large as the input.
         done, outputs = 0, self.model.outputs(["classes"])
         for batch in run(self.model, TokenizedTexts(tokenized, self.model), outputs, self.tokens):
-            for place, rows in zip(batch.places.tolist(), batch.by_text(outputs[0]), strict=True):
-                result[ends_N[place] - widths_N[place] : ends_N[place]] = rows
-            done += batch.places.size
-            if progress is not None:
-                progress(done, len(texts))
+            for index, rows in zip(batch.indices.tolist(), batch.by_text(outputs[0]), strict=True):
+                result[ends_N[index] - widths_N[index] : ends_N[index]] = rows
+            done += batch.indices.size
+            progress(done, len(texts))
         lengths_N = tokenized.lengths if self.classifier.per_residue else None
         return Predictions(self.label_space, result, lengths_N, tokenized.cropped, self.crop)

@@ -48,7 +48,7 @@ def our_embedder(folder: Path, device: str, precision: Precision, max_tokens: in
     def embed(sequences: Sequence[str]) -> Tensor:
         means_ND = torch.empty(len(sequences), model.facts.hidden_size)
         for batch in run(model, sequences, outputs, budget):
-            means_ND[torch.from_numpy(batch.places)] = torch.from_numpy(batch.arrays["mean"])
+            means_ND[torch.from_numpy(batch.indices)] = torch.from_numpy(batch.arrays["mean"])
         return means_ND
 
     return embed

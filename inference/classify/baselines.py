@@ -58,6 +58,7 @@ def baselines(
     if of_one_class or (content == "text" and not any(re.search(_WORD, text) for text in known_texts)):
         return results  # nothing can be fitted
     if content == "text":
+        # A weak penalty (C = 20): rows of TF-IDF have length 1, so that single values are small.
         words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, token_pattern=_WORD)
         features, name, strength = (words.fit_transform(known_texts), words.transform(texts)), "TF-IDF", 20.0
     else:
@@ -75,6 +76,7 @@ def baselines(
 def composition(sequences: Sequence[str]) -> NDArray[np.float64]:
     """(N, 21): shares of the 20 amino acids among all residues, and the natural logarithm of the length."""
     letters = np.frombuffer(AMINO_ACIDS.encode("ascii"), dtype=np.uint8)
+    # By bytes, as bincount of a whole sequence is one pass; other letters are counted nowhere.
     counts = np.stack([np.bincount(_codes(sequence), minlength=256)[letters] for sequence in sequences])
     lengths_N = np.array([max(len(sequence), 1) for sequence in sequences], dtype=np.float64)
     return np.column_stack([counts / lengths_N[:, None], np.log(lengths_N)])
@@ -98,12 +100,13 @@ def _fitted(
     if kind not in _BY_COLUMN:
         estimator.fit(training, targets)
         result = np.zeros_like(guess)
+        # Columns of the label space: a class that training lacks keeps 0.
         result[:, estimator.classes_] = estimator.predict_proba(wanted)
         return result
     result = guess.copy()
     for column, target_N in enumerate(targets.T):
         known = np.flatnonzero(np.isfinite(target_N))
-        if len(np.unique(target_N[known])) < 2:
+        if len(np.unique(target_N[known])) < 2:  # a classifier refuses a single class
             continue
         estimator.fit(training[known], target_N[known])
         if kind == "regression":
@@ -119,6 +122,7 @@ def _residue_baselines(
     training_R, wanted_R = _codes("".join(training_texts)), _codes("".join(texts))
     known_R = has_target(training_targets)
     guess_C = _guess("per_residue", training_targets[known_R], num_outputs)
+    # One number for each pair of a letter and a class: a table of counts by a single bincount.
     cells = training_R[known_R] * num_outputs + training_targets[known_R]
     counts = np.bincount(cells, minlength=256 * num_outputs).reshape(256, num_outputs)
     totals = counts.sum(axis=1, keepdims=True)

@@ -28,7 +28,6 @@ from esmeray.run_folder.checkpoints import CheckpointStore, check_data
 from esmeray.run_folder.paths import RunFolder
 from esmeray.run_folder.section import RunSection
 from esmeray.train_config.section import Overrides
-from esmeray.training.config import Config
 
 
 @dataclass(frozen=True)
@@ -68,6 +67,7 @@ def read_texts(
     if part != "all":
         chosen &= np.array([name == part for name in records.parts or []], dtype=bool)
         texts.counts["records_of_other_parts"] = int((~chosen).sum())
+    # Of residues one that has no label is left out by itself, and its record stays.
     if labels.unseen_labels == "skip" and not per_residue:
         known = has_target(targets)
         if unseen := int((~known & chosen).sum()):
@@ -79,18 +79,26 @@ def read_texts(
     return texts if chosen.all() else _selected(texts, chosen)
 
 
-def own_texts(config: Config, space: LabelSpace, part: Part, progress: ProgressCallback = no_progress) -> LabelledTexts:
+def own_texts(
+    section: RunSection,
+    data: DataSection,
+    tokenizer: TokenizerSection,
+    space: LabelSpace,
+    part: Part,
+    progress: ProgressCallback = no_progress,
+) -> LabelledTexts:
     """The records that a run was trained on, or held out, by its own split.
 
     ``progress`` is called while the files are read, where the run's labelled store is gone. Raises DataError where the
     source gives other labels than the model has or the split has no such part, CheckpointError where the source is not
     the one that the run's checkpoints name.
     """
-    run = RunFolder(config.run.storage_path, config.run.name)
-    store = LabelledStore(ensure_labelled_store(config.data, config.model.tokenizer, run.stores, progress))
+    run = RunFolder(section.storage_path, section.name)
+    store = LabelledStore(ensure_labelled_store(data, tokenizer, run.stores, progress))
     if store.label_space != space:
-        raise DataError(f"{', '.join(config.data.source)}: gives other labels than the model was trained for")
-    check_data(run, config.data.source, store.checksum)
+        raise DataError(f"{', '.join(data.source)}: gives other labels than the model was trained for")
+    # Its source may have changed since: a split made anew would mix what was trained on with what was held out.
+    check_data(run, data.source, store.checksum)
     parts = {"training": store.training, "validation": store.validation, "test": store.test}
     in_parts = np.sort(np.concatenate([*parts.values()]))  # without records that the split left out, counted already
     records = in_parts if part == "all" else parts[part]
@@ -117,12 +125,13 @@ def in_training(run: RunSection, data: DataSection, texts: Sequence[str]) -> NDA
     """
     folder_of_run = RunFolder(run.storage_path, run.name)
     checkpoint = CheckpointStore(folder_of_run.checkpoints).newest_intact()
-    given = [Path(place) for place in (data.store, *data.source) if place]
-    folders = [folder for folder in (*folder_of_run.stores.glob("*"), *given) if (folder / MANIFEST_FILE).is_file()]
     if checkpoint is None:
         return None
-    for folder in folders:
-        with suppress(DataError):  # another run's may be damaged
+    named = [Path(source) for source in (data.store, *data.source) if source]
+    for folder in (*folder_of_run.stores.glob("*"), *named):
+        if not (folder / MANIFEST_FILE).is_file():  # a source may be a file of any kind
+            continue
+        with suppress(DataError):  # a damaged store of another run is no reason to end here
             labelled = LabelledStore(folder)
             if labelled.checksum == checkpoint.manifest().store_checksum:
                 trained_N = labelled.store.sequence_hashes[labelled.training]
@@ -142,7 +151,7 @@ def _settings(labels: LabelsSection, space: LabelSpace, part: Part, overrides: O
     if labels.kind != space.kind and ("data", "labels", "kind") in overrides:
         raise ConfigError(f"--data.labels.kind {labels.kind}: the model was trained for {space.kind}; leave it out")
     update: dict[str, object] = {"kind": space.kind}
-    if part == "all":
+    if part == "all":  # else reading would ask for the split that the run was trained with
         update |= {"split": "hash", "split_column": None, "validation_source": []}
     elif labels.split_column is None:
         raise ConfigError(
@@ -174,6 +183,7 @@ def _left_out(counts: LabelledCounts) -> dict[str, int]:
 
 
 def _selected(texts: LabelledTexts, chosen: NDArray[np.bool_]) -> LabelledTexts:
+    # Targets of residues lie end to end, one for each letter.
     rows = np.repeat(chosen, [len(text) for text in texts.texts]) if texts.per_residue else chosen
     return replace(
         texts,
@@ -182,12 +192,6 @@ def _selected(texts: LabelledTexts, chosen: NDArray[np.bool_]) -> LabelledTexts:
         targets=texts.targets[rows],
         weights=None if texts.weights is None else texts.weights[chosen],
     )
-
-
-def read_unlabelled(sources: list[str], data: DataSection, tokenizer: TokenizerSection) -> LabelledTexts:
-    """The records of files without their labels; targets are empty."""
-    records = read_labelled(sources, data.labels, tokenizer, data.ingest, with_labels=False)
-    return LabelledTexts(records.ids, records.texts, np.empty(0), None, {}, per_residue=False)
 
 
 class TextPart(NamedTuple):
@@ -230,6 +234,7 @@ class TextStream:
         texts: list[str] = []
         size, share = 0, 0.0
         for _, _, block in self._source.cleaned(self._ingest):
+            # After a refusal the rest is read all the same: the error lists all that is to be mended.
             if block is None or self._ingest.faults:
                 continue
             ids += [record_id.decode("utf-8") for record_id in block.ids.split()]

@@ -46,15 +46,17 @@ def draw_confusion(path: Path | str, counts_CC: NDArray[np.integer], names: Sequ
     title = f"{right:,} of {total:,} right ({right / max(total, 1):.1%})"
     wrong_CC = counts_CC - np.diag(np.diag(counts_CC))
     order = np.argsort(-(wrong_CC.sum(axis=0) + wrong_CC.sum(axis=1)), kind="stable")
-    shown_C = np.sort(order[:_MOST_CLASSES])
+    shown_C = np.sort(order[:_MOST_CLASSES])  # in the label space's order again, in which a reader looks for them
     if len(shown_C) < len(names):
         title += f"; the {len(shown_C)} most confused of {len(names)} classes"
+    # Of the whole row, before classes are left out: the shares that are shown then need not add up to 1.
     shares_CC = counts_CC / np.maximum(counts_CC.sum(axis=1, keepdims=True), 1)
     counts_CC, shares_CC = counts_CC[np.ix_(shown_C, shown_C)], shares_CC[np.ix_(shown_C, shown_C)]
     labels = [_legible(names[index]) for index in shown_C]
 
     is_numbered = len(labels) <= _NUMBERED_CLASSES
     cell_inches, font = (0.5, 9) if is_numbered else (0.18, 7)
+    # Room for the longest name at either side: Matplotlib clips what a figure has no room for.
     margin = 1.2 + font / 72 * 0.55 * max(map(len, labels), default=0)
     side = max(len(labels) * cell_inches + margin, 5.0)
     figure = new_figure(side, side, title)
@@ -65,8 +67,8 @@ def draw_confusion(path: Path | str, counts_CC: NDArray[np.integer], names: Sequ
     small = {"fontsize": 7} if is_numbered else None
     display.plot(ax=axes, include_values=is_numbered, xticks_rotation="vertical", text_kw=small, **look)
     if is_numbered:  # the colour is the share of the row, the number that of rows
-        for place, text in np.ndenumerate(display.text_):
-            text.set_text(f"{counts_CC[place]:,}" if counts_CC[place] else "")
+        for cell, text in np.ndenumerate(display.text_):
+            text.set_text(f"{counts_CC[cell]:,}" if counts_CC[cell] else "")
     axes.tick_params(colors=INK, labelsize=font)
     axes.set_xlabel("predicted\n(darker: larger share of its row)", color=INK)
     axes.set_ylabel("true class", color=INK)
@@ -79,7 +81,7 @@ def draw_roc_pr(path: Path | str, probabilities_NC: NDArray, targets: NDArray, n
     Targets are (N,) classes with IGNORED_TARGET where there is none, or (N, C) of 0 and 1 with NaN where unknown. Of
     two classes, the second is drawn.
     """
-    rocs, precisions = ranking_curves(probabilities_NC, targets, names)
+    rocs, precisions = _ranking_curves(probabilities_NC, targets, names)
     figure = new_figure(12, 5.8, f"Ranking of {counted(len(rocs), 'class{es}')} against the rest")
     roc, precision = figure.subplots(1, 2)
     _draw_curves(roc, rocs, "Recall against false positives (ROC)", "false positive rate", "recall")
@@ -100,7 +102,8 @@ def draw_reliability(path: Path | str, probabilities_NC: NDArray, targets: NDArr
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
     heading(above, "Observed frequency against confidence")
     heading(below, "Predictions of each confidence")
-    if len(confidences):
+    if len(confidences):  # scikit-learn refuses none at all
+        # In the bins of the metric, so that the picture is that of the calibration error beside it.
         CalibrationDisplay.from_predictions(
             outcomes, confidences, n_bins=CALIBRATION_BINS, pos_label=True, ax=above, name="observed", color=BLUE
         )
@@ -133,13 +136,13 @@ def draw_predictions(path: Path | str, predicted_NC: NDArray, measured_NC: NDArr
                 measured_N[known_N],
                 predicted_N[known_N],
                 kind="actual_vs_predicted",
-                subsample=min(_MOST_POINTS, records),
+                subsample=min(_MOST_POINTS, records),  # more are one blot, and slow to draw
                 random_state=0,
                 ax=axes,
                 scatter_kwargs={"s": 9, "color": BLUE, "alpha": 0.5, "linewidths": 0},
                 line_kwargs={"color": GREY, "linestyle": ":"},
             )
-            axes.set_aspect("auto")
+            axes.set_aspect("auto")  # the display's is equal: a few outliers would leave a line of a panel
         axes.set(xlabel="predicted", ylabel="measured")
         heading(axes, f"{_legible(name)} ({records:,} records{sampled})")
         style(axes)
@@ -148,18 +151,20 @@ def draw_predictions(path: Path | str, predicted_NC: NDArray, measured_NC: NDArr
     save(figure, path)
 
 
-def ranking_curves(probabilities_NC: NDArray, targets: NDArray, names: Sequence[str]) -> tuple[Displays, Displays]:
+def _ranking_curves(probabilities_NC: NDArray, targets: NDArray, names: Sequence[str]) -> tuple[Displays, Displays]:
     """ROC and precision curves of the classes that have positives and negatives; see :func:`draw_roc_pr`."""
     are_labels = targets.ndim == 2
     rocs: Displays = []
     precisions: Displays = []
+    # Of two classes the second is the positive one, whose curves are those that a reader expects.
     for index in range(1 if not are_labels and len(names) == 2 else 0, len(names)):
         target = targets[:, index] if are_labels else targets
         known = np.isfinite(target) if are_labels else target != IGNORED_TARGET
         positive = (target == 1 if are_labels else target == index)[known]
-        if not positive.any() or positive.all():
+        if not positive.any() or positive.all():  # neither curve is defined
             continue
-        name, scores = _legible(names[index]), probabilities_NC[known, index]
+        name = _legible(names[index])
+        scores = probabilities_NC[known, index]
         false_rate, recall, _ = roc_curve(positive, scores)
         area = float(roc_auc_score(positive, scores))
         rocs.append((area, RocCurveDisplay(fpr=false_rate, tpr=recall, name=name)))
@@ -176,6 +181,7 @@ def _draw_curves(axes: Axes, curves: Displays, title: str, x: str, y: str) -> No
     named = ordered if len(ordered) <= len(_COLOURS) else ordered[:half] + ordered[-half:]
     colours = {id(display): colour for (_, display), colour in zip(named, _COLOURS, strict=False)}
     for area, display in ordered:
+        # A label that begins with "_" is left out of the legend.
         look = {"color": GREY, "linewidth": 0.7, "alpha": 0.45, "zorder": 1.5, "label": "_"}
         if id(display) in colours:
             look = {"color": colours[id(display)], "linewidth": 1.4, "label": f"{area:.3f}  {display.name}"}

@@ -36,7 +36,7 @@ def writing_predictions(path: Path, final_name: str, space: LabelSpace, separato
     schema = pa.schema(
         [(name, pa.string()) for name in words] + [(f"{prefix}_{name}", numbers) for name in space.names]
     )
-    if final_name.endswith(".parquet"):
+    if final_name.endswith(".parquet"):  # by the final name: the file that is written has a temporary one
         with pq.ParquetWriter(path, schema) as file:
 
             def write_parquet(ids: Sequence[str], predictions: Predictions) -> None:

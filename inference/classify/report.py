@@ -72,10 +72,12 @@ def evaluation_of(
     Raises DivergenceError where a prediction is NaN or infinite.
     """
     kind, targets, groups = scored.label_space.kind, scored.targets, scored.groups
+    # Of residues each counts as its record does.
     weights = scored.weights if scored.weights is None or groups is None else scored.weights[groups]
 
     def metrics_of(predictions: NDArray, rows: NDArray[np.bool_] | slice = slice(None)) -> dict[str, Any]:
         weights_of_rows = None if weights is None else weights[rows]
+        # Whole records are drawn: residues of one protein are alike, and drawn alone would make intervals too narrow.
         drawn = {"weights": weights_of_rows, "groups": None if groups is None else groups[rows]}
         intervals = bootstrap_intervals(kind, predictions[rows], targets[rows], samples, seed, **drawn)
         return {
@@ -83,6 +85,7 @@ def evaluation_of(
             "intervals": {name: list(interval) for name, interval in intervals.items()},
         }
 
+    # Records that were trained on flatter the metrics; the file may hold them without anybody's knowledge.
     not_in_training = None
     if trained_N is not None and 0 < trained_N.sum() < len(trained_N):  # else both numbers are one
         new = ~trained_N if groups is None else ~trained_N[groups]
@@ -120,13 +123,14 @@ def write_report(
     and so on; ``facts`` are of the model, its checkpoint and the data, by name.
     """
     content = dict(evaluation, best_of=best_of, counts=dict(counts or {}), facts=dict(facts or {}))
-    _draw(folder, scored)
+    _draw(folder, scored)  # first: the report links the pictures that there are
     content["pictures"] = sorted(path.name for path in folder.glob("*.png"))
     if "confused" in evaluation:
         names = scored.label_space.names
         table = pd.DataFrame(confusion_matrix(scored.probabilities, scored.targets), names, names)
         table.to_csv(folder / "confusion.tsv", sep="\t", index_label="true class", lineterminator="\n")
     (folder / "report.md").write_text(_report_text(content), encoding="utf-8")
+    # NaN would be no JSON: metrics that are undefined are left out before.
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
     (folder / "evaluation.json").write_text(text + "\n", encoding="utf-8")
 
@@ -138,6 +142,7 @@ def metrics_lines(evaluation: Mapping[str, Any], best_of: str | None = None) -> 
         number, unit = evaluation["residues"], f"residues of {evaluation['records']:,} records"
     new = {"model, not trained on": evaluation["not_in_training"]} if "not_in_training" in evaluation else {}
     columns = {"model": evaluation, **new, **evaluation["baselines"]}
+    # A baseline may have a metric that the model lacks, where it is undefined for one of them.
     present = {name for column in columns.values() for name in column["metrics"]}
     first = [best_of] if best_of in present else []
     order = dict.fromkeys(first + list(evaluation["metrics"]) + sorted(present))
@@ -176,7 +181,9 @@ def _confused(scored: Scored) -> list[dict[str, Any]]:
     for truth, other in zip(*np.unravel_index(order, wrong_CC.shape), strict=True):
         if not wrong_CC[truth, other]:
             break
+        # Ids in the report, to look them up; of a protein once, however many of its residues are confused.
         rows = np.flatnonzero((targets == truth) & (predicted == other))
+        # The surest first: these are where a label is likeliest wrong, or the model has learnt something else.
         rows = rows[np.argsort(-confidence[rows], kind="stable")]
         records = rows if groups is None else groups[rows]
         pairs.append(
@@ -217,6 +224,7 @@ def _classes_section(kind: str, classes: Sequence[Mapping[str, Any]]) -> list[st
     title, columns = "Classes", ["records", "predicted", "precision", "recall", "f1", "auroc", "average_precision"]
     if kind == "regression":
         title, columns = "Columns", ["records", "mse", "mae", "r2", "pearson", "spearman"]
+    # A GO model has thousands of terms; evaluation.json has all.
     shown = sorted(classes, key=lambda entry: -entry["records"])[:_CLASSES_SHOWN]
     rows = [[entry["name"], *(_cell(name, entry.get(name, "–")) for name in columns)] for entry in shown]
     header = ["name", *(name.replace("_", " ") for name in columns)]
@@ -233,7 +241,7 @@ def _value(scores: Mapping[str, Any], name: str) -> str:
 
 
 def _short(name: str, value: float) -> str:
-    """Three places of what is at most 1, three digits of what has a unit."""
+    """Three decimals of what is at most 1, three digits of what has a unit."""
     return f"{value:#.3g}" if name in _WITH_UNIT else f"{value:.3f}"
 
 
@@ -246,6 +254,7 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def _escaped(cell: str) -> str:
+    # Names come from files: a bar would end a cell, and a renderer would read "<" as HTML.
     return " ".join(cell.split()).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
 
 

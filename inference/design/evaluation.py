@@ -57,6 +57,7 @@ def evaluate_designs(
     The baselines are of the store's other structures; of these themselves, which favours the baselines, where it has no
     others. Raises DataError where no record can be evaluated.
     """
+    # A baseline that has counted the structures which it is judged on would know their composition.
     others = np.setdiff1d(np.arange(len(store)), records)
     shares_SA = _shares(store, others if others.size else records)
     proteins = []
@@ -65,6 +66,7 @@ def evaluate_designs(
         judged = any(letter in AMINO_ACIDS for letter in structure.residues)
         if not (judged and np.isfinite(structure.coordinates[:, 1, 0]).any()):
             continue
+        # At temperature 0 there is one design: recovery is a property of the model, and no draw of luck.
         (design,) = generate(model, Request(structure, temperature=0.0, steps=steps), 1, tokens=tokens)
         (likelihood,) = log_likelihoods(model, structure, [structure.residues], tokens=tokens)
         proteins.append(_judged(structure, design.residues, float(likelihood), shares_SA))
@@ -82,7 +84,7 @@ def structures_of_store(store: StructureStore, records: NDArray[np.int64]) -> It
 
 
 def elements_of(structure: Structure) -> NDArray[np.int64]:
-    """(L,) place in :data:`ELEMENTS` of each residue; other where there are no coordinates."""
+    """(L,) index in :data:`ELEMENTS` of each residue; other where there are no coordinates."""
     import biotite.structure as struc
 
     known = np.flatnonzero(np.isfinite(structure.coordinates[:, 1, 0]))
@@ -90,20 +92,21 @@ def elements_of(structure: Structure) -> NDArray[np.int64]:
     atoms.coord = structure.coordinates[known, 1]
     atoms.atom_name[:], atoms.res_name[:] = "CA", "ALA"
     atoms.res_id, atoms.chain_id = known + 1, structure.chains[known].astype("U4")
-    places = np.full(len(structure.residues), ELEMENTS.index("c"))
-    places[known] = [max(0, ELEMENTS.find(letter)) if letter else 2 for letter in struc.annotate_sse(atoms)]
-    return places
+    elements = np.full(len(structure.residues), ELEMENTS.index("c"))
+    # What it can't judge biotite gives no letter: other.
+    elements[known] = [ELEMENTS.index(letter or "c") for letter in struc.annotate_sse(atoms)]
+    return elements
 
 
 def _contacts(structure: Structure) -> NDArray[np.int64]:
     """(L,) residues whose CA is near."""
     ca = structure.coordinates[:, 1]
-    apart = np.linalg.norm(ca[:, None] - ca[None], axis=-1)
-    return np.nansum(apart < _CONTACT, axis=1) - 1
+    return np.nansum(np.linalg.norm(ca[:, None] - ca[None], axis=-1) < _CONTACT, axis=1) - 1
 
 
 def _shares(store: StructureStore, records: NDArray[np.int64]) -> NDArray[np.float64]:
     """(S + 1, 20): shares of the amino acids in each kind of element, and in all, of these records."""
+    # One of each: an amino acid that is absent would make the baseline's perplexity infinite.
     counts = np.ones((len(ELEMENTS), len(AMINO_ACIDS)))
     for structure in structures_of_store(store, records):
         letters = np.array([AMINO_ACIDS.find(letter) for letter in structure.residues])
@@ -148,6 +151,7 @@ def _summed(proteins: list[dict[str, float]], left_out: int) -> Evaluation:
         return lambda rows: float(np.mean((right_N - columns[name])[rows]))
 
     def perplexity(name: str) -> _Statistic:
+        # By residues, as perplexity is defined; recovery is a median over proteins, as in the papers.
         return lambda rows: float(np.exp(np.average(columns[name][rows], weights=lengths_N[rows])))
 
     def within(name: str) -> _Statistic:

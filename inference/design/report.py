@@ -35,6 +35,7 @@ def write_probabilities(path: Path, name: str, native: str, designs: Sequence[De
     mean_LA = np.mean([design.probabilities for design in designs], axis=0)
     positions = {"structure": name, "position": range(1, len(native) + 1), "native": [*native]}
     table = pd.concat([pd.DataFrame(positions), pd.DataFrame(mean_LA, columns=[*AMINO_ACIDS])], axis=1)
+    # Appended: a file of all structures, of which each is written when its designs are done.
     table.to_csv(path, sep="\t", index=False, float_format="%.4f", mode="a", header=not path.exists())
 
 
@@ -60,24 +61,24 @@ def draw_logo(path: Path, name: str, native: str, designs: Sequence[Design]) -> 
 
 
 def _logo_row(axis: Axes, start: int, native: str, shares: NDArray, surest: NDArray) -> None:
-    for place, native_letter in enumerate(native):
+    for column, native_letter in enumerate(native):
         bottom = 0.0
-        for column in np.argsort(shares[place]):
-            if shares[place, column] > 0.04:
-                letter = AMINO_ACIDS[column]
-                size = {"width": 0.9, "height": shares[place, column]}
-                plot_scaled_text(axis, letter, place + 0.05, bottom, **size, color=_COLOURS[letter])
-                bottom += shares[place, column]
+        for index in np.argsort(shares[column]):  # the commonest on top, where a logo is read
+            share = shares[column, index]
+            if share > 0.04:  # lower letters are no letters to the eye
+                letter = AMINO_ACIDS[index]
+                plot_scaled_text(axis, letter, column + 0.05, bottom, width=0.9, height=share, color=_COLOURS[letter])
+                bottom += share
         # More than half of the designs: the commonest residue would be decided by the alphabet where two are equal.
-        agrees = native_letter in AMINO_ACIDS and shares[place, AMINO_ACIDS.index(native_letter)] > 0.5
+        agrees = native_letter in AMINO_ACIDS and shares[column, AMINO_ACIDS.index(native_letter)] > 0.5
         colour = _COLOURS[native_letter] if agrees else GREY
         look: dict[str, Any] = {"fontsize": 8, "family": "monospace", "color": colour}
-        axis.text(place + 0.5, -0.22, native_letter, ha="center", va="center", **look)
+        axis.text(column + 0.5, -0.22, native_letter, ha="center", va="center", **look)
     axis.plot(np.arange(len(native)) + 0.5, surest[: len(native)], color=INK, linewidth=0.8)
-    axis.set_xlim(0, _ROW)
+    axis.set_xlim(0, _ROW)  # the last row too: its letters are as wide as the others'
     axis.set_ylim(-0.4, 1.02)
     axis.set_yticks([0, 1])
-    ticks = [place for place in range(len(native)) if (start + place + 1) % 10 == 0]
-    axis.set_xticks([place + 0.5 for place in ticks], [str(start + place + 1) for place in ticks], fontsize=7)
+    ticks = [column for column in range(len(native)) if (start + column + 1) % 10 == 0]
+    axis.set_xticks([tick + 0.5 for tick in ticks], [str(start + tick + 1) for tick in ticks], fontsize=7)
     for side in ("top", "right", "bottom"):
         axis.spines[side].set_visible(False)

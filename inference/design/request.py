@@ -53,6 +53,7 @@ def exported_design(source: Path) -> Path:
 def structures_of(options: DesignStructuresSection) -> list[Structure]:
     """Chains of the structure files; what was changed or left out is said. Raises DataError for a file or id that is
     refused."""
+    # From one residue on, as the user has named the file: the rules of training are for folders full of them.
     section = StructuresSection(chains=options.chains, min_residues=1, ca_only=options.ca_only)
     counts = StructureCounts()
     structures = [

@@ -76,13 +76,13 @@ def generate(
     device = next(model.parameters()).device
 
     @torch.inference_mode()
-    def launch(places: Places) -> dict[str, Tensor]:
-        tokens, probabilities = _denoised(_Drafts(model, request, seed, places.tolist()))
+    def launch(numbers: Places) -> dict[str, Tensor]:
+        tokens, probabilities = _denoised(_Drafts(model, request, seed, numbers.tolist()))
         return {"tokens": tokens, "probabilities": probabilities}
 
-    loop = ForwardLoop(device, launch, lambda place: f"design {place} of {length:,} residues")
-    for places, designs in loop.run(consecutive(number, max(1, tokens // (length + 2)))):
-        rows = zip(places.tolist(), designs["tokens"].tolist(), designs["probabilities"].numpy(), strict=True)
+    loop = ForwardLoop(device, launch, lambda index: f"design {index} of {length:,} residues")
+    for numbers, designs in loop.run(consecutive(number, max(1, tokens // (length + 2)))):
+        rows = zip(numbers.tolist(), designs["tokens"].tolist(), designs["probabilities"].numpy(), strict=True)
         for number_of_design, row, probabilities in rows:
             yield Design("".join(VOCABULARY[token] for token in row), probabilities, number_of_design)
 
@@ -114,14 +114,16 @@ class _Drafts:
         self.model, self.request, device = model, request, next(model.parameters()).device
         groups_L, num_groups = _groups(request, len(request.structure.residues))
         letters = np.array(list(request.structure.residues))
-        for place in request.fixed:
-            letters[groups_L == groups_L[place]] = letters[place]
+        # What is tied to a fixed position gets its residue.
+        for position in request.fixed:
+            letters[groups_L == groups_L[position]] = letters[position]
         self.batch: PackedBatch = structure_batch(
             request.structure, ["".join(letters)] * len(numbers), request.label
         ).to(device)
         self.conditions, self.groups = model.conditions(self.batch), groups_L.to(device)
         self.hidden = torch.ones(len(numbers), num_groups, dtype=torch.bool, device=device)
         self.hidden[:, groups_L[list(request.fixed)]] = False
+        # A generator for each design, of its own number: it is the same in any batch, and alone.
         states = [np.random.SeedSequence([seed, number]).generate_state(1, np.uint64) for number in numbers]
         self.draws = [torch.Generator().manual_seed(int(state[0] >> 1)) for state in states]
 
@@ -132,11 +134,15 @@ class _Drafts:
     def drawn(self, logits_T20: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(copies, G, 20) log-probabilities, (copies, G) amino acids drawn from them, and (copies, G) chance."""
         copies, G = self.hidden.shape
+        # Tied positions share the mean of their logits, as one residue has to suit all of them.
         allowed = torch.tensor([letter not in self.request.omitted for letter in AMINO_ACIDS], device=logits_T20.device)
         sums = torch.zeros(copies, G, 20, device=logits_T20.device).index_add_(1, self.groups, self.inside(logits_T20))
         sizes_G = torch.bincount(self.groups, minlength=G).clamp(min=1)
         log_p = (sums / sizes_G[:, None]).masked_fill(~allowed, -torch.inf).log_softmax(-1)
+        # Drawn on the CPU, for all groups in each step: the same whatever the device, and whatever is decided already.
         uniform = torch.stack([torch.rand(G, 21, generator=draw) for draw in self.draws]).to(logits_T20.device)
+        # Gumbel's trick: the largest of log p + T g is a draw at temperature T, and at 0 the likeliest. 0 and 1 have no
+        # finite logarithm.
         gumbel = -torch.log(-torch.log(uniform.clamp(1e-20, 1 - 1e-7)))
         return log_p, (log_p + self.request.temperature * gumbel[..., :20]).argmax(-1), uniform[..., 20]
 
@@ -149,6 +155,7 @@ def _denoised(drafts: _Drafts) -> tuple[Tensor, Tensor]:
     probabilities = (rows[..., None] == _AMINO_ACID_IDS.to(rows.device)).float()  # 1 for the residue that is there
     num_hidden = int(hidden[0].sum())
     for step in range(request.steps):
+        # As many stay hidden as at this time of training, so that the model sees what it knows.
         left = round(
             num_hidden * float(hidden_share(np.float64(1 - (step + 1) / request.steps), model.section.schedule))
         )
@@ -167,8 +174,8 @@ def _groups(request: Request, length: int) -> tuple[Tensor, int]:
     """(L,) group of each position, a group of its own where it is not tied, and their number."""
     group_of = list(range(length))
     for tied in request.tied:
-        for place in tied:
-            group_of[place] = group_of[tied[0]]
+        for position in tied:
+            group_of[position] = group_of[tied[0]]
     _, numbers = np.unique(group_of, return_inverse=True)
     return torch.from_numpy(numbers), int(numbers.max()) + 1
 

@@ -40,7 +40,7 @@ def log_likelihoods(
     not judged."""
     length = len(structure.residues)
     at_once = max(1, tokens // (length + 2))
-    random = torch.Generator().manual_seed(0)  # the same places for every sequence, so that scores compare
+    random = torch.Generator().manual_seed(0)  # the same positions for every sequence, so that scores compare
     order = torch.rand(DRAWS, length, generator=random).argsort(1).argsort(1)
     hidden_counts = torch.tensor([max(1, round(length * (draw + 0.5) / DRAWS)) for draw in range(DRAWS)])
     hidden = order < hidden_counts[:, None]
@@ -48,8 +48,8 @@ def log_likelihoods(
     device = next(model.parameters()).device
 
     @torch.inference_mode()
-    def launch(places: Places) -> dict[str, Tensor]:
-        chunk = [jobs[place] for place in places.tolist()]
+    def launch(indices: Places) -> dict[str, Tensor]:
+        chunk = [jobs[index] for index in indices.tolist()]
         texts = [sequences[number] for number, _ in chunk]
         batch = structure_batch(structure, texts, label).to(device)
         rows = batch.tokens.view(len(chunk), length + 2)[:, 1:-1]
@@ -62,11 +62,12 @@ def log_likelihoods(
         chosen = log_p.gather(-1, wanted.clamp(min=0)[..., None])[..., 0].masked_fill(~judged, 0)
         return {"sums": chosen.sum(1), "counts": judged.sum(1)}
 
-    loop = ForwardLoop(device, launch, lambda place: f"sequence {jobs[place][0] + 1} of {length:,} residues")
+    loop = ForwardLoop(device, launch, lambda index: f"sequence {jobs[index][0] + 1} of {length:,} residues")
     sums, counts = np.zeros((len(sequences), DRAWS)), np.zeros((len(sequences), DRAWS))
-    for places, totals in loop.run(consecutive(len(jobs), at_once)):
-        sums.flat[places], counts.flat[places] = totals["sums"].numpy(), totals["counts"].numpy()
-    known = counts > 0
+    for indices, totals in loop.run(consecutive(len(jobs), at_once)):
+        sums.flat[indices] = totals["sums"].numpy()
+        counts.flat[indices] = totals["counts"].numpy()
+    known = counts > 0  # of a short sequence a draw may hide residues alone that are not judged
     return np.where(known, sums / np.maximum(counts, 1), 0).sum(1) / known.sum(1)
 
 
@@ -88,7 +89,7 @@ def nearest(residues: str, known: Search) -> Nearest:
     """Compare a sequence with all of a store."""
     query = residues.encode()
     hits = known.hits(query, count=1, evalue=float("inf"))
-    if not hits:
+    if not hits:  # nothing scores above 0: all of it is new, whatever the record
         return Nearest(known.store.id(0), 1.0)
     target = known.store.text(hits[0].record)
     pairs = known.alignment(query, hits[0]).tolist()

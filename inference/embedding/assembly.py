@@ -45,6 +45,7 @@ class Assembly:
         """``rows``: of all shards, in order."""
         self._building, self._plan, self._store = building, plan, store
         self._shards, self._rows, self._settings = shards, rows, settings
+        # Mapped and verified once, not once a record; bounded, since each is an open file.
         self._open = lru_cache(maxsize=1024)(lambda output, number: shards.arrays(output, rows[number]))
 
     def write(self, outputs: tuple[Output, ...], job: dict[str, Any], show: Callable[[str], None]) -> None:
@@ -63,10 +64,11 @@ class Assembly:
         manifest = EmbeddingsManifest(
             num_records=records, num_sequences=self._plan.num_sequences, outputs=manifests, job=job
         )
+        # Last: a folder with a manifest is whole.
         write_manifest(self._building, manifest)
 
     def _merged(self, output: Output) -> OutputManifest:
-        file_format, numbers = format_of(self._settings, output), range(self._plan.num_shards)
+        file_format = format_of(self._settings, output)
 
         def blocks(rows: int) -> Iterator[Block]:
             for start, stop in parts(len(self._store), rows):
@@ -77,8 +79,9 @@ class Assembly:
                     [self._store.id(record) for record in records], self._store.lengths[start:stop], values, keys
                 )
 
-        def largest() -> Values:
-            return np.max([np.abs(self._open(output.name, n)["values"]).max(axis=0) for n in numbers], axis=0)
+        def largest() -> Values:  # of all shards: int8 has one scale for a channel, whatever part of a file is read
+            shards = (self._open(output.name, number) for number in range(self._plan.num_shards))
+            return np.max([np.abs(shard["values"]).max(axis=0) for shard in shards], axis=0)
 
         manifest = OutputManifest(
             description=output.description,
@@ -97,20 +100,19 @@ class Assembly:
         """(n, C) fp32 of records ``start`` to ``stop``; of residues or pairs an array (L, C) or (L, L) of each."""
         if output.per == "protein":
             return self._of_proteins(output, start, stop)
-        lengths = self._plan.lengths[self._plan.sequences[start:stop]].tolist()
-        columns = lengths if output.per == "pair" else [-1] * len(lengths)
-        records = range(start, stop)
-        return [
-            self._of_record(output, record).reshape(length, width)
-            for record, length, width in zip(records, lengths, columns, strict=True)
-        ]
+        values = []
+        for record in range(start, stop):
+            length = int(self._plan.lengths[self._plan.sequences[record]])
+            rows = self._of_record(output, record)
+            values.append(rows.reshape(length, length) if output.per == "pair" else rows)
+        return values
 
     def _of_proteins(self, output: Output, start: int, stop: int) -> Values:
         """(n, C) fp32 of records ``start`` to ``stop``."""
         sequences_n, bounds = self._plan.sequences[start:stop], self._plan.bounds
         shards_n = bounds.searchsorted(sequences_n, side="right") - 1
         rows_nC = np.empty((stop - start, output.channels), dtype=np.float32)
-        for number in np.unique(shards_n).tolist():
+        for number in np.unique(shards_n).tolist():  # shard by shard: one gather each, not one read a record
             chosen = shards_n == number
             rows_nC[chosen] = self._open(output.name, number)["values"][sequences_n[chosen] - bounds[number]]
         return rows_nC
@@ -119,8 +121,9 @@ class Assembly:
         """(rows, C) fp32 of one record."""
         sequence, bounds = int(self._plan.sequences[record]), self._plan.bounds
         number = int(bounds.searchsorted(sequence, side="right")) - 1
-        arrays, place = self._open(output.name, number), sequence - int(bounds[number])
-        start, stop = arrays["offsets"][place : place + 2]
+        arrays = self._open(output.name, number)
+        index = sequence - int(bounds[number])
+        start, stop = arrays["offsets"][index : index + 2]
         return as_float32(arrays["values"][start:stop])
 
     def _index_part(self, start: int, stop: int) -> dict[str, Any]:

@@ -27,14 +27,13 @@ SHARDS_AT_ONCE = 2
 
 class ActorSettings(NamedTuple):
     """The job and the model of an actor, with the store's path, the folder of each node's own disk to which it is
-    copied (None reads it where it is), the folder of the shards, which all nodes see, or else their URI."""
+    copied (None reads it where it is), and the shards, in a folder that all nodes see or else at their URI."""
 
     job: EmbedJobSection
     source: str
     store: Path
     stage_dir: Path | None
-    shards: Path
-    uri: str | None
+    files: ShardFiles
 
 
 class _EmbeddingActor:
@@ -42,7 +41,6 @@ class _EmbeddingActor:
 
     def __init__(self, actor: ActorSettings) -> None:
         self._settings = actor
-        self._files = ShardFiles(actor.shards, actor.uri)
         self._computing = threading.Lock()
 
     def load(self) -> JobFacts:
@@ -52,22 +50,25 @@ class _EmbeddingActor:
         from esmeray.dataset.store.reader import stage_store
         from esmeray.inference.embedding.worker import open_worker
 
-        job, source, path, stage_dir, _, uri = self._settings
+        job, path = self._settings.job, self._settings.store
+        # Ray limits no threads: an actor computes on all cores, and would sum in another order than its neighbour.
         torch.set_num_threads(job.cpus_per_worker)
-        if uri is not None:
-            path = local_path(f"{uri}.store")
-        if stage_dir is not None:
-            path = stage_store(path, stage_dir)
-        self._worker = open_worker(source, job, Store(path))
+        if self._settings.files.uri is not None:
+            path = local_path(f"{self._settings.files.uri}.store")
+        if self._settings.stage_dir is not None:
+            path = stage_store(path, self._settings.stage_dir)
+        self._worker = open_worker(self._settings.source, job, Store(path))
         return self._worker.facts
 
     def run(self, shard: Shard) -> ShardRow:
+        # Two shards are here at once: one computes, while the other is written outside of the lock.
         with self._computing:
             computed, row = self._worker.compute(shard)
-        return self._files.write(computed, row)
+        return self._settings.files.write(computed, row)
 
 
 def _same_weights(first: JobFacts, other: JobFacts) -> None:
+    # Else shards of two models would stand in one file, and nobody could tell.
     if other.fingerprint != first.fingerprint:
         raise ResourceError(f"models: {other.name}: nodes have different weights under this name; copy one to all")
 
@@ -79,12 +80,13 @@ class ClusterEngine:
         self, job: EmbedJobSection, source: str, store: Store, files: ShardFiles, *, max_failures: int
     ) -> None:
         stage_dir = job.stage_dir
+        # Of several nodes the store lies on shared storage, which LMDB's mapped pages make slow, or break.
         if stage_dir is None and len(ray.nodes()) > 1:
             stage_dir = Path(tempfile.gettempdir()) / "esmeray-stores"
-        source = absolute_path(source, PATH_OR_NAME)
+        source = absolute_path(source, PATH_OR_NAME)  # actors have another working folder
         if (uri := files.uri) is not None:
             retried(lambda: upload_folder(store.path, f"{uri}.store", MANIFEST_FILE), uri)
-        actor = ActorSettings(job, source, store.path, stage_dir, files.folder.absolute(), uri)
+        actor = ActorSettings(job, source, store.path, stage_dir, ShardFiles(files.folder.absolute(), uri))
         self._pool = ActorPool(
             _EmbeddingActor,
             actor,

@@ -43,8 +43,6 @@ log = logging.getLogger(__name__)
 
 MADE_BY = "embed"
 MEASURED_S = 10.0
-_ONE_MODEL = "model"
-"""Folder of the shards of a job's only model."""
 
 
 def run_job(
@@ -61,10 +59,12 @@ def run_job(
     memory or workers don't suffice.
     """
     check_registered(job)
+    # What names a folder on any file system, and in a URI.
     names = [re.sub(r"[^\w.+-]+", "_", Path(model).name or model) for model in job.models]
     if len(set(names)) < len(names):
         raise ConfigError("--embed.models: two of them have the same name, and would share a folder; rename one")
-    uri, output = uri_of(job.output), target_path(job.output).absolute()
+    uri = uri_of(job.output)
+    output = target_path(job.output).absolute()
     complete = [read_manifest(path.parent) for path in output.glob(f"**/{MANIFEST_FILE}")]
     if overwrite or not complete:
         refuse_existing(output, MADE_BY, overwrite)
@@ -81,13 +81,15 @@ def run_job(
             ShardFiles(partial, f"{uri}.partial").fetch()
         job = _resolved(job, cluster)
         store = job_store(job.input, ingest or IngestSection(), partial)
-        folders = names if len(names) > 1 else [_ONE_MODEL]
+        # Of one model the output is its folder: a second model is another job, so that none has to be moved.
+        folders = names if len(names) > 1 else ["model"]
         if others := {path.parent.name for path in partial.glob(f"*/{JOB_FILE}")} - {*folders}:
             raise other_job(partial, f"of model {min(others)}", REMEDY)
         models = [
             ModelJob(job, cluster, model, ShardFiles(partial / name, uri and f"{uri}.partial/{name}"), store)
             for model, name in zip(job.models, folders, strict=True)
         ]
+        # One after the other, all before the first is assembled: a model that is refused costs no files.
         for model in models:
             model.compute([manifest.job for manifest in complete])
         if complete:
@@ -100,6 +102,7 @@ def run_job(
                 folder.mkdir(exist_ok=True)
                 reports.append(model.assemble(folder, show))
             shutil.copytree(partial / "logs", building / "logs")
+        # Inside the unfinished folder's block: it goes only once the URI has all.
         publish(job.output)
         return reports
 
@@ -132,14 +135,15 @@ def _estimate(job: EmbedJobSection, source: str, store: Store) -> Estimate:
     plan = make_plan(store, job, facts.longest)
     measured_flops = measured_tokens = 0.0
     start_s: float | None = None
+    # Batches of the job itself, drawn over all of it: the longest alone, or the first, would be slower or faster.
     random = np.random.default_rng(0)
     with status_line() as show:
         show(f"measuring {source}")
         while start_s is None or time.perf_counter() - start_s < MEASURED_S:
             shard = plan.shard(int(random.integers(plan.num_shards)))
             batches = shard.batches()
-            places = batches[int(random.integers(len(batches)))]
-            piece = shard._replace(records=shard.records[places], lengths=shard.lengths[places])
+            batch = batches[int(random.integers(len(batches)))]
+            piece = shard._replace(records=shard.records[batch], lengths=shard.lengths[batch])
             worker.compute(piece)
             if start_s is None:  # the first warms up
                 start_s = time.perf_counter()
@@ -147,8 +151,9 @@ def _estimate(job: EmbedJobSection, source: str, store: Store) -> Estimate:
             measured_flops += facts.flops(piece.lengths)
             measured_tokens += float(piece.lengths.sum())
     passed_s = time.perf_counter() - start_s
+    # By FLOP, not by residues: a long sequence costs more for each, as attention grows with the square.
     seconds = facts.flops(plan.lengths) / (measured_flops / passed_s) / (job.workers or 1)
-    every_length = plan.lengths[plan.sequences]
+    every_length = plan.lengths[plan.sequences]  # duplicates too: most formats repeat their rows
     disk_bytes = sum(
         format_of(job, output).size(output.per, output.channels, job.dtype, every_length, plan.lengths)
         for output in facts.outputs
@@ -173,6 +178,7 @@ def _resolved(job: EmbedJobSection, cluster: RaySection | None) -> EmbedJobSecti
 
         nodes = cluster_resources()
     gpus = sum(node.gpus for node in nodes)
+    # Decided here, not by each worker: the job's identity names the device, and all must compute on one kind.
     device = job.device or ("cuda" if gpus else "cpu")
     if device == "cuda" and not gpus:
         raise ResourceError("--embed.device cuda: there is no GPU here; use cpu")
@@ -191,6 +197,6 @@ def _logging(folder: Path) -> Iterator[None]:
     with logged_to(folder / "logs" / name, "%(asctime)s %(levelname)s %(message)s"):
         try:
             yield
-        except BaseException as error:
+        except BaseException as error:  # an interruption too: the log of a job that ended says why
             log.error("ended: %s: %s", type(error).__name__, error)
             raise

@@ -32,7 +32,7 @@ box.oninput = () => {
 
 class Points(NamedTuple):
     """(P,) ids, lengths in residues, labels (numbers with NaN, or names with an empty one, where there is none), and
-    (P, 2) places."""
+    (P, 2) coordinates."""
 
     ids: NDArray
     lengths: NDArray[np.integer]
@@ -59,9 +59,10 @@ def draw(path: Path, points: Points, title: str, x: str, y: str, label: str) -> 
     handles = []
     for name, rows, colour in _groups(points, label):
         look = {"color": colour} if isinstance(colour, str) else {"c": colour}
+        # Smaller where there are many, so that they do not cover each other; never too small to be seen.
         area = np.clip(20_000 / len(points.ids), 5, 30)
         drawn = axes.scatter(points.xy[rows, 0], points.xy[rows, 1], s=area, linewidths=0, **look)
-        text = name.replace("$", r"\$")
+        text = name.replace("$", r"\$")  # which begins mathematics in Matplotlib, and may stand in a name
         if isinstance(colour, str):
             handles.append(Line2D([], [], color=colour, marker="o", linestyle="", label=text))
         else:
@@ -71,7 +72,7 @@ def draw(path: Path, points: Points, title: str, x: str, y: str, label: str) -> 
 
 
 def write_page(path: Path, points: Points, title: str, x: str, y: str, label: str) -> None:
-    import plotly.graph_objects as go
+    import plotly.graph_objects as go  # here: few ask for a page, and it takes a second
 
     figure = go.Figure(layout={"template": "plotly_white", "title": title, "xaxis_title": x, "yaxis_title": y})
     shown_labels = np.where(points.are_labelled, points.labels.astype(object), "no label")
@@ -79,7 +80,7 @@ def write_page(path: Path, points: Points, title: str, x: str, y: str, label: st
         is_class = isinstance(colour, str)
         scale = {} if is_class else {"colorscale": "Viridis", "colorbar": {"title": name, "len": 0.8, "y": 0.4}}
         figure.add_scattergl(
-            x=points.xy[rows, 0].round(4).tolist(),
+            x=points.xy[rows, 0].round(4).tolist(),  # no difference is seen, and the page is smaller
             y=points.xy[rows, 1].round(4).tolist(),
             text=points.ids[rows].tolist(),
             customdata=list(zip(points.lengths[rows].tolist(), shown_labels[rows].tolist(), strict=True)),
@@ -104,9 +105,9 @@ def _groups(points: Points, label: str) -> Iterator[tuple[str, NDArray[np.bool_]
         yield label, labelled, labels[labelled]
         return
     counts = Counter(labels[labelled].tolist()).most_common()
+    # No more classes than colours that can be told apart; rare ones first, so that they lie below.
     largest, others = counts[: len(COLOURS)], counts[len(COLOURS) :]
     if others:
-        number = sum(count for _, count in others)
-        yield f"other ({number:,})", np.isin(labels, [name for name, _ in others]), INK
+        yield f"other ({sum(count for _, count in others):,})", np.isin(labels, [name for name, _ in others]), INK
     for (name, count), colour in zip(largest, COLOURS, strict=False):
         yield f"{name} ({count:,})", labels == name, colour

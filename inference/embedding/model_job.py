@@ -66,6 +66,7 @@ class ModelJob:
                 ),
                 "plan": self.plan.checksum,
             }
+            # After the model is loaded: only then its fingerprint says whether the finished output is of this job.
             if complete:
                 changes = [differences(before, self.job) for before in complete]
                 if all(changes):
@@ -76,9 +77,9 @@ class ModelJob:
             self.files.keep(self.folder / JOB_FILE)
             self._restore(cache)
             todo = [number for number in range(self.plan.num_shards) if number not in self.rows]
-            before, computing_s = self.spent.model_copy(), time.perf_counter()
             if not todo:
                 return
+            before, computing_s = self.spent.model_copy(), time.perf_counter()
             log.info("%s: %d of %d shards to compute", self.source, len(todo), self.plan.num_shards)
             with record_bar(f"embedding by {self.source}") as bar:
                 done = sum(row.sequences for row in self.rows.values())
@@ -91,6 +92,7 @@ class ModelJob:
                 progress(0)
                 for row in engine.run([self.plan.shard(number) for number in todo], progress):
                     self.rows[row.number] = row
+                    # After each shard, so that a killed process loses the time of none that counts.
                     now_s = time.perf_counter()
                     self.spent.seconds = before.seconds + now_s - start_s
                     self.spent.computing_s = before.computing_s + now_s - computing_s
@@ -100,9 +102,9 @@ class ModelJob:
                     if row.splits:
                         log.warning("shard %d: %d batches were split for want of memory", row.number, row.splits)
                     if cache is not None:
-                        self.files.fetch()
+                        self.files.fetch()  # an actor of another node has uploaded it, where the folder is at a URI
                         cache.keep(row, self.plan, self.store, self.files)
-        finally:
+        finally:  # also for a refusal: actors hold their devices until they are closed
             engine.close()
 
     def assemble(self, building: Path, show: Callable[[str], None]) -> dict[str, Any]:
@@ -110,12 +112,11 @@ class ModelJob:
         start_s = time.perf_counter()
         self.files.fetch()
         job = {**self.job, "batches_split": sum(row.splits for row in self.rows.values())}
-        rows = [self.rows[number] for number in sorted(self.rows)]
+        rows = [self.rows[number] for number in sorted(self.rows)]  # actors finish them in any order
         Assembly(building, self.plan, self.store, self.files, rows, self.settings).write(self.facts.outputs, job, show)
         self.spent.seconds += time.perf_counter() - start_s
         report = performance(self.facts, self.plan, rows, self.settings, self.spent)
-        path = building / report_name(self.settings.device or "cpu")
-        write_atomically(path, json.dumps(report, indent=1) + "\n")
+        write_atomically(building / report_name(self.settings.device or "cpu"), json.dumps(report, indent=1) + "\n")
         return report
 
     def _engine(self) -> Any:
@@ -128,11 +129,12 @@ class ModelJob:
 
     def _plan(self, cache: Cache | None) -> Plan:
         """The plan; sequences that were cached when the job was first started stay so."""
+        # What the cache holds changes while the job is stopped, by other jobs; the plan, which follows it, must not.
         path, known = self.folder / "known.npy", None
         if path.is_file():
             with parsing(path, "remove the unfinished folder"):
                 known = np.load(path)
-        elif cache is not None and not (self.folder / JOB_FILE).exists():
+        elif cache is not None and not (self.folder / JOB_FILE).exists():  # else it was started without a cache
             known = cache.known(self.store.sequence_keys(distinct_sequences(self.store)[0]))
         plan = make_plan(self.store, self.settings, self.facts.longest, known)
         if known is not None and not path.exists():

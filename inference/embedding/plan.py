@@ -46,9 +46,11 @@ class Shard(NamedTuple):
     window: int | None
 
     def batches(self) -> list[Indices]:
-        """Places (0 to n) of the sequences of each batch, the longest first; one that takes windows is alone."""
+        """Indices (0 to n) of the sequences of each batch, the longest first; one that takes windows is alone."""
+        # Two special tokens for any model: the plan, and with it the bytes, are the same whatever model computes it.
         tokens_n = self.lengths + SPECIAL_TOKENS_PER_SEQUENCE
         if self.window is not None:
+            # More than the budget, so that nothing shares its batch: windows are batched by the model itself.
             tokens_n = np.where(self.lengths > self.window, self.budget + tokens_n, tokens_n)
         return longest_first(tokens_n, self.budget)
 
@@ -91,6 +93,7 @@ class Plan:
     @property
     def checksum(self) -> str:
         """Identity of the plan, hex."""
+        # All that decides which sequences share a shard and a batch: rounding depends on it, and so do the bytes.
         digest = hashlib.sha256(repr((self.num_cached, self.budget, self.window)).encode())
         for array in (self.sequences, self.records, self.lengths, self.bounds):
             digest.update(array.tobytes())
@@ -110,10 +113,10 @@ def make_plan(
     are cached: they come first, in shards of their own. Raises DataError where a sequence is longer than the limit and
     the settings say error, and for ids that HDF5 can't hold.
     """
+    # Now, though they are needed at the end: hours of computation would be lost to an id with a slash.
     if FORMATS[settings.format].has_keys and settings.hdf5_key == "id":
         check_ids(store.id(record) for record in range(len(store)))
-    limits = [limit for limit in (settings.max_length, longest) if limit is not None]
-    limit = min(limits, default=None)
+    limit = min((limit for limit in (settings.max_length, longest) if limit is not None), default=None)
     whole = store.lengths
     records, sequences = distinct_sequences(store)
     long = np.zeros(records.size, dtype=bool) if limit is None else whole[records] > limit
@@ -123,12 +126,14 @@ def make_plan(
             f"{store.id(first)}: {whole[first]:,} residues, more than {limit:,} "
             f"({counted(int(long.sum()), 'such sequence{s}')}); choose embed.long crop or window, or max_length"
         )
-    lengths = whole[records].astype(np.int64)
+    lengths = whole[records].astype(np.int64)  # the store's are narrower, and are summed below
     cropped = 0
     if settings.long == "crop" and limit is not None:
+        # Of all records, duplicates too: it is what their owner misses.
         cropped = int(np.maximum(whole.astype(np.int64) - limit, 0).sum())
         lengths = np.minimum(lengths, limit)
     cached = np.zeros(records.size, dtype=bool) if known is None else known
+    # Cached ones first, in shards that nobody computes; stable, so that the others keep the order of the input.
     order = np.argsort(~cached, kind="stable")
     numbers = np.empty_like(order)
     numbers[order] = np.arange(order.size)
@@ -156,12 +161,14 @@ def distinct_sequences(store: Store) -> tuple[Indices, Indices]:
 
     Equal are sequences of the same XXH3-64 and length: of 10^8 sequences two others would be with a chance of 10^-6.
     """
+    # By sorting: a dictionary would hold an object for each of 10^8 records.
     hashes, lengths = store.sequence_hashes, store.lengths
     order = np.lexsort((lengths, hashes))
     new = np.ones(order.size, dtype=bool)
     new[1:] = (np.diff(hashes[order]) != 0) | (np.diff(lengths[order]) != 0)
     group = np.cumsum(new) - 1
     first = np.minimum.reduceat(order, new.nonzero()[0])
+    # Back to the order of the input: a shard then reads records that lie together in the store.
     by_input = np.argsort(first, kind="stable")
     rank = np.empty_like(by_input)
     rank[by_input] = np.arange(by_input.size)
@@ -172,8 +179,8 @@ def distinct_sequences(store: Store) -> tuple[Indices, Indices]:
 
 def _bounds(tokens: Indices, most: int) -> Indices:
     """Bounds of consecutive shards, each from its first sequence up to the one with which it reaches ``most``."""
-    ends = np.cumsum(tokens)
-    shards = np.maximum(ends - tokens, 0) // most
+    # By the tokens before it: a sequence longer than a shard still makes a shard, and none is ever empty.
+    shards = (np.cumsum(tokens) - tokens) // most
     return np.concatenate([[0], shards.searchsorted(np.unique(shards), side="right")]).astype(np.int64)
 
 

@@ -38,13 +38,13 @@ def performance(
     Rates are of the shards that were computed, over the seconds in which workers computed.
     """
     workers = settings.workers or 1
-    computed = [row for row in rows if not row.cached]
-    batches = [batch_s for row in computed for batch_s in row.batch_s]
-    busy_s = spent.computing_s
+    computed = [row for row in rows if not row.cached]  # cached ones cost no computation
+    busy_s = spent.computing_s  # without loading the model and writing the final files, which no larger job repeats
     residues, tokens = sum(row.residues for row in computed), sum(row.tokens for row in computed)
     sequences, records = sum(row.sequences for row in computed), plan.sequences.size
     cached = sum(row.sequences for row in rows if row.cached)
     peak = peak_tflops(facts.device_name, settings.precision or "fp32")
+    # All workers' FLOP over one wall time, and so to be compared with the peak of as many devices.
     flops_per_s = sum(row.flops for row in computed) / busy_s if busy_s else 0.0
     return {
         "model": facts.name,
@@ -58,6 +58,7 @@ def performance(
         "distinct_sequences": plan.num_sequences,
         "computed_sequences": sequences,
         "duplicates": records - plan.num_sequences,
+        # Of distinct sequences: a duplicate is found without a cache.
         "cache_hit_rate": cached / plan.num_sequences,
         "long_sequences": plan.long_sequences,
         "long_policy": settings.long,
@@ -70,7 +71,7 @@ def performance(
         "tokens_per_s": tokens / busy_s if busy_s else None,
         "residues": residues,
         "tokens": tokens,
-        "batch_s": _statistics(batches),
+        "batch_s": _statistics([batch_s for row in computed for batch_s in row.batch_s]),
         "batches": sum(row.batches for row in computed),
         "batches_split_for_memory": sum(row.splits for row in computed),
         "memory_peak_bytes": max((row.peak_bytes for row in computed), default=None),
@@ -85,8 +86,7 @@ def performance(
 def table(reports: Sequence[dict[str, Any]]) -> Table:
     """A row for each model."""
     names = ("proteins", "time", "proteins/s", "residues/s", "batch", "peak memory", "MFU", "cached")
-    numbers = [Column(name, justify="right") for name in names]
-    shown = Table("model", *numbers, box=None, padding=(0, 2, 0, 0))
+    shown = Table("model", *[Column(name, justify="right") for name in names], box=None, padding=(0, 2, 0, 0))
     for report in reports:
         batch, share = report["batch_s"], report["flops_utilization"]
         shown.add_row(

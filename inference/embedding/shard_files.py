@@ -82,6 +82,7 @@ class ShardFiles:
             write_arrays(path, arrays)
             checksums[output] = file_xxh128(path)
             self.keep(path)
+        # The row after all of its files: a process that ends in between leaves a shard that does not count as done.
         done = row.model_copy(update={"xxh128": checksums})
         with writing(self.folder):
             (self.folder / PIECES).mkdir(exist_ok=True)
@@ -111,6 +112,7 @@ class ShardFiles:
 
     def done(self) -> dict[int, ShardRow]:
         """Complete shards whose files are there and undamaged, by number; sweeps what a killed process left."""
+        # Verified here, before anything is computed: a damaged shard is made again, not found at the end.
         rows = {}
         for path in sorted(self.folder.rglob("*")):
             if path.suffix == ".tmp":
@@ -137,7 +139,8 @@ class Cache:
             raise ConfigError(
                 "--embed.cache: int8 residues have scales of their shard; choose another dtype or no cache"
             )
-        self._root, self._most_bytes = root, int(settings.cache_gb * 1e9)
+        self._root = root
+        self._most_bytes = int(settings.cache_gb * 1e9)
         self._folders = {}
         for output in facts.outputs:  # those of proteins are fp32 until the final files
             narrow = output.per != "protein" and settings.dtype != "fp32"
@@ -149,6 +152,7 @@ class Cache:
 
     def restore(self, plan: Plan, store: Store, files: ShardFiles) -> list[ShardRow]:
         """Write the shards of cached sequences."""
+        # Into shards like any other: assembly then need not know that there is a cache.
         opened = {name: FeatureStore(folder) for name, folder in self._folders.items()}
         rows = []
         for number in range(plan.num_cached):
@@ -168,8 +172,10 @@ class Cache:
     def keep(self, row: ShardRow, plan: Plan, store: Store, files: ShardFiles) -> None:
         """Add what a shard holds, and remove the oldest of the cache beyond its size."""
         keys_N2 = store.sequence_keys(plan.shard(row.number).records)
+        # By its sequences: a job that is resumed or started twice writes the same file, not a second one.
         name = xxhash.xxh3_64_hexdigest(keys_N2.tobytes())
         for output, folder in self._folders.items():
             arrays = files.arrays(output, row)
             write_shard(folder, name, keys_N2, np.split(arrays["values"], arrays["offsets"][1:-1]))
+        # After each shard: the cache is never larger than its bound by more than one.
         bound_cache(self._root, self._most_bytes)

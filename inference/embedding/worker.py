@@ -42,21 +42,23 @@ class ShardTexts:
         return self._shard.batches()
 
     @record_function("read")
-    def _read(self, places: Places) -> list[memoryview]:
-        lengths = self.lengths[places]
-        return self._store.windows(self._shard.records[places], np.zeros_like(lengths), lengths)
+    def _read(self, indices: Places) -> list[memoryview]:
+        # Views of the store's pages; what a crop leaves out is never read.
+        lengths = self.lengths[indices]
+        return self._store.windows(self._shard.records[indices], np.zeros_like(lengths), lengths)
 
-    def launch(self, model: Model, places: Places, outputs: Sequence[Output]) -> dict[str, Tensor]:
-        sequences, window = self._read(places), self._shard.window
-        if window is not None and self.lengths[places[0]] > window:  # the plan has it alone in its batch
+    def launch(self, model: Model, indices: Places, outputs: Sequence[Output]) -> dict[str, Tensor]:
+        sequences, window = self._read(indices), self._shard.window
+        if window is not None and self.lengths[indices[0]] > window:  # the plan has it alone in its batch
+            # A window moves on by at least one residue, however the settings go together with the model's limit.
             overlap = min(self._overlap, window - 1)
             return model.rows_over_windows(
                 sequences[0], outputs, length=window, overlap=overlap, token_budget=self._shard.budget
             )
         return model.rows(model.pack(sequences).to(model.device), outputs)
 
-    def name(self, place: int) -> str:
-        return f"{self._store.id(int(self._shard.records[place]))} of {self.lengths[place]:,} residues"
+    def name(self, index: int) -> str:
+        return f"{self._store.id(int(self._shard.records[index]))} of {self.lengths[index]:,} residues"
 
 
 class ShardWorker:
@@ -69,6 +71,7 @@ class ShardWorker:
         self.model, self._store, self._settings = model, store, settings
         outputs = model.outputs(settings.outputs, settings.layers)
         if settings.long == "window":
+            # Windows are cut between tokens, so that their features can be averaged residue by residue.
             if not model.tokenizer.one_token_per_residue:
                 raise ConfigError("--embed.long window: this model's tokens are not single residues; choose crop")
             wrong = [output.kind for output in outputs if kind_of(output.kind).reads == "tokens"]
@@ -79,7 +82,7 @@ class ShardWorker:
         crop = "start" if settings.long == "crop" else f"{settings.long} {settings.overlap}"
         cache_keys = {output.name: model.cache_key(output, settings.max_length, crop) for output in outputs}
         self.facts = JobFacts(**vars(model.facts), outputs=outputs, cache_keys=cache_keys)
-        self._warm_up = WARM_UP_BATCHES
+        self._warm_up = WARM_UP_BATCHES  # of the process, not of a shard: kernels are chosen and memory reserved once
 
     def compute(
         self, shard: Shard, progress: Callable[[int], None] = lambda sequences: None
@@ -89,23 +92,21 @@ class ShardWorker:
         ``progress`` is called after each batch, with its sequences. Raises DataError where a value is not finite,
         ResourceError where a single sequence is out of memory.
         """
-        start_s = last_s = time.perf_counter()
-        batch_s, memory, splits, facts = [], [], 0, self.facts
+        facts, splits = self.facts, 0
+        marks_s = [time.perf_counter()]
+        memory: list[int] = []
         texts = ShardTexts(shard, self._store, self._settings.overlap)
         rows: dict[str, dict[int, NDArray]] = {output.name: {} for output in facts.outputs}
-        dtype = DTYPES.get(self._settings.dtype, torch.float32)
+        dtype = DTYPES.get(self._settings.dtype, torch.float32)  # int8 is made of fp32, once a shard's scale is known
         for batch in run(self.model, texts, facts.outputs, shard.budget, dtype=dtype):
             for output in facts.outputs:
-                rows[output.name].update(zip(batch.places.tolist(), batch.by_text(output), strict=True))
+                rows[output.name].update(zip(batch.indices.tolist(), batch.by_text(output), strict=True))
             splits = batch.splits
-            memory.append(self._memory())
-            now_s = time.perf_counter()
-            if self._warm_up:
-                self._warm_up -= 1
-            else:
-                batch_s.append(now_s - last_s)
-            last_s = now_s
-            progress(len(batch.places))
+            memory.append(self._memory())  # beside the next batch, which is launched by now: of a device at work
+            marks_s.append(time.perf_counter())
+            progress(len(batch.indices))
+        warm_up = min(self._warm_up, len(memory))
+        self._warm_up -= warm_up
         tokens_n, device = shard.lengths + facts.special_tokens, self.model.device
         row = ShardRow(
             number=shard.number,
@@ -113,8 +114,8 @@ class ShardWorker:
             residues=int(shard.lengths.sum()),
             tokens=int(tokens_n.sum()),
             batches=len(memory),
-            seconds=time.perf_counter() - start_s,
-            batch_s=batch_s,
+            seconds=time.perf_counter() - marks_s[0],
+            batch_s=np.diff(marks_s)[warm_up:].tolist(),
             splits=splits,
             flops=facts.flops(tokens_n),
             peak_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else max(memory),
@@ -123,7 +124,7 @@ class ShardWorker:
         return {output.name: self._joined(output, rows[output.name]) for output in facts.outputs}, row
 
     def _joined(self, output: Output, rows: dict[int, NDArray]) -> dict[str, NDArray]:
-        ordered = [rows[place] for place in range(len(rows))]
+        ordered = [rows[index] for index in range(len(rows))]  # batches came longest first
         values = np.concatenate(ordered)
         arrays = {"offsets": np.cumsum([0, *map(len, ordered)], dtype=np.int64)}
         if output.per != "protein" and self._settings.dtype == "int8":
@@ -134,7 +135,7 @@ class ShardWorker:
     def _memory(self) -> int:
         if self.model.device.type == "cuda":
             return int(torch.cuda.memory_allocated(self.model.device))
-        return int(psutil.Process().memory_info().rss)
+        return int(psutil.Process().memory_info().rss)  # torch has no count of its own on the CPU
 
 
 def open_worker(source: str, job: EmbedJobSection, store: Store) -> ShardWorker:

@@ -3,7 +3,7 @@ read as they come (:class:`esmeray.dataset.structures.predictions.PredictedStruc
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,50 +11,58 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
+from esmeray.cluster.section import RaySection
 from esmeray.common.errors import ConfigError
 from esmeray.dataset.batches.plan import Indices, longest_first
 from esmeray.dataset.batches.steps import TrainingSteps, ValidationSteps
+from esmeray.dataset.section import BatchSection, DataSection, PredictionsSection
 from esmeray.dataset.structures.predictions import FAILURE_FILE
 from esmeray.dataset.structures.store import StructureStore
 from esmeray.inference.folding.job import FoldingSettings, actors, predict_structures
 from esmeray.tasks.diffusion.data import StructureSource
-from esmeray.training.config import Config
+from esmeray.tasks.diffusion.section import DiffusionSection
+from esmeray.training.section import TrainingSection
 
 _WINDOW = 8
-"""Batches of the predictor within which sequences are sorted by length."""
+"""Batches of the predictor within which sequences are sorted by length: more of them fill batches better, but take
+sequences out of the order in which training wants them."""
 _PATIENCE_S = 15.0
+"""The run is over by then; a batch of long sequences may take minutes, and is worth no wait."""
 
 
 @contextmanager
-def predicting(config: Config, store: Path) -> Iterator[Config]:
-    """Predict what is missing until this is left; Ray is connected. Yields the config with the predictor's own folder.
+def predicting(section: PredictionsSection, cluster: RaySection, sequences: Callable[[], list[str]]) -> Iterator[Path]:
+    """Predict what is missing of the sequences until this is left; Ray is connected. Yields the predictor's folder.
 
     Where predicting fails, the reason is left there for the workers that wait. Raises ConfigError where the predictor
     can't be loaded, or training would take every GPU.
     """
-    wanted, ended = config.data.predictions, threading.Event()
-    assert wanted.folder is not None and wanted.model is not None
-    cache = Path(wanted.folder).absolute()
+    assert section.folder is not None and section.model is not None
+    cache = Path(section.folder).absolute()
     if any(cache.glob("shard-*")):  # the folder that 'esmeray design fold' printed
         cache = cache.parent
     on_gpu = bool(ray.cluster_resources().get("GPU"))
-    if on_gpu and config.ray.num_workers == "auto":
+    if on_gpu and cluster.num_workers == "auto":
         raise ConfigError("ray.num_workers auto takes every GPU: give a number that leaves some to the predictor")
-    cpus, modules = max(1, wanted.cpus_per_worker), tuple(wanted.predictor_module)
-    device = "cuda" if on_gpu else "cpu"
-    settings = FoldingSettings(wanted.predictor, wanted.model, cache, device, modules, cpus, "data.predictions")
-    workers = actors(settings, wanted.workers, wanted.cpus_per_worker, wanted.gpus_per_worker, ended=ended)
+    settings = FoldingSettings(
+        section.predictor,
+        section.model,
+        cache,
+        device="cuda" if on_gpu else "cpu",
+        modules=tuple(section.predictor_module),
+        cpus=max(1, section.cpus_per_worker),  # 0 shares training's cores: one is still computed on
+        section="data.predictions",
+    )
+    ended = threading.Event()
+    workers = actors(settings, section.workers, section.cpus_per_worker, section.gpus_per_worker, ended=ended)
     folder = cache / workers.loaded
 
     def work() -> None:
         try:
+            # Listed in the thread: the plan of a large store takes a while, in which training may start.
+            # Without a bound of the cache: a structure that was removed again would be waited for without end.
             predict_structures(
-                sequences_in_order(config, store),
-                settings,
-                tokens=wanted.tokens,
-                cache_bytes=None,
-                plan=in_order,
-                workers=workers,
+                sequences(), settings, tokens=section.tokens, cache_bytes=None, plan=in_order, workers=workers
             )
         except Exception as error:  # noqa: BLE001 - the workers raise it
             folder.mkdir(parents=True, exist_ok=True)
@@ -63,38 +71,42 @@ def predicting(config: Config, store: Path) -> Iterator[Config]:
 
     thread = threading.Thread(target=work, name="predicting", daemon=True)
     thread.start()
-    predictions = config.data.predictions.model_copy(update={"folder": str(folder)})
     try:
-        yield config.model_copy(update={"data": config.data.model_copy(update={"predictions": predictions})})
+        yield folder
     finally:
+        # The thread ends before Ray is shut down: a call after that would start a new cluster.
         ended.set()
         thread.join(_PATIENCE_S)
 
 
-def sequences_in_order(config: Config, path: Path) -> list[str]:
+def sequences_in_order(
+    path: Path,
+    data: DataSection,
+    diffusion: DiffusionSection,
+    batch: BatchSection,
+    training: TrainingSection,
+    seed: int,
+) -> list[str]:
     """Sequences without a structure as the first epoch wants them; the held-out ones where it is evaluated first."""
     store = StructureStore(path)
-    source = StructureSource(
-        store, config.model.diffusion, max_length=config.data.max_length, seed=config.run.seed, training=True
-    )
-    plan = TrainingSteps(source, store.training, batch=config.batch, seed=config.run.seed).plan(0)
-    batches = [plan.batch_records(batch) for batch in range(plan.num_batches)]
-    held_out = ValidationSteps(
-        source, store.validation, batch=config.batch, max_batches=config.training.evaluation_batches
-    )
-    before = config.training.evaluate_every_steps * plan.batches_per_step
+    source = StructureSource(store, diffusion, max_length=data.max_length, seed=seed, training=True)
+    plan = TrainingSteps(source, store.training, batch=batch, seed=seed).plan(0)
+    batches = [plan.batch_records(number) for number in range(plan.num_batches)]
+    held_out = ValidationSteps(source, store.validation, batch=batch, max_batches=training.evaluation_batches)
+    before = training.evaluate_every_steps * plan.batches_per_step
     batches[before:before] = held_out.records
     unknown = set(store.unknown_records.tolist())
-    records = dict.fromkeys(record for batch in batches for record in batch.tolist() if record in unknown)
-    texts = [store.store.text(record) for record in records]
-    return [text for text in texts if len(text) <= config.data.max_length]
+    records = dict.fromkeys(record for batch_records in batches for record in batch_records.tolist())
+    texts = [store.store.text(record) for record in records if record in unknown]
+    # Workers wait for no longer ones (PredictedStructures.longest): memory of a predictor grows with their square.
+    return [text for text in texts if len(text) <= data.max_length]
 
 
 def in_order(lengths_N: NDArray[np.int64], budget: int) -> list[Indices]:
-    """Places of the sequences of each batch, of like lengths within a window, one window after the other."""
+    """Indices of the sequences of each batch, of like lengths within a window, one window after the other."""
     windows_N = np.cumsum(lengths_N) // (_WINDOW * budget)
     batches = []
     for window in np.unique(windows_N):
-        places = np.flatnonzero(windows_N == window)
-        batches += [places[batch] for batch in longest_first(lengths_N[places], budget)]
+        members = np.flatnonzero(windows_N == window)
+        batches += [members[batch] for batch in longest_first(lengths_N[members], budget)]
     return batches

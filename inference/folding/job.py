@@ -76,7 +76,7 @@ class Folder:
 
         if self._settings.cpus is not None:
             torch.set_num_threads(self._settings.cpus)
-        for module in self._settings.modules:
+        for module in self._settings.modules:  # here, as an actor's process has nothing of what the driver imported
             importlib.import_module(module)
         settings = self._settings
         self._predictor = predictor(settings.predictor, settings.source, settings.device, settings.section)
@@ -92,11 +92,14 @@ class Folder:
         try:
             predicted = self._predictor.predict(sequences)
         except torch.OutOfMemoryError as error:
+            # Not halved, as batches of inference are: the last bit depends on the batch, and a job that was ended or
+            # moved to another GPU resumes with the batches that it would have taken.
             longest = max(map(len, sequences))
             raise ResourceError(
                 f"predicting {len(sequences)} sequences of up to {longest} residues needs more memory than the device "
                 f"has: lower {self._settings.section}.tokens, or leave long sequences out"
             ) from error
+        # Before it is cached: a structure that is there is never predicted again.
         if not all(np.isfinite(structure.coordinates).all() for structure in predicted):
             raise DataError(f"{self._settings.source}: gives NaN or infinity; check its weights")
         keep(self._settings.cache / self._predictor.fingerprint, sequences, predicted)
@@ -137,18 +140,18 @@ def predict_structures(
 ) -> FoldingReport:
     """Predict what is not in the cache; ``progress`` gets the sequences done and all of them.
 
-    ``plan`` gives the places of each batch. ``cache_bytes`` bounds the cache, None does not. ``workers`` are
+    ``plan`` gives the indices of each batch. ``cache_bytes`` bounds the cache, None does not. ``workers`` are
     :func:`actors`, closed at the end; None computes here.
     """
     distinct, local = list(dict.fromkeys(sequences)), Folder(settings)
     folder = settings.cache / (local.load() if workers is None else workers.loaded)
     try:
-        (folder / FAILURE_FILE).unlink(missing_ok=True)
+        (folder / FAILURE_FILE).unlink(missing_ok=True)  # of an earlier start: workers would give up at once
         absent = ~PredictedStructures(folder, "null").has(keys(distinct))
         lengths = np.array(list(map(len, distinct)), dtype=np.int64)
         # Planned over all, so that a resumed job takes the batches that it would have taken.
-        planned = [places[absent[places]] for places in plan(lengths, tokens)]
-        batches = [[distinct[place] for place in places.tolist()] for places in planned if places.size]
+        planned = [indices[absent[indices]] for indices in plan(lengths, tokens)]
+        batches = [[distinct[index] for index in indices.tolist()] for indices in planned if indices.size]
         cached = done = int(len(distinct) - absent.sum())
         progress(done, len(distinct))
         for number, size in enumerate(map(local.run, batches) if workers is None else workers.run(batches), 1):

@@ -64,12 +64,13 @@ class _OfTransformers:
         import transformers
 
         kind, config = getattr(transformers, self.kind), transformers.AutoConfig.from_pretrained(source)
+        # transformers would load any weights into the class, and draw those that are missing.
         if config.model_type != kind.config_class.model_type or not getattr(config, "is_folding_model", True):
             raise ValueError(f"by its config.json it is no {self.kind}")
         with quiet_transformers():
             self._model = kind.from_pretrained(source, use_safetensors=True).eval().to(device)
         if config.model_type == "esm" and device == "cpu":
-            self._model.esm.float()
+            self._model.esm.float()  # its language model is made in fp16, in which a CPU has no fast products
         self.fingerprint = f"{type(self).__name__.lower()}-{weights_fingerprint(self._model)}"
 
 
@@ -84,8 +85,8 @@ class EsmFold(_OfTransformers):
         folded = self._model.infer(list(sequences))
         atoms = folded["positions"][-1, :, :, :4].float().cpu().numpy()  # of atom14: N, CA, C, O first
         confidence = 100 * folded["plddt"][..., 1].float().cpu().numpy()  # of CA
-        lengths = list(map(len, sequences))
-        return [Predicted(atoms[number, :length], confidence[number, :length]) for number, length in enumerate(lengths)]
+        rows = zip(atoms, confidence, map(len, sequences), strict=True)  # padded to the longest
+        return [Predicted(atoms_L[:length], confidence_L[:length]) for atoms_L, confidence_L, length in rows]
 
 
 @register("esmfold2")
@@ -102,6 +103,7 @@ class EsmFold2(_OfTransformers):
         from transformers.models.esmfold2.protein_utils import prepare_protein_features
 
         features = prepare_protein_features(sequence, device=self._model.device)
+        # Its diffusion draws noise: from one seed for each sequence, whatever shares the batch; training's own stays.
         with torch.random.fork_rng():
             torch.manual_seed(0)
             folded = self._model.fold(**features)

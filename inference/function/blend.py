@@ -58,20 +58,13 @@ def _fitted(folder: Path, export: Path, terms: TermsSection) -> dict[str, Any]:
         save_known(vectors_RC, terms.embeddings, folder)
     parts = Parts(export, terms, data, vectors_RC, training=True)
     held_out = data.held_out
-    texts, vectors_NC = data.texts(held_out), None if vectors_RC is None else vectors_RC[held_out]
-    bits, learnt = parts.hits(texts), parts.learnt(texts, vectors_NC)
+    # Searched once, though a protein may be held out in several aspects: the search takes most of the time.
+    queries = parts.queries(data.texts(held_out), None if vectors_RC is None else vectors_RC[held_out])
     blend = {}
     for name, aspect in data.aspects.items():
         rows = np.flatnonzero(~aspect.training)
-        places = np.searchsorted(held_out, aspect.records[rows])
-        scores = parts.scores(
-            name,
-            None if vectors_NC is None else vectors_NC[places],
-            None if bits is None else csr_array(bits[places]),
-            csr_array(learnt[name][places]) if name in learnt else None,
-            len(rows),
-        )
-        if not scores:
+        scores = parts.scores(name, queries, np.searchsorted(held_out, aspect.records[rows]))
+        if not scores:  # the network alone, which learnt no term of this aspect
             continue
         weights = fit_blend(scores, aspect.terms[rows], aspect.accretion)
         values = _values(data, name, rows, {**scores, "blend": blended(scores, weights)})
@@ -85,6 +78,7 @@ def _values(
     """Metrics of each part on the held-out proteins of an aspect, which are at these rows of it."""
     aspect = data.aspects[name]
     truth = Annotations(tuple(data.ids[record] for record in aspect.records[rows]), aspect.terms[rows])
+    # Without intervals: a value guides whoever trains; 'esmeray function evaluate' has the whole.
     settings = EvaluationSection(draws=0, orphans=False)
     values = {}
     for predictor, predicted in scores.items():

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +28,16 @@ from esmeray.function.vectors import Vectors
 from esmeray.inference.classifier import ClassifierPipeline
 from esmeray.tasks.terms.export import load_vector_classifier
 from esmeray.tasks.terms.section import TermsSection
+
+
+class Queries(NamedTuple):
+    """N proteins to predict: what the parts read of them. None, or no aspect, where no part does."""
+
+    number: int
+    vectors: Vectors | None
+    bits: csr_array | None
+    learnt: dict[str, csr_array]
+
 
 Network = tuple[LabelSpace, Callable[[Sequence[str], Vectors | None], NDArray]]
 """The K terms that are learnt, and from sequences and vectors to (N, K) probabilities."""
@@ -65,23 +76,30 @@ class Parts:
     def __post_init__(self) -> None:
         self._network = open_network(self.export, self.terms) if "network" in self.terms.parts else None
 
-    def hits(self, texts: Sequence[str]) -> csr_array | None:
+    def queries(self, texts: Sequence[str], vectors_NC: Vectors | None) -> Queries:
+        """What :meth:`scores` takes of proteins: for all aspects at once, as a search or a network knows of none."""
+        return Queries(len(texts), vectors_NC, self._hits(texts), self._learnt(texts, vectors_NC))
+
+    def _hits(self, texts: Sequence[str]) -> csr_array | None:
         """(N, R) bit scores; None where homology is no part."""
         if "homology" not in self.terms.parts:
             return None
         homology, rows = self.terms.homology, []
         for query in map(str.encode, texts):
+            # Only those that share words with it are aligned: with all, the search costs many times as much.
             candidates = self._words("", query, homology.candidates)
             rows.append(self._search.hits(query, homology.candidates, homology.max_evalue, candidates))
-        ends, hits = np.cumsum([0, *map(len, rows)]), [hit for row in rows for hit in row]
+        ends = np.cumsum([0, *map(len, rows)])
+        hits = [hit for row in rows for hit in row]
         columns = np.array([hit.record for hit in hits], np.int64)
         return csr_array((np.array([hit.bits for hit in hits]), columns, ends), shape=(len(texts), len(self.data.ids)))
 
-    def learnt(self, texts: Sequence[str], vectors_NC: Vectors | None) -> dict[str, csr_array]:
+    def _learnt(self, texts: Sequence[str], vectors_NC: Vectors | None) -> dict[str, csr_array]:
         """(N, V) probabilities of each aspect that has terms which the network knows; none where it is no part."""
         if self._network is None:
             return {}
         space, probabilities = self._network
+        # Dense for some proteins at a time, and pruned at once: of thousands of terms few are likely.
         blocks = []
         for start, stop in ranges(len(texts), _AT_ONCE):
             vectors_nC = None if vectors_NC is None else vectors_NC[start:stop]
@@ -90,33 +108,33 @@ class Parts:
         columns = {term: column for column, term in enumerate(space.names)}
         learnt = {}
         for name, aspect in self.data.aspects.items():
-            places = [place for place, term in enumerate(aspect.aspect.terms) if term in columns]
-            if places:
-                chosen = csr_array(scores[:, [columns[aspect.aspect.terms[place]] for place in places]])
-                shape = len(texts), len(aspect.aspect.terms)
-                spread = csr_array((chosen.data, np.array(places)[chosen.indices], chosen.indptr), shape=shape)
-                learnt[name] = propagate(spread, aspect.aspect)
+            terms = aspect.aspect.terms
+            known = [(columns[term], index) for index, term in enumerate(terms) if term in columns]
+            if known:
+                selected_KV = csr_array((np.ones(len(known)), np.transpose(known)), shape=(len(columns), len(terms)))
+                # Rare terms are not learnt; as parents of learnt ones they get what their children have.
+                learnt[name] = propagate(csr_array(scores @ selected_KV), aspect.aspect)
         return learnt
 
-    def scores(
-        self, name: str, vectors_NC: Vectors | None, bits: csr_array | None, learnt: csr_array | None, queries: int
-    ) -> dict[str, csr_array]:
-        """(N, V) scores of an aspect by part, of what :meth:`hits` and :meth:`learnt` gave for these proteins."""
+    def scores(self, name: str, queries: Queries, rows: Any = slice(None)) -> dict[str, csr_array]:
+        """(N, V) scores of an aspect by part, of these rows of the queries."""
         aspect = self.data.aspects[name]
         members = self._members(aspect)
         terms, records = aspect.terms[members], aspect.records[members]
         scores = {}
         if "naive" in self.terms.parts:
-            scores["naive"] = naive(terms, queries)
-        if bits is not None:
-            scores["homology"] = transferred(csr_array(bits[:, records]), terms)
-        if "neighbours" in self.terms.parts and vectors_NC is not None and self.vectors is not None:
+            scores["naive"] = naive(terms, len(np.arange(queries.number)[rows]))
+        if queries.bits is not None:
+            scores["homology"] = transferred(csr_array(queries.bits[rows][:, records]), terms)
+        if "neighbours" in self.terms.parts and queries.vectors is not None and self.vectors is not None:
             settings = self.terms.neighbours
+            # Vectors of one model share a large mean, beside which every cosine would be near 1.
             mean_C = self.vectors.mean(axis=0)
-            near = nearest(vectors_NC - mean_C, self.vectors[records] - mean_C, settings.number, settings.temperature)
+            known_MC = self.vectors[records] - mean_C
+            near = nearest(queries.vectors[rows] - mean_C, known_MC, settings.number, settings.temperature)
             scores["neighbours"] = transferred(near, terms)
-        if learnt is not None:
-            scores["network"] = learnt
+        if name in queries.learnt:
+            scores["network"] = csr_array(queries.learnt[name][rows])
         return scores
 
     @cached_property
@@ -129,4 +147,5 @@ class Parts:
         return SharedWords(self.data.store, np.unique(np.concatenate(known)))
 
     def _members(self, aspect: AspectData) -> NDArray[np.int64]:
+        # To fit weights, a part may have seen training proteins alone; to predict, more proteins are better.
         return np.flatnonzero(aspect.training | (not self.training))

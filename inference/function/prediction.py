@@ -60,12 +60,14 @@ def predict(run: Path, options: PredictTermsSection, ingest: IngestSection, *, o
     if part != "blend":
         known = ", ".join(dict.fromkeys(name for parts in weights.values() for name in parts))
         settings = settings.model_copy(update={"parts": [part]})
-        if not (weights := {name: {part: 1.0} for name, parts in weights.items() if part in parts}):
+        weights = {name: {part: 1.0} for name, parts in weights.items() if part in parts}
+        if not weights:
             raise ConfigError(f"--predict.part {part}: the run has {known}")
     with unfinished(output, MADE_BY) as partial:
         store = job_store(options.input, ingest, partial)
-        blend_hash = file_xxh128(run / FOLDER / BLEND_FILE)
-        accept(partial, {"run": blend_hash, "input": store.checksum, "part": part, "terms": options.terms})
+        # The blend's checksum stands for the run: it follows from all that a run's parts are.
+        run_hash = file_xxh128(run / FOLDER / BLEND_FILE)
+        accept(partial, {"run": run_hash, "input": store.checksum, "part": part, "terms": options.terms})
         with journal(partial) as done:
             _predict(run, settings, weights, store, partial, options.terms, done)
             with made_file(output, MADE_BY, overwrite) as building, building.open("w", encoding="utf-8") as file:
@@ -84,7 +86,7 @@ def _predict(
 ) -> None:
     """Add the lines of the blocks that are missing. ``weights``: of the parts of each aspect."""
     blocks = list(ranges(len(store), _BLOCK))[done.done :]
-    if not blocks:
+    if not blocks:  # killed between the last block and the output: no model need be loaded
         return
     ids = [store.id(record) for record in range(len(store))]
     data = read(run / FOLDER)
@@ -96,12 +98,12 @@ def _predict(
     with record_bar("predicting") as bar:
         for start, stop in blocks:
             texts = [store.text(record) for record in range(start, stop)]
-            vectors_nC = None if vectors_NC is None else vectors_NC[start:stop]
-            bits, learnt = parts.hits(texts), parts.learnt(texts, vectors_nC)
+            queries = parts.queries(texts, None if vectors_NC is None else vectors_NC[start:stop])
             predicted = {}
             for name, aspect_weights in weights.items():
-                scores = parts.scores(name, vectors_nC, bits, learnt.get(name), len(texts))
-                predicted[name] = propagate(_thousandths(blended(scores, aspect_weights)), data.aspects[name].aspect)
+                blend = _thousandths(blended(parts.scores(name, queries), aspect_weights))
+                # After rounding, so that a parent's digits are never below its child's.
+                predicted[name] = propagate(blend, data.aspects[name].aspect)
             done.add(_lines(ids[start:stop], data, predicted, terms))
             bar(stop / len(store), stop)
 
@@ -119,7 +121,8 @@ def _lines(ids: list[str], data: FunctionData, predicted: dict[str, csr_array], 
     joined.sort_indices()
     names = [term for name in predicted for term in data.aspects[name].aspect.terms]
     for row, protein in enumerate(ids):
-        places = slice(*joined.indptr[row : row + 2])
-        scores, columns = joined.data[places], joined.indices[places]
-        for place in np.argsort(-scores, kind="stable")[:terms].tolist():
-            yield f"{protein}\t{names[columns[place]]}\t{scores[place] / 1000:.3f}"
+        entries = slice(*joined.indptr[row : row + 2])
+        scores, columns = joined.data[entries], joined.indices[entries]
+        # Stable: terms of an aspect are in the order of the ontology, from the root.
+        for entry in np.argsort(-scores, kind="stable")[:terms].tolist():
+            yield f"{protein}\t{names[columns[entry]]}\t{scores[entry] / 1000:.3f}"

@@ -23,7 +23,7 @@ from esmeray.tasks.terms.section import TermsSection
 def with_vectors(run: RunSection, data: DataSection, terms: TermsSection) -> TermsSection:
     """The section with embeddings of the proteins, computed beside their data where a model is named without them."""
     settings = terms.embeddings
-    if settings.model == COMPOSITION or settings.store is not None:
+    if settings.model == COMPOSITION or settings.store is not None:  # nothing to compute, or it is there
         return terms
     prepared = prepare(data, RunFolder(run.storage_path, run.name).stores)
     folder = prepared.with_name(name_of_content(f"{prepared.name}-embeddings", [settings.model_dump()]))
@@ -55,6 +55,7 @@ def compute(store: Store, settings: EmbeddingsSection, folder: Path) -> None:
 
 def save_known(vectors_RC: Vectors, settings: EmbeddingsSection, folder: Path) -> None:
     """Keep the vectors of a run's proteins in its folder, and what they were computed by."""
+    # In the run, which then predicts without the embeddings' folder, wherever it is taken.
     np.save(folder / "vectors.npy", vectors_RC)
     if settings.store is not None:
         (folder / "weights.txt").write_text(_space(Path(settings.store)), encoding="utf-8")
@@ -65,6 +66,7 @@ def load_known(folder: Path, computed: Path) -> Vectors:
 
     Raises DataError for damage, and for another model, layer or pooling than that of ``computed``.
     """
+    # Vectors of two models have no distance that means anything, and nothing else would notice.
     weights = folder / "weights.txt"
     vectors = verified(folder / "vectors.npy")
     if weights.is_file() and verified(weights).read_text(encoding="utf-8") != _space(computed):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from esmeray.dataset.batches.preparation import FixedCrop
 from esmeray.dataset.embeddings.manifest import Per
 from esmeray.inference.models import outputs
 from esmeray.installation import added
@@ -73,8 +74,16 @@ class ModelFacts:
 
     def flops(self, tokens_n: NDArray[np.integer]) -> float:
         """FLOP of a forward pass over sequences of so many tokens, nothing padded."""
+        # In float64: the squares of a proteome's lengths sum to more than 32 bits hold.
         squares = float((tokens_n.astype(float) ** 2).sum())
         return self.flops_per_token * float(tokens_n.sum()) + self.attention_flops * squares
+
+
+class Limit(NamedTuple):
+    """The tokens of a text that are used, special ones left out: None for all of them; of a longer text, which."""
+
+    max_length: int | None
+    crop: FixedCrop = "start"
 
 
 class HasOutputs(Protocol):
@@ -117,6 +126,7 @@ class OutputKind:
 
 def output_names() -> list[str]:
     """Names of all kinds."""
+    # By the folder, not by a list: a new output is a new file, and importing it for its name would load torch.
     return sorted([*(module.name for module in iter_modules(outputs.__path__)), *added("outputs")])
 
 

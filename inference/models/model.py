@@ -22,7 +22,7 @@ from esmeray.dataset.batches.plan import longest_first
 from esmeray.dataset.batches.preparation import FixedCrop, head_length
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer
 from esmeray.dataset.tokens.esm import sequence_lengths, tokenize_pieces
-from esmeray.inference.models.kinds import ModelFacts, Output, kind_of, output_names
+from esmeray.inference.models.kinds import Limit, ModelFacts, Output, kind_of, output_names
 from esmeray.inference.models.packing import Packed, Tokenized, pack, packed
 from esmeray.model.backbones.base import PackedBackbone
 from esmeray.model.backbones.fingerprint import architecture, features_fingerprint, weights_fingerprint
@@ -41,7 +41,8 @@ Features: TypeAlias = dict[Any, Tensor]
 class Model:
     """See the module; made by :func:`esmeray.inference.models.opening.open_model`.
 
-    ``heads`` has what computes from features, by the name of its task.
+    ``heads`` has what computes from features, by the name of its task. ``limit`` is that of the texts that it is run
+    on: the one that it was trained with, where it was trained to predict; else what it can take.
     """
 
     def __init__(
@@ -53,14 +54,16 @@ class Model:
         precision: Precision,
         device: torch.device,
         random_weights: bool,
+        limit: Limit | None = None,
     ) -> None:
         self.device, self.tokenizer, self.heads = device, opened.tokenizer, opened.heads
         backbone, dtype = opened.backbone, DTYPES[precision]
+        # Before the fingerprint: an adapter and the same weights merged are one model, and share a cache.
         merge(backbone)
-        own = [_beside_backbone(head) for head in opened.heads.values()]
-        _check_finite(name, [backbone, *own])
+        head_modules = [_beside_backbone(head) for head in opened.heads.values()]
+        _check_finite(name, [backbone, *head_modules])
         # Before the cast: the identity is of the weights as they were trained, whatever they are computed in.
-        fingerprints = [weights_fingerprint(module) for module in (backbone, *own)]
+        fingerprints = [weights_fingerprint(module) for module in (backbone, *head_modules)]
         self._weights = fingerprints[0]
         identity = json.dumps(
             [*fingerprints, architecture(backbone), self.tokenizer.fingerprint], sort_keys=True, default=str
@@ -81,11 +84,14 @@ class Model:
             precision=precision,
             random_weights=random_weights,
         )
+        self.limit = limit or Limit(self.facts.longest)
         backbone.to(device)
+        # Moved first: once weights are laid out for oneDNN (on the CPU, in bf16), they can't be.
         self.backbone: PackedBackbone = optimize_for_inference(backbone, dtype)
-        for head in own:
+        for head in head_modules:
             head.requires_grad_(False).eval().to(device)
-            for parameter in head.parameters():  # no buffers: scales of features and of numbers need their precision
+            # No buffers: scales of features and of numbers need their precision.
+            for parameter in head.parameters():
                 parameter.data = parameter.data.to(dtype)
 
     @property
@@ -109,10 +115,12 @@ class Model:
                 raise ConfigError(f"outputs {name}: this model has none; it has {', '.join(known)}")
             kind = kind_of(name)
             per = kind.per(self) if callable(kind.per) else kind.per
-            if kind.reads != "layer":
+            if kind.reads != "layer":  # of the whole model: once, whatever layers are asked for
                 outputs.append(Output(name, name, None, known[name], per, kind.description))
                 continue
+            # -1 and the last layer's own number are one output, which is computed and stored once.
             for layer in dict.fromkeys(layer % (last + 1) for layer in layers):
+                # The default has the plain name: whoever reads a file of means need not know how many layers there are.
                 full_name = name if list(layers) == [-1] else f"{name}_layer_{layer}"
                 text, semicolon, note = kind.description.partition(";")
                 description = f"{text}, layer {layer}{semicolon}{note}"
@@ -121,22 +129,31 @@ class Model:
 
     def cache_key(self, output: Output, max_length: int | None, crop: str) -> str:
         """Identity of an output's rows, by which training and jobs find each other's."""
-        facts = self.facts
-        name = output.kind if output.layer == facts.num_layers else output.name
-        fingerprint = self.tokenizer.fingerprint
-        return features_fingerprint(self.backbone, self._weights, fingerprint, max_length, crop, facts.precision, name)
+        # The last layer has one key by whatever name: as a default, by -1 or by its number.
+        name = output.kind if output.layer == self.facts.num_layers else output.name
+        # By the backbone's weights alone: models on one frozen backbone share its features. What a head computes is of
+        # its weights too: two autoencoders on one backbone have other latents.
+        weights = self._weights if kind_of(output.kind).head is None else self.facts.fingerprint
+        tokenizer = self.tokenizer.fingerprint
+        return features_fingerprint(self.backbone, weights, tokenizer, max_length, crop, self.facts.precision, name)
 
     @record_function("tokenize")
     def tokenize(self, texts: Sequence[str], max_length: int | None = None, crop: FixedCrop = "start") -> Tokenized:
         """Texts as ids, once, at most ``max_length`` of each: batches are then packed from their pieces."""
         tokens, whole_N = self.tokenizer.encode(texts)
+        # Views of one array: nothing is copied but what is cropped.
         pieces = np.split(tokens, np.cumsum(whole_N))[: len(texts)]
         used_N = whole_N if max_length is None else np.minimum(whole_N, max_length)
         for index in np.flatnonzero(used_N < whole_N).tolist():
             used, piece = int(used_N[index]), pieces[index]
             head = head_length(used, crop)
+            # By the size, not [-tail:]: a tail of 0 would be the whole text.
             pieces[index] = np.concatenate([piece[:head], piece[piece.size - (used - head) :]])
         return Tokenized(pieces, whole_N - used_N)
+
+    def token_budget(self, tokens: int | None) -> int:
+        """The budget of a batch: ``tokens``, or what suits the device."""
+        return ComputeSection(tokens=tokens).resolved(self.device.type == "cuda").tokens
 
     def embed(
         self, sequences: Sequence[str], output: str = "mean", *, layer: int = -1, tokens: int | None = None
@@ -157,20 +174,20 @@ class Model:
         [(10, 320), (5, 320)]
         """
         (wanted,) = self.outputs([output], [layer])
-        budget = tokens or ComputeSection().resolved(self.device.type == "cuda").tokens
         arrays: list[Any] = [None] * len(sequences)
-        for batch in run(self, sequences, [wanted], budget):
-            for place, length, array in zip(batch.places, batch.lengths, batch.by_text(wanted), strict=True):
+        for batch in run(self, sequences, [wanted], self.token_budget(tokens)):
+            for index, length, array in zip(batch.indices, batch.lengths, batch.by_text(wanted), strict=True):
                 shapes = {"protein": (-1,), "residue": (length, -1), "pair": (length, length)}
-                arrays[place] = array.reshape(shapes[wanted.per])
-        if wanted.per == "protein":
+                arrays[index] = array.reshape(shapes[wanted.per])
+        if wanted.per == "protein":  # reshaped, since no sequences at all are (0, C)
             return np.array(arrays, np.float32).reshape(len(sequences), wanted.channels)
         return arrays
 
     @record_function("tokenize")
     def pack(self, sequences: Sequence[bytes | memoryview]) -> Packed:
         """Sequences of residues as one batch on the CPU, in the model's own vocabulary."""
-        if isinstance(self.tokenizer, EsmSequenceTokenizer):  # all at once, special tokens included
+        # Of ESM's own vocabulary a table maps all bytes at once, special tokens included: no text, no list of ids.
+        if isinstance(self.tokenizer, EsmSequenceTokenizer):
             lengths_N = sequence_lengths(sequences) + self.facts.special_tokens
             return packed(self.tokenizer, tokenize_pieces(sequences), lengths_N)
         return pack(self.tokenizer, self.tokenize([bytes(text).decode("ascii") for text in sequences]).pieces)
@@ -194,6 +211,7 @@ class Model:
         own.
         """
         (ids,) = self.tokenize([bytes(sequence).decode("ascii")]).pieces
+        # The last window ends with the sequence, and so overlaps more: a shorter one would see less context.
         starts = [*range(0, ids.size - length, length - overlap), ids.size - length]
         prefix, suffix = self.around
         width = prefix + length + suffix
@@ -203,6 +221,7 @@ class Model:
             chunk = starts[first : first + at_once]
             windows = pack(self.tokenizer, [ids[start : start + length] for start in chunk]).to(self.device)
             for key, features_TC in self._features(windows, outputs).items():
+                # Summed in fp32: a long sequence adds up hundreds of windows at its special tokens.
                 counted_TC = functional.pad(features_TC.float(), (0, 1), value=1.0)  # the last column counts windows
                 if key not in sums:
                     sums[key] = counted_TC.new_zeros(prefix + ids.size + suffix, counted_TC.shape[1])
@@ -211,6 +230,7 @@ class Model:
                     total_TC[:prefix] += row_WC[:prefix]
                     total_TC[prefix + start : prefix + start + length] += row_WC[prefix : prefix + length]
                     total_TC[prefix + ids.size :] += row_WC[prefix + length :]
+        # Averaged before outputs are made of them: a maximum over residues is that of the whole sequence's means.
         means = {key: total_TC[:, :-1] / total_TC[:, -1:] for key, total_TC in sums.items()}
         return self._rows(means, pack(self.tokenizer, [ids]).to(self.device), outputs)
 
@@ -218,6 +238,7 @@ class Model:
         kinds = [(kind_of(output.kind), output.layer) for output in outputs]
         keys = dict.fromkeys((kind.features, layer) for kind, layer in kinds if kind.reads != "tokens")
         layers = {key: self.facts.num_layers if key[1] is None else key[1] for key in keys}
+        # One pass for all outputs, and none where they read tokens: these run the model themselves.
         states = self.backbone.hidden_states(packed.batch, sorted(set(layers.values()))) if keys else {}
         return {key: key[0](self, states[layer]) for key, layer in layers.items()}
 
@@ -228,6 +249,7 @@ class Model:
             kind = kind_of(output.kind)
             read = packed.batch.tokens if kind.reads == "tokens" else features[kind.features, output.layer]
             rows[output.name] = kind.rows(self, read, packed)
+        # One flag in place of a look at the values here, which would wait for the device.
         finite = torch.stack([tensor.isfinite().all() for tensor in rows.values()]).all()
         return {**rows, "finite": finite}
 
@@ -254,12 +276,12 @@ class Texts(Protocol):
     def lengths(self) -> NDArray[np.int64]: ...
 
     def batches(self, token_budget: int | None) -> list[Places]:
-        """Places of the texts of each batch; all in one where there is no budget."""
+        """Indices of the texts of each batch; all in one where there is no budget."""
 
-    def launch(self, model: Model, places: Places, outputs: Sequence[Output]) -> dict[str, Tensor]:
+    def launch(self, model: Model, indices: Places, outputs: Sequence[Output]) -> dict[str, Tensor]:
         """Rows of these texts, on the device."""
 
-    def name(self, place: int) -> str:
+    def name(self, index: int) -> str:
         """Name of a text and its size, for messages."""
 
 
@@ -275,19 +297,19 @@ class TokenizedTexts:
             return [np.arange(self.lengths.size)]
         return longest_first(self.lengths + self._special, token_budget)
 
-    def launch(self, model: Model, places: Places, outputs: Sequence[Output]) -> dict[str, Tensor]:
-        packed = pack(model.tokenizer, [self.tokenized.pieces[place] for place in places.tolist()])
+    def launch(self, model: Model, indices: Places, outputs: Sequence[Output]) -> dict[str, Tensor]:
+        packed = pack(model.tokenizer, [self.tokenized.pieces[index] for index in indices.tolist()])
         return model.rows(packed.to(model.device), outputs)
 
-    def name(self, place: int) -> str:
-        return f"sequence {place + 1} of {self.lengths[place] + self._special:,} tokens"
+    def name(self, index: int) -> str:
+        return f"sequence {index + 1} of {self.lengths[index] + self._special:,} tokens"
 
 
 class BatchRows(NamedTuple):
-    """Rows of the texts of a batch: (n,) their places and lengths in residues; (rows, C) by name of the output, text
+    """Rows of the texts of a batch: (n,) their indices and lengths in residues; (rows, C) by name of the output, text
     after text; and the batches that were halved for memory until now."""
 
-    places: Places
+    indices: Places
     lengths: NDArray[np.int64]
     arrays: Mapping[str, NDArray]
     splits: int
@@ -315,24 +337,24 @@ def run(
         texts = TokenizedTexts(model.tokenize(texts), model)
     proteins = {output.name for output in outputs if output.per == "protein"} | {"finite"}
 
-    def launch(places: Places) -> dict[str, Tensor]:
-        rows = texts.launch(model, places, outputs)
-        # Cast on the device, before the copy: half the bytes go to the host.
+    def launch(indices: Places) -> dict[str, Tensor]:
+        rows = texts.launch(model, indices, outputs)
+        # Cast on the device, before the copy: half the bytes go to the host. Of proteins there is little to save.
         return {name: row if name in proteins else row.to(dtype) for name, row in rows.items()}
 
     loop = ForwardLoop(model.device, launch, texts.name)
     with record_function("pack"):
         batches = texts.batches(token_budget)
-    for places, tensors in loop.run(batches):
+    for indices, tensors in loop.run(batches):
         # Looked at here and not on the device, where it would make the host wait before the next batch is launched.
         if not tensors.pop("finite"):
-            names = ", ".join(texts.name(place) for place in places[:3].tolist())
+            names = ", ".join(texts.name(index) for index in indices[:3].tolist())
             raise DataError(
                 f"the model gives NaN or infinity in the batch of {names} ...; check its weights, or choose another "
                 "precision"
             )
         arrays = {name: _array(tensor) for name, tensor in tensors.items()}
-        yield BatchRows(places, texts.lengths[places], arrays, loop.splits)
+        yield BatchRows(indices, texts.lengths[indices], arrays, loop.splits)
 
 
 def _array(tensor: Tensor) -> NDArray:

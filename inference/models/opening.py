@@ -5,8 +5,9 @@ from pathlib import Path
 
 import torch
 
+from esmeray.inference.models.kinds import prediction_of
 from esmeray.inference.models.model import Model
-from esmeray.inference.models.source import check_model, naming
+from esmeray.inference.models.source import check_model, config_of, limit_of, naming
 from esmeray.model.device import check_device, choose_device
 from esmeray.tasks.opening import Opened, open_exported, open_network
 from esmeray.train_config.section import Precision
@@ -37,7 +38,7 @@ def open_model(
     >>> model.embed(["MKTAYIAKQR", "MSILVTRPSP"]).shape
     (2, 320)
     """
-    if device is not None:
+    if device is not None:  # first: a wrong name is reported before gigabytes are read
         check_device(device)
     located = check_model(source, random_weights, key)
     with naming(key):
@@ -45,6 +46,7 @@ def open_model(
             opened = open_exported(located.task, located.folder)
         else:
             opened = open_network(located.path, with_head=heads is None or "masked_lm" in heads)
+    # Heads that nobody asked for cost memory, and their weights would be part of the fingerprint.
     wanted = {name: head for name, head in opened.heads.items() if heads is None or name in heads}
     return Model(
         Opened(opened.backbone, opened.tokenizer, wanted),
@@ -53,4 +55,6 @@ def open_model(
         precision=precision,
         device=choose_device(0) if device is None else torch.device(device),
         random_weights=located.random_weights,
+        # Trained with a crop, a model predicts of texts that are cropped alike. Embeddings have the job's own limit.
+        limit=limit_of(config_of(located.folder).data) if prediction_of(located.task) else None,
     )

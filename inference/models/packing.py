@@ -20,7 +20,7 @@ from esmeray.model.heads.pooling import residue_mask
 
 
 class Packed(NamedTuple):
-    """A batch, and (R,) int64 the places of its residues: looked for on the CPU, as CUDA would wait for the device."""
+    """A batch, and (R,) int64 the positions of its residues among its tokens."""
 
     batch: PackedBatch
     residues: Tensor
@@ -29,7 +29,7 @@ class Packed(NamedTuple):
     def to(self, device: torch.device) -> "Packed":
         """The same on a device, from pinned memory where that is CUDA, so that the host need not wait."""
         batch, residues_R = self.batch, self.residues
-        if device.type == "cuda":
+        if device.type == "cuda":  # a copy from pageable memory is no asynchronous one, whatever is asked for
             batch, residues_R = batch.pin_memory(), residues_R.pin_memory()
         return Packed(batch.to(device, non_blocking=True), residues_R.to(device, non_blocking=True))
 
@@ -60,4 +60,5 @@ def packed(tokenizer: SequenceTokenizer, tokens_T: NDArray[np.integer], lengths_
     """(T,) ids of N texts of these lengths, special tokens included, as one batch on the CPU."""
     batch = packed_from_tokens(tokens_T, lengths_N)
     mask_T = residue_mask(batch, len(tokenizer.prefix), len(tokenizer.suffix))
+    # Found here, on the CPU: nonzero on CUDA waits for the device, as its result has a size that the host must know.
     return Packed(batch, mask_T.nonzero()[:, 0])

@@ -10,8 +10,11 @@ from typing import NamedTuple
 
 from esmeray.common.errors import ConfigError, EsmerayError
 from esmeray.common.verification import verified
+from esmeray.dataset.batches.preparation import fixed_crop
 from esmeray.dataset.labels.label_space import LabelSpace
+from esmeray.dataset.section import DataSection
 from esmeray.dataset.tokens.model_folder import local_folder
+from esmeray.inference.models.kinds import Limit
 from esmeray.model.backbones.source import SOURCE_KEY, check_source, has_random_weights
 from esmeray.model.export.exported_folder import read_settings, task_of
 from esmeray.model.section import BackboneSection
@@ -52,12 +55,13 @@ def check_model(source: str | Path, random_weights: bool, key: str = "model") ->
     Raises as :func:`find_model`, ConfigError for an unknown name, ResourceError where the hub can't be reached.
     """
     located = find_model(source, key)
+    # A size is a short name, easily meant for trained weights: embeddings of random ones would look like any others.
     if located.random_weights and not random_weights:
         raise ConfigError(
             f"{key} {source}: a size whose weights would be random; trained ones are a folder or a hub name as in "
             "facebook/esm2_t6_8M_UR50D (random_weights true tries a job out with a size)"
         )
-    if located.task is None:
+    if located.task is None:  # an export's manifest has been read, and says what it is
         with naming(key):
             check_source(BackboneSection(source=located.path))
     return located
@@ -87,11 +91,17 @@ def exported_by(task: str, source: str | Path) -> Path:
 def config_of(source: str | Path, overrides: Overrides | None = None) -> Config:
     """The settings that a model was trained with, overridden; the defaults where its folder has none."""
     path = find_model(source).folder / "config.yaml"
+    # With its checksum: a flipped digit of a length or a column's name would be a valid setting.
     return load_recorded(verified(path), overrides) if path.is_file() else load_config(None, overrides)
+
+
+def limit_of(data: DataSection) -> Limit:
+    """The limit of texts to predict, after training with these settings."""
+    return Limit(data.max_length, fixed_crop(data.crop))
 
 
 def label_space_of(source: str | Path) -> LabelSpace:
     """Label space of an exported classifier, from its files alone; raises DataError where they are damaged."""
     folder = exported_by("classifier", source)
-    read_settings(folder)
+    read_settings(folder)  # for its checks alone: damage is reported before torch is loaded
     return LabelSpace.load(folder)

@@ -4,7 +4,7 @@ mutations.json. Shape legend: N mutants, D features.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -45,7 +45,7 @@ class Fitted(BaseModel):
     model: str
     fingerprint: str | None
     section: MutationFitSection
-    ridge: tuple[list[float], float, float]
+    ridge: Ridge
 
     def predict(
         self, protein: Protein, mutants: Sequence[Mutant], section: MutationsSection, folder: Path, columns: Columns
@@ -53,18 +53,17 @@ class Fitted(BaseModel):
         """(N,) measured values. Raises DataError for another protein, or where the model below it has changed."""
         if protein.sequence != self.wild_type:
             raise DataError("the model is fitted to mutants of another protein; give its wild type")
-        own = self.section.model_copy(update=section.model_dump(include={"device", "tokens"}))
+        fit_section = self.section.model_copy(update=section.model_dump(include={"device", "tokens"}))
 
+        # Opened only where it is needed: one-hot features with a column of scores take no model at all.
         @cache
         def open_scorer() -> Scorer:
-            scorer = Scorer(self.model, protein, own, folder)
+            scorer = Scorer(self.model, protein, fit_section, folder)
             if scorer.facts.fingerprint != self.fingerprint:
                 raise DataError(f"model {self.model}: has changed since the fit; fit again")
             return scorer
 
-        weights, zero_shot, intercept = self.ridge
-        ridge = Ridge(np.array(weights), zero_shot, intercept)
-        return ridge.predict(*_inputs(own, protein, mutants, open_scorer, columns))
+        return self.ridge.predict(*_inputs(fit_section, protein, mutants, open_scorer, columns))
 
 
 def scores_of(
@@ -79,6 +78,7 @@ def scores_of(
 
     Raises DataError where there is none at all, and as :class:`Scorer` and :meth:`Fitted.predict`.
     """
+    # Each mutant once: codons that differ alone, and tables of replicates, repeat them.
     first_rows = {mutant: row for row, mutant in reversed([*enumerate(mutants)]) if mutant is not None}
     if not first_rows:
         raise DataError("no mutants are left to score; mend the table")
@@ -104,6 +104,7 @@ def fit_table(
 
     Raises DataError where these are too few, and as :class:`Scorer` and :mod:`esmeray.inference.mutations.ridge`.
     """
+    # Not the wild type: it has no mutation to learn from, and belongs to no fold of positions.
     known_N = np.logical_and.reduce([np.isfinite(values) for values in table.numbers.values()])
     used = {row: mutant for row, mutant in enumerate(table.mutants) if known_N[row] and mutant not in (None, WILD_TYPE)}
     rows, mutants = [*used], [mutant for mutant in used.values() if mutant is not None]
@@ -113,13 +114,19 @@ def fit_table(
     zero_shot = f"{source} ({section.method})" if section.zero_shot_column is None else section.zero_shot_column
     say(f"features of {counted(len(rows), 'mutant{s}')}: {section.features}; zero-shot scores by {zero_shot}")
     open_scorer = cache(lambda: Scorer(source, protein, section, folder))
-    inputs, measured_N = _inputs(section, protein, mutants, open_scorer, columns), columns[section.measured_column]
-    evaluations = _cross_validations(protein, mutants, *inputs, measured_N, section)
-    fingerprint = open_scorer().facts.fingerprint if open_scorer.cache_info().currsize else None
-    weights, *rest = fit(*inputs, measured_N)
-    model = str(Path(source).absolute()) if Path(source).exists() else source
-    about = {"model": model, "fingerprint": fingerprint, "wild_type": protein.sequence}
-    return Fitted(section=section, ridge=(weights.tolist(), *rest), **about), evaluations
+    features_ND, zero_shot_N = _inputs(section, protein, mutants, open_scorer, columns)
+    measured_N = columns[section.measured_column]
+    evaluations = _cross_validations(protein, mutants, features_ND, zero_shot_N, measured_N, section)
+    fitted = Fitted(
+        wild_type=protein.sequence,
+        # Absolute, since the fitted model may be used from another folder.
+        model=str(Path(source).absolute()) if Path(source).exists() else source,
+        fingerprint=open_scorer().facts.fingerprint if open_scorer.cache_info().currsize else None,
+        section=section,
+        # Of all mutants: cross-validation has said how good one of fewer is.
+        ridge=fit(features_ND, zero_shot_N, measured_N),
+    )
+    return fitted, evaluations
 
 
 def export(fitted: Fitted, evaluations: Evaluations, output: Path, overwrite: bool) -> None:
@@ -127,8 +134,9 @@ def export(fitted: Fitted, evaluations: Evaluations, output: Path, overwrite: bo
     with exported_folder(output, TASK, overwrite, None) as (building, _):
         write_settings(building / _FILE, fitted.model_dump(mode="json"))
         (building / "evaluation.json").write_text(json.dumps(evaluations, indent=1) + "\n", encoding="utf-8")
-        report = ["# Evaluation", "", *report_lines(evaluations)]
-        (building / "report.md").write_text("\n".join(report), encoding="utf-8")
+        (building / "report.md").write_text(
+            "\n".join(["# Evaluation", "", *report_lines(evaluations)]), encoding="utf-8"
+        )
 
 
 def report_lines(evaluations: Evaluations) -> list[str]:
@@ -169,16 +177,16 @@ def _cross_validations(
     resampled = {"samples": section.bootstrap, "seed": section.seed}
     # The zero-shot score is the same in all folds: resampled once, as that takes longer than the fits.
     zero_shot = evaluation_of({"": zero_shot_N}, measured_N, **resampled)
-    zero_shot = {part: zero_shot[part] for part in ("metrics", "intervals")}
+    zero_shot = {key: zero_shot[key] for key in ("metrics", "intervals")}
     evaluations = {}
     for kind in section.folds:
         say(f"cross-validating: folds {kind}")
         fold_N = folds(kind, mutants, section.seed)
         for size in (None, *section.sizes):
-            rest = measured_N, fold_N, size, section.seed
-            scores = {"model": cross_validated(features_ND, zero_shot_N, *rest)}
-            if substitutions:
-                scores["ridge on one-hot"] = cross_validated(one_hot(protein, mutants), 0 * zero_shot_N, *rest)
+            validate = partial(cross_validated, measured_N=measured_N, fold_N=fold_N, size=size, seed=section.seed)
+            scores = {"model": validate(features_ND, zero_shot_N)}
+            if substitutions:  # insertions have no one-hot features
+                scores["ridge on one-hot"] = validate(one_hot(protein, mutants), 0 * zero_shot_N)
             name = f"Folds {kind}, {'all' if size is None else size} training mutants"
             evaluation = evaluation_of(scores, measured_N, **resampled)
             evaluation["baselines"] = {"zero-shot score": zero_shot, **evaluation["baselines"]}

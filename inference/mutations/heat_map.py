@@ -19,9 +19,10 @@ def draw_scan(
 ) -> None:
     """Draw a column for each position, a row for each amino acid; the wild type is a dot. Long proteins are wrapped."""
     length = len(protein.sequence)
+    # NaN is not drawn: a position whose wild type is no amino acid has no mutants, and shows the grey behind.
     scores_20L = np.full((len(AMINO_ACIDS), length), np.nan)
     for mutation, score in zip(mutations, scores_N.tolist(), strict=True):
-        scores_20L[AMINO_ACIDS.index(mutation.mutant), mutation.place] = score
+        scores_20L[AMINO_ACIDS.index(mutation.mutant), mutation.offset] = score
     starts = range(0, length, _PANEL_POSITIONS)
     shown = min(length, _PANEL_POSITIONS)
     figure = new_figure(max(6.0, 0.14 * shown + 1.5), 3.2 * len(starts) + 0.6, title)
@@ -29,14 +30,16 @@ def draw_scan(
     # As far to both sides: stretched to the extremes of each, a gain of 0.3 was as dark as a loss of 3.
     norm = CenteredNorm(0.0, max(1e-3, float(np.nanmax(np.abs(scores_20L)))))
     for start, axes in zip(starts, panels, strict=True):
-        places = np.arange(start, min(start + _PANEL_POSITIONS, length))
-        image = axes.imshow(scores_20L[:, places], cmap="RdBu", norm=norm, aspect="auto", interpolation="nearest")
-        rows = np.array([AMINO_ACIDS.find(protein.sequence[place]) for place in places.tolist()], dtype=float)
-        axes.plot(places - start, np.where(rows < 0, np.nan, rows), ".", color=INK, markersize=4)
+        offsets = np.arange(start, min(start + _PANEL_POSITIONS, length))
+        image = axes.imshow(scores_20L[:, offsets], cmap="RdBu", norm=norm, aspect="auto", interpolation="nearest")
+        rows = np.array([AMINO_ACIDS.find(protein.sequence[offset]) for offset in offsets.tolist()], dtype=float)
+        axes.plot(offsets - start, np.where(rows < 0, np.nan, rows), ".", color=INK, markersize=4)
+        # As wide as the others, also where the last panel has few columns: a position is the same width everywhere.
         axes.set_xlim(-0.5, shown - 0.5)
         axes.set_yticks(range(len(AMINO_ACIDS)), [*AMINO_ACIDS], fontsize=7, family="monospace")
-        marked = places[(places + protein.first) % 10 == 0]
-        axes.set_xticks(marked - start, [str(place + protein.first) for place in marked.tolist()], fontsize=8)
+        # By the protein's own numbers, which need not start at 1: ticks are those that a paper would name.
+        positions = offsets + protein.first
+        axes.set_xticks(offsets[positions % 10 == 0] - start, [*map(str, positions[positions % 10 == 0])], fontsize=8)
         axes.set_facecolor("#e6e8eb")
     figure.colorbar(image, ax=panels, label="score; dots: wild type", shrink=0.6, aspect=30)
     save(figure, path)

@@ -35,7 +35,7 @@ class Scorer:
         opened = open_model(
             source, section.precision, section.device, heads=["masked_lm"], random_weights=section.random_weights
         )
-        self.model = MaskedModel(opened, section.max_length, section.resolved(opened.device.type == "cuda").tokens)
+        self.model = MaskedModel(opened, section.max_length, opened.token_budget(section.tokens))
         self.facts, self._folder = opened.facts, folder
         self._protein, self._method = protein, section.method
 
@@ -44,13 +44,15 @@ class Scorer:
         wild = self._protein.sequence
         width = min(len(wild), self.model.max_length)
         if self._method == "pseudo":
+            # The wild type is the first row, so that a resumed job does not compute it again.
             sequences = [wild, *(mutant.sequence(wild) for mutant in mutants)]
             likelihoods = self.model.log_likelihoods
             sums_N1 = self._rows("pseudo", sequences, len(wild) * width, lambda items: likelihoods(items)[:, None])
             return sums_N1[1:, 0] - sums_N1[0, 0]
         if any(mutant.whole is not None for mutant in mutants):
             raise DataError(f"method {self._method}: has no score of insertions and deletions; give pseudo")
-        places = sorted({mutation.place for mutant in mutants for mutation in mutant.mutations})
+        # Each position once, however many mutants change it: all its 20 probabilities are of one pass.
+        offsets = sorted({mutation.offset for mutant in mutants for mutation in mutant.mutations})
         masked = self._method == "masked"
         logs_L20 = np.zeros((len(wild), len(AMINO_ACIDS)))
 
@@ -60,7 +62,7 @@ class Scorer:
 
         # Not masked, all positions of a protein that is no longer than a window share one pass.
         one_pass = not masked and width == len(wild)
-        logs_L20[places] = self._rows(self._method, places, 1 if one_pass else width, logs_of)
+        logs_L20[offsets] = self._rows(self._method, offsets, 1 if one_pass else width, logs_of)
         return marginal_scores([mutant.mutations for mutant in mutants], logs_L20)
 
     def embeddings(self, mutants: Sequence[Mutant]) -> NDArray[np.float64]:
@@ -74,6 +76,7 @@ class Scorer:
         """(items, C) piece by piece, those of an earlier process read back; ``tokens`` are those of an item."""
         if not items:
             return np.empty((0, len(AMINO_ACIDS)))
+        # By the weights: a folder of scores may hold those of several models, each with a journal of its own.
         folder = self._folder / f"{name}-{self.facts.fingerprint}"
         work = xxhash.xxh3_128_hexdigest(json.dumps([self._protein.sequence, *items]).encode())
         limits = {"max_length": self.model.max_length, "tokens": self.model.tokens}
@@ -83,6 +86,7 @@ class Scorer:
         with journal(folder) as kept, record_bar(name) as bar:
             for start in starts[kept.done :]:
                 rows = compute(items[start : start + at_once])
+                # By repr, which reads back to the same float: a resumed job gives the same bytes.
                 kept.add(" ".join(map(repr, row)) for row in rows.tolist())
                 bar(kept.done / len(starts), start + len(rows))
             return np.loadtxt(kept.lines(), np.float64, ndmin=2)

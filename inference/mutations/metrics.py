@@ -24,8 +24,12 @@ TOP_SHARE = 0.1
 
 def mutation_metrics(scores_N: Floats, measured_N: Floats) -> Callable[[NDArray[np.int64]], Metrics]:
     """Return the function from how often each mutant counts to the metrics, NaN where undefined."""
-    good_N, predicted_N = measured_N >= np.median(measured_N), scores_N >= np.median(scores_N)
-    correlation, ranking = Correlation(scores_N, measured_N), Ranking(scores_N, good_N, np.ones_like(good_N))
+    # Medians of all mutants, not of a resampling's: what counts as good is a property of the measurement. Sorted once
+    # here, as thousands of resamplings follow.
+    good_N = measured_N >= np.median(measured_N)
+    predicted_N = scores_N >= np.median(scores_N)
+    correlation = Correlation(scores_N, measured_N)
+    ranking = Ranking(scores_N, good_N, np.ones_like(good_N))
 
     def metrics(counts_N: NDArray[np.int64]) -> Metrics:
         weights_N = counts_N.astype(np.float64)
@@ -47,25 +51,31 @@ def evaluation_of(scores: Mapping[str, Floats], measured_N: Floats, *, samples: 
     As :func:`esmeray.inference.classify.report.metrics_lines` reads it. NaN is missing. Raises DataError where none has
     all.
     """
+    # Of the mutants that have all: metrics of two scores compare on the same mutants alone.
     known_N = np.logical_and.reduce([np.isfinite(values) for values in (*scores.values(), measured_N)])
     size = int(known_N.sum())
     if not size:
         raise DataError("no mutant has a measured value and every score; nothing can be evaluated")
 
-    def of(scores_N: Floats) -> dict[str, Any]:
+    def evaluated(scores_N: Floats) -> dict[str, Any]:
         metrics = mutation_metrics(scores_N[known_N], measured_N[known_N])
         values = metrics(np.ones(size, dtype=np.int64))
         resampled = [metrics(counts_N) for counts_N in resamplings(size, samples, seed)]
         intervals = {name: percentile_interval([drawn[name] for drawn in resampled]) for name in values}
         return {
+            # JSON has no NaN: what is undefined is left out.
             "metrics": {name: float(value) for name, value in values.items() if np.isfinite(value)},
             "intervals": {name: interval for name, interval in intervals.items() if interval},
         }
 
-    (_, first), *others = ((name, of(values)) for name, values in scores.items())
-    bootstrap = {"samples": samples, "seed": seed, "share": SHARE}
-    about = {"records": len(known_N), "without_target": len(known_N) - size, "bootstrap": bootstrap}
-    return {**first, "baselines": dict(others), **about}
+    (_, first), *others = ((name, evaluated(values)) for name, values in scores.items())
+    return {
+        **first,
+        "baselines": dict(others),
+        "records": len(known_N),
+        "without_target": len(known_N) - size,
+        "bootstrap": {"samples": samples, "seed": seed, "share": SHARE},
+    }
 
 
 def _mcc(predicted_N: NDArray[np.bool_], good_N: NDArray[np.bool_]) -> float:
@@ -81,10 +91,12 @@ def _top_recall(scores_N: Floats, measured_N: Floats) -> float:
 
 
 def _ndcg(scores_N: Floats, measured_N: Floats) -> float:
-    number, spread = int(len(scores_N) * TOP_SHARE), np.ptp(measured_N)
+    number = int(len(scores_N) * TOP_SHARE)
+    spread = np.ptp(measured_N)
     if not number or not spread:
         return np.nan
     gains_N = (measured_N - measured_N.min()) / spread
     discounts = 1 / np.log2(np.arange(2, number + 2))
+    # Stable: equal scores keep the table's order, so that the value is the same on any machine.
     best = np.argsort(-scores_N, kind="stable")[:number]
     return float(gains_N[best] @ discounts / (np.sort(gains_N)[::-1][:number] @ discounts))

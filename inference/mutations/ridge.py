@@ -30,7 +30,7 @@ _UNPENALISED = 100.0
 class Ridge(NamedTuple):
     """A linear model: (D,) weights of the features, that of the zero-shot score, and the intercept."""
 
-    weights: NDArray[np.float64]
+    weights: list[float]
     zero_shot: float
     intercept: float
 
@@ -52,17 +52,20 @@ def fit(features_ND: Features, zero_shot_N: NDArray[np.float64], measured_N: NDA
     dense_NS = features_ND[:, shared].toarray() if issparse(features_ND) else features_ND
     mean_S, mean = dense_NS.mean(axis=0), zero_shot_N.mean()
     centred_NS = dense_NS - mean_S
+    # The columns left out have their part in the distance of a row from the mean: 1 at its own, 1/N at the others'.
     variance = (centred_NS**2).sum(axis=1).mean() + (0.0 if own_N is None else 1 - 1 / len(measured_N))
+    # One scale for all features, and not one for each, which would make rare residues count like common ones.
     scale = np.sqrt(variance) or 1.0
     spread = (zero_shot_N.std() or 1.0) / _UNPENALISED
     inputs = np.column_stack([centred_NS / scale, (zero_shot_N - mean) / spread])
     model = RidgeCV(_PENALTIES + (0.0 if own_N is None else scale**-2)).fit(inputs, measured_N)
+    # Weights of the features as they come, so that a prediction needs neither scale nor mean.
     weights_D = np.zeros(features_ND.shape[1])
     weights_D[shared], zero_shot = model.coef_[:-1] / scale, model.coef_[-1] / spread
     intercept = float(model.intercept_ - mean_S @ weights_D[shared] - mean * zero_shot)
     if own_N is not None:  # what a row's own column explains is its residual; over all rows that is 0, as is their mean
         weights_D[own_N] = (measured_N - model.predict(inputs)) / (model.alpha_ * scale**2)
-    return Ridge(weights_D, float(zero_shot), intercept)
+    return Ridge(weights_D.tolist(), float(zero_shot), intercept)
 
 
 def _own_columns(features_ND: csr_array) -> NDArray[np.int64] | None:
@@ -80,10 +83,10 @@ def one_hot(protein: Protein, mutants: Sequence[Mutant]) -> csr_array:
         raise DataError("features one_hot: are of substitutions alone; give embeddings")
     signs, rows, columns = [], [], []
     for row, mutant in enumerate(mutants):
-        for wild, place, letter in mutant.mutations:
+        for wild, offset, letter in mutant.mutations:
             signs += [1.0, -1.0]
             rows += [row, row]
-            columns += [20 * place + AMINO_ACIDS.index(letter), 20 * place + AMINO_ACIDS.index(wild)]
+            columns += [20 * offset + AMINO_ACIDS.index(letter), 20 * offset + AMINO_ACIDS.index(wild)]
     return csr_array((signs, (rows, columns)), shape=(len(mutants), 20 * len(protein.sequence)))
 
 
@@ -100,7 +103,8 @@ def folds(kind: Folds, mutants: Sequence[Mutant], seed: int) -> NDArray[np.int64
         return np.random.default_rng(seed).integers(NUM_FOLDS, size=len(mutants))
     if any(len(mutant.mutations) != 1 for mutant in mutants):
         raise ConfigError(f"folds {kind}: are of single mutants; give random alone")
-    positions, index_N = np.unique([mutant.mutations[0].place for mutant in mutants], return_inverse=True)
+    # By the position's rank, not its number: of a protein of which few are mutated folds would else be empty.
+    positions, index_N = np.unique([mutant.mutations[0].offset for mutant in mutants], return_inverse=True)
     if len(positions) < NUM_FOLDS:
         raise ConfigError(f"folds {kind}: {len(positions)} positions are mutated, fewer than folds; give random alone")
     if kind == "modulo":
@@ -122,6 +126,7 @@ def cross_validated(
     The same seed draws the same mutants. Raises ConfigError where a training part is smaller.
     """
     predicted_N = np.empty(len(measured_N))
+    # One generator for all folds: the same seed draws the same mutants for the model and for its baselines.
     random = np.random.default_rng(seed)
     for fold in np.unique(fold_N):
         train, test = np.flatnonzero(fold_N != fold), np.flatnonzero(fold_N == fold)

@@ -40,6 +40,7 @@ def score_mutants(
     (2,)
     """
     protein = Protein(sequence, first_position)
+    # A job as the command's, in a folder that goes: nothing of a call from Python is resumed.
     section = MutationsSection(sequence=Path(), method=method, device=device)
     with TemporaryDirectory() as folder:
         (scores_N,) = scores_of([str(model)], protein, [*map(protein.mutant, mutants)], section, Path(folder), {})

@@ -45,6 +45,7 @@ class MutantTable:
 
 def read_protein(section: MutationsSection, folder: Path) -> Protein:
     """The wild type; ``folder`` is for the work. Raises DataError for a file that is refused, or of more sequences."""
+    # Read as every other input: cleaned, and refused by the same rules.
     store = job_store([str(section.sequence)], IngestSection(), folder)
     if len(store) != 1:
         raise DataError(f"{section.sequence}: holds {len(store):,} sequences; give the wild type alone")
@@ -68,7 +69,7 @@ def read_mutants(
         text = ""
         try:
             text = text_of(value).strip()
-            mutant = parse(text.upper())
+            mutant = parse(text.upper())  # lower case is soft masking, or a habit; it is counted
         except ValueError as error:
             if section.bad_mutants == "error":
                 shown = "" if whole else f", {text!r}"
@@ -76,12 +77,13 @@ def read_mutants(
                     f"{section.table}, row {row + 1}{shown}: {error}; mend it or --{command}.first_position, or give "
                     f"--{command}.bad_mutants empty"
                 ) from None
-            mutant = None
+            mutant = None  # keeps its row, so that scores stand beside the table that they are of
         table.texts.append(text)
         table.mutants.append(mutant)
         table.counts["row{s} in lower case"] += text != text.upper()
     for name in numbers:
         table.numbers[name][:] = _numbers(section.table, name, columns[name])
+    # By mutants, not by texts: A1C:D2E and D2E:A1C are one.
     used = Counter(mutant for mutant in table.mutants if mutant is not None)
     table.counts["row{s} without a score"] = table.mutants.count(None)
     table.counts["row{s} of the wild type, synonyms included"] = used[WILD_TYPE]
@@ -94,6 +96,7 @@ def _numbers(path: Path, column: str, values: Any) -> list[float]:
     for row, value in enumerate(values, 1):
         try:
             numbers.append(number(value))
+            # NaN is a missing value; an infinite one would be the top of every ranking.
             if math.isinf(numbers[-1]):
                 raise ValueError("is infinite")
         except ValueError as error:

@@ -24,18 +24,18 @@ from esmeray.common.errors import ResourceError
 from esmeray.common.publishing import atomic_file
 from esmeray.common.timing import timed
 from esmeray.dataset.batches.plan import longest_first
-from esmeray.dataset.batches.preparation import FixedCrop, fixed_crop
+from esmeray.dataset.labels.labelled_file import read_labelled
 from esmeray.dataset.store.conversion import job_store
 from esmeray.dataset.store.reader import Store
 from esmeray.inference.classifier import ClassifierPipeline
-from esmeray.inference.classify.labelled import LabelledTexts, read_texts, read_unlabelled
+from esmeray.inference.classify.labelled import LabelledTexts, read_texts
 from esmeray.inference.embedding.plan import Shard, make_plan
 from esmeray.inference.embedding.section import EmbedSection
 from esmeray.inference.embedding.worker import ShardWorker
-from esmeray.inference.models.kinds import Output
+from esmeray.inference.models.kinds import Limit, Output
 from esmeray.inference.models.model import BatchRows, Model, TokenizedTexts, run
 from esmeray.inference.models.opening import open_model
-from esmeray.inference.models.source import config_of
+from esmeray.inference.models.source import config_of, limit_of
 from esmeray.inference.profile.section import ModelProfileSection
 from esmeray.model.device import DTYPES, choose_device
 from esmeray.model.metrics.classification import classification_metrics
@@ -63,22 +63,21 @@ INSIDE = {("pooling", stage) for stage in OPERATORS} | {("tokenize", "pack")}
 class Subject(NamedTuple):
     """A model with the outputs that are measured.
 
-    ``tokens``: budget of a batch. ``max_length``, ``crop``: of longer texts this part is used.
+    ``tokens``: budget of a batch. ``limit``: of texts.
     """
 
     model: Model
     outputs: Sequence[Output]
     tokens: int
-    max_length: int | None
-    crop: FixedCrop = "start"
+    limit: Limit
 
     def run(self, texts: Sequence[str], token_budget: int | None = None) -> list[BatchRows]:
-        tokenized = self.model.tokenize(texts, self.max_length, self.crop)
+        tokenized = self.model.tokenize(texts, *self.limit)
         return list(run(self.model, TokenizedTexts(tokenized, self.model), self.outputs, token_budget))
 
     def token_counts(self, texts: Sequence[str]) -> NDArray[np.int64]:
         """(N,) tokens of each text, special tokens included."""
-        return self.model.tokenize(texts, self.max_length, self.crop).lengths + self.model.facts.special_tokens
+        return self.model.tokenize(texts, *self.limit).lengths + self.model.facts.special_tokens
 
 
 class Job(NamedTuple):
@@ -96,13 +95,14 @@ def open_subject(
     precision, tokens = settings.resolved(device == "cuda")
     model = open_model(name, precision, device, random_weights=random_weights)
     kinds = outputs or ["classes" if "classifier" in model.heads else "mean"]
-    return Subject(model, model.outputs(kinds, settings.layers), tokens, model.facts.longest)
+    return Subject(model, model.outputs(kinds, settings.layers), tokens, Limit(model.facts.longest))
 
 
 def spread(lengths_N: NDArray[np.integer], count: float) -> NDArray[np.int64]:
-    """Places of about so many texts, one at least, evenly over the lengths; all where there are no more."""
-    places = np.linspace(0, len(lengths_N) - 1, min(round(count) or 1, len(lengths_N))).round().astype(int)
-    return np.argsort(lengths_N, kind="stable")[places]
+    """Indices of about so many texts, one at least, evenly over the lengths; all where there are no more."""
+    # Not drawn: the sample has the shortest and the longest, and two profiles are of the same texts.
+    ranks = np.linspace(0, len(lengths_N) - 1, min(round(count) or 1, len(lengths_N))).round().astype(int)
+    return np.argsort(lengths_N, kind="stable")[ranks]
 
 
 def profile_model(
@@ -111,8 +111,8 @@ def profile_model(
     """Do the steps of the settings; the files of a trace go to ``folder``."""
     show(f"opening {name}")
     device = settings.device or choose_device(0).type
-    own = {key: getattr(settings, key) for key in ("layers", "long", "max_length", "tokens", "precision")}
-    embed = EmbedSection(outputs=settings.outputs or ["mean"], **own)
+    shared = settings.model_dump(include={"layers", "long", "max_length", "tokens", "precision"})
+    embed = EmbedSection(outputs=settings.outputs or ["mean"], **shared)
     subject = open_subject(name, embed, device, settings.random_weights, settings.outputs)
     facts, backbone = subject.model.facts, subject.model.backbone
     result: dict[str, Any] = {
@@ -131,13 +131,14 @@ def profile_model(
         if "classifier" in subject.model.heads:
             config = config_of(name, overrides)
             data, tokenizer, space = config.data, config.model.tokenizer, subject.model.heads["classifier"].label_space
-            subject = subject._replace(max_length=data.max_length, crop=fixed_crop(data.crop))
+            subject = subject._replace(limit=limit_of(data))
             if "accuracy" in settings.steps:
                 labelled = read_texts(data.source, data, tokenizer, space, overrides=overrides)
                 result["accuracy"] = _accuracy(subject, labelled, show)
-            else:
-                labelled = read_unlabelled(data.source, data, tokenizer)
-            texts, job = labelled.texts, _texts_job(subject, labelled.texts, settings.batches)
+                texts = labelled.texts
+            else:  # a file without labels will do
+                texts = read_labelled(data.source, data.labels, tokenizer, data.ingest, with_labels=False).texts
+            job = _texts_job(subject, texts, settings.batches)
         else:
             data = load_config(None, overrides).data
             store = job_store(data.source, data.ingest, Path(scratch))
@@ -146,7 +147,7 @@ def profile_model(
             job = _store_job(ShardWorker(subject.model, store, embed), store, embed, settings.batches)
         if "stages" in settings.steps:
             show("tracing")
-            subject.run(texts[:1])
+            subject.run(texts[:1])  # warms up
             result |= profile_stages(subject, job, folder)
         if "batch_sizes" in settings.steps and (settings.token_budgets or settings.batch_sizes):
             result["batch_sizes"] = measure_batches(subject, texts, settings, show)
@@ -156,20 +157,20 @@ def profile_model(
 def _texts_job(subject: Subject, texts: Sequence[str], batches: int) -> Job:
     """About so many batches of texts, spread over the lengths."""
     tokens_N = subject.token_counts(texts)
-    places = spread(tokens_N, batches * subject.tokens / float(tokens_N.mean()))
-    sample = [texts[place] for place in places.tolist()]
+    chosen = spread(tokens_N, batches * subject.tokens / float(tokens_N.mean()))
+    sample = [texts[index] for index in chosen.tolist()]
     return Job(
         lambda: [rows for batch in subject.run(sample, subject.tokens) for rows in batch.arrays.values()],
-        tokens_N[places],
-        len(longest_first(tokens_N[places], subject.tokens)),
+        tokens_N[chosen],
+        len(longest_first(tokens_N[chosen], subject.tokens)),
     )
 
 
 def _store_job(worker: ShardWorker, store: Store, settings: EmbedSection, batches: int) -> Job:
     """The same of the sequences of a store, read and computed as an embedding job does it."""
     plan, special = make_plan(store, settings, worker.facts.longest), worker.facts.special_tokens
-    places = spread(plan.lengths, batches * plan.budget / float(plan.lengths.mean() + special))
-    shard = Shard(0, plan.records[places], plan.lengths[places], plan.budget, plan.window)
+    chosen = spread(plan.lengths, batches * plan.budget / float(plan.lengths.mean() + special))
+    shard = Shard(0, plan.records[chosen], plan.lengths[chosen], plan.budget, plan.window)
     return Job(
         lambda: [values for arrays in worker.compute(shard)[0].values() for values in arrays.values()],
         shard.lengths + special,
@@ -179,9 +180,7 @@ def _store_job(worker: ShardWorker, store: Store, settings: EmbedSection, batche
 
 def _accuracy(subject: Subject, labelled: LabelledTexts, show: Callable[[str], None]) -> dict[str, Any]:
     """Every metric of the predictions of the whole file, and their time."""
-    pipeline = ClassifierPipeline(
-        subject.model, tokens=subject.tokens, max_length=subject.max_length, crop=subject.crop
-    )
+    pipeline = ClassifierPipeline(subject.model, tokens=subject.tokens, **subject.limit._asdict())
     count = len(labelled.texts)
     predictions, seconds = timed(
         lambda: pipeline.predict(labelled.texts, progress=lambda done, total: show(f"accuracy: {done:,} of {total:,}"))
@@ -198,9 +197,10 @@ def _accuracy(subject: Subject, labelled: LabelledTexts, show: Callable[[str], N
 def profile_stages(subject: Subject, job: Job, folder: Path) -> dict[str, Any]:
     """Do the job under the profiler, after a run without it, and write its trace."""
     model, on_cuda = subject.model, subject.model.device.type == "cuda"
-    _, seconds = timed(job.work)
+    _, seconds = timed(job.work)  # the profiler takes a share of its own, so that rates are of this run
     with profiler_of(on_cuda) as profiler:
         results = job.work()
+        # A job writes its shards; here they are written to have their stage, and dropped.
         with record_function("write"), tempfile.TemporaryFile() as file:
             for values in results:
                 np.save(file, values)
@@ -217,6 +217,7 @@ def profile_stages(subject: Subject, job: Job, folder: Path) -> dict[str, Any]:
         }
         for name in (*OPERATORS, *RANGES, "rest")
     }
+    # On CUDA host and device work beside each other: the stages' sum is no wall time, which the run without it gives.
     computing_s = total_s - sum(spent_s[name] for name in NOT_COMPUTED)
     facts = Facts(
         model_waits=max(0.0, 1 - computing_s / (seconds if on_cuda else total_s)),
@@ -261,6 +262,7 @@ def operators(profiler: profile, on_cuda: bool) -> list[dict[str, Any]]:
     times_us = {
         event: getattr(event, metric)
         for event in profiler.key_averages()
+        # Operators alone: events of Python are there for the stacks.
         if event.device_type == DeviceType.CPU and ".py(" not in event.key and not event.key.startswith("<")
     }
     total_us = sum(times_us.values()) or 1.0
@@ -275,9 +277,11 @@ def _peaks(model: Model) -> dict[str, float | str]:
     """Peaks of products, of the data sheet where the device is known, and of memory, bytes read and written."""
     device, on_cuda = model.device, model.device.type == "cuda"
     known = peak_tflops(model.facts.device_name, model.facts.precision) if on_cuda else None  # type: ignore[arg-type]
-    size, dtype = 8192 if on_cuda else 2048, DTYPES[model.facts.precision]
-    flops = 1e12 * known if known else product_flops_per_s(device, dtype, size)
+    # Large enough to fill the device, small enough for a second: 8,192² products, a GB beyond any cache.
+    size = 8192 if on_cuda else 2048
+    flops = 1e12 * known if known else product_flops_per_s(device, DTYPES[model.facts.precision], size)
     source = torch.zeros(2**30 if on_cuda else 2**26, dtype=torch.int8, device=device)
+    # A copy reads and writes: twice its bytes pass the memory.
     bytes_per_s = 2 * copy_bytes_per_s(source, torch.empty_like(source))
     return {"flops_per_s": flops, "flops_from": "data sheet" if known else "measured", "bytes_per_s": bytes_per_s}
 
@@ -294,7 +298,7 @@ def _by_stage(profiler: profile, on_cuda: bool) -> tuple[Counter[str], int]:
             # A range also has an entry of its own name on the device.
             own_us = sum(kernel.duration for kernel in event.kernels if kernel.name != event.name)
         spent_s[stage] += own_us / 1e6
-        if event is known and stage == NORMS:
+        if event is known and stage == NORMS:  # the outermost alone: inner operators have the same elements
             elements += torch.Size(event.input_shapes[0]).numel()
     return spent_s, elements
 
@@ -344,7 +348,7 @@ def measure_batches(
     """
     unit, rows = "tokens" if settings.token_budgets else "batch_size", []
     device, on_cuda = subject.model.device, subject.model.device.type == "cuda"
-    shuffled = [texts[place] for place in np.random.default_rng(0).permutation(len(texts)).tolist()]
+    shuffled = [texts[index] for index in np.random.default_rng(0).permutation(len(texts)).tolist()]
     for value in settings.token_budgets or settings.batch_sizes:
         show(f"{unit} {value}")
         batches = _batches(subject, shuffled, unit, value)
@@ -353,7 +357,7 @@ def measure_batches(
                 _measured(subject, next(batches))
             if on_cuda:
                 torch.cuda.reset_peak_memory_stats(device)
-            resident = MemoryMeter(torch.device("cpu"))
+            resident = MemoryMeter(torch.device("cpu"))  # after the warm-up: from here it is this size's peak
             measured = [_measured(subject, next(batches)) for _ in range(settings.runs)]
         except ResourceError:
             rows.append({unit: value, "error": "out of memory", "runs": []})
@@ -369,6 +373,7 @@ def measure_batches(
 def _measured(subject: Subject, texts: Sequence[str]) -> dict[str, float]:
     """One batch from texts to rows on the host. Raises ResourceError where it was halved for memory."""
     batches, seconds = timed(lambda: subject.run(texts))
+    # The loop halves a batch and goes on; that time would be of another size than is asked for.
     if len(batches) > 1:
         raise ResourceError(f"{len(texts)} texts are out of memory in one batch")
     count, tokens = len(texts), int(subject.token_counts(texts).sum())
@@ -399,7 +404,7 @@ def _batches(subject: Subject, texts: Sequence[str], unit: str, value: int) -> I
     batch: list[str] = []
     left = value
     for text, cost in cycle(zip(texts, costs, strict=True)):
-        if batch and cost > left:
+        if batch and cost > left:  # a text above the budget goes alone
             yield batch
             batch, left = [], value
         batch.append(text)

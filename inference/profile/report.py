@@ -65,15 +65,16 @@ def _stage_lines(profile: Mapping[str, Any]) -> Iterator[str]:
         limit = "" if stage.get("share_of_limit") is None else f"{stage['share_of_limit']:.0%}"
         yield f"{name:<20}{milliseconds:>12}{stage['share']:>9.1%}{limit:>14}".rstrip()
     yield from ("", "Operators that take most time themselves")
-    for place, operator in enumerate(profile["operators"], 1):
+    for rank, operator in enumerate(profile["operators"], 1):
         time = f"{operator['share']:.1%}, {operator['self_ms']:,.2f} ms in {operator['calls']:,} calls"
-        yield f"  {place}. {operator['name']}: {time}"
+        yield f"  {rank}. {operator['name']}: {time}"
 
 
 def _batch_lines(measured: Mapping[str, Any]) -> Iterator[str]:
     unit, rows, name = measured["unit"], measured["rows"], measured["unit"].replace("_", " ")
     done = [row for row in rows if not row["error"]]
     if done:
+        # Latency at the smallest batch, throughput at the best: whoever serves wants the one, whoever embeds the other.
         fastest = max(done, key=lambda row: row["samples_per_s"])
         smallest = min(done, key=lambda row: row[unit])
         alone = smallest["latency_per_sample_ms"]
@@ -107,6 +108,7 @@ def draw_stages(path: Path, profile: Mapping[str, Any], title: str) -> None:
     bars = axes.barh(list(rates), list(rates.values()), height=0.66, color=BLUE)
     axes.bar_label(bars, [f"{rate:,.0f}" for rate in rates.values()], padding=3, fontsize=8)
     axes.invert_yaxis()
+    # Stages differ by orders of magnitude; at the right is room for the numbers.
     axes.set_xscale("log")
     axes.set_xlim(min(rates.values()) / 3, max(rates.values()) * 8)
     save(figure, path)
@@ -116,21 +118,21 @@ def draw_batches(path: Path, measured: Mapping[str, Any], title: str) -> None:
     """Six panels over the batch sizes; that of GPU memory is empty where there is no GPU."""
     unit, figure = measured["unit"], new_figure(13, 7.2, title)
     done = [row for row in measured["rows"] if not row["error"]]
-    places = [row[unit] for row in done]
+    sizes = [row[unit] for row in done]
     for axes, (name, key, lines) in zip(figure.subplots(2, 3).ravel(), _PANELS, strict=True):
         heading(axes, name)
         style(axes)
         values = [row[key] for row in done]
         for line, colour in zip(lines or ("",), (BLUE, ORANGE, RED, GREY), strict=False):
             heights = [value[line] if line else value for value in values]
-            if None not in heights:
-                axes.plot(places, heights, color=colour, marker="o", markersize=4, label=line or None)
+            if None not in heights:  # without a GPU its memory is None
+                axes.plot(sizes, heights, color=colour, marker="o", markersize=4, label=line or None)
         axes.set_xscale("log", base=2)
-        axes.set_xticks(places)
+        axes.set_xticks(sizes)  # those that were measured, not powers of two between them
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.margins(x=0.06, y=0.08)
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(bottom=0)  # else a difference of 2 % would look like a cliff
         axes.set_xlabel(unit.replace("_", " "))
         legend(axes)
     save(figure, path)
@@ -139,11 +141,13 @@ def draw_batches(path: Path, measured: Mapping[str, Any], title: str) -> None:
 def draw_heatmap(path: Path, measured: Mapping[str, Any], title: str) -> None:
     """Every metric of every batch size as a number, from red (the worst of its line) to green (the best)."""
     unit, done = measured["unit"], [row for row in measured["rows"] if not row["error"]]
+    # Without a GPU its line would be empty.
     lines = [line for line in _HEATMAP if done and done[0][line[1]] is not None]
     values = np.array([[row[key][entry] if entry else row[key] for row in done] for _, key, entry, _ in lines], float)
     figure = new_figure(max(7.0, 3.6 + 1.15 * len(done)), 1.6 + 0.46 * max(1, len(lines)), title)
     axes = figure.subplots()
     if done:
+        # Each line by itself: milliseconds and megabytes have no common scale.
         signed = values * np.array([[sign] for *_, sign in lines])
         low, high = signed.min(axis=1, keepdims=True), signed.max(axis=1, keepdims=True)
         goodness = np.divide(signed - low, high - low, out=np.full_like(values, 0.5), where=high > low)
@@ -169,8 +173,8 @@ def draw_devices(path: Path, models: Sequence[dict[str, Any]]) -> None:
         rates = np.array([model["devices"][name]["residues_per_s"] for model in models])
         middles = np.median(rates, axis=1)
         reach = middles - rates.min(axis=1), rates.max(axis=1) - middles
-        places = np.arange(len(models)) + offset
-        bars = axes.bar(places, middles, 0.38, yerr=reach, color=colour, capsize=3, label=name)
+        centres = np.arange(len(models)) + offset
+        bars = axes.bar(centres, middles, 0.38, yerr=reach, color=colour, capsize=3, label=name)
         axes.bar_label(bars, [f"{middle:,.0f}" for middle in middles], fontsize=8, padding=2)
     labels = [f"{Path(model['model']).name}\n{model['speed_up']['value']:.2f} times" for model in models]
     axes.set_xticks(range(len(models)), labels)

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esmeray.common.errors import ConfigError
-from esmeray.dataset.batches.preparation import fixed_crop
 from esmeray.dataset.embeddings.cache import FeatureStore
 from esmeray.dataset.fasta.records import keys_of
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer
@@ -24,7 +23,7 @@ from esmeray.inference.models.model import TokenizedTexts, run
 from esmeray.inference.models.opening import open_model
 from esmeray.inference.models.outputs.latents import decoded
 from esmeray.inference.models.packing import Tokenized
-from esmeray.inference.models.source import config_of, find_model
+from esmeray.inference.models.source import find_model
 from esmeray.model.forward_loop import ForwardLoop, Places
 from esmeray.service.contract import DECODED, EACH_MASKED, MASKED, About
 from esmeray.service.replicas.batcher import Item
@@ -61,12 +60,6 @@ class Computer:
             refusal = getattr(head, "not_served", "")
             if refusal:
                 raise ConfigError(f"models: {served.source}: {refusal.replace('SOURCE', served.source)}")
-        self._longest: int | None = model.facts.longest
-        self._cropped: tuple[Any, ...] = ()  # the ingress refuses what is too long
-        if prediction is not None:  # a classifier crops as in training, or its probabilities would be of other texts
-            data = config_of(served.source).data
-            self._longest = data.max_length
-            self._cropped = data.max_length, fixed_crop(data.crop)
         outputs = model.outputs(None if prediction is None else [prediction])
         # A row for each pair of 50,000 residues would be 10 GB: outputs of pairs are for jobs alone.
         self._outputs = {output.name: output for output in outputs if output.per != "pair"}
@@ -110,7 +103,8 @@ class Computer:
         return [results[index] for index in range(len(items))]
 
     def _tokenize(self, texts: Sequence[str]) -> Tokenized:
-        return self._model.tokenize(texts, *self._cropped)
+        # Only of a model that predicts is a text cropped: for any other the ingress has refused what is too long.
+        return self._model.tokenize(texts, *self._model.limit)
 
     def _cached(self, items: Sequence[Item]) -> dict[int, NDArray[np.float32]]:
         """Results that embed or training has left in the cache's folder."""
@@ -158,7 +152,7 @@ class Computer:
         for batch in run(self._model, texts, outputs):
             rows = {output.name: batch.by_text(output) for output in outputs}
             # In the order of the batch, which is halved where it is out of memory.
-            for number, text in enumerate(batch.places.tolist()):
+            for number, text in enumerate(batch.indices.tolist()):
                 output = items[indices[text]].output
                 if output == MASKED:
                     results[indices[text]] = rows["logits"][number][pieces[text] == MASK]
@@ -183,7 +177,7 @@ class Computer:
             labels=() if space is None else tuple(space.names),
             label_kind="" if space is None else space.kind,
             one_token_per_residue=model.tokenizer.one_token_per_residue,
-            longest=self._longest,
+            longest=model.limit.max_length,
             fingerprint=facts.fingerprint,
             device=facts.device_name,
             precision=facts.precision,

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from esmeray.inference.classifier import ClassifierPipeline
     from esmeray.inference.classify.labelled import LabelledTexts
     from esmeray.inference.classify.report import Scored
+    from esmeray.training.config import Config
 
 MADE_BY = "evaluate"
 
@@ -65,21 +66,21 @@ def main(argv: list[str]) -> int:
     from esmeray.inference.classify.labelled import in_training, read_texts, without_texts
 
     space = label_space_of(arguments.model)
-    config = config_of(arguments.model, overrides)
+    # Options on the command line are for the file: records of the run are found by the settings that it had.
+    recorded, config = config_of(arguments.model), config_of(arguments.model, overrides)
     part = evaluate.part or ("all" if evaluate.input else "validation")
     output = evaluate.output or _output(arguments.model, evaluate, part)
     refuse_existing(output, MADE_BY, arguments.overwrite)
     trained_N = None  # as long as it is not known
     if evaluate.input is None:
-        texts = _own_texts(arguments.model, space, part)
+        texts = _own_texts(recorded, space, part)
     else:
         texts = read_texts([evaluate.input], config.data, config.model.tokenizer, space, part, overrides)
-        recorded = config_of(arguments.model)  # without overrides: where its own records lie
         trained_N = in_training(recorded.run, recorded.data, texts.texts)
     training = None
     if evaluate.baselines:
         # A baseline that was fitted to what it is evaluated on would look better than it is.
-        training = without_texts(_own_texts(arguments.model, space, "training"), set(texts.texts))
+        training = without_texts(_own_texts(recorded, space, "training"), set(texts.texts))
     from esmeray.inference.classifier import ClassifierPipeline  # here: it loads torch
 
     options = evaluate.model_dump(include={"device", "precision", "tokens"})
@@ -123,12 +124,11 @@ def _output(model: Path, evaluate: ClassifyEvaluateSection, part: Part) -> Path:
     return Path(f"evaluation-{name}") if run is None else run / "evaluations" / name
 
 
-def _own_texts(model: Path, space: LabelSpace, part: Part) -> LabelledTexts:
-    """Records of the run, by its own settings: those on the command line are for the file."""
+def _own_texts(recorded: Config, space: LabelSpace, part: Part) -> LabelledTexts:
     from esmeray.inference.classify.labelled import own_texts
 
     with conversion_bar("reading the run's data") as progress:
-        return own_texts(config_of(model), space, part, progress)
+        return own_texts(recorded.run, recorded.data, recorded.model.tokenizer, space, part, progress)
 
 
 def _predicted(

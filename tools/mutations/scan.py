@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
         mutations = [mutant.mutations[0] for mutant in mutants]
         columns = {
             "mutant": [protein.text(mutation) for mutation in mutations],
-            "position": [mutation.place + protein.first for mutation in mutations],
+            "position": [mutation.offset + protein.first for mutation in mutations],
             "score": scores_N,
         }
         with made_folder(section.output.absolute(), MADE_BY, arguments.overwrite) as building:

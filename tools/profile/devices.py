@@ -137,7 +137,7 @@ def compare(
 
 def _means(batches: Sequence[Any]) -> NDArray[np.float32]:
     """(N, D) of batches of rows, in the order of the texts: each device's budget makes other batches of them."""
-    indices_N = np.concatenate([batch.places for batch in batches])
+    indices_N = np.concatenate([batch.indices for batch in batches])
     rows_ND = np.concatenate([batch.arrays["mean"] for batch in batches])
     return rows_ND[np.argsort(indices_N)]
 

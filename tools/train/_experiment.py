@@ -1,7 +1,8 @@
 """An experiment from its settings to a finished run: what ``esmeray train`` does, also from Python."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from pkgutil import resolve_name
@@ -53,7 +54,7 @@ def trained(file: str | Path, overrides: Overrides) -> tuple[int, RunFolder]:
         section = resolve_name(task.before)(config.run, config.data, getattr(config.model, config.model.task))
         model = config.model.model_copy(update={config.model.task: section})
         config = config.model_copy(update={"model": model})
-    code = train(config, _beside)
+    code = train(config, beside)
     if code == 0:
         # Before the task's work, since it uploads what is newer than itself.
         mirror = RunMirror(run)
@@ -73,10 +74,17 @@ def _next_commands(commands: tuple[str, ...], run: RunFolder, source: list[str])
         yield next_command(*chain.from_iterable(values.get(word, [word]) for word in words))
 
 
-def _beside(config: Config, store: Path) -> AbstractContextManager[Config]:
-    """The predictor of structures, where the data asks for one."""
+@contextmanager
+def beside(config: Config, store: Path) -> Iterator[Config]:
+    """Run the predictor of structures, where the data asks for one; the workers' config names its folder."""
     if config.data.predictions.model is None:
-        return nullcontext(config)
-    from esmeray.inference.folding.ahead import predicting
+        yield config
+        return
+    from esmeray.inference.folding.ahead import predicting, sequences_in_order
 
-    return predicting(config, store)
+    wanted = partial(
+        sequences_in_order, store, config.data, config.model.diffusion, config.batch, config.training, config.run.seed
+    )
+    with predicting(config.data.predictions, config.ray, wanted) as folder:
+        predictions = config.data.predictions.model_copy(update={"folder": str(folder)})
+        yield config.model_copy(update={"data": config.data.model_copy(update={"predictions": predictions})})

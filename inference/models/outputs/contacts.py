@@ -12,6 +12,7 @@ from esmeray.inference.models.packing import Packed
 def _contacts(model: HasOutputs, tokens_T: Tensor, packed: Packed) -> Tensor:
     """(sum of squared lengths, 1) fp32; attention is computed again, a sequence at a time."""
     backbone: Any = model.backbone
+    # One at a time: contacts need all layers' attention as (L, L) matrices, which the packed kernel never forms.
     sequences = tokens_T.split(packed.batch.cu_seqlens.diff().tolist())
     return torch.cat([backbone.contacts(tokens).reshape(-1, 1) for tokens in sequences])
 

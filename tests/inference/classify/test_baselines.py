@@ -33,13 +33,6 @@ def test_classes_that_differ_in_composition_are_distinguished():
         assert values["accuracy"] > 0.8 if name != "majority class" else values["auroc"] == 0.5
 
 
-def test_texts_are_distinguished_by_their_words():
-    texts = ["my card is lost", "lost the card again", "what is the exchange rate", "rate of exchange today"] * 3
-    targets = np.array([0, 0, 1, 1] * 3)
-    found = baselines("binary", "text", texts, targets, ["a lost card", "exchange rate please"], 2)
-    np.testing.assert_array_equal(found["logistic regression on TF-IDF"].argmax(axis=1), [0, 1])
-
-
 def test_labels_are_fitted_one_by_one_with_unknown_ones_left_out():
     texts, classes = proteins(120)
     asked, wanted = proteins(60, seed=1)

@@ -1,92 +1,38 @@
 import numpy as np
-import pytest
-from matplotlib import image
-from matplotlib.figure import Figure
 from matplotlib.text import Text
 from sklearn import metrics
 
 from esmeray.dataset.targets import IGNORED_TARGET
-from esmeray.inference.classify import plots
-from esmeray.inference.classify.plots import (
-    draw_confusion,
-    draw_predictions,
-    draw_reliability,
-    draw_roc_pr,
-    ranking_curves,
-)
+from esmeray.inference.classify.plots import draw_confusion, draw_predictions, draw_reliability, draw_roc_pr
 
 
-def case(rows=300, classes=5, seed=0):
-    generator = np.random.default_rng(seed)
-    targets = generator.integers(classes, size=rows)
-    scores = generator.random((rows, classes)).round(2)
-    scores[np.arange(rows), targets] += 0.5
-    return scores / scores.sum(axis=1, keepdims=True), targets, tuple(f"class_{c}" for c in range(classes))
-
-
-def drawn(path):
-    """Pixels of a picture that shows something and was left complete."""
-    pixels = image.imread(path)
-    colours = (pixels[..., :3] * 255).astype(np.int64) @ [1, 256, 65536]
-    assert np.unique(colours).size > 20
-    assert [other.name for other in path.parent.iterdir() if other.name.startswith(".")] == []
-    return pixels
-
-
-@pytest.mark.parametrize("classes", [2, 30])
-def test_pictures_show_something(tmp_path, classes):
-    scores, targets, names = case(classes=classes)
-    names = ("_hidden", r"cost_$x^$_{" + "a\nb" + "long" * 30, *names[2:])
-    counts = metrics.confusion_matrix(targets, scores.argmax(axis=1), labels=range(classes))
-    draw_confusion(tmp_path / "confusion.png", counts, names)
-    draw_roc_pr(tmp_path / "ranking.png", scores, targets, names)
-    draw_reliability(tmp_path / "reliability.png", scores, targets)
-    for name in ("confusion", "ranking", "reliability"):
-        drawn(tmp_path / f"{name}.png")
-
-
-def test_no_text_of_the_confusion_matrix_is_clipped(monkeypatch):
-    figures: list[Figure] = []
-    monkeypatch.setattr(plots, "save", lambda figure, path: figures.append(figure))
-    for classes in (2, 8):
-        draw_confusion("unused.png", np.eye(classes, dtype=int) * 1000, tuple("abcdefgh"[:classes]))
-    for figure in figures:
-        figure.draw_without_rendering()
-        for text in figure.findobj(Text):
-            left, bottom, right, top = text.get_window_extent().extents
-            assert left >= 0 and bottom >= 0 and right <= figure.bbox.x1 and top <= figure.bbox.y1, text.get_text()
-
-
-def test_of_very_many_classes_the_most_confused_are_shown_with_room_for_their_names(tmp_path):
+def test_whatever_the_names_of_classes_no_text_is_clipped_and_cells_have_room(saved_figures, tmp_path):
     counts = np.eye(300, dtype=int)
     counts[7, 299] = 4
-    draw_confusion(tmp_path / "confusion.png", counts, tuple(f"request_refund_not_showing_up_{c}" for c in range(300)))
-    height, width, _ = drawn(tmp_path / "confusion.png").shape
-    assert 12 < min(height, width) / 100 < 50  # pixels a class; at 7 points a letter is 12 high
+    names = ("_hidden", r"cost_$x^$_{" + "a\nb" + "long" * 30, *["request_refund_not_showing_up"] * 298)
+    for classes in (2, 300):
+        draw_confusion(tmp_path / f"{classes}.png", counts[:classes, :classes], names[:classes])
+    small, large = saved_figures
+    for text in small.findobj(Text):
+        left, bottom, right, top = text.get_window_extent().extents
+        assert left >= 0 and bottom >= 0 and right <= small.bbox.x1 and top <= small.bbox.y1, text.get_text()
+    assert len(large.axes[0].get_xticks()) == 100
+    assert 12 < large.bbox.width / 100 < 50  # pixels a class; at 7 points a letter is 12 high
 
 
-def test_curves_are_of_the_rows_with_a_target_and_rise_to_all_of_them():
-    scores, targets, names = case()
-    targets[:20] = IGNORED_TARGET
-    known = targets != IGNORED_TARGET
-    rocs, precisions = ranking_curves(scores, targets, names)
-    assert [display.name for _, display in rocs] == [display.name for _, display in precisions] == list(names)
-    for index, ((auroc, roc), (average_precision, curve)) in enumerate(zip(rocs, precisions, strict=True)):
-        truth, score = targets[known] == index, scores[known, index]
-        assert auroc == pytest.approx(metrics.roc_auc_score(truth, score))
-        assert average_precision == pytest.approx(metrics.average_precision_score(truth, score))
-        for rising in (roc.fpr, curve.recall[::-1]):
-            assert (rising[0], rising[-1]) == (0, 1) and (np.diff(rising) >= 0).all()
-
-
-def test_a_class_that_never_occurs_has_no_curve_and_no_picture_fails(tmp_path):
-    scores, targets, names = case(rows=6)
-    targets[:] = 0
-    assert ranking_curves(scores, targets, names) == ([], [])
+def test_of_many_curves_the_best_and_worst_are_named_and_a_class_that_never_occurs_has_none(saved_figures, tmp_path):
+    random = np.random.default_rng(0)
+    targets = random.integers(12, size=300)
+    scores = random.random((300, 12)) + np.eye(12)[targets] / 2
+    targets[targets == 3] = 4
+    names = [f"class_{number}" for number in range(12)]
     draw_roc_pr(tmp_path / "ranking.png", scores, targets, names)
-    draw_reliability(tmp_path / "reliability.png", scores, targets)
-    draw_confusion(tmp_path / "confusion.png", np.zeros((5, 5), int), names)
-    assert len(list(tmp_path.iterdir())) == 3
+    lines = saved_figures[0].axes[0].lines
+    assert len(lines) == 11 + 1 and sum("class_" in line.get_label() for line in lines) == 8
+    targets[:] = 0
+    draw_roc_pr(tmp_path / "none.png", scores, targets, names)
+    draw_reliability(tmp_path / "none.png", scores[:0], targets[:0])
+    assert [line.get_label() for line in saved_figures[1].axes[0].lines] == ["0.500  chance"]
 
 
 def test_a_cell_of_the_confusion_matrix_stands_at_its_true_and_predicted_class(saved_figures, tmp_path):
@@ -96,7 +42,7 @@ def test_a_cell_of_the_confusion_matrix_stands_at_its_true_and_predicted_class(s
     columns, rows = ([tick.get_text() for tick in ticks] for ticks in (axes.get_xticklabels(), axes.get_yticklabels()))
     cells = {(rows[round(text.get_position()[1])], columns[round(text.get_position()[0])]): text for text in axes.texts}
     wanted = {(names[truth], names[other]): f"{count or ''}" for (truth, other), count in np.ndenumerate(counts)}
-    assert {place: text.get_text() for place, text in cells.items()} == wanted
+    assert {classes: text.get_text() for classes, text in cells.items()} == wanted
     assert axes.get_ylabel() == "true class" and axes.get_xlabel().startswith("predicted")
     np.testing.assert_allclose(axes.images[0].get_array(), counts / counts.sum(axis=1, keepdims=True))
     assert saved_figures[0].get_suptitle() == "21 of 27 right (77.8%)"
@@ -105,14 +51,17 @@ def test_a_cell_of_the_confusion_matrix_stands_at_its_true_and_predicted_class(s
 def test_curves_and_points_are_those_of_the_predictions(saved_figures, tmp_path):
     scores, targets = np.array([0.1, 0.9, 0.6, 0.4, 0.8, 0.3]), np.array([0, 1, 1, 1, 0, 0])
     both = np.stack([1 - scores, scores], axis=1)
-    draw_roc_pr(tmp_path / "ranking.png", both, targets, ("no", "yes"))
-    draw_reliability(tmp_path / "reliability.png", both, targets)
+    with_unknown = np.vstack([both, [0.2, 0.8]]), np.append(targets, IGNORED_TARGET)
+    draw_roc_pr(tmp_path / "ranking.png", *with_unknown, ("no", "yes"))
+    draw_reliability(tmp_path / "reliability.png", *with_unknown)
     measured = np.array([[1.0, 5.0], [2.0, np.nan], [3.0, 7.0]])
     draw_predictions(tmp_path / "predictions.png", measured * 10, measured, ("tm", "ph"))
     (roc, precision), (above, _), (tm, ph) = (figure.axes for figure in saved_figures)
     area = metrics.roc_auc_score(targets, scores)
     assert [line.get_label() for line in roc.lines] == [f"{area:.3f}  yes", "0.500  chance"]
     np.testing.assert_allclose(roc.lines[0].get_xydata().T, metrics.roc_curve(targets, scores)[:2])
+    area = metrics.average_precision_score(targets, scores)
+    assert [line.get_label() for line in precision.lines] == [f"{area:.3f}  yes"]
     assert (roc.get_xlabel(), roc.get_ylabel()) == ("false positive rate", "recall")
     assert (precision.get_xlabel(), precision.get_ylabel()) == ("recall", "precision")
     observed = next(line for line in above.lines if line.get_label() == "observed")

@@ -34,7 +34,7 @@ def test_native_residues_are_the_structures_own_and_coloured_where_most_designs_
     heights = sorted((int(box.x0), round(box.y0, 2), round(box.height, 2)) for box in boxes)
     whole, halves, quarters = [(0, 1)], [(0, 0.5), (0.5, 0.5)], [(0, 0.25), (0.25, 0.75)]
     columns = [whole, whole, halves, quarters, whole, whole]
-    assert heights == [(place, *letter) for place, letters in enumerate(columns) for letter in letters]
+    assert heights == [(index, *letter) for index, letters in enumerate(columns) for letter in letters]
     (line,) = axes.lines
     assert line.get_ydata().tolist() == [0.5] * 6
     assert figure.get_suptitle() == "fold: 4 designs, 3 of them different"

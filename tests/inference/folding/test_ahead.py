@@ -9,9 +9,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from esmeray.common.errors import ConfigError, DataError
-from esmeray.inference.folding.ahead import in_order, predicting, sequences_in_order
+from esmeray.inference.folding.ahead import in_order, sequences_in_order
 from esmeray.inference.folding.job import FoldingSettings, predict_structures
 from esmeray.run_folder.metrics_log import read_metrics
+from esmeray.tools.train._experiment import beside
 from esmeray.training.config import Config
 from tests.model.support import random_sequences
 from tests.runs import exported_weights, run_folder, train_losses
@@ -37,7 +38,8 @@ def test_training_waits_for_structures_and_is_the_same_to_the_bit(
     tmp_path: Path, esmfold: Path, ray_address: str, process_group
 ):
     warm, path = run(tmp_path / "warm", {"folder": str(tmp_path / "before"), "on_miss": "null"})
-    sequences = sequences_in_order(warm, path)
+    sections = warm.data, warm.model.diffusion, warm.batch, warm.training
+    sequences = sequences_in_order(path, *sections, warm.run.seed)
     assert sorted(sequences) == sorted(set(SEQUENCES))
     before = FoldingSettings("esmfold", str(esmfold), tmp_path / "before", "cpu", cpus=1)
     predict_structures(sequences, before, tokens=64, cache_bytes=None, plan=in_order)
@@ -45,7 +47,7 @@ def test_training_waits_for_structures_and_is_the_same_to_the_bit(
     cold, path = run(
         tmp_path / "cold", {"folder": str(tmp_path / "cold"), "on_miss": "wait", "model": str(esmfold), "tokens": 64}
     )
-    with predicting(cold, path) as of_workers:
+    with beside(cold, path) as of_workers:
         train(of_workers, str(path))
     assert train_losses(cold) == train_losses(warm)
     assert all((exported_weights(cold)[name] == value).all() for name, value in exported_weights(warm).items())
@@ -61,11 +63,11 @@ def test_a_predictor_that_fails_ends_what_waits_for_it(tmp_path: Path, esmfold: 
     save_file(weights, broken / "model.safetensors", {"format": "pt"})
     settings = {"folder": str(tmp_path / "none"), "on_miss": "wait", "model": str(broken)}
     config, path = run(tmp_path / "run", settings)
-    with predicting(config, path) as of_workers, pytest.raises(DataError, match="predicting structures failed"):
+    with beside(config, path) as of_workers, pytest.raises(DataError, match="predicting structures failed"):
         train(of_workers, str(path))
     missing, path = run(tmp_path / "run", {**settings, "model": str(tmp_path)})
     with (
         pytest.raises(ConfigError, match=r"^data.predictions.model .*: can't be loaded as esmfold"),
-        predicting(missing, path),
+        beside(missing, path),
     ):
         pass

@@ -60,10 +60,10 @@ def test_esmfold2_gives_the_atoms_and_the_confidence_of_its_best_sample(esmfold2
         atoms = {(int(line[22:26]), line[12:16].strip()): line for line in lines if line.startswith("ATOM")}
         (found,) = folding.predict([sequence])
         for number in range(len(sequence)):
-            for place, name in enumerate(("N", "CA", "C", "O")):
+            for atom, name in enumerate(("N", "CA", "C", "O")):
                 line = atoms[number + 1, name]
                 wanted = [float(line[start : start + 8]) for start in (30, 38, 46)]
-                np.testing.assert_allclose(found.coordinates[number, place], wanted, atol=1e-3)
+                np.testing.assert_allclose(found.coordinates[number, atom], wanted, atol=1e-3)
         torch.manual_seed(0)
         best = model.infer_protein(sequence)
         best = best["plddt_per_atom"][best["ptm"].argmax()]

@@ -127,7 +127,19 @@ def test_a_trained_autoencoder_gives_its_latents_and_a_classifier_its_backbone(t
     assert rows_of(opened(exported), SEQUENCES)["mean"].shape[0] == len(SEQUENCES)
 
 
-def test_the_fingerprint_follows_the_weights_and_not_the_name(tmp_path: Path):
+def test_models_on_one_backbone_share_its_cached_features_and_no_latents(tmp_path: Path):
+    model = build_model(tiny_section(), 0)
+    first = opened(export(model, tmp_path / "first", EsmSequenceTokenizer()))
+    with torch.no_grad():
+        for parameter in model.encoder.parameters():
+            parameter.add_(0.01)
+    second = opened(export(model, tmp_path / "second", EsmSequenceTokenizer()))
+    for name in ("mean", "latents"):
+        keys = [own.cache_key(own.outputs([name])[0], 100, "start") for own in (first, second)]
+        assert (keys[0] == keys[1]) == (name == "mean")
+
+
+def test_the_fingerprint_follows_the_weights_and_not_the_name_and_weights_that_are_not_finite_are_named(tmp_path: Path):
     folder, network = model_folder(tmp_path, "ESM-2")
     copied = esm(tmp_path / "copied")
     network.save_pretrained(copied)
@@ -136,10 +148,6 @@ def test_the_fingerprint_follows_the_weights_and_not_the_name(tmp_path: Path):
         network.encoder.layer[1].output.dense.bias[3] += 1e-3
     network.save_pretrained(copied)
     assert opened(folder).facts.fingerprint != opened(copied).facts.fingerprint
-
-
-def test_weights_that_are_not_finite_are_named(tmp_path: Path):
-    folder, network = model_folder(tmp_path, "ESM-2")
     with torch.no_grad():
         network.encoder.layer[1].intermediate.dense.weight[0, 0] = np.nan
     network.save_pretrained(folder)
@@ -147,17 +155,12 @@ def test_weights_that_are_not_finite_are_named(tmp_path: Path):
         opened(folder)
 
 
-@pytest.mark.parametrize(
-    ("source", "outputs", "message"),
-    [
-        ("esm2_t6_8M", ["mean"], "random"),
-        ("./nothing", ["mean"], "model: there is no folder|model: .*nothing"),
-        ("{folder}", ["latents"], "this model has none; it has cls, contacts"),
-    ],
-)
-def test_what_a_model_has_not_is_refused(tmp_path: Path, source: str, outputs: list[str], message: str):
-    folder, _ = model_folder(tmp_path, "ESM-2")
-    with pytest.raises(ConfigError, match=message):
-        opened(source.format(folder=folder)).outputs(outputs)
+def test_what_a_model_has_not_is_refused(tmp_path: Path):
+    for source, message in ("esm2_t6_8M", "random"), ("./nothing", "model: there is no folder"):
+        with pytest.raises(ConfigError, match=message):
+            opened(source)
+    model = opened(model_folder(tmp_path, "ESM-2")[0])
+    with pytest.raises(ConfigError, match="this model has none; it has cls, contacts"):
+        model.outputs(["latents"])
     with pytest.raises(ConfigError, match="the model has 2 layers"):
-        opened(folder).outputs(layers=[3])
+        model.outputs(layers=[3])

@@ -27,7 +27,7 @@ def test_each_score_stands_at_its_position_and_amino_acid(saved_figures: list[Fi
         (image,), (dots,) = axes.images, axes.lines
         ticks = zip(axes.get_xticks().tolist(), axes.get_xticklabels(), strict=True)
         # All that the picture says of a column is its distance from a tick and the tick's number.
-        offsets = {round(int(label.get_text()) - place) for place, label in ticks}
+        offsets = {round(int(label.get_text()) - column) for column, label in ticks}
         (first,) = offsets
         letters = [label.get_text() for label in axes.get_yticklabels()]
         assert letters == [*AMINO_ACIDS] and image.origin == "upper"
@@ -43,7 +43,7 @@ def test_each_score_stands_at_its_position_and_amino_acid(saved_figures: list[Fi
         red, _, blue, _ = image.cmap(image.norm(-2.0))
         assert red > blue
     wanted = {
-        f"{mutation.mutant}{mutation.place + 24}": score for mutation, score in zip(mutations, scores, strict=True)
+        f"{mutation.mutant}{mutation.offset + 24}": score for mutation, score in zip(mutations, scores, strict=True)
     }
     assert drawn == wanted and len(panels) == 2
     assert bar.get_ylabel() == "score; dots: wild type"

@@ -24,7 +24,7 @@ from tests.model.support import random_sequences
 (WILD,) = random_sequences([23])
 PROTEIN = Protein(WILD)
 MUTANTS = [
-    *([PROTEIN.mutant(f"{WILD[place]}{place + 1}{letter}") for place in (0, 9, 22) for letter in "AWC"]),
+    *([PROTEIN.mutant(f"{WILD[index]}{index + 1}{letter}") for index in (0, 9, 22) for letter in "AWC"]),
     PROTEIN.mutant(f"{WILD[4]}5G:{WILD[17]}18P"),
     Mutant(),
 ]
@@ -37,12 +37,12 @@ def scorer(source: Path, folder: Path, method: str = "masked", **more: Any) -> S
     return Scorer(str(source), PROTEIN, section, folder)
 
 
-def plain_log_p(source: Path, network: Any, sequence: str, place: int, window: int, masked: bool) -> dict[str, float]:
-    """Log-probabilities of the amino acids at a place of a sequence, by transformers alone."""
+def plain_log_p(source: Path, network: Any, sequence: str, offset: int, window: int, masked: bool) -> dict[str, float]:
+    """Log-probabilities of the amino acids at an offset of a sequence, by transformers alone."""
     tokenizer = AutoTokenizer.from_pretrained(source)
-    start = min(max(0, place - window // 2), max(0, len(sequence) - window))
+    start = min(max(0, offset - window // 2), max(0, len(sequence) - window))
     ids = tokenizer(sequence[start : start + window], return_tensors="pt").input_ids
-    row = place - start + 1
+    row = offset - start + 1
     if masked:
         ids[0, row] = tokenizer.mask_token_id
     with torch.no_grad():
@@ -50,25 +50,24 @@ def plain_log_p(source: Path, network: Any, sequence: str, place: int, window: i
     return {letter: log_p[tokenizer.convert_tokens_to_ids(letter)] for letter in AMINO_ACIDS}
 
 
-@pytest.mark.parametrize("window", [1022, 8])
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize(("kind", "window"), [("esm", 1022), ("esm", 8), ("esmc", 8)])
 def test_scores_equal_a_plain_loop_for_each_method(tmp_path, kind, window):
     make, vocabulary = MODELS[kind]
     source = make(tmp_path / "model")
     network = save_masked_lm(source, kind, vocab_size=vocabulary)
 
-    def log_p(sequence: str, place: int, masked: bool) -> dict[str, float]:
-        return plain_log_p(source, network, sequence, place, window, masked)
+    def log_p(sequence: str, offset: int, masked: bool) -> dict[str, float]:
+        return plain_log_p(source, network, sequence, offset, window, masked)
 
     for method in ("wild_type", "masked"):
         found = scorer(source, tmp_path / method, method, max_length=window, tokens=64).zero_shot(MUTANTS)
         for mutant, score in zip(MUTANTS, found, strict=True):
-            at = [(log_p(WILD, m.place, method == "masked"), m) for m in mutant.mutations]
+            at = [(log_p(WILD, m.offset, method == "masked"), m) for m in mutant.mutations]
             assert score == pytest.approx(sum(log[m.mutant] - log[m.wild] for log, m in at), abs=1e-5)
-    some = [*MUTANTS[:2], *INDELS]
-    sequences = [WILD, *(mutant.sequence(WILD) for mutant in some)]
-    wild, *wanted = (sum(log_p(text, place, True)[text[place]] for place in range(len(text))) for text in sequences)
-    found = scorer(source, tmp_path / "pseudo", "pseudo", max_length=window, tokens=64).zero_shot(some)
+    mixed = [MUTANTS[0], INDELS[1]]
+    sequences = [WILD, *(mutant.sequence(WILD) for mutant in mixed)]
+    wild, *wanted = (sum(log_p(text, index, True)[text[index]] for index in range(len(text))) for text in sequences)
+    found = scorer(source, tmp_path / "pseudo", "pseudo", max_length=window, tokens=64).zero_shot(mixed)
     np.testing.assert_allclose(found, np.array(wanted) - wild, atol=1e-5 * 23)
 
 

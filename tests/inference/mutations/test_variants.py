@@ -51,4 +51,5 @@ def test_what_no_mutant_of_the_protein_is_is_refused_in_words():
 def test_singles_are_19_of_each_amino_acid():
     singles = [*PROTEIN.singles()]
     assert len(singles) == len(set(singles)) == 19 * 5
-    assert singles[0] == Mutant((Mutation("M", 0, "A"),)) and {m.mutations[0].place for m in singles} == {0, 1, 2, 4, 5}
+    assert singles[0] == Mutant((Mutation("M", 0, "A"),))
+    assert {single.mutations[0].offset for single in singles} == {0, 1, 2, 4, 5}
