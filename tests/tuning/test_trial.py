@@ -1,11 +1,9 @@
 """A trial takes training's own steps, ends when two windows agree, and says what went wrong where something did."""
 
 import time
-from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
 
 from esmeray.dataset.batches.steps import StepBatches
 from esmeray.monitoring.sampling.memory_meter import MemoryMeter
@@ -13,7 +11,7 @@ from esmeray.train_config.tune_schema import MeasurementSection
 from esmeray.training.engine.collective import ControlGroup, WorkerContext
 from esmeray.training.engine.step_clock import StepClock
 from esmeray.tuning import trial as module
-from esmeray.tuning.settings import Measurement, Settings
+from esmeray.tuning.records import Measurement
 from esmeray.tuning.trial import TrainingWork, measure_on_worker
 from tests.runs import tiny_config
 
@@ -30,15 +28,11 @@ class ScriptedWork:
         self.now, self.step_s, self.steps = 0.0, step_s, 0
         monkeypatch.setattr(time, "perf_counter", lambda: self.now)
         self.clock = StepClock(1)
-        self.model = nn.Linear(1, 1)
 
     def step(self, step: StepBatches, global_targets: int) -> bool:
         self.now += self.step_s[min(self.steps, len(self.step_s) - 1)]
         self.steps += 1
         return True
-
-    def close(self) -> None:
-        pass
 
 
 class OneStepEpochs:
@@ -121,17 +115,14 @@ def test_memory_beyond_the_limit_is_a_result_and_the_next_trial_has_it_back(proc
     config = tiny_config(tmp_path)
     enough = measured(config, store_path)
     limit_mib = enough.peak_memory_bytes / 2**20 + MARGIN_MIB
-    small = tiny_config(tmp_path, training={"cpu_memory_limit_mib": limit_mib})
-    large = Settings.of(small, 1)
-    large = replace(large, tokens=65536).applied(
-        tiny_config(tmp_path, model={"backbone": {"layers": 2, "hidden_size": 256}}, training=small.training.__dict__),
-        keep_global_tokens=False,
-    )
-    failed = measured(large, store_path)
+    training = {"cpu_memory_limit_mib": limit_mib}
+    model = {"backbone": {"layers": 2, "hidden_size": 256}}
+    batch = {"tokens": 65536, "global_tokens": 65536}
+    failed = measured(tiny_config(tmp_path, model=model, training=training, batch=batch), store_path)
     assert failed.status == "out_of_memory"
     assert failed.peak_memory_bytes > failed.total_memory_bytes == int(limit_mib * 2**20)
     assert "out of memory" in failed.reason
-    again = measured(small, store_path)
+    again = measured(tiny_config(tmp_path, training=training), store_path)
     assert again.status == "ok"
     assert again.peak_memory_bytes == pytest.approx(enough.peak_memory_bytes, abs=MARGIN_MIB * 2**20)
 
