@@ -87,6 +87,7 @@ def _head_case(setting: Setting, sequences: list[str], facts: Facts) -> Case:
     with table.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["sequence", "label"])
+        # A label that a model can learn, without data of anyone: which of four residues is most frequent.
         writer.writerows([sequence, max(_JUDGED, key=sequence.count)] for sequence in sequences)
     runs, extent, facts = _runs(setting, HEAD, facts)
     facts["records"] = len(sequences)
@@ -95,7 +96,7 @@ def _head_case(setting: Setting, sequences: list[str], facts: Facts) -> Case:
         settings = _settings(extent, setting.quick, "classifier", table)
         settings["data"] |= {"crop": "start", "labels": {"split": "hash"}}
         settings["model"]["backbone"] |= {"frozen": True, "cache_features": name == CACHED}
-        settings["training"]["precision"] = "fp32"
+        settings["training"]["precision"] = "fp32"  # cached features are: losses can be held to each other
         settings["wandb"] = {"mode": "disabled"}
 
         def run() -> float:
@@ -122,6 +123,7 @@ def _monitored_case(setting: Setting, sequences: list[str], facts: Facts) -> Cas
             settings[section] = settings.get(section, {}) | values
 
         def run() -> float:
+            # From the end of the last skipped step on: by time stamps, so that whatever lies between steps counts.
             steady = runs.train(settings, ["train_ray.py", "--config"])[extent.skipped - 1 :]
             return sum(record["tokens"] for record in steady[1:]) / (steady[-1]["time"] - steady[0]["time"])
 
@@ -167,10 +169,12 @@ class TrainingRuns:
     def train(self, settings: Record, program: list[str]) -> list[Record]:
         """Train once, on one worker and thread, by a program of Python that takes the config's path.
 
-        ``settings`` are the config without the name and place of the run. Returns the training records of all steps in
+        ``settings`` are the config without the name and folder of the run. Returns the training records of all steps in
         metrics.jsonl. Raises WrongWorkError where the losses differ from those of the first run.
         """
-        name, self._number = f"run-{self._number}", self._number + 1
+        # Of its own, as a run in a folder that holds one would resume it.
+        name = f"run-{self._number}"
+        self._number += 1
         config = Config.model_validate(settings | {"run": {"name": name, "storage_path": str(self._folder)}})
         path = self._folder / f"{name}.yaml"
         path.write_text(dump_config(config), encoding="utf-8")
@@ -183,6 +187,7 @@ class TrainingRuns:
     def compare(self, losses: Sequence[float]) -> None:
         """Hold the losses of a run to those of the first; raises WrongWorkError where they differ."""
         self._losses = self._losses or list(losses)
+        # Of every step, not of the last: a run that drifts and comes back has computed something else.
         worst = max(abs(a - b) / abs(a) for a, b in zip(self._losses, losses, strict=True))
         if not worst <= self._tolerance:
             raise WrongWorkError(f"losses of two runs of the same training differ by {worst:.1e} relative")
