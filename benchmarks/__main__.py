@@ -114,7 +114,7 @@ def _measure(stages: list[Stage], arguments: argparse.Namespace, command: str) -
     try:
         broken = run_stages(stages, Run(machine, output, arguments.quick, command, MODULES, arguments.fasta))
     except KeyboardInterrupt:
-        # Raised on: the exit code is that of the signal, which ends a shell's loop over stages, too.
+        # Raised on: the exit code is to be that of the signal.
         print(f"stopped; what was finished is in {output}", file=sys.stderr)
         raise
     print(f"results: {output}/results.md, results.json and results.png")

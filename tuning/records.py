@@ -98,7 +98,6 @@ class Measurement:
 
     def fits(self, memory_margin: float) -> bool:
         """Test that it ran and left the margin free."""
-        # On the CPU without a limit the memory may not be known: what ran counts as fitting.
         return self.status in ("ok", "pruned") and (self.memory_share or 0.0) <= 1 - memory_margin
 
     def is_too_large(self, memory_margin: float) -> bool:

@@ -58,7 +58,7 @@ class SearchSpace:
         """Settings that differ beside the budget, by how much, then how far the budget is."""
         differing = [n for n in NAMES if n != "tokens" and getattr(wanted, n) != getattr(other, n)]
         steps = sum(_steps_between(n, getattr(wanted, n), getattr(other, n)) for n in differing)
-        # Of two budgets that are as far the smaller: it runs out of memory less likely.
+        # Of two budgets that are as far the smaller, which is less likely to run out of memory.
         above = 0.01 * (other.tokens > wanted.tokens)
         return len(differing), steps, abs(math.log2(other.tokens / wanted.tokens)) + above
 

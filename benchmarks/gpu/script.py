@@ -27,7 +27,7 @@ from esmeray.benchmarks.harness.runner import Run, run_stages
 from esmeray.benchmarks.harness.stage import Row, Setting, Stage, check_names
 from esmeray.common.errors import ConfigError
 
-# A machine with a GPU is lent by the minute: what decides most comes first.
+# What decides most comes first: a machine with a GPU is often there for minutes alone.
 _IN_ORDER = (correctness, ceilings, training, forward, alignment, profile, budgets)
 PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {part.__name__: part for part in _IN_ORDER}
 

@@ -70,32 +70,29 @@ class TrainingRun:
 
 
 class Variant(NamedTuple):
-    """A way to train."""
+    """A way to train, and its name in the table."""
 
+    name: str
     compiled: bool = True
     checkpointing: Checkpointing = False
     fp8: bool = False
     graph: bool = False
 
-    def __str__(self) -> str:
-        parts = {"compiled": self.compiled, f"checkpointing {self.checkpointing}": self.checkpointing}
-        parts |= {"FP8": self.fp8, "CUDA graph of one batch": self.graph}
-        return ", ".join(part for part, used in parts.items() if used) or "eager"
 
-
+COMPILED = Variant("compiled")
 VARIANTS = (
-    Variant(compiled=False),
-    Variant(),
-    Variant(checkpointing="selective"),
-    Variant(checkpointing=True),
-    Variant(graph=True),
-    Variant(fp8=True),
+    Variant("eager", compiled=False),
+    COMPILED,
+    Variant("compiled, checkpointing selective", checkpointing="selective"),
+    Variant("compiled, checkpointing True", checkpointing=True),
+    Variant("compiled, CUDA graph of one batch", graph=True),
+    Variant("compiled, FP8", fp8=True),
 )
 
 
 def _trained(bench: Bench, name: str, tokens: int, variant: Variant) -> Row:
     """Tokens a second of steps, and their memory."""
-    row: Row = {"model": name, "tokens a batch": tokens, "way": str(variant)}
+    row: Row = {"model": name, "tokens a batch": tokens, "way": variant.name}
     on_gpu = bench.device == "cuda"
     if variant.graph and not on_gpu:
         return row | {"verdict": "not on this device"}
@@ -142,12 +139,13 @@ def budgets(bench: Bench) -> Iterator[Row]:
     """Tokens a second of training by token budget."""
     name = bench.sizes[min(1, len(bench.sizes) - 1)]
     for tokens in sorted({max(LONGEST, bench.tokens // share) for share in (8, 4, 2, 1)}):
-        yield _trained(bench, name, tokens, Variant())
+        yield _trained(bench, name, tokens, COMPILED)
 
 
 def ceilings(bench: Bench) -> Iterator[Row]:
     """The most that the card does: matrix products, those of a layer of 650M among them, and copies."""
     yield {"what": "bf16 matrix product", "TFLOP/s": bench.product_tflops}
+    # D of 650M: its products are the ones that the training of the script's sizes consists of.
     D, rows = (1280, bench.tokens // 2) if bench.device == "cuda" else (64, 256)
     # Query, key and value in one product gain what the second of these has over the first.
     for what, width, count in (("three products of D by D", D, 3), ("one product of D by 3 D", 3 * D, 1)):

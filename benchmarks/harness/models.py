@@ -80,4 +80,5 @@ def forward_flops(network: EsmForMaskedLM, sequences: Sequence[str]) -> float:
 
 def product_tflops(device: Device) -> float:
     """TFLOP/s of a large bf16 matrix product, the most that the device can do."""
+    # Large enough that launching it and reading its operands take no part.
     return product_flops_per_s(device, torch.bfloat16, 8192) / 1e12

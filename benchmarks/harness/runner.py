@@ -132,6 +132,7 @@ def measure_case(stage: Stage, case: Case, setting: Setting, origin: Origin) -> 
         if contender.kind == "rate" and not setting.quick:
             show(f"{contender.name}: warming up")
             settled[contender.name] = timing.warm_up(sampler(contender, contender.short or contender.run))
+    # All together, in turns: whatever disturbs the machine for a while disturbs each.
     samplers = {contender.name: sampler(contender, contender.run) for contender in case.contenders}
     samples = timing.measure(samplers, 1 if setting.quick else case.rounds, show)
     return CaseResult(
@@ -180,6 +181,7 @@ def _save(fresh: CaseResult | Table, run: Run) -> None:
     """Write the results with this case or table among them, and print it, of a table the last row."""
     # Read again each time: another run may have written other stages since.
     results = merged(read_results(run.output, run.machine), fresh, run.order)
+    # Every file is whole at any time: Ctrl-C may come between two of them.
     write_atomically(run.output / RESULTS_FILE, results.model_dump_json(indent=1) + "\n")
     write_atomically(run.output / "results.md", markdown(results))
     text = row_text(fresh.rows[-1]) if isinstance(fresh, Table) else case_text(fresh)

@@ -52,7 +52,7 @@ def clusters(store: Store) -> NDArray[np.int32]:
     words = SharedWords(store)
     search = Search(store, scoring())
     pairs = [(record, record) for record in range(len(store))]  # what is like no other is a cluster, too
-    # All with all would take an hour for 10,000: a relative that shares no rare word with a protein is seldom a hit.
+    # All with all would take a hundred times as long for 10,000: what shares no rare word is seldom a hit.
     for record in range(len(store)):
         query = store.sequence(record).tobytes()
         hits = search.hits(query, CANDIDATES, EVALUE, words("", query, CANDIDATES))

@@ -45,7 +45,7 @@ class Setting:
     quick: bool
     folder: Path
     fasta: Path | None = None
-    note: Callable[[str], None] = lambda _: None
+    note: Callable[[str], None] = lambda _: None  # a smoke test calls a stage without a terminal
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Case:
     better: Literal["higher", "lower"] = "higher"
     rounds: int = 5
     check: Callable[[], Facts] | None = None
-    facts: Facts = field(default_factory=dict)
+    facts: Facts = field(default_factory=dict)  # some are known only when a contender has run
 
 
 @dataclass(frozen=True)

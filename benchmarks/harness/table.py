@@ -29,7 +29,7 @@ def markdown(results: Results) -> str:
         f"{machine.cpu}, {machine.cores} cores, {machine.memory_gib:g} GiB{gpu}; {machine.system}, Python "
         f"{machine.python}. Made by `python -m benchmarks`; every sample is in `results.json`.",
         *(["**Of a smoke run: these values mean nothing.**"] if results.smoke else []),
-        # A machine that takes tables alone, such as a lent GPU, has no comparison to show an empty grid of.
+        # A machine that takes tables alone, such as one with a GPU, has no comparison to show an empty grid of.
         *(compared if results.cases or not results.tables else []),
         *(_case(case) for case in results.cases),
         *(_table(table) for table in results.tables),
@@ -39,6 +39,7 @@ def markdown(results: Results) -> str:
 
 def quantity(value: float, unit: str) -> str:
     """A measured value with three digits, and thousands set off where it is large."""
+    # More digits than three would be of the machine's noise.
     shown = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
     return f"{shown} {unit}"
 
@@ -117,6 +118,7 @@ def _case(case: CaseResult) -> str:
 
 
 def _fact(value: float | int | str | bool | None) -> str:
+    # Before numbers: to Python a bool is an int.
     if value is None or isinstance(value, (bool, str)):
         return "" if value is None else str(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"

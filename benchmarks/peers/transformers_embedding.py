@@ -74,11 +74,9 @@ class TransformersEmbedder:
         if self.tuning.sort_by_length:
             # The longest first: memory that runs out does so at once.
             order.sort(key=lambda index: len(sequences[index]), reverse=True)
-        size = self.tuning.batch_size
-        batches = [order[start : start + size] for start in range(0, len(order), size)]
-        means = []
-        for batch in batches:
-            means.append(self._means([sequences[index] for index in batch]))
+        ordered = [sequences[index] for index in order]
+        starts = range(0, len(ordered), self.tuning.batch_size)
+        means = [self._means(ordered[start : start + self.tuning.batch_size]) for start in starts]
         # To the host at the end: a copy for each batch would make it wait for the device.
         means_ND = torch.cat(means).cpu()
         in_order_ND = torch.empty_like(means_ND)

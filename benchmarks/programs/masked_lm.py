@@ -103,7 +103,7 @@ class Evaluation:
         for inputs_BL, targets_BL in self._batches:
             logits_BLK = network(input_ids=inputs_BL, attention_mask=(inputs_BL != self._pad).long()).logits
             chosen = targets_BL != NO_TARGET
-            # Summed, not meant: batches have different numbers of masked residues.
+            # Summed, and divided at the end: batches have different numbers of masked residues.
             nats += float(functional.cross_entropy(logits_BLK[chosen].float(), targets_BL[chosen], reduction="sum"))
             masked += int(chosen.sum())
         network.train(training)
@@ -249,6 +249,7 @@ class Course:
 
     def seconds_to(self, bits: float) -> float | None:
         """None where the loss stayed above."""
+        # The first that is as low: it may rise again.
         return next((point.seconds for point in self.points if point.bits <= bits), None)
 
     def steps_in(self, seconds: float) -> int:
@@ -284,12 +285,17 @@ class MaskedLMBench:
         )
         return Course(points, steps)
 
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return SEEDS[:1] if self.setting.quick else SEEDS
+
     def ours_in(self, seconds: float) -> int:
         """Steps of ours that fit so many seconds, by a trial."""
         return self.ours(OUR_TRIAL_STEPS, seconds).steps_in(seconds)
 
     def ours(self, steps: int, seconds: float, seed: int = 0, changed: Overrides | None = None) -> Course:
         """That of train_config/masked_lm.yaml, so changed, for steps that are expected to take so many seconds."""
+        # The network is the stage's, with fewer layers; schedules end with the steps, whatever the recipe's file says.
         overrides: Overrides = {
             **{("model", "backbone", key): value for key, value in self._network.items()},
             ("model", "backbone", "layers"): OUR_LAYERS,

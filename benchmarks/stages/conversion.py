@@ -56,6 +56,7 @@ def _cases(setting: Setting) -> Iterator[Case]:
         contender(COPY_AND_SYNC, folder / "copy.fasta", _copy_and_sync),
     )
     check = partial(_check, folder / "checked", proteins)
+    # Of FASTA, not of what is written: the peer's pickles are larger than our store.
     yield Case("throughput", "MB/s of FASTA", ways, check=check, facts=facts)
 
     setting.note(f"writing {TIMES_LARGER * records:,} records")
@@ -98,12 +99,14 @@ def _copy(source: Path, target: Path) -> None:
     subprocess.run(["cp", str(source), str(target)], check=True)
 
 
+# As a store is when it is done: what lies in the page cache alone is lost with the machine.
 def _copy_and_sync(source: Path, target: Path) -> None:
     _copy(source, target)
     subprocess.run(["sync", str(target)], check=True)
 
 
 def _remove(path: Path) -> None:
+    # A store and the peer's LMDB are folders, a copy is a file.
     if path.is_dir():
         shutil.rmtree(path)
     else:

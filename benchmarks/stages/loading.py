@@ -81,7 +81,7 @@ def _cases(setting: Setting) -> Iterator[Case]:
         "records of the store": records,
         "sequences of the peer": len(sequences),
     }
-    # After the store, which may take every core, and undone for the training of the last case.
+    # Undone for the last case, whose training takes every core.
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # rates are per core
     try:
@@ -119,6 +119,7 @@ def _tokenizing(folder: Path, sequences: Sequence[str], facts: Facts) -> Case:
 def _throughput(name: str, store: Path, folder: Path, sequences: Sequence[str], facts: Facts) -> Case:
     batches = _batches(store, name == MASKED_LM)
     epochs = count()
+    # Of fewer sequences than the store has: a pass of the peer takes seconds all the same.
     loader = _peer_loader(folder / "peer", sequences, masked=name == MASKED_LM)
 
     def ours() -> float:
@@ -137,7 +138,7 @@ def _waiting(store: Path, setting: Setting) -> Case:
     tokens = QUICK_TOKENS if setting.quick else TOKENS[setting.device]
     steps = QUICK_STEPS if setting.quick else STEPS
     batches = _batches(store, True, tokens, num_workers=1)
-    train = _training_step(setting.device)
+    train = _training_step(setting.device)  # the smallest model: its steps are the shortest to load for
 
     def waiting_percent() -> float:
         shares = []

@@ -69,6 +69,7 @@ class Pair:
         shared = {"meeting": self._new(), "elements": cost.parameters.trainable}
         measured = _both(CONSTANTS, *({"rank": rank, **shared} for rank in range(2)))
         tflops, gbit_per_s = (mean(values) for values in zip(*measured, strict=True))
+        # Against the product that was measured in this round, which is what the plan is given as the peak.
         mfu = tokens * (cost.product_flops + cost.attention_flops) / seconds / (1e12 * tflops)
         self.facts |= {"TFLOP/s": tflops, "Gbit/s": gbit_per_s, "MFU alone": mfu, "spread of steps": spread}
         # The optimizer is in the MFU, and memory is no matter: what these are given changes nothing.
@@ -80,6 +81,7 @@ class Pair:
     def _steps(self, *processes: dict[str, Any]) -> tuple[float, float, float]:
         """Tokens and seconds of a measured step, and the spread of the seconds as a share of them."""
         runs = _both(TRAIN, *({**own, "threads": 1} for own in processes))
+        # Of both: a run is as fast as the slower one, and the spread says how far they are apart.
         steps = [step for run in runs for step in run[self._workload.warmup_steps :]]
         seconds = [step["seconds"] for step in steps]
         return mean(step["tokens"] for step in steps), median(seconds), pstdev(seconds) / mean(seconds)

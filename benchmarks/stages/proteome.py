@@ -48,6 +48,7 @@ def _cases(setting: Setting) -> Iterator[Case]:
     write_fasta(files["whole"], sequences, len(sequences))
     short = every_nth(sequences, SHORT_PROTEINS)
     write_fasta(files["short"], short, len(short))
+    # Once on disk: every contender starts from a folder, as its users do.
     model = save_weights(random_network("esm2_t6_8M"), folder / "esm2_t6_8M")
     setting.note("searching the peer's best batch size")
     searched = every_nth(sequences, SEARCH_PROTEINS)

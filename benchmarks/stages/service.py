@@ -107,7 +107,6 @@ def _cases(setting: Setting) -> Iterator[Case]:
             contenders.append(Contender(label, measure, short=measure))
         same = partial(_same, address, folder)
         yield Case(THROUGHPUT, "sequences/s", tuple(contenders), rounds=3, check=same, facts=facts)
-    # Started anew, without the peers beside it: their threads would be in its latency.
     with service(setting.folder, model) as (address, _):
         whole = load(address, bodies, connections=CONNECTIONS, requests=len(bodies))
         saturating = len(bodies) * TOGETHER / whole.seconds

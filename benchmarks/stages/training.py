@@ -74,6 +74,7 @@ def _cases(setting: Setting) -> Iterator[Case]:
 
     if setting.device == "cuda":
         flops_per_token = _training_flops(network, proteins)
+        # Floating-point operations of the model alone, by which the padding of the peer counts as no work.
         rates = tuple(runs.replay(name, lambda s: _rate(s) * flops_per_token / 1e12) for name in (OURS, TRAINER))
         contenders = (*rates, Contender(PEAK, partial(product_tflops, setting.device), kind="value"))
         yield Case(UTILIZATION, "TFLOP/s", contenders, rounds=ROUNDS, facts={"FLOPs a token": flops_per_token})

@@ -3,6 +3,7 @@
 import time
 
 from esmeray.cluster.placement import Workers
+from esmeray.common.errors import ResourceError
 from esmeray.tuning.records import Job, Measurement, Settings, StoppedError
 
 STATUSES = {(512, 0): "out_of_memory", (512, 1): "crash", (128, 1): "nan", (64, 1): "timeout"}
@@ -39,3 +40,10 @@ class FailingGroup(FormulaGroup):
 
     def measure(self, *_: object) -> Measurement:
         return Measurement("out_of_memory", "out of memory", seconds=1.0)
+
+
+class RefusingGroup(FormulaGroup):
+    """It does not start."""
+
+    def __init__(self, *_: object) -> None:
+        raise ResourceError("the workers that measure did not start: no room")

@@ -15,13 +15,8 @@ from tests.runs import tiny_config
 from tests.tuning.formula_group import FormulaGroup
 
 DEVICES, TRIALS, PATIENCE_S = 2, 8, 120.0
-SPACE = {
-    "tokens": [64, 128, 256, 512],
-    "prefetch": [1, 2],
-    "num_workers": [1],
-    "gradient_checkpointing": [False],
-    "precision": ["fp32"],
-}
+FIXED = {"num_workers": [1], "gradient_checkpointing": [False], "precision": ["fp32"]}
+SPACE = {"tokens": [64, 128, 256, 512], "prefetch": [1, 2], **FIXED}
 
 
 class MeetingGroup(FormulaGroup):

@@ -23,7 +23,7 @@ from esmeray.tuning.records import Job, SearchFolder, read_trials
 from esmeray.tuning.run import tune
 from tests.runs import merged, tiny_config
 from tests.tuning import made_up_cluster
-from tests.tuning.formula_group import STATUSES, FailingGroup, FormulaGroup
+from tests.tuning.formula_group import STATUSES, FailingGroup, FormulaGroup, RefusingGroup
 from tests.tuning.injected_faults import a_group
 
 SPACE = {"tokens": [64, 128, 256, 512], "num_workers": [0, 1], "precision": ["fp32"], "gradient_checkpointing": [False]}
@@ -74,10 +74,6 @@ def test_every_failure_is_listed_with_its_reason_and_nothing_is_measured_twice(f
     assert (512, 1) not in seen, "it needs as much memory"
     for key in ((512, 0), (128, 1), (64, 1)):
         assert seen[key] == f"injected {STATUSES[key]}"
-
-
-def test_results_of_ray_tune_name_the_same_trials(finished):
-    folder, _ = finished
     records = [json.loads(path.read_text()) for path in folder.ray_tune.glob("*/result.json")]
     assert {record["trial_id"] for record in records} == {trial.id for trial in read_trials(folder.trials)}
     assert {record["measurement"]["status"] for record in records} == {"ok", "nan", "out_of_memory", "timeout"}
@@ -97,17 +93,9 @@ def test_search_of_another_experiment_or_version_or_on_other_machines_is_not_mix
     folder.hardware.write_text(here)
 
 
-def test_finished_search_with_a_higher_limit_measures_what_is_left(ray_address, tmp_path):
-    folder = SearchFolder(tmp_path, "fast")
-    assert tune(a_job(tmp_path, ray_address, search={"max_trials": 2})) == 0
-    first = configurations_of(folder)
-    assert len(first) == 2
-    assert tune(a_job(tmp_path, ray_address, search={"max_trials": 4})) == 0
-    assert configurations_of(folder)[:2] == first
-    assert len(set(configurations_of(folder))) == 4
-
-
-def test_interrupted_search_keeps_its_trials_reports_them_and_resumes(ray_address, tmp_path, capfd):
+def test_interrupted_search_keeps_and_reports_its_trials_resumes_and_with_a_higher_limit_measures_what_is_left(
+    ray_address, tmp_path, capfd
+):
     folder = SearchFolder(tmp_path, "fast")
 
     def interrupt() -> None:
@@ -117,33 +105,33 @@ def test_interrupted_search_keeps_its_trials_reports_them_and_resumes(ray_addres
 
     thread = threading.Thread(target=interrupt, daemon=True)
     thread.start()
-    assert tune(a_job(tmp_path, ray_address, functools.partial(FormulaGroup, delay_s=0.5))) == 130
+    slow = functools.partial(FormulaGroup, delay_s=0.5)
+    assert tune(a_job(tmp_path, ray_address, slow, search={"max_trials": 5})) == 130
     thread.join()
     before = configurations_of(folder)
-    assert 2 <= len(before) < 7
+    assert 2 <= len(before) < 5
     assert folder.best.exists()
     assert folder.report.exists()
     *_, state = sorted(folder.ray_tune.glob("experiment_state-*.json"))
     state.write_bytes(state.read_bytes()[:-20])  # as a search leaves it that is killed while it is written
-    assert tune(a_job(tmp_path, ray_address)) == 0
-    assert f"resumes from {len(before)} trials" in capfd.readouterr().out
-    assert configurations_of(folder)[: len(before)] == before
-    assert len(set(configurations_of(folder))) == len(configurations_of(folder)) == 7
+    for limit, measured in ((5, 5), (8, 7)):
+        assert tune(a_job(tmp_path, ray_address, search={"max_trials": limit})) == 0
+        assert f"resumes from {len(before)} trials" in capfd.readouterr().out
+        after = configurations_of(folder)
+        assert after[: len(before)] == before
+        assert len(set(after)) == len(after) == measured
+        before = after
 
 
-def test_search_in_which_nothing_fits_says_so(ray_address, tmp_path):
-    with pytest.raises(ResourceError, match=r"no configuration of .* fits.*out of memory") as refusal:
-        tune(a_job(tmp_path, ray_address, FailingGroup))
+@pytest.mark.parametrize(
+    ("group", "reason"),
+    [(FailingGroup, r"no configuration of .* fits.*out of memory"), (RefusingGroup, "did not start: no room")],
+)
+def test_search_in_which_nothing_fits_or_starts_ends_with_the_reason(ray_address, tmp_path, group, reason):
+    with pytest.raises(ResourceError, match=reason) as refusal:
+        tune(a_job(tmp_path, ray_address, group))
     assert refusal.value.exit_code == 4
     assert not SearchFolder(tmp_path, "fast").best.exists()
-
-
-def test_workers_that_do_not_start_end_the_search_with_the_reason(ray_address, tmp_path):
-    def refuse(*_: object) -> None:
-        raise ResourceError("the workers that measure did not start: no room")
-
-    with pytest.raises(ResourceError, match="did not start: no room"):
-        tune(a_job(tmp_path, ray_address, refuse))
 
 
 @pytest.mark.slow

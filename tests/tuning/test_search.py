@@ -77,8 +77,7 @@ class Machine:
 
 
 def settings_for(**search) -> TuneConfig:
-    margin = search.pop("memory_margin", 0.08)
-    return TuneConfig.model_validate({"search": search, "memory_margin": margin})
+    return TuneConfig.model_validate({"search": search})
 
 
 def run(space: SearchSpace, search: TuneConfig, machine: Machine, folder: Path, side_by_side: int = 1) -> Results:
@@ -194,8 +193,6 @@ def test_budget_that_is_expected_to_be_out_of_memory_is_not_tried(tmp_path):
 
 
 def test_trials_are_a_fifth_of_the_space_by_default():
-    assert most_trials(TuneConfig().search, 168) == 33
-    assert most_trials(TuneConfig().search, 20) == 12
-    assert most_trials(TuneConfig().search, 5) == 5
+    assert [most_trials(TuneConfig().search, size) for size in (168, 20, 5)] == [33, 12, 5]
     assert most_trials(settings_for(algorithm="grid").search, 168) == 168
     assert most_trials(settings_for(max_trials=7).search, 168) == 7

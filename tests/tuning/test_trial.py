@@ -55,14 +55,11 @@ def measured(config, store_path, best=None, measurement=QUICK, **options) -> Mea
     return measure_on_worker(config, WorkerContext(), store_path, measurement, best, **options)
 
 
-def test_warm_up_is_not_counted_and_windows_end_the_trial_when_they_agree(process_group, monkeypatch):
+def test_warm_up_is_not_counted_and_windows_follow_one_another_until_two_agree(process_group, monkeypatch):
     result, steps = scripted(monkeypatch, [50.0, 1.0])
     assert result.windows == [TOKENS_PER_STEP, TOKENS_PER_STEP]
     assert (result.status, result.tokens_per_s) == ("ok", TOKENS_PER_STEP)
     assert steps == 1 + 2 + 2
-
-
-def test_windows_that_differ_are_followed_by_more(process_group, monkeypatch):
     result, _ = scripted(monkeypatch, [1.0, 2.0, 1.0, 1.0, 1.01, 1.0])
     assert result.windows == pytest.approx([50, 100, 200 / 2.01])
     assert result.tokens_per_s == pytest.approx((100 + 200 / 2.01) / 2)
