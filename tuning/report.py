@@ -93,8 +93,9 @@ def _headline(results: Results) -> str:
     best = results.best
     if best is None:
         return "no configuration was found that fits"
-    settings = settings_text(best.settings, results.space.varied) or "the only configuration"
-    return f"{speed_text(best.measurement)} with {settings}"
+    # Nothing was varied where one value of each setting was offered.
+    varied = settings_text(best.settings, results.space.varied) or "the only configuration"
+    return f"{speed_text(best.measurement)} with {varied}"
 
 
 def _summary(results: Results) -> Iterator[str]:

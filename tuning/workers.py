@@ -185,10 +185,15 @@ class _MeasuringActor:
 
 
 def _options(workers: Workers, rank: int) -> dict[str, Any]:
-    options: dict[str, Any] = {"num_cpus": workers.cpus_each, "num_gpus": int(workers.use_gpu), "max_restarts": 0}
-    if (group := get_current_placement_group()) is not None:
-        options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
-    return options | {"runtime_env": connection.worker_environment()}
+    group = get_current_placement_group()
+    return {
+        "num_cpus": workers.cpus_each,
+        "num_gpus": int(workers.use_gpu),
+        "max_restarts": 0,  # a process that is started anew has no process group
+        # In the bundle of its rank, which the trial reserved; outside of a trial wherever there is room.
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(group, rank) if group is not None else "DEFAULT",
+        "runtime_env": connection.worker_environment(),
+    }
 
 
 def _reply(reference: Any) -> Measurement:
