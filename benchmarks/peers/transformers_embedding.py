@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import EsmModel, EsmTokenizer
 
-from esmeray.benchmarks.harness.stage import Device
+from esmeray.benchmarks.harness.stage import Device, Setting
 from esmeray.common.timing import timed
 from esmeray.dataset.tokens.esm import VOCABULARY
 from esmeray.model.backbones.loading import quiet_transformers
@@ -103,13 +103,14 @@ def documented(device: str) -> Tuning:
     return Tuning("fp16" if device == "cuda" else "fp32")
 
 
-def search_tuning(folder: Path, device: Device, sequences: Sequence[str], batch_sizes: Sequence[int]) -> Tuning:
+def search_tuning(folder: Path, setting: Setting, sequences: Sequence[str]) -> Tuning:
     """The fastest precision and batch size on some of the sequences; each is tried twice, the better time counts."""
+    batch_sizes = SEARCHED_BATCHES[setting.device][: 1 if setting.quick else None]
     best = Tuning()
     best_s = float("inf")
     precisions: tuple[Precision, ...] = ("bf16 weights", "bf16 autocast")
     for precision, batch_size in itertools.product(precisions, batch_sizes):
-        embedder = TransformersEmbedder(folder, device, Tuning(precision, batch_size, sort_by_length=True))
+        embedder = TransformersEmbedder(folder, setting.device, Tuning(precision, batch_size, sort_by_length=True))
         # The better of two: the first has what torch sets up for shapes that it has not met.
         taken_s = min(timed(partial(embedder, sequences))[1] for _ in range(2))
         if taken_s < best_s:

@@ -35,7 +35,6 @@ from esmeray.benchmarks.harness.proteins import Proteins, every_nth, few_short, 
 from esmeray.benchmarks.harness.stage import Case, Comparison, Contender, Device, Facts, Setting, Stage, WrongWorkError
 from esmeray.benchmarks.peers.transformers_embedding import (
     DOCUMENTED_BATCH,
-    SEARCHED_BATCHES,
     TransformersEmbedder,
     Tuning,
     documented,
@@ -99,8 +98,7 @@ def _case(name: str, setting: Setting, proteins: Proteins, sequences: Sequence[s
     }
     if name != LARGE:
         setting.note(f"{name} · searching the peer's best batch size")
-        batch_sizes = SEARCHED_BATCHES[device][: 1 if setting.quick else None]
-        tuning = search_tuning(folder, device, every_nth(sequences, SEARCH_PROTEINS[device]), batch_sizes)
+        tuning = search_tuning(folder, setting, every_nth(sequences, SEARCH_PROTEINS[device]))
         facts["tuned by hand"] = str(tuning)
         embedders |= {TUNED: TransformersEmbedder(folder, device, tuning), FAIR_ESM: FairEsmExtract(network, device)}
 

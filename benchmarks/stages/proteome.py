@@ -23,7 +23,6 @@ from esmeray.benchmarks.harness.models import least_cosines, our_embedder, rando
 from esmeray.benchmarks.harness.proteins import every_nth, few_short, read_proteins, spread_by_length, write_fasta
 from esmeray.benchmarks.harness.stage import Case, Comparison, Contender, Device, Facts, Setting, Stage
 from esmeray.benchmarks.peers.transformers_embedding import (
-    SEARCHED_BATCHES,
     TransformersEmbedder,
     Tuning,
     documented,
@@ -52,7 +51,7 @@ def _cases(setting: Setting) -> Iterator[Case]:
     model = save_weights(random_network("esm2_t6_8M"), folder / "esm2_t6_8M")
     setting.note("searching the peer's best batch size")
     searched = every_nth(sequences, SEARCH_PROTEINS)
-    tuning = search_tuning(model, device, searched, SEARCHED_BATCHES[device][: 1 if setting.quick else None])
+    tuning = search_tuning(model, setting, searched)
     facts: Facts = {
         **proteins.facts,
         "proteins embedded": len(sequences),

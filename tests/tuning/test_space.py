@@ -12,12 +12,11 @@ from tests.runs import merged, tiny_config
 
 CPUS = [NodeResources(cpus=2, gpus=0)]
 GPUS = [NodeResources(cpus=16, gpus=4)]
-ONE_WORKER = {"ray": {"num_workers": 1}}
 
 
 def job_of(folder, values: dict | None = None, keep: bool = True, **changes) -> Job:
     search = TuneConfig.model_validate({"space": values or {}, "keep_global_tokens": keep})
-    return Job(tiny_config(folder, **merged(ONE_WORKER, changes)), search)
+    return Job(tiny_config(folder, **merged({"ray": {"num_workers": 1}}, changes)), search)
 
 
 def space_of(
@@ -40,11 +39,6 @@ def test_settings_of_the_applied_config_are_the_settings(tmp_path):
     assert job.own_settings(Workers(1, 1, False)).stage == 2, "that of DeepSpeed's file"
 
 
-def test_default_budgets_are_powers_of_two_from_the_longest_sequence_to_the_global_batch(tmp_path):
-    assert budgets(space_of(tmp_path)) == [64, 128, 256, 512]
-    assert budgets(space_of(tmp_path, data={"max_length": 63})) == [128, 256, 512]
-
-
 def test_budgets_and_workers_divide_the_global_batch_unless_it_is_not_kept(tmp_path):
     space = space_of(tmp_path, {"workers": [1, 2]}, batch={"tokens": 96, "global_tokens": 384})
     assert {(s.tokens, s.workers) for s in space.settings} == {(64, 1), (96, 1), (128, 1), (64, 2), (96, 2)}
@@ -54,9 +48,12 @@ def test_budgets_and_workers_divide_the_global_batch_unless_it_is_not_kept(tmp_p
     assert {(s.tokens, s.workers) for s in free.settings} == {(64, 1), (64, 2), (100, 1), (100, 2)}
 
 
-def test_budgets_alone_go_up_to_a_workers_share_of_the_data_in_four_steps_a_doubling(tmp_path):
+def test_default_budgets_go_from_the_longest_sequence_to_the_global_batch_or_a_workers_share_of_the_data(tmp_path):
+    assert budgets(space_of(tmp_path)) == [64, 128, 256, 512]
+    assert budgets(space_of(tmp_path, data={"max_length": 63})) == [128, 256, 512]
     alone = {"num_workers": [1], "precision": ["bf16"], "gradient_checkpointing": [False]}
     space = space_of(tmp_path, alone, keep=False, data_tokens=450)
+    # Four in each doubling where nothing else is searched.
     assert budgets(space) == [64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448]
     assert budgets(space_of(tmp_path, keep=False, data_tokens=1100)) == [64, 128, 256, 512, 1024]
     assert max(budgets(space_of(tmp_path, data_tokens=9000))) == 512, "the global batch is kept"

@@ -36,8 +36,6 @@ class ScriptedWork:
 
 
 class OneStepEpochs:
-    """Epochs of a single step."""
-
     def epoch(self, epoch: int, start_step: int, first_step: int):
         yield StepBatches([], epoch, 0, epoch + 1, 0, num_tokens=TOKENS_PER_STEP, num_targets=1, seeds=[])
 
