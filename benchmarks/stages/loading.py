@@ -205,7 +205,7 @@ def _peer_loader(folder: Path, sequences: Sequence[str], *, masked: bool, shuffl
 def _check(folder: Path, sequences: Sequence[str]) -> Facts:
     """Both give the same token ids for the same records."""
     store = write_store(folder / "ours", sequences)
-    ours = {}
+    ours: dict[int, torch.Tensor] = {}
     for batch in chain.from_iterable(_batches(store, False).epoch(0)):
         # Packed batches are in an order of their own: by record, as the peer's are without shuffling.
         tokens = batch.tokens.split(batch.cu_seqlens.diff().tolist())
