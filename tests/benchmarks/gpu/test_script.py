@@ -5,7 +5,7 @@ import json
 import pytest
 
 from esmeray.benchmarks.__main__ import main
-from esmeray.benchmarks.gpu import training
+from esmeray.benchmarks.gpu import bench, training
 from esmeray.benchmarks.gpu.script import PARTS
 from esmeray.common.errors import ConfigError
 
@@ -15,6 +15,7 @@ TRIED = ["gpu", "--device", "cpu", "--sizes", "tiny", "--tokens", "2048", "--bac
 def test_every_part_runs_and_is_written(tmp_path, monkeypatch):
     ways = (training.Variant("selective", checkpointing="selective"), training.Variant("graph", graph=True))
     monkeypatch.setattr(training, "VARIANTS", ways)
+    monkeypatch.setattr(bench, "MICRO_BATCHES", 1)
     assert main([*TRIED, "--output", str(tmp_path)]) == 0
     tables = {table["stage"]: table["rows"] for table in json.loads((tmp_path / "results.json").read_text())["tables"]}
     assert list(tables) == list(PARTS)
