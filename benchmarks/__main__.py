@@ -22,10 +22,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from esmeray.benchmarks.harness.stage import Stage
+from esmeray.benchmarks.harness.stage import Stage, check_names
 from esmeray.common.command_line import TERMINATED, run
 from esmeray.common.errors import ConfigError
-from esmeray.common.text import did_you_mean
 
 RESULTS_ROOT = Path(__file__).resolve().parent / "results"
 MODULES = (
@@ -47,7 +46,7 @@ MODULES = (
 
 
 def parsed(argv: list[str]) -> argparse.Namespace:
-    """Stages to measure, and the place of their results."""
+    """Stages to measure, and the folder of their results."""
     parser = argparse.ArgumentParser(
         "python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -69,6 +68,7 @@ def main(argv: list[str]) -> int:
 
         return measure_gpu(argv[1:])
     if argv[:1] == ["record"]:
+        # Before torch is loaded: an entry is of two cores, also on a machine that has a GPU.
         os.environ.update(DS_ACCELERATOR="cpu", CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1")
         from esmeray.benchmarks.record import main as record  # here: it loads torch
 
@@ -81,23 +81,21 @@ def main(argv: list[str]) -> int:
     require_packages(stages)
     # Peers' tokenizers and hubs neither report nor ask for anything while time is taken.
     os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", TOKENIZERS_PARALLELISM="false")
-    words = [Path(word).name if Path(word).is_absolute() else word for word in argv]  # no path of this machine
+    # Results are published with their command: a path of this machine is cut to its last part.
+    words = [Path(word).name if Path(word).is_absolute() else word for word in argv]
     return _measure(stages, arguments, shlex.join(["python", "-m", "benchmarks", *words]))
 
 
 def load_stages(names: Sequence[str] = ()) -> list[Stage]:
     """The stages of these names in the order of the data; all if none is named. Raises ConfigError for another name."""
-    for name in names:
-        if name not in MODULES:
-            raise ConfigError(
-                f"no stage is called {name!r}{did_you_mean(name, MODULES)}; there are {', '.join(MODULES)}"
-            )
+    check_names("stage", names, MODULES)
     chosen = [name for name in MODULES if name in names or not names]
     return [importlib.import_module(f"esmeray.benchmarks.stages.{name}").STAGE for name in chosen]
 
 
 def require_packages(stages: Sequence[Stage]) -> None:
     """Refuse to start where a peer is not installed, by a ConfigError that names the first."""
+    # All of them before any stage: the last one's peer would be missed after an hour of measuring.
     for stage in stages:
         for package in stage.packages:
             if importlib.util.find_spec(package) is None:
@@ -116,6 +114,7 @@ def _measure(stages: list[Stage], arguments: argparse.Namespace, command: str) -
     try:
         broken = run_stages(stages, Run(machine, output, arguments.quick, command, MODULES, arguments.fasta))
     except KeyboardInterrupt:
+        # Raised on: the exit code is to be that of the signal.
         print(f"stopped; what was finished is in {output}", file=sys.stderr)
         raise
     print(f"results: {output}/results.md, results.json and results.png")

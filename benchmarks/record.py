@@ -14,15 +14,15 @@ import json
 import os
 import sys
 import tempfile
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from esmeray.benchmarks.harness.machine import describe_machine, revision, slugify, versions
-from esmeray.benchmarks.harness.proteins import make_store
-from esmeray.benchmarks.harness.split import split
-from esmeray.benchmarks.programs.processes import call
+from esmeray.benchmarks.harness.stage import Setting
+from esmeray.benchmarks.programs.masked_lm import MaskedLMBench, Point
 from esmeray.common.errors import ConfigError
 from esmeray.common.progress import status_line
 from esmeray.common.publishing import write_atomically
@@ -58,26 +58,19 @@ def main(argv: list[str]) -> int:
     log = FOLDER / "records" / f"{slugify(arguments.name)}.json"
     if arguments.enter and log.exists():
         raise ConfigError(f"{arguments.name}: an entry has this name, and opened the test part; give another")
+    # Before an hour of training: entries are compared by what they reach in ten minutes of the same two cores.
     if len(os.sched_getaffinity(0)) != CORES:
         raise ConfigError(f"the track is of {CORES} cores: run it by taskset --cpu-list 0,1")
     with tempfile.TemporaryDirectory() as folder, status_line() as show:
-        show("splitting by clusters")
-        parts = split(None, Path(folder))
-        store = make_store(parts["training"], Path(folder) / "training.store")
+        bench = MaskedLMBench.prepare(Setting("cpu", quick=False, folder=Path(folder), note=show))
+        test = str(bench.parts["test"]) if arguments.enter else None
         runs = []
         for seed in SEEDS:
             show(f"seed {seed}")
-            points = call(
-                "esmeray.benchmarks.programs.masked_lm:train_ours",
-                config=config,
-                seed=seed,
-                store=str(store),
-                folder=f"{folder}/{seed}",
-                fasta=str(parts["validation"]),
-                limit_s=LIMIT_S,
-                test=str(parts["test"]) if arguments.enter else None,
+            points = bench.points(
+                "train_ours", config=config, seed=seed, store=str(bench.store), limit_s=LIMIT_S, test=test
             )
-            ends = [f"{point['part']} {point['bits']:.4f} bits after {point['seconds']:.0f} s" for point in points]
+            ends = [f"{point.part} {point.bits:.4f} bits after {point.seconds:.0f} s" for point in points]
             print(f"seed {seed}: {', '.join(ends)}", flush=True)
             runs.append(points)
     if arguments.enter:
@@ -85,18 +78,18 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _enter(name: str, config: dict[str, Any], runs: list[list[dict[str, Any]]], log: Path) -> None:
-    machine, date = describe_machine(), datetime.now(UTC).strftime("%Y-%m-%d")
-    bits = {part: [p["bits"] for run in runs for p in run if p["part"] == part] for part in ("validation", "test")}
-    ends = [run[-1] for run in runs]
+def _enter(name: str, config: dict[str, Any], runs: list[list[Point]], log: Path) -> None:
+    machine = describe_machine()
+    validation = [point.bits for run in runs for point in run if point.part == "validation"]
+    ends = [run[-1] for run in runs]  # of the test part
     values = [
-        date,
+        datetime.now(UTC).strftime("%Y-%m-%d"),
         name,
-        f"{mean(bits['validation']):.4f}",
-        f"{mean(bits['test']):.4f}",
-        " ".join(f"{value:.4f}" for value in bits["test"]),
-        f"{mean(end['seconds'] for end in ends):.0f}",
-        f"{mean(end['tokens'] for end in ends):,.0f}",
+        f"{mean(validation):.4f}",
+        f"{mean(end.bits for end in ends):.4f}",
+        " ".join(f"{end.bits:.4f}" for end in ends),
+        f"{mean(end.seconds for end in ends):.0f}",
+        f"{mean(end.tokens for end in ends):,.0f}",
         machine.slug,
         revision(),
     ]
@@ -106,10 +99,12 @@ def _enter(name: str, config: dict[str, Any], runs: list[list[dict[str, Any]]], 
         "seeds": SEEDS,
         "points": runs,
         "config": config,
+        "machine": machine.model_dump(),
+        "versions": versions(["deepspeed"]),
     }
-    entry |= {"machine": machine.model_dump(), "versions": versions(["deepspeed"])}
     log.parent.mkdir(exist_ok=True)
-    write_atomically(log, json.dumps(entry, indent=1).encode())
+    # The log before the table: a name whose test part was opened must not be entered again.
+    write_atomically(log, json.dumps(entry, indent=1, default=asdict).encode())
     table = FOLDER / "records.md"
     text = table.read_text(encoding="utf-8") if table.exists() else HEAD
     write_atomically(table, f"{text}| {' | '.join(values)} |\n".encode())

@@ -22,9 +22,8 @@ from esmeray.common.figure_style import (
     save,
     style,
 )
-from esmeray.tuning.records import Trial
+from esmeray.tuning.records import NAMES, STATUSES, Trial, value_text
 from esmeray.tuning.results import Results
-from esmeray.tuning.settings import NAMES, STATUSES, value_text
 
 _COLOURS = {"bf16": BLUE, "fp32": ORANGE, "fp16": GREEN}
 _FAILURES = {"out_of_memory": "^", "crash": "X", "timeout": "s", "nan": "P", "refused": "|"}
@@ -60,6 +59,7 @@ def importances(results: Results) -> dict[str, float]:
     for words_of_trial, speed in zip(words, speeds, strict=True):
         params = {name: words_of_trial[name] for name in varied}
         study.add_trial(optuna.trial.create_trial(params=params, distributions=distributions, value=speed))
+    # fANOVA's forest is drawn by chance: a seed, so that the page of a search is the same each time.
     return optuna.importance.get_param_importances(study, evaluator=optuna.importance.FanovaImportanceEvaluator(seed=0))
 
 
@@ -70,6 +70,7 @@ def _draw_speed(axes: Axes, results: Results) -> None:
         failed = [trial.settings.tokens for trial in results.trials if trial.measurement.status == status]
         if failed:
             label = f"{STATUSES[status]} ({len(failed)})"  # type: ignore[index]
+            # At zero, as they have no speed: a curve that ends is explained below its end.
             axes.plot(failed, [0.0] * len(failed), marker, color=RED, label=label, clip_on=False)
     axes.yaxis.set_major_formatter(_THOUSANDS)
     legend(axes, over_curves=True)
@@ -78,7 +79,7 @@ def _draw_speed(axes: Axes, results: Results) -> None:
 def _draw_memory(axes: Axes, results: Results) -> None:
     heading(axes, "Peak memory in GiB by token budget")
     _draw_curves(axes, results, lambda trial: (trial.measurement.peak_memory_bytes or 0) / 2**30)
-    totals = [total for trial in results.measured if (total := trial.measurement.total_memory_bytes)]
+    totals = filter(None, (trial.measurement.total_memory_bytes for trial in results.measured))
     allowed = (1 - results.margin) * min(totals, default=0) / 2**30
     highest = max(((trial.measurement.peak_memory_bytes or 0) / 2**30 for trial in results.measured), default=0.0)
     if 0 < allowed < 3 * highest:  # not known where there is no GPU; far above, it would flatten the curves
@@ -97,18 +98,21 @@ def _draw_curves(axes: Axes, results: Results, height: Callable[[Trial], float])
         highest: dict[int, float] = {}
         for trial in trials:
             highest[trial.settings.tokens] = max(height(trial), highest.get(trial.settings.tokens, 0.0))
-        colour, marker = _COLOURS.get(precision, GREY), "D" if recomputes else "o"
+        colour = _COLOURS.get(precision, GREY)
+        marker = "D" if recomputes else "o"
         axes.plot([t.settings.tokens for t in trials], list(map(height, trials)), marker, color=colour, alpha=0.6)
         label = value_text("precision", precision) + (", checkpointing" if recomputes else "")
         line = "--" if recomputes else "-"
         axes.plot(*zip(*sorted(highest.items()), strict=True), line, color=colour, marker=marker, label=label)
-    if (best := results.best) is not None:
+    best = results.best
+    if best is not None:
         axes.plot(best.settings.tokens, height(best), "*", color=MAGENTA, markersize=15, zorder=5, label="best")
-    places = [float(tokens) for tokens in results.space.budgets]
+    # Ticks at the budgets: a log axis would label powers of ten, which nobody tried.
+    budgets = [float(tokens) for tokens in results.space.budgets]
     axes.set_xscale("log", base=2)
-    axes.set_xlim(min(places) / 1.35, max(places) * 1.35)
+    axes.set_xlim(min(budgets) / 1.35, max(budgets) * 1.35)
     axes.set_ylim(bottom=0.0)
-    axes.xaxis.set_major_locator(FixedLocator(places))
+    axes.xaxis.set_major_locator(FixedLocator(budgets))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(_THOUSANDS)
 
@@ -123,5 +127,5 @@ def _draw_importance(axes: Axes, results: Results) -> None:
         return
     bars = axes.barh(list(shares), list(shares.values()), color=BLUE)
     axes.bar_label(bars, [f" {share:.0%}" for share in shares.values()], color=INK, fontsize=9)
-    axes.set_xlim(0.0, 1.1 * max(shares.values()))
+    axes.set_xlim(0.0, 1.1 * max(shares.values()))  # room for the bars' labels
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))

@@ -21,11 +21,10 @@ from esmeray.common.text import last_line
 from esmeray.installation import python_path
 from esmeray.train_config.loading import dump_config, load_settings
 from esmeray.training.launch.elastic import fit
-from esmeray.tuning.records import Job, SearchFolder, StoppedError, read_trials
+from esmeray.tuning.records import Job, SearchFolder, Settings, StoppedError, read_trials, settings_text
 from esmeray.tuning.results import Results, describe
 from esmeray.tuning.search import Search
 from esmeray.tuning.section import TuneConfig
-from esmeray.tuning.settings import Settings, settings_text
 from esmeray.tuning.space import SearchSpace, make_space, most_trials, space_lines
 from esmeray.tuning.trainable import MeasuredTrial, placement
 
@@ -36,17 +35,19 @@ _STATE = "tuner.pkl"
 class Progress(tune.Callback):
     """Says what each trial came to, and ends the search when it is asked to or nothing can start."""
 
-    def __init__(self, folder: SearchFolder, space: SearchSpace, margin: float, most: int) -> None:
-        self._folder, self._space, self._margin, self._most = folder, space, margin, most
+    def __init__(self, job: Job, space: SearchSpace) -> None:
+        self._job = job
+        self._space = space
         self._idle_since = time.monotonic()
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
         """Raise what ends the search; Ray Tune then leaves its state as it is, to be restored."""
-        if self._folder.stop_requested():
+        if self._job.folder.stop_requested():
             raise StoppedError
         now = time.monotonic()
         if not trials or any(trial.status == trial.RUNNING for trial in trials):
             self._idle_since = now
+        # Ray Tune would wait for ever for resources that others hold.
         elif now - self._idle_since > connection.START_TIMEOUT_S:
             raise ResourceError("no trial could start: is the cluster busy?")
 
@@ -58,11 +59,12 @@ class Progress(tune.Callback):
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        results = Results(read_trials(self._folder.trials), self._space, self._margin)
+        search = self._job.search
+        results = Results(read_trials(self._job.folder.trials), self._space, search.memory_margin)
         newest = next(record for record in results.trials if record.id == trial.trial_id)
         mark = " (the fastest so far)" if results.best is newest else ""
         erase = "\r\x1b[K" if sys.stdout.isatty() else ""
-        say(f"{erase}{newest.number}/{self._most}: {describe(newest, results)}{mark}")
+        say(f"{erase}{newest.number}/{most_trials(search.search, len(self._space))}: {describe(newest, results)}{mark}")
 
 
 def search_on_cluster(job: Job, data_tokens: int, signals: StopSignals) -> tuple[SearchSpace, Exception | None]:
@@ -70,20 +72,23 @@ def search_on_cluster(job: Job, data_tokens: int, signals: StopSignals) -> tuple
 
     ``data_tokens`` are those of all training sequences.
     """
-    folder, config, search = job.folder, job.config, job.search
-    with connection.connected(config.ray, folder.path) as dashboard:
-        signals.reinstall()
+    folder = job.folder
+    search = job.search
+    with connection.connected(job.config.ray, folder.path) as dashboard:
+        signals.reinstall()  # ray.init has replaced that of SIGTERM
         _check_hardware(folder)
         nodes = connection.cluster_resources()
-        space = make_space(config, search, nodes, data_tokens)
+        space = make_space(job, nodes, data_tokens)
         if not folder.tune.exists() or load_settings(TuneConfig, folder.tune) != search:
             (folder.ray_tune / _STATE).unlink(missing_ok=True)  # it has the limits of before
         folder.clear_requests()
-        write_atomically(folder.config, dump_config(config))
+        # Written only now, when nothing can be refused any more: the next search is compared with them.
+        write_atomically(folder.config, dump_config(job.config))
         write_atomically(folder.tune, dump_config(search))
         say(f"search {search.name}: {folder.path}" + (f", dashboard http://{dashboard}" if dashboard else ""))
         say("\n".join(space_lines(space, search)))
-        if trials := read_trials(folder.trials):
+        trials = read_trials(folder.trials)
+        if trials:
             say(f"resumes from {len(trials)} trials")
         return space, _run_trials(job, space, nodes, signals)
 
@@ -111,24 +116,22 @@ def _run_trials(job: Job, space: SearchSpace, nodes: list[NodeResources], signal
 
 
 def _new_tuner(job: Job, space: SearchSpace, nodes: list[NodeResources], trainable: Any) -> tune.Tuner:
-    folder, search = job.folder, job.search
+    folder = job.folder
     # Without GPUs a machine is one device: trials that share its cores and memory would measure one another.
     devices = sum(node.gpus for node in nodes) or len(nodes)
-    side_by_side = max(1, devices // min(space.workers))
-    most = most_trials(search.search, len(space))
     return tune.Tuner(
         trainable,
         tune_config=tune.TuneConfig(
-            search_alg=Search(space, search, folder.trials),
+            search_alg=Search(space, job.search, folder.trials),
             num_samples=-1,  # the searcher ends it
-            max_concurrent_trials=side_by_side,
-            reuse_actors=True,
+            max_concurrent_trials=max(1, devices // min(space.workers)),
+            reuse_actors=True,  # workers take ten seconds to start
             trial_dirname_creator=lambda trial: trial.trial_id,
         ),
         run_config=tune.RunConfig(
             name=folder.ray_tune.name,
             storage_path=str(folder.path),
-            callbacks=[Progress(folder, space, search.memory_margin, most)],
+            callbacks=[Progress(job, space)],
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
             failure_config=tune.FailureConfig(fail_fast="raise"),  # what fails in a trial is its result
             verbose=0,
@@ -150,18 +153,17 @@ def _prepare_ray_tune() -> None:
 
 def _refusal_behind(error: BaseException) -> EsmerayError | None:
     """The refusal behind an error of Ray Tune's, if there is one."""
-    cause: BaseException | None = error
-    while cause is not None:
-        inner = getattr(cause, "cause", None) or cause
-        if isinstance(inner, EsmerayError):
-            return inner
-        cause = cause.__cause__
-    return None
+    # A worker's error is the cause of a RayTaskError (``cause``), which Ray Tune raises errors of its own from.
+    inner = getattr(error, "cause", None) or error
+    if isinstance(inner, EsmerayError):
+        return inner
+    return None if error.__cause__ is None else _refusal_behind(error.__cause__)
 
 
 def _check_hardware(folder: SearchFolder) -> None:
     """Refuse to resume a search on other machines by a ConfigError; note those of a new one."""
     here = connection.hardware()
-    if folder.trials.exists() and folder.hardware.exists() and (before := folder.hardware.read_text().strip()) != here:
+    before = folder.hardware.read_text().strip() if folder.hardware.exists() else here
+    if folder.trials.exists() and before != here:
         raise ConfigError(f"{folder.path} was measured on {before}, this is {here}: choose another --tune.name")
     write_atomically(folder.hardware, f"{here}\n")

@@ -1,21 +1,149 @@
-"""The folder of a search, and its trials: a file each, written where a trial ran before Ray Tune hears of its result.
+"""Records of a search: the settings of a trial and its measurement, a file each, and the folder and job around them.
 
-Ray Tune (2.60) saves its own state some seconds later: a search that is killed would repeat what was measured since.
+A trial's file is written where it ran before Ray Tune hears of its result. Ray Tune (2.60) saves its own state some
+seconds later: a search that is killed would repeat what was measured since.
 """
 
 import json
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field, replace
+from functools import reduce
+from operator import attrgetter, getitem
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
+from pydantic import ValidationError
+
+from esmeray.cluster.placement import Workers
 from esmeray.common.errors import ConfigError, DataError
 from esmeray.common.publishing import write_atomically
 from esmeray.run_folder.paths import RunFolder
 from esmeray.training.config import Config
+from esmeray.training.engine.deepspeed_settings import zero_stage
 from esmeray.tuning.section import TuneConfig
-from esmeray.tuning.settings import Measurement, Settings
+
+Value: TypeAlias = int | str | bool | None
+Status: TypeAlias = Literal["ok", "out_of_memory", "crash", "timeout", "nan", "pruned", "refused"]
+
+_SETTINGS = {
+    "tokens": ("batch.tokens", "token budget"),
+    "workers": ("ray.num_workers", "workers"),
+    "precision": ("training.precision", "precision"),
+    "num_workers": ("data.num_workers", "loader processes"),
+    "compile": ("training.compile", "compile"),
+    "batch_size": ("batch.batch_size", "sequences a batch"),
+    "stage": ("deepspeed.stage", "ZeRO stage"),
+    "prefetch": ("data.prefetch", "prefetched batches"),
+    "gradient_checkpointing": ("model.backbone.gradient_checkpointing", "checkpointing"),
+}
+"""Key in an experiment's config and words of each setting, those first that usually decide most."""
+
+KEYS = {name: key for name, (key, _) in _SETTINGS.items()}
+NAMES = {name: words for name, (_, words) in _SETTINGS.items()}
+
+STATUSES: dict[Status, str] = {
+    "ok": "measured",
+    "pruned": "stopped early",
+    "out_of_memory": "out of memory",
+    "crash": "crashed",
+    "timeout": "hung",
+    "nan": "NaN",
+    "refused": "refused",
+}
+"""Results of a trial, in words."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A configuration of a search; each field stands for one key of the config (:data:`KEYS`)."""
+
+    tokens: int
+    batch_size: int | None
+    num_workers: int
+    prefetch: int
+    precision: str
+    gradient_checkpointing: bool | str
+    compile: bool
+    stage: int
+    workers: int
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The result of a trial, which took ``seconds``.
+
+    Attributes:
+        status: ``pruned``: it could not win any more; ``refused``: the settings can't be run.
+        tokens_per_s: real tokens of all workers; the median of the last two windows, or of all if no two agree.
+        peak_memory_bytes: the largest over the workers.
+        total_memory_bytes: of one device; on the CPU what one worker may take.
+        shares: of the time of a step by phase, mean over the workers.
+        reusable: the workers can take the next trial. After a crash others may wait in a step for ever.
+    """
+
+    status: Status
+    reason: str
+    tokens_per_s: float | None = None
+    windows: list[float] = field(default_factory=list)
+    peak_memory_bytes: int | None = None
+    total_memory_bytes: int | None = None
+    shares: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+    reusable: bool = True
+
+    def speed(self, memory_margin: float) -> float:
+        """Tokens per second; 0 where it failed or was too large."""
+        return (self.tokens_per_s or 0.0) if self.fits(memory_margin) else 0.0
+
+    def fits(self, memory_margin: float) -> bool:
+        """Test that it ran and left the margin free."""
+        return self.status in ("ok", "pruned") and (self.memory_share or 0.0) <= 1 - memory_margin
+
+    def is_too_large(self, memory_margin: float) -> bool:
+        """Test for out of memory or too little of it left free."""
+        return self.status == "out_of_memory" or (self.memory_share or 0.0) > 1 - memory_margin
+
+    @property
+    def memory_share(self) -> float | None:
+        """Peak as a share of the device's memory."""
+        if self.peak_memory_bytes is None or not self.total_memory_bytes:
+            return None
+        return self.peak_memory_bytes / self.total_memory_bytes
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A configuration and its result; ``id`` is Ray Tune's, ``number`` counts trials as they ended, from 1."""
+
+    id: str
+    number: int
+    settings: Settings
+    measurement: Measurement
+
+
+def write_trial(folder: Path, trial_id: str, settings: Settings, measurement: Measurement) -> None:
+    """Write a trial's file; it is on disk when this returns."""
+    # Trials are in the order in which they ended, also those of a resumed search: ids of Ray Tune have no order.
+    record = {"time": time.time(), "settings": asdict(settings), "measurement": asdict(measurement)}
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / f"{trial_id}.json", json.dumps(record, indent=1) + "\n")
+
+
+def read_trials(folder: Path) -> list[Trial]:
+    """Return the trials of a search in the order in which they ended; DataError for a file that holds none."""
+    ended = sorted(map(_read, folder.glob("*.json")), key=lambda timed: timed[0])
+    return [replace(trial, number=number) for number, (_, trial) in enumerate(ended, start=1)]
+
+
+def _read(path: Path) -> tuple[float, Trial]:
+    """When a trial ended, and the trial; its number follows from the others."""
+    try:
+        record = json.loads(path.read_bytes())
+        trial = Trial(path.stem, 0, Settings(**record["settings"]), Measurement(**record["measurement"]))
+        return float(record["time"]), trial
+    except (ValueError, TypeError, KeyError) as error:
+        raise DataError(f"{path}: no trial of this version ({error!r}); choose another --tune.name") from error
 
 
 class StoppedError(Exception):
@@ -28,20 +156,22 @@ class SearchFolder(RunFolder):
     def __init__(self, storage_path: str | Path, name: str) -> None:
         super().__init__(storage_path, name)
         if self.uri is not None:
+            # Trials write where they run, and a search reads them at once: a working copy would show its own alone.
             raise ConfigError(f"run.storage_path: a search needs a folder that every node sees, not {storage_path}")
         self.tune = self.path / "tune.yaml"
         self.hardware = self.path / "hardware.txt"
         self.trials = self.path / "trials"
         self.best = self.path / "best.yaml"
         self.report = self.path / "tune_report.html"
+        self.picture = self.path / "tune_report.png"
         self.ray_tune = self.path / "ray_tune"
 
 
 @dataclass(frozen=True)
 class Job:
-    """An experiment, with absolute paths, and the search over it; ``store_path`` once its data is prepared.
+    """An experiment and the search over it; ``store_path`` once its data is prepared.
 
-    ``make_group`` makes of :class:`~esmeray.cluster.placement.Workers` what has the methods of
+    ``make_group`` makes of :class:`~esmeray.cluster.placement.Workers` and a job what has the methods of
     :class:`~esmeray.tuning.workers.WorkerGroup`; None for that itself.
     """
 
@@ -59,38 +189,49 @@ class Job:
         """The experiment of trials: what they write is the search's, as a classifier's tokenizer in a run's folder."""
         return self.config.model_copy(update={"run": self.config.run.model_copy(update={"name": self.search.name})})
 
+    def own_settings(self, workers: Workers) -> Settings:
+        """The settings that the experiment has itself. Raises ConfigError where DeepSpeed's can't be read."""
+        values = {name: attrgetter(key)(self.config) for name, key in KEYS.items()}
+        # Settings may be left to DeepSpeed's file, the cluster or the device: those are compared that training takes.
+        values["stage"] = zero_stage(self.config.training, self.config.deepspeed)
+        values["workers"] = workers.count
+        if values["compile"] is None:
+            values["compile"] = workers.device == "cuda" and values["stage"] < 3
+        return Settings(**values)
 
-@dataclass(frozen=True)
-class Trial:
-    """A configuration and its result; ``id`` is Ray Tune's, ``number`` counts trials as they ended, from 1."""
+    def trial_config(self, settings: Settings) -> Config:
+        """The experiment of a trial; ConfigError where the settings don't go together.
 
-    id: str
-    number: int
-    settings: Settings
-    measurement: Measurement
-
-
-def write_trial(folder: Path, trial_id: str, settings: Settings, measurement: Measurement) -> None:
-    """Write a trial's file; it is on disk when this returns."""
-    record = {"time": time.time(), "settings": asdict(settings), "measurement": asdict(measurement)}
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / f"{trial_id}.json", json.dumps(record, indent=1) + "\n")
-
-
-def read_trials(folder: Path) -> list[Trial]:
-    """Return the trials of a search in the order in which they ended; DataError for a file that holds none."""
-    records = sorted(((_read(path), path.stem) for path in folder.glob("*.json")), key=lambda pair: pair[0]["time"])
-    return [
-        Trial(trial_id, number, Settings(**record["settings"]), Measurement(**record["measurement"]))
-        for number, (record, trial_id) in enumerate(records, start=1)
-    ]
+        With ``keep_global_tokens`` the result of training stays; else a step is one batch of each worker.
+        """
+        plain = self.measured.model_dump(mode="json")
+        if not self.search.keep_global_tokens:
+            plain["batch"]["global_tokens"] = settings.tokens * settings.workers
+        for name, path in KEYS.items():
+            *sections, key = path.split(".")
+            reduce(getitem, sections, plain)[key] = getattr(settings, name)
+        try:
+            # By validation, not by model_copy: sections check one another, and some settings exclude others.
+            return Config.model_validate(plain)
+        except ValidationError as error:
+            problems = [problem["msg"].removeprefix("Value error, ") for problem in error.errors()]
+            raise ConfigError("; ".join(problems)) from error
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        record = json.loads(path.read_bytes())
-        Settings(**record["settings"]), Measurement(**record["measurement"])
-        float(record["time"])
-    except (ValueError, TypeError, KeyError) as error:
-        raise DataError(f"{path}: no trial of this version ({error!r}); choose another --tune.name") from error
-    return record
+def value_text(name: str, value: Value) -> str:
+    if value is None:
+        return "any"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:,}" if isinstance(value, int) else value
+
+
+def settings_text(settings: Settings, names: Iterable[str]) -> str:
+    """In a line: ``token budget 8,192, precision bf16``."""
+    return ", ".join(f"{NAMES[name]} {value_text(name, getattr(settings, name))}" for name in names)
+
+
+def memory_text(size: float | None) -> str:
+    if size is None:
+        return "not known"
+    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"

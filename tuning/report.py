@@ -8,18 +8,26 @@ import io
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from html import escape
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from esmeray.common.publishing import write_atomically
-from esmeray.monitoring.advice import Facts, advise, what_limits
+from esmeray.monitoring.advice import Advice, Facts, advise, what_limits
 from esmeray.tuning.plots import draw_search
-from esmeray.tuning.records import Trial
+from esmeray.tuning.records import (
+    KEYS,
+    NAMES,
+    STATUSES,
+    SearchFolder,
+    Settings,
+    Trial,
+    memory_text,
+    settings_text,
+    value_text,
+)
 from esmeray.tuning.results import Results, noise_lines, speed_text
-from esmeray.tuning.settings import KEYS, NAMES, STATUSES, Settings, memory_text, settings_text, value_text
 from esmeray.tuning.space import needs_at_least
 
 _PHASES = {
@@ -33,8 +41,8 @@ _SETTINGS = ("tokens", "precision", "gradient_checkpointing", "compile", "num_wo
 """Settings that the advice names."""
 _SEARCHED = ("loading", "communication", "memory", "compute")
 """Topics of advice that are about the configuration's step."""
+_UNKNOWN = Advice("unknown", "What limits is not known: no shares of a step were measured")
 
-HTML_FILE, PNG_FILE = "tune_report.html", "tune_report.png"
 SHOWN = 5
 """Trials in the terminal's table."""
 PAGE_WIDTH = 250
@@ -53,19 +61,21 @@ _PAGE = """<!doctype html>
 """
 
 
-def write_tune_report(results: Results, folder: Path) -> None:
+def write_tune_report(results: Results, folder: SearchFolder) -> None:
     """Write the page and the picture; there may be no result."""
-    title = f"{folder.name}: {_headline(results)}"
-    draw_search(results, folder / PNG_FILE, title)
+    title = f"{folder.path.name}: {_headline(results)}"
+    draw_search(results, folder.picture, title)
     console = Console(record=True, file=io.StringIO(), width=PAGE_WIDTH)
     console.print("\n".join(_summary(results)), highlight=False, markup=False)
-    others = [trial for trial in results.trials if trial not in results.ranked]
+    others = [trial for trial in results.trials if trial not in results.ranked]  # also failures, with their reasons
     console.print(_table("Every trial", [*results.ranked, *others], results))
     if results.best is not None:
-        console.print(f"python train_ray.py --config {folder}/best.yaml", highlight=False, markup=False)
+        console.print(f"python train_ray.py --config {folder.best}", highlight=False, markup=False)
+    # The terminal's own table as HTML: a second layout would be a second thing to keep in step.
     text = console.export_html(code_format="{code}", inline_styles=True)
-    picture = base64.b64encode((folder / PNG_FILE).read_bytes()).decode("ascii")
-    write_atomically(folder / HTML_FILE, _PAGE.format(title=escape(title), picture=picture, text=text))
+    # Inside the page, which then may be sent or attached by itself.
+    picture = base64.b64encode(folder.picture.read_bytes()).decode("ascii")
+    write_atomically(folder.report, _PAGE.format(title=escape(title), picture=picture, text=text))
 
 
 def print_table(results: Results, console: Console) -> None:
@@ -83,24 +93,27 @@ def _headline(results: Results) -> str:
     best = results.best
     if best is None:
         return "no configuration was found that fits"
-    settings = settings_text(best.settings, results.space.varied) or "the only configuration"
-    return f"{speed_text(best.measurement)} with {settings}"
+    # Nothing was varied where one value of each setting was offered.
+    varied = settings_text(best.settings, results.space.varied) or "the only configuration"
+    return f"{speed_text(best.measurement)} with {varied}"
 
 
 def _summary(results: Results) -> Iterator[str]:
     yield f"{len(results.trials)} configurations tried of {len(results.space)}: {results.outcomes()}."
     yield f"{sum(trial.measurement.seconds for trial in results.trials) / 60:.1f} min of measuring."
-    best, own = results.best, results.own
+    best = results.best
     if best is None:
         return
+    own = results.own
     if own is not None:
         ratio = (best.measurement.tokens_per_s or 0.0) / (own.measurement.tokens_per_s or 1.0)
         yield f"{ratio:.2f}× the experiment's own settings, {speed_text(own.measurement)}."
     yield from noise_lines(results)
-    limit = find_limit(best, results)
-    yield f"{limit.summary}."
+    limit, *further = advice_for(best, results)
+    yield f"{limit.finding}."
     yield from filter(None, [shares_text(best)])
-    yield from (f"To try next: {advice}" for advice in limit.advice)
+    yield from (f"To try next: {action.text}" for action in limit.actions)
+    yield from (f"To try next: {advice}" for advice in further)
 
 
 def _table(title: str, trials: Sequence[Trial], results: Results) -> Table:
@@ -113,30 +126,24 @@ def _table(title: str, trials: Sequence[Trial], results: Results) -> Table:
         values = [value_text(name, getattr(trial.settings, name)) for name in results.space.varied]
         speed = "" if measurement.tokens_per_s is None else f"{measurement.tokens_per_s:,.0f}"
         peak = "" if measurement.peak_memory_bytes is None else memory_text(measurement.peak_memory_bytes)
-        is_complete = measurement.status == "ok"
-        outcome = STATUSES[measurement.status]
-        result = f"limited by {find_limit(trial, results).topic}" if is_complete else f"{outcome}: {measurement.reason}"
-        style = "bold" if trial is results.best else "" if measurement.tokens_per_s else "red"
+        result = f"{STATUSES[measurement.status]}: {measurement.reason}"
+        style = "" if measurement.tokens_per_s else "red"
+        if measurement.status == "ok":
+            result = f"limited by {advice_for(trial, results)[0].topic}"
+        if trial is results.best:
+            style = "bold"
         table.add_row(str(trial.number), *values, speed, peak, result, style=style)
     return table
 
 
-class Limit(NamedTuple):
-    """Topic (loading, communication, memory, compute or unknown), sentence without a full stop, what to try next."""
-
-    topic: str
-    summary: str
-    advice: list[str]
-
-
-def find_limit(trial: Trial, results: Results) -> Limit:
-    """The limit of a configuration that was measured to the end."""
+def advice_for(trial: Trial, results: Results) -> list[Advice]:
+    """What limits a configuration that was measured to the end, then what else may be done about it."""
     facts = _facts(trial, results)
     limit = what_limits(facts)
     if limit is None:
-        return Limit("unknown", "What limits is not known: no shares of a step were measured", [])
-    further = [str(advice) for advice in advise(facts) if advice.actions and advice.topic not in _SEARCHED]
-    return Limit(limit.topic, limit.finding, [*(action.text for action in limit.actions), *further])
+        return [_UNKNOWN]
+    # The step's own topics compete: of these the one that limits is enough.
+    return [limit, *(advice for advice in advise(facts) if advice.actions and advice.topic not in _SEARCHED)]
 
 
 def shares_text(trial: Trial) -> str:
@@ -147,17 +154,18 @@ def shares_text(trial: Trial) -> str:
 
 
 def _facts(trial: Trial, results: Results) -> Facts:
-    settings, measurement = trial.settings, trial.measurement
-    shares: dict[str, Any] = dict(measurement.shares)
+    settings = trial.settings
+    shares: dict[str, Any] = dict(trial.measurement.shares)
     if settings.workers == 1:  # the rest are the agreements of a worker with itself
         shares.pop("communication", None)
     others = [other.settings for other in results.trials]
     tried = {KEYS[name] for name in NAMES if any(_differs_in(name, settings, other) for other in others)}
+    # Smaller budgets alone don't answer whether a larger one is faster.
     if not any(other.tokens > settings.tokens for other in others):
         tried.discard(KEYS["tokens"])
     return Facts(
         **shares,
-        memory=measurement.memory_share,
+        memory=trial.measurement.memory_share,
         memory_limits=_is_blocked(settings, results),
         rise=_rise(trial, results),
         **{name: getattr(settings, name) for name in _SETTINGS},
@@ -174,6 +182,7 @@ def _is_blocked(settings: Settings, results: Results) -> bool:
 
 def _rise(trial: Trial, results: Results) -> float | None:
     """Speed relative to the next smaller budget that was measured with all else alike, minus 1."""
+    # Of the same settings but the budget: the share of another setting in the speed would count as the budget's.
     smaller = [
         other
         for other in results.measured

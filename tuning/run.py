@@ -11,9 +11,7 @@ Ray Tune runs the trials (:mod:`esmeray.tuning.ray_tune`), Optuna chooses them (
     tune_report.html, .png   see tuning.report
 """
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from rich.console import Console
 
@@ -26,13 +24,12 @@ from esmeray.run_folder.job import differences
 from esmeray.tasks.plan import task_plan
 from esmeray.train_config.loading import dump_config, load_settings
 from esmeray.train_config.natures import with_absolute_paths
-from esmeray.training.config import Config, load_recorded
+from esmeray.training.config import load_recorded
 from esmeray.training.launch.driver import resources_to_plan_with, until_signal
 from esmeray.training.launch.planning import check_stage
-from esmeray.tuning.records import Job, read_trials
+from esmeray.tuning.records import KEYS, Job, read_trials
 from esmeray.tuning.results import Results, nothing_fits, speed_text, to_set, write_best
 from esmeray.tuning.section import TuneConfig
-from esmeray.tuning.settings import KEYS
 from esmeray.tuning.space import make_space, space_lines
 
 CHANGES_SPEED = (
@@ -42,30 +39,31 @@ CHANGES_SPEED = (
 """Settings under which a measurement holds; those that are searched may change nevertheless."""
 
 
-def tune(config: Config, search: TuneConfig, make_group: Callable[..., Any] | None = None) -> int:
-    """Search to the end; returns the exit code, 0 finished, 128 + signal when stopped. ``make_group``: of a Job.
+def tune(job: Job) -> int:
+    """Search to the end; returns the exit code, 0 finished, 128 + signal when stopped.
 
     Raises EsmerayError where it can't start, or no configuration fits.
     """
-    job = Job(with_absolute_paths(config), search, make_group)
+    job = replace(job, config=with_absolute_paths(job.config))  # for trials' processes, which run in other folders
     return until_signal(job.folder, lambda signals: _tune_locked(job, signals), "the search")
 
 
-def dry_run_tune(config: Config, search: TuneConfig) -> int:
+def dry_run_tune(job: Job) -> int:
     """Print the resolved search and the space; measure nothing."""
-    _check_same(Job(with_absolute_paths(config), search))
-    data_tokens = task_plan(config.data, config.model).estimate().data.tokens
-    space = make_space(config, search, resources_to_plan_with(config.ray), data_tokens)
-    print(dump_config(search))
-    print("\n".join(space_lines(space, search)))
+    job = replace(job, config=with_absolute_paths(job.config))  # as it was recorded
+    _check_same(job)
+    data_tokens = task_plan(job.config.data, job.config.model).estimate().data.tokens
+    space = make_space(job, resources_to_plan_with(job.config.ray), data_tokens)
+    print(dump_config(job.search))
+    print("\n".join(space_lines(space, job.search)))
     return 0
 
 
 def _tune_locked(job: Job, signals: StopSignals) -> int:
     _check_same(job)
-    ray, folder, search = job.config.ray, job.folder, job.search
-    if find(ray) == LOCAL:
-        make_space(job.config, search, [*local_resources()])  # refuses what it can before anything is prepared
+    folder = job.folder
+    if find(job.config.ray) == LOCAL:
+        make_space(job, [*local_resources()])  # refuses what it can before anything is prepared
     task = task_plan(job.measured.data, job.measured.model)
     check_stage(task, job.measured.training, job.measured.deepspeed)
     with conversion_bar("preparing the data") as progress:
@@ -75,7 +73,8 @@ def _tune_locked(job: Job, signals: StopSignals) -> int:
     from esmeray.tuning.ray_tune import search_on_cluster  # here: it loads Ray Tune
 
     space, error = search_on_cluster(replace(job, store_path=str(store_path)), data_tokens, signals)
-    results = Results(read_trials(folder.trials), space, search.memory_margin, search.measurement.agreement)
+    margin = job.search.memory_margin
+    results = Results(read_trials(folder.trials), space, margin, job.search.measurement.agreement)
     return _conclude(job, results, signals, error)
 
 
@@ -87,6 +86,7 @@ def _check_same(job: Job) -> None:
     before = load_recorded(folder.config).model_dump() | {"tune": load_settings(TuneConfig, folder.tune).model_dump()}
     now = job.config.model_dump() | {"tune": job.search.model_dump()}
     for change in differences(before, now):
+        # Searched settings may differ: each trial's file has its own.
         if change.within(CHANGES_SPEED) and change.key not in KEYS.values():
             raise ConfigError(
                 f"{change}, and the trials of {folder.path} were measured before: set it back, or "
@@ -97,12 +97,14 @@ def _check_same(job: Job) -> None:
 def _conclude(job: Job, results: Results, signals: StopSignals, error: Exception | None) -> int:
     from esmeray.tuning.report import print_table, write_tune_report  # here: it loads matplotlib
 
-    folder, best = job.folder, results.best
+    folder = job.folder
+    best = results.best
     if best is not None:
-        write_best(results, job)
+        write_best(best, results, job)
+    # Also after a signal: whoever stops a search wants what it has measured.
     if results.trials or not signals.received:
         try:
-            write_tune_report(results, folder.path)
+            write_tune_report(results, folder)
         except (OSError, ValueError, EsmerayError) as failure:  # no reason to hide a result
             warn(f"{folder.report}: not written ({failure})")
     if signals.received:
@@ -115,7 +117,7 @@ def _conclude(job: Job, results: Results, signals: StopSignals, error: Exception
     if best is None:
         raise nothing_fits(results)
     print_table(results, Console())
-    say("\n".join(to_set(results, job.config.batch.global_tokens, job.search)))
+    say("\n".join(to_set(best, results, job.config.batch.global_tokens, job.search)))
     say(f"  fastest  {folder.best}\n  trials   {folder.trials}\n  report   {folder.report}")
     say(next_command("train", "--config", folder.best))
     return 0

@@ -15,9 +15,8 @@ import optuna
 from ray.tune.search import Searcher
 from ray.tune.search.optuna import OptunaSearch
 
-from esmeray.tuning.records import Trial, read_trials
+from esmeray.tuning.records import NAMES, Measurement, Settings, Trial, read_trials
 from esmeray.tuning.section import SearchSection, TuneConfig
-from esmeray.tuning.settings import NAMES, Measurement, Settings
 from esmeray.tuning.space import ORDERED, SearchSpace, most_trials, needs_at_least
 from esmeray.tuning.trainable import METRIC
 
@@ -35,7 +34,10 @@ class Search(OptunaSearch):
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         distributions = {name: _distribution(space, name) for name in NAMES}
         super().__init__(distributions, metric=METRIC, mode="max", sampler=_sampler(search.search))
-        self._configurations, self._settings, self._trials = space, search, trials
+        self._configurations = space
+        self._search = search.search
+        self._margin = search.memory_margin
+        self._trials = trials
         self._results: dict[str, Trial] = {}
         self._running: dict[str, Settings] = {}
 
@@ -47,7 +49,8 @@ class Search(OptunaSearch):
             return Searcher.FINISHED
         params = super().suggest(trial_id)
         assert params is not None
-        values = {name: self._configurations.values[name][place] for name, place in params.items()}
+        values = {name: self._configurations.values[name][index] for name, index in params.items()}
+        # The sampler knows no dependence between settings: what it asks for may not be valid, or was measured.
         settings = self._bracket(untried) or self._configurations.nearest(Settings(**values), untried)
         self._running[trial_id] = settings
         return {"settings": asdict(settings), "to_beat": self._to_beat()}
@@ -59,40 +62,41 @@ class Search(OptunaSearch):
 
     def _learn(self) -> None:
         """Add the trials that ended since the last time to Optuna's study."""
-        space, margin = self._configurations, self._settings.memory_margin
+        space = self._configurations
         for trial in read_trials(self._trials):
             if trial.id in self._results:
                 continue
             self._results[trial.id] = trial
             values = asdict(trial.settings)
             if all(values[name] in space.values[name] for name in NAMES):  # the space may have become smaller
-                places = {name: space.values[name].index(values[name]) for name in NAMES}
-                self.add_evaluated_point(places, trial.measurement.speed(margin))
+                indices = {name: space.values[name].index(values[name]) for name in NAMES}
+                # What failed counts as a speed of 0: the sampler is to stay away from it.
+                self.add_evaluated_point(indices, trial.measurement.speed(self._margin))
 
     @property
     def _measurements(self) -> dict[Settings, Measurement]:
         return {trial.settings: trial.measurement for trial in self._results.values()}
 
     def _is_over(self) -> bool:
-        search, seconds = self._settings.search, sum(result.seconds for result in self._measurements.values())
-        out_of_time = search.time_budget_s is not None and seconds >= search.time_budget_s
-        return out_of_time or len(self._tried()) >= most_trials(search, len(self._configurations))
+        # Of measuring alone, so that a search that was stopped for the night has what is left of its time.
+        seconds = sum(result.seconds for result in self._measurements.values())
+        out_of_time = self._search.time_budget_s is not None and seconds >= self._search.time_budget_s
+        return out_of_time or len(self._tried()) >= most_trials(self._search, len(self._configurations))
 
     def _tried(self) -> set[Settings]:
         return self._measurements.keys() | set(self._running.values())
 
     def _to_beat(self) -> float | None:
         """The speed below which a trial need not be measured to the end."""
-        if self._settings.search.algorithm == "grid":
+        if self._search.algorithm == "grid":
             return None
-        margin = self._settings.memory_margin
+        # Of trials to the end alone: one that was stopped early has the speed of a window that was not confirmed.
         complete = (result for result in self._measurements.values() if result.status == "ok")
-        return max((result.speed(margin) for result in complete), default=0.0) or None
+        return max((result.speed(self._margin) for result in complete), default=0.0) or None
 
     def _untried(self) -> list[Settings]:
         """Configurations that may fit, as far as is known."""
-        measurements, margin = self._measurements, self._settings.memory_margin
-        too_large = [s for s, result in measurements.items() if result.is_too_large(margin)]
+        too_large = [s for s, result in self._measurements.items() if result.is_too_large(self._margin)]
         tried = self._tried()
         return [
             settings
@@ -121,12 +125,13 @@ class Search(OptunaSearch):
 
     def _bracket(self, untried: Sequence[Settings]) -> Settings | None:
         """Return the next step to the largest budget of the own settings; None while it runs, or once that is known."""
-        own, measurements = self._configurations.default, self._measurements
+        own = self._configurations.default
+        measurements = self._measurements
         if own in untried:
             return own
         ladder = self._configurations.ladder(own)
-        margin = self._settings.memory_margin
-        fitting = [s.tokens for s in ladder if s in measurements and measurements[s].fits(margin)]
+        fitting = [s.tokens for s in ladder if s in measurements and measurements[s].fits(self._margin)]
+        # What was not measured and is ruled out counts as too large; what runs is not known yet.
         ended = [s.tokens for s in ladder if s not in untried and s not in self._running.values()]
         too_large = [tokens for tokens in ended if tokens not in fitting]
         tokens = next_budget([s.tokens for s in ladder], fitting, too_large)
@@ -141,6 +146,7 @@ def next_budget(budgets: Sequence[int], fitting: Sequence[int], too_large: Seque
     between = [tokens for tokens in budgets if largest < tokens < least]
     if not between:
         return None
+    # Without one that fits: down by halves, as the own budget was too large.
     if not fitting:
         return next((tokens for tokens in between if 2 * tokens >= least), between[-1])
     if least == math.inf:
@@ -158,7 +164,7 @@ def _sampler(search: SearchSection) -> optuna.samplers.BaseSampler:
 
 
 def _distribution(space: SearchSpace, name: str) -> optuna.distributions.BaseDistribution:
-    """Over the places of the values, so that their order is known to Optuna where they have one."""
+    """Over the indices of the values, so that their order is known to Optuna where they have one."""
     last = len(space.values[name]) - 1
     if name in ORDERED and None not in space.values[name]:
         return optuna.distributions.IntDistribution(0, last)

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,9 +12,8 @@ from esmeray.cluster.placement import NodeResources, Workers, place_workers
 from esmeray.cluster.section import RaySection
 from esmeray.common.errors import ConfigError, ResourceError
 from esmeray.dataset.section import SPECIAL_TOKENS_PER_SEQUENCE, DataSection
-from esmeray.training.config import Config
+from esmeray.tuning.records import NAMES, Job, Settings, Value, value_text
 from esmeray.tuning.section import SearchSection, TuneConfig
-from esmeray.tuning.settings import NAMES, Settings, Value, value_text
 
 ORDERED = frozenset({"tokens", "batch_size", "num_workers", "prefetch", "stage", "workers"})
 """Settings whose values have neighbours."""
@@ -57,45 +56,44 @@ class SearchSpace:
         return min(among or self.settings, key=lambda other: self._distance(settings, other))
 
     def _distance(self, wanted: Settings, other: Settings) -> tuple[int, float, float]:
-        """Settings that differ beside the budget, by how many places, then how far the budget is."""
+        """Settings that differ beside the budget, by how much, then how far the budget is."""
         differing = [n for n in NAMES if n != "tokens" and getattr(wanted, n) != getattr(other, n)]
-        places = sum(_places(n, getattr(wanted, n), getattr(other, n)) for n in differing)
+        steps = sum(_steps_between(n, getattr(wanted, n), getattr(other, n)) for n in differing)
+        # Of two budgets that are as far the smaller, which is less likely to run out of memory.
         above = 0.01 * (other.tokens > wanted.tokens)
-        return len(differing), places, abs(math.log2(other.tokens / wanted.tokens)) + above
+        return len(differing), steps, abs(math.log2(other.tokens / wanted.tokens)) + above
 
 
-def make_space(
-    config: Config, search: TuneConfig, nodes: list[NodeResources], data_tokens: int | None = None
-) -> SearchSpace:
+def make_space(job: Job, nodes: list[NodeResources], data_tokens: int | None = None) -> SearchSpace:
     """Every configuration that the experiment can have with the values of ``search.space`` on these machines.
 
     ``data_tokens`` are those of all training sequences, where known. Raises ConfigError where no combination is left,
     ResourceError where the cluster can't hold the experiment's own workers.
     """
+    config, search = job.config, job.search
     placed = place_workers(config.ray, nodes)
-    own = Settings.of(config, placed.count, placed.device)
+    own = job.own_settings(placed)
     values = {name: _sorted(name, getattr(search.space, name) or [getattr(own, name)]) for name in NAMES}
     if search.space.tokens is None:
         largest = config.batch.global_tokens
         if data_tokens is not None and not search.keep_global_tokens:
             largest = -(-data_tokens // placed.count)  # a worker's share of them fills no larger batch
+        # Where budgets alone are searched there is time for more of them: the best lies between two powers of two.
         alone = all(len(values[name]) == 1 for name in NAMES)
         values["tokens"] = _budgets(config.data, own.tokens, largest, steps=4 if alone else 1)
     workers = _workers(config.ray, nodes, values["workers"])
-    global_tokens = config.batch.global_tokens if search.keep_global_tokens else None
-    frozen, offloads = config.model.backbone.frozen, config.deepspeed.offload_optimizer
-    refusal = _refusals(config.data, global_tokens, frozen, offloads, workers, values)
     valid: list[Settings] = []
     left_out: Counter[str] = Counter()
     for combination in itertools.product(*values.values()):
         settings = Settings(**dict(zip(values, combination, strict=True)))  # type: ignore[arg-type]
-        if reason := refusal(settings):
+        if reason := _refusal(settings, job, workers, values):
             left_out[reason] += 1
         else:
             valid.append(settings)
     if not valid:
         reasons = "; ".join(f"{count} because of {reason}" for reason, count in left_out.items())
         raise ConfigError(f"space: no configuration is left of {left_out.total()}: {reasons}")
+    # Values that no valid configuration has are no choice: a sampler would ask for them in vain.
     occurring = {name: tuple(v for v in values[name] if any(getattr(s, name) == v for s in valid)) for name in NAMES}
     space = SearchSpace(occurring, tuple(valid), dict(left_out), valid[0], workers)
     return replace(space, default=space.nearest(own))
@@ -127,38 +125,31 @@ def most_trials(search: SearchSection, size: int) -> int:
     return size if search.algorithm == "grid" else min(size, max(LEAST_TRIALS, size // 5))
 
 
-def _refusals(
-    data: DataSection,
-    global_tokens: int | None,
-    frozen: bool,
-    offloads: bool,
-    workers: Mapping[int, Workers],
-    values: Mapping[str, Sequence[Any]],
-) -> Callable[[Settings], str | None]:
-    """A function that says why a configuration is left out; a budget has to divide ``global_tokens``."""
-    needed = data.max_length + SPECIAL_TOKENS_PER_SEQUENCE
-    on_cpu = any(placed.device == "cpu" for placed in workers.values())
-    prefetch = data.prefetch if data.prefetch in values["prefetch"] else values["prefetch"][0]
-    nothing_to_recompute = frozen and len(values["gradient_checkpointing"]) > 1
-
-    def refusal(settings: Settings) -> str | None:
-        if settings.tokens < needed:
-            return f"a budget under the {needed} tokens of the longest sequence"
-        if settings.workers not in workers:
-            return "more workers than the cluster holds"
-        if global_tokens and global_tokens % (settings.tokens * settings.workers):
-            return f"budgets, times workers, that do not divide the {global_tokens} tokens of the global batch"
-        if settings.precision == "fp16" and on_cpu:
-            return "fp16, which needs a GPU"
-        if settings.stage == 0 and offloads:
-            return "deepspeed.offload_optimizer, which needs ZeRO stage 1 to 3"
-        if settings.num_workers == 0 and settings.prefetch != prefetch:
-            return "prefetching, which makes no difference without loader processes"
-        if settings.gradient_checkpointing and nothing_to_recompute:
-            return "checkpointing, which makes no difference to a frozen backbone"
-        return None
-
-    return refusal
+def _refusal(
+    settings: Settings, job: Job, workers: Mapping[int, Workers], values: Mapping[str, Sequence[Any]]
+) -> str | None:
+    """Why a configuration is left out, of those that have these values; None where it is valid."""
+    config = job.config
+    needed = config.data.max_length + SPECIAL_TOKENS_PER_SEQUENCE
+    if settings.tokens < needed:
+        return f"a budget under the {needed} tokens of the longest sequence"
+    if settings.workers not in workers:
+        return "more workers than the cluster holds"
+    global_tokens = config.batch.global_tokens
+    if job.search.keep_global_tokens and global_tokens % (settings.tokens * settings.workers):
+        return f"budgets, times workers, that do not divide the {global_tokens} tokens of the global batch"
+    if settings.precision == "fp16" and workers[settings.workers].device == "cpu":
+        return "fp16, which needs a GPU"
+    if settings.stage == 0 and config.deepspeed.offload_optimizer:
+        return "deepspeed.offload_optimizer, which needs ZeRO stage 1 to 3"
+    # What makes no difference is measured with one of its values: the experiment's own, where that is offered.
+    prefetch = config.data.prefetch if config.data.prefetch in values["prefetch"] else values["prefetch"][0]
+    if settings.num_workers == 0 and settings.prefetch != prefetch:
+        return "prefetching, which makes no difference without loader processes"
+    offers_both = len(values["gradient_checkpointing"]) > 1
+    if settings.gradient_checkpointing and config.model.backbone.frozen and offers_both:
+        return "checkpointing, which makes no difference to a frozen backbone"
+    return None
 
 
 def _budgets(data: DataSection, own: int, largest: int, steps: int) -> tuple[int, ...]:
@@ -167,6 +158,7 @@ def _budgets(data: DataSection, own: int, largest: int, steps: int) -> tuple[int
     ``steps`` are the budgets of each doubling.
     """
     smallest = data.max_length + SPECIAL_TOKENS_PER_SEQUENCE
+    # The step below the smallest power of two may hold budgets of a doubling that do fit the longest sequence.
     exponents = range(int(math.log2(smallest)), int(math.log2(max(smallest, largest))) + 1)
     budgets = {2**exponent * (steps + step) // steps for exponent in exponents for step in range(steps)}
     return tuple(sorted({own} | {tokens for tokens in budgets if smallest <= tokens <= largest}))
@@ -183,6 +175,7 @@ def _workers(ray: RaySection, nodes: list[NodeResources], counts: Sequence[Any])
         ray = ray.model_copy(update={"cpus_per_worker": max(1, share)})
     workers = {}
     for count in counts:
+        # A count that the cluster can't hold is left out with a reason, not refused: the others are searched.
         with suppress(ResourceError):
             workers[count] = place_workers(ray.model_copy(update={"num_workers": count}), nodes)
     return workers
@@ -192,7 +185,7 @@ def _sorted(name: str, values: list[Any]) -> tuple[Value, ...]:
     return tuple(sorted(values)) if name in ORDERED and None not in values else tuple(values)
 
 
-def _places(name: str, value: Any, other: Any) -> float:
+def _steps_between(name: str, value: Any, other: Any) -> float:
     return abs(value - other) if name in ORDERED and None not in (value, other) else 1.0
 
 

@@ -10,10 +10,7 @@ from typing import Any
 from ray import tune
 
 from esmeray.cluster.placement import Workers
-from esmeray.common.errors import EsmerayError
-from esmeray.training.engine.deepspeed_settings import check_precision
-from esmeray.tuning.records import Job, read_trials, write_trial
-from esmeray.tuning.settings import Measurement, Settings
+from esmeray.tuning.records import Job, Measurement, Settings, read_trials, write_trial
 
 METRIC = "tokens_per_s"
 
@@ -22,6 +19,7 @@ def placement(workers: Mapping[int, Workers], trial_config: Mapping[str, Any]) -
     """Return the placement group of a trial: an empty bundle for its own process, then one for each worker."""
     placed = workers[trial_config["settings"]["workers"]]
     bundle: dict[str, int | float] = {"CPU": placed.cpus_each, "GPU": int(placed.use_gpu)}
+    # The empty one is first: Ray Tune runs the trial's own process in it.
     return tune.PlacementGroupFactory([{}, *[bundle] * placed.count])
 
 
@@ -46,6 +44,7 @@ class MeasuredTrial(tune.Trainable):
         if measurement is None:
             settings = Settings(**self.config["settings"])
             measurement = self._measure(settings, self.config["to_beat"])
+            # Before Ray Tune has the result: it may be killed before it saves it.
             write_trial(trials, self.trial_id, settings, measurement)
         speed = measurement.speed(self._job.search.memory_margin)
         return {METRIC: speed, "measurement": asdict(measurement), "done": True}
@@ -56,26 +55,16 @@ class MeasuredTrial(tune.Trainable):
             self._group = None
 
     def _measure(self, settings: Settings, to_beat: float | None) -> Measurement:
-        job = self._job
-        try:
-            config = settings.applied(job.measured, job.search.keep_global_tokens)
-            if not job.search.inference:
-                check_precision(config.training, self._workers[settings.workers].device)
-        except EsmerayError as error:
-            return Measurement("refused", str(error))
         if self._group is None:
             self._group = self._started(self._workers[settings.workers])
-        measurement: Measurement = self._group.measure(config, job.search, to_beat, job.folder.stop_requested)
+        measurement: Measurement = self._group.measure(settings, to_beat)
         if not measurement.reusable:
-            self.cleanup()
+            self.cleanup()  # the next trial starts workers anew: some of these may wait in a step for ever
         return measurement
 
     def _started(self, workers: Workers) -> Any:
-        job = self._job
-        if job.make_group is not None:
-            return job.make_group(workers)
-        from esmeray.tuning.workers import (
-            WorkerGroup,  # here: it loads torch, which a trial's own process does not need
-        )
+        if self._job.make_group is not None:
+            return self._job.make_group(workers, self._job)
+        from esmeray.tuning.workers import WorkerGroup  # here: it loads torch, which the trial's own process lacks
 
-        return WorkerGroup(workers, job.store_path, job.config.data, job.config.model)
+        return WorkerGroup(workers, self._job)

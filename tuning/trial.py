@@ -5,15 +5,14 @@ is a stretch of steps from the agreement before one step to that before another,
 as computations. Worker 0 says when a window is over, in the agreement that every step begins with anyway.
 """
 
-import json
 import math
 import statistics
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
@@ -35,8 +34,8 @@ from esmeray.training.engine.step_clock import StepClock
 from esmeray.training.loop.schedules import learning_rate
 from esmeray.training.loop.stepping import Stepper, every_step
 from esmeray.training.section import TrainingSection
+from esmeray.tuning.records import Measurement, Status
 from esmeray.tuning.section import MeasurementSection, SearchSection
-from esmeray.tuning.settings import Measurement, Status
 
 FAILURES: tuple[Status, ...] = ("crash", "nan", "refused", "out_of_memory")
 """Failures of workers, the one that counts last: a crash may be no more than what another worker's failure left."""
@@ -63,18 +62,19 @@ def measure_on_worker(
 
     The config has the trial's settings and absolute paths. A trial that can't reach ``best_tokens_per_s`` ends before
     its windows agree. ``inference``: forward passes alone, without gradients. The result is alike on every worker where
-    it is ``reusable``; a worker that met a failure has the ``reason``. Raises EsmerayError where the settings or the
+    it is ``reusable``. Raises EsmerayError where the settings or the
     data are refused.
     """
     limit_mib = config.training.cpu_memory_limit_mib
     meter = MemoryMeter(context.device, None if limit_mib is None else int(limit_mib * 2**20))
-    meter.free()
+    meter.free()  # what the trial before left is not this one's
     try:
         trial = _Trial(context, measurement, best_tokens_per_s or 0.0, prune_margin, ControlGroup(), meter, on_step)
         torch.manual_seed(config.run.seed)
         apply_device_settings(config.training)
+        training = config.training
+        task = experiment_class(config.model)
         folder = RunFolder(config.run.storage_path, config.run.name)
-        training, task = config.training, experiment_class(config.model)
         with closing(task(config.task_settings, context, folder, Path(store_path))) as experiment:
             model = experiment.build_model()
             experiment.open(model, context, trial.control)
@@ -82,6 +82,7 @@ def measure_on_worker(
             stage = 0 if inference else zero_stage(training, config.deepspeed)
             prepare_layers(model.backbone, training, context.device, stage)
             if inference:
+                # Without the engine: its optimizer and gradients would count as memory that prediction does not take.
                 return trial.run(_Inference(training.precision, model, context), experiment.batches)
             rate_shares = experiment.rate_shares(model)
             with closing(TrainingEngine(model, training, config.deepspeed, context.device, rate_shares)) as engine:
@@ -89,11 +90,16 @@ def measure_on_worker(
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        reason = f"out of memory: {first_line(error)}"
-        memory: dict[str, Any] = {"peak_memory_bytes": meter.peak_bytes(), "total_memory_bytes": meter.total_bytes()}
-        return Measurement("out_of_memory", reason, reusable=False, **memory)
+        # Inside a step the others may wait for this worker in a collective operation: nobody takes another trial.
+        return Measurement(
+            "out_of_memory",
+            f"out of memory: {first_line(error)}",
+            peak_memory_bytes=meter.peak_bytes(),
+            total_memory_bytes=meter.total_bytes(),
+            reusable=False,
+        )
     finally:
-        torch.compiler.reset()
+        torch.compiler.reset()  # recompilations of several trials would add up to torch's limit
         meter.free()
 
 
@@ -101,7 +107,9 @@ class TrainingWork:
     """Steps as the training loop takes them; ``step`` returns False where one was not finite."""
 
     def __init__(self, engine: TrainingEngine, training: TrainingSection, control: ControlGroup) -> None:
-        self._engine, self._settings, self._control = engine, training, control
+        self._engine = engine
+        self._settings = training
+        self._control = control
         self.model: Any = engine.module
         self.clock = StepClock(training.log_every_steps, engine.device)
         self._stepper = Stepper(engine, control, self.clock)
@@ -116,8 +124,9 @@ class TrainingWork:
             result = self._engine.step(learning_rate(self._steps, self._total_steps, self._settings))
         # As in the loop, results are read a step later on a GPU, and added up in steps that it logs.
         values = HostCopy({**sums.own, _NORM: result.gradient_norm})
-        copied, self._unread = (self._unread or values) if self._late else values, values
-        own = copied.read()
+        due = self._unread if self._late and self._unread is not None else values
+        self._unread = values
+        own = due.read()
         skipped = not math.isfinite(float(own.pop(_NORM)))
         totals = self._control.sum(own) if skipped or self.clock.log_due(self._steps) else {}
         self._steps += 1
@@ -145,9 +154,6 @@ class _Inference:
         return math.isfinite(float(torch.stack(losses).sum()))
 
 
-Work: TypeAlias = TrainingWork | _Inference
-
-
 @dataclass
 class _Trial:
     """Warm-up, then windows, on one worker."""
@@ -161,9 +167,11 @@ class _Trial:
     on_step: Callable[[], object]
     windows: list[float] = field(default_factory=list)
 
-    def run(self, work: Work, batches: TrainingSteps) -> Measurement:
-        clock, steps = work.clock, every_step(batches, _LATE)
+    def run(self, work: TrainingWork | _Inference, batches: TrainingSteps) -> Measurement:
+        clock = work.clock
+        steps = every_step(batches, _LATE)
         failure: Measurement | None = None
+        # The first window begins after the warm-up; until then none is over.
         number, tokens, began = 0, 0, math.inf
         clock.start()
         while True:
@@ -171,8 +179,10 @@ class _Trial:
             try:
                 step = next(steps)
             except EsmerayError as error:
+                # Not raised: the others hear of it in the agreement below, or they would wait for this worker.
                 failure = failure or Measurement("crash" if error.retryable else "refused", str(error))
             clock.loaded()
+            # After loading: a window holds as many waits for data as steps.
             over = self.context.rank == 0 and time.perf_counter() - began >= self.settings.window_s
             with clock.phase("communication"):
                 targets, own_tokens = (0, 0) if step is None else (step.num_targets, step.num_tokens)
@@ -180,11 +190,12 @@ class _Trial:
             if agreement.failed or step is None:
                 return self._failed(failure)
             if number == self.settings.warmup_steps:
-                clock.read()
+                clock.read()  # forgets the phases of the warm-up
                 tokens, began = 0, time.perf_counter()
             elif agreement.stop:
                 now = time.perf_counter()
-                if (status := self._window(tokens / (now - began))) is not None:
+                status = self._window(tokens / (now - began))
+                if status is not None:
                     return self._finished(status, clock)
                 tokens, began = 0, now
             tokens += agreement.tokens
@@ -194,9 +205,12 @@ class _Trial:
             number += 1
             self.on_step()
 
-    def _step(self, work: Work, step: StepBatches, number: int, global_targets: int) -> Measurement | None:
+    def _step(
+        self, work: TrainingWork | _Inference, step: StepBatches, number: int, global_targets: int
+    ) -> Measurement | None:
         finite = work.step(step, global_targets)
         try:
+            # The CPU has no allocator that refuses: the peak is compared with the limit after the step.
             self.meter.check()
         except torch.OutOfMemoryError as error:
             return Measurement("out_of_memory", f"out of memory: {error}")
@@ -204,7 +218,8 @@ class _Trial:
 
     def _window(self, rate: float) -> Status | None:
         """Add a window, as worker 0 timed it; return the result of the trial, or None if it continues."""
-        rate = float(self.control.from_rank_0(json.dumps(rate)))
+        # Worker 0's for all: by clocks of their own, some could go on while others end, and wait for them for ever.
+        rate = float(self.control.from_rank_0(str(rate)))
         self.windows.append(rate)
         count = len(self.windows)
         if self._agree():
@@ -218,6 +233,7 @@ class _Trial:
         return len(self.windows) > 1 and agree(self.windows[-2], self.windows[-1], self.settings.agreement)
 
     def _finished(self, status: Status, clock: StepClock) -> Measurement:
+        # Windows before two that agree are of a machine that was not steady yet.
         rate = statistics.median(self.windows[-2:] if self._agree() else self.windows)
         reason = f"{rate:,.0f} tokens/s"
         if status == "pruned":
@@ -229,16 +245,15 @@ class _Trial:
         )
 
     def _failed(self, failure: Measurement | None) -> Measurement:
-        """The gravest failure, alike on all workers; the reason only on those that have one."""
-        row = [[-1 if failure is None else FAILURES.index(failure.status)]]
-        status = FAILURES[int(self.control.gather_rows(torch.tensor(row)).max())]
-        reason = failure.reason if failure is not None and failure.status == status else ""
-        return Measurement(status, reason, windows=self.windows, **self._memory())
+        """The gravest failure, alike on all workers."""
+        failures = filter(None, self.control.gather(failure))
+        gravest: Measurement = max(failures, key=lambda failure: FAILURES.index(failure.status))
+        return replace(gravest, windows=self.windows, **self._memory())
 
     def _memory(self) -> dict[str, Any]:
-        row = [[self.meter.peak_bytes(), self.meter.total_bytes()]]
-        rows = self.control.gather_rows(torch.tensor(row))
-        return {"peak_memory_bytes": int(rows[:, 0].max()), "total_memory_bytes": int(rows[:, 1].min())}
+        # One configuration for all workers: it fits if it fits the worker that needs most and the one that has least.
+        peaks, totals = zip(*self.control.gather((self.meter.peak_bytes(), self.meter.total_bytes())), strict=True)
+        return {"peak_memory_bytes": max(peaks), "total_memory_bytes": min(totals)}
 
     def _shares(self, clock: StepClock) -> dict[str, float]:
         clock.stepped(0)  # the wait before the step that is not taken any more

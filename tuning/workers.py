@@ -25,16 +25,12 @@ from esmeray.cluster.placement import Workers
 from esmeray.cluster.process_group import addresses, join, listen
 from esmeray.common.errors import EsmerayError, ResourceError
 from esmeray.common.text import last_line
-from esmeray.dataset.section import DataSection
 from esmeray.model.device import choose_device
 from esmeray.monitoring.sampling.host import memory_of_this_machine
 from esmeray.tasks.experiment import experiment_class
 from esmeray.tasks.section import ModelSection
-from esmeray.training.config import Config
-from esmeray.training.section import TrainingSection
-from esmeray.tuning.records import StoppedError
-from esmeray.tuning.section import TuneConfig
-from esmeray.tuning.settings import Measurement
+from esmeray.training.engine.deepspeed_settings import check_precision
+from esmeray.tuning.records import Job, Measurement, Settings, StoppedError
 from esmeray.tuning.trial import FAILURES, measure_on_worker
 
 GRACE_S = 2.0
@@ -57,50 +53,54 @@ class WorkerGroup:
     where the actors don't start.
     """
 
-    def __init__(
-        self,
-        workers: Workers,
-        store_path: str,
-        data: DataSection,
-        model: ModelSection,
-        measure: Callable[..., Measurement] = measure_on_worker,
-    ) -> None:
-        self._workers, self._store_path, self._measure = workers, store_path, measure
-        self._most_on_a_node = workers.count
+    def __init__(self, workers: Workers, job: Job, measure: Callable[..., Measurement] = measure_on_worker) -> None:
+        self._workers = workers
+        self._job = job
+        self._measure = measure
         actor: Any = ray.remote(_MeasuringActor)
         self._actors: list[Any] = [
             actor.options(**_options(workers, rank)).remote(rank, workers) for rank in range(workers.count)
         ]
         try:
             self._connect()
-            if data.stage_dir is not None:
-                ray.get([actor.stage.remote(store_path, model, data.stage_dir) for actor in self._actors])
+            if job.config.data.stage_dir is not None:
+                staging = (job.store_path, job.config.model, job.config.data.stage_dir)
+                ray.get([actor.stage.remote(*staging) for actor in self._actors])
         except RayError as error:
             self.close()
             raise ResourceError(f"the workers that measure did not start: {last_line(error)}") from error
 
-    def measure(
-        self, config: Config, search: TuneConfig, to_beat: float | None, stopped: Callable[[], bool]
-    ) -> Measurement:
-        """Try the settings of a config, as :func:`esmeray.tuning.trial.measure_on_worker` does; what happens is a
-        result.
+    def measure(self, settings: Settings, to_beat: float | None) -> Measurement:
+        """Try these settings, as :func:`esmeray.tuning.trial.measure_on_worker` does; what happens is a result.
 
-        Where the result is not ``reusable``, the group is to be closed. Raises StoppedError once ``stopped`` is true.
+        Where the result is not ``reusable``, the group is to be closed. Raises StoppedError once the search is to stop.
         """
         began = time.monotonic()  # starting workers is no part of a trial
-        training = _limited(config.training, self._most_on_a_node)
+        search = self._job.search
+        try:
+            config = self._job.trial_config(settings)
+            if not search.inference:
+                check_precision(config.training, self._workers.device)
+        except EsmerayError as error:
+            return Measurement("refused", str(error))
+        if config.training.cpu_memory_limit_mib is None:
+            # Without a limit of its own, a worker on the CPU may take its share of the machine's memory.
+            limit_mib = memory_of_this_machine().total / self._most_on_a_node / 2**20
+            training = config.training.model_copy(update={"cpu_memory_limit_mib": limit_mib})
+            config = config.model_copy(update={"training": training})
         call = partial(
             self._measure,
-            config=config.model_copy(update={"training": training}),
-            store_path=self._store_path,
+            config=config,
+            store_path=self._job.store_path,
             measurement=search.measurement,
             best_tokens_per_s=to_beat,
             prune_margin=search.search.prune_margin,
             inference=search.inference,
         )
         timeout_s = search.measurement.timeout_s
-        replies = self._replies([actor.measure.remote(call) for actor in self._actors], timeout_s, stopped)
+        replies = self._replies([actor.measure.remote(call) for actor in self._actors], timeout_s)
         result = _summary(replies, timeout_s)
+        # Memory that ran out on a GPU leaves it in pieces: the next trial would run out for what it did not take.
         in_step = all(reply is not None and reply.reusable for reply in replies)
         fragmented = result.status == "out_of_memory" and self._workers.use_gpu
         return replace(result, reusable=in_step and not fragmented, seconds=time.monotonic() - began)
@@ -113,25 +113,27 @@ class WorkerGroup:
     def _connect(self) -> None:
         """Wait for the actors and make their process group."""
         nodes = ray.get([actor.node.remote() for actor in self._actors], timeout=connection.START_TIMEOUT_S)
-        ids, own = [node for node, _ in nodes], addresses([address for _, address in nodes])
+        ids = [node for node, _ in nodes]
+        own = addresses([address for _, address in nodes])
         self._most_on_a_node = max(Counter(ids).values())
         port = ray.get(self._actors[0].listen.remote(own[0]), timeout=connection.START_TIMEOUT_S)
+        # At once and waited for together: each joins only when all others do.
         joining = [
             actor.join.remote((own[0], port), own[rank], local_rank=ids[:rank].count(ids[rank]))
             for rank, actor in enumerate(self._actors)
         ]
         ray.get(joining, timeout=connection.START_TIMEOUT_S)
 
-    def _replies(
-        self, references: list[Any], timeout_s: float, stopped: Callable[[], bool]
-    ) -> list[Measurement | None]:
+    def _replies(self, references: list[Any], timeout_s: float) -> list[Measurement | None]:
         """Each worker's measurement; None of those that did not end in time."""
         waiting = {reference: rank for rank, reference in enumerate(references)}
         replies: list[Measurement | None] = [None] * len(references)
         deadline = time.monotonic() + timeout_s
-        while waiting and (left_s := deadline - time.monotonic()) > 0:
-            if stopped():
+        folder = self._job.folder
+        while waiting and time.monotonic() < deadline:
+            if folder.stop_requested():
                 raise StoppedError
+            left_s = max(0.0, deadline - time.monotonic())
             done, _ = ray.wait(list(waiting), timeout=min(left_s, POLL_S))
             for reference in done:
                 reply = replies[waiting.pop(reference)] = _reply(reference)
@@ -144,8 +146,9 @@ class _MeasuringActor:
     """One worker; its methods are those of the group."""
 
     def __init__(self, rank: int, workers: Workers) -> None:
-        torch.set_num_threads(workers.cpus_each)
-        self._rank, self._workers = rank, workers
+        torch.set_num_threads(workers.cpus_each)  # torch would take every core of the machine
+        self._rank = rank
+        self._workers = workers
         self._context = WorkerContext(rank, workers.count)
 
     def node(self) -> tuple[str, str]:
@@ -181,18 +184,15 @@ class _MeasuringActor:
 
 
 def _options(workers: Workers, rank: int) -> dict[str, Any]:
-    options: dict[str, Any] = {"num_cpus": workers.cpus_each, "num_gpus": int(workers.use_gpu), "max_restarts": 0}
-    if (group := get_current_placement_group()) is not None:
-        options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
-    return options | {"runtime_env": connection.worker_environment()}
-
-
-def _limited(training: TrainingSection, workers_on_a_node: int) -> TrainingSection:
-    """Without a limit of its own, a worker on the CPU may take its share of the machine's memory."""
-    if training.cpu_memory_limit_mib is not None:
-        return training
-    limit_mib = memory_of_this_machine().total / workers_on_a_node / 2**20
-    return training.model_copy(update={"cpu_memory_limit_mib": limit_mib})
+    group = get_current_placement_group()
+    return {
+        "num_cpus": workers.cpus_each,
+        "num_gpus": int(workers.use_gpu),
+        "max_restarts": 0,  # a process that is started anew has no process group
+        # In the bundle of its rank, which the trial reserved; outside of a trial wherever there is room.
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(group, rank) if group is not None else "DEFAULT",
+        "runtime_env": connection.worker_environment(),
+    }
 
 
 def _reply(reference: Any) -> Measurement:
@@ -214,10 +214,7 @@ def _summary(replies: list[Measurement | None], timeout_s: float) -> Measurement
     if not failed:
         hung = Measurement("timeout", f"a worker did not end within {timeout_s:g} s")
         return known[0] if len(known) == len(replies) else hung
-    # Where a process ended, the others lost their peer; where a worker has no reason, another one has it.
-    worst = max(
-        failed,
-        key=lambda reply: (FAILURES.index(reply.status), reply.reason.startswith(PROCESS_ENDED), bool(reply.reason)),
-    )
+    # Where a process ended, the others lost their peer: they report a crash that tells nothing.
+    worst = max(failed, key=lambda reply: (FAILURES.index(reply.status), reply.reason.startswith(PROCESS_ENDED)))
     peaks = [reply.peak_memory_bytes for reply in known if reply.peak_memory_bytes is not None]
     return replace(worst, peak_memory_bytes=max(peaks, default=None))

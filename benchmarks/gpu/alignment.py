@@ -22,13 +22,16 @@ def alignment(bench: Bench) -> Iterator[Row]:
     count, queries = (500_000, (100, 300, 1000, 5000)) if bench.device == "cuda" else (40, (20,))
     lengths = np.clip(random.lognormal(5.6, 0.7, count), 10, 8000 if bench.device == "cuda" else 60).astype(int)
     sequences = np.split(random.integers(LETTERS, size=lengths.sum(), dtype=np.uint8), lengths.cumsum()[:-1])
+    # Symmetric, with a positive diagonal, as substitution matrices are: else alignments would end at once.
     half = random.integers(-4, 3, (LETTERS, LETTERS))
     matrix = np.triu(half, 1) + np.triu(half, 1).T + np.diag(random.integers(4, 12, LETTERS))
     align = SmithWaterman(sequences, matrix, FIRST, EXTEND, bench.device)
     for length in queries:
+        # Beginnings of the longest, so that all queries are like the same proteins.
         query = sequences[int(lengths.argmax())][:length]
         checked = random.choice(count, 20, replace=False)
-        few = SmithWaterman([sequences[place] for place in checked], matrix, FIRST, EXTEND, "cpu")
+        # Some of the sequences: the CPU would take minutes for all of them.
+        few = SmithWaterman([sequences[index] for index in checked], matrix, FIRST, EXTEND, "cpu")
         same = np.array_equal(few(query), align(query)[checked])
         gcups = 1e-9 * len(query) * align.residues / median_seconds(partial(align, query))
         speed = {"GCUPS": gcups, "of CUDASW++4.0": gcups / CUDASW}

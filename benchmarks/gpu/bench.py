@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from esmeray.common.errors import ConfigError
-from esmeray.common.text import did_you_mean
+from esmeray.benchmarks.harness.stage import check_names
 from esmeray.dataset.batches.loader import ResidueSource
 from esmeray.dataset.batches.preparation import PreparationSettings
 from esmeray.dataset.batches.steps import StepBatches, TrainingSteps
@@ -44,6 +43,7 @@ class Bench:
     @cached_property
     def store(self) -> Store:
         """The embedded sample, kept among temporary files."""
+        # Beside other temporary files, as the machine may have no more than this checkout; made again, it is the same.
         return Store(ensure_store(DataSection(), Path(tempfile.gettempdir()) / "esmeray-gpu"))
 
     @cached_property
@@ -54,6 +54,7 @@ class Bench:
     @cached_property
     def copy_tb_per_s(self) -> float:
         """TB/s of a large copy, bytes read and written."""
+        # A GiB: far beyond any cache, so that memory is what is measured.
         source = torch.empty(2**30 if self.device == "cuda" else 2**20, dtype=torch.int8, device=self.device)
         return 2e-12 * copy_bytes_per_s(source, torch.empty_like(source))
 
@@ -62,6 +63,7 @@ class Bench:
         settings = PreparationSettings(LONGEST - 2, 0, random_crops=True, masking=MaskedLMSection())
         batch = BatchSection(tokens=tokens, global_tokens=MICRO_BATCHES * tokens)
         records = np.arange(len(self.store))
+        # One shape for all batches: compiled layers and CUDA graphs are then of this shape alone.
         steps = TrainingSteps(ResidueSource(self.store, settings), records, batch=batch, seed=0, fixed_shapes=True)
         step = next(steps.epoch(0))
         return replace(step, batches=[batch.to(self.device) for batch in step]), steps.mean_context
@@ -70,8 +72,7 @@ class Bench:
         """Settings of a size of ESM-2."""
         if name == "tiny":
             return BackboneSection(source="esm2_t6_8M", layers=2, hidden_size=32, heads=4)
-        if name not in SIZES:
-            raise ConfigError(f"--sizes: no size {name!r}{did_you_mean(name, SIZES)}; there are {', '.join(SIZES)}")
+        check_names("size", [name], SIZES)
         return BackboneSection(source=SIZES[name])
 
     def masked_lm(self, name: str, dtype: torch.dtype) -> MaskedLM:
@@ -79,6 +80,7 @@ class Bench:
         if name not in self._models:
             section = ModelSection(task="masked_lm", backbone=self.size(name))
             self._models[name] = MaskedLM.build(section, seed=0)
+        # A copy, since parts cast, compile and train what they get.
         return copy.deepcopy(self._models[name]).to(self.device, dtype)
 
     def share_of_peak(self, flops: float, taken_s: float) -> float:
@@ -88,6 +90,7 @@ class Bench:
 
 def captured(work: Callable[[], object]) -> Callable[[], None]:
     """The work as a CUDA graph: called again, the device repeats it on the same tensors without the host."""
+    # Warmed up on a stream of its own, as torch asks before a capture: what is set up once must not be captured.
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

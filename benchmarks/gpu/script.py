@@ -21,14 +21,13 @@ from esmeray.benchmarks.gpu.alignment import alignment
 from esmeray.benchmarks.gpu.bench import Bench
 from esmeray.benchmarks.gpu.correctness import correctness
 from esmeray.benchmarks.gpu.forward import forward
-from esmeray.benchmarks.gpu.profile import ceilings, profile
-from esmeray.benchmarks.gpu.training import budgets, training
+from esmeray.benchmarks.gpu.training import budgets, ceilings, profile, training
 from esmeray.benchmarks.harness.machine import describe_machine
 from esmeray.benchmarks.harness.runner import Run, run_stages
-from esmeray.benchmarks.harness.stage import Row, Setting, Stage
+from esmeray.benchmarks.harness.stage import Row, Setting, Stage, check_names
 from esmeray.common.errors import ConfigError
-from esmeray.common.text import did_you_mean
 
+# What decides most comes first: a machine with a GPU is often there for minutes alone.
 _IN_ORDER = (correctness, ceilings, training, forward, alignment, profile, budgets)
 PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {part.__name__: part for part in _IN_ORDER}
 
@@ -47,9 +46,7 @@ def parsed(argv: list[str]) -> argparse.Namespace:
     add("--backend", default="inductor", help="of torch.compile; 'eager' traces alone, to try the script")
     add("--minutes", type=float, default=8.0, help="no part and no row of one starts later than this")
     arguments = parser.parse_args(argv)
-    for name in arguments.part:
-        if name not in PARTS:
-            raise ConfigError(f"--part: no part {name!r}{did_you_mean(name, PARTS)}; there are {', '.join(PARTS)}")
+    check_names("part", arguments.part, PARTS)
     return arguments
 
 
@@ -59,6 +56,7 @@ def main(argv: list[str]) -> int:
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("no GPU is seen: see esmeray profile gpu; --device cpu tries the script without one")
     bench = Bench(arguments.device, arguments.sizes, arguments.tokens, arguments.backend)
+    # Parts are stages without peers, so that one runner writes and reports both.
     command = shlex.join(["python", "-m", "benchmarks", "gpu", *argv])
     run = Run(describe_machine(), arguments.output, False, command, list(PARTS), minutes=arguments.minutes)
     stages = [
@@ -75,6 +73,7 @@ def _rows(part: str, bench: Bench, _: Setting) -> Iterator[Row]:
     try:
         yield from PARTS[part](bench)
     finally:
+        # Also after a part that broke: memory that it holds would fail the next one, too.
         torch._dynamo.reset()
         if bench.device == "cuda":
             torch.cuda.empty_cache()

@@ -37,11 +37,12 @@ def describe_machine() -> Machine:
     """This machine; of several GPUs the first, since one is measured."""
     import torch  # takes a second, which --help and --list need not wait for
 
+    # The model's name stands there alone: platform.processor() is the architecture, or empty, on Linux.
     cpu = re.search(r"^model name\s*: (.+)$", CPU_INFO.read_text(encoding="utf-8"), re.MULTILINE)
     gpu = torch.cuda.get_device_properties(0) if torch.cuda.is_available() else None
     return Machine(
         cpu=cpu[1] if cpu else platform.machine(),
-        cores=len(os.sched_getaffinity(0)),
+        cores=len(os.sched_getaffinity(0)),  # those of this process: a container or taskset may leave it fewer
         memory_gib=round(psutil.virtual_memory().total / 2**30, 1),
         gpu=gpu.name if gpu else None,
         gpu_memory_gib=round(gpu.total_memory / 2**30, 1) if gpu else None,
@@ -62,6 +63,7 @@ def versions(distributions: Iterable[str]) -> dict[str, str]:
 
 def revision() -> str:
     """Commit of the working tree, with ``+`` where tracked files differ from it; empty outside a repository."""
+    # Of the state that was measured, not of the nearest tag; results of a changed tree can't be repeated from a commit.
     command = ["git", "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"]
     try:
         done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)

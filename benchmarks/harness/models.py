@@ -43,10 +43,12 @@ def save_weights(network: EsmForMaskedLM, folder: Path) -> Path:
 def our_embedder(folder: Path, device: str, precision: Precision, max_tokens: int | None = None) -> Embedder:
     """What an embedding job does with its batches."""
     model = open_model(folder, precision, device, heads=[])
-    outputs, budget = model.outputs(["mean"]), max_tokens or MAX_TOKENS[device]
+    outputs = model.outputs(["mean"])
+    budget = max_tokens or MAX_TOKENS[device]
 
     def embed(sequences: Sequence[str]) -> Tensor:
         means_ND = torch.empty(len(sequences), model.facts.hidden_size)
+        # Batches come in the order of the plan, longest first: rows go back to that of the sequences.
         for batch in run(model, sequences, outputs, budget):
             means_ND[torch.from_numpy(batch.indices)] = torch.from_numpy(batch.arrays["mean"])
         return means_ND
@@ -62,7 +64,7 @@ def least_cosines(reference: str, reference_ND: Tensor, others: Mapping[str, Ten
     facts: Facts = {}
     for label, vectors_ND in others.items():
         cosine = float(cosine_similarity(reference_ND.double(), vectors_ND.double()).min())
-        if not cosine >= LEAST_COSINE:
+        if not cosine >= LEAST_COSINE:  # so written, NaN is refused, too
             raise WrongWorkError(f"the embeddings of {label} have a cosine of {cosine:.5f} to {reference}")
         facts[f"least cosine to {reference}, {label}"] = round(cosine, 6)
     return facts
@@ -70,6 +72,7 @@ def least_cosines(reference: str, reference_ND: Tensor, others: Mapping[str, Ten
 
 def forward_flops(network: EsmForMaskedLM, sequences: Sequence[str]) -> float:
     """Floating-point operations of one forward pass over these sequences, <cls> and <eos> included, nothing padded."""
+    # Counted from the architecture, padding left out: the same for every contender, whatever it computes on.
     of_weights, of_context = flops.forward_flops(EsmBackbone(network.esm))
     lengths = [len(sequence) + 2 for sequence in sequences]
     return of_weights * sum(lengths) + of_context * sum(length**2 for length in lengths)
@@ -77,4 +80,5 @@ def forward_flops(network: EsmForMaskedLM, sequences: Sequence[str]) -> float:
 
 def product_tflops(device: Device) -> float:
     """TFLOP/s of a large bf16 matrix product, the most that the device can do."""
+    # Large enough that launching it and reading its operands take no part.
     return product_flops_per_s(device, torch.bfloat16, 8192) / 1e12

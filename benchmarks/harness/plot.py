@@ -20,9 +20,9 @@ def draw_results(results: Results, path: Path) -> None:
     figure = new_figure(10, 1.7 + 0.42 * len(rows), title)
     axes = figure.add_subplot()
     style(axes)
-    axes.set_xscale("log")
-    for place, (_, comparison) in enumerate(rows):
-        _bar(axes, place, comparison)
+    axes.set_xscale("log")  # twice as fast and half as fast are as far from 1
+    for row, (_, comparison) in enumerate(rows):
+        _bar(axes, row, comparison)
     labels = [f"{case.stage}: {comparison.title}\nbeside {comparison.peer}" for case, comparison in rows]
     axes.set_yticks(range(len(rows)), labels)
     axes.tick_params(axis="y", length=0)
@@ -34,12 +34,12 @@ def draw_results(results: Results, path: Path) -> None:
     save(figure, path)
 
 
-def _bar(axes: Axes, place: int, comparison: ComparisonResult) -> None:
-    colour = _COLOURS[comparison.verdict.partition(",")[0]]
+def _bar(axes: Axes, row: int, comparison: ComparisonResult) -> None:
+    colour = _COLOURS[comparison.verdict.partition(",")[0]]  # "within noise" is shown by the whisker
     error = [[comparison.ratio - comparison.low], [comparison.high - comparison.ratio]]
-    axes.barh(place, comparison.ratio - 0.05, left=0.05, height=0.62, color=colour)
-    axes.errorbar(comparison.ratio, place, xerr=error, color=INK, capsize=3, linewidth=1, fmt="none")
+    axes.barh(row, comparison.ratio - 0.05, left=0.05, height=0.62, color=colour)
+    axes.errorbar(comparison.ratio, row, xerr=error, color=INK, capsize=3, linewidth=1, fmt="none")
     if comparison.floor is not None:
-        axes.plot([comparison.floor] * 2, [place - 0.4, place + 0.4], color=INK, linewidth=2.2)
+        axes.plot([comparison.floor] * 2, [row - 0.4, row + 0.4], color=INK, linewidth=2.2)
     text = f"{ratio_text(comparison.ratio)}×"
-    axes.annotate(text, (1.01, place), xycoords=("axes fraction", "data"), va="center", fontsize=9)
+    axes.annotate(text, (1.01, row), xycoords=("axes fraction", "data"), va="center", fontsize=9)

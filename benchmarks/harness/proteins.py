@@ -42,6 +42,7 @@ def read_proteins(fasta: Path | None) -> Proteins:
         return Proteins("embedded sample", [sequence for _, sequence in records])
     try:
         with dnaio.open(path) as reader:
+            # As a store reads them: the peers' tokenizers know neither lower case nor the stop of a translation.
             sequences = [record.sequence.upper().rstrip("*") for record in reader]
     except (OSError, EOFError, FileFormatError) as error:
         raise DataError(f"{path}: can't be read as FASTA: {error}") from error
@@ -57,8 +58,9 @@ def spread_by_length(sequences: Sequence[str], number: int) -> list[str]:
     """
     number = min(number, len(sequences))
     by_length = np.argsort([len(sequence) for sequence in sequences], kind="stable")
-    places = np.linspace(0, len(sequences) - 1, number).round().astype(int)
-    return [sequences[index][:MAX_RESIDUES] for index in sorted(by_length[places])]
+    # Evenly over the ranks, ends included: the longest decides the memory, and a random choice may miss it.
+    ranks = np.linspace(0, len(sequences) - 1, number).round().astype(int)
+    return [sequences[index][:MAX_RESIDUES] for index in sorted(by_length[ranks])]
 
 
 def few_short(setting: Setting, sequences: Sequence[str]) -> list[str]:
@@ -73,6 +75,7 @@ def every_nth(sequences: Sequence[str], number: int) -> Sequence[str]:
 
 def write_fasta(path: Path, sequences: Sequence[str], records: int) -> int:
     """Write so many records with ids of their own, the sequences repeated in turn, 60 residues a line; return bytes."""
+    # Wrapped once for each sequence, however often it is repeated.
     wrapped = ["\n".join(s[at : at + 60] for at in range(0, len(s), 60)) for s in sequences]
     with path.open("w", encoding="ascii") as file:
         for number in range(records):
@@ -82,8 +85,17 @@ def write_fasta(path: Path, sequences: Sequence[str], records: int) -> int:
 
 def make_store(fasta: Path, store: Path) -> Path:
     """Convert a FASTA file to a store; return its folder."""
+    # Here: what measures the memory of a peer's conversion imports this module, and not ours.
     from esmeray.dataset.section import IngestSection
     from esmeray.dataset.store.conversion import convert
 
     convert([str(fasta)], store, IngestSection())
     return store
+
+
+def write_store(folder: Path, sequences: Sequence[str], records: int | None = None) -> Path:
+    """``folder/store`` from ``folder/proteins.fasta``, both with so many records, or one of each sequence."""
+    folder.mkdir(parents=True, exist_ok=True)
+    fasta = folder / "proteins.fasta"
+    write_fasta(fasta, sequences, records or len(sequences))
+    return make_store(fasta, folder / "store")

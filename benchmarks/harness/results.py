@@ -96,9 +96,10 @@ class Results(BaseModel):
 def merged(results: Results, fresh: CaseResult | Table, order: Sequence[str]) -> Results:
     """The results with this case or table replaced or added, in the order of the stages' names."""
     kind = "tables" if isinstance(fresh, Table) else "cases"
+    # A later record replaces one of the same key and takes its position among the cases of the stage.
     records = {(record.stage, getattr(record, "case", "")): record for record in [*getattr(results, kind), fresh]}
-    place = {name: number for number, name in enumerate(order)}
-    ordered = sorted(records.values(), key=lambda record: place.get(record.stage, len(place)))
+    # Stages that are gone are last: their results stay until someone removes them.
+    ordered = sorted(records.values(), key=lambda record: [*order, record.stage].index(record.stage))
     return results.model_copy(update={kind: ordered})
 
 
@@ -114,6 +115,7 @@ def read_results(folder: Path, machine: Machine) -> Results:
         results = Results.model_validate_json(path.read_bytes())
     except ValidationError as error:
         raise DataError(f"{path}: no results of this format; move it away and measure again") from error
+    # As it is now: the folder's name is the machine's, whose system and Python may be newer than the results.
     return results.model_copy(update={"machine": machine})
 
 
@@ -132,10 +134,13 @@ def compared(
     """The comparisons of a case whose contenders took part."""
     results = []
     for comparison in comparisons:
-        ours, peer = samples.get(comparison.ours), comparison.peer
+        ours = samples.get(comparison.ours)
+        peer = comparison.peer
         theirs = [peer.value] * case.rounds if isinstance(peer, Reference) else samples.get(peer)
+        # A stage names the comparisons of all its cases and devices: here are those whose contenders took part.
         if comparison.case != case.name or ours is None or theirs is None:
             continue
+        # Round by round, so that what disturbs the machine for a while is in both sides of a ratio.
         ratios = round_ratios(ours, theirs, case.better)
         of_all = ratio(ratios)
         floor = comparison.floors.get(device)

@@ -80,12 +80,14 @@ def run_stages(stages: Sequence[Stage], run: Run) -> list[str]:
 
 def _run_stage(stage: Stage, run: Run, deadline_s: float, show: Callable[[str], None]) -> None:
     show("preparing")
-    began_s, rows = time.perf_counter(), []
+    began_s = time.perf_counter()
+    rows = []
     device: Device = "cuda" if run.machine.gpu else "cpu"
     # Beside the results, hence on the disk of the repository: the system's temporary folder may be memory.
     with tempfile.TemporaryDirectory(dir=run.output, prefix="work-") as folder:
         setting = Setting(device=device, quick=run.quick, folder=Path(folder), fasta=run.fasta, note=show)
         try:
+            # Closed also where a case broke: what stands after a ``yield`` ends servers and removes files.
             with closing(stage.cases(setting)) as cases:  # type: ignore[type-var]
                 for case in cases:
                     origin = Origin(
@@ -102,11 +104,13 @@ def _run_stage(stage: Stage, run: Run, deadline_s: float, show: Callable[[str], 
                         rows.append(case)
                         seconds = time.perf_counter() - began_s
                         _save(Table(**dict(origin), summary=stage.summary, seconds=seconds, rows=rows), run)
+                    # Between cases: a measurement that is under way would be lost.
                     if time.perf_counter() > deadline_s:
                         print(f"{stage.name}: cut short, the minutes are over", file=sys.stderr)
                         break
         finally:
             _draw(run)
+    # After all rows: one wrong value does not keep the others from being seen.
     wrong = [row for row in rows if any(str(value).startswith("WRONG") for value in row.values())]
     if wrong:
         raise WrongWorkError("; ".join(map(row_text, wrong)))
@@ -118,7 +122,8 @@ def measure_case(stage: Stage, case: Case, setting: Setting, origin: Origin) -> 
 
     Raises WrongWorkError where the contenders do not compute the same.
     """
-    show, facts = partial(_note, setting.note, case.name), Facts()
+    show = partial(_note, setting.note, case.name)
+    facts: Facts = {}
     if case.check is not None:
         show("checking that all compute the same")
         facts |= case.check()
@@ -127,6 +132,7 @@ def measure_case(stage: Stage, case: Case, setting: Setting, origin: Origin) -> 
         if contender.kind == "rate" and not setting.quick:
             show(f"{contender.name}: warming up")
             settled[contender.name] = timing.warm_up(sampler(contender, contender.short or contender.run))
+    # All together, in turns: whatever disturbs the machine for a while disturbs each.
     samplers = {contender.name: sampler(contender, contender.run) for contender in case.contenders}
     samples = timing.measure(samplers, 1 if setting.quick else case.rounds, show)
     return CaseResult(
@@ -150,7 +156,7 @@ def sampler(contender: Contender, run: Callable[[], float]) -> Callable[[], floa
     def sample() -> float:
         if contender.before is not None:
             contender.before()
-        gc.collect()
+        gc.collect()  # what a contender left behind is not to be collected in the time of the next
         result, elapsed_s = timing.timed(run)
         return result / elapsed_s if contender.kind == "rate" else result
 
@@ -173,7 +179,9 @@ def _draw(run: Run) -> None:
 
 def _save(fresh: CaseResult | Table, run: Run) -> None:
     """Write the results with this case or table among them, and print it, of a table the last row."""
+    # Read again each time: another run may have written other stages since.
     results = merged(read_results(run.output, run.machine), fresh, run.order)
+    # Every file is whole at any time: Ctrl-C may come between two of them.
     write_atomically(run.output / RESULTS_FILE, results.model_dump_json(indent=1) + "\n")
     write_atomically(run.output / "results.md", markdown(results))
     text = row_text(fresh.rows[-1]) if isinstance(fresh, Table) else case_text(fresh)

@@ -6,10 +6,13 @@ better when it is larger; ``Stage.comparisons`` has the ratio that is enough on 
 no peer yields rows of values that it took itself.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
+
+from esmeray.common.errors import ConfigError
+from esmeray.common.text import did_you_mean
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -17,6 +20,13 @@ Device: TypeAlias = Literal["cpu", "cuda"]
 Facts: TypeAlias = dict[str, float | int | str | bool]
 Row: TypeAlias = dict[str, str | int | float | None]
 """Values by column; where one of them begins with WRONG, the stage counts as broken."""
+
+
+def check_names(kind: str, names: Collection[str], known: Collection[str]) -> None:
+    """Refuse the first name that is not known by a ConfigError that has all that are."""
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"no {kind} is called {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}")
 
 
 class WrongWorkError(Exception):
@@ -35,7 +45,7 @@ class Setting:
     quick: bool
     folder: Path
     fasta: Path | None = None
-    note: Callable[[str], None] = lambda _: None
+    note: Callable[[str], None] = lambda _: None  # a smoke test calls a stage without a terminal
 
 
 @dataclass(frozen=True)
@@ -70,7 +80,7 @@ class Case:
     better: Literal["higher", "lower"] = "higher"
     rounds: int = 5
     check: Callable[[], Facts] | None = None
-    facts: Facts = field(default_factory=dict)
+    facts: Facts = field(default_factory=dict)  # some are known only when a contender has run
 
 
 @dataclass(frozen=True)

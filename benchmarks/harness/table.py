@@ -29,6 +29,7 @@ def markdown(results: Results) -> str:
         f"{machine.cpu}, {machine.cores} cores, {machine.memory_gib:g} GiB{gpu}; {machine.system}, Python "
         f"{machine.python}. Made by `python -m benchmarks`; every sample is in `results.json`.",
         *(["**Of a smoke run: these values mean nothing.**"] if results.smoke else []),
+        # A machine that takes tables alone, such as one with a GPU, has no comparison to show an empty grid of.
         *(compared if results.cases or not results.tables else []),
         *(_case(case) for case in results.cases),
         *(_table(table) for table in results.tables),
@@ -38,6 +39,7 @@ def markdown(results: Results) -> str:
 
 def quantity(value: float, unit: str) -> str:
     """A measured value with three digits, and thousands set off where it is large."""
+    # More digits than three would be of the machine's noise.
     shown = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
     return f"{shown} {unit}"
 
@@ -90,18 +92,20 @@ def _table(table: Table) -> str:
 
 
 def _grid(rows: Sequence[Row]) -> str:
+    # In the order of first appearance: rows of one table may have columns of their own.
     columns = list(dict.fromkeys(column for row in rows for column in row))
     lines = [columns, ["---"] * len(columns)]
     lines += [[_fact(row.get(column)) for column in columns] for row in rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _origin(measured: Origin, place: str = "") -> str:
+def _origin(measured: Origin, device: str = "") -> str:
     versions = ", ".join(f"{name} {version}" for name, version in measured.versions.items())
-    return f"{measured.date}, `{measured.command}`, revision {measured.revision or 'unknown'}{place}; {versions}"
+    return f"{measured.date}, `{measured.command}`, revision {measured.revision or 'unknown'}{device}; {versions}"
 
 
 def _case(case: CaseResult) -> str:
+    # Said with the case: a contender that was still warming up is measured too slow.
     unsteady = ", ".join(contender.name for contender in case.contenders if contender.warm_up_settled is False)
     facts = [f"- {name}: {_fact(value)}" for name, value in case.facts.items()]
     lines = [
@@ -114,6 +118,7 @@ def _case(case: CaseResult) -> str:
 
 
 def _fact(value: float | int | str | bool | None) -> str:
+    # Before numbers: to Python a bool is an int.
     if value is None or isinstance(value, (bool, str)):
         return "" if value is None else str(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"

@@ -57,11 +57,12 @@ class FairEsmExtract:
         with torch.no_grad():
             for labels, strings, tokens in loader:
                 out = self._model(tokens.to(self._device), repr_layers=[self._layer], return_contacts=False)
-                out["logits"].to("cpu")
+                out["logits"].to("cpu")  # as the script does, which then does not use them
                 hidden = out["representations"][self._layer].to("cpu")
-                for place, label in enumerate(labels):
-                    length = min(TRUNCATION, len(strings[place]))
-                    means[int(label)] = hidden[place, 1 : length + 1].mean(0).clone()
+                for row, label in enumerate(labels):
+                    length = min(TRUNCATION, len(strings[row]))
+                    # A copy, as in the script: a view would keep the whole batch.
+                    means[int(label)] = hidden[row, 1 : length + 1].mean(0).clone()
         return torch.stack([means[number] for number in range(len(sequences))])
 
 
@@ -80,6 +81,7 @@ def _copy_weights(model: torch.nn.Module, theirs: Mapping[str, Tensor]) -> None:
         module, _, kind = rest.rpartition(".")
         if module in _LAYER:
             named[f"layers.{number}.{_LAYER[module]}.{kind}"] = value
+    # Not strict: the head and the contact regression stay as they are; whatever features depend on must be there.
     unknown = model.load_state_dict(named, strict=False)
     missing = [key for key in unknown.missing_keys if key.startswith(("layers.", "emb")) and "rot_emb" not in key]
     if missing or unknown.unexpected_keys:

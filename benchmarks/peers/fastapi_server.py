@@ -22,8 +22,10 @@ class Body(BaseModel):
 
 def main(folder: str, port: str) -> None:
     """Serve until the process ends."""
-    app, embedder = FastAPI(), TransformersEmbedder(Path(folder), "cpu", documented("cpu"))
+    app = FastAPI()
+    embedder = TransformersEmbedder(Path(folder), "cpu", documented("cpu"))
 
+    # Async though it computes, as in many tutorials: requests are then answered one after the other.
     @app.post("/embed")
     async def embed(body: Body) -> list[list[float]]:
         vectors: list[list[float]] = embedder(body.sequences).tolist()

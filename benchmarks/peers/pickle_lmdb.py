@@ -21,6 +21,7 @@ def write_pickles(path: Path, records: Iterable[tuple[str, str]]) -> int:
     with lmdb.open(str(path), map_size=_MAP_SIZE_BYTES) as environment, environment.begin(write=True) as transaction:
         for identifier, sequence in records:
             item = {"id": identifier, "primary": sequence, "protein_length": len(sequence)}
+            # The number and not the id is the key: a Dataset is asked for the n-th record.
             transaction.put(str(number).encode(), pickle.dumps(item))
             number += 1
         transaction.put(b"num_examples", pickle.dumps(number))
@@ -41,6 +42,7 @@ class PickleDataset:
     """
 
     def __init__(self, path: Path) -> None:
+        # Without read-ahead, as usual where records are shuffled: it would read pages that nobody asks for.
         self._environment = lmdb.open(str(path), readonly=True, lock=False, readahead=False, meminit=False)
         with self._environment.begin() as transaction:
             self._number: int = pickle.loads(transaction.get(b"num_examples", b""))  # noqa: S301 - what TAPE's users do

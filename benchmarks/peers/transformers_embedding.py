@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import EsmModel, EsmTokenizer
 
-from esmeray.benchmarks.harness.stage import Device
+from esmeray.benchmarks.harness.stage import Device, Setting
 from esmeray.common.timing import timed
 from esmeray.dataset.tokens.esm import VOCABULARY
 from esmeray.model.backbones.loading import quiet_transformers
@@ -72,10 +72,13 @@ class TransformersEmbedder:
         """(N, D) float32 on the CPU."""
         order = list(range(len(sequences)))
         if self.tuning.sort_by_length:
+            # The longest first: memory that runs out does so at once.
             order.sort(key=lambda index: len(sequences[index]), reverse=True)
-        size = self.tuning.batch_size
-        batches = [order[start : start + size] for start in range(0, len(order), size)]
-        means_ND = torch.cat([self._means([sequences[index] for index in batch]) for batch in batches]).cpu()
+        ordered = [sequences[index] for index in order]
+        starts = range(0, len(ordered), self.tuning.batch_size)
+        means = [self._means(ordered[start : start + self.tuning.batch_size]) for start in starts]
+        # To the host at the end: a copy for each batch would make it wait for the device.
+        means_ND = torch.cat(means).cpu()
         in_order_ND = torch.empty_like(means_ND)
         in_order_ND[order] = means_ND
         return in_order_ND
@@ -100,13 +103,17 @@ def documented(device: str) -> Tuning:
     return Tuning("fp16" if device == "cuda" else "fp32")
 
 
-def search_tuning(folder: Path, device: Device, sequences: Sequence[str], batch_sizes: Sequence[int]) -> Tuning:
+def search_tuning(folder: Path, setting: Setting, sequences: Sequence[str]) -> Tuning:
     """The fastest precision and batch size on some of the sequences; each is tried twice, the better time counts."""
-    best, best_s = Tuning(), float("inf")
+    batch_sizes = SEARCHED_BATCHES[setting.device][: 1 if setting.quick else None]
+    best = Tuning()
+    best_s = float("inf")
     precisions: tuple[Precision, ...] = ("bf16 weights", "bf16 autocast")
     for precision, batch_size in itertools.product(precisions, batch_sizes):
-        embedder = TransformersEmbedder(folder, device, Tuning(precision, batch_size, sort_by_length=True))
+        embedder = TransformersEmbedder(folder, setting.device, Tuning(precision, batch_size, sort_by_length=True))
+        # The better of two: the first has what torch sets up for shapes that it has not met.
         taken_s = min(timed(partial(embedder, sequences))[1] for _ in range(2))
         if taken_s < best_s:
-            best, best_s = embedder.tuning, taken_s
+            best = embedder.tuning
+            best_s = taken_s
     return best

@@ -84,15 +84,16 @@ async def _run(load: Load) -> Outcome:
     headers = {"Content-Type": "application/json", "Accept": load.accept}
     start_s = time.perf_counter()
     end_s = start_s + load.seconds
-    connector = aiohttp.TCPConnector(limit=0)
+    connector = aiohttp.TCPConnector(limit=0)  # its own limit of 100 would queue requests here, unseen by the server
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(300)) as session:
 
         async def ask(number: int) -> None:
-            body, begun_s = load.bodies[number % len(load.bodies)].encode(), time.perf_counter()
+            body = load.bodies[number % len(load.bodies)].encode()
+            begun_s = time.perf_counter()
             status = 0
             try:
                 async with session.post(load.url, data=body, headers=headers) as answer:
-                    await answer.read()
+                    await answer.read()  # to its end, as a client that uses the answer
                     status = answer.status
                     outcome.unexplained += status == 503 and "Retry-After" not in answer.headers
             except (aiohttp.ClientError, OSError, TimeoutError):
@@ -107,14 +108,17 @@ async def _run(load: Load) -> Outcome:
                 await ask(number)
 
         if load.rate is None:
+            # Of one iterator: a connection that is answered sooner asks more often.
             numbers = iter(range(load.requests))
             await asyncio.gather(*(connection(numbers) for _ in range(load.connections)))
         else:
-            tasks, due_s = [], start_s
+            tasks = []
+            due_s = start_s
             for number in range(load.requests):
                 due_s += 1 / load.rate if load.even else random.expovariate(load.rate)
                 if due_s >= end_s:
                     break
+                # By times that are due since the start, so that a late wake-up makes the rate no lower.
                 await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
                 tasks.append(asyncio.create_task(ask(number)))
             await asyncio.gather(*tasks)

@@ -1,7 +1,7 @@
 """Masked language models trained from random weights against the clock, Esmeray's and the Trainer's, by one evaluation.
 
 The clock counts what steps take, waiting for data included; building the model and evaluations are left out on both
-sides. Functions are called in a process of their own, with plain values.
+sides. Functions are called in a process of their own, with plain values, by the bench that stages and records share.
 
 Shape legend: B proteins of a batch, L their length with padding, M masked residues, K tokens of the vocabulary.
 """
@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -26,15 +27,27 @@ from transformers import (
 )
 
 from esmeray.benchmarks.harness.models import random_network
-from esmeray.benchmarks.harness.split import Part
+from esmeray.benchmarks.harness.proteins import make_store
+from esmeray.benchmarks.harness.split import Part, split
+from esmeray.benchmarks.harness.stage import Row, Setting
 from esmeray.benchmarks.peers.transformers_embedding import esm_tokenizer
+from esmeray.benchmarks.programs.processes import call
 from esmeray.benchmarks.programs.trainer import CountingTrainer, tokenized
-from esmeray.benchmarks.programs.training_workload import NEVER
-from esmeray.benchmarks.programs.worker_alone import EnoughError, begin, train_until_enough
+from esmeray.benchmarks.programs.training_workload import NEVER, TOY
+from esmeray.benchmarks.programs.worker_alone import begin, train_until_enough
 from esmeray.dataset.section import SPECIAL_TOKENS_PER_SEQUENCE
-from esmeray.training.config import Config
+from esmeray.train_config.loading import Overrides
+from esmeray.training.config import Config, load_config
 from esmeray.training.loop.building import Worker
 
+NETWORK = {"layers": 4, "hidden_size": 256, "heads": 4}
+OUR_LAYERS = 2
+OUR_TRIAL_STEPS = 60
+"""Steps of a trial that measures how many fit the time."""
+POINTS = 10
+"""Evaluations of the Trainer."""
+SEEDS = (0, 1, 2)
+QUICK_PROTEINS = 200
 MASK_SHARE = 0.15
 MAX_LENGTH = 510
 """Residues of a protein that are trained on and judged, from its start."""
@@ -64,14 +77,17 @@ class Evaluation:
         with tempfile.TemporaryDirectory() as folder:
             tokenizer = esm_tokenizer(Path(folder))
         rng = np.random.default_rng(MASKS_SEED)
+        # Longest last: batches taken from the end are of like lengths, with little padding.
         proteins = sorted((protein["input_ids"] for protein in tokenized(fasta, tokenizer, MAX_LENGTH)), key=len)
         self._batches: list[tuple[Tensor, Tensor]] = []
         while proteins:
             count = max(1, PADDED_TOKENS // len(proteins[-1]))
-            batch, proteins = proteins[-count:], proteins[:-count]
+            batch = proteins[-count:]
+            del proteins[-count:]
             inputs_BL = torch.full((len(batch), len(batch[-1])), tokenizer.pad_token_id)
             targets_BL = torch.full_like(inputs_BL, NO_TARGET)
             for row, ids in enumerate(batch):
+                # From the residue after <cls>: special tokens are never asked for.
                 masked = 1 + np.flatnonzero(rng.random(len(ids) - SPECIAL_TOKENS_PER_SEQUENCE) < MASK_SHARE)
                 inputs_BL[row, : len(ids)] = torch.tensor(ids)
                 targets_BL[row, masked] = inputs_BL[row, masked]
@@ -88,6 +104,7 @@ class Evaluation:
         for inputs_BL, targets_BL in self._batches:
             logits_BLK = network(input_ids=inputs_BL, attention_mask=(inputs_BL != self._pad).long()).logits
             chosen = targets_BL != NO_TARGET
+            # Summed, and divided at the end: batches have different numbers of masked residues.
             nats += float(functional.cross_entropy(logits_BLK[chosen].float(), targets_BL[chosen], reduction="sum"))
             masked += int(chosen.sum())
         network.train(training)
@@ -109,8 +126,11 @@ class _Course:
         test: str | None = None,
     ) -> None:
         self.points: list[Point] = []
-        self._network, self._evaluation, self._test = network, Evaluation(fasta), test
-        self._at_s, self._limit_s = sorted(at_s), limit_s
+        self._network = network
+        self._evaluation = Evaluation(fasta)
+        self._test = test
+        self._at_s = sorted(at_s)
+        self._limit_s = limit_s
         self._seconds, self._tokens = 0.0, 0
 
     def stepped(self, seconds: float, tokens: int, last: bool) -> bool:
@@ -118,29 +138,17 @@ class _Course:
         self._seconds += seconds
         self._tokens += tokens
         last |= self._seconds >= self._limit_s
+        # Steps have no end at a given second: a point is of the first step at or after it, and one step may pass two.
         if last or (self._at_s and self._seconds >= self._at_s[0]):
             self._at_s = [at for at in self._at_s if at > self._seconds]
             self._judge(self._evaluation, "validation")
+        # Only now: the test part is opened once, for the model that is entered.
         if last and self._test is not None:
             self._judge(Evaluation(self._test), "test")
         return last
 
     def _judge(self, evaluation: Evaluation, part: Part) -> None:
         self.points.append(Point(self._seconds, self._tokens, evaluation.bits(self._network()), part))
-
-
-class _CourseLog:
-    """Stands in for the run's log."""
-
-    def __init__(self, course: _Course, total_steps: int) -> None:
-        self._course, self._total_steps = course, total_steps
-
-    def write(self, kind: str, step: int, **metrics: Any) -> None:
-        if kind == "train" and self._course.stepped(metrics["step_s"], metrics["tokens"], step == self._total_steps):
-            raise EnoughError
-
-    def event(self, name: str, step: int, **fields: Any) -> None:
-        """Events take no part."""
 
 
 def train_ours(
@@ -157,26 +165,32 @@ def train_ours(
 
     Evaluations and checkpoints of the run's own are left out.
     """
+    # What every judged training has, whatever an entry asks for.
     of_all = {
         "run": {"storage_path": folder, "seed": seed},
-        "data": {"max_length": MAX_LENGTH, "validation_share": 0.0},
+        "data": {"max_length": MAX_LENGTH, "validation_share": 0.0},  # the store has the training part alone
         "model": {"task": "masked_lm"},
         "training": {"evaluate_every_steps": NEVER},
         "checkpoint": {"every_steps": NEVER},
         "wandb": {"mode": "disabled"},
     }
     settings = Config.model_validate(config | {name: config[name] | values for name, values in of_all.items()})
-    context, run = begin(settings.run)
-    worker = Worker(settings, context, run, store, None)
+    worker = Worker(settings, *begin(settings.run), store, None)
     model: Any = worker.engine.module
     course = _Course(model.network, fasta, at_s, limit_s, test)
-    train_until_enough(worker, _CourseLog(course, worker.total_steps))
+
+    def stepped(step: int, metrics: dict[str, Any]) -> bool:
+        # The loop's own seconds of a step, which evaluations between steps are no part of.
+        return course.stepped(metrics["step_s"], metrics["tokens"], step == worker.total_steps)
+
+    train_until_enough(worker, stepped)
     return course.points
 
 
 class _Clock(TrainerCallback):
     def __init__(self, trainer: CountingTrainer, course: _Course) -> None:
-        self._trainer, self._course = trainer, course
+        self._trainer = trainer
+        self._course = course
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._ended_s = time.perf_counter()
@@ -185,6 +199,7 @@ class _Clock(TrainerCallback):
         seconds = time.perf_counter() - self._ended_s
         tokens, _computed = self._trainer.take_counts()
         self._course.stepped(seconds, tokens, state.global_step == state.max_steps)
+        # Read again: an evaluation may lie between, which the clock leaves out.
         self._ended_s = time.perf_counter()
 
 
@@ -219,3 +234,102 @@ def train_trainer(
     trainer.add_callback(_Clock(trainer, course))
     trainer.train()
     return course.points
+
+
+@dataclass(frozen=True)
+class Course:
+    """The points of a training of so many steps."""
+
+    points: Sequence[Point]
+    steps: int
+
+    @property
+    def best(self) -> Point:
+        """The first of the lowest loss."""
+        return min(self.points, key=lambda point: point.bits)
+
+    def seconds_to(self, bits: float) -> float | None:
+        """None where the loss stayed above."""
+        # The first that is as low: it may rise again.
+        return next((point.seconds for point in self.points if point.bits <= bits), None)
+
+    def steps_in(self, seconds: float) -> int:
+        """Steps that fit so many seconds, at the mean rate of this training."""
+        return max(2, int(seconds / self.points[-1].seconds * self.steps))
+
+
+@dataclass(frozen=True)
+class MaskedLMBench:
+    """What all trainings share."""
+
+    setting: Setting
+    parts: dict[Part, Path]
+    store: Path
+
+    @classmethod
+    def prepare(cls, setting: Setting) -> "MaskedLMBench":
+        """Split the proteins by clusters (:mod:`esmeray.benchmarks.harness.split`)."""
+        setting.note("splitting by clusters")
+        parts = split(setting.fasta, setting.folder, QUICK_PROTEINS if setting.quick else None)
+        return cls(setting, parts, make_store(parts["training"], setting.folder / "training.store"))
+
+    def trainer(self, rate: float, steps: int, seconds: float) -> Course:
+        """The Trainer's, at this learning rate, for so many steps, which are expected to take so many seconds."""
+        points = self.points(
+            "train_trainer",
+            network=self._network,
+            proteins=str(self.parts["training"]),
+            learning_rate=rate,
+            steps=steps,
+            # Its best may lie before its end, where the loss of the validation part rises again.
+            at_s=[seconds * point / POINTS for point in range(1, POINTS)],
+        )
+        return Course(points, steps)
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return SEEDS[:1] if self.setting.quick else SEEDS
+
+    def ours_in(self, seconds: float) -> int:
+        """Steps of ours that fit so many seconds, by a trial."""
+        return self.ours(OUR_TRIAL_STEPS, seconds).steps_in(seconds)
+
+    def ours(self, steps: int, seconds: float, seed: int = 0, changed: Overrides | None = None) -> Course:
+        """That of train_config/masked_lm.yaml, so changed, for steps that are expected to take so many seconds."""
+        # The network is the stage's, with fewer layers; schedules end with the steps, whatever the recipe's file says.
+        overrides: Overrides = {
+            **{("model", "backbone", key): value for key, value in self._network.items()},
+            ("model", "backbone", "layers"): OUR_LAYERS,
+            ("training", "max_steps"): steps,
+            ("model", "masked_lm", "mask_share_steps"): steps,
+            **(changed or {}),
+        }
+        config = load_config("train_config/masked_lm.yaml", overrides).model_dump(mode="json")
+        # Shortly before its end as well: machines are not steady, and the target may be reached earlier than planned.
+        at_s = [0.85 * seconds, 0.95 * seconds]
+        return Course(self.points("train_ours", config=config, seed=seed, store=str(self.store), at_s=at_s), steps)
+
+    @property
+    def _network(self) -> dict[str, int]:
+        return TOY if self.setting.quick else NETWORK
+
+    def points(self, function: str, **arguments: Any) -> list[Point]:
+        """The points of a training, judged by the validation part, by a function of programs/masked_lm.py."""
+        # In a process of its own: nothing of the training before is in its memory, caches or threads.
+        with tempfile.TemporaryDirectory(dir=self.setting.folder) as folder:
+            shared = {"fasta": str(self.parts["validation"]), "folder": folder}
+            points = call(f"{__name__}:{function}", **arguments, **shared)
+        return [Point(**point) for point in points]
+
+
+def row(name: str, courses: Sequence[Course]) -> Row:
+    """Means of the ends of these trainings, and the bits of each."""
+    ends = [course.points[-1] for course in courses]
+    return {
+        "training": name,
+        "seconds": round(mean(end.seconds for end in ends), 1),
+        "tokens/s": round(mean(end.tokens / end.seconds for end in ends)),
+        "bits a masked residue": round(mean(end.bits for end in ends), 4),
+        "of each seed": " ".join(f"{end.bits:.4f}" for end in ends),
+        "lowest": round(min(course.best.bits for course in courses), 4),
+    }

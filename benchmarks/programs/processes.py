@@ -42,9 +42,10 @@ class MemoryMeter:
     """
 
     def __init__(self, trim: bool = False) -> None:
+        cuda = _cuda()
         if trim:
             gc.collect()
-            if cuda := _cuda():
+            if cuda:
                 cuda.empty_cache()
             ctypes.CDLL(None).malloc_trim(0)
         self._loaded_bytes = _status_bytes("VmRSS")
@@ -53,7 +54,9 @@ class MemoryMeter:
     def work_begins(self) -> None:
         """Forget the peak so far, that of setting up."""
         Path("/proc/self/clear_refs").write_text("5")
-        if cuda := _cuda():
+        # Asked again: a library that is loaded while the work is set up may have brought torch.
+        cuda = _cuda()
+        if cuda:
             cuda.reset_peak_memory_stats()
 
     def peak(self) -> Peak:
@@ -88,6 +91,7 @@ def started(
     It is killed only where it does not: a launcher that is killed would leave its workers behind.
     """
     variables = os.environ | dict(environment or {})
+    # In a session of its own: Ctrl-C in the terminal is for the benchmark, which then ends the program in order.
     process = subprocess.Popen(command, cwd=REPOSITORY, env=variables, text=True, start_new_session=True, **pipes)
     try:
         yield process
@@ -115,11 +119,13 @@ def begun(function: str, **arguments: Any) -> Iterator[Callable[[], Any]]:
     Arguments and result travel as JSON, dataclasses as dictionaries. The callable raises RuntimeError, with the end of
     the output, where the function failed.
     """
+    # A file and no pipe: arguments such as thousands of proteins would fill it before the process reads.
     with tempfile.TemporaryFile("w+") as stdin:
         json.dump(arguments, stdin, default=asdict)
         stdin.seek(0)
         pipes: dict[str, Any] = {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         with started([sys.executable, "-m", __name__, function], **pipes) as process:
+            # Behind the mark: whatever libraries print on the way is not the result.
             yield lambda: json.loads(_output(process).rpartition(_MARK)[2])
 
 

@@ -30,7 +30,7 @@ def server(command: Sequence[str], port: int, ready: str = "/ready") -> Iterator
 def service(folder: Path, model: dict[str, object]) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """The address and the process of our service with one model, on a Ray cluster of its own."""
     port = free_port()
-    path = folder / f"serve-{port}.yaml"
+    path = folder / f"serve-{port}.yaml"  # a case may start several, one after the other
     settings = {"serve": {"models": [model], "port": port}, "ray": {"address": "local"}}
     path.write_text(yaml.safe_dump(settings), encoding="utf-8")
     with server([sys.executable, "serve_ray.py", "--config", str(path)], port) as process:
@@ -39,29 +39,25 @@ def service(folder: Path, model: dict[str, object]) -> Iterator[tuple[str, subpr
 
 def serve_processes(*names: str) -> list[psutil.Process]:
     """Processes of Ray Serve that are called so, the largest first."""
+    # Ray names its processes after their actors in the title, which is the command line that others see.
     processes = (p for p in psutil.process_iter(["cmdline"]) if " ".join(p.info["cmdline"] or ()).startswith(names))
-    return sorted(processes, key=_resident_bytes, reverse=True)
+    return sorted(processes, key=lambda process: process.memory_info().rss, reverse=True)
 
 
 def service_bytes() -> int:
     """Resident memory of the service's own processes: replicas and proxy."""
-    return sum(map(_resident_bytes, serve_processes(REPLICA, PROXY)))
-
-
-def _resident_bytes(process: psutil.Process) -> int:
-    resident: int = process.memory_info().rss
-    return resident
+    return sum(process.memory_info().rss for process in serve_processes(REPLICA, PROXY))
 
 
 def free_port() -> int:
     """A port of 127.0.0.1 that nothing listens on."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
+        return int(probe.getsockname()[1])
 
 
 def _wait_until_ready(process: subprocess.Popen[str], address: str) -> None:
     until_s = time.monotonic() + START_S
+    # Asked for and not read from its output: peers print what they like when they are ready.
     while time.monotonic() < until_s:
         if process.poll() is not None:
             raise RuntimeError(f"the server ended with exit code {process.returncode}")

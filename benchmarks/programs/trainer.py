@@ -42,6 +42,7 @@ def tokenized(fasta: str, tokenizer: EsmTokenizer, residues: int = MAX_RESIDUES)
         sequences = [record.sequence for record in records]
     longest = residues + SPECIAL_TOKENS_PER_SEQUENCE
     ids = tokenizer(sequences, truncation=True, max_length=longest)["input_ids"]
+    # With a mask of ones: the collator pads it, and the Trainer counts real tokens by it.
     return [{"input_ids": own, "attention_mask": [1] * len(own)} for own in ids]
 
 
@@ -53,7 +54,8 @@ class SpreadGroups(torch.utils.data.Sampler[int]):
     """
 
     def __init__(self, sampler: torch.utils.data.Sampler[int], group: int) -> None:
-        self._sampler, self._group = sampler, group
+        self._sampler = sampler
+        self._group = group
 
     def __len__(self) -> int:
         return len(self._sampler)  # type: ignore[arg-type]
@@ -61,6 +63,7 @@ class SpreadGroups(torch.utils.data.Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         indices = list(self._sampler)
         groups = [indices[start : start + self._group] for start in range(0, len(indices), self._group)]
+        # Without a common divisor the walk by this stride meets each group once before it comes back to the first.
         stride = max(1, round(0.618 * len(groups)))
         while math.gcd(stride, len(groups)) > 1:
             stride += 1
@@ -79,6 +82,7 @@ class CountingTrainer(Trainer):
         return SpreadGroups(sampler, group) if self.args.train_sampling_strategy == "group_by_length" else sampler
 
     def training_step(self, model: Any, inputs: dict[str, Any], *arguments: Any, **keywords: Any) -> Tensor:
+        # Summed on the device, and read only when a step is logged.
         mask_BL = inputs["attention_mask"]
         self.real_tokens = self.real_tokens + mask_BL.sum()
         self.computed_tokens += mask_BL.numel()
@@ -105,12 +109,14 @@ class _StepReporter(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if args.device.type == "cuda":
-            torch.cuda.synchronize()
+            torch.cuda.synchronize()  # or a step's kernels would count in the next one
         now_s = time.perf_counter()
-        self._step_s, self._ended_s = now_s - self._ended_s, now_s
+        self._step_s = now_s - self._ended_s
+        self._ended_s = now_s
 
     def on_log(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
-        if (loss := keywords["logs"].get("loss")) is not None:
+        loss = keywords["logs"].get("loss")
+        if loss is not None:  # the last entry of the Trainer is a summary without one
             memory_bytes = self._meter.peak().computing_bytes
             self.lines.append(StepLine(self._step_s, *self._trainer.take_counts(), loss, memory_bytes))
 
@@ -165,11 +171,10 @@ def train(workload: dict[str, Any], folder: str, sampling: str) -> list[StepLine
     os.environ.update(RANK="0", WORLD_SIZE="1")
     prepare_deepspeed(make_group())
     tokenizer = EsmTokenizer.from_pretrained(work.weights)
-    proteins: Any = tokenized(work.fasta, tokenizer)
     trainer = CountingTrainer(
         model=EsmForMaskedLM.from_pretrained(work.weights),
         args=arguments(work, folder, sampling),
-        train_dataset=proteins,
+        train_dataset=tokenized(work.fasta, tokenizer),  # type: ignore[arg-type]
         data_collator=DataCollatorForLanguageModeling(tokenizer, mlm_probability=recipe.MASK_SHARE),
     )
     reporter = _StepReporter(trainer)

@@ -17,7 +17,7 @@ RATE_WARMUP_SHARE = 0.5
 LOWEST_RATE_SHARE = 0.1
 BETAS = (0.9, 0.98)
 WEIGHT_DECAY = 0.01
-CLIPPING = 1.0
+CLIPPING = 1.0  # the Trainer's default
 MASK_SHARE = 0.15
 
 NEVER = 10**9
@@ -80,6 +80,7 @@ class StepLine:
 
 def tokens_per_s(steps: Iterable[tuple[int, float]]) -> float:
     """Tokens over all the seconds that the steps took."""
+    # Not the mean of the steps' rates, in which a short step would count as much as a long one.
     tokens, seconds = zip(*steps, strict=True)
     return sum(tokens) / sum(seconds)
 
@@ -91,6 +92,7 @@ def run_contender(function: str, workload: Workload, folder: Path, **options: st
     """
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         lines = call(function, workload=workload, folder=f"{scratch}/run", **options)
+    # Fewer would be compared all the same, at another length of the schedule.
     if len(lines) != workload.total_steps:
         raise RuntimeError(f"{function} ended after {len(lines)} of {workload.total_steps} steps")
     return [StepLine(**line) for line in lines]

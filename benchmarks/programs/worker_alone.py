@@ -7,6 +7,7 @@ and learning rate; validation and checkpoints are left out there, as they are fo
 """
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,19 +34,14 @@ class EnoughError(Exception):
 
 
 class _StepLog:
-    """Stands in for the run's log and keeps a line for each training step."""
+    """Stands in for the run's log: the loop needs no seam for benchmarks, and has nothing to write in timed steps."""
 
-    def __init__(self, last_step: int) -> None:
-        self.lines: list[StepLine] = []
-        self._last_step = last_step
-        self._meter = MemoryMeter(trim=True)
+    def __init__(self, stepped: Callable[[int, dict[str, Any]], bool]) -> None:
+        self._stepped = stepped
 
     def write(self, kind: str, step: int, **metrics: Any) -> None:
-        if kind == "train":
-            tokens, memory_bytes = metrics["tokens"], self._meter.peak().computing_bytes
-            self.lines.append(StepLine(metrics["step_s"], tokens, tokens, metrics["loss"], memory_bytes))
-            if step == self._last_step:
-                raise EnoughError
+        if kind == "train" and self._stepped(step, metrics):
+            raise EnoughError
 
     def event(self, name: str, step: int, **fields: Any) -> None:
         """Events are not measured."""
@@ -62,17 +58,24 @@ def train(
     torch.set_num_threads(threads or torch.get_num_threads())
     torch.manual_seed(recipe.SEED)
     config = run_config(work, folder)
-    context, run = begin_pair(config.run, rank, meeting) if meeting else begin(config.run)
-    worker = Worker(config, context, run, work.store, None)
-    log = _StepLog(work.total_steps)
-    train_until_enough(worker, log)
-    return log.lines
+    worker = Worker(config, *begin(config.run, rank, meeting), work.store, None)
+    meter = MemoryMeter(trim=True)  # now, as the peer's begins when its engine is built
+    lines: list[StepLine] = []
+
+    def stepped(step: int, metrics: dict[str, Any]) -> bool:
+        tokens = metrics["tokens"]
+        # Packed: all tokens that are computed on are real.
+        lines.append(StepLine(metrics["step_s"], tokens, tokens, metrics["loss"], meter.peak().computing_bytes))
+        return step == work.total_steps
+
+    train_until_enough(worker, stepped)
+    return lines
 
 
-def train_until_enough(worker: Worker, log: Any) -> None:
-    """Train with this in place of the run's log until it raises EnoughError."""
+def train_until_enough(worker: Worker, stepped: Callable[[int, dict[str, Any]], bool]) -> None:
+    """Train until ``stepped``, which is given the number and the metrics of each step, returns True."""
     position = restore(worker)
-    worker.log = log
+    worker.log = _StepLog(stepped)  # type: ignore[assignment]
     try:
         loop(worker, position)
     except EnoughError:
@@ -108,17 +111,12 @@ def run_config(workload: Workload, folder: str) -> Config:
     )
 
 
-def begin(section: RunSection) -> tuple[WorkerContext, RunFolder]:
-    """A group of this process alone, and the run's folder."""
+def begin(section: RunSection, rank: int = 0, meeting: str = "") -> tuple[WorkerContext, RunFolder]:
+    """A group of two workers on the CPU where there is a file to meet at, else of this process; the run's folder."""
     run = RunFolder(section.storage_path, section.name)
-    run.path.mkdir(parents=True)
-    return WorkerContext(device=make_group()), run
-
-
-def begin_pair(section: RunSection, rank: int, meeting: str) -> tuple[WorkerContext, RunFolder]:
-    """A group of two workers, and the run's folder."""
-    run = RunFolder(section.storage_path, section.name)
-    run.path.mkdir(parents=True, exist_ok=True)
+    run.path.mkdir(parents=True, exist_ok=bool(meeting))  # the two workers share it
+    if not meeting:
+        return WorkerContext(device=make_group()), run
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
     return WorkerContext(rank, 2, rank), run
 
@@ -127,6 +125,7 @@ def make_group() -> torch.device:
     """Make a group of this process alone; return its device."""
     device = choose_device(0)
     backend = "nccl" if device.type == "cuda" else "gloo"
+    # A store in memory: a port could be taken, by another benchmark on this machine.
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     return device
 

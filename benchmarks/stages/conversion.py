@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from esmeray.benchmarks.harness.proteins import Proteins, make_store, read_proteins, write_fasta
+from esmeray.benchmarks.harness.proteins import Proteins, make_store, read_proteins, write_fasta, write_store
 from esmeray.benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
 from esmeray.benchmarks.programs.processes import MemoryMeter, Peak, call
 
@@ -33,13 +33,15 @@ PEER_LARGER = f"{PEER}, {TIMES_LARGER} times the file"
 def _cases(setting: Setting) -> Iterator[Case]:
     from esmeray.benchmarks.peers.pickle_lmdb import convert_fasta
 
-    proteins, folder = read_proteins(setting.fasta), setting.folder
+    proteins = read_proteins(setting.fasta)
+    folder = setting.folder
     records = QUICK_RECORDS if setting.quick else RECORDS
-    fasta, larger = folder / "proteins.fasta", folder / "larger.fasta"
+    fasta = folder / "proteins.fasta"
     setting.note(f"writing {records:,} records")
     file_mb = write_fasta(fasta, proteins.sequences, records) / 1e6
     facts: Facts = {**proteins.facts, "records": records, "file in MB": round(file_mb, 1)}
 
+    # Each removes what it wrote before it writes again, untimed: deleting is no part of a conversion.
     def contender(name: str, target: Path, work: Callable[[Path, Path], object]) -> Contender:
         def run() -> float:
             work(fasta, target)
@@ -54,12 +56,15 @@ def _cases(setting: Setting) -> Iterator[Case]:
         contender(COPY_AND_SYNC, folder / "copy.fasta", _copy_and_sync),
     )
     check = partial(_check, folder / "checked", proteins)
+    # Of FASTA, not of what is written: the peer's pickles are larger than our store.
     yield Case("throughput", "MB/s of FASTA", ways, check=check, facts=facts)
 
     setting.note(f"writing {TIMES_LARGER * records:,} records")
+    larger = folder / "larger.fasta"
     larger_mb = write_fasta(larger, proteins.sequences, TIMES_LARGER * records) / 1e6
     target = folder / "measured"
 
+    # With the libraries: a conversion needs them, and the peer's are fewer.
     def peak(function: str, fasta: Path) -> float:
         return Peak(*call(f"{__name__}:{function}", fasta=str(fasta), target=str(target))).total_bytes / 1e6
 
@@ -94,12 +99,14 @@ def _copy(source: Path, target: Path) -> None:
     subprocess.run(["cp", str(source), str(target)], check=True)
 
 
+# As a store is when it is done: what lies in the page cache alone is lost with the machine.
 def _copy_and_sync(source: Path, target: Path) -> None:
     _copy(source, target)
     subprocess.run(["sync", str(target)], check=True)
 
 
 def _remove(path: Path) -> None:
+    # A store and the peer's LMDB are folders, a copy is a file.
     if path.is_dir():
         shutil.rmtree(path)
     else:
@@ -111,12 +118,9 @@ def _check(folder: Path, proteins: Proteins) -> Facts:
     from esmeray.benchmarks.peers.pickle_lmdb import PickleDataset, convert_fasta
     from esmeray.dataset.store.reader import Store
 
-    folder.mkdir()
-    fasta = folder / "proteins.fasta"
-    write_fasta(fasta, proteins.sequences, CHECKED_RECORDS)
-    make_store(fasta, folder / "store")
-    convert_fasta(fasta, folder / "pickles")
-    store, pickles = Store(folder / "store"), PickleDataset(folder / "pickles")
+    store = Store(write_store(folder, proteins.sequences, CHECKED_RECORDS))
+    convert_fasta(folder / "proteins.fasta", folder / "pickles")
+    pickles = PickleDataset(folder / "pickles")
     theirs = [(item["id"], item["primary"]) for item in map(pickles.__getitem__, range(len(pickles)))]
     ours = [(store.id(index), store.sequence(index).tobytes().decode()) for index in range(len(store))]
     if ours != theirs:

@@ -35,7 +35,6 @@ from esmeray.benchmarks.harness.proteins import Proteins, every_nth, few_short, 
 from esmeray.benchmarks.harness.stage import Case, Comparison, Contender, Device, Facts, Setting, Stage, WrongWorkError
 from esmeray.benchmarks.peers.transformers_embedding import (
     DOCUMENTED_BATCH,
-    SEARCHED_BATCHES,
     TransformersEmbedder,
     Tuning,
     documented,
@@ -74,6 +73,7 @@ def _cases(setting: Setting) -> Iterator[Case]:
     step = 2 if setting.quick else 1  # a smoke run leaves 35M out
     for name, number in list(PROTEINS[setting.device].items())[::step]:
         yield _case(name, setting, proteins, few_short(setting, spread_by_length(proteins.sequences, number)))
+    # After the rates: a contender of these runs in a process of its own, beside nothing that is measured by time.
     for name in MEMORY_SIZES[setting.device][::step]:
         yield _memory_case(name, setting, proteins)
 
@@ -98,12 +98,12 @@ def _case(name: str, setting: Setting, proteins: Proteins, sequences: Sequence[s
     }
     if name != LARGE:
         setting.note(f"{name} · searching the peer's best batch size")
-        batch_sizes = SEARCHED_BATCHES[device][: 1 if setting.quick else None]
-        tuning = search_tuning(folder, device, every_nth(sequences, SEARCH_PROTEINS[device]), batch_sizes)
+        tuning = search_tuning(folder, setting, every_nth(sequences, SEARCH_PROTEINS[device]))
         facts["tuned by hand"] = str(tuning)
         embedders |= {TUNED: TransformersEmbedder(folder, device, tuning), FAIR_ESM: FairEsmExtract(network, device)}
 
     def work(embedder: Embedder, chosen: Sequence[str]) -> Callable[[], float]:
+        # Counted once for all rounds; of the large model in FLOPs, which a device's peak is given in.
         amount = forward_flops(network, chosen) / 1e12 if name == LARGE else len(chosen)
 
         def embed() -> float:
@@ -117,12 +117,12 @@ def _case(name: str, setting: Setting, proteins: Proteins, sequences: Sequence[s
         # Ours is warmed up on all sequences: batches of other shapes would be compiled in the timed rounds.
         warm = sequences if label == OURS else every_nth(sequences, SHORT_PROTEINS)
         contenders.append(Contender(label, work(embedder, sequences), short=work(embedder, warm)))
-    unit, rounds = "proteins/s", 3
-    if name == LARGE:
-        unit, rounds = "TFLOP/s", 5
-        contenders.append(Contender(PEAK, partial(product_tflops, device), kind="value"))
     check = partial(_check, setting, folder, sequences, embedders)
-    return Case(name, unit, tuple(contenders), rounds=rounds, check=check, facts=facts)
+    if name == LARGE:
+        contenders.append(Contender(PEAK, partial(product_tflops, device), kind="value"))
+        return Case(name, "TFLOP/s", tuple(contenders), check=check, facts=facts)
+    # Fewer rounds than usual: the slowest peer takes minutes for each.
+    return Case(name, "proteins/s", tuple(contenders), rounds=3, check=check, facts=facts)
 
 
 def _memory_case(name: str, setting: Setting, proteins: Proteins) -> Case:
@@ -150,7 +150,7 @@ def embed_measured(contender: str, folder: str, sequences: list[str], device: De
     else:
         tuning = documented(device) if contender == IN_FILE_ORDER else Tuning("bf16 weights", sort_by_length=True)
         embedder = TransformersEmbedder(Path(folder), device, tuning)
-    meter.work_begins()
+    meter.work_begins()  # weights stay; what loading them took beyond that is no peak of embedding
     embedder(sequences)
     return meter.peak()
 
@@ -160,6 +160,7 @@ def _check(setting: Setting, folder: Path, sequences: Sequence[str], embedders: 
     checked = every_nth(sequences, CHECKED_PROTEINS)
     reference_ND = TransformersEmbedder(folder, setting.device, documented("cpu"))(checked)
     exact_ND = our_embedder(folder, setting.device, "fp32")(checked)
+    # fp32 on both sides, the one precision in which two implementations can agree to four digits.
     difference = float((exact_ND - reference_ND).abs().max() / reference_ND.abs().max())
     if not difference <= RELATIVE_TOLERANCE:
         raise WrongWorkError(f"our fp32 embeddings differ from transformers' by {difference:.1e} relative")

@@ -32,29 +32,35 @@ def _cases(setting: Setting) -> Iterator[Case]:
     proteins, terms = (200, 1000) if setting.quick else (PROTEINS, TERMS)
     folder = setting.folder
     write_files(folder, proteins, terms)
-    ours = "tools function evaluate {0}/predictions/some.tsv --evaluate.truth {0}/truth.tsv"
-    ours += " --evaluate.ontology {0}/terms.obo"
-    ours += " --evaluate.ia {0}/accretion.tsv --evaluate.output {0}/ours"
-    peer = "cafaeval {0}/terms.obo {0}/predictions {0}/truth.tsv -ia {0}/accretion.tsv -out_dir {0}/peer -threads 1"
     commands = {
-        name: [word.format(folder) for word in command.split()] for name, command in ((OURS, ours), (PEER, peer))
+        OURS: "tools function evaluate {0}/predictions/some.tsv --evaluate.truth {0}/truth.tsv "
+        "--evaluate.ontology {0}/terms.obo --evaluate.ia {0}/accretion.tsv --evaluate.output {0}/ours",
+        PEER: "cafaeval {0}/terms.obo {0}/predictions {0}/truth.tsv -ia {0}/accretion.tsv -out_dir {0}/peer -threads 1",
     }
 
+    # One run gives a program's time and its memory, which are two cases.
     @cache
     def measured(name: str) -> tuple[float, float]:
         """Seconds and peak resident MB of a program."""
-        seconds, peak_mb = call(f"{__name__}:run_measured", words=commands[name])
+        # Split before the folder is put in, which may hold a blank.
+        words = [word.format(folder) for word in commands[name].split()]
+        seconds, peak_mb = call(f"{__name__}:run_measured", words=words)
         if (folder / "ours").exists() and (folder / "peer").exists():
             facts["largest difference of a curve"] = _difference(folder)
         return seconds, peak_mb
 
-    def value(name: str, place: int) -> float:
-        return measured(name)[place]
+    def value(name: str, index: int) -> float:
+        return measured(name)[index]
 
-    facts: Facts = {"proteins": proteins, "terms": terms, "predictions": proteins * PREDICTED, "thresholds": 99}
-    facts["proteins by terms in float64, MB"] = round(proteins * terms * 8 / 1e6)
-    for place, (case, unit) in enumerate([(TIME, "s"), (MEMORY, "MB")]):
-        contenders = tuple(Contender(name, partial(value, name, place), "value") for name in commands)
+    facts: Facts = {
+        "proteins": proteins,
+        "terms": terms,
+        "predictions": proteins * PREDICTED,
+        "thresholds": 99,
+        "proteins by terms in float64, MB": round(proteins * terms * 8 / 1e6),
+    }
+    for index, (case, unit) in enumerate([(TIME, "s"), (MEMORY, "MB")]):
+        contenders = tuple(Contender(name, partial(value, name, index), "value") for name in commands)
         yield Case(case, unit, contenders, better="lower", rounds=1, facts=facts)
 
 
@@ -76,6 +82,7 @@ def write_files(folder: Path, proteins: int, terms: int) -> None:
     with (folder / "terms.obo").open("w") as file:
         for number, name in enumerate(names):
             file.write(f"[Term]\nid: {name}\nname: {number}\nnamespace: biological_process\n")
+            # Of terms before it, so that the graph has no cycle.
             parents = random.integers(number, size=1 + (random.random() < 0.3)) if number else ()
             file.writelines(f"is_a: {names[parent]}\n" for parent in sorted(set(parents)))
             file.write("\n")
@@ -84,7 +91,8 @@ def write_files(folder: Path, proteins: int, terms: int) -> None:
     with (folder / "truth.tsv").open("w") as truth, (folder / "predictions" / "some.tsv").open("w") as predictions:
         for protein in range(proteins):
             chosen = random.choice(terms, PREDICTED + ANNOTATED, replace=False)
-            annotated, predicted = chosen[:ANNOTATED], chosen[ANNOTATED - 2 : -2]
+            annotated = chosen[:ANNOTATED]
+            predicted = chosen[ANNOTATED - 2 : -2]  # two of the annotated are among them
             truth.writelines(f"P{protein}\t{name}\n" for name in names[annotated])
             scores = random.random(PREDICTED)
             predictions.writelines(

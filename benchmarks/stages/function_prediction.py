@@ -36,7 +36,8 @@ def _title(aspect: str, metric: str, limit: float) -> str:
 
 
 def _cases(setting: Setting) -> Iterator[Case]:
-    if not (data := DEVELOPMENT_DATA / "go").is_dir():
+    data = DEVELOPMENT_DATA / "go"
+    if not data.is_dir():
         setting.note(f"{data}: is not there")
         return
     for limit in LIMITS:
@@ -58,6 +59,7 @@ def _write_files(data: Path, folder: Path, limit: float, every: int) -> None:
     """FASTA of both, annotations of the training proteins, and for each aspect those of its targets."""
     folder.mkdir()
     rows = {name: _rows(data / f"{name}.jsonl.gz")[::every] for name in ("training_pool", "cafa2_targets")}
+    # By identity to any target, so that no part can look a target's relatives up.
     pool = [(f"P{n}", row) for n, row in enumerate(rows["training_pool"]) if row["max_id_cafa2"] < limit]
     targets = [(row["id"], row) for row in rows["cafa2_targets"]]
     for name, proteins in (("train", pool), ("targets", targets)):
@@ -80,6 +82,7 @@ def _measured(data: Path, folder: Path, setting: Setting) -> dict[str, dict[str,
     obo = data / "go_2013-06.obo.gz"
     setting.note("training")
     proteins = (folder / "train.fasta").read_text().count(">")
+    # The recipe as it is shipped, with the paths of this folder.
     code, _ = trained(
         "train_config/function.yaml",
         {
@@ -94,22 +97,29 @@ def _measured(data: Path, folder: Path, setting: Setting) -> dict[str, dict[str,
     if code:
         raise WrongWorkError("training did not end")
     ontology = read_ontology(obo)
-    settings, known = EvaluationSection(orphans=False), read_annotations(folder / "train.tsv", ontology)
+    known = read_annotations(folder / "train.tsv", ontology)
     truths = {aspect: read_annotations(folder / f"{aspect}.tsv", ontology).popitem() for aspect in ASPECTS}
     targets = {name: truth.proteins for name, truth in truths.values()}
+    # Of the training annotations: those of the targets are what is to be predicted.
     accretion = {name: information_accretion(known[name], ontology.aspects[name]) for name in targets}
     metrics: dict[str, dict[str, dict]] = {}
     for part in (BLEND, *PARTS):
         setting.note(f"predicting and evaluating {part}")
-        source, output = [str(folder / "targets.fasta")], folder / f"{part}.tsv"
-        options = PredictTermsSection.model_validate({"input": source, "output": output, "terms": 1500, "part": part})
+        output = folder / f"{part}.tsv"
+        options = PredictTermsSection.model_validate(
+            {"input": [str(folder / "targets.fasta")], "output": output, "terms": 1500, "part": part}
+        )
         predict(folder / "function", options, IngestSection(), overwrite=True)
-        scores, metrics[part] = read_scores(output, ontology, targets, unknown="ignore"), {}
+        scores = read_scores(output, ontology, targets, unknown="ignore")
+        metrics[part] = {}
         for aspect, (name, truth) in truths.items():
-            evaluation = evaluate_functions(
-                ontology.aspects[name], truth, scores[name], accretion_V=accretion[name], settings=settings
-            )
-            evaluated = evaluation.metrics
+            evaluated = evaluate_functions(
+                ontology.aspects[name],
+                truth,
+                scores[name],
+                accretion_V=accretion[name],
+                settings=EvaluationSection(orphans=False),  # without the roots, which every protein has
+            ).metrics
             metrics[part][aspect] = {name: (evaluated[name].value, evaluated[name].interval) for name in METRICS}
     return metrics
 

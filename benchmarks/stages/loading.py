@@ -17,7 +17,7 @@ the device is waited for, and then the time until the next batch is on it is cou
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from esmeray.benchmarks.harness.proteins import MAX_RESIDUES, make_store, read_proteins, spread_by_length, write_fasta
+from esmeray.benchmarks.harness.proteins import MAX_RESIDUES, read_proteins, spread_by_length, write_store
 from esmeray.benchmarks.harness.stage import (
     Case,
     Comparison,
@@ -77,13 +77,14 @@ def _cases(setting: Setting) -> Iterator[Case]:
     proteins = read_proteins(setting.fasta)
     records = QUICK_RECORDS if setting.quick else RECORDS
     setting.note(f"converting {records:,} records")
-    store = _store_of(setting.folder, proteins.sequences, records)
+    store = write_store(setting.folder, proteins.sequences, records)
     sequences = spread_by_length(proteins.sequences, QUICK_PEER_SEQUENCES if setting.quick else PEER_SEQUENCES)
     facts: Facts = {
         **proteins.facts,
         "records of the store": records,
         "sequences of the peer": len(sequences),
     }
+    # Undone for the last case, whose training takes every core.
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # rates are per core
     try:
@@ -108,6 +109,7 @@ def _tokenizing(folder: Path, sequences: Sequence[str], facts: Facts) -> Case:
         return len(tokenizer(sequences)["input_ids"])
 
     def check() -> Facts:
+        # Equal ids, and not only as many: a wrong vocabulary would be as fast.
         theirs = [token for ids in tokenizer(sequences)["input_ids"] for token in ids]
         if pack_sequences(sequences).tokens.tolist() != theirs:
             raise WrongWorkError("the token ids differ from EsmTokenizer's")
@@ -120,9 +122,11 @@ def _tokenizing(folder: Path, sequences: Sequence[str], facts: Facts) -> Case:
 def _throughput(name: str, store: Path, folder: Path, sequences: Sequence[str], facts: Facts) -> Case:
     batches = _batches(store, name == MASKED_LM)
     epochs = count()
+    # Of fewer sequences than the store has: a pass of the peer takes seconds all the same.
     loader = _peer_loader(folder / "peer", sequences, masked=name == MASKED_LM)
 
     def ours() -> float:
+        # Another epoch each time: it is planned and shuffled anew, as in training.
         return sum(batch.num_sequences for step in batches.epoch(next(epochs)) for batch in step)
 
     def peer() -> float:
@@ -137,7 +141,7 @@ def _waiting(store: Path, setting: Setting) -> Case:
     tokens = QUICK_TOKENS if setting.quick else TOKENS[setting.device]
     steps = QUICK_STEPS if setting.quick else STEPS
     batches = _batches(store, True, tokens, num_workers=1)
-    train = _training_step(setting.device)
+    train = _training_step(setting.device)  # the smallest model: its steps are the shortest to load for
 
     def waiting_percent() -> float:
         shares = []
@@ -145,6 +149,7 @@ def _waiting(store: Path, setting: Setting) -> Case:
             coming = (batch for epoch in count() for step in batches.epoch(epoch) for batch in step)
             for _ in range(SETTLING_STEPS + steps):
                 batch, waited_s = timed(lambda: next(coming).to(setting.device, non_blocking=True))
+                # Waits for the device at its end: what follows is then waiting for data and no kernel's rest.
                 _, trained_s = timed(partial(train, batch))
                 shares.append(waited_s / (waited_s + trained_s))
         return 100 * sum(shares[SETTLING_STEPS:]) / steps
@@ -170,20 +175,12 @@ def _training_step(device: Device) -> Callable[[PackedBatch], None]:
     return train
 
 
-def _store_of(folder: Path, sequences: Sequence[str], records: int) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    fasta = folder / "proteins.fasta"
-    write_fasta(fasta, sequences, records)
-    store = make_store(fasta, folder / "store")
-    fasta.unlink()
-    return store
-
-
 def _batches(store: Path, masked: bool, tokens: int = 8192, num_workers: int = 0) -> TrainingSteps:
     opened = Store(store)
     masking = MaskedLMSection(mask_share=MASK_SHARE) if masked else None
     settings = PreparationSettings(MAX_RESIDUES, seed=0, random_crops=True, masking=masking)
     source = Loader(ResidueSource(opened, settings), num_workers, DataSection().prefetch)
+    # One batch a step: accumulation is no matter of loading.
     batch = BatchSection(tokens=tokens, global_tokens=tokens)
     return TrainingSteps(source, np.arange(len(opened)), batch=batch, seed=0)
 
@@ -197,6 +194,7 @@ def _peer_loader(folder: Path, sequences: Sequence[str], *, masked: bool, shuffl
     write_pickles(folder / "pickles", ((str(number), s) for number, s in enumerate(sequences)))
     tokenizer = esm_tokenizer(folder)
     collate = padded_batches(tokenizer, MAX_TOKENS)
+    # For masked LM the collator pads: it masks what it is given unpadded, as in its documentation.
     if masked:
         collator = DataCollatorForLanguageModeling(tokenizer, mlm_probability=MASK_SHARE)
 
@@ -209,22 +207,20 @@ def _peer_loader(folder: Path, sequences: Sequence[str], *, masked: bool, shuffl
 
 def _check(folder: Path, sequences: Sequence[str]) -> Facts:
     """Both give the same token ids for the same records."""
-    records = len(sequences)
-    store = _store_of(folder / "ours", sequences, records)
-    ours = {}
-    for step in _batches(store, False).epoch(0):
-        for batch in step:
-            bounds = batch.cu_seqlens.tolist()
-            for place, record in enumerate(batch.records.tolist()):
-                ours[record] = batch.tokens[bounds[place] : bounds[place + 1]].tolist()
+    store = write_store(folder / "ours", sequences)
+    ours: dict[int, torch.Tensor] = {}
+    for batch in chain.from_iterable(_batches(store, False).epoch(0)):
+        # Packed batches are in an order of their own: by record, as the peer's are without shuffling.
+        tokens = batch.tokens.split(batch.cu_seqlens.diff().tolist())
+        ours |= dict(zip(batch.records.tolist(), tokens, strict=True))
     theirs = [
         ids[mask.bool()].tolist()
         for batch in _peer_loader(folder / "peer", sequences, masked=False, shuffle=False)
         for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)
     ]
-    if [ours.get(record) for record in range(records)] != theirs:
+    if [ours[record].tolist() for record in range(len(sequences))] != theirs:
         raise WrongWorkError("the batches hold other token ids than EsmTokenizer's")
-    return {"records checked to have equal token ids": records}
+    return {"records checked to have equal token ids": len(theirs)}
 
 
 STAGE = Stage(

@@ -47,7 +47,9 @@ class Pair:
     """Runs of two processes; ``facts`` gets what the last plan was given."""
 
     def __init__(self, workload: Workload, folder: Path) -> None:
-        self._workload, self._folder, self._number = workload, folder, 0
+        self._workload = workload
+        self._folder = folder
+        self._number = 0
         self.facts: Facts = {}
 
     def train(self) -> float:
@@ -60,12 +62,14 @@ class Pair:
     def plan(self) -> float:
         """Tokens a second by a plan of what is measured here."""
         work = replace(self._workload, accumulation=1)
+        # Side by side, though each alone: they share cores, caches and memory as two workers of a run do.
         tokens, seconds, spread = self._steps(*({"workload": work, "folder": self._new()} for _ in range(2)))
         plan = PlanSection(model=work.weights, gpus=2, gpus_per_node=1, tokens=TOKENS, global_tokens=2 * TOKENS)
-        cost, meeting = work_of(plan), self._new()
-        elements = cost.parameters.trainable
-        measured = _both(CONSTANTS, *({"rank": rank, "meeting": meeting, "elements": elements} for rank in range(2)))
+        cost = work_of(plan)
+        shared = {"meeting": self._new(), "elements": cost.parameters.trainable}
+        measured = _both(CONSTANTS, *({"rank": rank, **shared} for rank in range(2)))
         tflops, gbit_per_s = (mean(values) for values in zip(*measured, strict=True))
+        # Against the product that was measured in this round, which is what the plan is given as the peak.
         mfu = tokens * (cost.product_flops + cost.attention_flops) / seconds / (1e12 * tflops)
         self.facts |= {"TFLOP/s": tflops, "Gbit/s": gbit_per_s, "MFU alone": mfu, "spread of steps": spread}
         # The optimizer is in the MFU, and memory is no matter: what these are given changes nothing.
@@ -77,11 +81,13 @@ class Pair:
     def _steps(self, *processes: dict[str, Any]) -> tuple[float, float, float]:
         """Tokens and seconds of a measured step, and the spread of the seconds as a share of them."""
         runs = _both(TRAIN, *({**own, "threads": 1} for own in processes))
+        # Of both: a run is as fast as the slower one, and the spread says how far they are apart.
         steps = [step for run in runs for step in run[self._workload.warmup_steps :]]
         seconds = [step["seconds"] for step in steps]
         return mean(step["tokens"] for step in steps), median(seconds), pstdev(seconds) / mean(seconds)
 
     def _new(self) -> str:
+        # A file to meet at is left behind, and must not be met at again.
         self._number += 1
         return str(self._folder / f"plan-{self._number}")
 
@@ -89,6 +95,7 @@ class Pair:
 def _both(function: str, *processes: dict[str, Any]) -> list[Any]:
     """Results of a function in two processes at once."""
     with ExitStack() as stack:
+        # Both begun before either is waited for.
         results = [stack.enter_context(begun(function, **arguments)) for arguments in processes]
         return [result() for result in results]
 

@@ -23,7 +23,6 @@ from esmeray.benchmarks.harness.models import least_cosines, our_embedder, rando
 from esmeray.benchmarks.harness.proteins import every_nth, few_short, read_proteins, spread_by_length, write_fasta
 from esmeray.benchmarks.harness.stage import Case, Comparison, Contender, Device, Facts, Setting, Stage
 from esmeray.benchmarks.peers.transformers_embedding import (
-    SEARCHED_BATCHES,
     TransformersEmbedder,
     Tuning,
     documented,
@@ -40,17 +39,19 @@ RATE, MEMORY = "FASTA to file, ESM-2 8M", "peak memory, ESM-2 8M"
 
 
 def _cases(setting: Setting) -> Iterator[Case]:
-    device, folder = setting.device, setting.folder
+    device = setting.device
+    folder = setting.folder
     proteins = read_proteins(setting.fasta)
     sequences = few_short(setting, spread_by_length(proteins.sequences, PROTEINS[device]))
     files = {"whole": folder / "whole.fasta", "short": folder / "short.fasta"}
     write_fasta(files["whole"], sequences, len(sequences))
     short = every_nth(sequences, SHORT_PROTEINS)
     write_fasta(files["short"], short, len(short))
+    # Once on disk: every contender starts from a folder, as its users do.
     model = save_weights(random_network("esm2_t6_8M"), folder / "esm2_t6_8M")
     setting.note("searching the peer's best batch size")
     searched = every_nth(sequences, SEARCH_PROTEINS)
-    tuning = search_tuning(model, device, searched, SEARCHED_BATCHES[device][: 1 if setting.quick else None])
+    tuning = search_tuning(model, setting, searched)
     facts: Facts = {
         **proteins.facts,
         "proteins embedded": len(sequences),
@@ -60,11 +61,13 @@ def _cases(setting: Setting) -> Iterator[Case]:
     options: dict[str, Any] = {"model": str(model), "device": device, "tuned": tuning}
     targets = {name: folder / f"out-{number}" for number, name in enumerate((OURS, STOCK, TUNED))}
 
+    # Warmed up by a short file: a whole one takes the stock script minutes.
     def embed(name: str, length: str = "whole") -> float:
         work(name, fasta=str(files[length]), target=str(targets[name]), **options)
         return len(sequences)
 
     def check() -> Facts:
+        # Of the whole file, since it is what is timed: padding and order can't change a vector unseen.
         for name in targets:
             embed(name)
         stock, tuned = (torch.from_numpy(np.load(f"{targets[name]}.npz")["vectors"]) for name in (STOCK, TUNED))
@@ -87,6 +90,7 @@ def _cases(setting: Setting) -> Iterator[Case]:
 
 def work(name: str, model: str, fasta: str, device: Device, tuned: Tuning, target: str) -> None:
     """One contender's work, from the FASTA file to its file, which is removed first."""
+    # Within the timed work, for all contenders alike: a job would find its own folder done.
     shutil.rmtree(target, ignore_errors=True)
     Path(f"{target}.npz").unlink(missing_ok=True)
     if name == OURS:
@@ -105,7 +109,7 @@ def work_measured(tuned: dict[str, Any], **options: Any) -> Peak:
     """The same in a process of its own, whose libraries are loaded before."""
     import esmeray.inference.embedding.job  # noqa: F401
 
-    meter = MemoryMeter()
+    meter = MemoryMeter()  # after the imports: libraries are no part of the work
     work(tuned=Tuning(**tuned), **options)
     return meter.peak()
 

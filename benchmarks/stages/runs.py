@@ -87,22 +87,24 @@ def _head_case(setting: Setting, sequences: list[str], facts: Facts) -> Case:
     with table.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["sequence", "label"])
+        # A label that a model can learn, without data of anyone: which of four residues is most frequent.
         writer.writerows([sequence, max(_JUDGED, key=sequence.count)] for sequence in sequences)
-    runs, extent, facts = _runs(setting, HEAD, facts)
-    facts["records"] = len(sequences)
+    runs = TrainingRuns(setting, HEAD)
+    facts = {**facts, **runs.facts, "records": len(sequences)}
 
     def contender(name: str) -> Contender:
-        settings = _settings(extent, setting.quick, "classifier", table)
+        settings = runs.settings("classifier", table)
         settings["data"] |= {"crop": "start", "labels": {"split": "hash"}}
         settings["model"]["backbone"] |= {"frozen": True, "cache_features": name == CACHED}
-        settings["training"]["precision"] = "fp32"
+        settings["training"]["precision"] = "fp32"  # cached features are: losses can be held to each other
         settings["wandb"] = {"mode": "disabled"}
 
         def run() -> float:
             records, seconds = timed(partial(runs.train, settings, ["-m", "esmeray.benchmarks.programs.worker_alone"]))
             if name == CACHED:
+                # Of the first run alone: later ones find the features in the cache.
                 facts.setdefault("seconds of the run that computed the features", round(seconds, 1))
-            return tokens_per_s([(record["tokens"], record["step_s"]) for record in records[extent.skipped :]])
+            return tokens_per_s([(record["tokens"], record["step_s"]) for record in records[runs.extent.skipped :]])
 
         return Contender(name, run, kind="value")
 
@@ -112,65 +114,58 @@ def _head_case(setting: Setting, sequences: list[str], facts: Facts) -> Case:
 def _monitored_case(setting: Setting, sequences: list[str], facts: Facts) -> Case:
     fasta = setting.folder / "proteins.fasta"
     write_fasta(fasta, sequences, len(sequences))
-    runs, extent, facts = _runs(setting, MONITORED, facts)
+    runs = TrainingRuns(setting, MONITORED)
 
     def contender(name: str) -> Contender:
-        settings = _settings(extent, setting.quick, "masked_lm", fasta)
+        settings = runs.settings("masked_lm", fasta)
         settings["data"]["validation_share"] = 0.0
         settings["ray"] = {"address": "local", "num_workers": 1}
         for section, values in _MONITORING[name].items():
             settings[section] = settings.get(section, {}) | values
 
         def run() -> float:
-            steady = runs.train(settings, ["train_ray.py", "--config"])[extent.skipped - 1 :]
+            # From the end of the last skipped step on: by time stamps, so that whatever lies between steps counts.
+            steady = runs.train(settings, ["train_ray.py", "--config"])[runs.extent.skipped - 1 :]
             return sum(record["tokens"] for record in steady[1:]) / (steady[-1]["time"] - steady[0]["time"])
 
         return Contender(name, run, kind="value")
 
-    return Case(MONITORED, "tokens/s", (contender(ON), contender(OFF)), rounds=9, facts=facts)
-
-
-def _runs(setting: Setting, case: str, facts: Facts) -> tuple["TrainingRuns", Extent, Facts]:
-    """The runs of a case, how much they do, and facts."""
-    extent = EXTENTS[case][setting.device]
-    if setting.quick:
-        extent = extent._replace(skipped=1, measured=3)
-    runs = TrainingRuns(setting.folder / case.replace(" ", "-"), extent.tolerance)
-    model = "toy" if setting.quick else extent.model
-    return runs, extent, {**facts, "model": model, "steps measured": extent.measured}
-
-
-def _settings(extent: Extent, quick: bool, task: str, source: Path) -> dict[str, Any]:
-    """What the runs of a case share."""
-    return {
-        "data": {"source": [str(source.resolve())], "max_length": MAX_RESIDUES},
-        "batch": {"tokens": extent.tokens, "global_tokens": extent.tokens},
-        "model": {"task": task, "backbone": {"source": extent.model, **(TOY if quick else {})}},
-        "training": {"max_steps": extent.skipped + extent.measured, "evaluate_every_steps": NEVER},
-        "checkpoint": {"every_steps": NEVER},
-    }
+    return Case(MONITORED, "tokens/s", (contender(ON), contender(OFF)), rounds=9, facts={**facts, **runs.facts})
 
 
 class TrainingRuns:
-    """Runs numbered in one folder, each of which must come to the losses of the first.
+    """Runs of a case, numbered in one folder, each of which must come to the losses of the first."""
 
-    ``tolerance`` is the largest relative difference between losses of a step.
-    """
-
-    def __init__(self, folder: Path, tolerance: float) -> None:
-        self._folder = folder.resolve()
+    def __init__(self, setting: Setting, case: str) -> None:
+        extent = EXTENTS[case][setting.device]
+        self.extent = extent._replace(skipped=1, measured=3) if setting.quick else extent
+        self._shrunk: dict[str, int] = TOY if setting.quick else {}
+        self.facts: Facts = {"model": "toy" if setting.quick else extent.model, "steps measured": self.extent.measured}
+        self._folder = (setting.folder / case.replace(" ", "-")).resolve()
         self._folder.mkdir(exist_ok=True)
-        self._tolerance = tolerance
         self._losses: list[float] = []
         self._number = 0
+
+    def settings(self, task: str, source: Path) -> dict[str, Any]:
+        """What the runs of a case share."""
+        extent = self.extent
+        return {
+            "data": {"source": [str(source.resolve())], "max_length": MAX_RESIDUES},
+            "batch": {"tokens": extent.tokens, "global_tokens": extent.tokens},
+            "model": {"task": task, "backbone": {"source": extent.model, **self._shrunk}},
+            "training": {"max_steps": extent.skipped + extent.measured, "evaluate_every_steps": NEVER},
+            "checkpoint": {"every_steps": NEVER},
+        }
 
     def train(self, settings: Record, program: list[str]) -> list[Record]:
         """Train once, on one worker and thread, by a program of Python that takes the config's path.
 
-        ``settings`` are the config without the name and place of the run. Returns the training records of all steps in
+        ``settings`` are the config without the name and folder of the run. Returns the training records of all steps in
         metrics.jsonl. Raises WrongWorkError where the losses differ from those of the first run.
         """
-        name, self._number = f"run-{self._number}", self._number + 1
+        # Of its own, as a run in a folder that holds one would resume it.
+        name = f"run-{self._number}"
+        self._number += 1
         config = Config.model_validate(settings | {"run": {"name": name, "storage_path": str(self._folder)}})
         path = self._folder / f"{name}.yaml"
         path.write_text(dump_config(config), encoding="utf-8")
@@ -182,9 +177,10 @@ class TrainingRuns:
 
     def compare(self, losses: Sequence[float]) -> None:
         """Hold the losses of a run to those of the first; raises WrongWorkError where they differ."""
-        self._losses = self._losses or list(losses)
+        self._losses = self._losses or list(losses)  # those of the first run
+        # Of every step, not of the last: a run that drifts and comes back has computed something else.
         worst = max(abs(a - b) / abs(a) for a, b in zip(self._losses, losses, strict=True))
-        if not worst <= self._tolerance:
+        if not worst <= self.extent.tolerance:
             raise WrongWorkError(f"losses of two runs of the same training differ by {worst:.1e} relative")
 
 

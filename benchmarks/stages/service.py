@@ -48,7 +48,7 @@ from esmeray.common.timing import timed
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer
 from esmeray.service.client import Client
 
-PROTEINS, LONGEST, TOGETHER, CONNECTIONS = 960, 1022, 8, 16
+PROTEINS, TOGETHER, CONNECTIONS = 960, 8, 16
 LONG = 35_000
 SOAK_S, KILLS = 600.0, 10
 MAX_WAIT_MS = 2.0
@@ -66,21 +66,28 @@ OVERLOAD, LOST = "twice the saturating rate", "a replica killed ten times"
 
 def _cases(setting: Setting) -> Iterator[Case]:
     proteins = read_proteins(setting.fasta)
-    sequences = [text[:LONGEST] for text in spread_by_length(proteins.sequences, 48 if setting.quick else PROTEINS)]
-    random.Random(0).shuffle(sequences)
+    sequences = spread_by_length(proteins.sequences, 48 if setting.quick else PROTEINS)
+    random.Random(0).shuffle(sequences)  # else neighbours in the file, often alike, would share a request
     folder = save_weights(random_network("esm2_t6_8M"), setting.folder / "esm2_t6_8M")
     EsmSequenceTokenizer().save(folder)
     groups = [sequences[start : start + TOGETHER] for start in range(0, len(sequences), TOGETHER)]
     bodies = [json.dumps({"sequences": group}) for group in groups]
     singles = [json.dumps({"sequences": [text]}) for text in sequences]
     facts: Facts = {**proteins.facts, "sequences": len(sequences), "residues": sum(map(len, sequences))}
-    model = {"name": "esm2", "source": str(folder), "precision": "bf16", "cache_mb": 0, "max_wait_ms": MAX_WAIT_MS}
-    model["queue_tokens"] = 60_000
+    model = {
+        "name": "esm2",
+        "source": str(folder),
+        "precision": "bf16",
+        "cache_mb": 0,  # the same sequences come again and again
+        "max_wait_ms": MAX_WAIT_MS,
+        "queue_tokens": 60_000,  # a few seconds of work: what is accepted beyond them would be answered too late
+    }
 
     def load(address: str, bodies: Sequence[str], path: str = "/v1/encode", **how: Any) -> Outcome:
         accept = "application/x-npy" if path == "/v1/encode" else "*/*"
         with begun_load(Load(address + path, bodies, accept, **how)) as result:
             outcome = result()
+        # At a rate some may be refused, which is a result; in a closed loop nothing has a reason to be.
         if how.get("rate") is None and set(outcome.counts) != {200}:
             raise WrongWorkError(f"{address}: answers {dict(outcome.counts)}")
         return outcome
@@ -98,8 +105,8 @@ def _cases(setting: Setting) -> Iterator[Case]:
         for label, peer, path, peer_bodies in _peers(folder, groups, servers):
             measure = partial(saturated, peer, peer_bodies, path)
             contenders.append(Contender(label, measure, short=measure))
-        same = partial(_same, address, folder)
-        yield Case(THROUGHPUT, "sequences/s", tuple(contenders), rounds=3, check=same, facts=facts)
+        check = partial(_same, address, folder)
+        yield Case(THROUGHPUT, "sequences/s", tuple(contenders), rounds=3, check=check, facts=facts)
     with service(setting.folder, model) as (address, _):
         whole = load(address, bodies, connections=CONNECTIONS, requests=len(bodies))
         saturating = len(bodies) * TOGETHER / whole.seconds
@@ -127,11 +134,13 @@ def _peers(
     folder: Path, groups: Sequence[Sequence[str]], servers: ExitStack
 ) -> Iterator[tuple[str, str, str, list[str]]]:
     """Name, address, path and bodies of the other servers, started one after the other."""
+    # All stay up while all are measured in turns: a server that is idle takes next to nothing of a core.
     port = free_port()
     servers.enter_context(
         server([sys.executable, "-m", "esmeray.benchmarks.peers.fastapi_server", str(folder), str(port)], port)
     )
     yield PLAIN, f"http://127.0.0.1:{port}", "/embed", [json.dumps({"sequences": group}) for group in groups[:12]]
+    # Another version of transformers keeps it out of this environment, so it is no package that a run asks for.
     infinity = shutil.which("infinity_emb")
     if infinity is None:
         return
@@ -146,7 +155,7 @@ def _peers(
 
 def embedded_per_s(folder: str, sequences: list[str]) -> float:
     """Sequences a second of the forward pass alone, on one core."""
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # as the service's model has one core, and proxy and load the other
     embedder = our_embedder(Path(folder), "cpu", "bf16")
     embedder(sequences)  # to warm up
     return len(sequences) / timed(partial(embedder, sequences))[1]
@@ -158,7 +167,7 @@ def _same(address: str, folder: Path) -> Facts:
     with Client(address) as client:
         ours = np.asarray(client.embed(texts))
     difference = float(np.abs(ours - our_embedder(folder, "cpu", "bf16")(texts).numpy()).max())
-    if not difference <= 0.05:
+    if not difference <= 0.05:  # bf16, and batches of other lengths: sums are rounded in another order
         raise WrongWorkError(f"answers differ from the offline embeddings by {difference}")
     return {"largest difference to the offline embeddings, bf16": round(difference, 5)}
 
@@ -174,7 +183,7 @@ def _long_case(setting: Setting, address: str, load: Any, singles: Sequence[str]
     def delayed() -> float:
         short = Load(f"{address}/v1/encode", singles, connections=2, seconds=30, requests=500)
         with begun_load(short) as outcome:
-            time.sleep(3)
+            time.sleep(3)  # until the short ones are answered steadily
             load(address, [text], connections=1, requests=1)
             return outcome().percentile_ms(100)
 
@@ -190,14 +199,13 @@ def _overload_case(setting: Setting, address: str, singles: Sequence[str], satur
     def soak() -> float:
         twice = Load(f"{address}/v1/encode", singles, "application/x-npy", rate=2 * saturating, seconds=seconds)
         with begun_load(twice) as result:
-            time.sleep(seconds / 10)
+            time.sleep(seconds / 10)  # buffers and queues are full by then: what grows from here on is a leak
             after_a_minute = service_bytes()
             time.sleep(0.85 * seconds)
             facts["memory after a minute, MB"] = round(after_a_minute / 1e6)
             facts["memory at the end, relative"] = round(service_bytes() / after_a_minute, 3)
             outcome = result()
-        facts["seconds"] = round(outcome.seconds)
-        facts["requests"] = len(outcome.statuses)
+        facts.update({"seconds": round(outcome.seconds), "requests": len(outcome.statuses)})
         facts["answers by status"] = outcome.by_status
         return outcome.percentile_ms(99)
 
@@ -214,9 +222,10 @@ def _lost_case(setting: Setting, model: dict[str, Any], bodies: Sequence[str], f
             load = Load(f"{address}/v1/encode", bodies, "application/x-npy", connections=4, seconds=20.0 * kills + 10)
             with begun_load(load) as result:
                 for _ in range(kills):
-                    time.sleep(20)
+                    time.sleep(20)  # Ray Serve has started another by then
                     serve_processes(REPLICA)[0].send_signal(signal.SIGKILL)
                 outcome = result()
+            # Beside the one that was killed is another: what fails was on the way in the lost one.
             failed = sum(count for status, count in outcome.counts.items() if status != 200)
             facts["requests, kills"] = len(outcome.statuses)
             facts["answers by status, kills"] = outcome.by_status
@@ -228,7 +237,7 @@ def _lost_case(setting: Setting, model: dict[str, Any], bodies: Sequence[str], f
                 serving.send_signal(signal.SIGHUP)
                 facts["answers by status, rolling update"] = result().by_status
             facts["replicas replaced by the update"] = len({p.pid for p in serve_processes(REPLICA)} - before)
-        return max(100 * failed / len(outcome.statuses), 1e-3)
+        return max(100 * failed / len(outcome.statuses), 1e-3)  # a ratio to nothing at all can't be drawn
 
     return Case(LOST, "% of requests", (Contender(FAILED, killed, "value"),), better="lower", rounds=1, facts=facts)
 

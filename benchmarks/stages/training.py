@@ -20,7 +20,7 @@ from pathlib import Path
 from transformers import EsmForMaskedLM
 
 from esmeray.benchmarks.harness.models import forward_flops, product_tflops, random_network
-from esmeray.benchmarks.harness.proteins import MAX_RESIDUES, Proteins, make_store, read_proteins, write_fasta
+from esmeray.benchmarks.harness.proteins import MAX_RESIDUES, Proteins, read_proteins, write_store
 from esmeray.benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
 from esmeray.benchmarks.peers.transformers_embedding import esm_tokenizer
 from esmeray.benchmarks.programs.training_workload import TOY, StepLine, Workload, run_contender, tokens_per_s
@@ -74,6 +74,7 @@ def _cases(setting: Setting) -> Iterator[Case]:
 
     if setting.device == "cuda":
         flops_per_token = _training_flops(network, proteins)
+        # Floating-point operations of the model alone, by which the padding of the peer counts as no work.
         rates = tuple(runs.replay(name, lambda s: _rate(s) * flops_per_token / 1e12) for name in (OURS, TRAINER))
         contenders = (*rates, Contender(PEAK, partial(product_tflops, setting.device), kind="value"))
         yield Case(UTILIZATION, "TFLOP/s", contenders, rounds=ROUNDS, facts={"FLOPs a token": flops_per_token})
@@ -109,8 +110,10 @@ class Runs:
         """Keep a run of a contender; see :meth:`run`."""
         steps = lines[self.workload.warmup_steps :]
         self.measured.setdefault(name, []).append(steps)
+        # Of the later half: a single step's loss has the noise of its few masked residues.
         last = _mean_loss(steps[len(steps) // 2 :])
         for other, loss in self.losses.items():
+            # So written, a loss that is NaN is refused, too.
             if not abs(loss - last) <= self.loss_tolerance:
                 raise WrongWorkError(f"after the same real tokens, {name} has a loss of {last:.3f}, {other} {loss:.3f}")
         self.losses.setdefault(name, last)
@@ -121,6 +124,7 @@ class Runs:
 
     def replay(self, name: str, value: Callable[[Sequence[StepLine]], float]) -> Contender:
         """A contender that gives this value of the runs that were made, one each round."""
+        # One run is measured once: its memory and FLOP/s are of the same steps as its speed.
         made = iter(self.measured[name])
         return Contender(name, lambda: value(next(made)), kind="value")
 
@@ -137,16 +141,16 @@ def prepare(setting: Setting, proteins: Proteins, network: EsmForMaskedLM) -> Wo
     """Write the files that all contenders read, and settle how much each takes at once."""
     sequences = proteins.sequences[: QUICK_PROTEINS if setting.quick else None]
     folder = setting.folder.resolve()
-    fasta, weights = folder / "proteins.fasta", folder / "weights"
-    write_fasta(fasta, sequences, len(sequences))
+    store = write_store(folder, sequences)
+    weights = folder / "weights"
     with quiet_transformers():
         network.save_pretrained(weights)
-    esm_tokenizer(weights).save_pretrained(weights)
+    esm_tokenizer(weights).save_pretrained(weights)  # the Trainer's own reads it with the weights
     batch = QUICK_SEQUENCES if setting.quick else SEQUENCES[setting.device]
     warmup_steps, steps = QUICK_STEPS if setting.quick else STEPS[setting.device]
     return Workload(
-        fasta=str(fasta),
-        store=str(make_store(fasta, folder / "store")),
+        fasta=str(folder / "proteins.fasta"),
+        store=str(store),
         weights=str(weights),
         sequences=batch,
         accumulation=ACCUMULATION,
@@ -159,6 +163,7 @@ def prepare(setting: Setting, proteins: Proteins, network: EsmForMaskedLM) -> Wo
 def token_budget(sequences: Sequence[str], batch: int) -> int:
     """Tokens that so many of the sequences have on average; at least as many as the longest."""
     lengths = [_tokens(sequence) for sequence in sequences]
+    # As many real tokens as the peer's padded batch has on average, so that both take as many a step.
     mean = batch * sum(lengths) / len(lengths)
     return max(round(mean / BUDGET_MULTIPLE) * BUDGET_MULTIPLE, max(lengths))
 
@@ -170,6 +175,7 @@ def _tokens(sequence: str) -> int:
 def _training_flops(network: EsmForMaskedLM, proteins: Proteins) -> float:
     """FLOPs a token: three times those of the forward pass, since the backward pass does two products for each."""
     cropped = [sequence[:MAX_RESIDUES] for sequence in proteins.sequences]
+    # Recomputed activations would not count: they are no work that training needs.
     return 3 * forward_flops(network, cropped) / sum(map(_tokens, cropped))
 
 

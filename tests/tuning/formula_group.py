@@ -3,8 +3,8 @@
 import time
 
 from esmeray.cluster.placement import Workers
-from esmeray.tuning.records import StoppedError
-from esmeray.tuning.settings import Measurement
+from esmeray.common.errors import ResourceError
+from esmeray.tuning.records import Job, Measurement, Settings, StoppedError
 
 STATUSES = {(512, 0): "out_of_memory", (512, 1): "crash", (128, 1): "nan", (64, 1): "timeout"}
 """Answers of the group below for some budgets and loader processes."""
@@ -13,21 +13,23 @@ STATUSES = {(512, 0): "out_of_memory", (512, 1): "crash", (128, 1): "nan", (64, 
 class FormulaGroup:
     """Stands in for :class:`~esmeray.tuning.workers.WorkerGroup`: the middle budget is the fastest."""
 
-    def __init__(self, workers: Workers, delay_s: float = 0.0, failing: bool = True) -> None:
-        self.delay_s, self.statuses = delay_s, STATUSES if failing else {}
+    def __init__(self, workers: Workers, job: Job, delay_s: float = 0.0, failing: bool = True) -> None:
+        self.job = job
+        self.delay_s = delay_s
+        self.statuses = STATUSES if failing else {}
 
-    def measure(self, config, search, to_beat, stopped) -> Measurement:
+    def measure(self, settings: Settings, to_beat: float | None) -> Measurement:
         deadline = time.monotonic() + self.delay_s
         while time.monotonic() < deadline:
             time.sleep(0.1)
-            if stopped():
+            if self.job.folder.stop_requested():
                 raise StoppedError
-        tokens, num_workers = config.batch.tokens, config.data.num_workers
-        if (status := self.statuses.get((tokens, num_workers))) is not None:
+        status = self.statuses.get((settings.tokens, settings.num_workers))
+        if status is not None:
             return Measurement(status, f"injected {status}", seconds=1.0)
-        speed = 1000.0 + tokens + 100 * num_workers
-        shares = {"data_wait": 0.2 if num_workers == 0 else 0.01}
-        return Measurement("ok", "", speed, [speed, speed], tokens * 1000, 10**6, shares, seconds=1.0)
+        speed = 1000.0 + settings.tokens + 100 * settings.num_workers
+        shares = {"data_wait": 0.2 if settings.num_workers == 0 else 0.01}
+        return Measurement("ok", "", speed, [speed, speed], settings.tokens * 1000, 10**6, shares, seconds=1.0)
 
     def close(self) -> None:
         pass
@@ -38,3 +40,10 @@ class FailingGroup(FormulaGroup):
 
     def measure(self, *_: object) -> Measurement:
         return Measurement("out_of_memory", "out of memory", seconds=1.0)
+
+
+class RefusingGroup(FormulaGroup):
+    """It does not start."""
+
+    def __init__(self, *_: object) -> None:
+        raise ResourceError("the workers that measure did not start: no room")

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any, Literal, TypeAlias
 from unittest import mock
 
@@ -14,7 +15,7 @@ from torch import nn
 from esmeray.cluster.collective import WorkerContext
 from esmeray.cluster.placement import Workers
 from esmeray.training.config import Config
-from esmeray.tuning.settings import Measurement, Settings
+from esmeray.tuning.records import Job, Measurement
 from esmeray.tuning.trial import TrainingWork, measure_on_worker
 from esmeray.tuning.workers import WorkerGroup
 
@@ -24,9 +25,8 @@ Fault: TypeAlias = Literal["out_of_memory", "crash", "hang", "nan"]
 def measure_with_faults(
     faults: Mapping[tuple[str, object], Fault], *, config: Config, context: WorkerContext, **options: Any
 ) -> Measurement:
-    """A trial that fails in its second step on the last worker, for settings such as ``{("tokens", 512): "crash"}``."""
-    settings = Settings.of(config, context.world_size)
-    fault = next((fault for (name, value), fault in faults.items() if getattr(settings, name) == value), None)
+    """A trial that fails in its second step on the last worker, by settings: ``{("batch.tokens", 512): "crash"}``."""
+    fault = next((fault for (key, value), fault in faults.items() if attrgetter(key)(config) == value), None)
     if fault is None or context.rank < context.world_size - 1:
         return measure_on_worker(config, context, **options)
     step = TrainingWork.step
@@ -55,9 +55,6 @@ def _fail(fault: Fault, model: nn.Module) -> None:
             parameter.fill_(torch.nan)
 
 
-def a_group(
-    config: Config, store_path: str, faults: Mapping[tuple[str, object], Fault], workers: Workers
-) -> WorkerGroup:
+def a_group(faults: Mapping[tuple[str, object], Fault], workers: Workers, job: Job) -> WorkerGroup:
     """Workers whose trials fail for some settings."""
-    measure = functools.partial(measure_with_faults, faults)
-    return WorkerGroup(workers, store_path, config.data, config.model.task, measure)
+    return WorkerGroup(workers, job, functools.partial(measure_with_faults, faults))

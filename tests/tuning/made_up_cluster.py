@@ -8,33 +8,26 @@ from pathlib import Path
 
 import ray
 
+from esmeray.tuning.records import Job
 from esmeray.tuning.run import tune
 from esmeray.tuning.section import TuneConfig
 from tests.runs import tiny_config
 from tests.tuning.formula_group import FormulaGroup
 
 DEVICES, TRIALS, PATIENCE_S = 2, 8, 120.0
-SPACE = {
-    "tokens": [64, 128, 256, 512],
-    "prefetch": [1, 2],
-    "num_workers": [1],
-    "gradient_checkpointing": [False],
-    "precision": ["fp32"],
-}
+FIXED = {"num_workers": [1], "gradient_checkpointing": [False], "precision": ["fp32"]}
+SPACE = {"tokens": [64, 128, 256, 512], "prefetch": [1, 2], **FIXED}
 
 
 class MeetingGroup(FormulaGroup):
     """Measures nothing before as many processes as there are devices have a trial each."""
 
-    def __init__(self, *arguments, meeting: Path) -> None:
-        super().__init__(*arguments, delay_s=0.5, failing=False)
-        self.meeting = meeting
-
     def measure(self, *arguments):
-        self.meeting.mkdir(exist_ok=True)
-        (self.meeting / str(os.getpid())).touch()
+        meeting = self.job.folder.path.parent / "meeting"
+        meeting.mkdir(exist_ok=True)
+        (meeting / str(os.getpid())).touch()
         deadline = time.monotonic() + PATIENCE_S
-        while len([*self.meeting.iterdir()]) < DEVICES:
+        while len([*meeting.iterdir()]) < DEVICES:
             assert time.monotonic() < deadline, "trials do not run side by side"
             time.sleep(0.05)
         return super().measure(*arguments)
@@ -44,8 +37,8 @@ def main(folder: Path) -> int:
     """Search in a folder; what was begun there is resumed."""
     ray.init(num_cpus=DEVICES, num_gpus=DEVICES, include_dashboard=False, log_to_driver=False)
     search = TuneConfig.model_validate({"name": "fast", "space": SPACE, "search": {"max_trials": TRIALS}})
-    group = functools.partial(MeetingGroup, meeting=folder / "meeting")
-    return tune(tiny_config(folder, ray={"num_workers": 1}), search, group)
+    group = functools.partial(MeetingGroup, delay_s=0.5, failing=False)
+    return tune(Job(tiny_config(folder, ray={"num_workers": 1}), search, group))
 
 
 if __name__ == "__main__":

@@ -16,27 +16,25 @@ import pytest
 import yaml
 
 from esmeray.common.errors import ConfigError, ResourceError
-from esmeray.training.config import Config, load_config
+from esmeray.training.config import load_config
 from esmeray.training.launch.driver import dry_run
-from esmeray.tuning.records import SearchFolder, read_trials
+from esmeray.tuning.records import Job, SearchFolder, read_trials
 from esmeray.tuning.run import tune
 from esmeray.tuning.section import TuneConfig
 from tests.runs import merged, tiny_config
 from tests.tuning import made_up_cluster
-from tests.tuning.formula_group import STATUSES, FailingGroup, FormulaGroup
+from tests.tuning.formula_group import STATUSES, FailingGroup, FormulaGroup, RefusingGroup
 from tests.tuning.injected_faults import a_group
 
 SPACE = {"tokens": [64, 128, 256, 512], "num_workers": [0, 1], "precision": ["fp32"], "gradient_checkpointing": [False]}
 
 
-def an_experiment(tmp_path: Path, address: str, **changes) -> Config:
-    base = {"ray": {"num_workers": 1, "cpus_per_worker": 1, "address": address}}
-    return tiny_config(tmp_path, **merged(base, changes))
-
-
-def a_search(**changes) -> TuneConfig:
+def a_job(folder: Path, address: str, make_group=FormulaGroup, model: dict | None = None, **search) -> Job:
+    """A search with workers that answer from a formula, on the cluster of the tests."""
+    ray = {"num_workers": 1, "cpus_per_worker": 1, "address": address}
     base = {"name": "fast", "space": SPACE, "search": {"max_trials": 8}}
-    return TuneConfig.model_validate(merged(base, changes))
+    config = tiny_config(folder, ray=ray, model=model or {})
+    return Job(config, TuneConfig.model_validate(merged(base, search)), make_group)
 
 
 def configurations_of(folder: SearchFolder) -> list[tuple[int, int]]:
@@ -48,7 +46,7 @@ def finished(ray_address, tmp_path_factory):
     """A search that met every kind of failure, and what it printed."""
     folder = SearchFolder(tmp_path_factory.mktemp("finished"), "fast")
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        assert tune(an_experiment(folder.path.parent, ray_address), a_search(), FormulaGroup) == 0
+        assert tune(a_job(folder.path.parent, ray_address)) == 0
     return folder, printed.getvalue()
 
 
@@ -76,10 +74,6 @@ def test_every_failure_is_listed_with_its_reason_and_nothing_is_measured_twice(f
     assert (512, 1) not in seen, "it needs as much memory"
     for key in ((512, 0), (128, 1), (64, 1)):
         assert seen[key] == f"injected {STATUSES[key]}"
-
-
-def test_results_of_ray_tune_name_the_same_trials(finished):
-    folder, _ = finished
     records = [json.loads(path.read_text()) for path in folder.ray_tune.glob("*/result.json")]
     assert {record["trial_id"] for record in records} == {trial.id for trial in read_trials(folder.trials)}
     assert {record["measurement"]["status"] for record in records} == {"ok", "nan", "out_of_memory", "timeout"}
@@ -87,31 +81,22 @@ def test_results_of_ray_tune_name_the_same_trials(finished):
 
 def test_search_of_another_experiment_or_version_or_on_other_machines_is_not_mixed_with_it(finished, ray_address):
     folder, _ = finished
-    config = an_experiment(folder.path.parent, ray_address, model={"backbone": {"hidden_size": 32}})
+    storage = folder.path.parent
     with pytest.raises(ConfigError, match=r"hidden_size was 16, is now 32, and the trials .* were measured"):
-        tune(config, a_search(), FormulaGroup)
-    config = an_experiment(folder.path.parent, ray_address)
+        tune(a_job(storage, ray_address, model={"backbone": {"hidden_size": 32}}))
     with pytest.raises(ConfigError, match=r"tune\.inference was False, is now True, and the trials .* were measured"):
-        tune(config, a_search(inference=True), FormulaGroup)
+        tune(a_job(storage, ray_address, inference=True))
     here = folder.hardware.read_text()
     folder.hardware.write_text("8 x 16 CPU cores, 1 GPUs (H200)\n")
     with pytest.raises(ConfigError, match=r"measured on 8 x 16 CPU cores.*this is 1 x 4 CPU cores"):
-        tune(config, a_search(), FormulaGroup)
+        tune(a_job(storage, ray_address))
     folder.hardware.write_text(here)
 
 
-def test_finished_search_with_a_higher_limit_measures_what_is_left(ray_address, tmp_path):
-    config, folder = an_experiment(tmp_path, ray_address), SearchFolder(tmp_path, "fast")
-    assert tune(config, a_search(search={"max_trials": 2}), FormulaGroup) == 0
-    first = configurations_of(folder)
-    assert len(first) == 2
-    assert tune(config, a_search(search={"max_trials": 4}), FormulaGroup) == 0
-    assert configurations_of(folder)[:2] == first
-    assert len(set(configurations_of(folder))) == 4
-
-
-def test_interrupted_search_keeps_its_trials_reports_them_and_resumes(ray_address, tmp_path, capfd):
-    config, folder = an_experiment(tmp_path, ray_address), SearchFolder(tmp_path, "fast")
+def test_interrupted_search_keeps_and_reports_its_trials_resumes_and_with_a_higher_limit_measures_what_is_left(
+    ray_address, tmp_path, capfd
+):
+    folder = SearchFolder(tmp_path, "fast")
 
     def interrupt() -> None:
         while len(read_trials(folder.trials)) < 2:
@@ -120,33 +105,33 @@ def test_interrupted_search_keeps_its_trials_reports_them_and_resumes(ray_addres
 
     thread = threading.Thread(target=interrupt, daemon=True)
     thread.start()
-    assert tune(config, a_search(), functools.partial(FormulaGroup, delay_s=0.5)) == 130
+    slow = functools.partial(FormulaGroup, delay_s=0.5)
+    assert tune(a_job(tmp_path, ray_address, slow, search={"max_trials": 5})) == 130
     thread.join()
     before = configurations_of(folder)
-    assert 2 <= len(before) < 7
+    assert 2 <= len(before) < 5
     assert folder.best.exists()
     assert folder.report.exists()
     *_, state = sorted(folder.ray_tune.glob("experiment_state-*.json"))
     state.write_bytes(state.read_bytes()[:-20])  # as a search leaves it that is killed while it is written
-    assert tune(config, a_search(), FormulaGroup) == 0
-    assert f"resumes from {len(before)} trials" in capfd.readouterr().out
-    assert configurations_of(folder)[: len(before)] == before
-    assert len(set(configurations_of(folder))) == len(configurations_of(folder)) == 7
+    for limit, measured in ((5, 5), (8, 7)):
+        assert tune(a_job(tmp_path, ray_address, search={"max_trials": limit})) == 0
+        assert f"resumes from {len(before)} trials" in capfd.readouterr().out
+        after = configurations_of(folder)
+        assert after[: len(before)] == before
+        assert len(set(after)) == len(after) == measured
+        before = after
 
 
-def test_search_in_which_nothing_fits_says_so(ray_address, tmp_path):
-    with pytest.raises(ResourceError, match=r"no configuration of .* fits.*out of memory") as refusal:
-        tune(an_experiment(tmp_path, ray_address), a_search(), FailingGroup)
+@pytest.mark.parametrize(
+    ("group", "reason"),
+    [(FailingGroup, r"no configuration of .* fits.*out of memory"), (RefusingGroup, "did not start: no room")],
+)
+def test_search_in_which_nothing_fits_or_starts_ends_with_the_reason(ray_address, tmp_path, group, reason):
+    with pytest.raises(ResourceError, match=reason) as refusal:
+        tune(a_job(tmp_path, ray_address, group))
     assert refusal.value.exit_code == 4
     assert not SearchFolder(tmp_path, "fast").best.exists()
-
-
-def test_workers_that_do_not_start_end_the_search_with_the_reason(ray_address, tmp_path):
-    def refuse(*_: object) -> None:
-        raise ResourceError("the workers that measure did not start: no place")
-
-    with pytest.raises(ResourceError, match="did not start: no place"):
-        tune(an_experiment(tmp_path, ray_address), a_search(), refuse)
 
 
 @pytest.mark.slow
@@ -172,16 +157,17 @@ def test_two_devices_take_two_trials_side_by_side_and_a_killed_search_loses_and_
 
 
 @pytest.mark.slow
-def test_crash_and_hang_of_real_workers_are_results_and_best_yaml_is_planned_as_it_is(
-    ray_address, store_path, tmp_path
-):
-    config, folder = an_experiment(tmp_path, ray_address), SearchFolder(tmp_path, "fast")
-    search = a_search(
+def test_crash_and_hang_of_real_workers_are_results_and_best_yaml_is_planned_as_it_is(ray_address, tmp_path):
+    folder = SearchFolder(tmp_path, "fast")
+    faults = {("batch.tokens", 512): "crash", ("batch.tokens", 256): "hang"}
+    job = a_job(
+        tmp_path,
+        ray_address,
+        functools.partial(a_group, faults),
         space={"tokens": [128, 256, 512], "num_workers": [0]},
         measurement={"window_s": 0.1, "warmup_steps": 1, "max_windows": 1, "timeout_s": 5.0},
     )
-    faults = {("tokens", 512): "crash", ("tokens", 256): "hang"}
-    assert tune(config, search, functools.partial(a_group, config, store_path, faults)) == 0
+    assert tune(job) == 0
     results = {trial.settings.tokens: trial.measurement for trial in read_trials(folder.trials)}
     assert {tokens: result.status for tokens, result in results.items()} == {256: "timeout", 512: "crash", 128: "ok"}
     assert results[256].reason == "a worker did not end within 5 s"

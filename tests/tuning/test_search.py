@@ -11,13 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esmeray.cluster.placement import NodeResources
-from esmeray.tuning.records import read_trials, write_trial
+from esmeray.tuning.records import Job, Measurement, Settings, read_trials, write_trial
 from esmeray.tuning.results import Results
 from esmeray.tuning.search import Search, next_budget
 from esmeray.tuning.section import TuneConfig
-from esmeray.tuning.settings import Measurement, Settings
 from esmeray.tuning.space import SearchSpace, make_space, most_trials, needs_at_least
-from tests.runs import merged, tiny_config
+from tests.runs import tiny_config
 
 TOTAL_BYTES = 1 << 30
 LARGE = {
@@ -26,13 +25,11 @@ LARGE = {
     "ray": {"num_workers": 1},
     "training": {"precision": "fp32"},
 }
-ONE_LADDER = {"num_workers": [1], "precision": ["fp32"], "gradient_checkpointing": [False]}
 
 
-def a_space(own: dict | None = None, keep: bool = True, **values: list) -> SearchSpace:
-    config = tiny_config(Path("unused"), **merged(LARGE, own or {}))
-    search = TuneConfig.model_validate({"space": values, "keep_global_tokens": keep})
-    return make_space(config, search, [NodeResources(cpus=8, gpus=0)])
+def a_space(**values: list) -> SearchSpace:
+    job = Job(tiny_config(Path("unused"), **LARGE), TuneConfig.model_validate({"space": values}))
+    return make_space(job, [NodeResources(cpus=8, gpus=0)])
 
 
 @dataclass
@@ -46,7 +43,6 @@ class Machine:
     checkpointing: float = 0.75
     compiled: float = 1.15
     bytes_a_token: float = 20_000
-    state_bytes: float = 1e7
     noise: float = 0.0
     seed: int = 0
     faults: dict[Callable[[Settings], bool], str] = field(default_factory=dict)
@@ -63,7 +59,7 @@ class Machine:
 
     def peak(self, s: Settings) -> int:
         kept = (0.3 if s.gradient_checkpointing else 1.0) * (0.6 if s.precision != "fp32" else 1.0)
-        return int(self.state_bytes + self.bytes_a_token * kept * s.tokens)
+        return int(1e7 + self.bytes_a_token * kept * s.tokens)
 
     def measure(self, s: Settings, to_beat: float | None = None) -> Measurement:
         self.asked.append(s)
@@ -80,8 +76,7 @@ class Machine:
 
 
 def settings_for(**search) -> TuneConfig:
-    margin = search.pop("memory_margin", 0.08)
-    return TuneConfig.model_validate({"search": search, "memory_margin": margin})
+    return TuneConfig.model_validate({"search": search})
 
 
 def run(space: SearchSpace, search: TuneConfig, machine: Machine, folder: Path, side_by_side: int = 1) -> Results:
@@ -109,12 +104,7 @@ MACHINES = {
     "bf16 is slow": {"bf16": 0.6, "best_tokens": 1500},
     "loader limits": {"loader_limit": (0.4, 0.7, 1.0)},
     "own loading is best": {"loader_limit": (1.0, 0.8, 0.7), "compiled": 0.5},
-    "checkpointing makes room that pays": {
-        "best_tokens": 200_000,
-        "width": 3.0,
-        "bytes_a_token": 300_000,
-        "checkpointing": 0.95,
-    },
+    "checkpointing makes room that pays": {"best_tokens": 200_000, "bytes_a_token": 300_000, "checkpointing": 0.95},
 }
 
 
@@ -138,11 +128,9 @@ def test_no_configuration_is_measured_twice_or_needs_more_than_what_ran_out(algo
     machine, space = Machine(**MACHINES["memory limits"]), a_space()
     run(space, settings_for(algorithm=algorithm, max_trials=1000), machine, tmp_path / "trials")
     assert len(set(machine.asked)) == len(machine.asked)
-    ran_out: list[Settings] = []
-    for asked in machine.asked:
-        assert not any(needs_at_least(asked, smaller) for smaller in ran_out)
-        if machine.peak(asked) > 0.92 * TOTAL_BYTES:
-            ran_out.append(asked)
+    ran_out = [asked for asked in machine.asked if machine.peak(asked) > 0.92 * TOTAL_BYTES]
+    for index, asked in enumerate(machine.asked):
+        assert not any(needs_at_least(asked, smaller) for smaller in ran_out if smaller in machine.asked[:index])
     left = set(space.settings) - set(machine.asked)
     assert ran_out
     assert left
@@ -164,10 +152,12 @@ def test_every_kind_of_failure_at_once_leaves_the_right_answer(tmp_path):
     assert {"out_of_memory", "timeout", "nan"} <= {trial.measurement.status for trial in results.trials}
 
 
-def test_trials_side_by_side_are_different(tmp_path):
+def test_trials_side_by_side_are_different_and_stop_when_the_time_is_used_up(tmp_path):
     machine = Machine()
     run(a_space(), settings_for(max_trials=20), machine, tmp_path / "trials", side_by_side=4)
     assert len(set(machine.asked)) == len(machine.asked) == 20
+    results = run(a_space(), settings_for(time_budget_s=12.0), Machine(), tmp_path / "short")
+    assert len(results.trials) in (3, 4)  # of 3 or 5 s each
 
 
 def test_resumed_search_knows_what_was_measured_also_with_other_limits(tmp_path):
@@ -193,19 +183,12 @@ def test_largest_budget_is_found_in_few_steps_and_with_few_that_are_too_large(en
 
 def test_budget_that_is_expected_to_be_out_of_memory_is_not_tried(tmp_path):
     machine = Machine(bytes_a_token=100_000)
-    run(a_space(**ONE_LADDER), settings_for(), machine, tmp_path / "trials")
-    assert machine.asked
+    one_ladder = a_space(num_workers=[1], precision=["fp32"], gradient_checkpointing=[False])
+    assert run(one_ladder, settings_for(), machine, tmp_path / "trials").trials
     assert all(machine.peak(settings) <= TOTAL_BYTES for settings in machine.asked)
 
 
-def test_trials_stop_when_the_time_is_used_up(tmp_path):
-    results = run(a_space(), settings_for(time_budget_s=12.0), Machine(), tmp_path / "trials")
-    assert len(results.trials) in (3, 4)  # of 3 or 5 s each
-
-
 def test_trials_are_a_fifth_of_the_space_by_default():
-    assert most_trials(TuneConfig().search, 168) == 33
-    assert most_trials(TuneConfig().search, 20) == 12
-    assert most_trials(TuneConfig().search, 5) == 5
+    assert [most_trials(TuneConfig().search, size) for size in (168, 20, 5)] == [33, 12, 5]
     assert most_trials(settings_for(algorithm="grid").search, 168) == 168
     assert most_trials(settings_for(max_trials=7).search, 168) == 7

@@ -5,22 +5,24 @@ import pytest
 
 from esmeray.cluster.placement import NodeResources, Workers
 from esmeray.common.errors import ConfigError, ResourceError
+from esmeray.tuning.records import NAMES, Job, Settings
 from esmeray.tuning.section import TuneConfig
-from esmeray.tuning.settings import NAMES, Settings
 from esmeray.tuning.space import SearchSpace, make_space, needs_at_least
 from tests.runs import merged, tiny_config
 
 CPUS = [NodeResources(cpus=2, gpus=0)]
 GPUS = [NodeResources(cpus=16, gpus=4)]
-ONE_WORKER = {"ray": {"num_workers": 1}}
+
+
+def job_of(folder, values: dict | None = None, keep: bool = True, **changes) -> Job:
+    search = TuneConfig.model_validate({"space": values or {}, "keep_global_tokens": keep})
+    return Job(tiny_config(folder, **merged({"ray": {"num_workers": 1}}, changes)), search)
 
 
 def space_of(
-    tmp_path, values: dict | None = None, nodes=CPUS, keep: bool = True, data_tokens: int | None = None, **changes
+    folder, values: dict | None = None, nodes=CPUS, keep: bool = True, data_tokens: int | None = None, **changes
 ) -> SearchSpace:
-    config = tiny_config(tmp_path, **merged(ONE_WORKER, changes))
-    search = TuneConfig.model_validate({"space": values or {}, "keep_global_tokens": keep})
-    return make_space(config, search, nodes, data_tokens)
+    return make_space(job_of(folder, values, keep, **changes), nodes, data_tokens)
 
 
 def budgets(space: SearchSpace) -> list[int]:
@@ -29,17 +31,12 @@ def budgets(space: SearchSpace) -> list[int]:
 
 def test_settings_of_the_applied_config_are_the_settings(tmp_path):
     settings = Settings(512, 7, 2, 3, "bf16", True, True, 1, 4)
-    config = tiny_config(tmp_path, batch={"global_tokens": 1024})
-    kept = settings.applied(config, keep_global_tokens=True)
-    assert Settings.of(kept, kept.ray.num_workers) == settings
+    job = job_of(tmp_path, batch={"global_tokens": 1024})
+    kept = job.trial_config(settings)
+    assert replace(job, config=kept).own_settings(Workers(4, 1, False)) == settings
     assert kept.batch.global_tokens == 1024
-    assert settings.applied(config, keep_global_tokens=False).batch.global_tokens == 4 * 512
-    assert Settings.of(config, 1).stage == 2, "that of DeepSpeed's file"
-
-
-def test_default_budgets_are_powers_of_two_from_the_longest_sequence_to_the_global_batch(tmp_path):
-    assert budgets(space_of(tmp_path)) == [64, 128, 256, 512]
-    assert budgets(space_of(tmp_path, data={"max_length": 63})) == [128, 256, 512]
+    assert job_of(tmp_path, keep=False).trial_config(settings).batch.global_tokens == 4 * 512
+    assert job.own_settings(Workers(1, 1, False)).stage == 2, "that of DeepSpeed's file"
 
 
 def test_budgets_and_workers_divide_the_global_batch_unless_it_is_not_kept(tmp_path):
@@ -51,9 +48,12 @@ def test_budgets_and_workers_divide_the_global_batch_unless_it_is_not_kept(tmp_p
     assert {(s.tokens, s.workers) for s in free.settings} == {(64, 1), (64, 2), (100, 1), (100, 2)}
 
 
-def test_budgets_alone_go_up_to_a_workers_share_of_the_data_in_four_steps_a_doubling(tmp_path):
+def test_default_budgets_go_from_the_longest_sequence_to_the_global_batch_or_a_workers_share_of_the_data(tmp_path):
+    assert budgets(space_of(tmp_path)) == [64, 128, 256, 512]
+    assert budgets(space_of(tmp_path, data={"max_length": 63})) == [128, 256, 512]
     alone = {"num_workers": [1], "precision": ["bf16"], "gradient_checkpointing": [False]}
     space = space_of(tmp_path, alone, keep=False, data_tokens=450)
+    # Four in each doubling where nothing else is searched.
     assert budgets(space) == [64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448]
     assert budgets(space_of(tmp_path, keep=False, data_tokens=1100)) == [64, 128, 256, 512, 1024]
     assert max(budgets(space_of(tmp_path, data_tokens=9000))) == 512, "the global batch is kept"
@@ -64,6 +64,8 @@ def test_trial_on_gpus_has_a_devices_share_of_the_cores_and_on_a_cpu_the_machine
     assert space_of(tmp_path, {"workers": [1, 2]}).workers == {1: Workers(1, 2, False), 2: Workers(2, 1, False)}
     few = space_of(tmp_path, nodes=GPUS, ray={"cpus_per_worker": 2})
     assert few.workers == {1: Workers(1, 2, use_gpu=True)}
+    half = space_of(tmp_path, {"workers": [1, 4, 8], "precision": ["fp16"]}, nodes=GPUS)
+    assert {(settings.workers, settings.precision) for settings in half.settings} == {(1, "fp16"), (4, "fp16")}
 
 
 def test_every_combination_is_either_valid_or_counted_with_a_reason(tmp_path):
@@ -78,12 +80,6 @@ def test_every_combination_is_either_valid_or_counted_with_a_reason(tmp_path):
     assert any("more workers" in reason for reason in space.left_out)
     assert any("fp16, which needs a GPU" in reason for reason in space.left_out)
     assert any("prefetching" in reason for reason in space.left_out)
-
-
-def test_on_gpus_fp16_and_a_worker_for_each_are_allowed(tmp_path):
-    space = space_of(tmp_path, {"workers": [1, 4, 8], "precision": ["fp16"]}, nodes=GPUS)
-    assert {settings.workers for settings in space.settings} == {1, 4}
-    assert {settings.precision for settings in space.settings} == {"fp16"}
 
 
 def test_what_makes_no_difference_or_can_not_be_is_left_out(tmp_path):
@@ -105,31 +101,17 @@ def test_default_is_the_experiment_itself_or_the_nearest_that_is_offered(tmp_pat
     assert space.nearest(replace(largest, workers=2)) == replace(largest, workers=2, tokens=256)
 
 
-def test_space_without_any_configuration_or_place_is_refused_with_the_reasons(tmp_path):
+def test_space_without_any_configuration_or_room_is_refused_with_the_reasons(tmp_path):
     with pytest.raises(ConfigError, match=r"is left of 12: 12 because of a budget under the 64 tokens"):
         space_of(tmp_path, {"tokens": [32]})
     with pytest.raises(ResourceError, match="9 workers asked"):
         space_of(tmp_path, ray={"num_workers": 9})
 
 
-BASE = Settings(1024, None, 1, 4, "bf16", True, False, 2, 2)
-NEEDS_MORE = [
-    {"tokens": 2048},
-    {"gradient_checkpointing": False},
-    {"precision": "fp32"},
-    {"num_workers": 0, "prefetch": 1},
-]
-MAY_NEED_LESS = [
-    {"tokens": 512},
-    {"precision": "fp16"},
-    {"workers": 1},
-    {"workers": 4},
-    {"batch_size": 8},
-    {"compile": True},
-    {"stage": 0},
-]
-
-
 def test_what_needs_at_least_as_much_memory():
-    assert all(needs_at_least(replace(BASE, **change), BASE) for change in NEEDS_MORE)
-    assert not any(needs_at_least(replace(BASE, **change), BASE) for change in MAY_NEED_LESS)
+    base = Settings(1024, None, 1, 4, "bf16", True, False, 2, 2)
+    more = [{"tokens": 2048}, {"gradient_checkpointing": False}, {"precision": "fp32"}, {"num_workers": 0}]
+    maybe_less = [{"tokens": 512}, {"precision": "fp16"}, {"workers": 1}, {"workers": 4}]
+    maybe_less += [{"batch_size": 8}, {"compile": True}, {"stage": 0}]
+    assert all(needs_at_least(replace(base, **change), base) for change in more)
+    assert not any(needs_at_least(replace(base, **change), base) for change in maybe_less)

@@ -1,19 +1,17 @@
 """A trial takes training's own steps, ends when two windows agree, and says what went wrong where something did."""
 
 import time
-from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
 
 from esmeray.cluster.collective import ControlGroup, WorkerContext
 from esmeray.dataset.batches.steps import StepBatches
 from esmeray.monitoring.sampling.memory_meter import MemoryMeter
 from esmeray.training.engine.step_clock import StepClock
 from esmeray.tuning import trial as module
+from esmeray.tuning.records import Measurement
 from esmeray.tuning.section import MeasurementSection
-from esmeray.tuning.settings import Measurement, Settings
 from esmeray.tuning.trial import TrainingWork, measure_on_worker
 from tests.runs import tiny_config
 
@@ -30,20 +28,14 @@ class ScriptedWork:
         self.now, self.step_s, self.steps = 0.0, step_s, 0
         monkeypatch.setattr(time, "perf_counter", lambda: self.now)
         self.clock = StepClock(1)
-        self.model = nn.Linear(1, 1)
 
     def step(self, step: StepBatches, global_targets: int) -> bool:
         self.now += self.step_s[min(self.steps, len(self.step_s) - 1)]
         self.steps += 1
         return True
 
-    def close(self) -> None:
-        pass
-
 
 class OneStepEpochs:
-    """Epochs of a single step."""
-
     def epoch(self, epoch: int, start_step: int, first_step: int):
         yield StepBatches([], epoch, 0, epoch + 1, 0, num_tokens=TOKENS_PER_STEP, num_targets=1, seeds=[])
 
@@ -61,14 +53,11 @@ def measured(config, store_path, best=None, measurement=QUICK, **options) -> Mea
     return measure_on_worker(config, WorkerContext(), store_path, measurement, best, **options)
 
 
-def test_warm_up_is_not_counted_and_windows_end_the_trial_when_they_agree(process_group, monkeypatch):
+def test_warm_up_is_not_counted_and_windows_follow_one_another_until_two_agree(process_group, monkeypatch):
     result, steps = scripted(monkeypatch, [50.0, 1.0])
     assert result.windows == [TOKENS_PER_STEP, TOKENS_PER_STEP]
     assert (result.status, result.tokens_per_s) == ("ok", TOKENS_PER_STEP)
     assert steps == 1 + 2 + 2
-
-
-def test_windows_that_differ_are_followed_by_more(process_group, monkeypatch):
     result, _ = scripted(monkeypatch, [1.0, 2.0, 1.0, 1.0, 1.01, 1.0])
     assert result.windows == pytest.approx([50, 100, 200 / 2.01])
     assert result.tokens_per_s == pytest.approx((100 + 200 / 2.01) / 2)
@@ -121,17 +110,14 @@ def test_memory_beyond_the_limit_is_a_result_and_the_next_trial_has_it_back(proc
     config = tiny_config(tmp_path)
     enough = measured(config, store_path)
     limit_mib = enough.peak_memory_bytes / 2**20 + MARGIN_MIB
-    small = tiny_config(tmp_path, training={"cpu_memory_limit_mib": limit_mib})
-    large = Settings.of(small, 1)
-    large = replace(large, tokens=65536).applied(
-        tiny_config(tmp_path, model={"backbone": {"layers": 2, "hidden_size": 256}}, training=small.training.__dict__),
-        keep_global_tokens=False,
-    )
-    failed = measured(large, store_path)
+    training = {"cpu_memory_limit_mib": limit_mib}
+    model = {"backbone": {"layers": 2, "hidden_size": 256}}
+    batch = {"tokens": 65536, "global_tokens": 65536}
+    failed = measured(tiny_config(tmp_path, model=model, training=training, batch=batch), store_path)
     assert failed.status == "out_of_memory"
     assert failed.peak_memory_bytes > failed.total_memory_bytes == int(limit_mib * 2**20)
     assert "out of memory" in failed.reason
-    again = measured(small, store_path)
+    again = measured(tiny_config(tmp_path, training=training), store_path)
     assert again.status == "ok"
     assert again.peak_memory_bytes == pytest.approx(enough.peak_memory_bytes, abs=MARGIN_MIB * 2**20)
 

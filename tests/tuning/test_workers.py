@@ -1,5 +1,7 @@
 """Workers that measure stay for the next trial, and what goes wrong in one of them is a result."""
 
+from dataclasses import replace
+
 import pytest
 from ray.exceptions import GetTimeoutError
 
@@ -7,12 +9,13 @@ from esmeray.cluster.placement import Workers
 from esmeray.common.errors import ResourceError
 from esmeray.monitoring.sampling.host import memory_of_this_machine
 from esmeray.tuning import workers as module
+from esmeray.tuning.records import Job
 from esmeray.tuning.section import TuneConfig
 from tests.runs import tiny_config
 from tests.tuning.injected_faults import a_group
 
 QUICK = TuneConfig.model_validate({"measurement": {"warmup_steps": 1, "window_s": 0.1, "max_windows": 1}})
-FAULTS = {("prefetch", 2): "nan", ("prefetch", 3): "out_of_memory"}
+FAULTS = {("data.prefetch", 2): "nan", ("data.prefetch", 3): "out_of_memory"}
 
 pytestmark = pytest.mark.slow
 
@@ -21,12 +24,12 @@ def test_two_workers_share_the_memory_and_survive_nan_and_out_of_memory_in_one(
     ray_address, store_path, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(module, "GRACE_S", 0.0)  # those that agree need none, on any machine
-    config = tiny_config(tmp_path, ray={"num_workers": 2})
-    group = a_group(config, store_path, FAULTS, Workers(2, 1, use_gpu=False))
+    workers = Workers(2, 1, use_gpu=False)
+    job = Job(tiny_config(tmp_path, ray={"num_workers": 2}), QUICK, store_path=str(store_path))
+    group = a_group(FAULTS, workers, job)
 
     def measured(prefetch: int):
-        data = config.data.model_copy(update={"prefetch": prefetch})
-        return group.measure(config.model_copy(update={"data": data}), QUICK, None, lambda: False)
+        return group.measure(replace(job.own_settings(workers), prefetch=prefetch), None)
 
     first = measured(4)
     assert first.status == "ok", first.reason
@@ -49,8 +52,8 @@ def test_two_workers_share_the_memory_and_survive_nan_and_out_of_memory_in_one(
 
 def test_workers_that_do_not_start_are_no_result(ray_address, store_path, tmp_path, monkeypatch):
     def fail(group) -> None:
-        raise GetTimeoutError("no place")
+        raise GetTimeoutError("no room")
 
     monkeypatch.setattr(module.WorkerGroup, "_connect", fail)
-    with pytest.raises(ResourceError, match="did not start: no place"):
-        a_group(tiny_config(tmp_path), store_path, {}, Workers(1, 1, use_gpu=False))
+    with pytest.raises(ResourceError, match="did not start: no room"):
+        a_group({}, Workers(1, 1, use_gpu=False), Job(tiny_config(tmp_path), QUICK, store_path=str(store_path)))

@@ -30,8 +30,9 @@ def search(argv: list[str], command: str, text: str, file: str) -> int:
         raise ConfigError("data.predictions.model: nobody predicts beside a search; predict first, and leave it out")
     if not words.dry_run:
         find(config.ray)  # a cluster that can't be used is refused before what a search needs is loaded
+    from esmeray.tuning.records import Job
     from esmeray.tuning.run import dry_run_tune, tune
 
     of_search = {key[1:]: value for key, value in overrides.items() if key[0] == "tune"}
-    settings = load_settings(TuneConfig, words.tune_ or file, of_search, "tune.")
-    return dry_run_tune(config, settings) if words.dry_run else tune(config, settings)
+    job = Job(config, load_settings(TuneConfig, words.tune_ or file, of_search, "tune."))
+    return dry_run_tune(job) if words.dry_run else tune(job)

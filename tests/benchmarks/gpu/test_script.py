@@ -5,7 +5,7 @@ import json
 import pytest
 
 from esmeray.benchmarks.__main__ import main
-from esmeray.benchmarks.gpu import training
+from esmeray.benchmarks.gpu import bench, training
 from esmeray.benchmarks.gpu.script import PARTS
 from esmeray.common.errors import ConfigError
 
@@ -13,8 +13,9 @@ TRIED = ["gpu", "--device", "cpu", "--sizes", "tiny", "--tokens", "2048", "--bac
 
 
 def test_every_part_runs_and_is_written(tmp_path, monkeypatch):
-    ways = (training.Variant(checkpointing="selective"), training.Variant(graph=True))
+    ways = (training.Variant("selective", checkpointing="selective"), training.Variant("graph", graph=True))
     monkeypatch.setattr(training, "VARIANTS", ways)
+    monkeypatch.setattr(bench, "MICRO_BATCHES", 1)
     assert main([*TRIED, "--output", str(tmp_path)]) == 0
     tables = {table["stage"]: table["rows"] for table in json.loads((tmp_path / "results.json").read_text())["tables"]}
     assert list(tables) == list(PARTS)
@@ -30,5 +31,5 @@ def test_every_part_runs_and_is_written(tmp_path, monkeypatch):
 
 
 def test_part_or_size_that_is_not_there_is_refused():
-    with pytest.raises(ConfigError, match="no part 'trainin' \\(did you mean training\\?\\)"):
+    with pytest.raises(ConfigError, match="no part is called 'trainin' \\(did you mean training\\?\\)"):
         main([*TRIED, "--part", "trainin"])

@@ -6,23 +6,17 @@ import pytest
 import torch
 from transformers import EsmForMaskedLM
 
-from esmeray.benchmarks.harness.models import save_weights
+from esmeray.benchmarks.harness.models import random_network, save_weights
 from esmeray.benchmarks.peers.transformers_embedding import TransformersEmbedder, Tuning
+from esmeray.benchmarks.programs.training_workload import TOY
 from esmeray.dataset.tokens.esm import pack_sequences
-from esmeray.model.backbones.loading import load_network
-from esmeray.model.section import BackboneSection
 
 SEQUENCES = ["MKTAYIAKQR", "GAVLX", "MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQ", "M"]
 
 
 @pytest.fixture(scope="module")
 def network() -> EsmForMaskedLM:
-    return load_network(BackboneSection(source="esm2_t6_8M", layers=2, hidden_size=32, heads=4), 0).eval()
-
-
-@pytest.fixture(scope="module")
-def weights(network: EsmForMaskedLM, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_weights(network, tmp_path_factory.mktemp("weights"))
+    return random_network("esm2_t6_8M", **TOY)
 
 
 def one_by_one(network: EsmForMaskedLM) -> torch.Tensor:
@@ -36,8 +30,8 @@ def one_by_one(network: EsmForMaskedLM) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("tuning", [Tuning(), Tuning(batch_size=3, sort_by_length=True)])
-def test_padded_embeddings_are_those_of_each_sequence_alone(network: EsmForMaskedLM, weights: Path, tuning: Tuning):
-    embedded = TransformersEmbedder(weights, "cpu", tuning)(SEQUENCES)
+def test_padded_embeddings_are_those_of_each_sequence_alone(network: EsmForMaskedLM, tmp_path: Path, tuning: Tuning):
+    embedded = TransformersEmbedder(save_weights(network, tmp_path), "cpu", tuning)(SEQUENCES)
     torch.testing.assert_close(embedded, one_by_one(network), rtol=1e-4, atol=1e-5)
 
 

@@ -23,7 +23,7 @@ def test_no_protein_is_like_one_of_another_part_and_each_is_in_one(tmp_path: Pat
             parts[part] = [record.sequence for record in records]
     assert all(parts.values())
     assert sorted(chain.from_iterable(parts.values())) == sorted(sequences)
-    place = {sequence: part for part, members in parts.items() for sequence in members}
+    part_of = {sequence: part for part, members in parts.items() for sequence in members}
     store = Store(make_store(fasta, tmp_path / "store"))
     search = Search(store, scoring())
     letters = [store.sequence(record).tobytes() for record in range(len(store))]
@@ -31,6 +31,6 @@ def test_no_protein_is_like_one_of_another_part_and_each_is_in_one(tmp_path: Pat
         (query, hit)
         for query in np.arange(0, len(store), 10).tolist()
         for hit in search.hits(letters[query], len(store), EVALUE)
-        if place[letters[query].decode()] != place[letters[hit.record].decode()]
+        if part_of[letters[query].decode()] != part_of[letters[hit.record].decode()]
     ]
     assert crossing == []

@@ -5,9 +5,7 @@ from collections.abc import Callable, Iterator
 from esmeray.benchmarks.harness.machine import Machine
 from esmeray.benchmarks.harness.stage import Case, Comparison, Contender, Reference, Row, Setting, Stage
 
-MACHINE = Machine(
-    cpu="Toy CPU", cores=2, memory_gib=1, gpu=None, gpu_memory_gib=None, system="Linux 1", python="3.11.0"
-)
+MACHINE = Machine(cpu="Toy", cores=2, memory_gib=1, gpu=None, gpu_memory_gib=None, system="Linux", python="3.11.0")
 
 
 def constant(name: str, value: float) -> Contender:
@@ -22,14 +20,10 @@ def toy_stage(name: str, cases: Callable[[Setting], Iterator[Case | Row]] | None
         yield Case("first", "MB/s", (constant("ours", ours), constant("peer", 10.0)), facts={"records": 7})
         yield Case("second", "MB/s", (constant("ours", ours),), rounds=2)
 
-    return Stage(
-        name=name,
-        summary="a toy",
-        cases=cases or two_cases,
-        comparisons=(
-            Comparison("first", "ours", "peer", {"cpu": 2.0}),
-            Comparison("first", "ours", Reference("20 MB/s", 20.0), {"cuda": 1.0}),
-            Comparison("first", "ours", "a peer of other devices"),
-            Comparison("second", "ours", "peer"),
-        ),
+    comparisons = (
+        Comparison("first", "ours", "peer", {"cpu": 2.0}),
+        Comparison("first", "ours", Reference("20 MB/s", 20.0), {"cuda": 1.0}),
+        Comparison("first", "ours", "a peer of other devices"),
+        Comparison("second", "ours", "peer"),
     )
+    return Stage(name, "a toy", cases or two_cases, comparisons)

@@ -13,14 +13,9 @@ from esmeray.dataset.store.sample import sample_records
 from esmeray.dataset.tokens.esm import MASK
 
 
-@pytest.fixture
-def fasta(tmp_path: Path) -> str:
-    sequences = [sequence for _, sequence in sample_records(60, 6, seed=0)]
-    write_fasta(tmp_path / "part.fasta", sequences, len(sequences))
-    return str(tmp_path / "part.fasta")
-
-
-def test_a_model_is_asked_for_a_seventh_of_the_residues_each_behind_a_mask_and_answers_in_bits(fasta: str):
+def test_a_model_is_asked_for_a_seventh_of_the_residues_each_behind_a_mask_and_answers_in_bits(tmp_path: Path):
+    fasta = tmp_path / "part.fasta"
+    write_fasta(fasta, [sequence for _, sequence in sample_records(60, 6, seed=0)], 60)
     network = random_network("esm2_t6_8M", **TOY).train()
     asked, nats = [], []
     forward = network.forward
@@ -33,7 +28,7 @@ def test_a_model_is_asked_for_a_seventh_of_the_residues_each_behind_a_mask_and_a
         return output
 
     network.forward = seen
-    bits = [Evaluation(fasta).bits(network) for _ in range(2)]
+    bits = [Evaluation(str(fasta)).bits(network) for _ in range(2)]
     assert bits[0] == bits[1]  # the same masks
     assert network.training
     masked, residues = map(sum, zip(*asked, strict=True))

@@ -11,11 +11,8 @@ from esmeray.benchmarks.programs.trainer import SpreadGroups, deepspeed_settings
 
 
 @given(st.integers(1, 400), st.integers(1, 16))
-def test_spread_groups_are_the_same_sequences_once_each(number, group):
+def test_spread_groups_are_the_same_sequences_once_each_and_a_few_span_the_lengths(number, group):
     assert sorted(SpreadGroups(range(number), group)) == list(range(number))
-
-
-def test_a_few_spread_groups_span_the_lengths_and_begin_with_the_first():
     order = list(SpreadGroups(range(1000), 10))
     first_of_groups = order[::10][:6]
     assert order[:10] == list(range(10))

@@ -8,21 +8,8 @@ from esmeray.benchmarks.harness.models import random_network
 from esmeray.benchmarks.harness.proteins import read_proteins
 from esmeray.benchmarks.harness.stage import Setting, WrongWorkError
 from esmeray.benchmarks.programs.training_workload import TOY, StepLine, Workload, run_contender
-from esmeray.benchmarks.stages.training import (
-    BUDGET_MULTIPLE,
-    LOSS_TOLERANCE,
-    OURS,
-    TRAINER,
-    Runs,
-    prepare,
-    token_budget,
-)
-
-
-@pytest.fixture
-def runs(tmp_path) -> Runs:
-    workload = Workload("", "", "", sequences=4, accumulation=2, tokens=1024, warmup_steps=1, steps=2)
-    return Runs(workload, tmp_path, LOSS_TOLERANCE)
+from esmeray.benchmarks.stages import training
+from esmeray.benchmarks.stages.training import OURS, TRAINER, Runs, prepare
 
 
 def a_run(loss: float = 3.0) -> list[StepLine]:
@@ -30,8 +17,10 @@ def a_run(loss: float = 3.0) -> list[StepLine]:
     return [StepLine(seconds, tokens, 200, loss, 0) for seconds, tokens in ((100, 100), (1, 10), (4, 40))]
 
 
-@pytest.mark.parametrize("loss", [3.0 + 2 * LOSS_TOLERANCE, float("nan")])
-def test_first_steps_are_not_measured_and_contenders_that_learn_otherwise_are_no_comparison(runs, loss):
+@pytest.mark.parametrize("loss", [3.0 + 2 * training.LOSS_TOLERANCE, float("nan")])
+def test_first_steps_are_not_measured_and_contenders_that_learn_otherwise_are_no_comparison(tmp_path, loss):
+    workload = Workload("", "", "", sequences=4, accumulation=2, tokens=1024, warmup_steps=1, steps=2)
+    runs = Runs(workload, tmp_path, training.LOSS_TOLERANCE)
     assert runs.add(OURS, a_run()) == 10
     with pytest.raises(WrongWorkError, match=r"Trainer.* loss of"):
         runs.add(TRAINER, a_run(loss))
@@ -40,10 +29,10 @@ def test_first_steps_are_not_measured_and_contenders_that_learn_otherwise_are_no
 @given(st.lists(st.integers(1, 3000), min_size=1, max_size=40), st.integers(1, 32))
 def test_a_packed_batch_holds_the_longest_protein_and_what_the_padded_one_holds_on_average(lengths, batch):
     tokens = [min(length, 1022) + 2 for length in lengths]
-    budget = token_budget(["A" * length for length in lengths], batch)
+    budget = training.token_budget(["A" * length for length in lengths], batch)
     assert budget >= max(tokens)
     mean = batch * sum(tokens) / len(tokens)
-    assert abs(budget - mean) <= BUDGET_MULTIPLE / 2 or budget == max(tokens)
+    assert abs(budget - mean) <= training.BUDGET_MULTIPLE / 2 or budget == max(tokens)
 
 
 @pytest.mark.slow
