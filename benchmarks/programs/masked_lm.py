@@ -32,7 +32,7 @@ from esmeray.benchmarks.programs.trainer import CountingTrainer, tokenized
 from esmeray.benchmarks.programs.training_workload import NEVER
 from esmeray.benchmarks.programs.worker_alone import EnoughError, begin, train_until_enough
 from esmeray.train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE, Config
-from esmeray.training.loop.building import Worker
+from esmeray.training.loop.building import build_worker
 
 MASK_SHARE = 0.15
 MAX_LENGTH = 510
@@ -166,10 +166,10 @@ def train_ours(
     }
     settings = Config.model_validate(config | {name: config[name] | values for name, values in of_all.items()})
     context, run = begin(settings.run)
-    worker = Worker(settings, context, run, store, None)
+    worker = build_worker(settings, context, run, store, None)
     model: Any = worker.engine.module
     course = _Course(model.network, fasta, at_s, limit_s, test)
-    train_until_enough(worker, _CourseLog(course, worker.total_steps))
+    train_until_enough(worker, _CourseLog(course, worker.course.total_steps))
     return course.points
 
 

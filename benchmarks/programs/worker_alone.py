@@ -22,9 +22,8 @@ from esmeray.run_folder.paths import RunFolder
 from esmeray.train_config.loading import load_config
 from esmeray.train_config.schema import Config, RunSection
 from esmeray.training.engine.collective import WorkerContext
-from esmeray.training.loop.building import Worker
-from esmeray.training.loop.restoring import restore
-from esmeray.training.loop.worker import loop, train_worker
+from esmeray.training.loop.building import Worker, build_worker
+from esmeray.training.loop.worker import loop, start, train_worker
 from esmeray.training.tasks.registry import task_plan
 
 
@@ -63,7 +62,7 @@ def train(
     torch.manual_seed(recipe.SEED)
     config = run_config(work, folder)
     context, run = begin_pair(config.run, rank, meeting) if meeting else begin(config.run)
-    worker = Worker(config, context, run, work.store, None)
+    worker = build_worker(config, context, run, work.store, None)
     log = _StepLog(work.total_steps)
     train_until_enough(worker, log)
     return log.lines
@@ -71,8 +70,8 @@ def train(
 
 def train_until_enough(worker: Worker, log: Any) -> None:
     """Train with this in place of the run's log until it raises EnoughError."""
-    position = restore(worker)
-    worker.log = log
+    position = start(worker)
+    worker.observers.log = log
     try:
         loop(worker, position)
     except EnoughError:

@@ -11,7 +11,7 @@ from typing import Any
 from esmeray.run_folder.paths import RunFolder
 from esmeray.training.launch import trainers
 from esmeray.training.launch.trainers import ray_train_loop
-from esmeray.training.loop.building import Worker
+from esmeray.training.loop.observers import Observers
 from train_ray import main
 
 
@@ -21,15 +21,15 @@ def allowed_steps(run: RunFolder) -> Path:
 
 
 def loop_that_waits(arguments: dict[str, Any]) -> None:
-    honest = Worker.end_requested
+    honest = Observers.end_requested
 
-    def end_requested(self: Worker) -> bool:
+    def end_requested(self: Observers) -> bool:
         allowed = allowed_steps(self.run)
         while not self.run.end_requested() and (not allowed.exists() or self.step >= int(allowed.read_text() or 0)):
             time.sleep(0.05)
         return honest(self)
 
-    Worker.end_requested = end_requested
+    Observers.end_requested = end_requested
     ray_train_loop(arguments)
 
 

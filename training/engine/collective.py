@@ -53,6 +53,10 @@ class ControlGroup:
     def rank(self) -> int:
         return dist.get_rank(self._group)
 
+    @property
+    def world_size(self) -> int:
+        return dist.get_world_size(self._group)
+
     def agree(self, targets: int, tokens: int, *, stop: bool, failed: bool) -> StepAgreement:
         """Add up what each worker says, once a step."""
         sums = torch.tensor([targets, tokens, int(stop), int(failed)], dtype=torch.int64)
@@ -82,7 +86,7 @@ class ControlGroup:
 
     def gather(self, value: Any) -> list[Any]:
         """The values of all workers, by rank, on every worker."""
-        values: list[Any] = [None] * dist.get_world_size(self._group)
+        values: list[Any] = [None] * self.world_size
         dist.all_gather_object(values, value, group=self._group)
         return values
 

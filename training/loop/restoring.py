@@ -1,167 +1,187 @@
 """Restoring the newest intact checkpoint of a run; a run that saved one never starts from step 0 silently."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from esmeray.common.errors import CheckpointError, DataError
-from esmeray.run_folder.checkpoints import CheckpointFolder, Position
-from esmeray.run_folder.metrics_log import read_metrics
-from esmeray.training.loop.building import Worker
-from esmeray.training.loop.schedules import steps_before_decay
+from esmeray.dataset.batches.steps import TrainingSteps
+from esmeray.run_folder.checkpoints import CheckpointFolder, CheckpointStore, Position
+from esmeray.run_folder.metrics_log import Record, read_metrics
+from esmeray.run_folder.mirror import RunMirror
+from esmeray.train_config.schema import TrainingSection
+from esmeray.training.engine.collective import ControlGroup
+from esmeray.training.engine.engine import TrainingEngine
+from esmeray.training.loop.observers import Observers
+from esmeray.training.loop.saving import Saver
+from esmeray.training.loop.schedules import Course, course_of
 
 
-def restore(worker: Worker) -> Position:
+@dataclass(frozen=True)
+class Checkpoints:
+    """The checkpoints of a run where this worker reads them: in the run's folder, or at its URI.
+
+    Attributes:
+        leads: of the workers that see the same folder, this one does what is done once for each folder.
+        is_needed: a run without a checkpoint is refused.
+        course, batches: what this attempt trains by, and on.
+    """
+
+    store: CheckpointStore
+    mirror: RunMirror
+    control: ControlGroup
+    observers: Observers
+    leads: bool
+    is_needed: bool
+    course: Course
+    batches: TrainingSteps
+
+    def newest(
+        self, copies: Iterable[CheckpointFolder] = (), finite: bool = False
+    ) -> tuple[CheckpointFolder | None, list[str]]:
+        """The newest intact checkpoint, and warnings about newer ones; None where the run never completed one.
+
+        ``copies`` in memory count as well; ``finite``: of those whose last step was so. Every worker checks the files
+        of its own rank, and a share of those of ranks that have no worker any more. Raises CheckpointError where there
+        are checkpoints on disk and none can be used.
+        """
+        warnings: list[str] = []
+        # Rank 0's list: others may see a shared file system as it was a moment ago.
+        names = self.control.from_rank_0("\n".join(folder.path.name for folder in self.store.complete())).split("\n")
+        on_disk = [CheckpointFolder(self.store.root / name) for name in filter(None, names)]
+        for folder in sorted([*on_disk, *copies], key=lambda folder: folder.step, reverse=True):
+            problem = self._problem_of(folder, finite)
+            # All take the same one: a part that is damaged on one worker is of no use to the others.
+            is_intact = self.control.all_true(not problem)
+            self.observers.watchdog.extend()  # checking large files took long, and so may reading them
+            if is_intact:
+                return folder, warnings
+            if folder in on_disk:
+                reason = problem or "another worker found its part of it damaged"
+                warnings.append(f"{folder.path.name} can't be used: {reason}")
+        if warnings:
+            raise CheckpointError(
+                f"{self.store.root}: no checkpoint can be used ({'; '.join(warnings)}): "
+                "restore one from a copy, or start anew under another run.name"
+            )
+        return None, []
+
+    def load(self, folder: CheckpointFolder, engine: TrainingEngine) -> None:
+        engine.load_shards(self.mirror.fetched(folder))
+
+    def _problem_of(self, folder: CheckpointFolder, finite: bool) -> str:
+        try:
+            whole = self.mirror.fetched(folder)
+            written_by = whole.manifest().world_size
+            manifest = whole.verify(range(self.control.rank, written_by, self.control.world_size))
+            if finite and manifest.position.nonfinite_in_a_row:
+                return "its last step was not finite"
+            if self._decayed_otherwise(whole):
+                return "its learning rate had begun to decay for an earlier end of training"
+        except (CheckpointError, DataError) as error:
+            return str(error)
+        return ""
+
+    def _decayed_otherwise(self, folder: CheckpointFolder) -> bool:
+        """Test for a checkpoint of wsd's decay, where training has been given another end, or decay, since then."""
+        if self.course.branch_step is None:
+            return False
+        earlier = course_of(folder.config().training, self.batches)
+        # Weights whose rate has decayed would be trained at the full rate again: from before it, the run can be
+        # prolonged.
+        has_decayed = earlier.branch_step is not None and folder.step > earlier.branch_step
+        return has_decayed and earlier != self.course
+
+
+def restore(checkpoints: Checkpoints, saver: Saver) -> Position:
     """Resume from the newest intact checkpoint; the start where there is none. Every worker calls it."""
-    context, control, log = worker.context, worker.control, worker.log
-    if worker.leads:
-        worker.run.checkpoints.mkdir(parents=True, exist_ok=True)
-        worker.checkpoints.sweep()
+    store, control, log = checkpoints.store, checkpoints.control, checkpoints.observers.log
+    if checkpoints.leads:
+        store.root.mkdir(parents=True, exist_ok=True)
+        store.sweep()
     control.all_true(True)  # nobody looks before it is swept
     # Those that every worker has a part of: a lost one took its own along.
-    copies = worker.memory.common(control) if worker.memory is not None else []
-    folder, warnings = _find_checkpoint(worker, copies)
+    copies = saver.memory.common(control) if saver.memory is not None else []
+    folder, warnings = checkpoints.newest(copies)
     if folder is None:
-        _refuse_to_begin_again(worker)
+        _refuse_to_begin_again(checkpoints)
         position = Position()
         log.rewind(-1)  # an attempt that saved nothing may have logged steps, which come again
-        cropped = worker.experiment.cropped
-        log.event(
-            "started",
-            0,
-            total_steps=worker.total_steps,
-            cropped_sequences=cropped.sequences,
-            cropped_residues=cropped.residues,
-        )
     else:
         position = folder.manifest().position
         log.rewind(position.step)
         for warning in warnings:
             log.event("warning", position.step, message=warning)
-        worker.engine.load_shards(worker.mirror.fetched(folder))
+        checkpoints.load(folder, saver.engine)
         control.all_true(True)  # nobody renames before everybody has read
-        in_memory = folder.path.parent != worker.checkpoints.root
+        in_memory = folder.path.parent != store.root
         # A copy in memory is no checkpoint: a worker that is lost takes it along.
-        worker.saved_step = 0 if in_memory else position.step
-        if worker.leads:
+        saver.saved_step = 0 if in_memory else position.step
+        if checkpoints.leads:
             # Later ones are of steps that are taken again, perhaps with other settings: two histories would mix.
-            worker.checkpoints.discard_after(position.step - in_memory)
+            store.discard_after(position.step - in_memory)
             if not in_memory:
-                worker.checkpoints.write_latest(folder)
+                store.write_latest(folder)
         log.event(
             "resumed",
             position.step,
             checkpoint=folder.path.name + " in memory" * in_memory,
-            total_steps=worker.total_steps,
-            workers=context.world_size,
+            total_steps=checkpoints.course.total_steps,
+            workers=control.world_size,
         )
-    if worker.leads:
-        worker.mirror.start(position.step)
-    if worker.memory is not None:
-        worker.memory.discard_after(position.step)
-    if worker.hung is not None:
-        message = f"started again, as there was no progress for too long; stacks of the workers: {worker.hung}"
-        log.event("hung", position.step, message=message)
-    if worker.guard is not None and worker.guard.restore(control):
-        parts = worker.guard.parts
-        message = f"out of memory before: every batch is taken in {parts} parts ({worker.run.memory_guard})"
-        log.event("memory_guard", position.step, parts=parts, message=message)
+    if checkpoints.leads:
+        checkpoints.mirror.start(position.step)
+    if saver.memory is not None:
+        saver.memory.discard_after(position.step)
     return position
 
 
-def rewind(worker: Worker, position: Position) -> bool:
+def rewind(checkpoints: Checkpoints, saver: Saver, training: TrainingSection, position: Position) -> bool:
     """Load weights and optimizer of the newest checkpoint from before the steps that were not finite.
 
     Training continues at ``position``: the batches since that checkpoint are left out. False where it has to end:
     by ``training.on_divergence``, after as many rewinds as may be, or without such a checkpoint. Every worker calls it.
     """
-    training, control = worker.config.training, worker.control
     if training.on_divergence == "stop":
         return False
-    worker.watchdog.extend()
-    worker.writer.wait()  # the newest checkpoint may be half-written
+    checkpoints.observers.watchdog.extend()
+    saver.writer.wait()  # the newest checkpoint may be half-written
     # Counted in the log, which outlives the process: a run that is resumed has as many tries as one that was not.
-    records = read_metrics(worker.run.metrics) if worker.context.rank == 0 else []
-    rewinds = int(control.from_rank_0(str(sum(record.get("event") == "rewound" for record in records))))
+    own = sum(record.get("event") == "rewound" for record in _records(checkpoints))
+    rewinds = int(checkpoints.control.from_rank_0(str(own)))
     if rewinds >= training.max_rewinds:
         return False
     try:
-        folder, _ = _find_checkpoint(worker, finite=True)
+        folder, _ = checkpoints.newest(finite=True)
     except CheckpointError:
         folder = None
     if folder is None:
         return False
-    worker.engine.load_shards(worker.mirror.fetched(folder))
+    checkpoints.load(folder, saver.engine)
     message = (
         f"loss or gradient was not finite in {position.nonfinite_in_a_row} steps in a row: weights and optimizer are "
         f"again those of step {folder.step}, the batches since then are left out (rewind {rewinds + 1} of at most "
         f"{training.max_rewinds})"
     )
-    worker.log.event("rewound", position.step, message=message)
+    checkpoints.observers.log.event("rewound", position.step, message=message)
     return True
 
 
-def _decayed_otherwise(worker: Worker, folder: CheckpointFolder) -> bool:
-    """Test for a checkpoint of wsd's decay, where training has been given another end, or decay, since then."""
-    if worker.branch_step is None:
-        return False
-    earlier = folder.config().training
-    total_steps = earlier.max_steps or worker.experiment.batches.total_steps(earlier.epochs)
-    branch_step = steps_before_decay(total_steps, earlier)
-    # Weights whose rate has decayed would be trained at the full rate again: from before it, the run can be prolonged.
-    has_decayed = earlier.schedule == "wsd" and folder.step > branch_step
-    return has_decayed and (branch_step, total_steps) != (worker.branch_step, worker.total_steps)
-
-
-def _refuse_to_begin_again(worker: Worker) -> None:
+def _refuse_to_begin_again(checkpoints: Checkpoints) -> None:
     """Refuse step 0 for a run that saved a checkpoint once, or where ``run.resume`` is ``must``."""
-    metrics = worker.run.metrics
-    records = read_metrics(metrics) if worker.context.rank == 0 and metrics.exists() else []
-    last = max((r["step"] for r in records if r.get("event") == "checkpoint"), default=0)
-    if (saved := int(worker.control.from_rank_0(str(last)))) > 0:
+    own = max((r["step"] for r in _records(checkpoints) if r.get("event") == "checkpoint"), default=0)
+    saved_step = int(checkpoints.control.from_rank_0(str(own)))
+    if saved_step > 0:
         raise CheckpointError(
-            f"{worker.run.checkpoints}: there is no checkpoint, but the run saved one at step {saved}: "
+            f"{checkpoints.store.root}: there is no checkpoint, but the run saved one at step {saved_step}: "
             "restore the folder, or start anew under another run.name"
         )
-    if worker.config.run.resume == "must":
+    if checkpoints.is_needed:
         raise CheckpointError(
-            f"{worker.run.checkpoints}: there is no checkpoint, and run.resume is 'must': set it to 'allow'"
+            f"{checkpoints.store.root}: there is no checkpoint, and run.resume is 'must': set it to 'allow'"
         )
 
 
-def _find_checkpoint(
-    worker: Worker, copies: Iterable[CheckpointFolder] = (), finite: bool = False
-) -> tuple[CheckpointFolder | None, list[str]]:
-    """The newest intact checkpoint, and warnings about newer ones; None where the run never completed one.
-
-    ``copies`` in memory count as well; ``finite``: of those whose last step was so. Every worker checks the files of
-    its own rank, and a share of those of ranks that have no worker any more. Raises CheckpointError where there are
-    checkpoints on disk and none can be used.
-    """
-    warnings: list[str] = []
-    store, control = worker.checkpoints, worker.control
-    names = control.from_rank_0("\n".join(folder.path.name for folder in store.complete())).split("\n")
-    on_disk = [CheckpointFolder(store.root / name) for name in filter(None, names)]
-    for folder in sorted([*on_disk, *copies], key=lambda folder: folder.step, reverse=True):
-        problem = ""
-        try:
-            place, whole = worker.context, worker.mirror.fetched(folder)
-            manifest = whole.verify(range(place.rank, whole.manifest().world_size, place.world_size))
-            if finite and manifest.position.nonfinite_in_a_row:
-                problem = "its last step was not finite"
-            elif _decayed_otherwise(worker, whole):
-                problem = "its learning rate had begun to decay for an earlier end of training"
-        except (CheckpointError, DataError) as error:
-            problem = str(error)
-        # All take the same one: a part that is damaged on one worker is of no use to the others.
-        is_intact = control.all_true(not problem)
-        worker.watchdog.extend()  # checking large files took long, and so may reading them
-        if is_intact:
-            return folder, warnings
-        if folder in on_disk:
-            reason = problem or "another worker found its part of it damaged"
-            warnings.append(f"{folder.path.name} can't be used: {reason}")
-    if warnings:
-        raise CheckpointError(
-            f"{store.root}: no checkpoint can be used ({'; '.join(warnings)}): "
-            "restore one from a copy, or start anew under another run.name"
-        )
-    return None, []
+def _records(checkpoints: Checkpoints) -> list[Record]:
+    """The log of the run so far on rank 0, which alone writes it; none on the others."""
+    metrics = checkpoints.observers.run.metrics
+    return read_metrics(metrics) if checkpoints.control.rank == 0 and metrics.exists() else []

@@ -61,7 +61,7 @@ def train_rank(rank: int, undisturbed: dict, disturbed: dict, store_path: str) -
         return honest(model, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("esmeray.training.loop.worker.differing_weights", flip_once)
+        patch.setattr("esmeray.training.loop.saving.differing_weights", flip_once)
         settings = Config.model_validate(disturbed)
         with pytest.raises(WeightsDifferError, match=r"worker 0 .*, 1 .* are not each other's"):
             train_worker(settings, context, store_path)
