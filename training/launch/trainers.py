@@ -1,7 +1,7 @@
 """What runs the training loop in workers: Ray Train, or this process for tasks that need no more than one on the CPU.
 
-``arguments`` are the config (plain values), store_path, place (that of the driver), cpus and wandb_run_id; workers get
-``resized`` beside them.
+``arguments`` are the config (plain values), store_path, folder (the driver's, as :func:`place_of` names it), cpus and
+wandb_run_id; workers get ``resized`` beside them.
 """
 
 import gc
@@ -91,7 +91,7 @@ def _train(arguments: dict[str, Any], context: WorkerContext) -> None:
     torch.set_num_threads(arguments["cpus"])
     run = RunFolder(config.run.storage_path, config.run.name)
     if run.uri is not None:
-        if context.local_rank == 0 and arguments["place"] != place_of(run):
+        if context.local_rank == 0 and arguments["folder"] != place_of(run):
             RunMirror(run).pull()
             run.clear_requests()  # of an earlier attempt
         dist.barrier()  # the workers of a node read what the first has fetched
