@@ -6,13 +6,14 @@ memory, so that no GPU is synchronised for them.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 CPU = torch.device("cpu")
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -93,10 +94,11 @@ class ControlGroup:
     def all_true(self, value: bool) -> bool:
         return bool(self.gather_rows(torch.tensor([value])).all())
 
-    def from_rank_0(self, text: str) -> str:
-        texts = [text]
-        dist.broadcast_object_list(texts, 0, group=self._group)
-        return texts[0]
+    def from_rank_0(self, value: Value) -> Value:
+        """The value of rank 0, on every worker: what it sees of a file system decides."""
+        values = [value]
+        dist.broadcast_object_list(values, 0, group=self._group)
+        return values[0]
 
 
 class MetricSums:

@@ -47,8 +47,8 @@ class MemoryGuard:
 
     def restore(self, control: ControlGroup) -> bool:
         """Restore the number of parts that this run came to before; True for more than one. Every worker calls it."""
-        saved = self._path.read_text() if control.rank == 0 and self._path.exists() else '{"parts": 1}'
-        self.parts = json.loads(control.from_rank_0(saved))["parts"]
+        saved = json.loads(self._path.read_text()) if control.rank == 0 and self._path.exists() else {"parts": 1}
+        self.parts = control.from_rank_0(saved)["parts"]
         return self.parts > 1
 
     def halve(self, reason: str) -> None:

@@ -138,8 +138,7 @@ def _prepared_model(
         source = ", ".join(experiment.data.source)
         raise DataError(f"data.source: {source} is other data on another node; start again")
     # A resumed model has what is prepared (the scales of features, say) in its checkpoint.
-    starts_anew = not control.from_rank_0("\n".join(folder.path.name for folder in store.complete()))
-    if starts_anew:
+    if not control.from_rank_0([folder.step for folder in store.complete()]):
         experiment.prepare(model, context, control)
     return model
 

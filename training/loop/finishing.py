@@ -80,12 +80,11 @@ def _load_best(checkpoints: Checkpoints, engine: TrainingEngine) -> int:
     control = checkpoints.control
     # Rank 0 chooses: listings of a shared file system may differ between nodes for a while.
     best = checkpoints.store.best() if control.rank == 0 else None
-    name = control.from_rank_0("" if best is None else best.path.name)
-    chosen = CheckpointFolder(checkpoints.store.root / name)
+    chosen = checkpoints.store.folder(control.from_rank_0(0 if best is None else best.step))
     checkpoints.mirror.wait()
     control.all_true(True)  # the URI has the parts of all
     checkpoints.load(chosen, engine)
-    checkpoints.observers.log.event("exports_best", chosen.step, checkpoint=name)
+    checkpoints.observers.log.event("exports_best", chosen.step, checkpoint=chosen.path.name)
     return chosen.step
 
 

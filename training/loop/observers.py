@@ -10,7 +10,7 @@ from pathlib import Path
 from esmeray.monitoring.sampling.memory_meter import MemoryMeter
 from esmeray.monitoring.sampling.sampler import Sampler
 from esmeray.run_folder.checkpoints import CheckpointFolder
-from esmeray.run_folder.metrics_log import MetricsLog
+from esmeray.run_folder.metrics_log import MetricsLog, Record, read_metrics
 from esmeray.run_folder.paths import RunFolder
 from esmeray.training.engine.watchdog import Watchdog
 
@@ -42,6 +42,10 @@ class Observers:
     def note_checkpoint(self, folder: CheckpointFolder) -> None:
         # At its own step: written in the background, it is complete when the loop is further.
         self.log.event("checkpoint", folder.step, checkpoint=folder.path.name)
+
+    def records(self) -> list[Record]:
+        """The log so far on worker 0, which alone has it; none on the others."""
+        return read_metrics(self.run.metrics) if self.rank == 0 and self.run.metrics.exists() else []
 
     def end_requested(self) -> bool:
         """True on worker 0 where the driver asked for an end; the agreement before a step shares it."""

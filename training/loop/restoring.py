@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from esmeray.common.errors import CheckpointError, DataError
 from esmeray.dataset.batches.steps import TrainingSteps
 from esmeray.run_folder.checkpoints import CheckpointFolder, CheckpointStore, Position
-from esmeray.run_folder.metrics_log import Record, read_metrics
 from esmeray.run_folder.mirror import RunMirror
 from esmeray.train_config.schema import TrainingSection
 from esmeray.training.engine.collective import ControlGroup
@@ -46,8 +45,8 @@ class Checkpoints:
         """
         warnings: list[str] = []
         # Rank 0's list: others may see a shared file system as it was a moment ago.
-        names = self.control.from_rank_0("\n".join(folder.path.name for folder in self.store.complete())).split("\n")
-        on_disk = [CheckpointFolder(self.store.root / name) for name in filter(None, names)]
+        names = self.control.from_rank_0([folder.path.name for folder in self.store.complete()])
+        on_disk = [CheckpointFolder(self.store.root / name) for name in names]
         for folder in sorted([*on_disk, *copies], key=lambda folder: folder.step, reverse=True):
             problem = self._problem_of(folder, finite)
             # All take the same one: a part that is damaged on one worker is of no use to the others.
@@ -146,8 +145,8 @@ def rewind(checkpoints: Checkpoints, saver: Saver, training: TrainingSection, po
     checkpoints.observers.watchdog.extend()
     saver.writer.wait()  # the newest checkpoint may be half-written
     # Counted in the log, which outlives the process: a run that is resumed has as many tries as one that was not.
-    own = sum(record.get("event") == "rewound" for record in _records(checkpoints))
-    rewinds = int(checkpoints.control.from_rank_0(str(own)))
+    records = checkpoints.observers.records()
+    rewinds = checkpoints.control.from_rank_0(sum(record.get("event") == "rewound" for record in records))
     if rewinds >= training.max_rewinds:
         return False
     try:
@@ -168,8 +167,9 @@ def rewind(checkpoints: Checkpoints, saver: Saver, training: TrainingSection, po
 
 def _refuse_to_begin_again(checkpoints: Checkpoints) -> None:
     """Refuse step 0 for a run that saved a checkpoint once, or where ``run.resume`` is ``must``."""
-    own = max((r["step"] for r in _records(checkpoints) if r.get("event") == "checkpoint"), default=0)
-    saved_step = int(checkpoints.control.from_rank_0(str(own)))
+    records = checkpoints.observers.records()
+    saved_steps = [record["step"] for record in records if record.get("event") == "checkpoint"]
+    saved_step = checkpoints.control.from_rank_0(max(saved_steps, default=0))
     if saved_step > 0:
         raise CheckpointError(
             f"{checkpoints.store.root}: there is no checkpoint, but the run saved one at step {saved_step}: "
@@ -179,9 +179,3 @@ def _refuse_to_begin_again(checkpoints: Checkpoints) -> None:
         raise CheckpointError(
             f"{checkpoints.store.root}: there is no checkpoint, and run.resume is 'must': set it to 'allow'"
         )
-
-
-def _records(checkpoints: Checkpoints) -> list[Record]:
-    """The log of the run so far on rank 0, which alone writes it; none on the others."""
-    metrics = checkpoints.observers.run.metrics
-    return read_metrics(metrics) if checkpoints.control.rank == 0 and metrics.exists() else []

@@ -5,16 +5,14 @@ the run's outcome, in the run's folder. An event on one worker (a signal, a dama
 step, so that all end after the same step.
 """
 
-import json
-import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from esmeray.common.errors import EsmerayError
 from esmeray.dataset.batches.steps import StepBatches
 from esmeray.run_folder.checkpoints import Position
-from esmeray.run_folder.metrics_log import read_metrics
 from esmeray.run_folder.mirror import RunMirror
 from esmeray.run_folder.paths import Outcome, RunFolder, Status
 from esmeray.train_config.schema import CheckpointSection, Config, TrainingSection
@@ -94,7 +92,8 @@ def loop(worker: Worker, position: Position) -> Outcome:
     observers, saver, course = worker.observers, worker.saver, worker.course
     training = experiment.training
     observers.step = position.step
-    stopping = EarlyStopping(experiment.patience, _earlier_costs(worker, position))
+    # Of before this attempt as well: a run that is resumed has no more patience than one that was not.
+    stopping = EarlyStopping(experiment.patience, _earlier_costs(experiment, control, observers, position.step))
     if position.step == 0:
         # The first point of every curve is the model as it starts.
         validate(experiment, engine, control, observers, position)
@@ -145,8 +144,8 @@ def loop(worker: Worker, position: Position) -> Outcome:
         # Before saving: the manifest of a checkpoint holds its cost.
         cost = validate(experiment, engine, control, observers, position) if due.evaluation else None
         if cost is not None:
-            stopping.note(cost)
-            saves |= stopping.is_best and experiment.exports_best
+            stopping.costs.append(cost)
+            saves |= stopping.since_best == 0 and experiment.exports_best
         if saves or due.copy:
             with clock.phase("checkpoint"):
                 saver.save(position, cost, on_disk=saves)
@@ -185,38 +184,32 @@ def _divides(every_steps: int | None, step: int) -> bool:
     return every_steps is not None and step % every_steps == 0
 
 
+@dataclass
 class EarlyStopping:
-    """The cost of evaluations, lower being better (Prechelt 1998); over after ``patience`` of them without a lower one.
+    """Early stopping by the costs of the evaluations so far, lower being better (Prechelt 1998).
 
-    ``costs`` are those of the evaluations so far, in order. ``is_best``: the last evaluation was the best one.
+    It is over after ``patience`` of them without a lower one; None for never.
     """
 
-    def __init__(self, patience: int | None, costs: Iterable[float] = ()) -> None:
-        self._patience = patience
-        self._best = math.inf
-        self._since_best = 0
-        self.is_best = False
-        for cost in costs:
-            self.note(cost)
+    patience: int | None
+    costs: list[float]
 
-    def note(self, cost: float) -> None:
-        self.is_best = cost < self._best
-        self._best = min(self._best, cost)
-        self._since_best = 0 if self.is_best else self._since_best + 1
+    @property
+    def since_best(self) -> int:
+        """Evaluations after the best one, of equals the first: only a lower cost is better."""
+        return len(self.costs) - 1 - self.costs.index(min(self.costs)) if self.costs else 0
 
     @property
     def is_over(self) -> bool:
-        return self._patience is not None and self._since_best >= self._patience
+        return self.patience is not None and self.since_best >= self.patience
 
 
-def _earlier_costs(worker: Worker, position: Position) -> list[float]:
-    """Costs of the evaluations before this position, from rank 0's metrics.jsonl."""
-    metrics = worker.run.metrics
-    records = read_metrics(metrics) if worker.control.rank == 0 and metrics.exists() else []
-    earlier = [r for r in records if r["kind"] == "validation" and 0 < r["step"] <= position.step]
-    costs = [worker.experiment.cost(record) for record in earlier]
-    known = [cost for cost in costs if cost is not None]
-    return json.loads(worker.control.from_rank_0(json.dumps(known)))
+def _earlier_costs(experiment: Experiment, control: ControlGroup, observers: Observers, until_step: int) -> list[float]:
+    """Costs of the evaluations up to a step."""
+    evaluations = [record for record in observers.records() if record["kind"] == "validation"]
+    # Not of the model as it started: to be better than that says nothing.
+    costs = [experiment.cost(record) for record in evaluations if 0 < record["step"] <= until_step]
+    return control.from_rank_0([cost for cost in costs if cost is not None])
 
 
 def validate(
