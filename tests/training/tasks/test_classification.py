@@ -25,7 +25,7 @@ from esmeray.training.tasks.classifier.experiment import ClassifierExperiment
 from esmeray.training.tasks.classifier.plan import ClassifierPlan
 from tests.dataset.tokenizer_folders import prot_bert
 from tests.runs import events, merged, run_folder, tiny_config, train_losses, validations
-from tests.training.loop.test_two_workers import train_with
+from tests.training.runs import train_with
 
 CLASSIFIER = {
     "data": {"max_length": 62, "labels": {"text_column": "text", "split": "stratified"}, "validation_share": 0.3},
