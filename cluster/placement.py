@@ -100,6 +100,7 @@ def place_workers(section: RaySection, nodes: list[NodeResources]) -> Workers:
             raise ResourceError(
                 f"ray.num_workers: {count} workers asked, one {unit} each, but {has}: ask for at most {available}"
             )
+    # On whole machines: two machines' spare cores make no worker's.
     most_cpus_each = max(cores for cores in range(1, cpus + 1) if _places(nodes, cores, use_gpu) >= count)
     cpus_each = section.cpus_per_worker if section.cpus_per_worker != "auto" else most_cpus_each
     if cpus_each > most_cpus_each:

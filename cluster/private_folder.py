@@ -27,6 +27,7 @@ def ray_folder() -> Path:
         for place in (os.environ.get("RAY_TMPDIR"), _runtime_folder(), tempfile.gettempdir(), "/tmp")
         if place
     ]
+    # Ray's sockets lie in it, and /tmp is short enough for any user's.
     folder = next(folder for folder in folders if len(os.fsencode(folder / "ray")) <= _LONGEST_BYTES)
     with writing(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A worker among all: its place and device, and what workers exchange beside gradients.
+"""A worker among all: its rank and device, and what workers exchange beside gradients.
 
 That is four integers a step, and sums of metrics now and then. They travel through a gloo group of their own, in host
 memory, so that no GPU is synchronised for them.
@@ -48,6 +48,7 @@ class ControlGroup:
     """All workers, through gloo. Every worker makes the same calls."""
 
     def __init__(self) -> None:
+        # Beside NCCL's, which would wait for the device at each number.
         self._group = dist.new_group(backend="gloo") if dist.get_backend() != "gloo" else dist.group.WORLD
 
     @property
@@ -60,6 +61,7 @@ class ControlGroup:
 
     def agree(self, targets: int, tokens: int, *, stop: bool, failed: bool) -> StepAgreement:
         """Add up what each worker says, once a step."""
+        # One message: a collective costs its round through the network, whatever its size.
         sums = torch.tensor([targets, tokens, int(stop), int(failed)], dtype=torch.int64)
         dist.all_reduce(sums, group=self._group)
         targets, tokens, stops, failures = (int(value) for value in sums)
@@ -67,6 +69,7 @@ class ControlGroup:
 
     def ran_out(self, here: bool, tokens: int) -> tuple[bool, int]:
         """Out of memory on some worker, and the most tokens that it happened with."""
+        # The largest: a worker with memory enough says 0.
         most = torch.tensor([int(here), tokens], dtype=torch.int64)
         dist.all_reduce(most, op=dist.ReduceOp.MAX, group=self._group)
         return bool(most[0]), int(most[1])
@@ -75,7 +78,9 @@ class ControlGroup:
         """Element-wise float64 sums over the workers; every worker gives the same names and shapes."""
         if not values:
             return {}
+        # Every worker lays them out alike, in whatever order they came to it.
         names = sorted(values)
+        # One copy to the host and one collective for all, in float64: fp32 counts tokens exactly to 2**24 only.
         flat = torch.cat([values[name].detach().to("cpu", torch.float64).reshape(-1) for name in names])
         dist.all_reduce(flat, group=self._group)
         parts = torch.split(flat, [values[name].numel() for name in names])
@@ -92,7 +97,7 @@ class ControlGroup:
         return values
 
     def all_true(self, value: bool) -> bool:
-        return bool(self.gather_rows(torch.tensor([value])).all())
+        return all(self.gather(value))
 
     def from_rank_0(self, value: Value) -> Value:
         """The value of rank 0, on every worker: what it sees of a file system decides."""

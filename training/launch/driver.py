@@ -82,11 +82,13 @@ def until_signal(run: RunFolder, work: Callable[[StopSignals], int], name: str) 
 
 def _train_locked(resumption: Resumption, signals: StopSignals, beside: Beside) -> int:
     """Refuse what can be refused before anything of the run is written and before Ray starts; then train."""
+    # First: another machine may have trained the run since, and everything is judged by what it left.
     RunMirror(resumption.run, warn).pull(AT_ONCE_S)
     resumption = resumption.as_begun()
     config, run = resumption.config, resumption.run
     remarks = resumption.check()
     finished = resumption.is_finished()
+    # Where a cluster is to be started here, its workers are known before; any other is asked once it is joined.
     local = place_workers(config.ray, local_resources()) if not finished and find(config.ray) == LOCAL else None
     if not finished:
         _check_start(config.training, run, local)
@@ -98,6 +100,7 @@ def _train_locked(resumption: Resumption, signals: StopSignals, beside: Beside) 
         say(_finished(run))
         return 0
     size = task.measure(store_path)
+    # Its refusals come before Ray, which takes seconds to start.
     if local is not None:
         _plan(resumption, local, size)
     for remark in remarks:
@@ -109,7 +112,7 @@ def _train_locked(resumption: Resumption, signals: StopSignals, beside: Beside) 
             from esmeray.cluster import connection  # here: it imports Ray, and the work that needs it begins
 
             dashboard = cluster.enter_context(connection.connected(config.ray, None if run.uri else run.path))
-            signals.reinstall()
+            signals.reinstall()  # ray.init has put its own in their place
             workers = place_workers(config.ray, connection.cluster_resources())
             _check_start(config.training, run, workers)
         plan = _plan(resumption, workers, size)
@@ -178,6 +181,7 @@ def _check_source(task: TaskPlan, run: RunFolder) -> None:
     """Prepare the data of a run with a checkpoint where it is missing, in a temporary folder, and check it."""
     if CheckpointStore(run.checkpoints).newest_intact() is None:
         return
+    # Data that another machine prepared may be missing here: to check it, it is prepared, and not kept.
     path = task.location(run.stores)
     if path.exists():
         _check_prepared(task, run, path)
@@ -194,6 +198,7 @@ def _plan(resumption: Resumption, workers: Workers, size: TaskSize) -> Plan:
     config = resumption.config
     plan = make_plan(config.batch, config.training, config.deepspeed, workers, size)
     resumption.check_steps(plan.total_steps)
+    # A run that began so, by an earlier version, is resumed.
     if not resumption.checkpoints.complete():
         check_warm_up(config.training, plan.total_steps)
     return plan
@@ -272,6 +277,7 @@ def _followed(resumption: Resumption, plan: Plan, signals: StopSignals) -> Itera
 
 def _conclude(run: RunFolder, error: Exception | None, signals: StopSignals, max_failures: int) -> int:
     outcome, place = run.read_outcome(), run.uri or run.path
+    # How it ended is what the workers wrote, whatever error reached the driver: they wrote it on purpose.
     if outcome is not None and outcome.status == "finished":
         say(
             f"{outcome.message}\n  model        {place}/export\n  checkpoints  {place}/checkpoints\n"
@@ -290,11 +296,13 @@ def _conclude(run: RunFolder, error: Exception | None, signals: StopSignals, max
             f"the same command resumes from {run.checkpoints}"
         )
         return signals.exit_code
+    # Whatever reached the driver is a consequence of that.
     if shutil.disk_usage(run.path).free < RESERVE_BYTES:
         raise ResourceError(no_space(run.path)) from error
     failures = getattr(error, "worker_failures", None)
     tried = f", also after {max_failures} more tries" if failures else ""
     cause: Any = next(iter(failures.values())) if failures else error
+    # Better than Ray's reason, which is that a process ended.
     if stacks := left_stacks(run.logs):
         where = ", ".join(map(str, stacks))
         raise ResourceError(f"training failed{tried}: workers made no progress, their stacks are in {where}") from error

@@ -63,6 +63,7 @@ class Attempts:
                 if error is None:
                     return None  # the time to save after a signal is over
                 step = self._saved_step()
+                # A run that got further may fail again: only failures without a new checkpoint add up.
                 failures = failures + 1 if step <= saved_step else 1
                 saved_step = step
                 if failures > self._max_failures:
@@ -76,6 +77,7 @@ class Attempts:
         since_s, said = time.monotonic(), False
         while not self._signals.received:
             capacity = self._look()
+            # What the last attempt's workers held is not free yet: a smaller number now would be a needless change.
             settled = time.monotonic() - since_s >= SETTLE_S
             if capacity.now and (settled or capacity.now == capacity.whole):
                 return capacity.now
@@ -85,6 +87,7 @@ class Attempts:
                 say(f"waiting for machines with {self._workers.each} for each of {least}: {capacity.machines}{others}")
                 said = True
             time.sleep(LOOK_S / 4)
+        # No worker is there to write it.
         step = self._saved_step()
         self._run.write_outcome(Outcome("stopped", step, f"stopped at step {step}; the same command resumes it", 0))
         return 0
@@ -126,6 +129,7 @@ class Need:
         """Take what the cluster holds at a time into account; True where there is a need from now on."""
         if capacity.leaving:
             self.why = f"{' and '.join(capacity.leaving)} is about to be taken away"
+        # Fewer is no need: if workers are lost, the attempt ends by itself.
         elif capacity.now <= self._count:
             self._since_s = None
         else:
@@ -151,6 +155,7 @@ def fit(train: Callable[[], Any], signals: StopSignals) -> Exception | None:
 
     thread = threading.Thread(target=run, name="trainer-fit", daemon=True)
     thread.start()
+    # In short turns, so that a signal is handled, which happens in this thread.
     while thread.is_alive() and not signals.expired:
         thread.join(0.2)
     return errors[0] if errors else None

@@ -81,8 +81,8 @@ def train_rank(rank: int, workers: int, folder: Path) -> None:
     for stage in STAGES:
         engine = make_engine(stage, optimizer="muon")
         if stage > 0:
-            (places,) = engine._engine.basic_optimizer._places.values()
-            assert any(place.is_cut for place in places) == (workers == 2), "then both have a part of one"
+            (spans,) = engine._engine.basic_optimizer._spans.values()
+            assert any(span.is_cut for span in spans) == (workers == 2), "then both have a part of one"
         torch.save(steps_of(engine, rank, workers), folder / f"{stage}-{rank}.pt")
 
 
