@@ -126,7 +126,7 @@ def observe(observer: Observer) -> None:
     """Have the observer called where this process enters a phase, starts to step and has taken a step."""
     from esmeray.training.engine.engine import TrainingEngine
     from esmeray.training.loop import worker
-    from esmeray.training.loop.results import StepResults
+    from esmeray.training.loop.observing import StepResults
     from esmeray.training.loop.stepping import Stepper
 
     wrap(TrainingSteps, "epoch", partial(observer.enter, "loader"))

@@ -18,7 +18,7 @@ from esmeray.train_config.schema import Config
 from esmeray.training.engine.engine import TrainingEngine
 from esmeray.training.launch import trainers
 from esmeray.training.launch.trainers import ray_train_loop
-from esmeray.training.loop.observers import Observers
+from esmeray.training.loop.observing import Observers
 from train_ray import main
 
 FAILING_PASS = 3

@@ -29,9 +29,8 @@ from esmeray.training.engine.engine import TrainingEngine, apply_device_settings
 from esmeray.training.engine.memory_guard import MemoryGuard
 from esmeray.training.engine.memory_state import MemoryState, copy_bytes, sweep
 from esmeray.training.engine.watchdog import Watchdog, set_stacks_aside
-from esmeray.training.loop.observers import Observers
-from esmeray.training.loop.restoring import Checkpoints
-from esmeray.training.loop.saving import Saver
+from esmeray.training.loop.checkpoints import Checkpoints, Saver
+from esmeray.training.loop.observing import Observers
 from esmeray.training.loop.schedules import Course, course_of
 from esmeray.training.tasks.experiment import Experiment
 from esmeray.training.tasks.registry import experiment_class

@@ -12,11 +12,11 @@ from esmeray.model.device import is_out_of_memory
 from esmeray.run_folder.checkpoints import CheckpointFolder, Position
 from esmeray.run_folder.metrics_log import read_metrics
 from esmeray.run_folder.mirror import ENDING_S
-from esmeray.run_folder.paths import Outcome, RunFolder, no_space
+from esmeray.run_folder.paths import Outcome, RunFolder, Status, no_space
 from esmeray.training.engine.engine import TrainingEngine
 from esmeray.training.engine.memory_guard import REMEDY
 from esmeray.training.loop.building import Worker
-from esmeray.training.loop.restoring import Checkpoints
+from esmeray.training.loop.checkpoints import Checkpoints
 from esmeray.training.tasks.experiment import TrainedState
 from esmeray.training.tasks.registry import experiment_class
 
@@ -130,6 +130,12 @@ def failed(run: RunFolder, position: Position, error: EsmerayError | None) -> Ou
     if error is not None:
         run.write_outcome(outcome)
     return outcome
+
+
+def stopped(run: RunFolder, position: Position) -> Outcome:
+    """The outcome where the driver asked for an end, of the run or of an attempt."""
+    status: Status = "stopped" if run.stop_requested() else "resizing"
+    return Outcome(status, position.step, f"{status} at step {position.step}; the same command resumes it", 0)
 
 
 def diverged(run: RunFolder, position: Position) -> Outcome:

@@ -14,17 +14,16 @@ from esmeray.common.errors import EsmerayError
 from esmeray.dataset.batches.steps import StepBatches
 from esmeray.run_folder.checkpoints import Position
 from esmeray.run_folder.mirror import RunMirror
-from esmeray.run_folder.paths import Outcome, RunFolder, Status
+from esmeray.run_folder.paths import Outcome, RunFolder
 from esmeray.train_config.schema import CheckpointSection, Config, TrainingSection
 from esmeray.training.checkpoints.writer import CheckpointWriter
 from esmeray.training.engine.collective import ControlGroup, StepAgreement, WorkerContext
 from esmeray.training.engine.engine import TrainingEngine
 from esmeray.training.engine.step_clock import StepClock
 from esmeray.training.loop.building import Worker, build_worker
-from esmeray.training.loop.finishing import described, diverged, failed, finish, repeatable
-from esmeray.training.loop.observers import Observers
-from esmeray.training.loop.restoring import restore, rewind
-from esmeray.training.loop.results import StepResults
+from esmeray.training.loop.checkpoints import restore, rewind
+from esmeray.training.loop.finishing import described, diverged, failed, finish, repeatable, stopped
+from esmeray.training.loop.observing import Observers, StepResults
 from esmeray.training.loop.schedules import Course, learning_rate, muon_momentum
 from esmeray.training.loop.stepping import Stepper, every_step
 from esmeray.training.tasks.experiment import Experiment
@@ -92,7 +91,6 @@ def loop(worker: Worker, position: Position) -> Outcome:
     observers, saver, course = worker.observers, worker.saver, worker.course
     training = experiment.training
     observers.step = position.step
-    # Of before this attempt as well: a run that is resumed has no more patience than one that was not.
     stopping = EarlyStopping(experiment.patience, _earlier_costs(experiment, control, observers, position.step))
     if position.step == 0:
         # The first point of every curve is the model as it starts.
@@ -117,8 +115,7 @@ def loop(worker: Worker, position: Position) -> Outcome:
         if agreement.stop:
             if position.step > saver.saved_step:
                 saver.save(position, None)
-            status: Status = "stopped" if worker.run.stop_requested() else "resizing"
-            return Outcome(status, position.step, f"{status} at step {position.step}; the same command resumes it", 0)
+            return stopped(worker.run, position)
         # The divisor is the targets of all workers, known before the pass: gradients then only have to be added up.
         sums = stepper.forward_backward(step, agreement.targets)
         rate = learning_rate(position.step, course.total_steps, training)
@@ -205,7 +202,7 @@ class EarlyStopping:
 
 
 def _earlier_costs(experiment: Experiment, control: ControlGroup, observers: Observers, until_step: int) -> list[float]:
-    """Costs of the evaluations up to a step."""
+    """Costs of the evaluations up to a step: a run that is resumed has no more patience than one that was not."""
     evaluations = [record for record in observers.records() if record["kind"] == "validation"]
     # Not of the model as it started: to be better than that says nothing.
     costs = [experiment.cost(record) for record in evaluations if 0 < record["step"] <= until_step]

@@ -11,7 +11,7 @@ from esmeray.train_config.schema import DeepSpeedSection, TrainingSection
 from esmeray.training.engine import weight_check
 from esmeray.training.engine.deepspeed_settings import zero_stage
 from esmeray.training.engine.weight_check import WeightsDifferError, differing_weights, weight_sums
-from esmeray.training.loop import saving
+from esmeray.training.loop import checkpoints
 from tests.runs import events, run_folder, tiny_config
 from tests.training.runs import Turn, assert_same_run, train_in_turn
 
@@ -60,7 +60,7 @@ def bit_flipped_after_step_3(rank: int) -> Iterator[None]:
 
     differ = pytest.raises(WeightsDifferError, match=r"worker 0 .*, 1 .* are not each other's")
     with pytest.MonkeyPatch.context() as patch, differ:
-        patch.setattr(saving, "differing_weights", flip_once)
+        patch.setattr(checkpoints, "differing_weights", flip_once)
         yield
 
 

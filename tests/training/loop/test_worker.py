@@ -23,7 +23,7 @@ from esmeray.training.engine.collective import WorkerContext
 from esmeray.training.engine.engine import TrainingEngine
 from esmeray.training.loop import worker
 from esmeray.training.loop.finishing import repeatable
-from esmeray.training.loop.results import StepResults
+from esmeray.training.loop.observing import StepResults
 from esmeray.training.loop.stepping import Stepper
 from esmeray.training.loop.worker import EarlyStopping, train_worker
 from esmeray.training.tasks import experiment

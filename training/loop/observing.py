@@ -1,12 +1,17 @@
-"""What each step came to: its metrics, its gradient norm and whether its update was left out, logged and counted.
+"""What a worker says of its training, none of which changes a result: log, samples, watchdog, the results of steps.
 
-On a GPU they are read a step later, when the device is long through with them, so that it never waits for the host.
+In: the run's folder and the worker's rank. Out: records in the run's folder; what the driver asks of it, as yes or no.
+On a GPU a step's results are read a step later, when the device is long through with them, so that it never waits for
+the host.
 """
 
 import json
+import logging
 import math
+import os
 from collections import deque
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -14,14 +19,72 @@ from torch import Tensor
 from esmeray.common.publishing import write_atomically
 from esmeray.dataset.packed_batch import PackedBatch
 from esmeray.model.device import HostCopy
-from esmeray.run_folder.checkpoints import Position
+from esmeray.monitoring.sampling.memory_meter import MemoryMeter
+from esmeray.monitoring.sampling.sampler import Sampler
+from esmeray.run_folder.checkpoints import CheckpointFolder, Position
+from esmeray.run_folder.metrics_log import MetricsLog, Record, read_metrics
+from esmeray.run_folder.paths import RunFolder
 from esmeray.training.engine.collective import ControlGroup, MetricSums
 from esmeray.training.engine.engine import StepResult, TrainingEngine
 from esmeray.training.engine.step_clock import StepClock
-from esmeray.training.loop.observers import Observers
+from esmeray.training.engine.watchdog import Watchdog
 from esmeray.training.tasks.experiment import Experiment
 
+logger = logging.getLogger(__name__)
+
 _NORM = "gradient norm"
+
+
+class Observers:
+    """Observers of one worker. Sampler, meter and watchdog join when there is something to observe.
+
+    ``step`` is the number of steps taken, at which threads beside the loop log; ``hung`` holds the stacks of an attempt
+    that a watchdog ended.
+    """
+
+    def __init__(self, run: RunFolder, rank: int) -> None:
+        self.run, self.rank = run, rank
+        self.step = 0
+        # One writer: workers of other nodes may not see the folder, and lines of several would mix.
+        self.log = MetricsLog(run.metrics if rank == 0 else os.devnull)
+        self.sampler: Sampler | None = None
+        self.meter: MemoryMeter | None = None
+        # Without a limit until the worker is built: features of a frozen backbone, say, may take hours.
+        self.watchdog = Watchdog(run.logs, rank, None)
+        self.hung: Path | None = None
+
+    def warn(self, message: str) -> None:
+        logger.warning(message)
+        self.log.event("warning", self.step, message=message)
+
+    def note_checkpoint(self, folder: CheckpointFolder) -> None:
+        # At its own step: written in the background, it is complete when the loop is further.
+        self.log.event("checkpoint", folder.step, checkpoint=folder.path.name)
+
+    def records(self) -> list[Record]:
+        """The log so far on worker 0, which alone has it; none on the others."""
+        return read_metrics(self.run.metrics) if self.rank == 0 and self.run.metrics.exists() else []
+
+    def end_requested(self) -> bool:
+        """True on worker 0 where the driver asked for an end; the agreement before a step shares it."""
+        self.watchdog.progress()
+        return self.rank == 0 and self.run.end_requested()
+
+    def stop_requested(self) -> bool:
+        """The same for an end that can't wait for an evaluation, which is not taken again: asked before its batches."""
+        self.watchdog.progress()
+        return self.rank == 0 and self.run.stop_requested()
+
+    def forget_peak(self) -> None:
+        """Keep the memory of an evaluation or a checkpoint from counting as a step's."""
+        if self.meter is not None:
+            self.meter.forget_peak()
+
+    def close(self) -> None:
+        """End sampler and watchdog, not the log: how the run ends is still to be logged. May be called again."""
+        if self.sampler is not None:
+            self.sampler.close()
+        self.watchdog.close()
 
 
 @dataclass(frozen=True)
@@ -61,13 +124,11 @@ class StepResults:
         values = HostCopy({**sums.own, _NORM: result.gradient_norm})
         times = self._clock.read() if self._clock.log_due(position.step - 1) else None
         self._waiting.append(_Taken(position, batches, values, result.lowest_scale, rate, times))
-        return self._log_all_but(self._kept_back, position)
+        return self.log_all(position, but=self._kept_back)
 
-    def log_all(self, position: Position) -> Position:
-        return self._log_all_but(0, position)
-
-    def _log_all_but(self, count: int, position: Position) -> Position:
-        while len(self._waiting) > count:
+    def log_all(self, position: Position, but: int = 0) -> Position:
+        """Log what waits, ``but`` for so many steps; returns the position with what is known by now."""
+        while len(self._waiting) > but:
             position = self._log_and_count(self._waiting.popleft(), position)
         return position
 
