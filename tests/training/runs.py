@@ -44,7 +44,7 @@ def stop_after(config: Config, store_path: str, step: int) -> None:
     assert (outcome.status, outcome.step) == ("stopped", step)
 
 
-def undisturbed(rank: int) -> AbstractContextManager[None]:
+def without_faults(rank: int) -> AbstractContextManager[None]:
     return nullcontext()
 
 
@@ -53,7 +53,7 @@ class Turn(NamedTuple):
 
     config: Config
     store_path: str
-    disturbance: Disturbance = undisturbed
+    disturbance: Disturbance = without_faults
     stop_at: int | None = None
 
 

@@ -20,7 +20,7 @@ from tests.training.runs import (
     on_worker_1,
     train,
     train_in_turn,
-    undisturbed,
+    without_faults,
 )
 
 FITS_TOKENS = 150
@@ -152,7 +152,7 @@ def test_what_runs_out_on_one_of_two_workers_splits_on_both_and_leaves_nothing_b
         pairs.append((taken_in_parts(of_pair["a"]), of_pair["b"]))
 
     def turn(config: Config, fault: Callable[[], Any] | None = None) -> Turn:
-        return Turn(config, store_path, partial(on_worker_1, fault) if fault else undisturbed)
+        return Turn(config, store_path, partial(on_worker_1, fault) if fault else without_faults)
 
     turns = [turn(whole), turn(guarded, forward_needs_memory)]
     for in_parts, broken in pairs:

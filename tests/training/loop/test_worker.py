@@ -5,6 +5,7 @@ import shutil
 import time
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from esmeray.run_folder.checkpoints import CheckpointFolder, CheckpointStore, Fi
 from esmeray.run_folder.metrics_log import read_metrics
 from esmeray.training.engine.collective import WorkerContext
 from esmeray.training.engine.engine import TrainingEngine
-from esmeray.training.loop import worker
+from esmeray.training.loop import building, worker
 from esmeray.training.loop.finishing import repeatable
 from esmeray.training.loop.observing import StepResults
 from esmeray.training.loop.stepping import Stepper
@@ -339,3 +340,23 @@ def test_it_is_over_after_as_many_evaluations_without_a_better_one():
     resumed = [EarlyStopping(2, costs[:number]) for number in range(7)]
     assert [stopping.is_over for stopping in resumed] == [False, False, False, False, False, False, True]
     assert [stopping.since_best for stopping in resumed] == [0, 0, 0, 1, 0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("training", "peak_tflops"),
+    [
+        ({"precision": "bf16"}, 312.0),
+        ({"precision": "fp32", "tf32": True}, 156.0),
+        ({"precision": "fp32", "tf32": False}, 19.5),
+    ],
+)
+def test_utilization_is_held_to_the_peak_of_all_devices_in_the_precision_of_products(
+    training, peak_tflops, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100-SXM4-80GB")
+    monkeypatch.setattr(building, "Sampler", SimpleNamespace)
+    context = WorkerContext(0, 2, 0, torch.device("cuda"))
+    for monitoring, expected in ({}, 2 * peak_tflops), ({"peak_tflops": 10.0}, 20.0):
+        config = tiny_config(tmp_path, training=training, monitoring=monitoring)
+        sampler = building._sampler(config.training, config.monitoring, context, run_folder(config), 1e9)
+        assert sampler.peak_tflops == expected
