@@ -25,13 +25,13 @@ from esmeray.training.loop.schedules import Course, course_of
 
 @dataclass
 class Saver:
-    """Saves the state of one run.
+    """The writing side of one run's checkpoints.
 
     Attributes:
         memory: the copies in memory; None where there are none.
         template: the manifest of every checkpoint, but for what its step decides.
         names: files that go beside the shards; see :class:`~esmeray.training.tasks.experiment.Experiment`.
-        report: tells the launcher of a checkpoint on disk.
+        report: reports a checkpoint on disk to the launcher.
         compares_weights: between the workers, before each save.
         total_steps: of the run; after the last of them no copy in memory is of use.
         saved_step: step of the newest checkpoint on disk.

@@ -1,4 +1,4 @@
-"""What a worker says of its training, none of which changes a result: log, samples, watchdog, the results of steps.
+"""Observers of a worker, none of which changes a result: log, samples, watchdog, the results of steps.
 
 In: the run's folder and the worker's rank. Out: records in the run's folder; what the driver asks of it, as yes or no.
 On a GPU a step's results are read a step later, when the device is long through with them, so that it never waits for
