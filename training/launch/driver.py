@@ -276,12 +276,13 @@ def _followed(resumption: Resumption, plan: Plan, signals: StopSignals) -> Itera
 
 
 def _conclude(run: RunFolder, error: Exception | None, signals: StopSignals, max_failures: int) -> int:
-    outcome, place = run.read_outcome(), run.uri or run.path
+    outcome = run.read_outcome()
+    folder = run.uri or run.path
     # How it ended is what the workers wrote, whatever error reached the driver: they wrote it on purpose.
     if outcome is not None and outcome.status == "finished":
         say(
-            f"{outcome.message}\n  model        {place}/export\n  checkpoints  {place}/checkpoints\n"
-            f"  metrics      {place}/metrics.jsonl\n  curves       {place}/curves.png"
+            f"{outcome.message}\n  model        {folder}/export\n  checkpoints  {folder}/checkpoints\n"
+            f"  metrics      {folder}/metrics.jsonl\n  curves       {folder}/curves.png"
         )
         return 0
     if outcome is not None and outcome.status == "stopped":

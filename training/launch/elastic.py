@@ -48,8 +48,10 @@ class Attempts:
 
     def train(self, start: Callable[[int, Resized], Any]) -> Exception | None:
         """Call ``start`` with a number of workers until the run ends; returns the error of the last attempt, if any."""
-        before, why = 0, ""
-        failures, saved_step = 0, -1
+        before = 0
+        why = ""
+        failures = 0
+        saved_step = -1  # less than that of a run without a checkpoint, whose first failure is one
         while count := self._awaited():
             resized = {"from": before, "to": count, "why": why} if before not in (0, count) else None
             before = count
@@ -74,7 +76,8 @@ class Attempts:
 
     def _awaited(self) -> int:
         """The largest allowed number of workers once the cluster holds one; 0 where a signal came before."""
-        since_s, said = time.monotonic(), False
+        since_s = time.monotonic()
+        said = False
         while not self._signals.received:
             capacity = self._look()
             # What the last attempt's workers held is not free yet: a smaller number now would be a needless change.
@@ -97,7 +100,8 @@ class Attempts:
         self._run.clear_requests()
         if self._signals.received:  # its request was cleared as well
             self._run.request_stop()
-        need, ended = Need(count, self._minimum_stay_s), threading.Event()
+        need = Need(count, self._minimum_stay_s)
+        ended = threading.Event()
         threading.Thread(target=self._watch, args=(need, ended), name="cluster-watch", daemon=True).start()
         error = fit(start, self._signals)
         ended.set()
