@@ -63,7 +63,7 @@ def own_token() -> dict[str, str]:
 
 
 def _channel(address: str) -> grpc.Channel:
-    options = [("grpc.enable_http_proxy", 0)]
+    options = [("grpc.enable_http_proxy", 0)]  # a shell's proxy does not lead to the nodes of a cluster
     if os.environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
         return grpc.insecure_channel(address, options)
     chain, key, authority = load_certs_from_env()
@@ -81,5 +81,6 @@ def _accepted(address: str, header: dict[str, str]) -> bool:
                 raise NoAnswerError(
                     f"ray.address: no Ray cluster can be used at {address} (nothing answers there)"
                 ) from error
+            # Any other error is an answer of a cluster that took the token.
             return bool(error.code() != grpc.StatusCode.UNAUTHENTICATED)
     return True

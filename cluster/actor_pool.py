@@ -60,24 +60,29 @@ class ActorPool:
 
     def run(self, tasks: Sequence[Any]) -> Iterator[Any]:
         """Results as they are done. Raises ResourceError where a task lost its actor too often."""
-        todo, tries, left = deque(range(len(tasks))), Counter[int](), len(tasks)
+        todo = deque(range(len(tasks)))
+        tries = Counter[int]()
+        left = len(tasks)
+        # An actor once for each task that it takes at a time, of those that are loaded already.
         idle = [actor for actor in self._ready for _ in range(self._at_once)]
         while left and not self._ended.is_set():
             while idle and todo:
                 actor = idle.pop()
+                # One that was lost may be there still, once for each of its tasks.
                 if actor not in self._lost:
                     following = todo.popleft()
                     self._waiting[actor.run.remote(tasks[following])] = actor, following
             for actor, number, result in self._replies():
                 if isinstance(result, RayActorError):
                     if number is not None:
-                        todo.appendleft(number)
+                        todo.appendleft(number)  # it has waited longest
                         tries[number] += 1
                         if tries[number] > self._max_failures:
                             raise ResourceError(
                                 f"task {number} of {len(tasks)} lost its worker {tries[number]} times ({result}); "
                                 "lower the token budget, or look into Ray's logs"
                             )
+                    # An actor that was lost at a task had loaded.
                     self._replace(actor, number is not None, result)
                 elif number is None:
                     self._same(self.loaded, result)
@@ -107,6 +112,7 @@ class ActorPool:
         return None
 
     def _replies(self) -> Iterator[tuple[Any, int | None, Any]]:
+        # In turns of a second, so that ``ended`` is heard.
         done, _ = ray.wait(list(self._waiting), timeout=1.0)
         for reference in done:
             actor, number = self._waiting.pop(reference)
@@ -120,10 +126,11 @@ class ActorPool:
                 yield actor, number, error
 
     def _replace(self, actor: Any, was_loaded: bool, error: RayActorError) -> None:
-        if actor in self._lost:
+        if actor in self._lost:  # each of its tasks brings the news
             return
         self._lost.add(actor)
         reason = first_line(error)
+        # Actors that end before they are loaded would do so for ever: those that have worked are limited by task.
         self._not_loaded = 0 if was_loaded else self._not_loaded + 1
         if self._not_loaded > self._max_failures:
             raise ResourceError(f"workers end before the model is loaded ({reason}); give them more memory")

@@ -1,4 +1,4 @@
-"""A worker among all: its place and device, and what workers exchange beside gradients.
+"""A worker among all: its rank and device, and what workers exchange beside gradients.
 
 That is four integers a step, and sums of metrics now and then. They travel through a gloo group of their own, in host
 memory, so that no GPU is synchronised for them.
@@ -6,13 +6,14 @@ memory, so that no GPU is synchronised for them.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 CPU = torch.device("cpu")
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -47,14 +48,20 @@ class ControlGroup:
     """All workers, through gloo. Every worker makes the same calls."""
 
     def __init__(self) -> None:
+        # Beside NCCL's, which would wait for the device at each number.
         self._group = dist.new_group(backend="gloo") if dist.get_backend() != "gloo" else dist.group.WORLD
 
     @property
     def rank(self) -> int:
         return dist.get_rank(self._group)
 
+    @property
+    def world_size(self) -> int:
+        return dist.get_world_size(self._group)
+
     def agree(self, targets: int, tokens: int, *, stop: bool, failed: bool) -> StepAgreement:
         """Add up what each worker says, once a step."""
+        # One message: a collective costs its round through the network, whatever its size.
         sums = torch.tensor([targets, tokens, int(stop), int(failed)], dtype=torch.int64)
         dist.all_reduce(sums, group=self._group)
         targets, tokens, stops, failures = (int(value) for value in sums)
@@ -62,6 +69,7 @@ class ControlGroup:
 
     def ran_out(self, here: bool, tokens: int) -> tuple[bool, int]:
         """Out of memory on some worker, and the most tokens that it happened with."""
+        # The largest: a worker with memory enough says 0.
         most = torch.tensor([int(here), tokens], dtype=torch.int64)
         dist.all_reduce(most, op=dist.ReduceOp.MAX, group=self._group)
         return bool(most[0]), int(most[1])
@@ -70,7 +78,9 @@ class ControlGroup:
         """Element-wise float64 sums over the workers; every worker gives the same names and shapes."""
         if not values:
             return {}
+        # Every worker lays them out alike, in whatever order they came to it.
         names = sorted(values)
+        # One copy to the host and one collective for all, in float64: fp32 counts tokens exactly to 2**24 only.
         flat = torch.cat([values[name].detach().to("cpu", torch.float64).reshape(-1) for name in names])
         dist.all_reduce(flat, group=self._group)
         parts = torch.split(flat, [values[name].numel() for name in names])
@@ -82,17 +92,18 @@ class ControlGroup:
 
     def gather(self, value: Any) -> list[Any]:
         """The values of all workers, by rank, on every worker."""
-        values: list[Any] = [None] * dist.get_world_size(self._group)
+        values: list[Any] = [None] * self.world_size
         dist.all_gather_object(values, value, group=self._group)
         return values
 
     def all_true(self, value: bool) -> bool:
-        return bool(self.gather_rows(torch.tensor([value])).all())
+        return all(self.gather(value))
 
-    def from_rank_0(self, text: str) -> str:
-        texts = [text]
-        dist.broadcast_object_list(texts, 0, group=self._group)
-        return texts[0]
+    def from_rank_0(self, value: Value) -> Value:
+        """The value of rank 0, on every worker: what it sees of a file system decides."""
+        values = [value]
+        dist.broadcast_object_list(values, 0, group=self._group)
+        return values[0]
 
 
 class MetricSums:

@@ -60,6 +60,7 @@ def capacity(workers: Workers) -> Capacity:
         raise ResourceError(f"the Ray cluster does not answer ({first_line(error)})") from error
     staying = [machine for machine in machines if not machine.draining]
     whole = [_resources(machine.resources) for machine in staying]
+    # What this job's own workers hold is free to it: they end before others of another number begin.
     now = [
         _resources(machine.free, machine.workers * workers.cpus_each, machine.workers * workers.use_gpu)
         for machine in staying
@@ -193,6 +194,7 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
 
 
 def _start_local(section: RaySection) -> BaseContext:
+    # Those that the workers were placed by, before Ray was there.
     ((cpus, gpus),) = local_resources()
     # One after the other: two that start at once would choose the same port.
     folder = ray_folder()

@@ -44,6 +44,7 @@ def check_nodes(environment: dict[str, Any], shared: Path | None) -> None:
     if not others:
         return
     with ExitStack() as stack:
+        # A file with a name of its own: a folder of the same path may be there, and be another.
         mark = (
             stack.enter_context(tempfile.NamedTemporaryFile(dir=shared, prefix=".node-check-")).name if shared else ""
         )
@@ -79,6 +80,7 @@ def _computes_elsewhere(node: dict[str, Any]) -> bool:
 
 def _start(task: Any, node: str, environment: dict[str, Any], mark: str) -> Any:
     strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+    # Without a core, as all may be in use, and on no other node; where it is lost, nothing is asked again.
     options = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": strategy, "runtime_env": environment}
     return task.options(**options).remote(mark)
 

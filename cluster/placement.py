@@ -59,7 +59,7 @@ class Workers:
 
     def largest(self, nodes: list[NodeResources]) -> int:
         """The largest allowed number that these machines hold; 0 where they hold none."""
-        return _largest(self.allowed, _places(nodes, self.cpus_each, self.use_gpu))
+        return _largest(self.allowed, _room_for(nodes, self.cpus_each, self.use_gpu))
 
 
 @dataclass(frozen=True)
@@ -89,18 +89,19 @@ def place_workers(section: RaySection, nodes: list[NodeResources]) -> Workers:
     has = in_words(nodes)
     if isinstance(section.num_workers, tuple):
         least = 1 if section.cpus_per_worker == "auto" else section.cpus_per_worker
-        count = _largest(section.sizes, _places(nodes, least, use_gpu))
+        count = _largest(section.sizes, _room_for(nodes, least, use_gpu))
         if not count:
             raise ResourceError(f"ray.num_workers: at least {section.sizes[0]} workers asked, but {has}: ask for fewer")
     else:
         count = section.num_workers if section.num_workers != "auto" else gpus if use_gpu else min(2, max(1, cpus))
-        available = _places(nodes, 1, use_gpu)
+        available = _room_for(nodes, 1, use_gpu)
         if count > available:
             unit = "GPU and CPU core" if use_gpu else "CPU core"
             raise ResourceError(
                 f"ray.num_workers: {count} workers asked, one {unit} each, but {has}: ask for at most {available}"
             )
-    most_cpus_each = max(cores for cores in range(1, cpus + 1) if _places(nodes, cores, use_gpu) >= count)
+    # On whole machines: two machines' spare cores make no worker's.
+    most_cpus_each = max(cores for cores in range(1, cpus + 1) if _room_for(nodes, cores, use_gpu) >= count)
     cpus_each = section.cpus_per_worker if section.cpus_per_worker != "auto" else most_cpus_each
     if cpus_each > most_cpus_each:
         raise ResourceError(
@@ -115,11 +116,11 @@ def in_words(nodes: list[NodeResources]) -> str:
     return f"the cluster has {cpus} CPU cores and {gpus} GPUs on {counted(len(nodes), 'machine{s}')}"
 
 
-def _largest(sizes: tuple[int, ...], places: int) -> int:
-    return max((size for size in sizes if size <= places), default=0)
+def _largest(sizes: tuple[int, ...], room: int) -> int:
+    return max((size for size in sizes if size <= room), default=0)
 
 
-def _places(nodes: list[NodeResources], cpus_each: int, use_gpu: bool) -> int:
+def _room_for(nodes: list[NodeResources], cpus_each: int, use_gpu: bool) -> int:
     return sum(min(node.cpus // cpus_each, node.gpus) if use_gpu else node.cpus // cpus_each for node in nodes)
 
 

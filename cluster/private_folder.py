@@ -23,10 +23,11 @@ def ray_folder() -> Path:
     Raises ResourceError where it is a link, or another user owns it or may enter it.
     """
     folders = [
-        Path(place).absolute() / f"esmeray-{os.geteuid()}"
-        for place in (os.environ.get("RAY_TMPDIR"), _runtime_folder(), tempfile.gettempdir(), "/tmp")
-        if place
+        Path(parent).absolute() / f"esmeray-{os.geteuid()}"
+        for parent in (os.environ.get("RAY_TMPDIR"), _runtime_folder(), tempfile.gettempdir(), "/tmp")
+        if parent
     ]
+    # Ray's sockets lie in it, and /tmp is short enough for any user's.
     folder = next(folder for folder in folders if len(os.fsencode(folder / "ray")) <= _LONGEST_BYTES)
     with writing(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -28,6 +28,7 @@ def addresses(nodes: list[str]) -> list[str]:
 
 def listen(address: str, workers: int) -> int:
     """On the first worker: open the store at which the workers meet, on this address alone. Returns its port."""
+    # The store gets the socket itself: a port that was only found free could be taken before.
     listener = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
     port: int = listener.getsockname()[1]
     store = dist.TCPStore(

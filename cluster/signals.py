@@ -95,7 +95,7 @@ class StopSignals:
             self._on_request()
             self._say()
         elif now - self._asked_at > REPEAT_S:
-            self._deadline = 0.0
+            self._deadline = 0.0  # whoever asks again does not want to wait
 
     def _say(self) -> None:
         # To the descriptor: the signal may have interrupted a print, which must not be entered twice.

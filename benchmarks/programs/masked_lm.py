@@ -38,7 +38,7 @@ from esmeray.benchmarks.programs.worker_alone import begin, train_until_enough
 from esmeray.dataset.section import SPECIAL_TOKENS_PER_SEQUENCE
 from esmeray.train_config.loading import Overrides
 from esmeray.training.config import Config, load_config
-from esmeray.training.loop.building import Worker
+from esmeray.training.loop.building import build_worker
 
 NETWORK = {"layers": 4, "hidden_size": 256, "heads": 4}
 OUR_LAYERS = 2
@@ -175,13 +175,13 @@ def train_ours(
         "wandb": {"mode": "disabled"},
     }
     settings = Config.model_validate(config | {name: config[name] | values for name, values in of_all.items()})
-    worker = Worker(settings, *begin(settings.run), store, None)
+    worker = build_worker(settings, *begin(settings.run), store, None)
     model: Any = worker.engine.module
     course = _Course(model.network, fasta, at_s, limit_s, test)
 
     def stepped(step: int, metrics: dict[str, Any]) -> bool:
         # The loop's own seconds of a step, which evaluations between steps are no part of.
-        return course.stepped(metrics["step_s"], metrics["tokens"], step == worker.total_steps)
+        return course.stepped(metrics["step_s"], metrics["tokens"], step == worker.course.total_steps)
 
     train_until_enough(worker, stepped)
     return course.points

@@ -24,9 +24,8 @@ from esmeray.run_folder.paths import RunFolder
 from esmeray.run_folder.section import RunSection
 from esmeray.tasks.plan import task_plan
 from esmeray.training.config import Config, load_config
-from esmeray.training.loop.building import Worker
-from esmeray.training.loop.restoring import restore
-from esmeray.training.loop.worker import loop, train_worker
+from esmeray.training.loop.building import Worker, build_worker
+from esmeray.training.loop.worker import loop, start, train_worker
 
 
 class EnoughError(Exception):
@@ -58,7 +57,7 @@ def train(
     torch.set_num_threads(threads or torch.get_num_threads())
     torch.manual_seed(recipe.SEED)
     config = run_config(work, folder)
-    worker = Worker(config, *begin(config.run, rank, meeting), work.store, None)
+    worker = build_worker(config, *begin(config.run, rank, meeting), work.store, None)
     meter = MemoryMeter(trim=True)  # now, as the peer's begins when its engine is built
     lines: list[StepLine] = []
 
@@ -74,8 +73,8 @@ def train(
 
 def train_until_enough(worker: Worker, stepped: Callable[[int, dict[str, Any]], bool]) -> None:
     """Train until ``stepped``, which is given the number and the metrics of each step, returns True."""
-    position = restore(worker)
-    worker.log = _StepLog(stepped)  # type: ignore[assignment]
+    position = start(worker)
+    worker.observers.log = _StepLog(stepped)  # type: ignore[assignment]
     try:
         loop(worker, position)
     except EnoughError:

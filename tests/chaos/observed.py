@@ -41,7 +41,7 @@ class Observer:
         with (self.folder / "history.jsonl").open("ab", buffering=0) as file:
             file.write(line.encode())
 
-    def started(self, position: Any, worker: Any) -> None:
+    def started(self, position: Any, worker: Any, *others: Any) -> None:
         self.model, self.step = worker.engine.module, position.step
         self.attempt = worker.control.from_rank_0(os.urandom(4).hex())
         self.log("start", pid=os.getpid())
@@ -126,7 +126,7 @@ def observe(observer: Observer) -> None:
     """Have the observer called where this process enters a phase, starts to step and has taken a step."""
     from esmeray.training.engine.engine import TrainingEngine
     from esmeray.training.loop import worker
-    from esmeray.training.loop.results import StepResults
+    from esmeray.training.loop.observing import StepResults
     from esmeray.training.loop.stepping import Stepper
 
     wrap(TrainingSteps, "epoch", partial(observer.enter, "loader"))
@@ -137,7 +137,7 @@ def observe(observer: Observer) -> None:
     wrap(TrainingEngine, "load_shards", partial(observer.enter, "resize"))
     wrap(torch, "save", partial(observer.enter, "checkpoint", WRITER))
     wrap(Manifest, "sealed", partial(observer.enter, "publishing", WRITER))
-    wrap(worker, "restore", lambda: None, observer.started)
+    wrap(worker, "start", lambda: None, observer.started)
     wrap(StepResults, "add", lambda: None, observer.stepped)
 
 

@@ -1,5 +1,6 @@
 """Commands on clusters of ``ray start``: with tokens, without, and with those that can't be used."""
 
+import json
 import os
 import subprocess
 import sys
@@ -13,100 +14,110 @@ from tests.conftest import REPOSITORY
 from tests.runs import tiny_config
 
 OTHER = "0" * 64
-EMBED = ["--embed.workers=1", "--embed.models=esm2_t6_8M", "--embed.random_weights=true", "--embed.input", "{fasta}"]
-FOLD = ["--fold.workers=1", "--fold.model={folder}", "--fold.cache={folder}/predictions", "--fold.input={fasta}"]
 COMMANDS = {
-    "train": ["train_ray.py", "--config", "{config}"],
-    "find_batch_size": ["-m", "esmeray.tools", "tune", "tokens", "--config", "{config}"],
-    "serve": ["serve_ray.py", "--config", "train_config/serve.yaml", "--ray.address", "{address}"],
-    "embed": ["-m", "esmeray.tools", "embed", "run", *EMBED],
-    "predict_structures": ["-m", "esmeray.tools", "design", "fold", *FOLD],
+    "train": "train --config {config}",
+    "find_batch_size": "tune tokens --config {config}",
+    "serve": "serve run --config train_config/serve.yaml --ray.address {address}",
+    "embed": "embed run --embed.workers=1 --embed.models=esm2_t6_8M --embed.random_weights=true "
+    "--embed.input {fasta} --embed.output={folder}/embeddings",
+    "predict_structures": "design fold --fold.workers=1 --fold.model={folder} --fold.cache={folder}/predictions "
+    "--fold.input={fasta}",
 }
+RUN = """
+import io, json, os, sys
+from contextlib import redirect_stderr, redirect_stdout
+from esmeray.common.command_line import run
+from esmeray.tools.__main__ import main
 
-
-def run(folder: Path, name: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """A command in an environment, on the cluster of RAY_ADDRESS there."""
-    places = {"config": folder / "config.yaml", "fasta": folder / "a.fasta", "folder": folder}
-    places["address"] = environment["RAY_ADDRESS"]
-    places["config"].write_text(dump_config(tiny_config(folder, ray={"num_workers": 1})))
-    places["fasta"].write_text(">a\nMKTAYIAKQR\n")
-    (folder / "config.json").write_text("{}")  # of the predictor, which is not opened
-    written = {"embed": ["--embed.output={folder}/embeddings"]}
-    parts = [part.format(**places) for part in [*COMMANDS[name], *written.get(name, [])]]
-    command = [sys.executable, *parts]
-    return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
-
-
-def shell(address: str, **variables: str) -> dict[str, str]:
-    ours = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
-    return ours | {"RAY_ADDRESS": address} | variables
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_wrong_token_is_one_line_of_every_command(name: str, ray_address: str, tmp_path: Path):
-    done = run(tmp_path, name, shell(ray_address, RAY_AUTH_TOKEN=OTHER))
-    assert (done.returncode, done.stdout) == (4, "")
-    assert done.stderr.startswith(f"error: ray.address: the cluster at {ray_address} asks for Ray's token, and the one")
-    assert done.stderr.count("\n") == 1 and "'ray get-auth-token'" in done.stderr
-
-
-def test_a_missing_token_is_one_line(ray_address: str, tmp_path: Path):
-    done = run(tmp_path, "train", shell(ray_address, HOME=str(tmp_path), RAY_AUTH_MODE="token"))
-    assert (done.returncode, done.stdout) == (4, "")
-    assert "none was found here" in done.stderr and done.stderr.count("\n") == 1
-
-
+replies = []
+for words, variables in json.loads(sys.argv[1]):
+    os.environ.update(variables)
+    with redirect_stdout(io.StringIO()) as said, redirect_stderr(io.StringIO()) as refused:
+        code = run(main, words)
+    replies.append([code, said.getvalue(), refused.getvalue()])
+    for name in variables:
+        del os.environ[name]
+print(json.dumps(replies))
+"""
 CONNECT = """
+import json, os, sys
+from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
 from esmeray.cluster.section import RaySection
 from esmeray.cluster.connection import connected, hardware
 
-with connected(RaySection()):
-    print(hardware())
-"""
-OTHER_VERSION = """
-import json
-from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
-from esmeray.cluster.section import RaySection
-from esmeray.cluster.connection import connected
-
-with connected(RaySection()):
-    of_cluster = {"key": b"CLUSTER_METADATA", "namespace": b"cluster"}
-    changed = json.loads(_internal_kv_get(**of_cluster)) | {"ray_version": "1.2.3"}
-    _internal_kv_put(value=json.dumps(changed).encode(), overwrite=True, **of_cluster)
+for variables in json.loads(sys.argv[1]):
+    os.environ.update(variables)
+    with connected(RaySection()):
+        print(hardware())
+        if "version" in sys.argv:  # the cluster's own is another from now on
+            of_cluster = {"key": b"CLUSTER_METADATA", "namespace": b"cluster"}
+            changed = json.loads(_internal_kv_get(**of_cluster)) | {"ray_version": "1.2.3"}
+            _internal_kv_put(value=json.dumps(changed).encode(), overwrite=True, **of_cluster)
+    for name in variables:
+        del os.environ[name]
 """
 
 
-def python(program: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", program], cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False
-    )
+def python(program: str, *arguments: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("mode", ["token", "disabled"])
-def test_the_token_is_found_where_ray_keeps_it_whatever_the_shell_says(mode: str, ray_address: str, tmp_path: Path):
-    (tmp_path / ".ray").mkdir()
-    (tmp_path / ".ray" / "auth_token").write_text(TOKEN)
-    (tmp_path / ".ray" / "auth_token").chmod(0o600)
-    done = python(CONNECT, shell(ray_address, HOME=str(tmp_path), RAY_AUTH_MODE=mode))
-    assert (done.stdout, done.stderr) == ("1 x 4 CPU cores, 0 GPUs\n", "")
+def shell(address: str, folder: Path) -> dict[str, str]:
+    """An environment on the cluster of an address, without a token, in a home folder."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    compiled = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return ours | {"RAY_ADDRESS": address, "HOME": str(folder), "XDG_CACHE_HOME": compiled}
 
 
-def test_a_token_in_the_home_folder_that_others_can_read_is_one_line(ray_address: str, tmp_path: Path):
-    (tmp_path / ".ray").mkdir()
-    (tmp_path / ".ray" / "auth_token").write_text(TOKEN)
-    (tmp_path / ".ray" / "auth_token").chmod(0o644)
-    done = run(tmp_path, "train", shell(ray_address, HOME=str(tmp_path)))
-    assert (done.returncode, done.stdout) == (4, "")
-    assert "another user owns it or has access to it; make it anew" in done.stderr and done.stderr.count("\n") == 1
+def refusals(folder: Path, address: str, *calls: tuple[str, dict[str, str]]) -> list[str]:
+    """The one line that each command is refused with on a cluster, with these variables."""
+    files = {"config": folder / "config.yaml", "fasta": folder / "a.fasta", "folder": folder}
+    files["config"].write_text(dump_config(tiny_config(folder, ray={"num_workers": 1})))
+    files["fasta"].write_text(">a\nMKTAYIAKQR\n")
+    (folder / "config.json").write_text("{}")  # of the predictor, which is not opened
+    words = [(COMMANDS[name].format(**files, address=address).split(), variables) for name, variables in calls]
+    done = python(RUN, json.dumps(words), environment=shell(address, folder))
+    assert done.returncode == 0, done.stderr
+    replies = json.loads(done.stdout)
+    assert [(code, said, refused.count("\n")) for code, said, refused in replies] == [(4, "", 1)] * len(calls), replies
+    return [refused for *_, refused in replies]
+
+
+def keep_token(home: Path, mode: int) -> None:
+    file = home / ".ray" / "auth_token"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(TOKEN)
+    file.chmod(mode)
+
+
+def test_a_wrong_token_is_one_line_of_every_command_and_so_is_a_missing_one(ray_address: str, tmp_path: Path):
+    calls = [(name, {"RAY_AUTH_TOKEN": OTHER}) for name in COMMANDS]
+    *wrong, missing = refusals(tmp_path, ray_address, *calls, ("train", {"RAY_AUTH_MODE": "token"}))
+    for line in wrong:
+        assert line.startswith(f"error: ray.address: the cluster at {ray_address} asks for Ray's token, and the one")
+        assert "'ray get-auth-token'" in line
+    assert "none was found here" in missing
+
+
+def test_the_token_is_found_where_ray_keeps_it_whatever_the_shell_says_if_it_is_the_user_s_alone(
+    ray_address: str, tmp_path: Path
+):
+    keep_token(tmp_path, 0o600)
+    modes = json.dumps([{"RAY_AUTH_MODE": mode} for mode in ("token", "disabled")])
+    done = python(CONNECT, modes, environment=shell(ray_address, tmp_path))
+    assert (done.stdout, done.stderr) == ("1 x 4 CPU cores, 0 GPUs\n" * 2, "")
+    keep_token(tmp_path, 0o644)
+    (line,) = refusals(tmp_path, ray_address, ("train", {}))
+    assert "another user owns it or has access to it; make it anew" in line
 
 
 @pytest.mark.slow
 def test_a_cluster_without_tokens_and_one_of_another_version(tmp_path: Path):
+    said = [{"RAY_AUTH_TOKEN": TOKEN}, {"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_MODE": "token"}]
     with started_cluster(1, mode="disabled") as cluster:
-        for said in ({"RAY_AUTH_TOKEN": TOKEN}, {"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_MODE": "token"}):
-            done = python(CONNECT, shell(cluster.address, HOME=str(tmp_path), **said))
-            assert (done.stdout, done.stderr) == ("1 x 1 CPU cores, 0 GPUs\n", "")
-        assert python(OTHER_VERSION, shell(cluster.address)).returncode == 0
-        done = run(tmp_path, "train", shell(cluster.address))
-    assert (done.returncode, done.stdout) == (4, "")
-    assert done.stderr.count("\n") == 1 and "Ray: 1.2.3" in done.stderr and "Ray: 2.60.0" in done.stderr
+        done = python(CONNECT, json.dumps(said), environment=shell(cluster.address, tmp_path))
+        assert (done.stdout, done.stderr) == ("1 x 1 CPU cores, 0 GPUs\n" * 3, "")
+        assert python(CONNECT, "[{}]", "version", environment=shell(cluster.address, tmp_path)).returncode == 0
+        (line,) = refusals(tmp_path, cluster.address, ("train", {}))
+    assert "Ray: 1.2.3" in line and "Ray: 2.60.0" in line

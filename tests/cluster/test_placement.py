@@ -30,11 +30,19 @@ def test_auto_is_a_worker_a_gpu_and_two_without(nodes, count, cpus_each):
     assert workers.use_gpu == any(node.gpus for node in nodes)
 
 
-def test_more_workers_than_the_cluster_has_are_refused_with_what_it_has():
-    with pytest.raises(ResourceError, match=r"8 workers asked.*2 CPU cores and 0 GPUs on 1 machine: ask for at most 2"):
-        place_workers(RaySection(num_workers=8), [NodeResources(2, 0)])
-    with pytest.raises(ResourceError, match=r"3 workers asked, one GPU and CPU core each.*ask for at most 2"):
-        place_workers(RaySection(num_workers=3), [NodeResources(64, 2)])
+@pytest.mark.parametrize(
+    ("asked", "nodes", "reason"),
+    [
+        ({"num_workers": 8}, [(2, 0)], r"8 workers asked.*2 CPU cores and 0 GPUs on 1 machine: ask for at most 2"),
+        ({"num_workers": 3}, [(64, 2)], r"3 workers asked, one GPU and CPU core each.*ask for at most 2"),
+        ({"num_workers": (3, 4), "cpus_per_worker": 8}, [(16, 0)], "at least 3 workers asked, but the cluster has 16"),
+        ({"num_workers": 2, "cpus_per_worker": 6}, [(4, 0), (4, 0)], "ask for at most 4"),
+    ],
+    ids=["workers", "workers with GPUs", "a range", "cores of one machine"],
+)
+def test_more_than_the_cluster_has_is_refused_with_what_it_has(asked, nodes, reason):
+    with pytest.raises(ResourceError, match=reason):
+        place_workers(RaySection(**asked), [NodeResources(*node) for node in nodes])
 
 
 @pytest.mark.parametrize(
@@ -61,15 +69,7 @@ def test_of_a_range_the_largest_allowed_number_is_placed_whose_share_of_cores_st
 
 
 def test_of_a_range_with_given_cores_what_they_leave_room_for_is_placed():
-    nodes = [NodeResources(16, 0)]
-    assert place_workers(RaySection(num_workers=(1, 4), cpus_per_worker=8), nodes).count == 2
-    with pytest.raises(ResourceError, match="at least 3 workers asked, but the cluster has 16 CPU cores"):
-        place_workers(RaySection(num_workers=(3, 4), cpus_per_worker=8), nodes)
-
-
-def test_more_cores_than_one_machine_has_are_refused():
-    with pytest.raises(ResourceError, match="ask for at most 4"):
-        place_workers(RaySection(num_workers=2, cpus_per_worker=6), [NodeResources(4, 0), NodeResources(4, 0)])
+    assert place_workers(RaySection(num_workers=(1, 4), cpus_per_worker=8), [NodeResources(16, 0)]).count == 2
 
 
 def test_the_address_of_a_started_cluster_is_looked_for_where_ray_leaves_it(monkeypatch, tmp_path):

@@ -12,7 +12,7 @@ from esmeray.common.errors import ResourceError
 
 
 @pytest.fixture
-def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Folders for XDG_RUNTIME_DIR and TMPDIR, whose names are short enough for sockets."""
     monkeypatch.delenv("RAY_TMPDIR", raising=False)
     monkeypatch.setattr(module, "_LONGEST_BYTES", 200)
@@ -22,29 +22,29 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_it_is_made_for_this_user_alone_in_the_first_place_that_fits(places: Path, monkeypatch: pytest.MonkeyPatch):
+def test_it_is_made_for_this_user_alone_in_the_first_place_that_fits(folders: Path, monkeypatch: pytest.MonkeyPatch):
     name = f"esmeray-{os.geteuid()}"
-    temporary = places / "temporary" / name / "ray"
-    assert ray_folder() == places / "runtime" / name / "ray"
-    (places / "runtime").chmod(0o755)
+    temporary = folders / "temporary" / name / "ray"
+    assert ray_folder() == folders / "runtime" / name / "ray"
+    (folders / "runtime").chmod(0o755)
     assert ray_folder() == temporary and temporary.parent.stat().st_mode & 0o777 == 0o700
     assert ray_folder() == temporary, "it is there by now"
     monkeypatch.setattr(module, "_LONGEST_BYTES", len(str(temporary)) - 1)
     assert ray_folder() == Path("/tmp", name, "ray")
 
 
-def test_what_ends_with_the_login_is_not_chosen_where_runs_outlive_it(places: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "_OF_LOGINS", places)
+def test_what_ends_with_the_login_is_not_chosen_where_runs_outlive_it(folders: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "_OF_LOGINS", folders)
     monkeypatch.setattr(module.pwd, "getpwuid", lambda _: SimpleNamespace(pw_name="nobody-who-lingers"))
-    assert ray_folder().is_relative_to(places / "temporary")
+    assert ray_folder().is_relative_to(folders / "temporary")
 
 
 @pytest.mark.parametrize("made", ["link", "group", "other"])
-def test_one_that_others_could_have_made_or_may_enter_is_refused_in_one_line(places: Path, made: str):
+def test_one_that_others_could_have_made_or_may_enter_is_refused_in_one_line(folders: Path, made: str):
     folder = ray_folder().parent
     if made == "link":
-        folder.rename(places / "elsewhere")
-        folder.symlink_to(places / "elsewhere")
+        folder.rename(folders / "elsewhere")
+        folder.symlink_to(folders / "elsewhere")
     elif made == "group":
         folder.chmod(0o710)
     elif os.geteuid() == 0:

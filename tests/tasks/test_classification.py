@@ -26,7 +26,7 @@ from esmeray.training.launch.planning import check_stage
 from esmeray.training.loop.worker import train_worker
 from tests.dataset.tokenizer_folders import prot_bert
 from tests.runs import events, merged, run_folder, tiny_config, train_losses, validations
-from tests.training.loop.test_two_workers import train_with
+from tests.training.runs import train_with
 
 CLASSIFIER = {
     "data": {"max_length": 62, "labels": {"text_column": "text", "split": "stratified"}, "validation_share": 0.3},

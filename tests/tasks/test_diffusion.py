@@ -4,17 +4,13 @@ import random
 from pathlib import Path
 from typing import Any
 
-import pytest
-import torch
-
 from esmeray.dataset.structures.store import Structure
 from esmeray.inference.design.sampling import Request, generate
 from esmeray.tasks.diffusion.model import open_diffusion
 from esmeray.tasks.plan import task_plan
 from esmeray.training.config import Config
-from tests.runs import exported_weights, merged, run_folder, tiny_config, train_losses, validations
-from tests.training.loop.test_two_workers import assert_shards_make_the_exported_weights, train_with
-from tests.training.loop.test_worker import assert_same_run, stop_after, train
+from tests.runs import merged, run_folder, tiny_config, validations
+from tests.training.runs import assert_same_run, stop_after, train
 
 DIFFUSION = {
     "data": {"max_length": 150, "sample": {"records": 60}, "validation_share": 0.2},
@@ -33,10 +29,10 @@ def diffusion_config(folder: Path, **changes: Any) -> tuple[Config, str]:
     return config, str(task_plan(config.data, config.model).prepare(run_folder(config).stores))
 
 
-def test_it_learns_what_the_fold_says_and_its_export_opens(process_group, worker_group, tmp_path: Path):
+def test_it_learns_what_the_fold_says_and_its_export_opens(process_group, tmp_path: Path):
     changes = {"training": {"max_steps": 60, "evaluate_every_steps": 30, "learning_rate": 5e-3}}
     config, path = diffusion_config(tmp_path, **changes)
-    train_with(1, config, path, worker_group)
+    train(config, path)
     first, *_, last = validations(config)
     assert last["loss"] < first["loss"] and last["loss"] < last["unconditional_loss"] - 0.1
     assert last["residue_recovery"] > 0.15
@@ -75,17 +71,3 @@ def test_sequences_of_a_class_are_written_and_guidance_makes_more_of_it(tmp_path
         asked = Request(nothing, label=1, temperature=1.0, steps=10, guidance=guidance)
         shares.append(sum(design.residues.count("K") for design in generate(model, asked, 20)) / 400)
     assert shares == sorted(shares) and shares[1] > 0.5 and shares[2] > shares[0] + 0.2
-
-
-@pytest.mark.slow
-def test_two_workers_match_one(tmp_path: Path, process_group, worker_group):
-    runs = {}
-    for workers in (1, 2):
-        runs[workers], path = diffusion_config(tmp_path / str(workers))
-        train_with(workers, runs[workers], path, worker_group)
-    assert train_losses(runs[2]) == pytest.approx(train_losses(runs[1]), rel=1e-5)
-    expected, actual = exported_weights(runs[1]), exported_weights(runs[2])
-    for name in expected:
-        # Adam divides a gradient by its own size, so that rounding shows where it is near 0; weights moved by 0.05.
-        torch.testing.assert_close(actual[name], expected[name], rtol=1e-4, atol=2e-4)
-    assert_shards_make_the_exported_weights(runs[2], tmp_path / "from-shards")

@@ -47,6 +47,7 @@ def full_precision_state(folder: CheckpointFolder, weights: str = FP32) -> dict[
     # What rank 0 keeps whole: all weights up to stage 2, buffers in stage 3.
     whole = {name: value for name, value in model["module"].items() if isinstance(value, Tensor) and value.numel()}
     state = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in whole.items()}
+    # Without ZeRO the optimizer's state is one file, and the weights are whole already.
     is_cut = bool(shards) and "zero_stage" in shards[0]
     parameters = sharded_parameters(model["param_shapes"], shards) if is_cut else {}
     if weights != FP32 and not any(weights in parameter.pieces for parameter in parameters.values()):
@@ -73,7 +74,9 @@ def sharded_parameters(groups: list[Shapes], shards: list[dict[str, Any]]) -> di
     weights, optimizer = shard_keys(shards[0])
     parameters = {}
     for index, shapes in enumerate(groups):
+        # None of an optimizer that took no step yet.
         states = [shard[optimizer]["state"].get(index, {}) for shard in shards]
+        # What has dimensions is cut like the weights; the rest (the step) is the same on every rank.
         parts = {key: [state[key] for state in states] for key, value in states[0].items() if value.dim()}
         parts[FP32] = [shard[weights][index].reshape(-1) for shard in shards]
         rest = {key: value for key, value in states[0].items() if not value.dim()}
@@ -81,6 +84,7 @@ def sharded_parameters(groups: list[Shapes], shards: list[dict[str, Any]]) -> di
         for (name, shape), padding in zip(shapes.items(), paddings(shards[0], index, shapes), strict=True):
             numel = shape.numel()
             if is_stage_3(shards[0]):
+                # Of each rank's vector so much is this parameter's, the last rank's filled with zeros.
                 length = math.ceil(numel / len(shards))
                 own = {key: [part[offset : offset + length] for part in cut] for key, cut in parts.items()}
                 pieces = {key: span(cut, 0, numel) for key, cut in own.items()}
@@ -110,8 +114,10 @@ def paddings(shard: Mapping[str, Any], group: int, shapes: Shapes) -> list[int]:
 
 def span(pieces: list[Tensor], start: int, stop: int) -> list[Tensor]:
     """Views of the elements from ``start`` to ``stop`` of what the pieces are end to end."""
-    views, offset = [], 0
+    views = []
+    offset = 0
     for piece in pieces:
+        # A piece outside the span gives an empty view: callers need the dtype of the first.
         views.append(piece[max(start - offset, 0) : max(stop - offset, 0)])
         offset += piece.numel()
     return views

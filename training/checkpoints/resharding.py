@@ -49,6 +49,7 @@ class Resharding:
         """The content of a file that DeepSpeed asks for; CheckpointError where one that it is made of is damaged."""
         if path.name.endswith(MODEL_FILE):
             return load_tensors(path, map_location) | {"dp_world_size": self.world_size}
+        # All shards by every worker: they are mapped, and what is not cut out is not read.
         model, shards = read_shards(self.folder)
         return {"optimizer_state_dict": self.shard(model["param_shapes"], shards)}
 
@@ -58,7 +59,8 @@ class Resharding:
         weights, optimizer = shard_keys(first)
         parameters = sharded_parameters(groups, shards)
         cut = self._cut_each if is_stage_3(first) else self._cut_group
-        vectors, states = [], {}
+        vectors: list[Tensor] = []
+        states = {}
         for index, shapes in enumerate(self.groups):
             members = [parameters[name] for name in shapes]
             gaps = paddings(first, index, shapes)
@@ -67,6 +69,7 @@ class Resharding:
             # A step of its own for each vector: torch counts it up in place.
             states[index] = state | {key: value.clone() for key, value in members[0].rest.items()}
         settings = self._settings(groups, first[optimizer]["param_groups"])
+        # All else is the same in each shard, the loss scale among it.
         shared = {key: value for key, value in first.items() if key not in _OF_ONE_WORKER}
         return shared | {weights: vectors, optimizer: {"state": states, "param_groups": settings}}
 
@@ -75,6 +78,7 @@ class Resharding:
         settings = []
         for own in written:
             names = {name for index in own["params"] for name in groups[index]}
+            # Stage 3 may have split a group: each of its vectors has a number of its own.
             numbers = [index for index, shapes in enumerate(self.groups) if not names.isdisjoint(shapes)]
             settings.append(own | {"params": numbers})
         return settings

@@ -27,6 +27,7 @@ class Resumption:
         training = self.config.training
         if training.warmup_steps is not None or not (self.run.exists and self.checkpoints.complete()):
             return self
+        # The default may have been another when it began, and the rate of each step follows it.
         warmup_steps = load_recorded(self.run.config).training.warmup_steps
         training = training.model_copy(update={"warmup_steps": warmup_steps})
         return Resumption(self.config.model_copy(update={"training": training}))
@@ -62,6 +63,7 @@ class Resumption:
         outcome = self.run.read_outcome()
         if not self.run.exists or outcome is None or outcome.status != "finished":
             return False
+        # First: a run that is to be longer may have other free settings for what is added.
         if self._changed(END):
             return False
         if change := self._changed(FIXED) or self._changed(FREE):

@@ -78,6 +78,7 @@ def copy_to_host(value: Any) -> Any:
         return value.detach().to("cpu", copy=True).contiguous()
     if isinstance(value, dict):
         return type(value)((key, copy_to_host(item)) for key, item in value.items())
+    # A named tuple's class takes no iterable: only the plain ones are made anew.
     if isinstance(value, list | tuple) and type(value) in (list, tuple):
         return type(value)(copy_to_host(item) for item in value)
     return value
@@ -129,6 +130,7 @@ class CheckpointWriter:
     def give_up(self) -> None:
         """Return once nothing is being written any more; do not wait long for other ranks, and raise nothing."""
         if self._thread is not None:
+            # The part of a rank that failed never comes; of one that is only slow it may.
             self._thread.join(GIVE_UP_S)
             self._given_up.set()
             self._thread.join()
@@ -147,11 +149,13 @@ class CheckpointWriter:
         try:
             partial.mkdir(parents=True, exist_ok=True)  # without ZeRO only rank 0 has shards
             entries = [_write_shard(partial, name, state) for name, state in shards]
+            # Last: the first rank takes it for the sign that this rank's shards are whole.
             write_atomically(_rank_file(partial, self._rank), json.dumps([entry.model_dump() for entry in entries]))
             if self._rank == self._ranks[0]:
                 self._complete(partial, manifest)
         except Exception as error:  # noqa: BLE001 - handed to the training thread, which raises it
             self._error = error
+            # A full disk would stay full.
             for name, _ in shards:
                 with suppress(OSError):
                     (partial / name).unlink()
@@ -161,10 +165,11 @@ class CheckpointWriter:
         sealed = manifest.model_copy(update={"files": files}).sealed()
         for rank in files:
             _rank_file(partial, rank).unlink()
+        # Then the name: a folder that has its final one is complete.
         write_atomically(partial / MANIFEST, sealed.model_dump_json(indent=1))
         final = self._store.final_path(manifest.position.step)
         partial.rename(final)
-        sync(final.parent)
+        sync(final.parent)  # the name outlives a power failure, before older checkpoints go
         folder = CheckpointFolder(final)
         self._store.write_latest(folder)
         self._store.prune(self._section.keep_last, self._section.keep_best, self._keep_step)
@@ -175,6 +180,7 @@ class CheckpointWriter:
         deadline = time.monotonic() + PEERS_TIMEOUT_S
         path = _rank_file(partial, rank)
         while not path.exists():
+            # In a thread of its own: training goes on meanwhile.
             if self._given_up.is_set() or time.monotonic() > deadline:
                 raise TimeoutError(f"rank {rank} did not write its part in time")
             time.sleep(POLL_S)

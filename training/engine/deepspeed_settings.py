@@ -47,42 +47,24 @@ def deepspeed_settings(training: TrainingSection, section: DeepSpeedSection) -> 
     if section.stage is not None:
         zero["stage"] = section.stage
     stage = zero.setdefault("stage", 2)
+    for refusal, is_so in _refusals(stage, training, section).items():
+        if is_so:
+            raise ConfigError(refusal)
     if section.offload_optimizer:
-        if stage == 0:
-            raise ConfigError("deepspeed.offload_optimizer needs ZeRO stage 1 to 3, deepspeed.stage is 0")
-        if training.optimizer == "muon":
-            raise ConfigError(
-                "deepspeed.offload_optimizer: Muon multiplies matrices where their momentum is: set it to false, or "
-                "training.optimizer to adamw"
-            )
         zero["offload_optimizer"] = {"device": "cpu"}
-    if stage == 3 and training.checksum_every_steps is not None:
-        raise ConfigError(
-            "training.checksum_every_steps: under ZeRO-3 no two workers have the same weights to compare: set it to "
-            "none, or deepspeed.stage to 2"
-        )
-    if stage == 3 and training.optimizer == "muon":
-        raise ConfigError(
-            "training.optimizer muon: under ZeRO-3 no worker has a whole matrix: set deepspeed.stage to 2, or "
-            "training.optimizer to adamw"
-        )
-    if stage == 0 and training.weight_mean is not None:
-        raise ConfigError(
-            "training.weight_mean: without ZeRO a checkpoint does not say whose state is whose: set it to none, or "
-            "deepspeed.stage to 1 or 2"
-        )
     if stage < 2:  # DeepSpeed 0.19.8 refuses it where the caller ends the accumulation
         zero["overlap_comm"] = False
     if stage == 0 or training.precision == "fp32":  # stage 0 knows no gradient dtype but the model's
         settings.pop("data_types", None)
     settings.setdefault("timers", {"throughput": {"enabled": False}})  # it waits for the device, twice a batch
     return settings | {
+        # Batches and their sum are the loop's: DeepSpeed is to divide by nothing but the number of workers.
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "managed_gradient_accumulation": False,
         "gradient_clipping": training.gradient_clipping,
-        "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,
+        "zero_allow_untested_optimizer": True,  # ours are subclasses, which its list does not have
+        "zero_force_ds_cpu_optimizer": False,  # or offloading would take its own alone
         "bf16": {"enabled": training.precision == "bf16"},
         "fp16": {
             "enabled": training.precision == "fp16",
@@ -90,6 +72,24 @@ def deepspeed_settings(training: TrainingSection, section: DeepSpeedSection) -> 
             "min_loss_scale": LOWEST_LOSS_SCALE,
         },
         "steps_per_print": None,
+    }
+
+
+def _refusals(stage: int, training: TrainingSection, section: DeepSpeedSection) -> dict[str, bool]:
+    """Settings that do not go together, in words, and whether they are these."""
+    is_muon = training.optimizer == "muon"
+    return {
+        "deepspeed.offload_optimizer needs ZeRO stage 1 to 3, deepspeed.stage is 0": (
+            section.offload_optimizer and stage == 0
+        ),
+        "deepspeed.offload_optimizer: Muon multiplies matrices where their momentum is: set it to false, or "
+        "training.optimizer to adamw": section.offload_optimizer and is_muon,
+        "training.checksum_every_steps: under ZeRO-3 no two workers have the same weights to compare: set it to "
+        "none, or deepspeed.stage to 2": stage == 3 and training.checksum_every_steps is not None,
+        "training.optimizer muon: under ZeRO-3 no worker has a whole matrix: set deepspeed.stage to 2, or "
+        "training.optimizer to adamw": stage == 3 and is_muon,
+        "training.weight_mean: without ZeRO a checkpoint does not say whose state is whose: set it to none, or "
+        "deepspeed.stage to 1 or 2": stage == 0 and training.weight_mean is not None,
     }
 
 

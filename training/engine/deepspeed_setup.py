@@ -53,9 +53,11 @@ def compiling_alone() -> Iterator[None]:
     if os.environ.get(_VARIABLE):
         yield
         return
+    # What compiled code depends on: another of them has a folder of its own.
     environment = [sys.prefix, sys.version, version("torch"), version("deepspeed"), processor()]
     folder = cache_folder("operators") / hashlib.sha256("\0".join(environment).encode()).hexdigest()[:16]
     with exclusive(folder):
+        # Whoever made it has no lock any more, so that it does not live.
         for mark in folder.glob(f"*/{_MARK}"):
             _LOG.warning("%s: left by a compilation that was killed; removed", mark)
             mark.unlink()

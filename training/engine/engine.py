@@ -87,10 +87,11 @@ def make_optimizer(
 ) -> ClippingAdamW:
     """The optimizer of a model's trainable parameters; Muon has the matrices of the backbone's layers."""
     settings: dict[str, Any] = {"lr": training.learning_rate, "betas": training.betas, "eps": training.eps}
-    settings["fused"] = True
+    settings["fused"] = True  # the kernel that clips, and leaves updates out, by itself
     if training.optimizer == "adamw":
         return ClippingAdamW(parameter_groups(model, training.weight_decay, rate_shares), **settings)
     matrices = layer_matrices(model.layers)  # type: ignore[arg-type]
+    # The loop gives one rate, of which each group takes its share: Muon's own becomes a multiple of it.
     ratio = training.muon.learning_rate / training.learning_rate
     shares = dict(rate_shares) | {matrix: ratio * rate_shares.get(matrix, 1.0) for matrix in matrices}
     groups = parameter_groups(model, training.weight_decay, shares, matrices)
@@ -132,6 +133,7 @@ class TrainingEngine:
         optimizer.mean_decay = training.weight_mean
         if self.stage == 0 and training.precision == "fp32":  # else DeepSpeed would clip before the norm is taken
             optimizer.max_norm, settings["gradient_clipping"] = training.gradient_clipping, 0.0
+        # After the optimizer has its parameters, which are moved in place.
         model.to(device)
         self._engine, *_ = deepspeed.initialize(
             model=model, optimizer=optimizer, config=settings, dist_init_required=False
@@ -167,6 +169,7 @@ class TrainingEngine:
 
     def backward(self, loss_sum: Tensor, global_targets: int) -> None:
         """Accumulate the gradient of ``loss_sum``, a scalar sum over this batch's targets, over ``global_targets``."""
+        # Times the workers, over whose number DeepSpeed averages. A global batch without a target has no gradient.
         loss = loss_sum * (self.world_size / max(1, global_targets))
         self._engine.backward(loss, scale_wrt_gas=False)
 
@@ -183,6 +186,7 @@ class TrainingEngine:
         if self.device.type == "cuda":  # what the pass had started may still read what is let go of here
             torch.cuda.synchronize(self.device)
         optimizer = self._engine.optimizer
+        # The model's own, and those that the optimizer copied: each clears what it holds.
         self._engine.zero_grad()
         optimizer.zero_grad(set_to_none=True)
         if hasattr(optimizer, "_backward_active_depth"):  # ZeRO: else the next backward pass would count as inside this
@@ -202,10 +206,12 @@ class TrainingEngine:
             group["lr"] = learning_rate * group.get(RATE_SHARE, 1.0)
             if MOMENTUM in group and momentum is not None:
                 group[MOMENTUM] = momentum
+        # Before the update, which lowers it where gradients have overflowed.
         loss_scale = _loss_scale(self._engine.optimizer)
         self._engine.step()
         optimizer = self._engine.optimizer
         norm = optimizer.norm if isinstance(optimizer, ClippingAdamW) else self._engine.get_global_grad_norm()
+        # DeepSpeed's own skipping leaves a norm of an earlier step, or none.
         if norm is None or getattr(optimizer, "overflow", False):
             norm = math.nan
         return StepResult(torch.as_tensor(norm), loss_scale <= LOWEST_LOSS_SCALE)
@@ -215,6 +221,7 @@ class TrainingEngine:
 
         ``with_model``: the model's file as well, which up to ZeRO-2 is rank 0's, as it is the same on all.
         """
+        # DeepSpeed gives the model's file where this is set: up to ZeRO-2 on rank 0.
         is_part = self._engine.save_non_zero_checkpoint
         self._engine.save_non_zero_checkpoint = is_part or with_model
         self._engine.save_checkpoint(SHARDS_FOLDER, tag="state", save_latest=False, exclude_frozen_parameters=True)
@@ -257,9 +264,11 @@ class TrainingEngine:
         state = {}
         for name, parameter in self.module.named_parameters():
             if parameter.requires_grad:
+                # In bf16 the parameter is rounded: what was trained are ZeRO's fp32 weights.
                 partitioned = hasattr(parameter, "_hp_mapping") or self.stage == 3
                 value = safe_get_full_fp32_param(parameter) if partitioned else None
                 state[name] = (parameter.detach() if value is None else value).float().cpu().clone()
+        # Others (tables of positions, say) are computed anew wherever a model is opened.
         persistent = set(self.module.state_dict())
         for name, buffer in self.module.named_buffers():
             if name in persistent:
@@ -270,11 +279,13 @@ class TrainingEngine:
         self._end_timing = time_collectives(clock, before)
 
     def close(self) -> None:
+        # DeepSpeed's collectives are the process's: another engine would be timed by this one's clock.
         if self._end_timing is not None:
             self._end_timing()
         self._engine.destroy()
 
 
 def _loss_scale(optimizer: Any) -> float:
+    # Only fp16 has one.
     scale = getattr(optimizer, "loss_scale", None)
     return float(scale) if isinstance(scale, int | float) else LOWEST_LOSS_SCALE

@@ -47,13 +47,14 @@ class MemoryGuard:
 
     def restore(self, control: ControlGroup) -> bool:
         """Restore the number of parts that this run came to before; True for more than one. Every worker calls it."""
-        saved = self._path.read_text() if control.rank == 0 and self._path.exists() else '{"parts": 1}'
-        self.parts = json.loads(control.from_rank_0(saved))["parts"]
+        saved = json.loads(self._path.read_text()) if control.rank == 0 and self._path.exists() else {"parts": 1}
+        self.parts = control.from_rank_0(saved)["parts"]
         return self.parts > 1
 
     def halve(self, reason: str) -> None:
         """Double the parts and free memory; ResourceError after as many times as may be. Every worker calls it."""
         self._double()
+        # Or the peak of the pass that was broken off would count against the next.
         self.meter.free()
         self._report(
             f"{reason}: every batch is taken in {self.parts} parts from here on, with the same result", self.parts
@@ -74,4 +75,5 @@ class MemoryGuard:
             halved = f", also with batches in {self.parts} parts" if self.parts > 1 else ""
             raise ResourceError(f"out of memory{halved}: {REMEDY}")
         self.parts *= 2
+        # At once: a process that is killed for its memory would begin with whole batches again.
         write_atomically(self._path, json.dumps({"parts": self.parts}) + "\n")

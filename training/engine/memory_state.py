@@ -41,6 +41,7 @@ _LOG = logging.getLogger(__name__)
 def copy_bytes(parameters: int, *, stage: int, world_size: int, precision: str, weight_mean: bool = False) -> int:
     """Bytes of one worker's copy of so many trained parameters, their fp32 weights, their mean and AdamW's moments."""
     mixed = precision != "fp32"
+    # Up to ZeRO-2 every worker has the model's file, whole; the optimizer's state is divided from ZeRO-1 on.
     weights = 0 if stage == 3 else (2 if mixed else 4) * parameters
     state = (12 if mixed or stage else 8) + 4 * weight_mean
     return weights + state * parameters // (world_size if stage else 1)
@@ -61,8 +62,9 @@ class MemoryState:
         control.all_true(True)  # nobody measures before all have swept
         workers = control.gather((host, size_bytes, _room(folder, section.memory_limit_gib)))
         _check_room(workers)
-        folder.mkdir(mode=0o700, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)  # weights are not for others to read
         sweep([folder / f"rank-{rank:05d}" for rank, (of_host, *_) in enumerate(workers) if of_host == host])
+        # A store of its own: no worker waits for another's part of a copy.
         self._store = CheckpointStore(folder / f"rank-{context.rank:05d}")
         self._lock: int | None = take_lock(self._store.root / LOCK_FILE, shared=True)
         self._store.sweep()
@@ -81,6 +83,7 @@ class MemoryState:
 
     def common(self, control: ControlGroup) -> list[CheckpointFolder]:
         """The copies of the steps of which every worker has one. They may still be damaged."""
+        # A worker that was lost between two writes has an older one than the others.
         steps = control.gather([folder.step for folder in self._store.complete()])
         return [self._store.folder(step) for step in set.intersection(*map(set, steps))]
 
@@ -94,6 +97,7 @@ class MemoryState:
         """Remove the copies, or keep them for the next attempt. May be called again."""
         if self._lock is None:
             return
+        # Nothing is raised: the run has ended or failed, by something else.
         self._writer.give_up()
         if not keep:
             shutil.rmtree(self._store.root, ignore_errors=True)
@@ -111,6 +115,7 @@ class MemoryState:
 def sweep(living: Iterable[Path] = ()) -> None:
     """Remove the copies of processes of this machine that have ended, but for these folders."""
     locks = [_names(folder, f"rank-*/{LOCK_FILE}") for folder in SHARED_MEMORY.glob(f"{_PREFIX}*")]
+    # A lock that can be had is of a process that has ended, however it did.
     for lock in chain(*locks):
         if lock.parent not in living:
             with suppress(OSError):  # held, or another user's
@@ -128,6 +133,7 @@ def _names(folder: Path, pattern: str) -> list[Path]:
 
 def _room(folder: Path, limit_gib: float | None) -> float:
     """Bytes that this run may take on this machine, with what it has there."""
+    # What the run has there is replaced by its next copies.
     present = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     free = shutil.disk_usage(SHARED_MEMORY).free + present
     return free if limit_gib is None else min(free, limit_gib * 2**30)

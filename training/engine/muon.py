@@ -27,7 +27,7 @@ _EPS = 1e-7
 """As the two before it, Jordan's and torch's."""
 
 
-class _Place(NamedTuple):
+class _Span(NamedTuple):
     """A matrix beside a worker's part of a vector: where it begins, also before or after the part; in parts itself."""
 
     shape: torch.Size
@@ -45,7 +45,7 @@ class ClippingMuon(ClippingAdamW):
     def __init__(self, groups: list[dict[str, Any]], product_dtype: torch.dtype, **settings: Any) -> None:
         super().__init__(groups, **settings)
         self._product_dtype = product_dtype
-        self._places: dict[Tensor, list[_Place]] = {}
+        self._spans: dict[Tensor, list[_Span]] = {}
         self._add_up: Callable[[Tensor], Any] = lambda tensor: None
 
     def cut_by(self, zero: Any, rank: int) -> None:
@@ -58,13 +58,16 @@ class ClippingMuon(ClippingAdamW):
             if MATRICES not in group:
                 continue
             (part,) = group["params"]
-            length, places = part.numel(), []
+            length = part.numel()
+            spans = []
             for matrix, offset in zip(matrices, offsets, strict=True):
+                # Parts are cut by length alone, so that a matrix may end in another worker's.
                 is_cut = offset // length != (offset + matrix.numel() - 1) // length
-                places.append(_Place(matrix.shape, offset - rank * length, is_cut))
-            self._places[part] = places
+                spans.append(_Span(matrix.shape, offset - rank * length, is_cut))
+            self._spans[part] = spans
 
     def update(self) -> None:
+        # torch's AdamW updates all groups that it sees.
         groups = self.param_groups
         self.param_groups = [group for group in groups if MATRICES not in group]
         super().update()
@@ -84,30 +87,33 @@ class ClippingMuon(ClippingAdamW):
             state[_BUFFER] = torch.zeros_like(parameter)
         state["step"] += 1
         weights, momentum, gradients = parameter.view(-1), state[_BUFFER].view(-1), parameter.grad.reshape(-1)
-        for place in self._places.get(parameter, [_Place(parameter.shape, 0, False)]):
-            start, stop = max(place.start, 0), min(place.start + place.shape.numel(), parameter.numel())
+        for span in self._spans.get(parameter, [_Span(parameter.shape, 0, False)]):
+            start, stop = max(span.start, 0), min(span.start + span.shape.numel(), parameter.numel())
             own = slice(start, max(start, stop))
             # Also without a part of it: the others wait in the collective.
-            if place.is_cut or start < stop:
-                self._update_part(weights[own], momentum[own], gradients[own], place, start - place.start, group)
+            if span.is_cut or start < stop:
+                self._update_part(weights[own], momentum[own], gradients[own], span, start - span.start, group)
 
     def _update_part(
-        self, weights: Tensor, momentum: Tensor, gradients: Tensor, place: _Place, begin: int, group: dict[str, Any]
+        self, weights: Tensor, momentum: Tensor, gradients: Tensor, span: _Span, begin: int, group: dict[str, Any]
     ) -> None:
         """Update a worker's part of a matrix, which begins at element ``begin`` of it."""
         applied: Tensor | float = 1.0
         if (found_inf := getattr(self, "found_inf", None)) is not None:
             applied = 1 - found_inf
+            # Chosen, not multiplied by 0, which leaves a NaN a NaN; on the device, so that no host waits.
             gradients = torch.where(found_inf > 0, 0.0, gradients / self.grad_scale)
         momentum.lerp_(gradients, (1 - group[MOMENTUM]) * applied)
+        # Nesterov's momentum, as in Jordan's.
         update = gradients.lerp(momentum, group[MOMENTUM])
-        if place.is_cut:
-            whole = update.new_zeros(place.shape.numel())
+        if span.is_cut:
+            whole = update.new_zeros(span.shape.numel())
             whole[begin : begin + update.numel()] = update
             self._add_up(whole)
             update = whole
         if weights.numel():
-            orthogonal = orthogonalized(update.view(place.shape), self._product_dtype).reshape(-1)
+            orthogonal = orthogonalized(update.view(span.shape), self._product_dtype).reshape(-1)
+            # Decoupled from the gradient, as AdamW's decay is.
             weights.mul_(1 - group["lr"] * group["weight_decay"] * applied)
             weights.sub_(orthogonal[begin : begin + weights.numel()] * (group["lr"] * applied))
 
@@ -117,8 +123,10 @@ def orthogonalized(matrix: Tensor, product_dtype: torch.dtype) -> Tensor:
     rows, columns = matrix.shape
     a, b, c = _COEFFICIENTS
     x = matrix.to(product_dtype)
+    # Of the two Gram matrices the smaller.
     if rows > columns:
         x = x.T
+    # Newton-Schulz converges from singular values of at most 1, which the Frobenius norm bounds.
     x = x / x.norm().clamp(min=_EPS)
     for _ in range(_ITERATIONS):
         gram = x @ x.T

@@ -47,6 +47,7 @@ class StepClock:
     def phase(self, name: Phase) -> Iterator[None]:
         """Time what happens inside ``with clock.phase(name):``; phases may lie in one another."""
         around = self._running[-1] if self._running else None
+        # In a phase of the device the host is far ahead: only events know when the device got there.
         by_events = self._on_gpu and (name in ON_DEVICE or (around is not None and around.by_events))
         stream = torch.cuda.current_stream() if by_events else None
         phase = _Phase(name, by_events, stream, _now(by_events))
@@ -56,6 +57,7 @@ class StepClock:
         finally:
             self._running.pop()
             ended, outer = _now(by_events), around.name if around else None
+            # Read later: an event that the device has not reached would have to be waited for.
             if by_events:
                 self._pending.append((phase, outer, ended))
             else:
@@ -97,6 +99,7 @@ class StepClock:
             "step_s": elapsed_s / steps,
             "data_wait_s": self._data_wait_s / steps,
         }
+        # An inner phase that is read before its outer one has been taken off it already.
         values |= {f"{name}_s": max(0.0, self._phase_s[name]) / steps for name in PHASES}
         if self._budget_tokens:
             values["padding_share"] = 1 - self._own_tokens / self._budget_tokens
@@ -104,6 +107,7 @@ class StepClock:
         return values
 
     def _collect(self) -> None:
+        # In the order of the stream: what follows one that is not reached is not reached either.
         while self._pending and self._pending[0][2].query():
             phase, outer, ended = self._pending.popleft()
             self._add(phase.name, outer, phase.began.elapsed_time(ended) / 1000)
@@ -114,6 +118,7 @@ class StepClock:
             self._phase_s[outer] -= seconds
 
     def _reset(self) -> None:
+        # But for what is pending, which is read with the next steps.
         self._tokens = self._own_tokens = self._budget_tokens = self._steps = 0
         self._elapsed_s = self._data_wait_s = 0.0
         self._phase_s: dict[Phase, float] = dict.fromkeys(PHASES, 0.0)
@@ -144,6 +149,7 @@ def time_collectives(clock: StepClock, before: Callable[[], None]) -> Callable[[
     from deepspeed.comm import comm
 
     backend = comm.cdb
+    # On the object, not on its class, so that DeepSpeed's own are back when these are removed.
     for name in COLLECTIVES:
         setattr(backend, name, _timed(getattr(type(backend), name).__get__(backend), clock, before))
 
@@ -157,6 +163,7 @@ def time_collectives(clock: StepClock, before: Callable[[], None]) -> Callable[[
 def _timed(collective: Callable[..., Any], clock: StepClock, before: Callable[[], None]) -> Callable[..., Any]:
     def timed(*arguments: Any, **options: Any) -> Any:
         before()
+        # Started with async_op, what takes time is the wait.
         with clock.collective():
             work = collective(*arguments, **options)
         return work if work is None or not options.get("async_op") else _TimedWork(work, clock)

@@ -47,6 +47,7 @@ class Watchdog:
         if self._seconds is None:
             return
         self._seconds = None
+        # Both before the file is closed, into which the thread in C would write.
         signal.setitimer(signal.ITIMER_REAL, 0)
         faulthandler.cancel_dump_traceback_later()
         self._file.close()
@@ -55,7 +56,8 @@ class Watchdog:
 
     def _wait(self, times: int) -> None:
         if self._seconds is not None:
-            # SIGALRM has no handler, so that it ends the process whatever that does.
+            # Later than the stacks, which take a moment. SIGALRM has no handler, so that it ends the process whatever
+            # that does.
             signal.setitimer(signal.ITIMER_REAL, times * self._seconds + GRACE_S)
             faulthandler.dump_traceback_later(times * self._seconds, file=self._file)
 
@@ -70,6 +72,7 @@ def set_stacks_aside(logs: Path) -> Path | None:
     left = left_stacks(logs)
     if not left:
         return None
+    # Each attempt's own: a later one's would overwrite them.
     folder = logs / f"hung-{1 + len([*logs.glob('hung-*')])}"
     folder.mkdir()
     for path in left:

@@ -28,6 +28,7 @@ class WeightsDifferError(ResourceError):
 
 def weight_sums(parameters: Iterable[Tensor]) -> list[int]:
     """The sum of each parameter's bits, as integers of its element's size, modulo 2**64."""
+    # Integers add up to the same in any order, and a bit changes any sum; one copy to the host for all parameters.
     sums = [p.detach().view(_INTEGERS[p.element_size()]).sum(dtype=torch.int64) for p in parameters]
     return torch.stack(sums).tolist()
 
@@ -39,6 +40,7 @@ def differing_weights(model: nn.Module, control: ControlGroup) -> str | None:
     (usual, votes), *others = Counter(sums for _, sums in workers).most_common()
     if not others:
         return None
+    # Of two workers nobody can say which is right.
     has_majority = 2 * votes > len(workers)
     named = [f"{rank} (on {host})" for rank, (host, sums) in enumerate(workers) if sums != usual or not has_majority]
     changed = [name for name, a, b in zip(names, usual, others[0][0], strict=True) if a != b]

@@ -30,6 +30,7 @@ class ClippingAdamW(torch.optim.AdamW):
         """Have the next steps divide by norm / max_norm where that is above 1, and do nothing for a norm not finite."""
         # The names that torch's gradient scaler sets on fused optimizers.
         self.found_inf = (~norm.isfinite()).float()
+        # As torch.nn.utils.clip_grad_norm_ does it, 1e-6 included; never to make gradients larger.
         self.grad_scale = ((norm + 1e-6) / max_norm).clamp(min=1.0) if max_norm > 0 else torch.ones_like(norm)
 
     @torch.no_grad()
@@ -52,6 +53,7 @@ class ClippingAdamW(torch.optim.AdamW):
             if state := self.state[parameter]:
                 if WEIGHT_MEAN not in state:
                     state[WEIGHT_MEAN] = parameter.detach().clone()
+                # TensorFlow's rule for num_updates (tf.train.ExponentialMovingAverage).
                 decay = ((1 + state["step"]) / (10 + state["step"])).clamp(max=most_decay)
                 state[WEIGHT_MEAN].lerp_(parameter, 1 - decay)
 
@@ -62,6 +64,7 @@ def clip_on_device(zero: Any, optimizer: ClippingAdamW, max_norm: float) -> None
 
     def norm() -> Tensor:
         squares = torch.zeros((), device=zero.device)
+        # This worker's parts; together they are all gradients once.
         for gradients in zero.averaged_gradients.values():
             if gradients:  # a group of few parameters leaves some workers none
                 squares += torch.stack(torch._foreach_norm(gradients, dtype=torch.float32)).square().sum()
@@ -69,6 +72,7 @@ def clip_on_device(zero: Any, optimizer: ClippingAdamW, max_norm: float) -> None
             comm.all_reduce(squares, group=zero.dp_process_group)
         return squares.sqrt()
 
+    # The norm says the same without another look at each gradient.
     zero.check_grad_overflow = False
     zero.scaled_global_norm = norm
     zero.unscale_and_clip_grads = lambda gradients, norm: optimizer.clip(norm, max_norm)
@@ -85,6 +89,7 @@ def add_up_in_place(zero: Any) -> None:
     def add_up(parameter: Any, group: int) -> None:
         index = zero.get_param_id(parameter)
         total = zero._get_compact_grad_partition_slice(group, 0, index, parameter.numel())
+        # In fp32: in bf16 the sum of many micro-batches would lose the small ones.
         total.add_(parameter.grad.flatten())
         parameter.grad = None
 

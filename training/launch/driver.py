@@ -8,8 +8,8 @@ import math
 import secrets
 import shutil
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -85,11 +85,13 @@ def until_signal(run: RunFolder, work: Callable[[StopSignals], int], name: str) 
 
 def _train_locked(resumption: Resumption, signals: StopSignals, beside: Beside) -> int:
     """Refuse what can be refused before anything of the run is written and before Ray starts; then train."""
+    # First: another machine may have trained the run since, and everything is judged by what it left.
     RunMirror(resumption.run, warn).pull(AT_ONCE_S)
     resumption = resumption.as_begun()
     config, run = resumption.config, resumption.run
     remarks = resumption.check()
     finished = resumption.is_finished()
+    # Where a cluster is to be started here, its workers are known before; any other is asked once it is joined.
     local = place_workers(config.ray, local_resources()) if not finished and find(config.ray) == LOCAL else None
     if not finished:
         _check_start(config.training, run, local)
@@ -102,24 +104,48 @@ def _train_locked(resumption: Resumption, signals: StopSignals, beside: Beside) 
         say(_finished(run))
         return 0
     size = task.measure(store_path)
+    # Its refusals come before Ray, which takes seconds to start.
     if local is not None:
         _plan(resumption, local, size)
     for remark in remarks:
         warn(remark)
-    if local is not None and task.in_process and local.count == 1 and not local.use_gpu:
-        return _launch(resumption, store_path, size, signals, beside, local)
-    from esmeray.cluster import connection  # here: it imports Ray, and the work that needs it begins
+    with ExitStack() as cluster:
+        if local is not None and task.in_process and local.count == 1 and not local.use_gpu:
+            workers, dashboard = local, None
+        else:
+            from esmeray.cluster import connection  # here: it imports Ray, and the work that needs it begins
 
-    with connection.connected(config.ray, None if run.uri else run.path) as dashboard:
-        signals.reinstall()
-        workers = place_workers(config.ray, connection.cluster_resources())
-        _check_start(config.training, run, workers)
-        return _launch(resumption, store_path, size, signals, beside, workers, dashboard)
+            dashboard = cluster.enter_context(connection.connected(config.ray, None if run.uri else run.path))
+            signals.reinstall()  # ray.init has put its own in their place
+            workers = place_workers(config.ray, connection.cluster_resources())
+            _check_start(config.training, run, workers)
+        plan = _plan(resumption, workers, size)
+        _announce(resumption, plan, dashboard)
+        _record_start(resumption, task, store_path)
+        with _followed(resumption, plan, signals) as mirror, beside(config, store_path) as of_workers:
+            from esmeray.training.launch import trainers  # here: it loads torch
+
+            arguments = {
+                "config": of_workers.model_dump(mode="json"),
+                "store_path": str(store_path),
+                "folder": place_of(run),
+                "cpus": workers.cpus_each,
+                "wandb_run_id": run.wandb_run_id.read_text().strip(),
+            }
+            if dashboard is None:
+                error = fit(partial(trainers.train_here, arguments), signals)
+            else:
+                attempts = Attempts(run, workers, partial(connection.capacity, workers), signals, config.ray)
+                start = partial(trainers.fit_workers, arguments, workers, config.run)
+                with connection.asked_for(workers):
+                    error = attempts.train(mirror.with_outcome(start))
+        return _conclude(run, error, signals, config.ray.max_failures)
 
 
 def dry_run(config: Config) -> int:
     """Print the resolved config and the plan; start nothing. A run that could not start or resume is refused alike."""
-    if (run := Resumption(config).run).uri is not None:
+    run = Resumption(config).run
+    if run.uri is not None:
         with held(run.path):  # the working copy of no run that is under way
             RunMirror(run, warn).pull(AT_ONCE_S)
     config = Resumption(config).as_begun().config
@@ -150,7 +176,8 @@ def _finished(run: RunFolder) -> str:
 
 def _check_prepared(task: TaskPlan, run: RunFolder, path: Path) -> None:
     """Refuse data that the newest checkpoint was not trained with, or that its model would read otherwise."""
-    if (checkpoint := CheckpointStore(run.checkpoints).newest_intact()) is not None:
+    checkpoint = CheckpointStore(run.checkpoints).newest_intact()
+    if checkpoint is not None:
         check_data(run, task.data.source, task.checksum(path))
         task.check_resumed(checkpoint, path)
 
@@ -159,7 +186,9 @@ def _check_source(task: TaskPlan, run: RunFolder) -> None:
     """Prepare the data of a run with a checkpoint where it is missing, in a temporary folder, and check it."""
     if CheckpointStore(run.checkpoints).newest_intact() is None:
         return
-    if (path := task.location(run.stores)).exists():
+    # Data that another machine prepared may be missing here: to check it, it is prepared, and not kept.
+    path = task.location(run.stores)
+    if path.exists():
         _check_prepared(task, run, path)
         return
     elsewhere = replace(task, data=task.data.model_copy(update={"store": None}))
@@ -173,6 +202,7 @@ def _plan(resumption: Resumption, workers: Workers, size: TaskSize) -> Plan:
     config = resumption.config
     plan = make_plan(config.batch, config.training, config.deepspeed, workers, size)
     resumption.check_steps(plan.total_steps)
+    # A run that began so, by an earlier version, is resumed.
     if not resumption.checkpoints.complete():
         check_warm_up(config.training, plan.total_steps)
     return plan
@@ -196,31 +226,39 @@ def resources_to_plan_with(ray: RaySection) -> list[NodeResources]:
     return [NodeResources(max(local.cpus, cpus_each), min(1, local.gpus))] * count
 
 
-def _launch(
-    resumption: Resumption,
-    store_path: Path,
-    size: TaskSize,
-    signals: StopSignals,
-    beside: Beside,
-    workers: Workers,
-    dashboard: str | None = None,
-) -> int:
-    """Train to the end; returns the exit code. ``dashboard``: the cluster's, may be ''; None trains in this process."""
-    config, run = resumption.config, resumption.run
-    plan = _plan(resumption, workers, size)
-    if remark := resumption.remark_on_workers(workers.count):
+def _announce(resumption: Resumption, plan: Plan, dashboard: str | None) -> None:
+    """Say what begins, where, and by which plan."""
+    run, workers = resumption.run, plan.workers
+    remark = resumption.remark_on_workers(workers.count)
+    if remark:
         warn(remark)
-    mirror = RunMirror(run, warn)
-    say(f"run {config.run.name}: {run.uri or run.path}")
+    say(f"run {run.path.name}: {run.uri or run.path}")
     at = f", dashboard http://{dashboard}" if dashboard else ""
     say(f"{workers.numbers} worker{'' if workers.allowed == (1,) else 's'} on {workers.device}{at}")
     say("\n".join(plan.lines()[1:]))
+
+
+def _record_start(resumption: Resumption, task: TaskPlan, store_path: Path) -> None:
+    """Write what the run is begun with into its folder."""
+    run = resumption.run
     with writing(run.path):
+        # First: what an earlier attempt left there must not end this one.
         run.clear_requests()
-        write_atomically(run.config, dump_config(config))
-        task_plan(config.data, config.model).write_names(run, store_path)
+        write_atomically(run.config, dump_config(resumption.config))
+        task.write_names(run, store_path)
+        # A run that is resumed stays one run at W&B.
         if not run.wandb_run_id.exists():
             write_atomically(run.wandb_run_id, secrets.token_hex(4))
+
+
+@contextmanager
+def _followed(resumption: Resumption, plan: Plan, signals: StopSignals) -> Iterator[RunMirror]:
+    """Follow a run while the block lasts: at its URI, at the terminal, in W&B; then draw its curves.
+
+    From here on a signal asks the workers to save and end.
+    """
+    config, run = resumption.config, resumption.run
+    mirror = RunMirror(run, warn)
     mirror.begin()
     say("starting the workers ...")
     signals.hand_over(run.request_stop, "stopping, saving a checkpoint (Ctrl-C again ends at once)")
@@ -228,43 +266,28 @@ def _launch(
     if config.monitoring.alerts.enabled:
         sinks.append(AlertSink(run.alerts, config.monitoring.alerts))
     watcher = RunWatcher(run, sinks, warn=warn)
-    wandb = WandbFollowers(config.wandb, run, workers.allowed[-1], warn=warn)
+    # As many as there may ever be: the number of workers may change while the run lasts.
+    wandb = WandbFollowers(config.wandb, run, plan.workers.allowed[-1], warn=warn)
     try:
-        with beside(config, store_path) as workers_config:
-            arguments = {
-                "config": workers_config.model_dump(mode="json"),
-                "store_path": str(store_path),
-                "place": place_of(run),
-                "cpus": workers.cpus_each,
-                "wandb_run_id": run.wandb_run_id.read_text().strip(),
-            }
-            from esmeray.training.launch import trainers  # here: it loads torch
-
-            if dashboard is None:
-                error = fit(partial(trainers.train_here, arguments), signals)
-            else:
-                from esmeray.cluster.connection import asked_for, capacity  # here: it imports Ray
-
-                attempts = Attempts(run, workers, partial(capacity, workers), signals, config.ray)
-                start = partial(trainers.fit_workers, arguments, workers, config.run)
-                with asked_for(workers):
-                    error = attempts.train(mirror.with_outcome(start))
+        yield mirror
     finally:
+        # First: what follows reads the files of worker 0, which may be on another node.
         mirror.wait(ENDING_S)
         mirror.close()
         watcher.close(signals.remaining_s(WATCHER_TIMEOUT_S))
         wandb.close(signals.remaining_s(math.inf))
     _draw(run)
     mirror.save_files(run.alerts.name, run.curves.name, "wandb")
-    return _conclude(run, error, signals, config.ray.max_failures)
 
 
 def _conclude(run: RunFolder, error: Exception | None, signals: StopSignals, max_failures: int) -> int:
-    outcome, place = run.read_outcome(), run.uri or run.path
+    outcome = run.read_outcome()
+    folder = run.uri or run.path
+    # How it ended is what the workers wrote, whatever error reached the driver: they wrote it on purpose.
     if outcome is not None and outcome.status == "finished":
         say(
-            f"{outcome.message}\n  model        {place}/export\n  checkpoints  {place}/checkpoints\n"
-            f"  metrics      {place}/metrics.jsonl\n  curves       {place}/curves.png"
+            f"{outcome.message}\n  model        {folder}/export\n  checkpoints  {folder}/checkpoints\n"
+            f"  metrics      {folder}/metrics.jsonl\n  curves       {folder}/curves.png"
         )
         return 0
     if outcome is not None and outcome.status == "stopped":
@@ -279,11 +302,13 @@ def _conclude(run: RunFolder, error: Exception | None, signals: StopSignals, max
             f"the same command resumes from {run.checkpoints}"
         )
         return signals.exit_code
+    # Whatever reached the driver is a consequence of that.
     if shutil.disk_usage(run.path).free < RESERVE_BYTES:
         raise ResourceError(no_space(run.path)) from error
     failures = getattr(error, "worker_failures", None)
     tried = f", also after {max_failures} more tries" if failures else ""
     cause: Any = next(iter(failures.values())) if failures else error
+    # Better than Ray's reason, which is that a process ended.
     if stacks := left_stacks(run.logs):
         where = ", ".join(map(str, stacks))
         raise ResourceError(f"training failed{tried}: workers made no progress, their stacks are in {where}") from error

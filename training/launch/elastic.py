@@ -48,8 +48,10 @@ class Attempts:
 
     def train(self, start: Callable[[int, Resized], Any]) -> Exception | None:
         """Call ``start`` with a number of workers until the run ends; returns the error of the last attempt, if any."""
-        before, why = 0, ""
-        failures, saved_step = 0, -1
+        before = 0
+        why = ""
+        failures = 0
+        saved_step = -1  # less than that of a run without a checkpoint, whose first failure is one
         while count := self._awaited():
             resized = {"from": before, "to": count, "why": why} if before not in (0, count) else None
             before = count
@@ -63,6 +65,7 @@ class Attempts:
                 if error is None:
                     return None  # the time to save after a signal is over
                 step = self._saved_step()
+                # A run that got further may fail again: only failures without a new checkpoint add up.
                 failures = failures + 1 if step <= saved_step else 1
                 saved_step = step
                 if failures > self._max_failures:
@@ -73,9 +76,11 @@ class Attempts:
 
     def _awaited(self) -> int:
         """The largest allowed number of workers once the cluster holds one; 0 where a signal came before."""
-        since_s, said = time.monotonic(), False
+        since_s = time.monotonic()
+        said = False
         while not self._signals.received:
             capacity = self._look()
+            # What the last attempt's workers held is not free yet: a smaller number now would be a needless change.
             settled = time.monotonic() - since_s >= SETTLE_S
             if capacity.now and (settled or capacity.now == capacity.whole):
                 return capacity.now
@@ -85,6 +90,7 @@ class Attempts:
                 say(f"waiting for machines with {self._workers.each} for each of {least}: {capacity.machines}{others}")
                 said = True
             time.sleep(LOOK_S / 4)
+        # No worker is there to write it.
         step = self._saved_step()
         self._run.write_outcome(Outcome("stopped", step, f"stopped at step {step}; the same command resumes it", 0))
         return 0
@@ -94,7 +100,8 @@ class Attempts:
         self._run.clear_requests()
         if self._signals.received:  # its request was cleared as well
             self._run.request_stop()
-        need, ended = Need(count, self._minimum_stay_s), threading.Event()
+        need = Need(count, self._minimum_stay_s)
+        ended = threading.Event()
         threading.Thread(target=self._watch, args=(need, ended), name="cluster-watch", daemon=True).start()
         error = fit(start, self._signals)
         ended.set()
@@ -126,6 +133,7 @@ class Need:
         """Take what the cluster holds at a time into account; True where there is a need from now on."""
         if capacity.leaving:
             self.why = f"{' and '.join(capacity.leaving)} is about to be taken away"
+        # Fewer is no need: if workers are lost, the attempt ends by itself.
         elif capacity.now <= self._count:
             self._since_s = None
         else:
@@ -151,6 +159,7 @@ def fit(train: Callable[[], Any], signals: StopSignals) -> Exception | None:
 
     thread = threading.Thread(target=run, name="trainer-fit", daemon=True)
     thread.start()
+    # In short turns, so that a signal is handled, which happens in this thread.
     while thread.is_alive() and not signals.expired:
         thread.join(0.2)
     return errors[0] if errors else None

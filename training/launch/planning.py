@@ -70,6 +70,7 @@ def make_plan(
     check_precision(training, workers.device)
     stage = zero_stage(training, deepspeed)
     steps_per_epoch = max(1, -(-data.tokens // batch.global_tokens))
+    # Short sequences may reach the limit on their number before that on tokens.
     if batch.batch_size is not None:
         steps_per_epoch = max(steps_per_epoch, -(-data.sequences // (batch.batch_size * batch.batches_per_step)))
     memory = estimate_memory(

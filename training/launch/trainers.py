@@ -1,7 +1,7 @@
 """What runs the training loop in workers: Ray Train, or this process for tasks that need no more than one on the CPU.
 
-``arguments`` are the config (plain values), store_path, place (that of the driver), cpus and wandb_run_id; workers get
-``resized`` beside them.
+``arguments`` are the config (plain values), store_path, folder (the driver's, as :func:`place_of` names it), cpus and
+wandb_run_id; workers get ``resized`` beside them.
 """
 
 import gc
@@ -71,13 +71,18 @@ def ray_train_loop(arguments: dict[str, Any]) -> None:
     importlib.import_module("esmeray.training.loop.worker")
     gc.freeze()  # nor does any later collection walk them
     gc.enable()
-    place = ray.train.get_context()
+    launched = ray.train.get_context()
     device = ray.train.torch.get_device()
     if device.type == "cuda":  # Ray Train lets every worker of a node see all of its GPUs
         torch.cuda.set_device(device)
-    rank, world_size, local_rank = place.get_world_rank(), place.get_world_size(), place.get_local_rank()
     context = WorkerContext(
-        rank, world_size, local_rank, device, ray.train.report, replaced=True, resized=arguments["resized"]
+        launched.get_world_rank(),
+        launched.get_world_size(),
+        launched.get_local_rank(),
+        device,
+        ray.train.report,
+        replaced=True,
+        resized=arguments["resized"],
     )
     _train(arguments, context)
 
@@ -89,21 +94,22 @@ def _train(arguments: dict[str, Any], context: WorkerContext) -> None:
     )
 
     config = Config.model_validate(arguments["config"])
-    torch.set_num_threads(arguments["cpus"])
+    torch.set_num_threads(arguments["cpus"])  # as many as were reserved: by default it takes all of the machine
     run = RunFolder(config.run.storage_path, config.run.name)
     if run.uri is not None:
-        if context.local_rank == 0 and arguments["place"] != place_of(run):
+        if context.local_rank == 0 and arguments["folder"] != place_of(run):
             RunMirror(run).pull()
             run.clear_requests()  # of an earlier attempt
         dist.barrier()  # the workers of a node read what the first has fetched
     logs = run.logs
     logs.mkdir(parents=True, exist_ok=True)
-    place = (context.rank, context.world_size, socket.gethostname(), os.getpid())
+    facts = (context.rank, context.world_size, socket.gethostname(), os.getpid())
     path = logs / f"worker-{context.rank}.log"
     with logged_to(path, "%(asctime)s %(levelname)s %(name)s: %(message)s"):
-        logger.info("rank %d of %d on %s, process %d", *place)
+        logger.info("rank %d of %d on %s, process %d", *facts)
         try:
             train_worker(config, context, arguments["store_path"], arguments["wandb_run_id"])
         except Exception:
+            # Ray Train passes on the first worker's failure alone.
             logger.exception("worker %d failed", context.rank)
             raise

@@ -12,42 +12,50 @@ from esmeray.model.device import is_out_of_memory
 from esmeray.run_folder.checkpoints import CheckpointFolder, Position
 from esmeray.run_folder.metrics_log import read_metrics
 from esmeray.run_folder.mirror import ENDING_S
-from esmeray.run_folder.paths import Outcome, RunFolder, no_space
+from esmeray.run_folder.paths import Outcome, RunFolder, Status, no_space
 from esmeray.tasks.experiment import TrainedState, experiment_class
 from esmeray.train_config.loading import dump_config
 from esmeray.training.config import Config
+from esmeray.training.engine.engine import TrainingEngine
 from esmeray.training.engine.memory_guard import REMEDY
 from esmeray.training.loop.building import Worker
+from esmeray.training.loop.checkpoints import Checkpoints
 
 _LOST_PEER = re.compile(r"gloo|nccl|connection (closed|reset|refused)|timed? ?out|broken pipe|store", re.IGNORECASE)
 
 
 def finish(worker: Worker, outcome: Outcome) -> Outcome:
-    """Wait for the last checkpoint, export the model, record the outcome."""
-    worker.watchdog.extend()
+    """Wait for the last checkpoint, export the model, record the outcome, end what works beside training."""
+    worker.observers.watchdog.extend()
     if outcome.status == "failed":
-        worker.writer.give_up()  # what failed may be the disk: nobody waits for it
+        worker.saver.writer.give_up()  # what failed may be the disk: nobody waits for it
     else:
-        worker.writer.wait()
+        worker.saver.writer.wait()
     if outcome.status == "finished":
-        step = _load_best(worker) if worker.experiment.exports_best else outcome.step
+        step = _load_best(worker.checkpoints, worker.engine) if worker.experiment.exports_best else outcome.step
         # Every worker: under ZeRO each has a part of it, and gathering them is collective.
         state = worker.engine.full_precision_state()
-        if worker.context.rank == 0:
-            export_state(state, worker.checkpoints.folder(step), worker.run, worker.run.export)
+        if worker.control.rank == 0:
+            export_state(state, worker.checkpoints.store.folder(step), worker.run, worker.run.export)
     worker.control.all_true(True)  # every shard is on disk, or given up
-    if worker.context.rank == 0 and outcome.status == "failed":
-        worker.checkpoints.sweep()  # of a run that ends here no half-written checkpoint is left
-    # The worker that failed has written why; rank 0 knows only that another did.
-    if worker.context.rank == 0 and worker.run.read_outcome() is None:
-        worker.log.event(outcome.status, max(outcome.step, 0), message=outcome.message)
-        worker.run.write_outcome(outcome)
+    if worker.control.rank == 0:
+        _record(outcome, worker.run, worker.checkpoints)
     worker.leave(is_over=True)
-    worker.mirror.wait(ENDING_S if outcome.status == "failed" else None)
-    worker.log.close()
+    # After the outcome is written: the URI gets it after the last checkpoint.
+    worker.checkpoints.mirror.wait(ENDING_S if outcome.status == "failed" else None)
+    worker.observers.log.close()
     worker.experiment.close()
     worker.engine.close()
     return outcome
+
+
+def _record(outcome: Outcome, run: RunFolder, checkpoints: Checkpoints) -> None:
+    if outcome.status == "failed":
+        checkpoints.store.sweep()  # of a run that ends here no half-written checkpoint is left
+    # The worker that failed has written why; rank 0 knows only that another did.
+    if run.read_outcome() is None:
+        checkpoints.observers.log.event(outcome.status, max(outcome.step, 0), message=outcome.message)
+        run.write_outcome(outcome)
 
 
 def export_state(
@@ -67,16 +75,16 @@ def export_state(
     return experiment_class(config.model).export(trained, folder, overwrite=overwrite)
 
 
-def _load_best(worker: Worker) -> int:
+def _load_best(checkpoints: Checkpoints, engine: TrainingEngine) -> int:
     """Load the best checkpoint; returns its step."""
+    control = checkpoints.control
     # Rank 0 chooses: listings of a shared file system may differ between nodes for a while.
-    folder = worker.checkpoints.best() if worker.context.rank == 0 else None
-    name = worker.control.from_rank_0("" if folder is None else folder.path.name)
-    chosen = CheckpointFolder(worker.checkpoints.root / name)
-    worker.mirror.wait()
-    worker.control.all_true(True)  # the URI has the parts of all
-    worker.engine.load_shards(worker.mirror.fetched(chosen))
-    worker.log.event("exports_best", chosen.step, checkpoint=name)
+    best = checkpoints.store.best() if control.rank == 0 else None
+    chosen = checkpoints.store.folder(control.from_rank_0(0 if best is None else best.step))
+    checkpoints.mirror.wait()
+    control.all_true(True)  # the URI has the parts of all
+    checkpoints.load(chosen, engine)
+    checkpoints.observers.log.event("exports_best", chosen.step, checkpoint=chosen.path.name)
     return chosen.step
 
 
@@ -122,6 +130,12 @@ def failed(run: RunFolder, position: Position, error: EsmerayError | None) -> Ou
     if error is not None:
         run.write_outcome(outcome)
     return outcome
+
+
+def stopped(run: RunFolder, position: Position) -> Outcome:
+    """The outcome where the driver asked for an end, of the run or of an attempt."""
+    status: Status = "stopped" if run.stop_requested() else "resizing"
+    return Outcome(status, position.step, f"{status} at step {position.step}; the same command resumes it", 0)
 
 
 def diverged(run: RunFolder, position: Position) -> Outcome:

@@ -1,12 +1,29 @@
-"""Values that follow the steps of a run: the learning rate, the momentum.
+"""The steps of a run, and the values that follow them: the learning rate, the momentum.
 
 In: the number of a step, the steps of the run, the section of settings. Pure functions, so that a run that is resumed
 has the values of one that never stopped.
 """
 
 import math
+from typing import NamedTuple
 
+from esmeray.dataset.batches.steps import TrainingSteps
 from esmeray.training.section import MuonSection, TrainingSection
+
+
+class Course(NamedTuple):
+    """The number of steps of a run, and after how many of them wsd can be prolonged; None for other schedules."""
+
+    total_steps: int
+    branch_step: int | None
+
+
+def course_of(training: TrainingSection, batches: TrainingSteps) -> Course:
+    """The steps of a run by these settings on these batches."""
+    total_steps = training.max_steps or batches.total_steps(training.epochs)
+    # Only wsd has a part that does not depend on the end: a cosine decays from its first step after the warm-up.
+    branch_step = steps_before_decay(total_steps, training) if training.schedule == "wsd" else None
+    return Course(total_steps, branch_step)
 
 
 def learning_rate(step: int, total_steps: int, training: TrainingSection) -> float:

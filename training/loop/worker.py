@@ -5,30 +5,30 @@ the run's outcome, in the run's folder. An event on one worker (a signal, a dama
 step, so that all end after the same step.
 """
 
-import json
-import math
-from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from esmeray.cluster.collective import StepAgreement, WorkerContext
+from esmeray.cluster.collective import ControlGroup, StepAgreement, WorkerContext
 from esmeray.common.errors import EsmerayError
 from esmeray.dataset.batches.steps import StepBatches
-from esmeray.run_folder.checkpoints import Manifest, Position, installed_versions
-from esmeray.run_folder.metrics_log import read_metrics
+from esmeray.run_folder.checkpoints import Position
 from esmeray.run_folder.mirror import RunMirror
-from esmeray.run_folder.paths import Outcome, RunFolder, Status
+from esmeray.run_folder.paths import Outcome, RunFolder
+from esmeray.tasks.experiment import Experiment
 from esmeray.tasks.plan import task_plan
 from esmeray.training.checkpoints.writer import CheckpointWriter
 from esmeray.training.config import Config
+from esmeray.training.engine.engine import TrainingEngine
 from esmeray.training.engine.step_clock import StepClock
-from esmeray.training.engine.weight_check import WeightsDifferError, differing_weights
-from esmeray.training.loop.building import Worker
-from esmeray.training.loop.finishing import described, diverged, failed, finish, repeatable
-from esmeray.training.loop.restoring import restore, rewind
-from esmeray.training.loop.results import StepResults
-from esmeray.training.loop.schedules import learning_rate, muon_momentum
+from esmeray.training.loop.building import Worker, build_worker
+from esmeray.training.loop.checkpoints import restore, rewind
+from esmeray.training.loop.finishing import described, diverged, failed, finish, repeatable, stopped
+from esmeray.training.loop.observing import Observers, StepResults
+from esmeray.training.loop.schedules import Course, learning_rate, muon_momentum
 from esmeray.training.loop.stepping import Stepper, every_step
+from esmeray.training.section import CheckpointSection, TrainingSection
 
 
 def train_worker(config: Config, context: WorkerContext, store_path: str, wandb_run_id: str | None = None) -> Outcome:
@@ -43,200 +43,185 @@ def train_worker(config: Config, context: WorkerContext, store_path: str, wandb_
     try:
         if not Path(store_path).exists():  # another node's
             store_path = str(task_plan(config.data, config.model).prepare(run.stores))
-        worker = Worker(config, context, run, store_path, wandb_run_id)
+        worker = build_worker(config, context, run, store_path, wandb_run_id)
         try:
-            position = restore(worker)
-            if context.resized is not None:
-                worker.log.event("resized", position.step, **context.resized)
-            outcome = loop(worker, position)
+            outcome = loop(worker, start(worker, context.resized))
             return finish(worker, outcome)
         except Exception as error:
             worker.leave(is_over=repeatable(error) is not None)
             raise
         finally:
             worker.leave(is_over=False)
-            worker.mirror.close()
+            worker.checkpoints.mirror.close()
     except Exception as error:
-        if (exit_code := repeatable(error)) is not None:
+        exit_code = repeatable(error)
+        if exit_code is not None:
             run.write_outcome(Outcome("failed", -1, described(error), exit_code))
             mirror.save_files(run.outcome.name)
         raise
 
 
+def start(worker: Worker, resized: dict[str, Any] | None = None) -> Position:
+    """Resume from the newest checkpoint, or start, and log under which circumstances."""
+    position = restore(worker.checkpoints, worker.saver)
+    observers, guard = worker.observers, worker.guard
+    log, step = observers.log, position.step
+    if step == 0:
+        cropped = worker.experiment.cropped
+        log.event(
+            "started",
+            0,
+            total_steps=worker.course.total_steps,
+            cropped_sequences=cropped.sequences,
+            cropped_residues=cropped.residues,
+        )
+    if observers.hung is not None:
+        message = f"started again, as there was no progress for too long; stacks of the workers: {observers.hung}"
+        log.event("hung", step, message=message)
+    if guard is not None and guard.restore(worker.control):
+        message = f"out of memory before: every batch is taken in {guard.parts} parts ({worker.run.memory_guard})"
+        log.event("memory_guard", step, parts=guard.parts, message=message)
+    if resized is not None:
+        log.event("resized", step, **resized)
+    return position
+
+
 def loop(worker: Worker, position: Position) -> Outcome:
     """Step until the planned end, a request to stop or a failure that would repeat."""
-    training, control, experiment = worker.config.training, worker.control, worker.experiment
-    worker.step = position.step
-    stopping = EarlyStopping(experiment.patience, _earlier_costs(worker, position))
+    experiment, engine, control = worker.experiment, worker.engine, worker.control
+    observers, saver, course = worker.observers, worker.saver, worker.course
+    training = experiment.training
+    observers.step = position.step
+    stopping = EarlyStopping(experiment.patience, _earlier_costs(experiment, control, observers, position.step))
     if position.step == 0:
         # The first point of every curve is the model as it starts.
-        validate(worker, position)
+        validate(experiment, engine, control, observers, position)
     steps = every_step(experiment.batches, position)
-    clock = StepClock(training.log_every_steps, worker.context.device)
-    stepper = Stepper(worker.engine, control, clock, worker.guard, worker.watchdog.progress)
+    clock = StepClock(training.log_every_steps, engine.device)
+    stepper = Stepper(engine, control, clock, worker.guard, observers.watchdog.progress)
     # On CUDA a step's results are read while the next one computes: reading them at once would wait for the device.
-    results = StepResults(worker, clock, late=worker.context.device.type == "cuda")
-    while position.step < worker.total_steps:
-        step, error = _next_step(steps, worker.writer)
+    results = StepResults(experiment, engine, control, observers, clock, late=engine.device.type == "cuda")
+    while position.step < course.total_steps:
+        step, error = _next_step(steps, saver.writer)
         clock.loaded()
         # Before anything is computed: a worker that left now would keep the others waiting in a collective.
         with clock.phase("communication"):
             targets, tokens = (step.num_targets, step.num_tokens) if step else (0, 0)
-            agreement = control.agree(targets, tokens, stop=worker.end_requested(), failed=error is not None)
+            agreement = control.agree(targets, tokens, stop=observers.end_requested(), failed=error is not None)
         if agreement.failed or agreement.stop or step is None:
             # What was done is logged before the end: the outcome has to name the last step.
             position = results.log_all(position)
         if agreement.failed or step is None:
             return failed(worker.run, position, error)
         if agreement.stop:
-            if position.step > worker.saved_step:
-                save(worker, position, None)
-            status: Status = "stopped" if worker.run.stop_requested() else "resizing"
-            return Outcome(status, position.step, f"{status} at step {position.step}; the same command resumes it", 0)
+            if position.step > saver.saved_step:
+                saver.save(position, None)
+            return stopped(worker.run, position)
         # The divisor is the targets of all workers, known before the pass: gradients then only have to be added up.
         sums = stepper.forward_backward(step, agreement.targets)
-        rate = learning_rate(position.step, worker.total_steps, training)
+        rate = learning_rate(position.step, course.total_steps, training)
         with clock.phase("optimizer"):
-            result = worker.engine.step(rate, muon_momentum(position.step, training.muon))
+            result = engine.step(rate, muon_momentum(position.step, training.muon))
         position = _advance(position, step, agreement)
-        worker.step = position.step
-        clock.stepped(agreement.tokens, step.num_tokens, len(step) * worker.config.batch.tokens)
-        worker.watchdog.stepped()
+        observers.step = position.step
+        clock.stepped(agreement.tokens, step.num_tokens, len(step) * experiment.batch.tokens)
+        observers.watchdog.stepped()
         position = results.add(position, step.batches, sums, result, rate)
-        if position.step_in_epoch == 0 and worker.sampler is not None:
-            worker.sampler.new_epoch()
-        validating, saving, copying, checking = _due(worker, position.step)
-        if validating or saving or copying:
+        if position.step_in_epoch == 0 and observers.sampler is not None:
+            observers.sampler.new_epoch()
+        due = _due(position.step, course, training, worker.checkpoint)
+        saves = due.checkpoint
+        if due.evaluation or due.checkpoint or due.copy:
             # Their results say whether the steps were finite: after too many that were not, nothing is saved.
             position = results.log_all(position)
         if position.nonfinite_in_a_row >= training.max_nonfinite_steps:
-            if not rewind(worker, position):
+            if not rewind(worker.checkpoints, saver, training, position):
                 return diverged(worker.run, position)
             position = position.model_copy(update={"nonfinite_in_a_row": 0})
-            saving = True  # a worker that is lost later must not come to the same steps again
+            saves = True  # a worker that is lost later must not come to the same steps again
         # Before saving: the manifest of a checkpoint holds its cost.
-        cost = validate(worker, position) if validating else None
+        cost = validate(experiment, engine, control, observers, position) if due.evaluation else None
         if cost is not None:
-            stopping.note(cost)
-        saving |= cost is not None and stopping.is_best and experiment.exports_best
-        if saving or copying:
+            stopping.costs.append(cost)
+            saves |= stopping.since_best == 0 and experiment.exports_best
+        if saves or due.copy:
             with clock.phase("checkpoint"):
-                save(worker, position, cost, on_disk=saving)
-        elif checking:
-            check_weights(worker)
+                saver.save(position, cost, on_disk=saves)
+        elif due.comparison:
+            saver.check_weights()
         # After saving: what is exported then is a checkpoint.
-        if stopping.is_over and position.step < worker.total_steps:
+        if stopping.is_over and position.step < course.total_steps:
             waited = f"{experiment.patience} evaluations without a better one"
             return Outcome("finished", position.step, f"trained {position.step} steps, then {waited}", 0)
         clock.start()
     return Outcome("finished", position.step, f"trained {position.step} steps", 0)
 
 
-def _due(worker: Worker, step: int) -> tuple[bool, bool, bool, bool]:
-    """What follows a step: an evaluation, a checkpoint, a copy in memory, a comparison of the weights."""
-    checkpoint, training = worker.config.checkpoint, worker.config.training
-    last = step == worker.total_steps
+class Due(NamedTuple):
+    """What follows a step."""
+
+    evaluation: bool
+    checkpoint: bool
+    copy: bool
+    """In memory."""
+    comparison: bool
+    """Of the weights, between the workers."""
+
+
+def _due(step: int, course: Course, training: TrainingSection, checkpoint: CheckpointSection) -> Due:
+    is_last = step == course.total_steps
     # Where the rate begins to decay a longer run may branch off.
-    saving = step in (worker.total_steps, worker.branch_step) or step % checkpoint.every_steps == 0
+    saving = is_last or step == course.branch_step or step % checkpoint.every_steps == 0
     # A checkpoint is one of the best only if its loss is known.
-    validating = last or step % training.evaluate_every_steps == 0 or (saving and checkpoint.keep_best > 0)
-    copying = step % (checkpoint.memory_every_steps or step + 1) == 0
-    return validating, saving, copying, step % (training.checksum_every_steps or step + 1) == 0
+    evaluating = is_last or step % training.evaluate_every_steps == 0 or (saving and checkpoint.keep_best > 0)
+    copying = _divides(checkpoint.memory_every_steps, step)
+    return Due(evaluating, saving, copying, _divides(training.checksum_every_steps, step))
 
 
+def _divides(every_steps: int | None, step: int) -> bool:
+    return every_steps is not None and step % every_steps == 0
+
+
+@dataclass
 class EarlyStopping:
-    """The cost of evaluations, lower being better (Prechelt 1998); over after ``patience`` of them without a lower one.
+    """Early stopping by the costs of the evaluations so far, lower being better (Prechelt 1998).
 
-    ``costs`` are those of the evaluations so far, in order. ``is_best``: the last evaluation was the best one.
+    It is over after ``patience`` of them without a lower one; None for never.
     """
 
-    def __init__(self, patience: int | None, costs: Iterable[float] = ()) -> None:
-        self._patience = patience
-        self._best = math.inf
-        self._since_best = 0
-        self.is_best = False
-        for cost in costs:
-            self.note(cost)
+    patience: int | None
+    costs: list[float]
 
-    def note(self, cost: float) -> None:
-        self.is_best = cost < self._best
-        self._best = min(self._best, cost)
-        self._since_best = 0 if self.is_best else self._since_best + 1
+    @property
+    def since_best(self) -> int:
+        """Evaluations after the best one, of equals the first: only a lower cost is better."""
+        return len(self.costs) - 1 - self.costs.index(min(self.costs)) if self.costs else 0
 
     @property
     def is_over(self) -> bool:
-        return self._patience is not None and self._since_best >= self._patience
+        return self.patience is not None and self.since_best >= self.patience
 
 
-def _earlier_costs(worker: Worker, position: Position) -> list[float]:
-    """Costs of the evaluations before this position, from rank 0's metrics.jsonl."""
-    records = read_metrics(worker.run.metrics) if worker.context.rank == 0 and worker.run.metrics.exists() else []
-    earlier = [r for r in records if r["kind"] == "validation" and 0 < r["step"] <= position.step]
-    costs = [worker.experiment.cost(record) for record in earlier]
-    known = [cost for cost in costs if cost is not None]
-    return json.loads(worker.control.from_rank_0(json.dumps(known)))
+def _earlier_costs(experiment: Experiment, control: ControlGroup, observers: Observers, until_step: int) -> list[float]:
+    """Costs of the evaluations up to a step: a run that is resumed has no more patience than one that was not."""
+    evaluations = [record for record in observers.records() if record["kind"] == "validation"]
+    # Not of the model as it started: to be better than that says nothing.
+    costs = [experiment.cost(record) for record in evaluations if 0 < record["step"] <= until_step]
+    return control.from_rank_0([cost for cost in costs if cost is not None])
 
 
-def validate(worker: Worker, position: Position) -> float | None:
+def validate(
+    experiment: Experiment, engine: TrainingEngine, control: ControlGroup, observers: Observers, position: Position
+) -> float | None:
     """Evaluate on the held-out records; returns the cost that ranks checkpoints. Every worker calls it."""
-    worker.watchdog.extend()
-    metrics = worker.experiment.evaluate(worker.engine, worker.control, worker.stop_requested)
+    observers.watchdog.extend()
+    metrics = experiment.evaluate(engine, control, observers.stop_requested)
     # The guard compares steps: an evaluation has batches and memory of its own.
-    worker.forget_peak()
+    observers.forget_peak()
     if not metrics:
         return None  # nothing is held out, or a stop was asked for
-    worker.log.write("validation", position.step, epoch=position.epoch, **metrics)
-    return worker.experiment.cost(metrics)
-
-
-def check_weights(worker: Worker) -> None:
-    """Raise WeightsDifferError where they do between the workers, and log it. Every worker calls it."""
-    if worker.config.training.checksum_every_steps is None or worker.context.world_size == 1:
-        return
-    if problem := differing_weights(worker.engine.module, worker.control):
-        worker.writer.wait()
-        if worker.memory is not None:
-            worker.memory.close()  # nobody compared the weights of these copies
-        # At the checkpoint that training returns to: the log drops what comes after it.
-        worker.log.event("weights_differ", worker.saved_step, message=f"at step {worker.step} {problem}")
-        raise WeightsDifferError(problem)
-
-
-def save(worker: Worker, position: Position, validation_cost: float | None, on_disk: bool = True) -> None:
-    """Start writing the state: a checkpoint, reported to the launcher, and a copy in memory. Every worker calls it."""
-    worker.watchdog.extend()
-    check_weights(worker)
-    rank, memory = worker.context.rank, worker.memory
-    # Copied now, written in the background: the next step changes the weights in place.
-    shards = worker.engine.copy_shards(with_model=memory is not None)
-    manifest = _manifest(worker, position, validation_cost)
-    if memory is not None and position.step < worker.total_steps:
-        memory.write(shards, manifest, worker.control)
-    if on_disk:
-        shards = [(name, state) for name, state in shards if worker.engine.writes(name)]
-        if rank == 0:
-            shards += worker.experiment.names.items()
-        worker.writer.write(shards, manifest)
-        worker.saved_step = position.step
-    worker.forget_peak()
-    if on_disk:
-        # Every worker, and after the same steps: Ray Train waits in its report for all of them.
-        worker.context.report({"step": float(position.step)})
-
-
-def _manifest(worker: Worker, position: Position, validation_cost: float | None) -> Manifest:
-    return Manifest(
-        position=position,
-        world_size=worker.context.world_size,
-        seed=worker.config.run.seed,
-        store_checksum=worker.experiment.checksum,
-        wandb_run_id=worker.wandb_run_id,
-        validation_cost=validation_cost,
-        config=worker.config.model_dump(mode="json"),
-        versions=installed_versions(),
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        files={},
-    )
+    observers.log.write("validation", position.step, epoch=position.epoch, **metrics)
+    return experiment.cost(metrics)
 
 
 def _next_step(

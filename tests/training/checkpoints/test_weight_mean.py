@@ -4,7 +4,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from esmeray.cluster.collective import WorkerContext
 from esmeray.common.errors import CheckpointError, ConfigError
 from esmeray.run_folder.checkpoints import CheckpointStore
 from esmeray.tools.train.export import main as export
@@ -12,9 +11,9 @@ from esmeray.train_config.loading import dump_config
 from esmeray.training.checkpoints.consolidation import full_precision_state
 from esmeray.training.engine.deepspeed_settings import deepspeed_settings
 from esmeray.training.engine.zero import WEIGHT_MEAN
-from esmeray.training.loop.worker import train_worker
 from esmeray.training.section import DeepSpeedSection, TrainingSection
 from tests.runs import exported_weights, run_folder, tiny_config
+from tests.training.runs import train
 
 
 def test_exported_mean_is_that_of_the_weights_of_all_steps(process_group, store_path, tmp_path: Path):
@@ -24,7 +23,7 @@ def test_exported_mean_is_that_of_the_weights_of_all_steps(process_group, store_
     run = run_folder(config)
     run.path.mkdir(exist_ok=True)
     run.config.write_text(dump_config(config))
-    train_worker(config, WorkerContext(), store_path)
+    train(config, store_path)
     last, *earlier = CheckpointStore(run.checkpoints).complete()
     first, *later = [full_precision_state(folder) for folder in reversed([last, *earlier])]
     mean = first
@@ -40,10 +39,8 @@ def test_exported_mean_is_that_of_the_weights_of_all_steps(process_group, store_
     assert not torch.equal(exported[weight], exported_weights(config)[f"model.safetensors/{weight}"])
 
 
-def test_checkpoint_without_a_mean_and_a_run_without_zero_are_refused(process_group, store_path, tmp_path: Path):
-    config = tiny_config(tmp_path, training={"max_steps": 3, "evaluate_every_steps": 100})
-    train_worker(config, WorkerContext(), store_path)
-    folder = CheckpointStore(run_folder(config).checkpoints).complete()[0]
+def test_checkpoint_without_a_mean_and_a_run_without_zero_are_refused(undisturbed):
+    folder = CheckpointStore(run_folder(undisturbed).checkpoints).complete()[0]
     with pytest.raises(CheckpointError, match=r"training\.weight_mean was not set"):
         full_precision_state(folder, WEIGHT_MEAN)
     with pytest.raises(ConfigError, match=r"deepspeed\.stage to 1 or 2"):

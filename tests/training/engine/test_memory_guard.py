@@ -1,22 +1,42 @@
+"""Memory that runs out on one worker, alone or of two: batches are split, and nothing else changes."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
-from esmeray.cluster.collective import WorkerContext
 from esmeray.common.errors import ResourceError
+from esmeray.training.config import Config
 from esmeray.training.engine.engine import TrainingEngine
-from esmeray.training.loop.worker import train_worker
-from tests.runs import events, exported_weights, run_folder, tiny_config, train_losses
+from tests.runs import events, run_folder, tiny_config
+from tests.training.runs import (
+    Turn,
+    assert_same_run,
+    assert_same_to_rounding,
+    on_worker_1,
+    train,
+    train_in_turn,
+    without_faults,
+)
 
 FITS_TOKENS = 150
 """Of batches of up to 256."""
+ENGINES = [(0, "fp32", False), (0, "bf16", False), (1, "bf16", False), (2, "fp32", True)]
+ENGINES_OF_TWO = [(1, "fp32", False), (2, "bf16", True)]
+"""ZeRO stage, precision, and whether the optimizer is offloaded."""
 
 
 def out_of_memory() -> torch.OutOfMemoryError:
     return torch.OutOfMemoryError("injected: CUDA out of memory")
 
 
-def forward_needs_memory(monkeypatch, from_call=3) -> list[int]:
-    """From this training batch on, large ones do not fit; returns the sizes that are computed from then on."""
+@contextmanager
+def forward_needs_memory(from_call: int = 3) -> Iterator[list[int]]:
+    """From this training batch on, large ones do not fit; gives the sizes that are computed from then on."""
     honest, calls, sizes = TrainingEngine.__call__, [], []
 
     def call(self, batch):
@@ -29,99 +49,117 @@ def forward_needs_memory(monkeypatch, from_call=3) -> list[int]:
                 sizes.append(batch.num_tokens)
         return output
 
-    monkeypatch.setattr(TrainingEngine, "__call__", call)
-    return sizes
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrainingEngine, "__call__", call)
+        yield sizes
 
 
-def backward_needs_memory(monkeypatch, call: int) -> None:
-    """The backward pass of this call (from 0) fails in the middle, when some gradients are there."""
+@contextmanager
+def second_backward_needs_memory() -> Iterator[None]:
+    """The second backward pass fails in the middle, when some gradients are there."""
     honest, calls = TrainingEngine.backward, []
 
     def backward(self, loss_sum, global_targets):
         calls.append(1)
-        handle = None
-        if len(calls) - 1 == call:
-            trained = [p for p in self.module.parameters() if p.requires_grad]
-            handle = trained[len(trained) // 2].register_hook(fail)
+        if len(calls) != 2:
+            return honest(self, loss_sum, global_targets)
+        trained = [p for p in self.module.parameters() if p.requires_grad]
+        handle = trained[len(trained) // 2].register_hook(fail)
         try:
             honest(self, loss_sum, global_targets)
         finally:
-            if handle is not None:
-                handle.remove()
+            handle.remove()
 
     def fail(gradient):
         raise out_of_memory()
 
-    monkeypatch.setattr(TrainingEngine, "backward", backward)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrainingEngine, "backward", backward)
+        yield
 
 
-def train(config, store_path):
-    return train_worker(config, WorkerContext(), store_path)
+def config_for(folder: Path, **changes: Any) -> Config:
+    training = {"max_steps": 4, "evaluate_every_steps": 100}
+    return tiny_config(folder, **{"model": {"task": "masked_lm"}, "training": training, **changes})
 
 
-def config_for(folder, **changes):
-    changes.setdefault("model", {"task": "masked_lm"})
-    return tiny_config(folder, **{"training": {"max_steps": 4, "evaluate_every_steps": 100}, **changes})
+def config_with(engine: tuple[int, str, bool], folder: Path, **changes: Any) -> Config:
+    """A run of two steps, the first of which has more than one batch."""
+    stage, precision, offload = engine
+    training = {"max_steps": 2, "warmup_steps": 1, "evaluate_every_steps": 100, "precision": precision}
+    deepspeed = {"stage": stage, "offload_optimizer": offload}
+    return config_for(folder, deepspeed=deepspeed, training=training, **changes)
 
 
-def assert_same_result(config, expected) -> None:
-    assert train_losses(config) == pytest.approx(train_losses(expected), rel=1e-5)
-    weights = exported_weights(expected)
-    for name, value in exported_weights(config).items():
-        torch.testing.assert_close(value, weights[name], rtol=1e-5, atol=1e-5)
+def taken_in_parts(config: Config) -> Config:
+    """The run with every batch in two parts from the start."""
+    run_folder(config).path.mkdir(parents=True)
+    run_folder(config).memory_guard.write_text('{"parts": 2}')
+    return config
 
 
-def assert_same_bits(config, expected) -> None:
-    assert train_losses(config) == train_losses(expected)
-    weights = exported_weights(expected)
-    assert all(torch.equal(value, weights[name]) for name, value in exported_weights(config).items())
+def parts(config: Config) -> list[tuple[int, int]]:
+    return [(event["step"], event["parts"]) for event in events(config, "memory_guard")]
 
 
-@pytest.mark.usefixtures("process_group")
-class TestRun:
-    @pytest.mark.parametrize("task", ["masked_lm", "autoencoder"])
-    def test_running_out_in_a_forward_pass_changes_no_loss_and_a_resumed_run_keeps_the_parts(
-        self, task, store_path, tmp_path, monkeypatch
-    ):
-        whole, guarded = (config_for(tmp_path / name, model={"task": task}) for name in ("whole", "guarded"))
-        train(whole, store_path)
-        with monkeypatch.context() as patch:
-            sizes = forward_needs_memory(patch)
-            assert train(guarded, store_path).status == "finished"
-        assert max(sizes) <= FITS_TOKENS
-        assert_same_result(guarded, whole)
-        assert [event["parts"] for event in events(guarded, "memory_guard")] == [2]
-        run_folder(guarded).clear_requests()
-        longer = guarded.model_copy(update={"training": guarded.training.model_copy(update={"max_steps": 5})})
-        sizes = forward_needs_memory(monkeypatch, from_call=1)
-        train(longer, store_path)
-        assert max(sizes) <= FITS_TOKENS
-        assert "out of memory before" in events(longer, "memory_guard")[-1]["message"]
-
-    @pytest.mark.parametrize(
-        ("stage", "precision", "offload"),
-        [(0, "fp32", False), (0, "bf16", False), (1, "bf16", False), (2, "fp32", True)],
-    )
-    def test_broken_backward_pass_leaves_nothing_behind(
-        self, stage, precision, offload, store_path, tmp_path, monkeypatch
-    ):
-        """To the last bit what a run gives that takes every batch in two parts from the start."""
-        changes = {
-            "deepspeed": {"stage": stage, "offload_optimizer": offload},
-            "training": {"max_steps": 3, "evaluate_every_steps": 100, "precision": precision},
-        }
-        in_parts, guarded = (config_for(tmp_path / name, **changes) for name in ("parts", "guarded"))
-        run_folder(in_parts).path.mkdir(parents=True)
-        run_folder(in_parts).memory_guard.write_text('{"parts": 2}')
-        train(in_parts, store_path)
-        backward_needs_memory(monkeypatch, call=1)  # the second of the first step
+@pytest.mark.parametrize("task", ["masked_lm", "autoencoder"])
+def test_running_out_in_a_forward_pass_changes_no_loss_and_a_resumed_run_keeps_the_parts(
+    process_group, task, store_path, tmp_path
+):
+    whole, guarded = (config_for(tmp_path / name, model={"task": task}) for name in ("whole", "guarded"))
+    train(whole, store_path)
+    with forward_needs_memory() as sizes:
         assert train(guarded, store_path).status == "finished"
-        assert_same_bits(guarded, in_parts)
+    assert max(sizes) <= FITS_TOKENS
+    assert_same_to_rounding(guarded, whole)
+    assert [count for _, count in parts(guarded)] == [2]
+    longer = guarded.model_copy(update={"training": guarded.training.model_copy(update={"max_steps": 5})})
+    with forward_needs_memory(from_call=1) as sizes:
+        train(longer, store_path)
+    assert max(sizes) <= FITS_TOKENS
+    assert "out of memory before" in events(longer, "memory_guard")[-1]["message"]
 
-    def test_limit_on_the_cpu_is_out_of_memory(self, store_path, tmp_path):
-        config = config_for(tmp_path, training={"max_steps": 2, "warmup_steps": 1, "cpu_memory_limit_mib": 1.0})
-        with pytest.raises(ResourceError, match="out of memory"):
-            train(config, store_path)
-        outcome = run_folder(config).read_outcome()
-        assert (outcome.status, outcome.exit_code) == ("failed", 4)
-        assert "gradient_checkpointing" in outcome.message
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_broken_backward_pass_leaves_nothing_behind(process_group, engine, store_path, tmp_path):
+    """To the last bit what a run gives that takes every batch in two parts from the start."""
+    in_parts, guarded = taken_in_parts(config_with(engine, tmp_path / "parts")), config_with(engine, tmp_path / "guard")
+    train(in_parts, store_path)
+    with second_backward_needs_memory():
+        assert train(guarded, store_path).status == "finished"
+    assert_same_run(guarded, in_parts)
+
+
+def test_limit_on_the_cpu_is_out_of_memory(process_group, store_path, tmp_path):
+    config = config_for(tmp_path, training={"max_steps": 2, "warmup_steps": 1, "cpu_memory_limit_mib": 1.0})
+    with pytest.raises(ResourceError, match="out of memory"):
+        train(config, store_path)
+    outcome = run_folder(config).read_outcome()
+    assert (outcome.status, outcome.exit_code) == ("failed", 4)
+    assert "gradient_checkpointing" in outcome.message
+
+
+@pytest.mark.slow
+def test_what_runs_out_on_one_of_two_workers_splits_on_both_and_leaves_nothing_behind(
+    worker_group, store_path, tmp_path
+):
+    whole, guarded = (config_for(tmp_path / name, batch={"global_tokens": 1024}) for name in ("whole", "guarded"))
+    pairs = []
+    for number, engine in enumerate(ENGINES_OF_TWO):
+        of_pair = {
+            name: config_with(engine, tmp_path / f"{number} {name}", batch={"global_tokens": 1024}) for name in "ab"
+        }
+        pairs.append((taken_in_parts(of_pair["a"]), of_pair["b"]))
+
+    def turn(config: Config, fault: Callable[[], Any] | None = None) -> Turn:
+        return Turn(config, store_path, partial(on_worker_1, fault) if fault else without_faults)
+
+    turns = [turn(whole), turn(guarded, forward_needs_memory)]
+    for in_parts, broken in pairs:
+        turns += [turn(in_parts), turn(broken, second_backward_needs_memory)]
+    train_in_turn(worker_group, 2, *turns)
+    assert_same_to_rounding(guarded, whole)
+    assert parts(guarded) == [(1, 2)]
+    for in_parts, broken in pairs:
+        assert parts(broken) == parts(in_parts) == [(0, 2)]
+        assert_same_run(broken, in_parts)

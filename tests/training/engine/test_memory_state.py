@@ -5,75 +5,33 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 
 from esmeray.cluster.collective import ControlGroup, WorkerContext
-from esmeray.common.errors import ConfigError, ResourceError
+from esmeray.common.errors import ConfigError
 from esmeray.training.checkpoints.writer import load_tensors
-from esmeray.training.config import Config
 from esmeray.training.engine import memory_state
-from esmeray.training.engine.engine import TrainingEngine
 from esmeray.training.engine.memory_state import MemoryState, copy_bytes
 from esmeray.training.loop.worker import train_worker
 from esmeray.training.section import CheckpointSection
-from tests.runs import events, exported_weights, run_folder, tiny_config, train_losses
+from tests.runs import events, run_folder, tiny_config
+from tests.training.runs import Turn, assert_same_run, damage, lost_in_step, train, train_in_turn
 from tests.worker_group import WorkerGroup
 
 EVERY_STEP = {"checkpoint": {"every_steps": 4, "memory_every_steps": 1, "asynchronous": True}}
-ENGINES = [(0, "fp32"), (2, "bf16"), (3, "bf16")]
-"""ZeRO stage and precision."""
-
-
-class LostError(ResourceError):
-    retryable = True
 
 
 @pytest.fixture(autouse=True)
 def shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A place of the test's own, which no run beside sweeps."""
+    """A folder of the test's own, which no run beside sweeps."""
     folder = tmp_path / "shm"
     folder.mkdir()
     monkeypatch.setattr(memory_state, "SHARED_MEMORY", folder)
     return folder
-
-
-@contextmanager
-def lost_in_step(number: int) -> Iterator[None]:
-    """The process is lost in its step of this number, from 1."""
-    with pytest.MonkeyPatch.context() as patch, suppress(LostError):
-        honest, calls = TrainingEngine.step, []
-
-        def step(self: TrainingEngine, *rates: float) -> object:
-            calls.append(1)
-            if len(calls) == number:
-                raise LostError("lost")
-            return honest(self, *rates)
-
-        patch.setattr(TrainingEngine, "step", step)
-        yield
-
-
-def train(config: Config, store_path: str) -> None:
-    run_folder(config).clear_requests()
-    train_worker(config, WorkerContext(), store_path)
-
-
-def assert_same_run(config: Config, undisturbed: Config) -> None:
-    assert train_losses(config) == train_losses(undisturbed)
-    expected, actual = exported_weights(undisturbed), exported_weights(config)
-    assert expected
-    assert all(torch.equal(actual[name], expected[name]) for name in expected)
-
-
-@pytest.fixture(scope="module")
-def undisturbed(process_group: None, store_path: str, tmp_path_factory: pytest.TempPathFactory) -> Config:
-    config = tiny_config(tmp_path_factory.mktemp("undisturbed"))
-    train(config, store_path)
-    return config
 
 
 def test_lost_worker_resumes_from_the_step_before_and_nothing_is_left(undisturbed, store_path, tmp_path, shared_memory):
@@ -91,16 +49,11 @@ def test_lost_worker_resumes_from_the_step_before_and_nothing_is_left(undisturbe
     assert not [*shared_memory.iterdir()]
 
 
-def damage(folder: Path) -> None:
-    path = next(folder.rglob("*model_states.pt"))
-    path.write_bytes(path.read_bytes()[:-1])
-
-
 def test_a_copy_that_is_damaged_or_of_another_command_is_not_used(undisturbed, store_path, tmp_path, shared_memory):
     config = tiny_config(tmp_path, **EVERY_STEP)
     with lost_in_step(8):
         train(config, store_path)
-    damage(next(shared_memory.rglob("step-00000007")))
+    damage(next(shared_memory.rglob("step-00000007")), "*model_states.pt")
     with lost_in_step(1):
         train(config, store_path)
     assert events(config, "resumed")[-1]["checkpoint"] == "step-00000006 in memory"
@@ -178,21 +131,20 @@ def test_copies_of_a_run_whose_process_was_killed_are_removed_when_another_start
     assert not [*shared_memory.iterdir()]
 
 
-def train_rank(rank: int, runs: list[tuple[dict, bool]], folder: Path, store_path: str) -> None:
-    context = WorkerContext(rank, 2, rank)
+@contextmanager
+def lost_with_copies_in(folder: Path, rank: int) -> Iterator[None]:
+    with copies_in(folder, rank), lost_in_step(3):
+        yield
+
+
+@contextmanager
+def copies_in(folder: Path, rank: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory_state, "SHARED_MEMORY", folder)
-        for config, is_lost in runs:
-            settings = Config.model_validate(config)
-            if is_lost:
-                with lost_in_step(3):
-                    train_worker(settings, context, store_path)
-                if settings.deepspeed.stage == 2:
-                    assert_size(settings, next(folder.glob(f"*/rank-{rank:05d}/step-00000002")))
-            assert train_worker(settings, context, store_path).status == "finished"
+        yield
 
 
-def assert_size(settings: Config, copy: Path) -> None:
+def assert_size(copy: Path) -> None:
     """The estimate that a run is refused by is what a copy takes, but for what each file takes besides."""
     files = [path.stat().st_size for path in copy.rglob("*.pt")]
     shapes = load_tensors(next(copy.rglob("*model_states.pt")))["param_shapes"]
@@ -202,21 +154,27 @@ def assert_size(settings: Config, copy: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("stage", "precision"), [(0, "fp32"), (2, "bf16"), (3, "bf16")])
 def test_two_workers_resume_from_memory_to_the_same_bits_under_each_stage(
-    store_path, tmp_path, worker_group: WorkerGroup, shared_memory
+    stage, precision, store_path, tmp_path, worker_group: WorkerGroup, shared_memory
 ):
-    training = {"max_steps": 4, "warmup_steps": 1, "evaluate_every_steps": 100}
-    runs: dict[tuple[int, bool], Config] = {}
-    for stage, precision in ENGINES:
-        for is_lost in (False, True):
-            changes = {"deepspeed": {"stage": stage}, "training": {**training, "precision": precision}}
-            checkpoint = {"every_steps": 100, "memory_every_steps": 1 if is_lost else None}
-            config = tiny_config(tmp_path / f"{stage} {is_lost}", **changes, checkpoint=checkpoint)
-            run_folder(config).path.mkdir(parents=True)
-            runs[stage, is_lost] = config
-    calls = [(config.model_dump(), is_lost) for (_, is_lost), config in runs.items()]
-    worker_group.run(train_rank, calls, shared_memory, store_path)
-    for stage, _ in ENGINES:
-        assert [event["step"] for event in events(runs[stage, True], "resumed")] == [2]
-        assert_same_run(runs[stage, True], runs[stage, False])
+    training = {"max_steps": 4, "warmup_steps": 1, "evaluate_every_steps": 100, "precision": precision}
+    whole, lost = (
+        tiny_config(
+            tmp_path / str(every_steps),
+            deepspeed={"stage": stage},
+            training=training,
+            checkpoint={"every_steps": 100, "memory_every_steps": every_steps},
+        )
+        for every_steps in (None, 1)
+    )
+    shared = partial(copies_in, shared_memory)
+    first = Turn(lost, store_path, partial(lost_with_copies_in, shared_memory))
+    train_in_turn(worker_group, 2, Turn(whole, store_path, shared), first)
+    if stage == 2:
+        for rank in range(2):
+            assert_size(next(shared_memory.glob(f"*/rank-{rank:05d}/step-00000002")))
+    train_in_turn(worker_group, 2, Turn(lost, store_path, shared))
+    assert [event["step"] for event in events(lost, "resumed")] == [2]
+    assert_same_run(lost, whole)
     assert not [*shared_memory.iterdir()]

@@ -5,8 +5,6 @@ import subprocess
 import sys
 import time
 
-import pytest
-
 from esmeray.training.engine import watchdog
 from esmeray.training.engine.watchdog import Watchdog, left_stacks, set_stacks_aside
 
@@ -26,22 +24,25 @@ print("hangs", flush=True)
 """
 
 
-@pytest.mark.parametrize("hang", ["time.sleep(600)", "ctypes.PyDLL(None).sleep(600)"], ids=["waits", "holds the GIL"])
-def test_worker_that_hangs_ends_within_the_setting_and_its_stack_names_the_line(tmp_path, hang):
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT.format(hang=hang))
-    process = subprocess.Popen([sys.executable, script, tmp_path], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None and process.stdout.readline() == "hangs\n", "it had progress"
-    begun = time.monotonic()
-    assert process.wait(60) == -signal.SIGALRM
-    assert time.monotonic() - begun < 1 + 10
-    (stacks,) = left_stacks(tmp_path)
-    line = next(number for number, text in enumerate(SCRIPT.splitlines(), 1) if "the line" in text)
-    assert f'"{script}", line {line} in <module>' in stacks.read_text()
-    folder = set_stacks_aside(tmp_path)
-    assert folder == tmp_path / "hung-1"
-    assert (folder / stacks.name).exists()
-    assert left_stacks(tmp_path) == []
+def test_worker_that_hangs_ends_within_the_setting_and_its_stack_names_the_line(tmp_path):
+    """Also one that holds the GIL; both hang at the same time."""
+    hung = []
+    for name, hang in {"waits": "time.sleep(600)", "holds the GIL": "ctypes.PyDLL(None).sleep(600)"}.items():
+        (folder := tmp_path / name).mkdir()
+        (folder / "script.py").write_text(SCRIPT.format(hang=hang))
+        process = subprocess.Popen([sys.executable, folder / "script.py", folder], stdout=subprocess.PIPE, text=True)
+        hung.append((folder, process))
+    for folder, process in hung:
+        assert process.stdout is not None and process.stdout.readline() == "hangs\n", "it had progress"
+        begun = time.monotonic()
+        assert process.wait(60) == -signal.SIGALRM
+        assert time.monotonic() - begun < 1 + 10
+        (stacks,) = left_stacks(folder)
+        line = next(number for number, text in enumerate(SCRIPT.splitlines(), 1) if "the line" in text)
+        assert f'"{folder / "script.py"}", line {line} in <module>' in stacks.read_text()
+        assert set_stacks_aside(folder) == folder / "hung-1"
+        assert (folder / "hung-1" / stacks.name).exists()
+        assert left_stacks(folder) == []
 
 
 def test_closed_watchdog_lets_its_process_live_and_leaves_no_file(tmp_path, monkeypatch):

@@ -1,21 +1,19 @@
 """A bit that changes on one worker is found at the next comparison, with the worker's name."""
 
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
 
-from esmeray.cluster.collective import WorkerContext
 from esmeray.common.errors import ConfigError
-from esmeray.run_folder.paths import RunFolder
-from esmeray.training.config import Config
 from esmeray.training.engine import weight_check
 from esmeray.training.engine.deepspeed_settings import zero_stage
 from esmeray.training.engine.weight_check import WeightsDifferError, differing_weights, weight_sums
-from esmeray.training.loop.worker import train_worker
+from esmeray.training.loop import checkpoints
 from esmeray.training.section import DeepSpeedSection, TrainingSection
-from tests.runs import events, exported_weights, run_folder, tiny_config, train_losses
-from tests.worker_group import WorkerGroup
+from tests.runs import events, run_folder, tiny_config
+from tests.training.runs import Turn, assert_same_run, train_in_turn
 
 
 class Workers:
@@ -48,10 +46,9 @@ def test_worker_that_differs_from_most_is_named_with_its_host_and_parameter():
     assert "worker 0 (on node-0), 1 (on node-1) are not each other's" in problem
 
 
-def train_rank(rank: int, undisturbed: dict, disturbed: dict, store_path: str) -> None:
-    """The second run has a bit of worker 1 flipped after step 3, and is started again."""
-    context = WorkerContext(rank, 2, rank)
-    train_worker(Config.model_validate(undisturbed), context, store_path)
+@contextmanager
+def bit_flipped_after_step_3(rank: int) -> Iterator[None]:
+    """On worker 1; every worker ends for another try."""
     honest, calls = weight_check.differing_weights, []
 
     def flip_once(model: torch.nn.Module, *arguments):
@@ -61,38 +58,29 @@ def train_rank(rank: int, undisturbed: dict, disturbed: dict, store_path: str) -
                 next(model.parameters()).view(torch.int32).view(-1)[5] ^= 1
         return honest(model, *arguments)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("esmeray.training.loop.worker.differing_weights", flip_once)
-        settings = Config.model_validate(disturbed)
-        with pytest.raises(WeightsDifferError, match=r"worker 0 .*, 1 .* are not each other's"):
-            train_worker(settings, context, store_path)
-        assert RunFolder(settings.run.storage_path, settings.run.name).read_outcome() is None, "worth another try"
-        assert train_worker(settings, context, store_path).status == "finished"
+    differ = pytest.raises(WeightsDifferError, match=r"worker 0 .*, 1 .* are not each other's")
+    with pytest.MonkeyPatch.context() as patch, differ:
+        patch.setattr(checkpoints, "differing_weights", flip_once)
+        yield
 
 
 @pytest.mark.slow
-def test_flipped_bit_on_one_worker_is_noticed_and_the_run_ends_as_undisturbed(
-    store_path, tmp_path: Path, worker_group: WorkerGroup
-):
+def test_flipped_bit_on_one_worker_is_noticed_and_the_run_ends_as_undisturbed(store_path, tmp_path, worker_group):
     changes = {
         "training": {"max_steps": 6, "checksum_every_steps": 1},
         "checkpoint": {"every_steps": 2},
         "deepspeed": {"stage": 1},
     }
-    undisturbed, config = (
-        tiny_config(tmp_path / "undisturbed", **changes),
-        tiny_config(tmp_path / "disturbed", **changes),
-    )
-    for one in (undisturbed, config):
-        run_folder(one).path.mkdir(parents=True)
-    worker_group.run(train_rank, undisturbed.model_dump(), config.model_dump(), store_path)
+    undisturbed, config = (tiny_config(tmp_path / name, **changes) for name in ("undisturbed", "disturbed"))
+    disturbed = Turn(config, store_path, bit_flipped_after_step_3)
+    train_in_turn(worker_group, 2, Turn(undisturbed, store_path), disturbed)
+    assert run_folder(config).read_outcome() is None, "worth another try"
+    train_in_turn(worker_group, 2, Turn(config, store_path))
     (event,) = events(config, "weights_differ")
     assert event["step"] == 2
     assert event["message"].startswith("at step 3 ")
     assert events(config, "resumed")[0]["step"] == 2
-    assert train_losses(config) == train_losses(undisturbed)
-    expected, actual = exported_weights(undisturbed), exported_weights(config)
-    assert all(torch.equal(actual[name], expected[name]) for name in expected)
+    assert_same_run(config, undisturbed)
 
 
 def test_it_is_refused_where_no_worker_has_all_weights():

@@ -55,7 +55,7 @@ class MadeUpCluster:
 
     def train(self, **section: object) -> Exception | None:
         settings = RaySection(num_workers=(1, 4), allowed_workers=[1, 2, 4], minimum_stay_s=0.0, **section)
-        return Attempts(self.run, WORKERS, self.look, self.signals, settings).train(self.start)
+        return Attempts(self.run, WORKERS, lambda: self.look(), self.signals, settings).train(self.start)
 
     def look(self) -> Capacity:
         return Capacity(self.now, self.whole or self.now, "the cluster has nothing")
@@ -161,14 +161,10 @@ def test_a_cluster_that_does_not_answer_ends_the_wait_but_no_attempt(made_up):
         time.sleep(0.05)
         made_up.finish()
 
-    answers = made_up.look
     made_up.ends = [attempt]
-    made_up_look = lambda: made_up.look()  # noqa: E731
-    attempts = Attempts(made_up.run, WORKERS, made_up_look, made_up.signals, RaySection(num_workers=4))
-    assert attempts.train(made_up.start) is None
+    assert made_up.train() is None
     with pytest.raises(ResourceError, match="does not answer"):
-        attempts.train(made_up.start)
-    assert answers().now == 4
+        made_up.train()
 
 
 def test_full_disk_ends_the_run_at_once_and_leaves_nothing_half_written(process_group, store_path, tmp_path, full_disk):

@@ -5,11 +5,17 @@ from esmeray.common.errors import ConfigError
 from esmeray.dataset.store.conversion import ensure_store
 from esmeray.dataset.store.reader import Store
 from esmeray.tasks.plan import estimate_size, size_of_store, task_plan
-from esmeray.training.launch.planning import check_warm_up, make_plan
+from esmeray.training.config import Config
+from esmeray.training.launch.planning import Plan, check_warm_up, make_plan
 from tests.runs import tiny_config
 from tests.tasks.test_classification import config_of, write_table
 
-WORKERS = Workers(count=2, cpus_each=1, use_gpu=False)
+
+def plan_of(config: Config, workers: int = 2) -> Plan:
+    placed = Workers(workers, cpus_each=1, use_gpu=False)
+    return make_plan(
+        config.batch, config.training, config.deepspeed, placed, task_plan(config.data, config.model).estimate()
+    )
 
 
 def test_estimate_is_near_what_the_store_then_holds(tmp_path):
@@ -31,11 +37,9 @@ def test_estimate_reads_fasta_without_making_a_store(tmp_path):
 
 def test_plan_says_steps_and_memory(tmp_path):
     config = tiny_config(tmp_path, training={"max_steps": None, "epochs": 3})
-    size = task_plan(config.data, config.model).estimate()
-    plan = make_plan(config.batch, config.training, config.deepspeed, WORKERS, size)
-    assert plan.steps_per_epoch == -(-size.data.tokens // 512)
+    plan, alone = plan_of(config), plan_of(config, workers=1)
+    assert plan.steps_per_epoch == -(-plan.data.tokens // 512)
     assert plan.total_steps == 3 * plan.steps_per_epoch
-    alone = make_plan(config.batch, config.training, config.deepspeed, Workers(1, 1, False), size)
     assert plan.memory.optimizer_bytes == -(-alone.memory.optimizer_bytes // 2), "ZeRO divides it over the workers"
     text = "\n".join(plan.lines())
     assert "2 x cpu" in text
@@ -46,10 +50,7 @@ def test_plan_says_steps_and_memory(tmp_path):
 def test_plan_names_the_classes_of_a_classifier(tmp_path):
     table = write_table(tmp_path / "a.csv", "text,label", ["MKTA,in", "MKTC,out", "MKTD,in"])
     config = config_of(tmp_path, table, data={"validation_share": 0.0, "labels": {"split": "hash"}})
-    plan = make_plan(
-        config.batch, config.training, config.deepspeed, WORKERS, task_plan(config.data, config.model).estimate()
-    )
-    assert "labels           multiclass, 2 classes (in, out)" in plan.lines()
+    assert "labels           multiclass, 2 classes (in, out)" in plan_of(config).lines()
 
 
 def test_plan_counts_optimizer_mean_and_the_smaller_steps_of_the_start(tmp_path):
@@ -60,14 +61,13 @@ def test_plan_counts_optimizer_mean_and_the_smaller_steps_of_the_start(tmp_path)
         ({"weight_mean": 0.9}, {}),
         ({}, {"first_global_tokens": 64, "ramp_steps": 20}),
     ]
-    plans = []
-    for more_training, more_batch in changes:
-        config = tiny_config(tmp_path, training=training | more_training, batch=batch | more_batch)
-        size = task_plan(config.data, config.model).estimate()
-        plans.append(make_plan(config.batch, config.training, config.deepspeed, Workers(1, 1, False), size))
-    plain, muon, mean, ramped = plans
-    assert muon.memory.optimizer_bytes == plain.memory.optimizer_bytes - 4 * size.parameters.matrices
-    assert mean.memory.optimizer_bytes == plain.memory.optimizer_bytes + 4 * size.parameters.trainable
+    plain, muon, mean, ramped = (
+        plan_of(tiny_config(tmp_path, training=training | more_training, batch=batch | more_batch), workers=1)
+        for more_training, more_batch in changes
+    )
+    parameters = plain.memory.parameters
+    assert muon.memory.optimizer_bytes == plain.memory.optimizer_bytes - 4 * parameters.matrices
+    assert mean.memory.optimizer_bytes == plain.memory.optimizer_bytes + 4 * parameters.trainable
     sizes = [1] * 7 + [2] * 7 + [3] * 6
     assert ramped.batch.ramp() == sizes
     assert ramped.total_steps - plain.total_steps == 20 - sum(sizes) // 4
@@ -85,7 +85,6 @@ def test_a_warm_up_as_long_as_the_run_is_refused(tmp_path, end):
 
 def test_plan_counts_steps_by_sequences_where_those_bound_the_batches(tmp_path):
     config = tiny_config(tmp_path, batch={"batch_size": 1}, training={"max_steps": None})
-    size = task_plan(config.data, config.model).estimate()
-    plan = make_plan(config.batch, config.training, config.deepspeed, WORKERS, size)
-    assert plan.steps_per_epoch == -(-size.data.sequences // 2)
+    plan = plan_of(config)
+    assert plan.steps_per_epoch == -(-plan.data.sequences // 2)
     assert "at most 512 in 2 packed batches of 1 sequence at most" in "\n".join(plan.lines())

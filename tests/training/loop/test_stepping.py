@@ -7,12 +7,14 @@ import torch
 from esmeray.common.errors import DataError, ResourceError
 from esmeray.dataset.batches.steps import StepBatches
 from esmeray.dataset.packed_batch import TARGETS, PackedBatch
+from esmeray.model.device import HostCopy
 from esmeray.monitoring.sampling.memory_meter import MemoryMeter
 from esmeray.run_folder.checkpoints import Position
 from esmeray.training.engine.memory_guard import MemoryGuard, NewStartError
 from esmeray.training.engine.step_clock import StepClock
-from esmeray.training.loop.stepping import Stepper, every_step
+from esmeray.training.loop.stepping import BatchCopies, Stepper, every_step
 from esmeray.training.section import MemoryGuardSection
+from tests.model.support import masked_batch, no_waiting, random_sequences
 
 
 def batch_of(*lengths: int) -> PackedBatch:
@@ -166,3 +168,24 @@ def test_steps_resume_inside_their_epoch_and_an_epoch_without_any_ends_them():
     assert list(islice(every_step(epochs, position), 5)) == [(1, 2, 3), (2, 0, 6), (2, 1, 6), (2, 2, 6), (3, 0, 9)]
     with pytest.raises(DataError, match="no record to train on"):
         next(every_step(SimpleNamespace(epoch=lambda *place: iter(())), Position()))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def test_batches_and_results_are_copied_as_they_are(device):
+    batch = masked_batch(random_sequences([12, 5]), [0.3, 0.3])
+    if device == "cuda":
+        batch = batch.pin_memory()
+    copied = BatchCopies(torch.device(device)).copy(batch)
+    assert copied.tokens.device.type == device
+    back = HostCopy({"tokens": copied.tokens, "sum": copied.tokens.sum()}).read()
+    assert torch.equal(back["tokens"], batch.tokens)
+    assert int(back["sum"]) == int(batch.tokens.sum())
+    assert {tensor.device.type for tensor in back.values()} == {"cpu"}
+
+
+@pytest.mark.cuda
+def test_neither_copy_waits_for_the_device():
+    batch = masked_batch(random_sequences([12, 5]), [0.3, 0.3]).pin_memory()
+    copies = BatchCopies(torch.device("cuda"))
+    with no_waiting():
+        HostCopy({"tokens": copies.copy(batch).tokens}).read()

@@ -5,6 +5,7 @@ import shutil
 import time
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,32 +20,20 @@ from esmeray.dataset.store.reader import Store
 from esmeray.dataset.tokens.esm import pack_sequences
 from esmeray.run_folder.checkpoints import CheckpointFolder, CheckpointStore, FileEntry
 from esmeray.run_folder.metrics_log import read_metrics
-from esmeray.run_folder.paths import Outcome
 from esmeray.tasks import experiment
 from esmeray.tasks.autoencoder.model import ESM2Autoencoder
 from esmeray.tasks.plan import task_plan
 from esmeray.training.engine.engine import TrainingEngine
-from esmeray.training.loop import worker
+from esmeray.training.loop import building, worker
 from esmeray.training.loop.finishing import repeatable
-from esmeray.training.loop.results import StepResults
+from esmeray.training.loop.observing import StepResults
 from esmeray.training.loop.stepping import Stepper
 from esmeray.training.loop.worker import EarlyStopping, train_worker
 from tests.model.support import build_model
 from tests.runs import events, exported_weights, run_folder, tiny_config, train_losses, validations
+from tests.training.runs import assert_same_run, damage, nan_in_steps, stop_after, train
 
 pytestmark = pytest.mark.usefixtures("process_group")
-
-
-def train(config, store_path) -> Outcome:
-    run_folder(config).clear_requests()
-    return train_worker(config, WorkerContext(), store_path)
-
-
-@pytest.fixture(scope="module")
-def undisturbed(process_group, store_path, tmp_path_factory):
-    config = tiny_config(tmp_path_factory.mktemp("undisturbed"))
-    train(config, store_path)
-    return config
 
 
 @pytest.fixture(scope="module")
@@ -60,26 +49,6 @@ def stopped(process_group, store_path, tmp_path_factory):
 def stopped_at_6(stopped, tmp_path):
     shutil.copytree(run_folder(stopped).path, tmp_path / "tiny")
     return stopped.model_copy(update={"run": stopped.run.model_copy(update={"storage_path": str(tmp_path)})})
-
-
-def stop_after(config, store_path, step) -> None:
-    run = run_folder(config)
-    run.path.mkdir(parents=True, exist_ok=True)
-
-    def report(metrics):
-        if metrics["step"] == step:
-            run.request_stop()
-
-    run.clear_requests()
-    outcome = train_worker(config, WorkerContext(report=report), store_path)
-    assert (outcome.status, outcome.step) == ("stopped", step)
-
-
-def assert_same_run(config, undisturbed) -> None:
-    assert train_losses(config) == train_losses(undisturbed)
-    expected, actual = exported_weights(undisturbed), exported_weights(config)
-    assert expected.keys() == actual.keys()
-    assert all(torch.equal(actual[name], expected[name]) for name in expected)
 
 
 def test_loss_falls_and_the_model_is_exported(undisturbed):
@@ -133,13 +102,6 @@ def test_resuming_in_a_later_epoch_equals_never_stopping(store_path, tmp_path):
     assert_same_run(resumed, whole)
 
 
-def damage(folder, name="*optim_states.pt") -> None:
-    path = next(folder.rglob(name))
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
 def test_damaged_newest_checkpoint_is_left_for_the_one_before(stopped_at_6, undisturbed, store_path):
     damage(run_folder(stopped_at_6).checkpoints / "step-00000006")
     train(stopped_at_6, store_path)
@@ -191,15 +153,6 @@ def test_planted_pickle_never_runs(stopped_at_6, store_path, tmp_path):
     assert not marker.exists()
 
 
-def test_random_states_of_an_older_checkpoint_are_not_read(stopped_at_6, store_path, undisturbed):
-    folder = run_folder(stopped_at_6).checkpoints / "step-00000006"
-    path = folder / "rng-rank-00000.pt"
-    path.write_bytes(b"no tensors")
-    vouch_for(folder, path)
-    assert train(stopped_at_6, store_path).step == 8
-    assert_same_run(stopped_at_6, undisturbed)
-
-
 def vouch_for(folder, path) -> None:
     manifest = CheckpointFolder(folder).manifest()
     content = path.read_bytes()
@@ -210,34 +163,16 @@ def vouch_for(folder, path) -> None:
     (folder / "manifest.json").write_text(manifest.model_copy(update={"files": files}).sealed().model_dump_json())
 
 
-def spoil(monkeypatch, steps) -> None:
-    honest = TrainingEngine.backward
-    calls = {"step": 0}
-    honest_step = TrainingEngine.step
-
-    def backward(self, loss_sum, global_targets):
-        honest(self, loss_sum * (float("nan") if calls["step"] in steps else 1.0), global_targets)
-
-    def step(self, *rates):
-        calls["step"] += 1
-        return honest_step(self, *rates)
-
-    monkeypatch.setattr(TrainingEngine, "backward", backward)
-    monkeypatch.setattr(TrainingEngine, "step", step)
-
-
 def log_late(monkeypatch) -> None:
     """Have results of steps logged a step later, as on a GPU."""
     monkeypatch.setattr(worker, "StepResults", lambda *arguments, late: StepResults(*arguments, late=True))
 
 
-@pytest.mark.parametrize("late", [False, True])
-def test_one_nan_step_is_skipped_and_counted(store_path, tmp_path, monkeypatch, late):
-    if late:
-        log_late(monkeypatch)
-    spoil(monkeypatch, {3})
+def test_one_nan_step_is_skipped_and_counted_also_where_results_come_a_step_later(store_path, tmp_path, monkeypatch):
+    log_late(monkeypatch)
     config = tiny_config(tmp_path)
-    assert train(config, store_path).status == "finished"
+    with nan_in_steps({3}):
+        assert train(config, store_path).status == "finished"
     assert [event["step"] for event in events(config, "nonfinite")] == [4]
     assert exported_is_finite(config)
     last = CheckpointStore(run_folder(config).checkpoints).complete()[0].manifest()
@@ -257,13 +192,12 @@ def test_rewound_run_equals_one_that_left_out_the_steps_since_the_checkpoint(
     training = {"max_steps": 12, "max_nonfinite_steps": 2, "on_divergence": "rewind"}
     rewound = tiny_config(tmp_path / "rewound", training=training, **changes)
     left_out = tiny_config(tmp_path / "left out", training={"max_steps": 12}, **changes)
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, nan_in_steps(spoiled):
         if late:
             log_late(patch)
-        spoil(patch, spoiled)
         assert train(rewound, store_path).status == "finished"
-    spoil(monkeypatch, range(4, at))
-    train(left_out, store_path)
+    with nan_in_steps(range(4, at)):
+        train(left_out, store_path)
     (event,) = events(rewound, "rewound")
     assert event["step"] == at
     assert "again those of step 4" in event["message"]
@@ -273,22 +207,22 @@ def test_rewound_run_equals_one_that_left_out_the_steps_since_the_checkpoint(
     assert len([*run_folder(rewound).nonfinite.iterdir()]) == 2
 
 
-def test_run_that_diverges_after_its_last_rewind_ends(store_path, tmp_path, monkeypatch):
-    spoil(monkeypatch, {4, 5, 6, 7})
-    training = {"max_nonfinite_steps": 2, "on_divergence": "rewind", "max_rewinds": 1, "gpu_log_interval": 0}
-    config = tiny_config(tmp_path, training=training)
-    outcome = train(config, store_path)
-    assert (outcome.status, outcome.exit_code, outcome.step) == ("diverged", 5, 8)
-    assert [event["step"] for event in events(config, "rewound")] == [6]
-
-
-def test_nan_steps_in_a_row_end_the_run_and_name_the_records(store_path, tmp_path, monkeypatch):
-    spoil(monkeypatch, {2, 3, 4, 5, 6})
-    config = tiny_config(tmp_path, training={"max_nonfinite_steps": 3, "gpu_log_interval": 0})
-    outcome = train(config, store_path)
-    assert (outcome.status, outcome.exit_code, outcome.step) == ("diverged", 5, 5)
+@pytest.mark.parametrize(
+    ("settings", "nan_in", "step", "rewound_at"),
+    [
+        ({"on_divergence": "stop", "max_nonfinite_steps": 3}, {2, 3, 4, 5, 6}, 5, []),
+        ({"on_divergence": "rewind", "max_nonfinite_steps": 2, "max_rewinds": 1}, {4, 5, 6, 7}, 8, [6]),
+    ],
+    ids=["at once", "after its last rewind"],
+)
+def test_nan_steps_in_a_row_end_the_run_and_name_the_records(store_path, tmp_path, settings, nan_in, step, rewound_at):
+    config = tiny_config(tmp_path, training=settings | {"gpu_log_interval": 0})
+    with nan_in_steps(nan_in):
+        outcome = train(config, store_path)
+    assert (outcome.status, outcome.exit_code, outcome.step) == ("diverged", 5, step)
+    assert [event["step"] for event in events(config, "rewound")] == rewound_at
     files = sorted(run_folder(config).nonfinite.iterdir())
-    assert len(files) == 3
+    assert len(files) == len([number for number in nan_in if number < step])
     saved = json.loads(files[0].read_text())
     store = Store(store_path)
     assert saved["records"]
@@ -405,6 +339,26 @@ def test_trained_weights_of_a_run_are_the_start_of_the_next(masked_lm, store_pat
 
 def test_it_is_over_after_as_many_evaluations_without_a_better_one():
     costs = [3.0, 2.0, 2.5, 1.0, 1.0, 1.5]
-    resumed = [EarlyStopping(2, costs[:number]) for number in range(1, 7)]
-    assert [stopping.is_over for stopping in resumed] == [False, False, False, False, False, True]
-    assert [stopping.is_best for stopping in resumed] == [True, True, False, True, False, False]
+    resumed = [EarlyStopping(2, costs[:number]) for number in range(7)]
+    assert [stopping.is_over for stopping in resumed] == [False, False, False, False, False, False, True]
+    assert [stopping.since_best for stopping in resumed] == [0, 0, 0, 1, 0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("training", "peak_tflops"),
+    [
+        ({"precision": "bf16"}, 312.0),
+        ({"precision": "fp32", "tf32": True}, 156.0),
+        ({"precision": "fp32", "tf32": False}, 19.5),
+    ],
+)
+def test_utilization_is_held_to_the_peak_of_all_devices_in_the_precision_of_products(
+    training, peak_tflops, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100-SXM4-80GB")
+    monkeypatch.setattr(building, "Sampler", SimpleNamespace)
+    context = WorkerContext(0, 2, 0, torch.device("cuda"))
+    for monitoring, expected in ({}, 2 * peak_tflops), ({"peak_tflops": 10.0}, 20.0):
+        config = tiny_config(tmp_path, training=training, monitoring=monitoring)
+        sampler = building._sampler(config.training, config.monitoring, context, run_folder(config), 1e9)
+        assert sampler.peak_tflops == expected

@@ -1,0 +1,192 @@
+"""Observers of a worker, none of which changes a result: log, samples, watchdog, the results of steps.
+
+In: the run's folder and the worker's rank. Out: records in the run's folder; what the driver asks of it, as yes or no.
+On a GPU a step's results are read a step later, when the device is long through with them, so that it never waits for
+the host.
+"""
+
+import json
+import logging
+import math
+import os
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from esmeray.cluster.collective import ControlGroup, MetricSums
+from esmeray.common.publishing import write_atomically
+from esmeray.dataset.packed_batch import PackedBatch
+from esmeray.model.device import HostCopy
+from esmeray.monitoring.sampling.memory_meter import MemoryMeter
+from esmeray.monitoring.sampling.sampler import Sampler
+from esmeray.run_folder.checkpoints import CheckpointFolder, Position
+from esmeray.run_folder.metrics_log import MetricsLog, Record, read_metrics
+from esmeray.run_folder.paths import RunFolder
+from esmeray.tasks.experiment import Experiment
+from esmeray.training.engine.engine import StepResult, TrainingEngine
+from esmeray.training.engine.step_clock import StepClock
+from esmeray.training.engine.watchdog import Watchdog
+
+logger = logging.getLogger(__name__)
+
+_NORM = "gradient norm"
+
+
+class Observers:
+    """Observers of one worker. Sampler, meter and watchdog join when there is something to observe.
+
+    ``step`` is the number of steps taken, at which threads beside the loop log; ``hung`` holds the stacks of an attempt
+    that a watchdog ended.
+    """
+
+    def __init__(self, run: RunFolder, rank: int) -> None:
+        self.run, self.rank = run, rank
+        self.step = 0
+        # One writer: workers of other nodes may not see the folder, and lines of several would mix.
+        self.log = MetricsLog(run.metrics if rank == 0 else os.devnull)
+        self.sampler: Sampler | None = None
+        self.meter: MemoryMeter | None = None
+        # Without a limit until the worker is built: features of a frozen backbone, say, may take hours.
+        self.watchdog = Watchdog(run.logs, rank, None)
+        self.hung: Path | None = None
+
+    def warn(self, message: str) -> None:
+        logger.warning(message)
+        self.log.event("warning", self.step, message=message)
+
+    def note_checkpoint(self, folder: CheckpointFolder) -> None:
+        # At its own step: written in the background, it is complete when the loop is further.
+        self.log.event("checkpoint", folder.step, checkpoint=folder.path.name)
+
+    def records(self) -> list[Record]:
+        """The log so far on worker 0, which alone has it; none on the others."""
+        return read_metrics(self.run.metrics) if self.rank == 0 and self.run.metrics.exists() else []
+
+    def end_requested(self) -> bool:
+        """True on worker 0 where the driver asked for an end; the agreement before a step shares it."""
+        self.watchdog.progress()
+        return self.rank == 0 and self.run.end_requested()
+
+    def stop_requested(self) -> bool:
+        """The same for an end that can't wait for an evaluation, which is not taken again: asked before its batches."""
+        self.watchdog.progress()
+        return self.rank == 0 and self.run.stop_requested()
+
+    def forget_peak(self) -> None:
+        """Keep the memory of an evaluation or a checkpoint from counting as a step's."""
+        if self.meter is not None:
+            self.meter.forget_peak()
+
+    def close(self) -> None:
+        """End sampler and watchdog, not the log: how the run ends is still to be logged. May be called again."""
+        if self.sampler is not None:
+            self.sampler.close()
+        self.watchdog.close()
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """A step, ``position`` after it; ``times`` where it is to be logged."""
+
+    position: Position
+    batches: list[PackedBatch]
+    values: HostCopy
+    lowest_scale: bool
+    rate: float
+    times: dict[str, float] | None
+
+
+class StepResults:
+    """Results of the steps of a run. ``late``: logged a step later. Every worker calls the same methods in turn."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        engine: TrainingEngine,
+        control: ControlGroup,
+        observers: Observers,
+        clock: StepClock,
+        *,
+        late: bool,
+    ) -> None:
+        self._experiment, self._engine, self._control = experiment, engine, control
+        self._observers, self._clock = observers, clock
+        self._kept_back = int(late)
+        self._waiting: deque[_Taken] = deque()
+
+    def add(
+        self, position: Position, batches: list[PackedBatch], sums: MetricSums, result: StepResult, rate: float
+    ) -> Position:
+        """Note the step that led to this position; returns the position with what is known by now."""
+        values = HostCopy({**sums.own, _NORM: result.gradient_norm})
+        times = self._clock.read() if self._clock.log_due(position.step - 1) else None
+        self._waiting.append(_Taken(position, batches, values, result.lowest_scale, rate, times))
+        return self.log_all(position, but=self._kept_back)
+
+    def log_all(self, position: Position, but: int = 0) -> Position:
+        """Log what waits, ``but`` for so many steps; returns the position with what is known by now."""
+        while len(self._waiting) > but:
+            position = self._log_and_count(self._waiting.popleft(), position)
+        return position
+
+    def _log_and_count(self, taken: _Taken, position: Position) -> Position:
+        own = taken.values.read()
+        norm = float(own.pop(_NORM))
+        skipped = not math.isfinite(norm)
+        # The norm is the same on all workers, so that all of them add up, or none does.
+        totals = self._control.sum(own) if skipped or taken.times is not None else {}
+        nonfinite = skipped and self._is_fault(taken, totals)
+        counts = {
+            "skipped_steps": position.skipped_steps + int(skipped),
+            "nonfinite_in_a_row": position.nonfinite_in_a_row + 1 if nonfinite else 0,
+        }
+        if nonfinite:
+            self._save_records(taken.position.step - 1, taken.batches)
+        if totals:
+            self._log(taken, taken.position.model_copy(update=counts), totals, norm)
+        return position.model_copy(update=counts)
+
+    def _is_fault(self, taken: _Taken, totals: dict[str, Tensor]) -> bool:
+        """Test for a skipped step that is a fault; with fp16, one that only lowers the loss scale is none."""
+        if self._experiment.training.precision != "fp16" or taken.lowest_scale:
+            return True
+        return not math.isfinite(float(totals["loss"]))
+
+    def _log(self, taken: _Taken, position: Position, totals: dict[str, Tensor], norm: float) -> None:
+        log, skipped = self._observers.log, not math.isfinite(norm)
+        # A step that was skipped is logged although it was not due: the clock is read for it now.
+        times = taken.times or self._clock.read()
+        metrics: dict[str, float] = self._engine.module.metrics(totals)  # type: ignore[operator]
+        if self._observers.sampler is not None:
+            loader = {
+                "loader_queue_depth": self._experiment.batches.queue_depth,
+                "feature_cache_hit_rate": self._experiment.cache_hit_rate,
+            }
+            known = {name: float(value) for name, value in loader.items() if value is not None}
+            self._observers.sampler.note(position.step, position.epoch, {**metrics, **times, **known})
+        log.write(
+            "train",
+            position.step,
+            epoch=position.epoch,
+            **metrics,
+            learning_rate=taken.rate,
+            gradient_norm=norm,
+            skipped=skipped,
+            skipped_steps=position.skipped_steps,
+            tokens_seen=position.tokens_seen,
+            **times,
+        )
+        if skipped:
+            log.event("nonfinite" if position.nonfinite_in_a_row else "loss_scale_lowered", position.step)
+
+    def _save_records(self, step: int, batches: list[PackedBatch]) -> None:
+        """Write the records of this worker's part of a step that was not finite."""
+        folder, rank, name_of = self._observers.run.nonfinite, self._observers.rank, self._experiment.store.id
+        # A worker that had run out of records took part without a batch.
+        records = torch.cat([batch.records for batch in batches]).tolist() if batches else []
+        content = {"step": step, "rank": rank, "records": [{"index": i, "id": name_of(i)} for i in records]}
+        folder.mkdir(exist_ok=True)
+        write_atomically(folder / f"step-{step:08d}-rank-{rank:05d}.json", json.dumps(content, indent=1) + "\n")
