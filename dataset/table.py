@@ -23,8 +23,7 @@ import pyarrow.parquet as pq
 from esmeray.common.errors import DataError, reading
 from esmeray.common.text import did_you_mean, first_line
 from esmeray.dataset.fasta.counts import SourceFile
-from esmeray.dataset.fasta.read_ahead import ReadAhead, TextStream
-from esmeray.dataset.fasta.reader import COMPRESSIONS
+from esmeray.dataset.fasta.reader import COMPRESSIONS, ReadAhead, TextStream
 
 _PARQUET = ".parquet"
 _SUFFIXES = (*(suffix + compression for suffix in (".csv", ".tsv") for compression in COMPRESSIONS), _PARQUET)

@@ -23,10 +23,9 @@ from esmeray.common.errors import DataError
 from esmeray.common.text import counted
 from esmeray.dataset.fasta.alphabet import GAPS, STORE_ALPHABET, STORE_BYTES, CleanSequence, bad_to_x, clean
 from esmeray.dataset.fasta.counts import IngestCounts
-from esmeray.dataset.fasta.kernel import HashSet64, Kernel
 from esmeray.dataset.fasta.locate import places_of_records
 from esmeray.dataset.fasta.reader import RecordBatch
-from esmeray.dataset.fasta.records import Lines, hashes_of, lengths_of
+from esmeray.dataset.fasta.records import HashSet64, Kernel, Lines, hashes_of, lengths_of
 from esmeray.train_config.schema import IngestSection
 
 NUCLEOTIDES = b"ACGTUNacgtun"

@@ -91,8 +91,8 @@ class Store:
 
     def sequence(self, index: int) -> np.ndarray:
         """(L,) uint8: the residues of one record in ASCII (a text in UTF-8), a read-only view of the mapped file."""
-        block, place = self._file.find(index)
-        start, end = block.residue_offsets[place : place + 2]
+        block, row = self._file.find(index)
+        start, end = block.residue_offsets[row : row + 2]
         return np.frombuffer(block.residues[start:end], dtype=np.uint8)
 
     def text(self, index: int) -> str:
@@ -106,8 +106,8 @@ class Store:
         return self._file.windows(records_N, starts_N, lengths_N)
 
     def id(self, index: int) -> str:
-        block, place = self._file.find(index)
-        start, end = block.id_offsets[place : place + 2]
+        block, row = self._file.find(index)
+        start, end = block.id_offsets[row : row + 2]
         return bytes(block.ids[start:end]).decode("utf-8")
 
     def residue_blocks(self) -> Iterator[np.ndarray]:
@@ -120,6 +120,7 @@ class Store:
 
     @property
     def _file(self) -> "_OpenFile":
+        # A fork inherits the object, and LMDB's environment does not survive the fork.
         if self._opened is None or self._opened.pid != os.getpid():
             self._opened = _open(self.path, self.manifest)
         return self._opened
@@ -128,6 +129,7 @@ class Store:
         data_file, manifest = self.path / DATA_FILE, self.manifest
         checksum = manifest.data_xxh128 if full else None
         check_file(data_file, STORE_REMEDY, num_bytes=manifest.data_bytes, xxh128=checksum)
+        # The pages that LMDB follows: a damaged pointer would end the process by a signal.
         with parsing(data_file, STORE_REMEDY):
             if layout.index_crc32(data_file, manifest.page_bytes, manifest.index_pages) != manifest.index_crc32:
                 raise DataError(f"{data_file}: damaged: the checksum of its index does not hold; {STORE_REMEDY}")
@@ -152,12 +154,13 @@ class _OpenFile:
         try:
             # Read-ahead stays on: a block is read as a whole for its checksum, which takes five times as long by pages.
             environment = lmdb.open(str(path), readonly=True, lock=False, lib_version=layout.LMDB_MAJOR)
-            self._transaction = environment.begin(buffers=True)
+            self._transaction = environment.begin(buffers=True)  # views of the map and no copies; held open for them
         except lmdb.Error as error:
             raise self._damaged(str(error)) from error
         self._reading = threading.Lock()  # a transaction serves one thread at a time
         self._blocks: dict[int, _Block] = {}
         self.lengths = self._array(Kind.LENGTHS, "<u4")
+        # Both: NumPy finds the blocks of a whole batch at once, bisect that of a single record without its overhead.
         self._starts_B = self._array(Kind.STARTS, "<u8").astype(np.int64)
         self._starts: list[int] = self._starts_B.tolist()
         # (N,) where in its block each record's residues begin, once the block was read.
@@ -177,10 +180,11 @@ class _OpenFile:
     def windows(
         self, records_N: NDArray[np.int64], starts_N: NDArray[np.int64], lengths_N: NDArray[np.int64]
     ) -> list[memoryview]:
-        # Negative numbers are the largest when taken as unsigned.
+        # One look at all of them: negative numbers are the largest when taken as unsigned.
         if records_N.view(np.uint64).max(initial=0) >= self._manifest.num_records:
             raise IndexError(f"records {records_N.min()} to {records_N.max()} of {self._manifest.num_records}")
         blocks_N = self._starts_B.searchsorted(records_N, side="right") - 1
+        # Once every block was read, no batch has to look whether its own are.
         if len(self._blocks) < len(self._starts):
             for number in set(blocks_N.tolist()):
                 self.block(number)
@@ -236,6 +240,7 @@ _OPENING = threading.Lock()
 
 
 def _open(path: Path, manifest: StoreManifest) -> _OpenFile:
+    # Under a lock: LMDB must not open a file twice in a process.
     with reading(path / DATA_FILE, STORE_REMEDY), _OPENING:
         status = (path / DATA_FILE).stat()
         key = (status.st_dev, status.st_ino)
@@ -255,17 +260,19 @@ def stage_store(store_path: Path, stage_dir: Path) -> Path:
     Raises DataError where the store is damaged, ResourceError where the node's disk is full or can't be written.
     """
     store = Store(store_path)
+    # By content: a store that was made anew under the same name is another copy, and the old one stays valid.
     name = f"{store.path.name}-{store.manifest.data_xxh128[:16]}"
     target = Path(os.path.abspath(stage_dir)) / name  # noqa: PTH100
     with exclusive(target):
         with suppress(DataError):  # then made again from the original, which is verified in turn
             return Store(target, verify="full").path
+        # Before copying, which takes minutes for a large store and would fill the disk of all who use the node.
         if shutil.disk_usage(target.parent).free < store.manifest.data_bytes:
             raise disk_full(target, f"staging takes {store.manifest.data_bytes / 1e9:.1f} GB")
         with published(target) as folder:
-            for name in (DATA_FILE, MANIFEST_FILE):
-                shutil.copyfile(store.path / name, folder / name)
-            Store(folder, verify="full")
+            for file_name in (DATA_FILE, MANIFEST_FILE):
+                shutil.copyfile(store.path / file_name, folder / file_name)
+            Store(folder, verify="full")  # before the renaming: what the network damaged is never seen under the name
     return target
 
 

@@ -39,7 +39,8 @@ TRANSACTION_BYTES = 1 << 20
 
 
 REOPEN_BYTES = 16 << 20
-_SYNC_FILE_RANGE_WRITE = 2
+"""Written through one mapping, before it is opened anew: what bounds the memory of a conversion."""
+_SYNC_FILE_RANGE_WRITE = 2  # from Linux's fcntl.h; Python's os has no such call
 
 
 class StoreWriter:
@@ -63,13 +64,19 @@ class StoreWriter:
 
     def add(self, block: CleanBlock) -> None:
         """Append a block. Raises ResourceError where the disk is full."""
-        offsets, id_offsets = _offsets(block.lengths), _offsets(block.ids.lengths)
-        parts: list[bytes | memoryview] = [offsets, id_offsets, block.residues, block.ids.joined()]
+        parts: list[bytes | memoryview] = [
+            _offsets(block.lengths),
+            _offsets(block.ids.lengths),
+            block.residues,
+            block.ids.joined(),
+        ]
         num_bytes = sum(map(len, parts)) + layout.HEADER_BYTES
+        # Ids are split for a refusal alone: for each block it would cost as much as parsing.
         if num_bytes > layout.MAX_VALUE_BYTES:
             ids = [record_id.decode("utf-8") for record_id in block.ids.split()]
             _check_value_size(num_bytes, f"the records from {ids[0]!r} to {ids[-1]!r}")
         key = layout.key_bytes(len(self._starts))
+        # Framed, and with that checksummed, by the thread that writes.
         self._put(key, partial(layout.frame, Kind.BLOCK, self._num_records, len(block.lengths), parts), num_bytes)
         self._starts.append(self._num_records)
         self._lengths.append(block.lengths)
@@ -92,6 +99,7 @@ class StoreWriter:
         self._put_array(Kind.STARTS, np.array(self._starts, dtype=np.uint64))
         page_bytes = self._environment.stat()["psize"]
         self._thread.begin(self._sync)  # meanwhile what was written is read back out of the page cache
+        # Of the content and not of the file: where LMDB puts pages depends on how much was written at once.
         content = hashlib.sha256(_bytes(lengths))
         content.update(_bytes(hashes))
         content.update(self._ids_sha256.digest())
@@ -115,12 +123,13 @@ class StoreWriter:
         )
         self._thread.wait()
         self.close()
+        # Last: a folder without it is no store.
         (self._folder / layout.MANIFEST_FILE).write_text(layout.signed_json(manifest), encoding="utf-8")
         return manifest
 
     def close(self) -> None:
         """Let go of data.mdb, finished or not."""
-        self._thread.close()
+        self._thread.close()  # first, since it may be writing through the environment
         self._environment.close()
 
     def _put_array(self, kind: Kind, array: np.ndarray) -> None:
@@ -146,7 +155,7 @@ class StoreWriter:
             try:
                 with self._disk(), self._environment.begin(write=True) as transaction:
                     for key, framed in values:
-                        transaction.put(key, framed(), append=True)
+                        transaction.put(key, framed(), append=True)  # keys ascend, so that no page has to be split
                 break
             except lmdb.MapFullError:
                 # The transaction was rolled back as a whole.
@@ -157,13 +166,19 @@ class StoreWriter:
 
     def _open(self, map_size: int) -> lmdb.Environment:
         # No lock file: the folder is this process's own. No sync at each commit: one comes before the renaming.
-        path, version = str(self._folder), layout.LMDB_MAJOR
         with self._disk():
-            return lmdb.open(path, map_size=map_size, lock=False, sync=False, metasync=False, lib_version=version)
+            return lmdb.open(
+                str(self._folder),
+                map_size=map_size,
+                lock=False,
+                sync=False,
+                metasync=False,
+                lib_version=layout.LMDB_MAJOR,
+            )
 
     def _unmap(self) -> None:
         """Open the file anew: of what was mapped, the pages around each leaf that was touched count as our memory."""
-        map_size = self._environment.info()["map_size"]
+        map_size = self._environment.info()["map_size"]  # which may have grown
         self._environment.close()
         _start_writing_back(self._folder / DATA_FILE)
         self._environment = self._open(map_size)
@@ -179,7 +194,7 @@ class StoreWriter:
         try:
             yield
         except lmdb.MapFullError:
-            raise
+            raise  # no refusal: the caller makes the map larger
         except lmdb.Error as error:
             raise disk_full(self._target, str(error)) from error
 
@@ -201,6 +216,7 @@ def write_sequences(
     with closing(StoreWriter(folder / SEQUENCES_FOLDER, target / SEQUENCES_FOLDER, alphabet)) as writer:
         for end, text in enumerate(texts, start=1):
             num_bytes += len(text)
+            # Blocks as a FASTA file's would be, so that the same records give a store that is read as fast.
             if num_bytes >= BATCH_RESIDUES or end - start == BATCH_RECORDS or end == len(texts):
                 block_texts = texts[start:end]
                 lines = Lines.of([record_id.encode("utf-8") for record_id in ids[start:end]])
@@ -233,6 +249,7 @@ def _offsets(lengths: np.ndarray) -> memoryview:
 
 
 def _bytes(array: np.ndarray) -> memoryview:
+    # Stores travel between machines; on nearly all of them this changes nothing.
     little_endian = array.astype(array.dtype.newbyteorder("<"), copy=False)
     return np.ascontiguousarray(little_endian).data.cast("B")
 

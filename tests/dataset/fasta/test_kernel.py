@@ -12,12 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esmeray.common.errors import DataError
-from esmeray.dataset.fasta import kernel as fasta_kernel
-from esmeray.dataset.fasta import read_ahead
 from esmeray.dataset.fasta import reader as fasta
-from esmeray.dataset.fasta.kernel import HashSet64, Kernel, PlainFasta, load_kernel
+from esmeray.dataset.fasta import records as fasta_records
 from esmeray.dataset.fasta.reader import MAX_RESIDUES, FastaSource
-from esmeray.dataset.fasta.records import Records
+from esmeray.dataset.fasta.records import HashSet64, Kernel, PlainFasta, Records, load_kernel
 from esmeray.dataset.store.conversion import convert
 from esmeray.train_config.schema import IngestSection
 
@@ -67,7 +65,7 @@ def test_any_text_reads_as_by_lines_or_is_refused_in_the_same_words(
 ):
     path = tmp_path_factory.mktemp("text") / "in.fasta"
     path.write_bytes(text)
-    with patch.object(read_ahead, "CHUNK_BYTES", chunk_bytes):
+    with patch.object(fasta, "CHUNK_BYTES", chunk_bytes):
         found = read(path, longest)
     with patch.object(fasta, "load_kernel", lambda: None):
         assert found == read(path, longest)
@@ -116,7 +114,7 @@ def test_what_is_not_plain_is_left_as_it_was(kernel, text):
 
 
 def test_a_file_without_headers_is_not_taken_into_memory_whole(kernel, monkeypatch):
-    monkeypatch.setattr(fasta_kernel, "_HEADER_BYTES", 80)
+    monkeypatch.setattr(fasta_records, "_HEADER_BYTES", 80)
     plain = PlainFasta(kernel, max_residues=10)
     chunks = iter([memoryview(text) for text in (b">a\nMK\n>b\n", *[b"MKV" * 20] * 9)])
     (records,) = plain.records(chunks)

@@ -16,7 +16,7 @@ import pytest
 from esmeray.common import background_thread
 from esmeray.common.errors import ConfigError, DataError
 from esmeray.common.progress import ConversionProgress
-from esmeray.dataset.fasta import read_ahead
+from esmeray.dataset.fasta import reader as fasta
 from esmeray.dataset.fasta.counts import IngestCounts
 from esmeray.dataset.fasta.records import Lines, hashes_of, lengths_of
 from esmeray.dataset.store import writer as store_writer
@@ -146,7 +146,7 @@ def test_a_conversion_interrupted_while_it_reads_or_writes_ends_and_leaves_nothi
     source = write_fasta(tmp_path / "in.fasta", [("a", "MKV"), ("b", "MKL")])
     conversion = partial(convert, [str(source)], tmp_path / "store", IngestSection())
     for line in count(1, 23):
-        if not interrupted_at(line, conversion, modules=(background_thread, read_ahead, store_writer)):
+        if not interrupted_at(line, conversion, modules=(background_thread, fasta, store_writer)):
             break
         assert [path.name for path in tmp_path.iterdir()] == ["in.fasta"], f"interrupted at line {line}"
     assert line > 100
