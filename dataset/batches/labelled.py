@@ -52,8 +52,9 @@ class LabelledSource(BatchSource):
 
     def filler(self) -> PackedBatch:
         """A sequence of two padding tokens, whose targets no loss looks at."""
+        # Of the dtype and shape of the others, since every rank takes part in the same reductions.
         no_targets = torch.from_numpy(self._labels.targets[:0])
-        rows = 2 if self._labels.per_residue else 1
+        rows = 2 if self._labels.per_residue else 1  # of tokens, or of the sequence
         targets = no_targets.new_full((rows, *no_targets.shape[1:]), filler_value(TARGETS, no_targets.dtype))
         batch = packed_from_tokens(np.array([self._tokens.pad] * 2), np.array([2]), np.empty(0, dtype=np.int64))
         weights_N = None if self._labels.weights is None else np.zeros(1, dtype=np.float32)
@@ -74,6 +75,7 @@ class LabelledSource(BatchSource):
             if self._labels.per_residue:
                 first = int(self._residue_starts[record])
                 inner = [self._labels.targets[first + start : first + start + length] for start, length in spans]
+                # Special tokens have no label, and the targets must be as long as the tokens.
                 before, after = (np.full_like(ids, IGNORED_TARGET) for ids in self._around)
                 residue_targets += [before, *inner, after]
         lengths_N = kept_N + self._num_special
@@ -113,7 +115,7 @@ def _both_ends(whole: int, kept: int) -> list[tuple[int, int]]:
 
 
 class FeatureSource(BatchSource):
-    """The same batches as a source of labelled records has, with a frozen network's features in place of running it.
+    """The same batches as a source of labelled records has, with a frozen network's features instead of running it.
 
     Args:
         source: of the records; its cropping is that which the features were computed with.

@@ -47,6 +47,7 @@ class LoaderProcess:
     def __init__(self, prepare: _Prepare) -> None:
         """Start the process; it unpickles ``prepare``, which opens its own stores."""
         self._process = subprocess.Popen(
+            # -P: a module of the user's working folder must not hide one of Python's.
             [sys.executable, "-P", "-m", "esmeray.dataset.batches.loader_process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -54,7 +55,9 @@ class LoaderProcess:
             process_group=0,  # Ctrl-C at the terminal goes to the worker alone, from the first moment on
         )
         self._replies: queue.SimpleQueue[_Reply | None] = queue.SimpleQueue()
+        # A daemon, as it waits on the pipe for as long as the process lives.
         threading.Thread(target=_collect, args=(self._process.stdout, self._replies), daemon=True).start()
+        # Also where nobody closes it: a worker that ends by an exception, or drops the loader.
         self.close = weakref.finalize(self, _end_process, self._process)
         self._write((os.getpid(), prepare))
 
@@ -98,6 +101,7 @@ class LoaderProcess:
             raise self._lost() from error
 
     def _lost(self) -> LoaderProcessLost:
+        # The pipe breaks a moment before the kernel has an exit code to say why.
         try:
             code: int | None = self._process.wait(_END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -146,11 +150,13 @@ def _receive(stream: IO[bytes]):
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    requests = os.fdopen(os.dup(0), "rb")
+    replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what anything prints must not get between the replies
     try:
         parent, prepare = _receive(requests)
         threading.Thread(target=_exit_with_parent, args=(parent,), daemon=True).start()
+        # One after the other and in order, which is what the worker matches replies with requests by.
         while True:
             _send(_answer(prepare, _receive(requests)), replies)
     except (EOFError, pickle.UnpicklingError, BrokenPipeError):

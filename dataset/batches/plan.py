@@ -59,6 +59,7 @@ class EpochPlan:
 
     @property
     def num_steps(self) -> int:
+        # An epoch may end within the ramp, whose steps are then all that there are.
         if self.num_batches <= self.ramp[-1]:
             return int(np.searchsorted(self.ramp, self.num_batches))
         return self.ramp.size - 1 - int(self.ramp[-1] - self.num_batches) // self.batches_per_step
@@ -75,6 +76,7 @@ class EpochPlan:
 
         Every rank gets equally many, as collective operations need; None stands for a filler.
         """
+        # Steps beyond the ramp are alike, so that no table of them is kept.
         beyond = step - (self.ramp.size - 1)
         first = int(self.ramp[min(step, self.ramp.size - 1)]) + max(beyond, 0) * self.batches_per_step
         size = self.batches_per_step if beyond >= 0 else int(self.ramp[step + 1]) - first
@@ -122,6 +124,7 @@ def plan_epoch(
             f"record {names_N[first]} has {lengths_N[first]} tokens, more than a batch holds ({budget}; "
             f"{counted(too_long.size, 'such record{s}')}): raise batch.tokens or lower data.max_length"
         )
+    # Of seed and epoch alone: every rank shuffles alike, and nothing is exchanged.
     random = np.random.Generator(np.random.Philox(np.random.SeedSequence((_SHUFFLE_STREAM, seed, epoch))))
     most = max(1, lengths_N.size) if max_sequences is None else max_sequences
     order, sizes = _WindowPacker(lengths_N, budget, most, window, random).pack()
@@ -137,14 +140,16 @@ def plan_epoch(
 
 
 def longest_first(tokens_N: NDArray[np.integer], budget: int) -> list[Indices]:
-    """Places of the sequences of each batch: neighbours by length, the longest first, as many as the budget holds.
+    """Indices of the sequences of each batch: neighbours by length, the longest first, as many as the budget holds.
 
     Memory runs out at the start or not at all. A sequence of more tokens than the budget is alone.
     """
     order = np.argsort(-tokens_N, kind="stable")
     used = np.cumsum(tokens_N[order])
-    batches, first, before = [], 0, 0
+    batches = []
+    first = before = 0
     while first < order.size:
+        # At least one: what is too long for a batch is still to be computed, and may fit into memory.
         last = max(int(np.searchsorted(used, before + budget, side="right")), first + 1)
         batches.append(order[first:last])
         first, before = last, int(used[last - 1])
@@ -156,6 +161,7 @@ def _shuffle_batches(order: Indices, sizes: Indices, random: np.random.Generator
     starts = np.cumsum(sizes) - sizes
     permutation = random.permutation(sizes.size)
     sizes = sizes[permutation]
+    # All batches are moved by one index array: an epoch may have millions, and a loop over them would take seconds.
     offsets = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
     shifts = np.repeat(starts[permutation] - offsets[:-1], sizes)
     return order[np.arange(order.size) + shifts], offsets
@@ -167,7 +173,7 @@ class _WindowPacker:
     def __init__(
         self, lengths_N: NDArray[np.integer], budget: int, most: int, window: int, random: np.random.Generator
     ) -> None:
-        self._lengths = lengths_N.astype(np.int64)
+        self._lengths = lengths_N.astype(np.int64)  # sums of an epoch's tokens exceed 32 bits
         self._budget, self._most = budget, most
         least_window = _LEAST_BATCHES_PER_WINDOW * budget * lengths_N.size // max(self._lengths.sum(), 1)
         self._window = max(window, min(least_window, _LEAST_BATCHES_PER_WINDOW * most))
@@ -219,18 +225,19 @@ class _WindowPacker:
 
     def _fill_gaps(self, stream: Indices, cuts: Sequence[int], pool_lengths: list[int]) -> Indices:
         """For each sequence of the pool (ascending lengths) the batch that takes it, or -1."""
+        # Python's lists from here on: each batch takes a few searches, and NumPy's calls cost more than these.
         used_B = np.add.reduceat(self._lengths[stream[: cuts[-1]]], cuts[:-1])
         batches = np.full(len(pool_lengths), -1, dtype=np.int64)
         left = list(range(len(pool_lengths)))
         for batch, (used, size) in enumerate(zip(used_B.tolist(), np.diff(cuts).tolist(), strict=True)):
             gap = self._budget - used
-            place = bisect_right(pool_lengths, gap)
-            while size < self._most and place > 0:
+            fitting = bisect_right(pool_lengths, gap)
+            while size < self._most and fitting > 0:
                 # The longest that fits: short ones are worth more in the gaps that are left to later batches.
-                gap -= pool_lengths.pop(place - 1)
-                batches[left.pop(place - 1)] = batch
+                gap -= pool_lengths.pop(fitting - 1)
+                batches[left.pop(fitting - 1)] = batch
                 size += 1
-                place = bisect_right(pool_lengths, gap)
+                fitting = bisect_right(pool_lengths, gap)
         return batches
 
     def _best_fit_decreasing(self, members: Indices) -> None:
@@ -244,18 +251,18 @@ class _WindowPacker:
         sizes: list[int] = []  # of each batch, full ones too
         batches = np.empty(members.size, dtype=np.int64)
         for index, length in enumerate(self._lengths[members].tolist()):
-            place = bisect_right(gaps, length - 1)
-            if place == len(gaps):
+            smallest = bisect_right(gaps, length - 1)
+            if smallest == len(gaps):
                 gap, owner = self._budget, len(sizes)
                 sizes.append(0)
             else:
-                gap, owner = gaps.pop(place), owners.pop(place)
+                gap, owner = gaps.pop(smallest), owners.pop(smallest)
             batches[index] = owner
             sizes[owner] += 1
             if sizes[owner] < self._most:
-                place = bisect_right(gaps, gap - length)
-                gaps.insert(place, gap - length)
-                owners.insert(place, owner)
+                rank = bisect_right(gaps, gap - length)
+                gaps.insert(rank, gap - length)
+                owners.insert(rank, owner)
         self._append(members, batches, len(sizes))
 
     def _emit(self, stream: Indices, stream_sizes: Indices, pool: Indices, pool_batches: Indices) -> None:

@@ -26,7 +26,7 @@ def splitmix64(counters: Bits) -> Bits:
 
 
 def _mix(bits: Bits) -> Bits:
-    """SplitMix64 after its addition, in place: with one buffer beside it, both stay in the processor's cache."""
+    """SplitMix64 after its addition, into ``bits``: with one buffer beside it, both stay in the processor's cache."""
     shifted = np.right_shift(bits, _SHIFTS[0])
     bits ^= shifted
     bits *= _FACTORS[0]
@@ -48,17 +48,19 @@ def keyed_bits(purpose: int, seed: int, epoch: int, records: NDArray[np.integer]
 def _key(purpose: int, seed: int, epoch: int) -> np.uint64:
     """The key that the bits of all records of one use in one epoch have in common; the same for every batch."""
     key = np.zeros(1, dtype=np.uint64)
+    # Mixed in one after the other, since neighbouring seeds and epochs would else give neighbouring keys.
     for number in (purpose, seed, epoch):
         key = splitmix64(key ^ np.uint64(number & _MASK_64))
     return key[0]
 
 
 def positional_bits(keys_N: Bits, cu_seqlens: NDArray[np.integer]) -> Bits:
-    """(T,) uint64: 64 random bits for each token, from those of its sequence (:func:`keyed_bits`) and its place there.
+    """(T,) uint64: 64 random bits for each token, from those of its sequence (:func:`keyed_bits`) and its position.
 
     Within a sequence the counters advance by SplitMix64's own increment, so no two positions share their bits.
     """
-    # key + (position + 1) * gamma, modulo 2^64, where position is place in the batch less the sequence's start.
+    # key + (position + 1) * gamma, modulo 2^64, where position is the index in the batch less the sequence's start: one
+    # product for each sequence and one for the whole batch, no loop over sequences.
     before_N = cu_seqlens[:-1].astype(np.uint64)
     before_N -= np.uint64(1)
     before_N *= _GAMMA
@@ -69,4 +71,5 @@ def positional_bits(keys_N: Bits, cu_seqlens: NDArray[np.integer]) -> Bits:
 
 def threshold(share: float) -> np.uint64:
     """The number that ``share`` of all 64-bit numbers lie below; for 1, the largest of them."""
+    # 2^64 itself is none of the 64-bit numbers.
     return np.uint64(min(int(share * 2.0**64), _MASK_64))

@@ -27,6 +27,7 @@ def split_records(sequence_hashes: NDArray[np.uint64], validation_share: float) 
     """
     bits_N = _mixed(sequence_hashes)
     held_out_N = bits_N < threshold(validation_share)
+    # A share of 0 asks for no held-out records, which then may be none.
     if validation_share > 0:
         held_out_N = _with_both_sides(held_out_N, bits_N, validation_share)
     return np.flatnonzero(~held_out_N), np.flatnonzero(held_out_N)
@@ -50,9 +51,11 @@ def split_stratified(
     pairs = np.unique(np.stack([classes, sequence_N]), axis=1)
     sequences_of = np.split(pairs[1], np.flatnonzero(np.diff(pairs[0])) + 1)
     held_out_S = np.full(distinct_S.size, -1, dtype=np.int8)  # -1: not settled
+    # The smallest class first: the others can still choose where it can't.
     for sequences_K in sorted(sequences_of, key=len):
         _settle(held_out_S, sequences_K, validation_share)
     held_out_N = held_out_S[sequence_N] == 1
+    # What other classes have settled may leave one on a single side.
     for number, sequences_K in zip(np.unique(pairs[0]), sequences_of, strict=True):
         num_held_out = int(held_out_S[sequences_K].sum())
         if len(sequences_K) > 1 and num_held_out in (0, len(sequences_K)):
@@ -68,9 +71,10 @@ def split_stratified(
 
 
 def _settle(held_out_S: NDArray[np.int8], sequences_K: NDArray[np.int64], validation_share: float) -> None:
-    """Say in place which sequences of one class are held out, as far as no other class has said so."""
+    """Set which sequences of one class are held out, as far as no other class has said so."""
     count = len(sequences_K)
     wanted = min(max(round(validation_share * count), 1), count - 1)
+    # Those that share sequences with a class before may have settled more or fewer than this one wants.
     free = sequences_K[held_out_S[sequences_K] < 0]
     missing = max(wanted - int((held_out_S[sequences_K] == 1).sum()), 0)
     held_out_S[free] = 0

@@ -1,8 +1,8 @@
 """FASTA files to batches of raw records, with every refusal located: file, line and record.
 
 In: names of files (plain, gzip, bzip2, xz, zstd), folders and globs. Out: :class:`RecordBatch`, headers and sequences
-as they stand in the files. A thread of its own reads, hashes and decompresses a file, a chunk ahead of the parser: these
-let go of Python's global lock, so that on two cores they cost next to nothing. The compiled parser of
+as they stand in the files. A thread of its own reads, hashes and decompresses a file, a chunk ahead of the parser:
+these let go of Python's global lock, so that on two cores they cost next to nothing. The compiled parser of
 :mod:`esmeray.dataset.fasta.records` takes what is laid out plainly; from the first text that is not, the rest of the
 file is parsed by lines. Left to :mod:`esmeray.dataset.store.ingest`: what a sequence and an id may be.
 """
@@ -203,7 +203,7 @@ class RecordBatch:
         origin = next((origin for origin in reversed(self.origins) if origin.start <= index), None)
         return None if origin is None else (origin.path, origin.number + index - origin.start)
 
-    def place(self, index: int, residue: int | None = None) -> str:
+    def location(self, index: int, residue: int | None = None) -> str:
         """File, line and record of one record, or of one of its residues, for a message."""
         origin = self.origin(index)
         if origin is None:

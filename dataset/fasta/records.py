@@ -90,7 +90,9 @@ class Records:
     @classmethod
     def of(cls, headers: list[bytes], sequences: list[bytes]) -> "Records":
         """From header lines and sequences, with their ids and hashes."""
-        ids = list(map(_first_word, headers))
+        # As strings, because bytes take fewer of ASCII's characters for white space.
+        words = [header.decode("ascii").split(None, 1) for header in headers]
+        ids = [word[0].encode("ascii") if word else b"" for word in words]
         return cls(
             headers=Lines.of(headers),
             ids=Lines.of(ids),
@@ -169,11 +171,6 @@ def keys_of(sequences: Iterable[Any]) -> NDArray[np.uint64]:
     """
     halves = [(xxhash.xxh3_64_intdigest(text), xxhash.xxh3_64_intdigest(text, 1)) for text in sequences]
     return np.array(halves, dtype=np.uint64).reshape(-1, 2)
-
-
-def _first_word(header: bytes) -> bytes:
-    # As a string, because bytes take fewer of ASCII's characters for white space.
-    return (header.decode("ascii").split(None, 1) or [""])[0].encode("ascii")
 
 
 def _span(lengths: np.ndarray, start: int, end: int) -> tuple[int, int]:
@@ -283,7 +280,7 @@ class PlainFasta:
             searched = max(self._size - 1, 0)  # the line feed may be the last byte of the chunk before
             self._append(chunk)
             last_header = self._buffer.rfind(b"\n>", searched, self._size) + 1
-            # A long record may need many chunks; a text of another kind, which has no header at all, must not fill memory.
+            # A long record may need many chunks; a text of another kind, without headers, must not fill memory.
             if not last_header and self._size < 2 * self._max_residues + _HEADER_BYTES and self._text[0] == _HEADER:
                 continue
             records = self._take(last_header)

@@ -88,12 +88,14 @@ def _make(data: DataSection, tokenizer: TokenizerSection, target: Path, progress
     )
     texts = [text.encode("utf-8") for text in records.texts]
     hashes_N = hashes_of(texts)
+    # In this order: the label space is of training records alone, and what it lacks leaves out held-out ones.
     parts_N = _split(records, hashes_N, data)
     space = _label_space(records, parts_N, data)
     targets = _encoded(records, parts_N, space, data)
     counts = records.counts.model_copy()
     for code, name in enumerate(PARTS):
         setattr(counts, name, int((parts_N == code).sum()))
+    # None where a hash splits, since it is of the sequence; files and columns may say otherwise.
     held_out_N = (parts_N != 0) & (parts_N != LEFT_OUT)
     counts.held_out_also_in_training = int(np.isin(hashes_N[held_out_N], hashes_N[parts_N == 0]).sum())
     counts.records_unseen_label = int((parts_N == LEFT_OUT).sum())
@@ -110,6 +112,7 @@ def _make(data: DataSection, tokenizer: TokenizerSection, target: Path, progress
             folder, target, records.ids, texts, hashes_N, source, data.ingest, ingested, alphabet
         )
         space.save(folder)
+        # Sparse where they are: of 40,000 terms a protein has fifty.
         tensors: dict[str, NDArray] = {"parts": parts_N}
         if isinstance(targets, SparseTargets):
             tensors |= {"indptr": targets.indptr, "indices": targets.indices, "unknown": targets.unknown}
@@ -118,6 +121,7 @@ def _make(data: DataSection, tokenizer: TokenizerSection, target: Path, progress
         if records.weights is not None:
             tensors["weights"] = records.weights
         checksum = arrays_checksum(repr((store_checksum, space.kind, space.names)), tensors)
+        # After the checksum, which is of the content and not of how it is kept.
         if space.kind == "per_residue":
             tensors["targets"] = tensors["targets"].astype(np.int32)
         save_file(tensors, folder / layout.LABELS_FILE)
@@ -170,8 +174,9 @@ def _label_space(records: LabelledRecords, parts_N: NDArray[np.uint8], data: Dat
 def _encoded(
     records: LabelledRecords, parts_N: NDArray[np.uint8], space: LabelSpace, data: DataSection
 ) -> NDArray | SparseTargets:
-    """Targets of all records. Says in place which records are left out, because no training record has their label."""
+    """Targets of all records. Sets in ``parts_N`` which are left out, because no training record has their label."""
     assert records.labels is not None
+    # Without a second look at each label where all are known, as they nearly always are.
     try:
         return space.encode(records.labels)
     except UnseenLabelError as error:
@@ -192,11 +197,13 @@ def _encoded(
 
 def _settings(data: DataSection, tokenizer: TokenizerSection) -> dict[str, Any]:
     """The settings that the content of a labelled store depends on, besides its files."""
+    # Files are described by their content: a path that changed makes no other store.
     settings: dict[str, Any] = {
         "content": tokenizer.content,
         "labels": data.labels.model_dump(mode="json", exclude={"validation_source", "labels_file", "mask_file"}),
         "ingest": data.ingest.repairs(),
     }
+    # Where the files say who is held out, a changed share changes nothing.
     if data.labels.split in ("hash", "stratified"):
         settings["validation_share"] = data.validation_share
     return settings

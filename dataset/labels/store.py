@@ -90,6 +90,7 @@ class LabelledStore:
         self.checksum = self.manifest.checksum
         sequences = self.path / SEQUENCES_FOLDER
         self.store = Store(sequences if stage_dir is None else stage_once(sequences, stage_dir), verify)
+        # A store of its own is copied on its own: labels of other sequences would fit just as well.
         if self.store.checksum != self.manifest.sequences_checksum:
             raise DataError(f"{self.store.path}: not the sequences that {MANIFEST_FILE} was made for; {MADE_AGAIN}")
         for name in (MAPPINGS_FILE, LABELS_FILE):
@@ -99,6 +100,7 @@ class LabelledStore:
         self.targets: NDArray | SparseTargets
         if "targets" in tensors:
             is_residues = self.label_space.kind == "per_residue"
+            # On disk in half the room: of residues there are as many as the store has letters.
             self.targets = tensors["targets"].astype(np.int64) if is_residues else tensors["targets"]
         else:
             rows = tensors["indptr"], tensors["indices"], tensors["unknown"]

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from esmeray.dataset.batches.loader import filler_batch
-from esmeray.dataset.batches.preparation import chosen_places, crop_starts, cropped_lengths
+from esmeray.dataset.batches.preparation import chosen_positions, crop_starts, cropped_lengths
 from esmeray.dataset.batches.random_bits import Bits, keyed_bits, positional_bits, threshold
 from esmeray.dataset.batches.steps import BatchSource, Indices, SourceBatch
 from esmeray.dataset.packed_batch import CHAINS, COORDINATES, LABELS, NO_LABEL, TARGETS, WEIGHTS, PackedBatch
@@ -54,7 +54,7 @@ class StructureSource(BatchSource):
         shares_N = self._hidden_shares(epoch, records_N)
         bits_T = positional_bits(self._bits(_HIDDEN, epoch, records_N), cu_seqlens)
         below_T = np.array([threshold(share) for share in shares_N.tolist()]).repeat(np.diff(cu_seqlens))
-        hidden_M = chosen_places(bits_T, tokens_T, cu_seqlens, below_T)
+        hidden_M = chosen_positions(bits_T, tokens_T, cu_seqlens, below_T)
         targets_T = np.full(tokens_T.size, IGNORED_TARGET)
         targets_T[hidden_M] = tokens_T[hidden_M]
         tokens_T[hidden_M] = MASK

@@ -83,9 +83,9 @@ def test_batches_run_on_over_files_and_know_where_records_stood(tmp_path, monkey
     second = write(tmp_path / "2.fasta", b">d\nMKV\n>e\nMKV\n")
     batches = list(FastaSource([str(first), str(second)]).batches())
     assert [batch.records.headers.split() for batch in batches] == [[b"a", b"b", b"c", b"d"], [b"e"]]
-    assert batches[0].place(1) == f"{first}, line 3, record 2 'b'"
-    assert batches[0].place(3) == f"{second}, line 1, record 1 'd'"
-    assert batches[1].place(0) == f"{second}, line 3, record 2 'e'"
+    assert batches[0].location(1) == f"{first}, line 3, record 2 'b'"
+    assert batches[0].location(3) == f"{second}, line 1, record 1 'd'"
+    assert batches[1].location(0) == f"{second}, line 3, record 2 'e'"
 
 
 def test_folders_and_globs_give_their_files_once_and_in_order(tmp_path):
