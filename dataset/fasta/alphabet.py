@@ -1,7 +1,8 @@
 """The letters that a store may hold, and what is done to the letters of a sequence that are others.
 
-The 20 amino acids, the ambiguity codes B and Z, selenocysteine U, pyrrolysine O and the unknown X are kept. J (leucine or isoleucine) becomes
-X, since ESM-2's alphabet lacks it; lower case becomes upper case; one '*' at the end (a translated stop codon) goes.
+The 20 amino acids, the ambiguity codes B and Z, selenocysteine U, pyrrolysine O and the unknown X are kept. J (leucine
+or isoleucine) becomes X, since ESM-2's alphabet lacks it; lower case becomes upper case; one '*' at the end (a
+translated stop codon) goes.
 """
 
 from collections.abc import Sequence

@@ -126,8 +126,8 @@ def _masked(entry: _Entry, mask: _Entry | None, settings: LabelsSection) -> _Ent
         raise DataError(f"{entry.location}: no mask of this id in {settings.mask_file}; add it, of 1 for all residues")
     if len(mask.letters) != len(entry.letters) or set(mask.letters) - {"0", "1"}:
         raise DataError(
-            f"{mask.location}: no mask of {len(entry.letters)} letters ({entry.location}); give each residue a 1, or a 0 "
-            "where it is neither to be learnt nor scored"
+            f"{mask.location}: no mask of {len(entry.letters)} letters ({entry.location}); give each residue a 1, or a "
+            "0 where it is neither to be learnt nor scored"
         )
     pairs = zip(entry.letters, mask.letters, strict=True)
     # As letters that are not known in the file itself, which are neither learnt nor scored either.

@@ -208,7 +208,8 @@ class Ingest:
             case "skip":
                 self.counts.records_skipped_bad_characters += 1
                 return None
-        at = cleaned.residues.index(cleaned.residues.translate(None, STORE_BYTES)[:1])  # the first bad one alone is named
+        # The first alone is named: a record of another kind may have hundreds.
+        at = cleaned.residues.index(cleaned.residues.translate(None, STORE_BYTES)[:1])
         problem = _bad_character(chr(cleaned.residues[at]), "give --data.ingest.bad_characters to_x (or skip)")
         self.faults.add("record{s} with characters outside the alphabet", Fault(batch, index, problem, at))
         return bad_to_x(cleaned.residues)

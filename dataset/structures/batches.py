@@ -78,6 +78,7 @@ class StructureSource(BatchSource):
         return SourceBatch(batch, hidden_M.size, tokens_T.size)
 
     def filler(self) -> PackedBatch:
+        # With every name that the other batches have, since all ranks take part in the same reductions.
         batch = filler_batch()
         nowhere = torch.full((batch.num_tokens, 4, 3), torch.nan)
         return batch.adding(
@@ -87,6 +88,7 @@ class StructureSource(BatchSource):
 
     def _hidden_shares(self, epoch: int, records_N: Indices) -> NDArray[np.float64]:
         """(N,) share of hidden residues, at a time drawn for each record."""
+        # In (0, 1]: at time 0 nothing would be hidden, and nothing learnt.
         times_N = (self._bits(_TIME, epoch, records_N).astype(np.float64) + 1) / 2.0**64
         return np.maximum(hidden_share(times_N, self._section.schedule), _LEAST_SHARE)
 
@@ -97,15 +99,18 @@ class StructureSource(BatchSource):
         coordinates = np.full((int(cu_seqlens[-1]), 4, 3), np.nan, dtype=np.float32)
         chains = np.zeros(int(cu_seqlens[-1]), dtype=np.int64)
         dropped_N = self._dropped(_NO_STRUCTURE, epoch, records_N)
-        places = zip(records_N.tolist(), starts_N.tolist(), lengths_N.tolist(), cu_seqlens.tolist(), strict=False)
-        for number, (record, start, length, first) in enumerate(places):
+        windows = zip(records_N.tolist(), starts_N.tolist(), lengths_N.tolist(), cu_seqlens.tolist(), strict=False)
+        for number, (record, start, length, first) in enumerate(windows):
+            # Behind <cls>, which has no coordinates.
             rows = slice(first + 1, first + 1 + length)
             atoms, confidence, chains[rows] = self._store.atoms(record, start, length)
+            # Chains stay: that there are several is no secret of the structure.
             if dropped_N[number]:
                 continue
             known = confidence >= self._section.min_confidence
             coordinates[rows] = np.where(known[:, None, None], atoms, np.nan)
             if self._training and self._section.noise:
+                # A generator for each record, so that noise does not depend on what else is in the batch.
                 key = self._bits(_NOISE, epoch, records_N[number : number + 1])
                 noise = np.random.default_rng(key).standard_normal((length, 4, 3), dtype=np.float32)
                 coordinates[rows] += self._section.noise * noise

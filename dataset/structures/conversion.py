@@ -64,6 +64,7 @@ def convert_structures(
             f"{sources[0]}', and give its cache as --data.predictions.folder"
         )
     with exclusive(target):
+        # Within the lock, behind which another process may have made it.
         files = layout.MANIFEST_FILE, layout.ARRAYS_FILE, SEQUENCES_FOLDER
         is_other = partial(stores.not_a_store, files=files, file_format="esmeray-structures")
         refuse_existing(target, "structure store", overwrite, is_other)
@@ -128,6 +129,7 @@ def _is_store(sources: list[str]) -> bool:
 
 def _is_fasta(sources: list[str]) -> bool:
     """Return whether the sources are sequences, by the first one's name, or what is in the folder."""
+    # By names alone: a plan and a refusal open none of thousands of files.
     first = local_path(sources[0])
     names = [path for path in first.rglob("*") if path.is_file()] if first.is_dir() else [first]
     return any(map(is_fasta_name, names)) and not any(map(is_structure_name, names))
@@ -147,16 +149,19 @@ def _make(data: DataSection, target: Path, progress: ProgressCallback) -> Struct
     else:
         structures = _read(files[_SOURCE], data.structures, counts, progress)
     num_given = len(structures)
+    # Behind the others, so that who is held out is known by number.
     structures += _read(files[_HELD_OUT], data.structures, counts, progress)
     check_ids(structures)
     texts = [structure.residues.encode("ascii") for structure in structures]
     hashes_N = hashes_of(texts)
     parts_N = np.zeros(len(structures), dtype=np.int8)
     held_out = np.arange(num_given, len(structures))
+    # A single sequence can't be on both sides, and is trained on.
     if not held_out.size and len(set(hashes_N.tolist())) > 1:
         _, held_out = split_records(hashes_N, data.validation_share)
     parts_N[held_out] = layout.HELD_OUT
     names, labels_N = _labels(structures, data.structures)
+    # Read a second time for their checksums: structure files are small, and parsers take paths.
     described = {key: [SourceFile.of(path) for path in paths] for key, paths in files.items()}
     with published(target) as folder:
         ids = [structure.id for structure in structures]
@@ -186,6 +191,7 @@ def _read(
     refused: list[str] = []
     total = sum(path.stat().st_size for path in files)
     done = 0
+    # Every file is tried: of thousands several may be bad, and a run for each would take hours.
     for path in files:
         try:
             structures += read_structures(path, section, counts)
@@ -211,6 +217,7 @@ def _labels(structures: list[Structure], section: StructuresSection) -> tuple[li
     if section.labels is None:
         return [], np.full(len(structures), -1, dtype=np.int64)
     by_id: dict[str, str] = {}
+    # By id and not by row: of a file's chains there may be more or fewer than the table has.
     rows = Table(Path(section.labels), {"id": "", "label": ""}).columns()
     for record, label in zip(rows["id"], rows["label"], strict=True):
         if label and by_id.setdefault(record, label) != label:
@@ -225,11 +232,13 @@ def _labels(structures: list[Structure], section: StructuresSection) -> tuple[li
 
 def _settings(data: DataSection) -> dict[str, Any]:
     """The settings that the content of a structure store depends on, besides its files."""
+    # No bound on the size of files, which refuses and changes nothing.
     settings = data.structures.model_dump(mode="json", include={"chains", "min_residues", "ca_only"})
     if not data.structures.validation_source:
         settings["validation_share"] = data.validation_share
     if _is_fasta(data.source):
         settings["ingest"] = data.ingest.repairs()
+    # Files are known by their checksums, the sample by what it is made with.
     if data.source == [SAMPLE]:
         settings["sample"] = [data.sample.records, data.sample.seed, GENERATOR_VERSION]
     return settings

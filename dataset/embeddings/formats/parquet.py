@@ -48,6 +48,7 @@ class Parquet(Format):
                 pa.array(block.lengths.astype(np.uint32)),
                 pa.FixedSizeListArray.from_arrays(flat, type=vector),
             ]
+            # A group for each block, so that none has to be held back until it is full.
             writer.write_table(pa.Table.from_arrays(columns, schema=schema), row_group_size=len(block.ids))
 
         plain: dict[str, Any] = {"use_dictionary": False, "compression": "none", "write_statistics": False}
@@ -71,9 +72,10 @@ class _ParquetRows(TableRows):
                 raise ValueError(f"vectors of {vector} where the manifest has {channels:,} channels of {self.dtype}")
             if int(self._ends[-1]) != records:
                 raise ValueError(f"{self._ends[-1]:,} records where the manifest has {records:,}")
-        self._group = lru_cache(maxsize=2)(self._read_group)
+        self._group = lru_cache(maxsize=2)(self._read_group)  # of 96 MB each; a block may reach over the end of one
 
     def stored(self, start: int, stop: int) -> NDArray:
+        # An empty slice at the end asks for no group, and still needs one for its dtype and channels.
         first, last = np.searchsorted(self._ends, [start, max(start, stop - 1)], side="right") - 1
         groups = [self._group(int(n)) for n in range(first, min(int(last), self._ends.size - 2) + 1)]
         offset = int(self._ends[first])
