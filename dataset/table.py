@@ -117,8 +117,9 @@ class Table:
                     batch.validate(full=True)  # texts that are no UTF-8, above all
                     yield batch
         except (pa.ArrowException, UnicodeDecodeError) as error:
-            reason = first_line(error)
-            raise DataError(f"{self._path}: not Parquet, or damaged ({reason}); make it or copy it again") from error
+            raise DataError(
+                f"{self._path}: not Parquet, or damaged ({first_line(error)}); make it or copy it again"
+            ) from error
         self.finished = [SourceFile.of(self._path)]  # Parquet is not read from start to end, so that it is hashed apart
 
     def _check_columns(self, header: list[str]) -> None:
@@ -133,8 +134,9 @@ class Table:
                 remedy = f": set {setting}, as --{setting} {shlex.quote(near)}" if setting else "; rename one"
                 shown = ", ".join(repr(column[:_SHOWN_LETTERS]) for column in header[:_SHOWN])
                 more = f" and {len(header) - _SHOWN:,} more" if len(header) > _SHOWN else ""
-                hint = did_you_mean(name, free)
-                raise DataError(f"{self._path}: no column {name!r}{hint}; it has {shown}{more}{remedy}")
+                raise DataError(
+                    f"{self._path}: no column {name!r}{did_you_mean(name, free)}; it has {shown}{more}{remedy}"
+                )
 
 
 def text_batches(text: BinaryIO | io.BufferedIOBase, path: Path, delimiter: str) -> Iterator[pa.RecordBatch]:
@@ -164,8 +166,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     with reading(path), ReadAhead(path) as raw:
         for batch in _read(io.BufferedReader(TextStream(raw)), path, parse, has_header=False):
             for start in range(0, batch.num_rows, PART_ROWS):
-                lines = batch.column(0).slice(start, PART_ROWS).to_pylist()
-                yield from enumerate(lines, number + start + 1)
+                yield from enumerate(batch.column(0).slice(start, PART_ROWS).to_pylist(), number + start + 1)
             number += batch.num_rows
 
 

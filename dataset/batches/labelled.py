@@ -86,8 +86,8 @@ class LabelledSource(BatchSource):
     def _labelled(self, batch: PackedBatch, lengths_N: Indices, targets: NDArray[np.generic]) -> SourceBatch:
         weights = self._labels.weights
         weights_N = None if weights is None else weights[batch.records.numpy()]
-        labelled = self._with_labels(batch, torch.from_numpy(np.ascontiguousarray(targets)), weights_N)
-        return SourceBatch(labelled, int(has_target(targets).sum()), int(lengths_N.sum()))
+        batch = self._with_labels(batch, torch.from_numpy(np.ascontiguousarray(targets)), weights_N)
+        return SourceBatch(batch, int(has_target(targets).sum()), int(lengths_N.sum()))
 
     def _with_labels(self, batch: PackedBatch, targets: torch.Tensor, weights_N: NDArray | None) -> PackedBatch:
         if weights_N is not None:
@@ -133,16 +133,15 @@ class FeatureSource(BatchSource):
 
     def batch(self, epoch: int, records_N: Indices) -> SourceBatch:
         made = self._source.without_tokens(records_N) if self._pooled else self._source.batch(epoch, records_N)
-        rows = list(self._features.rows(self._keys[records_N]))
-        return made._replace(batch=self._with_features(made.batch, torch.from_numpy(np.concatenate(rows))))
+        rows = np.concatenate(list(self._features.rows(self._keys[records_N])))
+        return made._replace(batch=self._with_features(made.batch, torch.from_numpy(rows)))
 
     def filler(self) -> PackedBatch:
         """Rows of zeros, one for each sequence or token of a filler."""
         filler = self._source.filler()
         if self._pooled:
-            filler = filler.without_tokens()
-        rows = filler.num_sequences if self._pooled else filler.num_tokens
-        return self._with_features(filler, torch.zeros(rows, self._features.channels))
+            return self._with_features(filler.without_tokens(), torch.zeros(1, self._features.channels))
+        return self._with_features(filler, torch.zeros(filler.num_tokens, self._features.channels))
 
     def _with_features(self, batch: PackedBatch, features: torch.Tensor) -> PackedBatch:
         if self._pooled:

@@ -16,7 +16,6 @@ Shape legend: N sequences, B batches.
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,10 +63,6 @@ class EpochPlan:
             return int(np.searchsorted(self.ramp, self.num_batches))
         return self.ramp.size - 1 - int(self.ramp[-1] - self.num_batches) // self.batches_per_step
 
-    @cached_property
-    def most_sequences(self) -> int:
-        return int(np.diff(self.offsets).max(initial=0))
-
     def batch_records(self, batch: int) -> Indices:
         return self.records[self.offsets[batch] : self.offsets[batch + 1]]
 
@@ -81,8 +76,7 @@ class EpochPlan:
         first = int(self.ramp[min(step, self.ramp.size - 1)]) + max(beyond, 0) * self.batches_per_step
         size = self.batches_per_step if beyond >= 0 else int(self.ramp[step + 1]) - first
         mine: list[int | None] = list(range(first + rank, min(first + size, self.num_batches), world_size))
-        fillers = micro_batches(size, world_size) - len(mine)
-        return mine + [None] * fillers
+        return mine + [None] * (micro_batches(size, world_size) - len(mine))
 
 
 def ramp_of(sizes: Sequence[int]) -> Indices:
@@ -163,8 +157,7 @@ def _shuffle_batches(order: Indices, sizes: Indices, random: np.random.Generator
     sizes = sizes[permutation]
     # All batches are moved by one index array: an epoch may have millions, and a loop over them would take seconds.
     offsets = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
-    shifts = np.repeat(starts[permutation] - offsets[:-1], sizes)
-    return order[np.arange(order.size) + shifts], offsets
+    return order[np.arange(order.size) + np.repeat(starts[permutation] - offsets[:-1], sizes)], offsets
 
 
 class _WindowPacker:
@@ -198,8 +191,7 @@ class _WindowPacker:
         """Emit the batches that can be filled from these sequences; return the sequences that are left."""
         # Anew in each window, so that what was left of the one before is not always in the same half.
         self._random.shuffle(members)
-        pool_size = members.size // 2
-        pool, stream = members[:pool_size], members[pool_size:]
+        pool, stream = np.split(members, [members.size // 2])
         cuts = self._cut(stream)
         if len(cuts) == 1:  # no batch is full without the pool
             if not is_last:
@@ -210,7 +202,11 @@ class _WindowPacker:
         # Stable, as every rank has to find the same order of sequences of one length.
         pool = pool[np.argsort(self._lengths[pool], kind="stable")]
         pool_batches = self._fill_gaps(stream, cuts, self._lengths[pool].tolist())
-        self._emit(stream[: cuts[-1]], np.diff(cuts), pool, pool_batches)
+        # Each batch is a stretch of the stream with what it took from the pool.
+        taken = pool_batches >= 0
+        members = np.concatenate((stream[: cuts[-1]], pool[taken]))
+        stream_batches = np.repeat(np.arange(len(cuts) - 1), np.diff(cuts))
+        self._append(members, np.concatenate((stream_batches, pool_batches[taken])), len(cuts) - 1)
         return np.concatenate((pool[pool_batches < 0], stream[cuts[-1] :]))
 
     def _cut(self, stream: Indices) -> list[int]:
@@ -265,13 +261,7 @@ class _WindowPacker:
                 owners.insert(rank, owner)
         self._append(members, batches, len(sizes))
 
-    def _emit(self, stream: Indices, stream_sizes: Indices, pool: Indices, pool_batches: Indices) -> None:
-        """Emit batches of consecutive sequences of the stream, each with what it took from the pool."""
-        stream_batches = np.repeat(np.arange(stream_sizes.size), stream_sizes)
-        taken = pool_batches >= 0
-        members = np.concatenate((stream, pool[taken]))
-        self._append(members, np.concatenate((stream_batches, pool_batches[taken])), stream_sizes.size)
-
     def _append(self, members: Indices, batches: Indices, num_batches: int) -> None:
+        """Emit batches, from the batch of each member."""
         self._orders.append(members[np.argsort(batches, kind="stable")])
         self._sizes.append(np.bincount(batches, minlength=num_batches))

@@ -18,8 +18,14 @@ from numpy.typing import NDArray
 
 from esmeray.dataset.batches.random_bits import Bits, keyed_bits, positional_bits, splitmix64, threshold
 from esmeray.dataset.store.reader import Store
-from esmeray.dataset.tokens import esm
-from esmeray.dataset.tokens.esm import FIRST_RESIDUE, LAST_RESIDUE, STANDARD_RESIDUES
+from esmeray.dataset.tokens.esm import (
+    FIRST_RESIDUE,
+    LAST_RESIDUE,
+    MASK,
+    STANDARD_RESIDUES,
+    cumulative_lengths,
+    tokenize_pieces,
+)
 from esmeray.train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE, MaskedLMSection
 
 Tokens = NDArray[np.uint8]
@@ -90,8 +96,8 @@ def prepare_batch(
         starts_N = crop_starts(whole_N, settings.max_length, records_N, settings.seed, epoch)
     else:
         starts_N = np.zeros_like(lengths_N)
-    tokens_T = esm.tokenize_pieces(store.windows(records_N, starts_N, lengths_N))
-    cu_seqlens = esm.cumulative_lengths(lengths_N + SPECIAL_TOKENS_PER_SEQUENCE)
+    tokens_T = tokenize_pieces(store.windows(records_N, starts_N, lengths_N))
+    cu_seqlens = cumulative_lengths(lengths_N + SPECIAL_TOKENS_PER_SEQUENCE)
     if settings.masking is None:
         return PreparedBatch(tokens_T, residue_targets(tokens_T), cu_seqlens, None)
     return mask_tokens(tokens_T, cu_seqlens, records_N, settings.masking.at(step), settings.seed, epoch)
@@ -149,14 +155,14 @@ def chosen_positions(
     # By the same bits, so that a sequence's residue is the same whatever else is in the batch.
     residue_bits_T = np.where(is_residue_T, bits_T, _NEVER)
     lowest_N = np.minimum.reduceat(residue_bits_T, cu_seqlens[:-1])
-    is_lowest_T = residue_bits_T == np.repeat(lowest_N, np.diff(cu_seqlens))
+    is_lowest_T = residue_bits_T == lowest_N.repeat(np.diff(cu_seqlens))
     return np.flatnonzero(is_chosen_T | (is_residue_T & is_lowest_T))
 
 
 def _replacements(tokens_M: Tokens, bits_M: Bits, shares: MaskedLMSection) -> Tokens:
     """(M,) the input for each chosen token: <mask>, a random standard residue, or the token itself."""
     # <mask> for all first: four of five are, and only the others need another draw.
-    replaced_M = np.full(tokens_M.size, esm.MASK, dtype=np.uint8)
+    replaced_M = np.full(tokens_M.size, MASK, dtype=np.uint8)
     others = (bits_M >= threshold(shares.mask_token_share)).nonzero()[0]
     bits = bits_M[others]
     drawn = STANDARD_RESIDUES[(splitmix64(bits) % np.uint64(STANDARD_RESIDUES.size)).view(np.int64)]

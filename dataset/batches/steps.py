@@ -168,17 +168,17 @@ class TrainingSteps(AbstractContextManager):
         shape = _shape(self._source, self._indices, plan) if self._fixed_shapes else None
         steps = range(start_step, plan.num_steps)
         mine = ((step, batch) for step in steps for batch in plan.rank_batches(step, self._rank, self._world_size))
-        follows = self._source.follows_steps
+        follows_steps = self._source.follows_steps
         # One stream over all steps: loader processes prepare across the bounds of steps, and never run dry at them.
         made = self._source.batches(
-            _request(plan, epoch, batch, first_step + step if follows else None) for step, batch in mine
+            _request(plan, epoch, batch, first_step + step if follows_steps else None) for step, batch in mine
         )
         for step in steps:
             # Where a checkpoint after this step resumes: at the end of an epoch in the next one.
             following = (epoch + 1, 0) if step + 1 == plan.num_steps else (epoch, step + 1)
             numbers = plan.rank_batches(step, self._rank, self._world_size)
-            taken = list(islice(made, len(numbers)))
             seeds = [_seed(self._seed, epoch, number) for number in numbers]
+            taken = list(islice(made, len(numbers)))
             yield _step(taken, seeds, (epoch, step), following, shape, self._pin_memory)
 
     @property
@@ -263,8 +263,8 @@ def _shape(source: BatchSource, indices: Indices, plan: EpochPlan) -> BatchShape
     """The shape that holds every batch of the plan and its fillers; the same from epoch to epoch, or nearly always."""
     longest = int(source.token_lengths(indices).max(initial=1))
     # What a batch lacks in tokens is filled with sequences of the longest length, which need room, too.
-    sequences = plan.most_sequences + -(-plan.budget // longest)
-    # A power of two: the most sequences of a batch differ a little from epoch to epoch, and a new shape is compiled anew.
+    sequences = int(np.diff(plan.offsets).max(initial=0)) + -(-plan.budget // longest)
+    # A power of two: the most sequences differ a little from epoch to epoch, and a new shape is compiled anew.
     return BatchShape(plan.budget, 1 << (sequences - 1).bit_length(), longest)
 
 

@@ -45,7 +45,7 @@ class FeatureStore:
         order = np.argsort(keys, kind="stable")
         self._keys = keys[order]
         self._owner = np.stack([owners, rows], axis=1)[order]
-        # Once for each shard and when it is first needed: a cache may be hundreds of gigabytes, of which a run needs some.
+        # Once for each shard, when it is first needed: a run may need few of hundreds of gigabytes.
         self._verified = cache(lambda number: _with_values(self._files[number], self._shards[number]))
 
     def __len__(self) -> int:
@@ -87,8 +87,14 @@ def write_shard(path: Path, name: str, keys_S2: NDArray[np.uint64], rows: list[N
     values = np.concatenate(rows)
     offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
     # Two: the index is verified whenever a shard is opened, the values when they are first read.
-    checksums = {"checksum": _checksum(values), "index_checksum": _checksum(keys_S2, offsets)}
-    write_arrays(path / _shard_name(name), {"hashes": keys_S2, "offsets": offsets, "values": values, **checksums})
+    arrays = {
+        "hashes": keys_S2,
+        "offsets": offsets,
+        "values": values,
+        "checksum": _checksum(values),
+        "index_checksum": _checksum(keys_S2, offsets),
+    }
+    write_arrays(path / _shard_name(name), arrays)
 
 
 def merge_shards(path: Path) -> None:
@@ -126,8 +132,7 @@ def _opened(file: Path) -> Arrays:
     shard = open_arrays(file)
     with parsing(file, _REMEDY):
         keys, offsets = shard["hashes"], shard["offsets"]
-        is_index = keys.dtype == np.uint64 and keys.shape == (len(offsets) - 1, 2) and offsets.ndim == 1
-        if not is_index or shard["values"].ndim != 2:
+        if keys.dtype != np.uint64 or keys.shape != (len(offsets) - 1, 2) or shard["values"].ndim != 2:
             raise ValueError("its arrays are of other shapes")
         if (_checksum(keys, offsets) != shard["index_checksum"]).any():
             raise ValueError("the checksum of its index does not hold")

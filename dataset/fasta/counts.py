@@ -33,8 +33,8 @@ class Counts(BaseModel, extra="forbid"):
 
     def lines(self) -> list[str]:
         """One line for everything that was changed, left out or noticed."""
-        fields = {name: field.description for name, field in type(self).model_fields.items()}
-        return [counted(getattr(self, name), text) for name, text in fields.items() if text and getattr(self, name)]
+        reported = [(getattr(self, name), field.description) for name, field in type(self).model_fields.items()]
+        return [counted(number, noun) for number, noun in reported if number and noun]
 
 
 class IngestCounts(Counts):

@@ -69,8 +69,7 @@ _NO_HEADER = "a FASTA file starts with '>' and an id; here a sequence or another
 
 def is_fasta_name(path: Path) -> bool:
     """Return whether the name ends like a FASTA file's."""
-    suffixes = tuple(suffix + compression for suffix in SUFFIXES for compression in COMPRESSIONS)
-    return path.name.lower().endswith(suffixes)
+    return path.name.lower().endswith(tuple(suffix + ending for suffix in SUFFIXES for ending in COMPRESSIONS))
 
 
 class ReadAhead:
@@ -392,8 +391,8 @@ def _expand(source: str, is_wanted: Callable[[Path], bool], kind: str) -> list[P
         return [path]
     if path.exists():
         raise DataError(f"{source}: neither a file nor a folder; pipes and devices can't be read twice, save to a file")
-    names = glob.glob(source, recursive=True)  # noqa: PTH207 - the pattern may be absolute
-    files = sorted(path for path in map(Path, names) if path.is_file())
+    # Not Path.glob, as the pattern may be absolute.
+    files = sorted(path for path in map(Path, glob.glob(source, recursive=True)) if path.is_file())  # noqa: PTH207
     if not files:
         raise DataError(f"{source}: no {'file matches' if glob.has_magic(source) else 'such file or folder'}")
     return files

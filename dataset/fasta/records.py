@@ -251,8 +251,7 @@ class Kernel:
 
 def load_kernel() -> Kernel | None:
     """The kernel, compiled if it was not yet; None where that can't be done."""
-    source = Path(__file__).with_name("kernel.cpp")
-    library = compiled_code.load(source, FIRST=FIRST, LAST=LAST, LEFT_OUT=LEFT_OUT)
+    library = compiled_code.load(Path(__file__).with_name("kernel.cpp"), FIRST=FIRST, LAST=LAST, LEFT_OUT=LEFT_OUT)
     try:
         return None if library is None else Kernel(library)
     except (AttributeError, OSError):  # a build of xxhash that does not export its function

@@ -22,7 +22,6 @@ from esmeray.dataset.fasta.alphabet import STORE_ALPHABET
 from esmeray.dataset.fasta.counts import IngestCounts
 from esmeray.dataset.fasta.reader import find_files
 from esmeray.dataset.fasta.records import hashes_of
-from esmeray.dataset.labels import store as layout
 from esmeray.dataset.labels.label_space import MAPPINGS_FILE, LabelSpace, UnseenLabelError, check_names
 from esmeray.dataset.labels.labelled_file import (
     LabelledRecords,
@@ -30,16 +29,23 @@ from esmeray.dataset.labels.labelled_file import (
     find_labelled_files,
     read_labelled,
 )
-from esmeray.dataset.labels.store import LEFT_OUT, PARTS, LabelledManifest, LabelledStore
+from esmeray.dataset.labels.store import (
+    FORMAT_VERSION,
+    LABELS_FILE,
+    LEFT_OUT,
+    MANIFEST_FILE,
+    PARTS,
+    LabelledManifest,
+    LabelledStore,
+)
 from esmeray.dataset.store import conversion as stores
-from esmeray.dataset.store.conversion import SAMPLE
 from esmeray.dataset.store.format import TEXT_ALPHABET, SampleSource, signed_json
 from esmeray.dataset.store.writer import write_sequences
 from esmeray.dataset.targets import IGNORED_TARGET, SparseTargets
 from esmeray.train_config.classifier_schema import LabelsSection, TokenizerSection
 from esmeray.train_config.schema import DataSection
 
-_KIND = layout.MANIFEST_FILE, "labelled store"
+_KIND = MANIFEST_FILE, "labelled store"
 
 
 def ensure_labelled_store(
@@ -124,7 +130,7 @@ def _make(data: DataSection, tokenizer: TokenizerSection, target: Path, progress
         # After the checksum, which is of the content and not of how it is kept.
         if space.kind == "per_residue":
             tensors["targets"] = tensors["targets"].astype(np.int32)
-        save_file(tensors, folder / layout.LABELS_FILE)
+        save_file(tensors, folder / LABELS_FILE)
         manifest = LabelledManifest(
             num_records=len(records),
             settings=_settings(data, tokenizer),
@@ -132,12 +138,12 @@ def _make(data: DataSection, tokenizer: TokenizerSection, target: Path, progress
             held_out_source=records.held_out_source,
             labels_source=records.labels_source,
             sequences_checksum=store_checksum,
-            files={name: file_xxh128(folder / name) for name in (layout.LABELS_FILE, MAPPINGS_FILE)},
+            files={name: file_xxh128(folder / name) for name in (LABELS_FILE, MAPPINGS_FILE)},
             checksum=checksum,
             counts=counts,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
         )
-        (folder / layout.MANIFEST_FILE).write_text(signed_json(manifest), encoding="utf-8")
+        (folder / MANIFEST_FILE).write_text(signed_json(manifest), encoding="utf-8")
 
 
 def _split(records: LabelledRecords, hashes_N: NDArray[np.uint64], data: DataSection) -> NDArray[np.uint8]:
@@ -210,16 +216,17 @@ def _settings(data: DataSection, tokenizer: TokenizerSection) -> dict[str, Any]:
 
 
 def _store_name(data: DataSection, tokenizer: TokenizerSection) -> str:
-    described = [layout.FORMAT_VERSION, _settings(data, tokenizer)]
+    described = [FORMAT_VERSION, _settings(data, tokenizer)]
     if data.labels.validation_source:
         described.append(stores.file_identities(find_labelled_files(data.labels.validation_source)))
     if data.labels.labels_file:
         described.append(stores.file_identities(_labels_files(data.labels)))
-    if data.source == [SAMPLE]:
+    if data.source == [stores.SAMPLE]:
         return stores.name_of_content("sample-labelled", [*described, stores.sample_source(data.sample).model_dump()])
     paths = find_labelled_files(data.source)
-    first = paths[0].name.split(".")[0]
-    return stores.name_of_content(f"{first}-labelled", [*described, stores.file_identities(paths)])
+    return stores.name_of_content(
+        f"{paths[0].name.split('.')[0]}-labelled", [*described, stores.file_identities(paths)]
+    )
 
 
 def _labels_files(labels: LabelsSection) -> list[Path]:
@@ -241,8 +248,7 @@ def _check_made_of(labelled: LabelledStore, data: DataSection, tokenizer: Tokeni
     manifest = labelled.manifest
     remedy = stores.other_store(labelled.path)
     stores.check_source(labelled.path, manifest.source, data, find_labelled_files)
-    held_out = data.labels.validation_source
-    if not stores.same_files(manifest.held_out_source, find_labelled_files(held_out)):
+    if not stores.same_files(manifest.held_out_source, find_labelled_files(data.labels.validation_source)):
         raise DataError(f"{labelled.path}: made with other files of data.labels.validation_source; {remedy}")
     if not stores.same_files(manifest.labels_source, _labels_files(data.labels)):
         raise DataError(f"{labelled.path}: made with other data.labels.labels_file or mask_file; {remedy}")

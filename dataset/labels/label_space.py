@@ -185,9 +185,8 @@ class LabelSpace:
         unseen_R = ~known_R & ~np.isin(points_R, _code_points(IGNORED_LETTERS))
         if unseen_R.any() and not ignore_unseen:
             at = int(np.argmax(unseen_R))
-            ends_N = np.cumsum([len(letters) for letters in labels])
-            record = int(np.searchsorted(ends_N, at, side="right"))
-            raise UnseenLabelError.of(chr(points_R[at]), record, self.names)
+            ends_N = np.cumsum(list(map(len, labels)))
+            raise UnseenLabelError.of(chr(points_R[at]), int(ends_N.searchsorted(at, side="right")), self.names)
         return np.where(known_R, nearest_R, IGNORED_TARGET).astype(np.int64)
 
 

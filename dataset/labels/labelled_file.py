@@ -212,7 +212,8 @@ class _Reader:
             path = self._source.paths[file] if file >= 0 else None
             if block is not None:
                 self._take(taken, block, path, "training" if file < self._num_training else "validation")
-            bytes_read = min(self._source.bytes_read, bytes_total)  # a file may grow while it is read
+            # A file may grow while it is read.
+            bytes_read = min(self._source.bytes_read, bytes_total)
             progress(ConversionProgress(bytes_read, bytes_total, self.counts.records_read))
         progress(ConversionProgress(bytes_total, bytes_total, self.counts.records_read))
 
@@ -279,8 +280,8 @@ class _Reader:
     def _without_label(self, taken: LabelledPart, index: int, problem: str) -> None:
         """Refuse or count a record without a label, or without one of several."""
         if self._settings.missing_labels == "error":
-            remedy = "complete or remove the record, or give --data.labels.missing_labels skip"
-            self._ingest.faults.add("record{s} without a label", Fault(taken.batch, index, f"{problem}; {remedy}"))
+            problem += "; complete or remove the record, or give --data.labels.missing_labels skip"
+            self._ingest.faults.add("record{s} without a label", Fault(taken.batch, index, problem))
             return
         if self.first_without_label is None:
             # Finding the line reads the file again, which is worth it for a refusal alone.

@@ -138,8 +138,10 @@ class Ingest:
                 continue
             self.counts.records_like_nucleotides += 1
             if is_refused:
-                remedy = "translate it to protein, or give --data.ingest.nucleotides warn"
-                problem = f"nearly all letters are A, C, G, T, U or N, as in DNA or RNA; {remedy}"
+                problem = (
+                    "nearly all letters are A, C, G, T, U or N, as in DNA or RNA; translate it to protein, or give "
+                    "--data.ingest.nucleotides warn"
+                )
                 self.faults.add("record{s} like DNA or RNA", Fault(batch, index, problem))
 
     def _block(
@@ -180,8 +182,10 @@ class Ingest:
                 self.counts.records_skipped_empty += 1
                 continue
             if not residues:
-                remedy = "complete or remove the record, or give --data.ingest.empty_sequences skip"
-                problem = f"a header without a sequence; {remedy}"
+                problem = (
+                    "a header without a sequence; complete or remove the record, or give "
+                    "--data.ingest.empty_sequences skip"
+                )
                 self.faults.add("header{s} without a sequence", Fault(batch, index, problem))
             kept.append(index)
             sequences.append(residues)

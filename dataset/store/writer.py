@@ -27,7 +27,6 @@ from esmeray.dataset.fasta.counts import IngestCounts, SourceFile
 from esmeray.dataset.fasta.reader import BATCH_RECORDS, BATCH_RESIDUES
 from esmeray.dataset.fasta.records import Lines, lengths_of
 from esmeray.dataset.store import format as layout
-from esmeray.dataset.store.format import DATA_FILE, SEQUENCES_FOLDER, Kind, SampleSource, StoreManifest
 from esmeray.dataset.store.ingest import CleanBlock
 from esmeray.train_config.schema import IngestSection
 
@@ -75,9 +74,9 @@ class StoreWriter:
         if num_bytes > layout.MAX_VALUE_BYTES:
             ids = [record_id.decode("utf-8") for record_id in block.ids.split()]
             _check_value_size(num_bytes, f"the records from {ids[0]!r} to {ids[-1]!r}")
-        key = layout.key_bytes(len(self._starts))
         # Framed, and with that checksummed, by the thread that writes.
-        self._put(key, partial(layout.frame, Kind.BLOCK, self._num_records, len(block.lengths), parts), num_bytes)
+        framed = partial(layout.frame, layout.Kind.BLOCK, self._num_records, len(block.lengths), parts)
+        self._put(layout.key_bytes(len(self._starts)), framed, num_bytes)
         self._starts.append(self._num_records)
         self._lengths.append(block.lengths)
         self._hashes.append(block.hashes)
@@ -85,8 +84,8 @@ class StoreWriter:
         self._ids_sha256.update(block.ids.text)
 
     def finish(
-        self, source: list[SourceFile] | SampleSource, ingest: IngestSection, counts: IngestCounts
-    ) -> StoreManifest:
+        self, source: list[SourceFile] | layout.SampleSource, ingest: IngestSection, counts: IngestCounts
+    ) -> layout.StoreManifest:
         """Write the arrays, sync, and write the manifest.
 
         Raises DataError where no record was added, or more than a store can hold; ResourceError where the disk is full.
@@ -94,18 +93,18 @@ class StoreWriter:
         if not self._num_records:
             raise DataError(f"{self._target}: no records are left after applying the policies, so no store was made")
         lengths, hashes = _joined(self._lengths), _joined(self._hashes)
-        self._put_array(Kind.LENGTHS, lengths)
-        self._put_array(Kind.HASHES, hashes)
-        self._put_array(Kind.STARTS, np.array(self._starts, dtype=np.uint64))
+        self._put_array(layout.Kind.LENGTHS, lengths)
+        self._put_array(layout.Kind.HASHES, hashes)
+        self._put_array(layout.Kind.STARTS, np.array(self._starts, dtype=np.uint64))
         page_bytes = self._environment.stat()["psize"]
         self._thread.begin(self._sync)  # meanwhile what was written is read back out of the page cache
         # Of the content and not of the file: where LMDB puts pages depends on how much was written at once.
         content = hashlib.sha256(_bytes(lengths))
         content.update(_bytes(hashes))
         content.update(self._ids_sha256.digest())
-        data_file = self._folder / DATA_FILE
+        data_file = self._folder / layout.DATA_FILE
         pages = layout.find_index_pages(data_file, page_bytes)
-        manifest = StoreManifest(
+        manifest = layout.StoreManifest(
             num_records=self._num_records,
             num_residues=int(lengths.sum(dtype=np.int64)),
             num_blocks=len(self._starts),
@@ -132,7 +131,7 @@ class StoreWriter:
         self._thread.close()  # first, since it may be writing through the environment
         self._environment.close()
 
-    def _put_array(self, kind: Kind, array: np.ndarray) -> None:
+    def _put_array(self, kind: layout.Kind, array: np.ndarray) -> None:
         _check_value_size(array.nbytes + 64, f"the {kind.name.lower()} of {self._num_records:,} records")
         self._put(kind.key, partial(layout.frame, kind, 0, len(array), [_bytes(array)]), array.nbytes)
         self._commit()  # in a transaction of its own: these values are the only ones that grow with the store
@@ -180,7 +179,7 @@ class StoreWriter:
         """Open the file anew: of what was mapped, the pages around each leaf that was touched count as our memory."""
         map_size = self._environment.info()["map_size"]  # which may have grown
         self._environment.close()
-        _start_writing_back(self._folder / DATA_FILE)
+        _start_writing_back(self._folder / layout.DATA_FILE)
         self._environment = self._open(map_size)
         self._mapped_bytes = 0
 
@@ -205,15 +204,15 @@ def write_sequences(
     ids: list[str],
     texts: list[bytes],
     hashes_N: NDArray[np.uint64],
-    source: list[SourceFile] | SampleSource,
+    source: list[SourceFile] | layout.SampleSource,
     ingest: IngestSection,
     counts: IngestCounts,
     alphabet: str = STORE_ALPHABET,
 ) -> str:
     """Write clean records, in memory, as the store within ``folder``, which will be called ``target``; its checksum."""
-    (folder / SEQUENCES_FOLDER).mkdir()
+    (folder / layout.SEQUENCES_FOLDER).mkdir()
     start = num_bytes = 0
-    with closing(StoreWriter(folder / SEQUENCES_FOLDER, target / SEQUENCES_FOLDER, alphabet)) as writer:
+    with closing(StoreWriter(folder / layout.SEQUENCES_FOLDER, target / layout.SEQUENCES_FOLDER, alphabet)) as writer:
         for end, text in enumerate(texts, start=1):
             num_bytes += len(text)
             # Blocks as a FASTA file's would be, so that the same records give a store that is read as fast.
@@ -229,9 +228,9 @@ def _start_writing_back(path: Path) -> None:
     """Have the system bring a file's pages to disk from now on, where it can be asked to: the last sync waits less."""
     sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)  # Linux's, since 2.6.17
     if sync_file_range is not None:
-        whole = ctypes.c_int64(0), ctypes.c_int64(0)
         with path.open("r+b", buffering=0) as file:
-            sync_file_range(file.fileno(), *whole, _SYNC_FILE_RANGE_WRITE)  # a hint, so an error is none
+            # From 0, and 0 for all of it. A hint, so that an error is none.
+            sync_file_range(file.fileno(), ctypes.c_int64(0), ctypes.c_int64(0), _SYNC_FILE_RANGE_WRITE)
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:

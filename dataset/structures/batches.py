@@ -111,9 +111,8 @@ class StructureSource(BatchSource):
             coordinates[rows] = np.where(known[:, None, None], atoms, np.nan)
             if self._training and self._section.noise:
                 # A generator for each record, so that noise does not depend on what else is in the batch.
-                key = self._bits(_NOISE, epoch, records_N[number : number + 1])
-                noise = np.random.default_rng(key).standard_normal((length, 4, 3), dtype=np.float32)
-                coordinates[rows] += self._section.noise * noise
+                random = np.random.default_rng(self._bits(_NOISE, epoch, records_N[number : number + 1]))
+                coordinates[rows] += self._section.noise * random.standard_normal((length, 4, 3), dtype=np.float32)
         return coordinates, chains
 
     def _dropped(self, purpose: int, epoch: int, records_N: Indices) -> NDArray[np.bool_]:

@@ -149,10 +149,9 @@ def _of_pdb(path: Path, file: BinaryIO, section: StructuresSection) -> _Read:
     if not parts[0]:
         raise DataError(f"{path}: no PDB, mmCIF or BinaryCIF file: it holds no atoms")
     arrays = [pdb.PDBFile.read(io.StringIO(part)).get_structure(**_FIELDS) for part in parts]
-    titles = "".join(line for line in head if line.startswith("TITLE")).upper()
-    predicted = bool(re.search(r"^TITLE .*(ALPHAFOLD|ESMFOLD).*PREDICTION", titles, re.MULTILINE))
+    predicted = re.search(r"^TITLE .*(ALPHAFOLD|ESMFOLD).*PREDICTION", "".join(head), re.MULTILINE | re.IGNORECASE)
     models = sum(line.startswith(_MODEL) for line in head)
-    return _Read(max(models, 1), struc.concatenate(arrays), predicted)
+    return _Read(max(models, 1), struc.concatenate(arrays), predicted is not None)
 
 
 def _of_cif(path: Path, file: BinaryIO, section: StructuresSection) -> _Read:
@@ -176,8 +175,7 @@ def _of_cif(path: Path, file: BinaryIO, section: StructuresSection) -> _Read:
             # NumPy gives each of a million names the room of the longest.
             if max(arrays[-1].get_annotation(name).itemsize for name in _NAMES) > _LONGEST_NAME_BYTES:
                 raise DataError(f"{path}: a name of an atom, residue or chain has more than 32 letters; shorten it")
-    predicted = any(line.startswith(_PREDICTED) for line in head)
-    return _Read(len(models), struc.concatenate(arrays), predicted)
+    return _Read(len(models), struc.concatenate(arrays), any(line.startswith(_PREDICTED) for line in head))
 
 
 def _of_binary_cif(path: Path, file: BinaryIO, section: StructuresSection) -> _Read:
@@ -200,8 +198,7 @@ def _of_binary_cif(path: Path, file: BinaryIO, section: StructuresSection) -> _R
     cif = pdbx.BinaryCIFFile.deserialize(unpacked)
     if "atom_site" not in cif.block:
         raise DataError(f"{path}: an mmCIF file without atoms")
-    atoms = pdbx.get_structure(cif, **_FIELDS)
-    return _Read(pdbx.get_model_count(cif), atoms, "ma_qa_metric" in cif.block)
+    return _Read(pdbx.get_model_count(cif), pdbx.get_structure(cif, **_FIELDS), "ma_qa_metric" in cif.block)
 
 
 def _lines(path: Path, file: BinaryIO, section: StructuresSection) -> Iterator[str]:
@@ -270,7 +267,8 @@ def _chain_names(atoms: Any, path: Path) -> list[str]:
     """Chains in the order of the file. Raises DataError where a name stands for two."""
     # Of ligands and water, which stand behind all chains, a second run is as it should be.
     runs = Counter(name for name, _ in groupby(atoms.chain_id[~atoms.hetero].tolist()))
-    if twice := [name for name, count in runs.items() if count > 1]:
+    twice = [name for name, count in runs.items() if count > 1]
+    if twice:
         raise DataError(f"{path}: chain {', '.join(sorted(twice))!r} stands twice in the file; rename one of them")
     return list(dict.fromkeys(map(str, atoms.chain_id)))
 

@@ -17,8 +17,17 @@ from numpy.typing import NDArray
 from esmeray.common.errors import ConfigError
 from esmeray.common.publishing import exclusive, published
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
-from esmeray.dataset.tokens import esm, huggingface
-from esmeray.dataset.tokens.huggingface import SOURCE_KEY, HuggingFaceTokenizer, Spaced
+from esmeray.dataset.tokens import esm
+from esmeray.dataset.tokens.huggingface import (
+    SOURCE_KEY,
+    TOKENIZER_CONFIG_FILE,
+    TOKENIZER_FILE,
+    TOKENIZER_PATTERNS,
+    HuggingFaceTokenizer,
+    Spaced,
+    end_to_end,
+    open_folder,
+)
 from esmeray.dataset.tokens.model_folder import CONFIG_FILE, local_folder, model_folder, read_settings
 from esmeray.train_config.classifier_schema import TokenizerSection
 
@@ -55,7 +64,7 @@ class EsmSequenceTokenizer:
             ids_T = esm.RESIDUE_TABLE[np.frombuffer(joined.encode("ascii"), dtype=np.uint8)]
             if not (ids_T == esm.UNK).any():
                 return ids_T.astype(np.int32), esm.sequence_lengths(texts)
-        return huggingface.end_to_end([esm.encode(text)[1:-1] for text in texts])
+        return end_to_end([esm.encode(text)[1:-1] for text in texts])
 
     def save(self, folder: Path, **settings: int) -> None:
         """Write vocab.txt and the config of an ``EsmTokenizer`` with these settings."""
@@ -107,8 +116,8 @@ def open_tokenizer(folder_or_hub: str | Path, spaced: Spaced = "auto", key: str 
     only as words, or where it was saved so; ``key`` is the setting, for messages. Raises ConfigError where there is no
     such tokenizer, ResourceError where the hub can't be reached.
     """
-    folder = model_folder(str(folder_or_hub), huggingface.TOKENIZER_PATTERNS, key, huggingface.TOKENIZER_FILE)
-    return EsmSequenceTokenizer() if _is_esm(folder, key) else huggingface.open_folder(folder, spaced, key)
+    folder = model_folder(str(folder_or_hub), TOKENIZER_PATTERNS, key, TOKENIZER_FILE)
+    return EsmSequenceTokenizer() if _is_esm(folder, key) else open_folder(folder, spaced, key)
 
 
 def _automatic(section: TokenizerSection, backbone_source: str) -> str:
@@ -151,7 +160,7 @@ def _trained(
             with published(folder) as building:
                 tokenizer.save(building)
                 (building / _TRAINING_FILE).write_text(json.dumps(facts) + "\n", encoding="utf-8")
-    return huggingface.open_folder(folder, False, SOURCE_KEY)
+    return open_folder(folder, False, SOURCE_KEY)
 
 
 def train_bpe(texts: Iterable[str], vocabulary_size: int) -> HuggingFaceTokenizer:
@@ -184,7 +193,7 @@ def train_bpe(texts: Iterable[str], vocabulary_size: int) -> HuggingFaceTokenize
 
 def _is_esm(folder: Path, key: str) -> bool:
     """Return whether the folder's tokenizer is the ESM alphabet; raises ConfigError for one with other ids."""
-    named = folder / huggingface.TOKENIZER_CONFIG_FILE
+    named = folder / TOKENIZER_CONFIG_FILE
     model = folder / CONFIG_FILE
     # Where no class is named, transformers goes by the type of the model, too.
     kind = read_settings(named, key).get("tokenizer_class") if named.is_file() else None

@@ -35,8 +35,8 @@ class Hdf5(Format):
             assert block.keys is not None
             for key, record_id, values in zip(block.keys, block.ids, block.values, strict=True):
                 if key not in file:  # equal sequences have equal hashes, and one dataset
-                    stored = values.astype(NUMPY_DTYPES[output.dtype])
-                    file.create_dataset(key, data=stored).attrs["original_id"] = record_id
+                    dataset = file.create_dataset(key, data=values.astype(NUMPY_DTYPES[output.dtype]))
+                    dataset.attrs["original_id"] = record_id
 
         with h5py.File(path, "w") as file:
             yield append

@@ -42,11 +42,10 @@ class Parquet(Format):
         )
 
         def append(block: Block) -> None:
-            flat = pa.array(narrowed(block.values, output).reshape(-1))
             columns = [
                 pa.array(block.ids),
                 pa.array(block.lengths.astype(np.uint32)),
-                pa.FixedSizeListArray.from_arrays(flat, type=vector),
+                pa.FixedSizeListArray.from_arrays(pa.array(narrowed(block.values, output).reshape(-1)), type=vector),
             ]
             # A group for each block, so that none has to be held back until it is full.
             writer.write_table(pa.Table.from_arrays(columns, schema=schema), row_group_size=len(block.ids))
@@ -85,5 +84,6 @@ class _ParquetRows(TableRows):
     def _read_group(self, number: int) -> NDArray:
         with parsing(self.path, REMEDY):
             column = self._file.read_row_group(number, columns=["embedding"]).column(0).combine_chunks()
+            # As many as the metadata said: a column of fewer is damaged.
             rows = int(self._ends[number + 1] - self._ends[number])
             return column.flatten().to_numpy(zero_copy_only=True).reshape(rows, self.shape[1])
