@@ -132,11 +132,11 @@ def test_queue_holds_what_was_asked_ahead_and_is_unknown_without_processes(store
     assert training(store_path, split[0], 0).queue_depth is None
 
 
-@pytest.mark.parametrize(("num_workers", "places"), [(0, (-3, -1, 0, 1)), (2, (-1,))])
-def test_resuming_from_a_position_equals_never_stopping(store_path, split, num_workers, places):
+@pytest.mark.parametrize(("num_workers", "offsets"), [(0, (-3, -1, 0, 1)), (2, (-1,))])
+def test_resuming_from_a_position_equals_never_stopping(store_path, split, num_workers, offsets):
     whole = [step for epoch in (0, 1) for step in contents(training(store_path, split[0]).epoch(epoch))]
     first_epoch = sum(epoch == 0 for epoch, _, _ in whole)
-    for stop in (first_epoch + place for place in places):
+    for stop in (first_epoch + offset for offset in offsets):
         seen: list[tuple] = []
         with training(store_path, split[0], num_workers) as batches:
             position = (0, 0)
@@ -179,20 +179,12 @@ def test_global_batch_and_mask_share_follow_the_steps_of_training_from_any_posit
         shares = [step.num_targets / (step.num_tokens - 2 * sequences_of(step)) for _, step in whole]
         expected = [max(0.9 - 0.08 * number, 0.1) for number in range(len(whole))]
         assert shares == pytest.approx(expected, abs=0.15)
-        place = first_steps[1] + 2
         resumed = list(batches.epoch(1, 2, first_steps[1]))
-        assert contents(resumed) == contents(step for epoch, step in whole[place:] if epoch == 1)
+        assert contents(resumed) == contents(step for epoch, step in whole[first_steps[1] + 2 :] if epoch == 1)
 
 
 def sequences_of(step: StepBatches) -> int:
     return sum(batch.num_sequences for batch in step)
-
-
-def test_steps_are_known_without_reading_a_sequence(store_path, split, monkeypatch):
-    monkeypatch.setattr(Store, "sequence", None)
-    batches = training(store_path, split[0])
-    plans = [batches.plan(epoch) for epoch in range(3)]
-    assert batches.total_steps(3) == sum(plan.num_steps for plan in plans)
 
 
 def test_tensors_have_the_types_and_shapes_of_a_packed_batch(store_path, split):

@@ -1,6 +1,5 @@
 """A labelled store gives back what its files hold, splits as it was told, and is made once, whole, or not at all."""
 
-import json
 import os
 import shutil
 from functools import partial
@@ -22,7 +21,6 @@ from esmeray.train_config.schema import DataSection, IngestSection
 from tests.dataset.interrupting import interrupted_at
 from tests.dataset.labelled_stores import PROTEINS, TEXT, data_of, made, proteins
 from tests.dataset.labels.test_labelled_file import LOCATION, write_table
-from tests.dataset.store_fixtures import write_fasta
 
 
 def refusal(data: DataSection, root: Path, error: type[Exception] = DataError, **settings) -> str:
@@ -184,15 +182,3 @@ def test_an_interrupted_build_leaves_nothing_that_is_incomplete(tmp_path, table)
             shutil.rmtree(left)
     assert line > 100
     assert len(LabelledStore(next((tmp_path / "stores").iterdir()), verify="full")) == len(PROTEINS)
-
-
-def test_the_manifest_is_the_record_of_what_was_done(tmp_path):
-    path = write_fasta(tmp_path / "in.fasta", [("a x", "mk*"), ("b y", "MJ"), ("c x", "ML"), ("d", "MA")])
-    labelled = made(data_of(path, header_field=1, missing_labels="skip", share=0.0), tmp_path)
-    manifest = json.loads((labelled.path / "labels.json").read_text())
-    once = ["records_upper_cased", "stops_dropped", "j_to_x", "records_skipped_missing_label"]
-    counts = {name: number for name, number in manifest["counts"].items() if number}
-    assert counts == {"records_read": 4, "training": 3, **dict.fromkeys(once, 1)}
-    assert manifest["source"][0]["path"] == str(path)
-    assert manifest["settings"]["content"] == "protein"
-    assert manifest["settings"]["labels"]["header_field"] == 1
