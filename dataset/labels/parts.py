@@ -60,11 +60,14 @@ def texts_of(block: CleanBlock) -> list[str]:
 
 
 @dataclass(frozen=True)
-class _Entry:
+class ResidueLabel:
+    """Letters of a sequence's residues, and its part where a header says it; ``number`` is its record's in the file."""
+
     path: Path
     number: int
     header: str
     letters: str
+    part: str | None = None
 
     @property
     def location(self) -> str:
@@ -80,37 +83,31 @@ class ResidueLabels:
         self.files: list[SourceFile] = []
         self._max_residues = max_residues
         self._entries = self._read(settings.labels_file)
-        self._parts: dict[str, str] = {}
         self._wanted: set[str] = set()  # ids that were asked for, so that labels of no sequence are noticed
         if settings.mask_file is not None:
             masks = self._read(settings.mask_file)
             self._entries = {name: _masked(entry, masks.get(name), settings) for name, entry in self._entries.items()}
         if settings.split_column is not None:
-            self._parts = {name: _part_of(entry, settings.split_column) for name, entry in self._entries.items()}
+            self._entries = {name: _with_part(entry, settings.split_column) for name, entry in self._entries.items()}
 
-    def letters(self, record_id: str) -> str | None:
-        """The labels of a sequence's residues; None where there are none."""
+    def get(self, record_id: str) -> ResidueLabel | None:
+        """The labels of a sequence; None where there are none."""
         self._wanted.add(record_id)
-        entry = self._entries.get(record_id)
-        return None if entry is None else entry.letters
+        return self._entries.get(record_id)
 
-    def part(self, record_id: str) -> str | None:
-        """Training, validation or test; None where there are no labels, or the settings name no attribute."""
-        return self._parts.get(record_id)
-
-    def without_sequence(self) -> list[_Entry]:
+    def without_sequence(self) -> list[ResidueLabel]:
         """Labels that nobody asked for."""
         return [entry for name, entry in self._entries.items() if name not in self._wanted]
 
-    def _read(self, source: str) -> dict[str, _Entry]:
+    def _read(self, source: str) -> dict[str, ResidueLabel]:
         files = FastaSource([source], self._max_residues)
-        entries: dict[str, _Entry] = {}
+        entries: dict[str, ResidueLabel] = {}
         for batch in files.batches():
             pairs = zip(batch.records.headers.split(), batch.records.sequences, strict=True)
             for index, (header, letters) in enumerate(pairs):
                 origin = batch.origin(index)
                 assert origin is not None  # it was read from a file
-                entry = _Entry(*origin, header.decode("ascii"), letters.decode("ascii"))
+                entry = ResidueLabel(*origin, header.decode("ascii"), letters.decode("ascii"))
                 name = (entry.header.split() or [""])[0]
                 if name in entries:
                     raise DataError(
@@ -121,7 +118,7 @@ class ResidueLabels:
         return entries
 
 
-def _masked(entry: _Entry, mask: _Entry | None, settings: LabelsSection) -> _Entry:
+def _masked(entry: ResidueLabel, mask: ResidueLabel | None, settings: LabelsSection) -> ResidueLabel:
     if mask is None:
         raise DataError(f"{entry.location}: no mask of this id in {settings.mask_file}; add it, of 1 for all residues")
     if len(mask.letters) != len(entry.letters) or set(mask.letters) - {"0", "1"}:
@@ -134,7 +131,7 @@ def _masked(entry: _Entry, mask: _Entry | None, settings: LabelsSection) -> _Ent
     return replace(entry, letters="".join(letter if known == "1" else IGNORED_LETTERS[0] for letter, known in pairs))
 
 
-def _part_of(entry: _Entry, attribute: str) -> str:
+def _with_part(entry: ResidueLabel, attribute: str) -> ResidueLabel:
     attributes = dict(word.split("=", 1) for word in entry.header.split()[1:] if "=" in word)
     if attribute not in attributes:
         raise DataError(f"{entry.location}: no {attribute}= in the header; write for example {attribute}=train")
@@ -144,7 +141,7 @@ def _part_of(entry: _Entry, attribute: str) -> str:
         raise DataError(f"{entry.location}: {attribute}: {error}") from error
     # FLIP's way of a third part: its SET says train of these, too.
     held_out = attributes.get("VALIDATION", "").lower() == "true"
-    return "validation" if held_out and part_name == "training" else part_name
+    return replace(entry, part="validation" if held_out and part_name == "training" else part_name)
 
 
 class LabelledSource:
@@ -261,13 +258,13 @@ class LabelledSource:
         )
 
     def _with_residue_labels(self, batch: RecordBatch, numbers: range, residue_labels: ResidueLabels) -> LabelledPart:
-        ids = [record_id.decode("ascii") for record_id in batch.records.ids.split()]
+        entries = [residue_labels.get(record_id.decode("ascii")) for record_id in batch.records.ids.split()]
         has_parts = self._settings.split_column is not None
         return LabelledPart(
             batch,
             numbers,
-            labels=[(residue_labels.letters(record_id),) for record_id in ids],
-            splits=[residue_labels.part(record_id) for record_id in ids] if has_parts else None,
+            labels=[(entry and entry.letters,) for entry in entries],
+            splits=[entry and entry.part for entry in entries] if has_parts else None,
             missing=lambda _: f"no labels of this id in {self._settings.labels_file}",
         )
 

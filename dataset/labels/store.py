@@ -106,8 +106,9 @@ class LabelledStore:
             rows = tensors["indptr"], tensors["indices"], tensors["unknown"]
             self.targets = SparseTargets(*rows, self.label_space.num_outputs)
         self.weights: NDArray[np.float32] | None = tensors.get("weights")
-        parts_N = tensors["parts"]
-        self.training, self.validation, self.test = (np.flatnonzero(parts_N == code) for code in range(len(PARTS)))
+        self.training, self.validation, self.test = (
+            np.flatnonzero(tensors["parts"] == code) for code in range(len(PARTS))
+        )
 
     def __len__(self) -> int:
         return len(self.store)

@@ -170,8 +170,8 @@ class Ingest:
         repaired: list[CleanSequence] = []
         for index, (raw, id_length) in enumerate(zip(batch.records.sequences, batch.records.ids.lengths, strict=True)):
             if not id_length:
-                fault = Fault(batch, index, "a header without an id; write one right after '>'")
-                self.faults.add("header{s} without an id", fault)
+                problem = "a header without an id; write one right after '>'"
+                self.faults.add("header{s} without an id", Fault(batch, index, problem))
                 continue
             cleaned = CleanSequence(raw, False, False, 0, 0) if self._is_text else clean(raw)
             residues = self._without_bad(batch, index, cleaned)

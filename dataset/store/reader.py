@@ -193,8 +193,7 @@ class _OpenFile:
                 self.block(number)
         begins_N = self._begins[records_N] + starts_N
         parts = zip(blocks_N.tolist(), begins_N.tolist(), (begins_N + lengths_N).tolist(), strict=True)
-        blocks = self._blocks
-        return [blocks[number].residues[begin:end] for number, begin, end in parts]
+        return [self._blocks[number].residues[begin:end] for number, begin, end in parts]
 
     def block(self, number: int) -> _Block:
         """A block that was checked, now or before."""
@@ -217,9 +216,8 @@ class _OpenFile:
 
     def _array(self, kind: layout.Kind, dtype: str) -> np.ndarray:
         _, payload = self._value(kind.key, kind, f"the array of {kind.name.lower()}")
-        array = np.frombuffer(payload, dtype=dtype)
         # LMDB aligns values that fill pages of their own. A few hundred bytes inside a page it may not: copied.
-        aligned = np.require(array, requirements="A")
+        aligned = np.require(np.frombuffer(payload, dtype=dtype), requirements="A")
         aligned.flags.writeable = False
         return aligned
 

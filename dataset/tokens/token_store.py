@@ -69,7 +69,14 @@ class TokenStore:
         self.manifest = read_signed(self.path / MANIFEST_FILE, TokenManifest, _REMEDY, "token store")
         self.prefix, self.suffix = self.manifest.prefix, self.manifest.suffix
         self.pad = self.manifest.pad
-        _check_files(self.path, self.manifest, full=verify == "full")
+        # Sizes before anything is mapped: reading past the end of a truncated file would end the process by a signal.
+        tokens_bytes = self.manifest.num_tokens * np.dtype(self.manifest.dtype).itemsize
+        for name, num_bytes, checksum in (
+            (TOKENS_FILE, tokens_bytes, self.manifest.tokens_xxh128),
+            (LENGTHS_FILE, 4 * self.manifest.num_records, self.manifest.lengths_xxh128),
+        ):
+            xxh128 = checksum if verify == "full" else None
+            check_file(self.path / name, _REMEDY, num_bytes=num_bytes, xxh128=xxh128)
 
     def __len__(self) -> int:
         return self.manifest.num_records
@@ -168,12 +175,3 @@ def _blocks(store: Store, ends: NDArray[np.int64]) -> Iterator[tuple[int, list[s
         last = max(int(np.searchsorted(ends, start + _BLOCK_BYTES, side="right")), first + 1)
         yield first, [store.text(index) for index in range(first, last)]
         first = last
-
-
-def _check_files(folder: Path, manifest: TokenManifest, full: bool) -> None:
-    """Sizes before anything is mapped: reading past the end of a truncated file would end the process by a signal."""
-    for name, num_bytes, checksum in (
-        (TOKENS_FILE, manifest.num_tokens * np.dtype(manifest.dtype).itemsize, manifest.tokens_xxh128),
-        (LENGTHS_FILE, 4 * manifest.num_records, manifest.lengths_xxh128),
-    ):
-        check_file(folder / name, _REMEDY, num_bytes=num_bytes, xxh128=checksum if full else None)
