@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from esmeray.common.errors import ConfigError, DataError
 from esmeray.common.progress import ProgressCallback, no_progress
 from esmeray.common.publishing import exclusive, file_xxh128, published
-from esmeray.dataset.batches.splitting import split_records, split_stratified
+from esmeray.dataset.batches.random_bits import split_records, split_stratified
 from esmeray.dataset.embeddings.arrays import arrays_checksum
 from esmeray.dataset.fasta.alphabet import STORE_ALPHABET
 from esmeray.dataset.fasta.counts import IngestCounts

@@ -18,7 +18,7 @@ from esmeray.common.progress import ConversionProgress, ProgressCallback, no_pro
 from esmeray.common.publishing import exclusive, published, refuse_existing
 from esmeray.common.remote import local_path
 from esmeray.common.text import counted
-from esmeray.dataset.batches.splitting import split_records
+from esmeray.dataset.batches.random_bits import split_records
 from esmeray.dataset.embeddings.arrays import arrays_checksum, open_arrays
 from esmeray.dataset.fasta.counts import IngestCounts, SourceFile
 from esmeray.dataset.fasta.reader import find_files, is_fasta_name

@@ -15,7 +15,7 @@ from esmeray.common.errors import DataError
 from esmeray.dataset.batches.loader import Loader, ResidueSource, filler_batch
 from esmeray.dataset.batches.loader_process import LoaderProcessLost
 from esmeray.dataset.batches.preparation import PreparationSettings
-from esmeray.dataset.batches.splitting import split_records
+from esmeray.dataset.batches.random_bits import split_records
 from esmeray.dataset.batches.steps import StepBatches, TrainingSteps, ValidationSteps
 from esmeray.dataset.packed_batch import PackedBatch
 from esmeray.dataset.store.reader import Store

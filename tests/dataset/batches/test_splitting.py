@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esmeray.common.errors import DataError
-from esmeray.dataset.batches.splitting import split_records, split_stratified
+from esmeray.dataset.batches.random_bits import split_records, split_stratified
 
 hash_lists = st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=60)
 shares = st.floats(0.001, 0.999)

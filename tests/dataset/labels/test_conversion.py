@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from esmeray.common.errors import ConfigError, DataError
-from esmeray.dataset.batches.splitting import split_records
+from esmeray.dataset.batches.random_bits import split_records
 from esmeray.dataset.labels import conversion as labelled_conversion
 from esmeray.dataset.labels.conversion import ensure_labelled_store
 from esmeray.dataset.labels.labelled_file import read_labelled
