@@ -146,8 +146,9 @@ def test_chosen_hashes_do_not_crowd_a_bucket_and_growth_forgets_none(kernel, shi
     table = HashSet64(kernel)
     hashes = (np.arange(100_000, dtype=np.uint64) << np.uint64(shift)) + np.uint64(5)
     assert table.add(hashes).all()
-    table._grow(kernel)
-    assert not table.add(hashes).any()
     is_full = (table._table_BS != 0).all(axis=1)
     ends = np.flatnonzero(~is_full)
     assert np.diff(ends, prepend=-1, append=is_full.size).max() < 500, "as many buckets to look through"
+    others = np.random.default_rng(0).integers(1, 2**64 - 1, size=300_000, dtype=np.uint64)
+    assert table.add(others).all()
+    assert not table.add(np.concatenate([hashes, others])).any()

@@ -72,7 +72,7 @@ def test_a_hash_splits_sequences_and_a_column_splits_in_three_with_weights(tmp_p
     ("kind", "columns", "rows", "targets"),
     [
         ("binary", ["a"], [("no",), ("yes",), ("no",)], [0, 1, 0]),
-        ("multilabel", ["a"], [("p;q",), ("q",), ("r",)], [[1, 1, 0], [0, 1, 0], [0, 0, 1]]),
+        ("multilabel", ["a"], [("p;q",), ("q",), ("r;p",)], [[1, 1, 0], [0, 1, 0], [1, 0, 1]]),
         ("multilabel", ["b", "a"], [(0, 1), (1, 1), (0, 0)], [[1, 0], [1, 1], [0, 0]]),
         ("regression", ["b", "a"], [(0.5, 1), (-1, 2), (0, 3)], [[1, 0.5], [2, -1], [3, 0]]),
         ("per_residue", ["a"], [("HE",), ("H.C",), ("EEE",)], [2, 1, 2, -100, 0, 1, 1, 1]),

@@ -155,8 +155,8 @@ def test_a_file_that_is_parsed_in_parts_reads_the_same(tmp_path: Path, monkeypat
     np.testing.assert_array_equal(of_parts.coordinates, whole.coordinates)
 
 
-@pytest.mark.parametrize("suffix", [".pdb", ".cif", ".bcif"])
 @pytest.mark.parametrize("bound", ["max_bytes", "max_atoms"])
+@pytest.mark.parametrize("suffix", [".pdb", ".cif", ".bcif"])
 def test_a_file_beyond_a_bound_is_refused_before_it_is_parsed(tmp_path: Path, monkeypatch, suffix: str, bound: str):
     path = write_models(tmp_path / "fold.cif", 1).with_suffix(suffix)
     if suffix == ".bcif":
