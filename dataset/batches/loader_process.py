@@ -20,7 +20,7 @@ import traceback
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, TypeAlias
+from typing import IO, Any
 
 from esmeray.common import errors
 
@@ -29,10 +29,6 @@ _KEPT_BYTES = 32 << 20
 
 _PARENT_POLL_S = 1.0
 _END_TIMEOUT_S = 5.0
-
-_Prepare: TypeAlias = Callable[..., Any]
-_Reply: TypeAlias = Any
-"""What was prepared, or an exception."""
 
 
 class LoaderProcessLost(errors.ResourceError):
@@ -44,7 +40,7 @@ class LoaderProcessLost(errors.ResourceError):
 class LoaderProcess:
     """The worker's end: hand in requests, take prepared batches in the same order."""
 
-    def __init__(self, prepare: _Prepare) -> None:
+    def __init__(self, prepare: Callable[..., Any]) -> None:
         """Start the process; it unpickles ``prepare``, which opens its own stores."""
         self._process = subprocess.Popen(
             # -P: a module of the user's working folder must not hide one of Python's.
@@ -54,7 +50,8 @@ class LoaderProcess:
             env=_environment(),
             process_group=0,  # Ctrl-C at the terminal goes to the worker alone, from the first moment on
         )
-        self._replies: queue.SimpleQueue[_Reply | None] = queue.SimpleQueue()
+        # What was prepared, or an exception; None at the end.
+        self._replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
         # A daemon, as it waits on the pipe for as long as the process lives.
         threading.Thread(target=_collect, args=(self._process.stdout, self._replies), daemon=True).start()
         # Also where nobody closes it: a worker that ends by an exception, or drops the loader.
@@ -86,7 +83,7 @@ class LoaderProcess:
             raise reply
         return reply
 
-    def next_reply(self) -> _Reply | None:
+    def next_reply(self) -> Any:
         """Wait for a reply, whatever it is: an exception, or None where the process is gone."""
         reply = self._replies.get()
         if reply is None:
@@ -129,7 +126,7 @@ def _end_process(process: subprocess.Popen[bytes]) -> None:
         process.stdin.close()
 
 
-def _collect(stream: IO[bytes], replies: queue.SimpleQueue[_Reply | None]) -> None:
+def _collect(stream: IO[bytes], replies: queue.SimpleQueue[Any]) -> None:
     """Move replies into the queue as they come, so that the process never waits for the worker; None at the end."""
     try:
         with stream, contextlib.suppress(EOFError, pickle.UnpicklingError):  # the second where a reply was cut
@@ -163,7 +160,7 @@ def main() -> None:
         os._exit(0)  # the worker is gone; nothing is left to flush to
 
 
-def _answer(prepare: _Prepare, request: tuple[Any, ...]) -> _Reply:
+def _answer(prepare: Callable[..., Any], request: tuple[Any, ...]) -> Any:
     try:
         return prepare(*request)
     except errors.EsmerayError as error:

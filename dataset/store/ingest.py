@@ -116,8 +116,10 @@ class Ingest:
         is_plain = self._is_text or records.all_stored or not records.residues.translate(None, STORE_BYTES)
         if not (is_plain and records.lengths.all() and records.ids.lengths.all()):
             kept, sequences = self._clean_each(batch)
-            ids = records.ids.split()
-            return self._block(batch, kept, [ids[index] for index in kept], sequences)
+            every_id = records.ids.split()
+            ids = [every_id[index] for index in kept]
+            # After the cleaning: a record that is skipped must not take the id of a later one that is kept.
+            return self._block(batch, kept, ids, sequences, self._seen.add(hashes_of(ids)))
         # From here on the batch is as it goes into the store, unless an id repeats: no record becomes an object.
         fresh_N = self._seen.add(records.id_hashes)
         if fresh_N.all():
@@ -128,10 +130,10 @@ class Ingest:
         """Count or refuse records of DNA or RNA; to count them, only where a glance at some letters suggests them."""
         residues = batch.records.residues
         is_refused = self._policies.nucleotides == "error"
-        if len(residues) < _FEWEST_LETTERS:
-            return
         glance = residues[:: 1 + len(residues) // _GLANCE_LETTERS]
-        if not is_refused and _share_of_nucleotides(glance) < _GLANCE_SHARE:
+        is_few = len(residues) < _FEWEST_LETTERS
+        # Whoever refuses them wants each found, and pays for the look at every record.
+        if is_few or (not is_refused and _share_of_nucleotides(glance) < _GLANCE_SHARE):
             return
         for index, sequence in enumerate(batch.records.sequences):
             if not sequence or _share_of_nucleotides(sequence) < NUCLEOTIDE_SHARE:
@@ -145,16 +147,9 @@ class Ingest:
                 self.faults.add("record{s} like DNA or RNA", Fault(batch, index, problem))
 
     def _block(
-        self,
-        batch: RecordBatch,
-        kept: Sequence[int],
-        ids: list[bytes],
-        sequences: list[bytes],
-        fresh_N: np.ndarray | None = None,
+        self, batch: RecordBatch, kept: Sequence[int], ids: list[bytes], sequences: list[bytes], fresh_N: np.ndarray
     ) -> CleanBlock | None:
         """A block of the records at ``kept``, of which ``fresh_N`` says whether their ids are new."""
-        # After the cleaning: a record that is skipped must not take the id of a later one that is kept.
-        fresh_N = self._seen.add(hashes_of(ids)) if fresh_N is None else fresh_N
         self._settle_ids(batch, kept, ids, fresh_N)
         kept_N = np.array(kept, dtype=np.int64)
         if not fresh_N.all():

@@ -2,8 +2,6 @@
 
 import os
 import shutil
-from functools import partial
-from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +9,10 @@ import pytest
 
 from esmeray.common.errors import ConfigError, DataError
 from esmeray.dataset.batches.random_bits import split_records
-from esmeray.dataset.labels import conversion as labelled_conversion
 from esmeray.dataset.labels.conversion import ensure_labelled_store
 from esmeray.dataset.labels.labelled_file import read_labelled
-from esmeray.dataset.labels.store import LabelledStore
-from esmeray.dataset.store import writer as store_writer
 from esmeray.train_config.classifier_schema import LabelsSection, TokenizerSection
 from esmeray.train_config.schema import DataSection, IngestSection
-from tests.dataset.interrupting import interrupted_at
 from tests.dataset.labelled_stores import PROTEINS, TEXT, data_of, made, proteins
 from tests.dataset.labels.test_labelled_file import LOCATION, write_table
 
@@ -170,15 +164,3 @@ def test_splits_that_leave_no_training_or_held_out_records_are_refused(tmp_path,
     assert "column.csv: no record is for training; say 'train' in column 'label'" in message
     message = refusal(data_of(table, kind="regression", split="stratified"), tmp_path, ConfigError)
     assert "stratified needs one class for each record, which regression targets do not have" in message
-
-
-def test_an_interrupted_build_leaves_nothing_that_is_incomplete(tmp_path, table):
-    build = partial(ensure_labelled_store, data_of(table), TokenizerSection(), tmp_path / "stores")
-    for line in count(1, 29):
-        if not interrupted_at(line, build, modules=(labelled_conversion, store_writer)):
-            break
-        for left in (path for path in (tmp_path / "stores").glob("*") if not path.name.endswith(".lock")):
-            assert len(LabelledStore(left, verify="full")) == len(PROTEINS), line  # interrupted once it was complete
-            shutil.rmtree(left)
-    assert line > 100
-    assert len(LabelledStore(next((tmp_path / "stores").iterdir()), verify="full")) == len(PROTEINS)

@@ -12,7 +12,7 @@ import pytest
 from esmeray.common.errors import ConfigError, DataError
 from esmeray.dataset.labels.labelled_file import LabelledRecords, find_labelled_files, read_labelled
 from esmeray.train_config.classifier_schema import LabelsSection, TokenizerSection
-from esmeray.train_config.schema import IngestSection, SampleSection
+from esmeray.train_config.schema import IngestSection
 from tests.dataset.store_fixtures import write_fasta
 
 LOCATION = r"^\S+ (?P<label>.+?)-[MSU]\b"
@@ -218,17 +218,6 @@ def test_a_bad_row_is_refused_with_its_place(tmp_path, settings, rows, message):
 def test_a_bad_fasta_record_is_refused_with_its_place(tmp_path, settings, headers, message):
     path = write_fasta(tmp_path / "in.fasta", [(header, "MK") for header in headers])
     assert message in refusal(path, **settings)
-
-
-@pytest.mark.parametrize("content", ["protein", "text"])
-def test_an_id_of_the_sample_is_refused_in_held_out_files(tmp_path, content):
-    tokenizer, sample = TokenizerSection(content=content), SampleSection(records=60, families=4)
-    records = read_labelled(["sample"], LabelsSection(), tokenizer, IngestSection(), sample=sample)
-    assert len(records) == 60 and records.labels == [name.rpartition("_")[0] for name in records.ids]
-    path = write_table(tmp_path / "in.csv", ("id", "sequence", "label"), (records.ids[5], "MK", "x"))
-    held_out = {"held_out_sources": [str(path)], "sample": sample}
-    with pytest.raises(DataError, match="stands already in the sample"):
-        read_labelled(["sample"], LabelsSection(id_column="id"), tokenizer, IngestSection(), **held_out)
 
 
 def test_an_id_that_stands_in_an_earlier_file_too_is_refused(tmp_path):

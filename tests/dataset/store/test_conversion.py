@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-from contextlib import closing
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -17,18 +16,15 @@ from esmeray.common import background_thread
 from esmeray.common.errors import ConfigError, DataError
 from esmeray.common.progress import ConversionProgress
 from esmeray.dataset.fasta import reader as fasta
-from esmeray.dataset.fasta.counts import IngestCounts
-from esmeray.dataset.fasta.records import Lines, hashes_of, lengths_of
 from esmeray.dataset.store import writer as store_writer
 from esmeray.dataset.store.conversion import convert, ensure_store
-from esmeray.dataset.store.format import DATA_FILE, MANIFEST_FILE, TEXT_ALPHABET
-from esmeray.dataset.store.ingest import CleanBlock
+from esmeray.dataset.store.format import DATA_FILE, MANIFEST_FILE
 from esmeray.dataset.store.reader import Store
 from esmeray.dataset.store.sample import sample_records
-from esmeray.dataset.store.writer import StoreWriter
 from esmeray.train_config.schema import DataSection, IngestSection, SampleSection
 from tests.conftest import REPOSITORY
 from tests.dataset.interrupting import interrupted_at
+from tests.dataset.labelled_stores import TEXT, data_of, made
 from tests.dataset.store_fixtures import write_fasta
 from tests.dataset.stores import damage_record
 
@@ -72,7 +68,7 @@ print(sorted(path.name for path in folder.iterdir()))
 SMALL = DataSection(sample=SampleSection(records=30, families=3))
 
 
-def data_of(source: Path, store: Path | None = None, **ingest: str) -> DataSection:
+def section(source: Path, store: Path | None = None, **ingest: str) -> DataSection:
     return DataSection(
         source=[str(source)], store=None if store is None else str(store), ingest=IngestSection(**ingest)
     )
@@ -183,29 +179,29 @@ def test_the_sample_is_made_once_and_found_again(tmp_path):
 
 def test_changed_files_and_policies_make_another_default_store(tmp_path):
     source = write_fasta(tmp_path / "my proteins.fasta", [("a", "MK")])
-    first = ensure_store(data_of(source), tmp_path / "stores")
+    first = ensure_store(section(source), tmp_path / "stores")
     assert first.name.startswith("my-proteins-")
-    assert ensure_store(data_of(source), tmp_path / "stores") == first
-    assert ensure_store(data_of(source, duplicate_ids="first"), tmp_path / "stores") != first
+    assert ensure_store(section(source), tmp_path / "stores") == first
+    assert ensure_store(section(source, duplicate_ids="first"), tmp_path / "stores") != first
     write_fasta(source, [("a", "MKL")])
-    assert contents(ensure_store(data_of(source), tmp_path / "stores")) == [("a", "MKL")]
+    assert contents(ensure_store(section(source), tmp_path / "stores")) == [("a", "MKL")]
 
 
 def test_a_named_store_must_be_made_of_the_source(tmp_path):
     source = write_fasta(tmp_path / "in.fasta", [("a", "MK")])
     store = tmp_path / "store"
-    assert ensure_store(data_of(source, store), tmp_path) == store
+    assert ensure_store(section(source, store), tmp_path) == store
     shutil.copy(source, tmp_path / "copy.fasta")
     os.utime(source, (1, 1))
-    assert ensure_store(data_of(source, store), tmp_path) == store, "touched, with the same content"
-    assert ensure_store(data_of(tmp_path / "copy.fasta", store), tmp_path) == store, "moved, with the same content"
+    assert ensure_store(section(source, store), tmp_path) == store, "touched, with the same content"
+    assert ensure_store(section(tmp_path / "copy.fasta", store), tmp_path) == store, "moved, with the same content"
     with pytest.raises(DataError, match=r"made with other data\.ingest settings"):
-        ensure_store(data_of(source, store, bad_characters="to_x"), tmp_path)
+        ensure_store(section(source, store, bad_characters="to_x"), tmp_path)
     with pytest.raises(DataError, match="not of sample"):
         ensure_store(DataSection(store=str(store)), tmp_path)
     write_fasta(source, [("a", "ML")])
     with pytest.raises(DataError, match=r"made of .*in\.fasta, not of .*choose another data\.store"):
-        ensure_store(data_of(source, store), tmp_path)
+        ensure_store(section(source, store), tmp_path)
 
 
 def test_a_store_may_be_given_as_the_source(tmp_path):
@@ -217,15 +213,11 @@ def test_a_store_may_be_given_as_the_source(tmp_path):
 
 
 def test_a_store_of_texts_is_refused_where_proteins_are_wanted(tmp_path):
-    with closing(StoreWriter(tmp_path, tmp_path, alphabet=TEXT_ALPHABET)) as writer:
-        text = "Grüße".encode()
-        writer.add(CleanBlock(Lines.of(["é".encode()]), text, lengths_of([text]), hashes_of([text])))
-        writer.finish([], IngestSection(), IngestCounts())
-    store = Store(tmp_path)
-    assert (store.id(0), store.text(0), store.lengths.tolist()) == ("é", "Grüße", [7])
-    assert store.is_text
+    (tmp_path / "in.csv").write_text("id,sequence,label\né,Grüße,x\nö,Tschüs,y\n", encoding="utf-8")
+    store = made(data_of(tmp_path / "in.csv", share=0.0, id_column="id"), tmp_path, TEXT).store
+    assert (store.id(0), store.text(0), store.lengths.tolist()) == ("é", "Grüße", [7, 7])
     with pytest.raises(DataError, match="a store of texts, which classifiers alone can read"):
-        ensure_store(DataSection(source=[str(tmp_path)]), tmp_path / "elsewhere")
+        ensure_store(DataSection(source=[str(store.path)]), tmp_path / "elsewhere")
 
 
 def test_two_runs_that_prepare_one_store_at_once_both_get_it(tmp_path):
