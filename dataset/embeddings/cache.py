@@ -87,7 +87,7 @@ def write_shard(path: Path, name: str, keys_S2: NDArray[np.uint64], rows: list[N
     values = np.concatenate(rows)
     offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
     # Two: the index is verified whenever a shard is opened, the values when they are first read.
-    arrays = {
+    arrays: Arrays = {
         "hashes": keys_S2,
         "offsets": offsets,
         "values": values,
