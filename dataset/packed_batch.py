@@ -23,7 +23,7 @@ float32 of yes, no and numbers. No loss is taken at :data:`IGNORED_TARGET`, nor 
 WEIGHTS = "weights"
 """By sequence, (N,) float32: how much each counts in the loss; without them all count alike."""
 FEATURES = "features"
-"""Outputs of a frozen backbone, in place of running it: by token (T, D) float32, or by sequence (N, D), pooled."""
+"""Outputs of a frozen backbone, instead of running it: by token (T, D) float32, or by sequence (N, D), pooled."""
 COORDINATES = "coordinates"
 """By token, (T, 4, 3) float32: N, CA, C and O of each residue in Å; NaN where unknown and for special tokens."""
 CHAINS = "chains"
@@ -90,6 +90,7 @@ class PackedBatch:
     def segment_ids(self) -> Tensor:
         """(T,) int64: the index in 0..N-1 of the sequence that each token belongs to."""
         lengths_N = (self.cu_seqlens[1:] - self.cu_seqlens[:-1]).long()
+        # With the size of its output, which it would else ask the device for, and wait.
         return torch.repeat_interleave(
             torch.arange(self.num_sequences, device=lengths_N.device), lengths_N, output_size=self.num_tokens
         )
@@ -135,17 +136,19 @@ class PackedBatch:
 
     def pieces(self, count: int) -> list["PackedBatch"]:
         """The batch in at most ``count`` parts of whole sequences and about equally many tokens, in order."""
-        N, T = self.num_sequences, self.num_tokens
+        N = self.num_sequences
         count = min(count, N)
         if count <= 1:
             return [self]
         starts = self.cu_seqlens.tolist()
-        # Without tokens every sequence counts alike.
-        sizes_N = [end - start for start, end in pairwise(starts)] if T else [1] * N
+        sizes_N = [end - start for start, end in pairwise(starts)]
+        if not self.num_tokens:
+            sizes_N = [1] * N  # pooled features: every sequence counts alike
         return [self._slice(start, end, starts) for start, end in pairwise(_even_bounds(sizes_N, count))]
 
     def without_targets(self) -> "PackedBatch":
         """The first sequence alone, with nothing that counts: it adds nothing to loss, metrics or counts."""
+        # One of its own, since models take no batch without a sequence.
         first = self._slice(0, 1, self.cu_seqlens.tolist())
         return replace(
             first,
@@ -161,6 +164,7 @@ class PackedBatch:
         record. Raises ValueError where the batch is larger than the shape.
         """
         T, N = self.num_tokens, self.num_sequences
+        # None longer than the longest sequence, which is a part of the shape, too.
         fillers = [*range(T + shape.max_seqlen, shape.num_tokens, shape.max_seqlen)]
         fillers += [shape.num_tokens] * (shape.num_sequences - N - len(fillers))
         ends = [*self.cu_seqlens.tolist(), *fillers]
@@ -180,7 +184,8 @@ class PackedBatch:
 
     def _slice(self, start: int, end: int, starts: list[int]) -> "PackedBatch":
         """Sequences ``start`` to ``end``; their target positions are not known."""
-        sequences, tokens = slice(start, end), slice(starts[start], starts[end])
+        sequences = slice(start, end)
+        tokens = slice(starts[start], starts[end])
         return PackedBatch(
             tokens=self.tokens[tokens],
             cu_seqlens=self.cu_seqlens[start : end + 1] - starts[start],
@@ -203,7 +208,7 @@ class PackedBatch:
         return self.map(lambda tensor: tensor.pin_memory())
 
     def map(self, function: Callable[[Any], Any]) -> "PackedBatch":
-        """The same batch with ``function`` of every tensor in its place."""
+        """The same batch with ``function`` of every tensor instead of it."""
         return PackedBatch(
             tokens=function(self.tokens),
             cu_seqlens=function(self.cu_seqlens),
@@ -230,11 +235,12 @@ def _with_fillers(tensors: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]
 
 def _even_bounds(sizes: list[int], count: int) -> list[int]:
     """Bounds that cut a row of sizes into ``count`` parts of at least one, each cut at the nearest to its share."""
-    total, sums = sum(sizes), [0, *accumulate(sizes)]
+    sums = [0, *accumulate(sizes)]
     bounds = [0]
     for piece in range(1, count):
-        share = total * piece / count
+        share = sums[-1] * piece / count
         after = bisect_left(sums, share)
         nearest = after - 1 if after and share - sums[after - 1] < sums[after] - share else after
+        # At least one sequence for this part and for each that is still to come, whatever their lengths.
         bounds.append(min(max(nearest, bounds[-1] + 1), len(sizes) - count + piece))
     return [*bounds, len(sizes)]

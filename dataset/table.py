@@ -23,8 +23,7 @@ import pyarrow.parquet as pq
 from esmeray.common.errors import DataError, reading
 from esmeray.common.text import did_you_mean, first_line
 from esmeray.dataset.fasta.counts import SourceFile
-from esmeray.dataset.fasta.read_ahead import ReadAhead, TextStream
-from esmeray.dataset.fasta.reader import COMPRESSIONS
+from esmeray.dataset.fasta.reader import COMPRESSIONS, ReadAhead, TextStream
 
 _PARQUET = ".parquet"
 _SUFFIXES = (*(suffix + compression for suffix in (".csv", ".tsv") for compression in COMPRESSIONS), _PARQUET)
@@ -75,6 +74,7 @@ class Table:
         num_rows = 0
         with reading(self._path):
             for batch in self._parquet() if is_parquet else self._text():
+                # As Python's objects a few thousand rows at a time: a block of 32 MiB would take ten times that.
                 for start in range(0, batch.num_rows, PART_ROWS):
                     yield num_rows + start + 1, batch.slice(start, PART_ROWS).to_pydict()
                 num_rows += batch.num_rows
@@ -92,6 +92,7 @@ class Table:
     def _text(self) -> Iterator[pa.RecordBatch]:
         with ReadAhead(self._path) as raw:
             self._opened = raw
+            # Buffered, so that the header can be looked at and is still read afterwards.
             text = io.BufferedReader(_EndedText(raw), _HEADER_BYTES)
             for batch in text_batches(text, self._path, self._separator(text.peek())):
                 self._check_columns(batch.schema.names)
@@ -116,9 +117,10 @@ class Table:
                     batch.validate(full=True)  # texts that are no UTF-8, above all
                     yield batch
         except (pa.ArrowException, UnicodeDecodeError) as error:
-            reason = first_line(error)
-            raise DataError(f"{self._path}: not Parquet, or damaged ({reason}); make it or copy it again") from error
-        self.finished = [SourceFile.of(self._path)]
+            raise DataError(
+                f"{self._path}: not Parquet, or damaged ({first_line(error)}); make it or copy it again"
+            ) from error
+        self.finished = [SourceFile.of(self._path)]  # Parquet is not read from start to end, so that it is hashed apart
 
     def _check_columns(self, header: list[str]) -> None:
         for name, setting in self._wanted.items():
@@ -126,13 +128,15 @@ class Table:
                 where = f" ({setting})" if setting else ""
                 raise DataError(f"{self._path}: {header.count(name)} columns are called {name!r}{where}; rename them")
             if name not in header:
+                # A column that another setting names is not suggested for this one, unless there is no other.
                 free = [column for column in header if column not in self._wanted] or header
                 near = (difflib.get_close_matches(name, free, n=1) or free)[0][:_SHOWN_LETTERS]
                 remedy = f": set {setting}, as --{setting} {shlex.quote(near)}" if setting else "; rename one"
                 shown = ", ".join(repr(column[:_SHOWN_LETTERS]) for column in header[:_SHOWN])
                 more = f" and {len(header) - _SHOWN:,} more" if len(header) > _SHOWN else ""
-                hint = did_you_mean(name, free)
-                raise DataError(f"{self._path}: no column {name!r}{hint}; it has {shown}{more}{remedy}")
+                raise DataError(
+                    f"{self._path}: no column {name!r}{did_you_mean(name, free)}; it has {shown}{more}{remedy}"
+                )
 
 
 def text_batches(text: BinaryIO | io.BufferedIOBase, path: Path, delimiter: str) -> Iterator[pa.RecordBatch]:
@@ -141,7 +145,7 @@ def text_batches(text: BinaryIO | io.BufferedIOBase, path: Path, delimiter: str)
     ``path`` is for messages. Raises DataError for rows of different lengths, a stray quote, and what is not UTF-8.
     """
     parse = pacsv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
-    is_checked = False
+    is_checked = False  # at most once: the whole file is read for it
     for batch in _read(text, path, parse, has_header=True):
         # Of a stray quote pyarrow makes a value that reaches to the next quote, over the ends of rows.
         has_breaks = (pc.any(pc.match_substring(column, "\n")).as_py() for column in batch.columns)
@@ -156,13 +160,13 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
 
     Raises DataError where the file can't be read, or is not UTF-8.
     """
+    # pyarrow again, and not Python's open: it decompresses, counts lines and finds what is not UTF-8 as tables do.
     parse = pacsv.ParseOptions(delimiter=_NOWHERE, quote_char=False, ignore_empty_lines=False)
     number = 0
     with reading(path), ReadAhead(path) as raw:
         for batch in _read(io.BufferedReader(TextStream(raw)), path, parse, has_header=False):
             for start in range(0, batch.num_rows, PART_ROWS):
-                lines = batch.column(0).slice(start, PART_ROWS).to_pylist()
-                yield from enumerate(lines, number + start + 1)
+                yield from enumerate(batch.column(0).slice(start, PART_ROWS).to_pylist(), number + start + 1)
             number += batch.num_rows
 
 
@@ -181,26 +185,28 @@ class _EndedText(TextStream):
 def _read(
     text: BinaryIO | io.BufferedIOBase, path: Path, parse: pacsv.ParseOptions, has_header: bool
 ) -> Iterator[pa.RecordBatch]:
+    # One thread: with several, pyarrow does not know the numbers of rows.
     read = pacsv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES, autogenerate_column_names=not has_header)
     convert = pacsv.ConvertOptions(strings_can_be_null=False, null_values=[], default_column_type=pa.string())
     try:
         with pacsv.open_csv(text, read, parse, convert) as reader:
+            # First an empty batch: a table without rows still has columns to check.
             yield pa.RecordBatch.from_pylist([], schema=reader.schema)
             yield from reader
     except (pa.ArrowInvalid, UnicodeDecodeError) as error:
         # First, since the message of a row of another length quotes the row, which may hold any word.
         row = _WRONG_ROW.search(str(error))
-        place = f", {'row' if has_header else 'line'} {int(row[1]) - has_header}" if row else ""
+        where = f", {'row' if has_header else 'line'} {int(row[1]) - has_header}" if row else ""
         if row and row[2] and "\0" not in str(error):
             raise DataError(
-                f"{path}{place}: {row[3]} fields where the header has {row[2]}; complete the row or its quotes, or put "
+                f"{path}{where}: {row[3]} fields where the header has {row[2]}; complete the row or its quotes, or put "
                 "a text that holds the separator in quotes"
             ) from error
         if "Empty CSV" in str(error):
             return
         if "straddling" in str(error):
             raise DataError(f"{path}: has a row of more than {_BLOCK_BYTES >> 20} MiB; shorten it") from error
-        raise DataError(f"{path}{place}: not UTF-8; save the file as UTF-8") from error
+        raise DataError(f"{path}{where}: not UTF-8; save the file as UTF-8") from error
 
 
 def _refuse_stray_quotes(path: Path, delimiter: str) -> None:

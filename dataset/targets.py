@@ -45,9 +45,11 @@ class SparseTargets:
 
     def __getitem__(self, records: slice | NDArray) -> NDArray:
         """(n, C) float32 of 0 and 1 of some records, NaN where unknown; by a slice, integers or a mask."""
+        # Whatever NumPy takes as an index means the same here as for an array.
         records_N = np.arange(len(self.unknown))[records]
         targets_NC = np.zeros((records_N.size, self.num_labels), dtype=np.float32)
         for row_C, start, end in zip(targets_NC, self.indptr[records_N], self.indptr[records_N + 1], strict=True):
             row_C[self.indices[start:end]] = 1
+        # Last: the rows of these have no labels, which is not the same as having none known.
         targets_NC[self.unknown[records_N]] = np.nan
         return targets_NC

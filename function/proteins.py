@@ -24,7 +24,7 @@ from esmeray.common.errors import ConfigError, DataError
 from esmeray.common.progress import ProgressCallback, no_progress
 from esmeray.common.publishing import exclusive, published
 from esmeray.common.text import counted
-from esmeray.dataset.batches.splitting import split_records
+from esmeray.dataset.batches.random_bits import split_records
 from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.dataset.section import DataSection
 from esmeray.dataset.store.conversion import SAMPLE, ensure_store, file_identities, name_of_content, store_location

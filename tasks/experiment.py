@@ -19,7 +19,7 @@ from esmeray.cluster.collective import ControlGroup, MetricSums, WorkerContext
 from esmeray.common.errors import CheckpointError
 from esmeray.dataset.batches.loader import Loader, ResidueSource
 from esmeray.dataset.batches.preparation import CropCount, Masking, PreparationSettings, count_cropped
-from esmeray.dataset.batches.splitting import split_records
+from esmeray.dataset.batches.random_bits import split_records
 from esmeray.dataset.batches.steps import BatchSource, Indices, TrainingSteps, ValidationSteps
 from esmeray.dataset.packed_batch import PackedBatch
 from esmeray.dataset.store.reader import Store, stage_once

@@ -16,7 +16,7 @@ import numpy as np
 from esmeray.common.progress import ProgressCallback, no_progress
 from esmeray.common.remote import local_path
 from esmeray.dataset.batches.preparation import CropCount, count_cropped, cropped_lengths
-from esmeray.dataset.batches.splitting import split_records
+from esmeray.dataset.batches.random_bits import split_records
 from esmeray.dataset.fasta.counts import IngestCounts
 from esmeray.dataset.fasta.reader import FastaSource
 from esmeray.dataset.section import SPECIAL_TOKENS_PER_SEQUENCE, DataSection

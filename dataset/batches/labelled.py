@@ -52,8 +52,9 @@ class LabelledSource(BatchSource):
 
     def filler(self) -> PackedBatch:
         """A sequence of two padding tokens, whose targets no loss looks at."""
+        # Of the dtype and shape of the others, since every rank takes part in the same reductions.
         no_targets = torch.from_numpy(self._labels.targets[:0])
-        rows = 2 if self._labels.per_residue else 1
+        rows = 2 if self._labels.per_residue else 1  # of tokens, or of the sequence
         targets = no_targets.new_full((rows, *no_targets.shape[1:]), filler_value(TARGETS, no_targets.dtype))
         batch = packed_from_tokens(np.array([self._tokens.pad] * 2), np.array([2]), np.empty(0, dtype=np.int64))
         weights_N = None if self._labels.weights is None else np.zeros(1, dtype=np.float32)
@@ -74,6 +75,7 @@ class LabelledSource(BatchSource):
             if self._labels.per_residue:
                 first = int(self._residue_starts[record])
                 inner = [self._labels.targets[first + start : first + start + length] for start, length in spans]
+                # Special tokens have no label, and the targets must be as long as the tokens.
                 before, after = (np.full_like(ids, IGNORED_TARGET) for ids in self._around)
                 residue_targets += [before, *inner, after]
         lengths_N = kept_N + self._num_special
@@ -84,8 +86,8 @@ class LabelledSource(BatchSource):
     def _labelled(self, batch: PackedBatch, lengths_N: Indices, targets: NDArray[np.generic]) -> SourceBatch:
         weights = self._labels.weights
         weights_N = None if weights is None else weights[batch.records.numpy()]
-        labelled = self._with_labels(batch, torch.from_numpy(np.ascontiguousarray(targets)), weights_N)
-        return SourceBatch(labelled, int(has_target(targets).sum()), int(lengths_N.sum()))
+        batch = self._with_labels(batch, torch.from_numpy(np.ascontiguousarray(targets)), weights_N)
+        return SourceBatch(batch, int(has_target(targets).sum()), int(lengths_N.sum()))
 
     def _with_labels(self, batch: PackedBatch, targets: torch.Tensor, weights_N: NDArray | None) -> PackedBatch:
         if weights_N is not None:
@@ -113,7 +115,7 @@ def _both_ends(whole: int, kept: int) -> list[tuple[int, int]]:
 
 
 class FeatureSource(BatchSource):
-    """The same batches as a source of labelled records has, with a frozen network's features in place of running it.
+    """The same batches as a source of labelled records has, with a frozen network's features instead of running it.
 
     Args:
         source: of the records; its cropping is that which the features were computed with.
@@ -131,16 +133,15 @@ class FeatureSource(BatchSource):
 
     def batch(self, epoch: int, records_N: Indices) -> SourceBatch:
         made = self._source.without_tokens(records_N) if self._pooled else self._source.batch(epoch, records_N)
-        rows = list(self._features.rows(self._keys[records_N]))
-        return made._replace(batch=self._with_features(made.batch, torch.from_numpy(np.concatenate(rows))))
+        rows = np.concatenate(list(self._features.rows(self._keys[records_N])))
+        return made._replace(batch=self._with_features(made.batch, torch.from_numpy(rows)))
 
     def filler(self) -> PackedBatch:
         """Rows of zeros, one for each sequence or token of a filler."""
         filler = self._source.filler()
         if self._pooled:
-            filler = filler.without_tokens()
-        rows = filler.num_sequences if self._pooled else filler.num_tokens
-        return self._with_features(filler, torch.zeros(rows, self._features.channels))
+            return self._with_features(filler.without_tokens(), torch.zeros(1, self._features.channels))
+        return self._with_features(filler, torch.zeros(filler.num_tokens, self._features.channels))
 
     def _with_features(self, batch: PackedBatch, features: torch.Tensor) -> PackedBatch:
         if self._pooled:

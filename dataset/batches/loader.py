@@ -71,6 +71,7 @@ class ResidueSource(BatchSource):
             prepared.tokens,
             np.diff(prepared.cu_seqlens),
             records_N,
+            # The byte of "no target" is -100 in int8, torch's own value for it: no second pass over the targets.
             by_token={TARGETS: torch.from_numpy(prepared.targets.view(np.int8).astype(np.int64))},
             target_positions=None if positions_M is None else torch.from_numpy(positions_M),
         )
@@ -87,7 +88,7 @@ class Loader(BatchSource):
         self.follows_steps = source.follows_steps
         self._processes: list[LoaderProcess] = []
         self._in_flight: deque[tuple[LoaderProcess, Indices] | None] = deque()  # None for a filler
-        self._turn = 0
+        self._turn = 0  # of iterations: an old one finds out by it that another has begun
 
     def token_lengths(self, records_N: Indices) -> NDArray[np.int64]:
         return self._source.token_lengths(records_N)
@@ -110,7 +111,7 @@ class Loader(BatchSource):
         self._turn += 1
         turn = self._turn
         try:
-            self._start()
+            self._start()  # here and not before: a plan alone, as of a dry run, starts no process
             # In turn, and replies are taken in the same turn: so batches come in the order of the requests.
             turns = cycle(self._processes)
             for request in islice(requests, self._num_workers * self._prefetch):
@@ -139,10 +140,9 @@ class Loader(BatchSource):
         return sum(process.replies_waiting for process in self._processes) if self._num_workers else None
 
     def close(self) -> None:
-        processes, self._processes = self._processes, []
         self._in_flight.clear()
-        for process in processes:
-            process.close()
+        while self._processes:
+            self._processes.pop().close()
 
     def _start(self) -> None:
         while self._in_flight:
@@ -153,6 +153,7 @@ class Loader(BatchSource):
             self._processes.append(LoaderProcess(self._source.preparation()))
 
     def _send(self, turns: Iterator[LoaderProcess], request: Request) -> None:
+        # A filler is made here, where it costs nothing, and takes no process's turn.
         if request is None:
             self._in_flight.append(None)
             return

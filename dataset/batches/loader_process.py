@@ -20,7 +20,7 @@ import traceback
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, TypeAlias
+from typing import IO, Any
 
 from esmeray.common import errors
 
@@ -29,10 +29,6 @@ _KEPT_BYTES = 32 << 20
 
 _PARENT_POLL_S = 1.0
 _END_TIMEOUT_S = 5.0
-
-_Prepare: TypeAlias = Callable[..., Any]
-_Reply: TypeAlias = Any
-"""What was prepared, or an exception."""
 
 
 class LoaderProcessLost(errors.ResourceError):
@@ -44,17 +40,21 @@ class LoaderProcessLost(errors.ResourceError):
 class LoaderProcess:
     """The worker's end: hand in requests, take prepared batches in the same order."""
 
-    def __init__(self, prepare: _Prepare) -> None:
+    def __init__(self, prepare: Callable[..., Any]) -> None:
         """Start the process; it unpickles ``prepare``, which opens its own stores."""
         self._process = subprocess.Popen(
+            # -P: a module of the user's working folder must not hide one of Python's.
             [sys.executable, "-P", "-m", "esmeray.dataset.batches.loader_process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=_environment(),
             process_group=0,  # Ctrl-C at the terminal goes to the worker alone, from the first moment on
         )
-        self._replies: queue.SimpleQueue[_Reply | None] = queue.SimpleQueue()
+        # What was prepared, or an exception; None at the end.
+        self._replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        # A daemon, as it waits on the pipe for as long as the process lives.
         threading.Thread(target=_collect, args=(self._process.stdout, self._replies), daemon=True).start()
+        # Also where nobody closes it: a worker that ends by an exception, or drops the loader.
         self.close = weakref.finalize(self, _end_process, self._process)
         self._write((os.getpid(), prepare))
 
@@ -83,7 +83,7 @@ class LoaderProcess:
             raise reply
         return reply
 
-    def next_reply(self) -> _Reply | None:
+    def next_reply(self) -> Any:
         """Wait for a reply, whatever it is: an exception, or None where the process is gone."""
         reply = self._replies.get()
         if reply is None:
@@ -98,6 +98,7 @@ class LoaderProcess:
             raise self._lost() from error
 
     def _lost(self) -> LoaderProcessLost:
+        # The pipe breaks a moment before the kernel has an exit code to say why.
         try:
             code: int | None = self._process.wait(_END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -125,7 +126,7 @@ def _end_process(process: subprocess.Popen[bytes]) -> None:
         process.stdin.close()
 
 
-def _collect(stream: IO[bytes], replies: queue.SimpleQueue[_Reply | None]) -> None:
+def _collect(stream: IO[bytes], replies: queue.SimpleQueue[Any]) -> None:
     """Move replies into the queue as they come, so that the process never waits for the worker; None at the end."""
     try:
         with stream, contextlib.suppress(EOFError, pickle.UnpicklingError):  # the second where a reply was cut
@@ -146,18 +147,20 @@ def _receive(stream: IO[bytes]):
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    requests = os.fdopen(os.dup(0), "rb")
+    replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what anything prints must not get between the replies
     try:
         parent, prepare = _receive(requests)
         threading.Thread(target=_exit_with_parent, args=(parent,), daemon=True).start()
+        # One after the other and in order, which is what the worker matches replies with requests by.
         while True:
             _send(_answer(prepare, _receive(requests)), replies)
     except (EOFError, pickle.UnpicklingError, BrokenPipeError):
         os._exit(0)  # the worker is gone; nothing is left to flush to
 
 
-def _answer(prepare: _Prepare, request: tuple[Any, ...]) -> _Reply:
+def _answer(prepare: Callable[..., Any], request: tuple[Any, ...]) -> Any:
     try:
         return prepare(*request)
     except errors.EsmerayError as error:

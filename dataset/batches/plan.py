@@ -16,7 +16,6 @@ Shape legend: N sequences, B batches.
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,13 +58,10 @@ class EpochPlan:
 
     @property
     def num_steps(self) -> int:
+        # An epoch may end within the ramp, whose steps are then all that there are.
         if self.num_batches <= self.ramp[-1]:
             return int(np.searchsorted(self.ramp, self.num_batches))
         return self.ramp.size - 1 - int(self.ramp[-1] - self.num_batches) // self.batches_per_step
-
-    @cached_property
-    def most_sequences(self) -> int:
-        return int(np.diff(self.offsets).max(initial=0))
 
     def batch_records(self, batch: int) -> Indices:
         return self.records[self.offsets[batch] : self.offsets[batch + 1]]
@@ -75,12 +71,12 @@ class EpochPlan:
 
         Every rank gets equally many, as collective operations need; None stands for a filler.
         """
+        # Steps beyond the ramp are alike, so that no table of them is kept.
         beyond = step - (self.ramp.size - 1)
         first = int(self.ramp[min(step, self.ramp.size - 1)]) + max(beyond, 0) * self.batches_per_step
         size = self.batches_per_step if beyond >= 0 else int(self.ramp[step + 1]) - first
         mine: list[int | None] = list(range(first + rank, min(first + size, self.num_batches), world_size))
-        fillers = micro_batches(size, world_size) - len(mine)
-        return mine + [None] * fillers
+        return mine + [None] * (micro_batches(size, world_size) - len(mine))
 
 
 def ramp_of(sizes: Sequence[int]) -> Indices:
@@ -122,6 +118,7 @@ def plan_epoch(
             f"record {names_N[first]} has {lengths_N[first]} tokens, more than a batch holds ({budget}; "
             f"{counted(too_long.size, 'such record{s}')}): raise batch.tokens or lower data.max_length"
         )
+    # Of seed and epoch alone: every rank shuffles alike, and nothing is exchanged.
     random = np.random.Generator(np.random.Philox(np.random.SeedSequence((_SHUFFLE_STREAM, seed, epoch))))
     most = max(1, lengths_N.size) if max_sequences is None else max_sequences
     order, sizes = _WindowPacker(lengths_N, budget, most, window, random).pack()
@@ -137,14 +134,16 @@ def plan_epoch(
 
 
 def longest_first(tokens_N: NDArray[np.integer], budget: int) -> list[Indices]:
-    """Places of the sequences of each batch: neighbours by length, the longest first, as many as the budget holds.
+    """Indices of the sequences of each batch: neighbours by length, the longest first, as many as the budget holds.
 
     Memory runs out at the start or not at all. A sequence of more tokens than the budget is alone.
     """
     order = np.argsort(-tokens_N, kind="stable")
     used = np.cumsum(tokens_N[order])
-    batches, first, before = [], 0, 0
+    batches = []
+    first = before = 0
     while first < order.size:
+        # At least one: what is too long for a batch is still to be computed, and may fit into memory.
         last = max(int(np.searchsorted(used, before + budget, side="right")), first + 1)
         batches.append(order[first:last])
         first, before = last, int(used[last - 1])
@@ -156,9 +155,9 @@ def _shuffle_batches(order: Indices, sizes: Indices, random: np.random.Generator
     starts = np.cumsum(sizes) - sizes
     permutation = random.permutation(sizes.size)
     sizes = sizes[permutation]
+    # All batches are moved by one index array: an epoch may have millions, and a loop over them would take seconds.
     offsets = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
-    shifts = np.repeat(starts[permutation] - offsets[:-1], sizes)
-    return order[np.arange(order.size) + shifts], offsets
+    return order[np.arange(order.size) + np.repeat(starts[permutation] - offsets[:-1], sizes)], offsets
 
 
 class _WindowPacker:
@@ -167,7 +166,7 @@ class _WindowPacker:
     def __init__(
         self, lengths_N: NDArray[np.integer], budget: int, most: int, window: int, random: np.random.Generator
     ) -> None:
-        self._lengths = lengths_N.astype(np.int64)
+        self._lengths = lengths_N.astype(np.int64)  # sums of an epoch's tokens exceed 32 bits
         self._budget, self._most = budget, most
         least_window = _LEAST_BATCHES_PER_WINDOW * budget * lengths_N.size // max(self._lengths.sum(), 1)
         self._window = max(window, min(least_window, _LEAST_BATCHES_PER_WINDOW * most))
@@ -192,8 +191,7 @@ class _WindowPacker:
         """Emit the batches that can be filled from these sequences; return the sequences that are left."""
         # Anew in each window, so that what was left of the one before is not always in the same half.
         self._random.shuffle(members)
-        pool_size = members.size // 2
-        pool, stream = members[:pool_size], members[pool_size:]
+        pool, stream = np.split(members, [members.size // 2])
         cuts = self._cut(stream)
         if len(cuts) == 1:  # no batch is full without the pool
             if not is_last:
@@ -204,7 +202,11 @@ class _WindowPacker:
         # Stable, as every rank has to find the same order of sequences of one length.
         pool = pool[np.argsort(self._lengths[pool], kind="stable")]
         pool_batches = self._fill_gaps(stream, cuts, self._lengths[pool].tolist())
-        self._emit(stream[: cuts[-1]], np.diff(cuts), pool, pool_batches)
+        # Each batch is a stretch of the stream with what it took from the pool.
+        taken = pool_batches >= 0
+        members = np.concatenate((stream[: cuts[-1]], pool[taken]))
+        stream_batches = np.repeat(np.arange(len(cuts) - 1), np.diff(cuts))
+        self._append(members, np.concatenate((stream_batches, pool_batches[taken])), len(cuts) - 1)
         return np.concatenate((pool[pool_batches < 0], stream[cuts[-1] :]))
 
     def _cut(self, stream: Indices) -> list[int]:
@@ -219,18 +221,19 @@ class _WindowPacker:
 
     def _fill_gaps(self, stream: Indices, cuts: Sequence[int], pool_lengths: list[int]) -> Indices:
         """For each sequence of the pool (ascending lengths) the batch that takes it, or -1."""
+        # Python's lists from here on: each batch takes a few searches, and NumPy's calls cost more than these.
         used_B = np.add.reduceat(self._lengths[stream[: cuts[-1]]], cuts[:-1])
         batches = np.full(len(pool_lengths), -1, dtype=np.int64)
         left = list(range(len(pool_lengths)))
         for batch, (used, size) in enumerate(zip(used_B.tolist(), np.diff(cuts).tolist(), strict=True)):
             gap = self._budget - used
-            place = bisect_right(pool_lengths, gap)
-            while size < self._most and place > 0:
+            fitting = bisect_right(pool_lengths, gap)
+            while size < self._most and fitting > 0:
                 # The longest that fits: short ones are worth more in the gaps that are left to later batches.
-                gap -= pool_lengths.pop(place - 1)
-                batches[left.pop(place - 1)] = batch
+                gap -= pool_lengths.pop(fitting - 1)
+                batches[left.pop(fitting - 1)] = batch
                 size += 1
-                place = bisect_right(pool_lengths, gap)
+                fitting = bisect_right(pool_lengths, gap)
         return batches
 
     def _best_fit_decreasing(self, members: Indices) -> None:
@@ -244,27 +247,21 @@ class _WindowPacker:
         sizes: list[int] = []  # of each batch, full ones too
         batches = np.empty(members.size, dtype=np.int64)
         for index, length in enumerate(self._lengths[members].tolist()):
-            place = bisect_right(gaps, length - 1)
-            if place == len(gaps):
+            smallest = bisect_right(gaps, length - 1)
+            if smallest == len(gaps):
                 gap, owner = self._budget, len(sizes)
                 sizes.append(0)
             else:
-                gap, owner = gaps.pop(place), owners.pop(place)
+                gap, owner = gaps.pop(smallest), owners.pop(smallest)
             batches[index] = owner
             sizes[owner] += 1
             if sizes[owner] < self._most:
-                place = bisect_right(gaps, gap - length)
-                gaps.insert(place, gap - length)
-                owners.insert(place, owner)
+                rank = bisect_right(gaps, gap - length)
+                gaps.insert(rank, gap - length)
+                owners.insert(rank, owner)
         self._append(members, batches, len(sizes))
 
-    def _emit(self, stream: Indices, stream_sizes: Indices, pool: Indices, pool_batches: Indices) -> None:
-        """Emit batches of consecutive sequences of the stream, each with what it took from the pool."""
-        stream_batches = np.repeat(np.arange(stream_sizes.size), stream_sizes)
-        taken = pool_batches >= 0
-        members = np.concatenate((stream, pool[taken]))
-        self._append(members, np.concatenate((stream_batches, pool_batches[taken])), stream_sizes.size)
-
     def _append(self, members: Indices, batches: Indices, num_batches: int) -> None:
+        """Emit batches, from the batch of each member."""
         self._orders.append(members[np.argsort(batches, kind="stable")])
         self._sizes.append(np.bincount(batches, minlength=num_batches))

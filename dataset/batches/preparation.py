@@ -19,11 +19,18 @@ from numpy.typing import NDArray
 from esmeray.dataset.batches.random_bits import Bits, keyed_bits, positional_bits, splitmix64, threshold
 from esmeray.dataset.section import SPECIAL_TOKENS_PER_SEQUENCE
 from esmeray.dataset.store.reader import Store
-from esmeray.dataset.tokens import esm
-from esmeray.dataset.tokens.esm import FIRST_RESIDUE, LAST_RESIDUE, STANDARD_RESIDUES
+from esmeray.dataset.tokens.esm import (
+    FIRST_RESIDUE,
+    LAST_RESIDUE,
+    MASK,
+    STANDARD_RESIDUES,
+    cumulative_lengths,
+    tokenize_pieces,
+)
 
 Tokens = NDArray[np.uint8]
-Places = NDArray[np.intp]
+Positions = NDArray[np.intp]
+"""Of tokens in a batch."""
 
 NO_TARGET = 156
 """Target, as uint8, of a token that no loss looks at: the same byte as -100 in int8, torch's ``IGNORED_TARGET``."""
@@ -88,7 +95,7 @@ class PreparedBatch(NamedTuple):
     tokens: Tokens
     targets: Tokens
     cu_seqlens: NDArray[np.int32]
-    target_positions: Places | None
+    target_positions: Positions | None
 
 
 def prepare_batch(
@@ -98,14 +105,15 @@ def prepare_batch(
 
     ``step``: that of training, where the share that is masked follows it.
     """
+    # Lengths are known without reading, so that of a long record the window alone is tokenized.
     whole_N = store.lengths[records_N]
     lengths_N = cropped_lengths(whole_N, settings.max_length)
     if settings.random_crops:
         starts_N = crop_starts(whole_N, settings.max_length, records_N, settings.seed, epoch)
     else:
         starts_N = np.zeros_like(lengths_N)
-    tokens_T = esm.tokenize_pieces(store.windows(records_N, starts_N, lengths_N))
-    cu_seqlens = esm.cumulative_lengths(lengths_N + SPECIAL_TOKENS_PER_SEQUENCE)
+    tokens_T = tokenize_pieces(store.windows(records_N, starts_N, lengths_N))
+    cu_seqlens = cumulative_lengths(lengths_N + SPECIAL_TOKENS_PER_SEQUENCE)
     if settings.masking is None:
         return PreparedBatch(tokens_T, residue_targets(tokens_T), cu_seqlens, None)
     return mask_tokens(tokens_T, cu_seqlens, records_N, settings.masking.at(step), settings.seed, epoch)
@@ -134,37 +142,43 @@ def mask_tokens(
     (1 - mask_share)^length targets on average. Validation gives the same ``epoch`` every time.
     """
     bits_T = positional_bits(keyed_bits(_MASK, seed, epoch, records_N), cu_seqlens)
-    chosen_M = chosen_places(bits_T, tokens_T, cu_seqlens, threshold(shares.mask_share))
+    chosen_M = chosen_positions(bits_T, tokens_T, cu_seqlens, threshold(shares.mask_share))
     tokens_M = tokens_T[chosen_M]
     targets_T = np.full(tokens_T.size, NO_TARGET, dtype=np.uint8)
     targets_T[chosen_M] = tokens_M
     inputs_T = tokens_T.copy()
+    # Mixed once more: bits that were below the threshold are small, and would say what comes instead.
     inputs_T[chosen_M] = _replacements(tokens_M, splitmix64(bits_T[chosen_M]), shares)
     return PreparedBatch(inputs_T, targets_T, cu_seqlens, chosen_M)
 
 
-def chosen_places(bits_T: Bits, tokens_T: Tokens, cu_seqlens: NDArray[np.integer], below: np.uint64 | Bits) -> Places:
-    """(M,) ascending places in the batch of the residues whose bits are below the threshold, or lowest in a sequence.
+def chosen_positions(
+    bits_T: Bits, tokens_T: Tokens, cu_seqlens: NDArray[np.integer], below: np.uint64 | Bits
+) -> Positions:
+    """(M,) ascending positions of the residues whose bits are below the threshold, or lowest in a sequence.
 
     ``below``: one for all, or one for each token. The lowest are looked for only where a sequence has none below it.
     """
-    # What is less than the first wraps round.
+    # One comparison for both ends: what is less than the first wraps round.
     is_residue_T = tokens_T - np.uint8(FIRST_RESIDUE) <= LAST_RESIDUE - FIRST_RESIDUE
     is_chosen_T = bits_T < below
     is_chosen_T &= is_residue_T
     chosen_M = is_chosen_T.nonzero()[0]
+    # Nearly every batch ends here: at 15 %, one in ten thousand sequences of 57 residues has none below.
     bounds_N = chosen_M.searchsorted(cu_seqlens)
     if (bounds_N[1:] > bounds_N[:-1]).all():
         return chosen_M
+    # By the same bits, so that a sequence's residue is the same whatever else is in the batch.
     residue_bits_T = np.where(is_residue_T, bits_T, _NEVER)
     lowest_N = np.minimum.reduceat(residue_bits_T, cu_seqlens[:-1])
-    is_lowest_T = residue_bits_T == np.repeat(lowest_N, np.diff(cu_seqlens))
+    is_lowest_T = residue_bits_T == lowest_N.repeat(np.diff(cu_seqlens))
     return np.flatnonzero(is_chosen_T | (is_residue_T & is_lowest_T))
 
 
 def _replacements(tokens_M: Tokens, bits_M: Bits, shares: Masking) -> Tokens:
-    """(M,) what stands in place of each chosen token: <mask>, a random standard residue, or the token itself."""
-    replaced_M = np.full(tokens_M.size, esm.MASK, dtype=np.uint8)
+    """(M,) the input for each chosen token: <mask>, a random standard residue, or the token itself."""
+    # <mask> for all first: four of five are, and only the others need another draw.
+    replaced_M = np.full(tokens_M.size, MASK, dtype=np.uint8)
     others = (bits_M >= threshold(shares.mask_token_share)).nonzero()[0]
     bits = bits_M[others]
     drawn = STANDARD_RESIDUES[(splitmix64(bits) % np.uint64(STANDARD_RESIDUES.size)).view(np.int64)]

@@ -61,7 +61,7 @@ class BatchSource(ABC):
             yield SourceBatch(self.filler(), 0, 0) if request is None else self.batch(*request)
 
     def preparation(self) -> Callable[..., Any]:
-        """What a loader process unpickles and calls in place of :meth:`batch`; its result is sent back."""
+        """What a loader process unpickles and calls instead of :meth:`batch`; its result is sent back."""
         return partial(_arrays_of, self.batch)
 
     def finished(self, prepared: Any, records_N: Indices) -> SourceBatch:
@@ -135,7 +135,7 @@ class TrainingSteps(AbstractContextManager):
         self._batch = batch
         self._seed, self._rank, self._world_size = seed, rank, world_size
         self._fixed_shapes = fixed_shapes
-        self._pin_memory = torch.cuda.is_available()
+        self._pin_memory = torch.cuda.is_available()  # a copy from pageable memory waits for the device
         self._plan: tuple[int, EpochPlan] | None = None
         self._steps: dict[int, int] = {}
 
@@ -153,6 +153,7 @@ class TrainingSteps(AbstractContextManager):
         """Optimizer steps of the first ``epochs`` epochs, which may differ by a step: each is packed anew."""
         total = 0
         for epoch in range(epochs):
+            # Kept, since an epoch has to be planned to be counted.
             if epoch not in self._steps:
                 self._steps[epoch] = self.plan(epoch, total).num_steps
             total += self._steps[epoch]
@@ -167,16 +168,17 @@ class TrainingSteps(AbstractContextManager):
         shape = _shape(self._source, self._indices, plan) if self._fixed_shapes else None
         steps = range(start_step, plan.num_steps)
         mine = ((step, batch) for step in steps for batch in plan.rank_batches(step, self._rank, self._world_size))
-        follows = self._source.follows_steps
+        follows_steps = self._source.follows_steps
         # One stream over all steps: loader processes prepare across the bounds of steps, and never run dry at them.
         made = self._source.batches(
-            _request(plan, epoch, batch, first_step + step if follows else None) for step, batch in mine
+            _request(plan, epoch, batch, first_step + step if follows_steps else None) for step, batch in mine
         )
         for step in steps:
+            # Where a checkpoint after this step resumes: at the end of an epoch in the next one.
             following = (epoch + 1, 0) if step + 1 == plan.num_steps else (epoch, step + 1)
             numbers = plan.rank_batches(step, self._rank, self._world_size)
-            taken = list(islice(made, len(numbers)))
             seeds = [_seed(self._seed, epoch, number) for number in numbers]
+            taken = list(islice(made, len(numbers)))
             yield _step(taken, seeds, (epoch, step), following, shape, self._pin_memory)
 
     @property
@@ -218,6 +220,7 @@ class ValidationSteps:
         # Of no run's seed: metrics of different runs are of the same batches.
         plan = _plan(source, indices.astype(np.int64), batch, seed=0, epoch=0)
         self._shape = _shape(source, indices, plan) if fixed_shapes else None
+        # The first of the plan, whose batches are shuffled: a random part of the held-out records.
         num_batches = min(plan.num_batches, max_batches or plan.num_batches)
         mine = replace(plan, batches_per_step=num_batches).rank_batches(0, rank, world_size)
         self._requests = [_request(plan, 0, batch) for batch in mine]
@@ -259,7 +262,9 @@ def _request(plan: EpochPlan, epoch: int, batch: int | None, step: int | None = 
 def _shape(source: BatchSource, indices: Indices, plan: EpochPlan) -> BatchShape:
     """The shape that holds every batch of the plan and its fillers; the same from epoch to epoch, or nearly always."""
     longest = int(source.token_lengths(indices).max(initial=1))
-    sequences = plan.most_sequences + -(-plan.budget // longest)
+    # What a batch lacks in tokens is filled with sequences of the longest length, which need room, too.
+    sequences = int(np.diff(plan.offsets).max(initial=0)) + -(-plan.budget // longest)
+    # A power of two: the most sequences differ a little from epoch to epoch, and a new shape is compiled anew.
     return BatchShape(plan.budget, 1 << (sequences - 1).bit_length(), longest)
 
 

@@ -24,11 +24,13 @@ _ALIGNMENT = 64
 
 def write_arrays(path: Path, arrays: Arrays) -> None:
     """Write fp32, fp16, int8, int64, uint64, and bf16 as uint16, atomically. ResourceError where the disk refuses."""
-    header, end = {}, 0
+    header = {}
+    end = 0
     for name, array in arrays.items():
         start, end = end, end + array.nbytes
         header[name] = {"dtype": _NAMES[array.dtype.name], "shape": list(array.shape), "data_offsets": [start, end]}
     text = json.dumps(header).encode()
+    # Values begin at a multiple of it, so that they are aligned in the mapped file, too.
     text += b" " * (-(len(text) + 8) % _ALIGNMENT)
     with writing(path), atomic_file(path) as temporary, temporary.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
@@ -55,14 +57,16 @@ def arrays_checksum(identity: str, arrays: Arrays) -> str:
     """XXH3-128 of arrays and of what they belong to, hex: the same for the same data, wherever it was made."""
     digest = xxhash.xxh3_128(identity.encode())
     for name in sorted(arrays):
+        # Shape and dtype, too: the same bytes may be other values.
         digest.update(f"{name} {arrays[name].dtype.str} {arrays[name].shape}".encode())
         digest.update(np.ascontiguousarray(arrays[name]).data)
     return digest.hexdigest()
 
 
-def rows_of(arrays: Arrays, place: int) -> NDArray:
-    """``values`` between the ``offsets`` of the item at a place. Raises ValueError where they are not all there."""
-    start, stop = arrays["offsets"][place : place + 2].tolist()
+def rows_of(arrays: Arrays, index: int) -> NDArray:
+    """``values`` between the ``offsets`` of an item. Raises ValueError where they are not all there."""
+    start, stop = arrays["offsets"][index : index + 2].tolist()
+    # NumPy would cut a slice that ends behind the array, and give fewer rows without a word.
     if not 0 <= start <= stop <= len(arrays["values"]):
         raise ValueError(f"rows {start} to {stop} of {len(arrays['values'])}")
     return arrays["values"][start:stop]
@@ -70,6 +74,7 @@ def rows_of(arrays: Arrays, place: int) -> NDArray:
 
 def as_float32(values: NDArray, scales: NDArray | None = None) -> NDArray[np.float32]:
     """Stored values as fp32: bf16 widened, int8 multiplied by the scale of each channel."""
+    # bf16 is the upper half of fp32.
     if values.dtype == np.uint16:
         return (values.astype(np.uint32) << 16).view(np.float32)
     wide = values.astype(np.float32, copy=False)
@@ -78,6 +83,7 @@ def as_float32(values: NDArray, scales: NDArray | None = None) -> NDArray[np.flo
 
 def quantized(values: NDArray[np.float32], scales: NDArray[np.float32]) -> NDArray[np.int8]:
     """int8 of fp32, symmetric: the value divided by its channel's scale, rounded to nearest."""
+    # Not -128: symmetric, so that a value and its negative are equally far from what is stored.
     return np.rint(values / scales).clip(-127, 127).astype(np.int8)
 
 

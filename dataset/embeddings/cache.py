@@ -40,10 +40,12 @@ class FeatureStore:
         keys = _comparable(np.concatenate([np.empty((0, 2), np.uint64), *(shard["hashes"] for shard in self._shards)]))
         sizes = [len(shard["hashes"]) for shard in self._shards]
         owners = np.repeat(np.arange(len(sizes)), sizes)
-        places = np.arange(len(keys)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        rows = np.arange(len(keys)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        # Stable: where several shards have a sequence, the first is taken, by every reader.
         order = np.argsort(keys, kind="stable")
         self._keys = keys[order]
-        self._owner = np.stack([owners, places], axis=1)[order]
+        self._owner = np.stack([owners, rows], axis=1)[order]
+        # Once for each shard, when it is first needed: a run may need few of hundreds of gigabytes.
         self._verified = cache(lambda number: _with_values(self._files[number], self._shards[number]))
 
     def __len__(self) -> int:
@@ -58,21 +60,21 @@ class FeatureStore:
 
         Raises KeyError where a sequence has none, DataError where a shard's values are damaged.
         """
-        places_N = self._find(keys_N2)
-        if (places_N == len(self)).any():
+        ranks_N = self._find(keys_N2)
+        if (ranks_N == len(self)).any():
             raise KeyError("a sequence has no rows in this store")
-        for number, place in self._owner[places_N].tolist():
+        for number, row in self._owner[ranks_N].tolist():
             shard = self._verified(number)
             with parsing(self._files[number], _REMEDY):
-                rows = rows_of(shard, place)
-            yield rows
+                rows = rows_of(shard, row)
+            yield rows  # outside: what the caller raises is no damage of the file
 
     def _find(self, keys_N2: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """(N,) the place of each key among all, sorted; their number where it is not there."""
+        """(N,) the rank of each key among all, sorted; their number where it is not there."""
         wanted_N = _comparable(keys_N2)
-        places_N = np.searchsorted(self._keys, wanted_N)
-        is_there_N = np.searchsorted(self._keys, wanted_N, side="right") > places_N
-        return np.where(is_there_N, places_N, len(self))
+        ranks_N = np.searchsorted(self._keys, wanted_N)
+        is_there_N = np.searchsorted(self._keys, wanted_N, side="right") > ranks_N
+        return np.where(is_there_N, ranks_N, len(self))
 
 
 def write_shard(path: Path, name: str, keys_S2: NDArray[np.uint64], rows: list[NDArray]) -> None:
@@ -82,9 +84,17 @@ def write_shard(path: Path, name: str, keys_S2: NDArray[np.uint64], rows: list[N
     """
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
-    values, offsets = np.concatenate(rows), np.cumsum([0, *map(len, rows)], dtype=np.int64)
-    checksums = {"checksum": _checksum(values), "index_checksum": _checksum(keys_S2, offsets)}
-    write_arrays(path / _shard_name(name), {"hashes": keys_S2, "offsets": offsets, "values": values, **checksums})
+    values = np.concatenate(rows)
+    offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
+    # Two: the index is verified whenever a shard is opened, the values when they are first read.
+    arrays: Arrays = {
+        "hashes": keys_S2,
+        "offsets": offsets,
+        "values": values,
+        "checksum": _checksum(values),
+        "index_checksum": _checksum(keys_S2, offsets),
+    }
+    write_arrays(path / _shard_name(name), arrays)
 
 
 def merge_shards(path: Path) -> None:
@@ -92,13 +102,15 @@ def merge_shards(path: Path) -> None:
     small = [file for file in sorted(path.glob(_SHARDS)) if file.stat().st_size < _SMALL_BYTES]
     if len(small) < 2:
         return
+    # Through a store, which verifies: damage must not get a checksum of its own.
     store = FeatureStore(path)
     keys_S2 = np.unique(np.concatenate([_opened(file)["hashes"] for file in small]), axis=0)
     name = xxhash.xxh3_64_hexdigest(keys_S2.tobytes())
     write_shard(path, name, keys_S2, list(store.rows(keys_S2)))
+    # Only now: a reader finds each sequence in one file or in two, never in none.
     for file in small:
         if file.name != _shard_name(name):
-            file.unlink(missing_ok=True)
+            file.unlink(missing_ok=True)  # another process may be merging, too
 
 
 def bound_cache(root: Path, most_bytes: int) -> int:
@@ -106,6 +118,7 @@ def bound_cache(root: Path, most_bytes: int) -> int:
 
     Returns the number of shards removed. Whoever has one open keeps its memory-mapped file.
     """
+    # Whole shards and not rows: a file is removed in no time, and never written to.
     newest_first = sorted(root.glob(f"*/{_SHARDS}"), key=lambda shard: shard.stat().st_mtime, reverse=True)
     totals = np.cumsum([shard.stat().st_size for shard in newest_first])
     surplus = newest_first[int((totals <= most_bytes).sum()) :]
@@ -119,8 +132,7 @@ def _opened(file: Path) -> Arrays:
     shard = open_arrays(file)
     with parsing(file, _REMEDY):
         keys, offsets = shard["hashes"], shard["offsets"]
-        is_index = keys.dtype == np.uint64 and keys.shape == (len(offsets) - 1, 2) and offsets.ndim == 1
-        if not is_index or shard["values"].ndim != 2:
+        if keys.dtype != np.uint64 or keys.shape != (len(offsets) - 1, 2) or shard["values"].ndim != 2:
             raise ValueError("its arrays are of other shapes")
         if (_checksum(keys, offsets) != shard["index_checksum"]).any():
             raise ValueError("the checksum of its index does not hold")

@@ -43,7 +43,7 @@ def join(
         scales=[scale for output in outputs for scale in output.scales or ()] if dtype == "int8" else None,
         columns={name: source.channels for name, source in sources.items()},
     )
-    orders = _orders(list(sources.values()))
+    orders = _orders(list(sources.values()))  # refuses before anything is written
 
     def blocks(rows: int) -> Iterator[Block]:
         streams = [_in_order(*pair, rows, building) for pair in zip(sources.values(), orders, strict=True)]
@@ -53,6 +53,7 @@ def join(
             show(stop / len(first), stop)
 
     output = FORMATS[file_format].merge(building, "joined", output, Source(len(first), blocks))
+    # Records, and their order, are those of the first; so is their index.
     shutil.copyfile(first.folder / INDEX_FILE, building / INDEX_FILE)
     job = {"joined": {name: source.manifest.job for name, source in sources.items()}}
     write_manifest(building, first.manifest.model_copy(update={"outputs": {"joined": output}, "job": job}))
@@ -69,6 +70,7 @@ def _orders(sources: Sequence[Embeddings]) -> list[NDArray[np.int32]]:
         _refuse(source, counts.field("values").filter(pc.greater(counts.field("counts"), 1)), "repeat")
         _refuse(source, first.filter(pc.invert(pc.is_in(first, ids))), f"of {sources[0].folder} are missing")
         _refuse(source, ids.filter(pc.invert(pc.is_in(ids, first))), f"are not in {sources[0].folder}")
+        # By then each id is there once, so that the order is a permutation.
         order_N = pc.index_in(ids, first).to_numpy()
         sources[0].refuse_other_sequences(order_N, source.lengths, source.hashes, source.folder)
         orders.append(order_N)

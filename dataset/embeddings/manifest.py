@@ -82,6 +82,7 @@ class EmbeddingsManifest(BaseModel, extra="forbid", frozen=True):
         Of a joined output, of each part in turn. Precision, cropping and the device are left out: vectors differ by
         these as those of two proteins do, in value and not in meaning.
         """
+        # By what made them and not by the folder: the same job elsewhere gives vectors that can be compared.
         models, sources = _parts_of(self.job)
         if None in models:
             return None
@@ -114,7 +115,7 @@ def read_manifest(folder: Path) -> EmbeddingsManifest:
 
 
 def write_manifest(folder: Path, manifest: EmbeddingsManifest) -> None:
-    """Write the manifest, last of all files."""
+    """Write the manifest, last of all files: a folder without it is none of embeddings."""
     write_atomically(folder / MANIFEST_FILE, manifest.model_dump_json(indent=1) + "\n")
 
 

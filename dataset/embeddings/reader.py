@@ -70,6 +70,7 @@ class Embeddings(Index):
         self.output: OutputManifest = self.manifest.outputs[self.name]
         if not self.output.files:
             raise DataError(f"{folder}: output {self.name!r} names no file; {REMEDY}")
+        # In one line here, and not as a traceback in the middle of a search.
         missing = [name for name in [INDEX_FILE, *self.output.files] if not (folder / name).is_file()]
         if missing:
             raise DataError(f"{folder}: damaged: {missing[0]} is missing; {REMEDY}")
@@ -90,6 +91,7 @@ class Embeddings(Index):
             if step != 1:
                 raise ValueError("a slice of embeddings has no step; take every one, then some of them")
             return self._rows.rows(start, max(start, stop))
+        # range knows numbers from the end, and raises IndexError beyond it.
         return self._rows.row(self._numbers[key] if isinstance(key, str) else range(len(self))[key])
 
     def __iter__(self) -> Iterator[Values]:
@@ -116,6 +118,7 @@ class Embeddings(Index):
         for source in (self, other):
             with parsing(source.folder / MANIFEST_FILE, REMEDY):
                 spaces.append(source.manifest.space(source.name))
+        # Where a maker left no fingerprint, as another program, nothing can be said against it.
         if None not in spaces and spaces[0] != spaces[1]:
             raise DataError(
                 f"{self.folder} has vectors of model {spaces[0]}, {other.folder} of model {spaces[1]}, which can't be "

@@ -1,8 +1,8 @@
 """The letters that a store may hold, and what is done to the letters of a sequence that are others.
 
-The 20 amino acids, the
-ambiguity codes B and Z, selenocysteine U, pyrrolysine O and the unknown X are kept. J (leucine or isoleucine) becomes
-X, since ESM-2's alphabet lacks it; lower case becomes upper case; one '*' at the end (a translated stop codon) goes.
+The 20 amino acids, the ambiguity codes B and Z, selenocysteine U, pyrrolysine O and the unknown X are kept. J (leucine
+or isoleucine) becomes X, since ESM-2's alphabet lacks it; lower case becomes upper case; one '*' at the end (a
+translated stop codon) goes.
 """
 
 from collections.abc import Sequence
@@ -38,6 +38,7 @@ class CleanSequence(NamedTuple):
 
 def clean(sequence: bytes) -> CleanSequence:
     """Make the repairs that are always made, and count them."""
+    # In this order: a stop after lower-case letters is still a stop, and J is counted whatever its case.
     upper = sequence.upper()
     stop_dropped = upper.endswith(b"*")
     residues = upper[:-1] if stop_dropped else upper
@@ -58,11 +59,13 @@ def bad_to_x(residues: bytes) -> bytes:
 
 def kmers(residues: NDArray[np.uint8], groups: Sequence[str], k: int) -> NDArray[np.int64]:
     """Number of each k-mer of a sequence in ASCII whose letters are all of a group; groups are the digits."""
+    # So far below zero that no letters beside it bring a k-mer back above: one test at the end then finds them all.
     codes = np.full(256, -(len(groups) ** k), np.int64)
     for digit, group in enumerate(groups):
         codes[np.frombuffer(group.encode(), np.uint8)] = digit
-    coded, count = codes[residues], max(0, len(residues) - k + 1)
+    coded = codes[residues]
+    count = max(0, len(residues) - k + 1)
     numbers = np.zeros(count, np.int64)
-    for place in range(k):
-        numbers = numbers * len(groups) + coded[place : place + count]
+    for offset in range(k):
+        numbers = numbers * len(groups) + coded[offset : offset + count]
     return numbers[numbers >= 0]

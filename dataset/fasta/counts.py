@@ -12,6 +12,7 @@ class SourceFile(BaseModel, extra="forbid", frozen=True):
     """One file that a store was made of, as it was then; ``xxh128`` is of the bytes on disk, compressed or not."""
 
     path: str
+    # Both are compared first: a file of hundreds of gigabytes is not read again to find that it is the same.
     bytes: int
     mtime_ns: int
     xxh128: str
@@ -32,13 +33,14 @@ class Counts(BaseModel, extra="forbid"):
 
     def lines(self) -> list[str]:
         """One line for everything that was changed, left out or noticed."""
-        fields = {name: field.description for name, field in type(self).model_fields.items()}
-        return [counted(getattr(self, name), text) for name, text in fields.items() if text and getattr(self, name)]
+        reported = [(getattr(self, name), field.description) for name, field in type(self).model_fields.items()]
+        return [counted(number, noun) for number, noun in reported if number and noun]
 
 
 class IngestCounts(Counts):
     """Everything that conversion changed, left out or noticed; nothing is changed without being counted here."""
 
+    # Fields are written to manifests by name: a new one needs a default, or older stores could not be read.
     records_read: int = 0
     records_like_nucleotides: int = Field(
         0,

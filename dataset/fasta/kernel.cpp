@@ -1,4 +1,4 @@
-// Plain FASTA to columns of records, in one pass over the text. dataset/fasta/kernel.py says what plain is and loads
+// Plain FASTA to columns of records, in one pass over the text. dataset/fasta/records.py says what plain is and loads
 // this. Nothing is allocated here and no Python object is touched, so the caller's lock is not held.
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-"""Places in a FASTA file in words for a message: file, line, column, record.
+"""Locations in a FASTA file in words for a message: file, line, column, record.
 
-Nobody counts lines while a file is converted: where something is wrong, it is read again up to the place.
+Nobody counts lines while a file is converted: where something is wrong, it is read again up to there.
 """
 
 import io
@@ -45,9 +45,11 @@ class _Line(NamedTuple):
 
 def _scan(path: Path) -> Iterator[_Line]:
     """Every line with its number and record, as far as the file can be read; a very long one in pieces."""
-    number, record, record_id = 0, 0, ""
-    is_start = True
+    number = record = 0
+    record_id = ""
+    is_start = True  # of a line, and not within one that comes in pieces
     try:
+        # threads=0: in this process, as the reader does, so that both stop at the same damage.
         with xopen(path, "rb", threads=0) as file:
             for raw in pieces_of_lines(file, _LONGEST_PIECE):
                 number += is_start
@@ -75,6 +77,7 @@ def _in_record(line: _Line) -> str:
 def place_of_line(path: Path, test: Callable[[str], bool]) -> str:
     """File, line and record of the first line that passes the test."""
     first = next((line for line in _scan(path) if test(line.text)), None)
+    # None where the file was changed since it was refused.
     return str(path) if first is None else f"{path}, line {first.number}{_in_record(first)}"
 
 
@@ -85,48 +88,53 @@ def place_of_record(path: Path, number: int, residue: int | None = None) -> str:
 
 
 def places_of_records(path: Path, wanted: list[tuple[int, int | None]]) -> list[str]:
-    """The places of several records and residues, each as :func:`place_of_record` gives it, in one pass."""
-    places: dict[tuple[int, int | None], str] = {}
+    """The locations of several records and residues, each as :func:`place_of_record` gives it, in one pass."""
+    locations: dict[tuple[int, int | None], str] = {}
     residues: dict[int, list[int]] = {number: [] for number, _ in wanted}
     for number, residue in wanted:
         residues[number] += [] if residue is None else [residue]
-    seen, current, last = 0, 0, max(residues)
+    seen = current = 0
+    last = max(residues)
     names = set(wanted)
     for line in _scan(path):
-        if line.record > last or places.keys() >= names:
+        # A file may have millions of records behind the last that is asked for.
+        if line.record > last or locations.keys() >= names:
             break
         if line.record not in residues:
             continue
         if line.record != current:
             seen, current = 0, line.record
-            places[current, None] = f"{path}, line {line.number}{_in_record(line)}"
+            locations[current, None] = f"{path}, line {line.number}{_in_record(line)}"
             continue
+        # Residues are counted as the reader does, which strips lines.
         text = line.text.strip()
         for residue in residues[current]:
             if seen <= residue < seen + len(text):
                 column = residue - seen + 1
-                places[current, residue] = f"{path}, line {line.number}, column {column}{_in_record(line)}"
+                locations[current, residue] = f"{path}, line {line.number}, column {column}{_in_record(line)}"
         seen += len(text)
-    return [places.get((number, residue), f"{path}, record {number}") for number, residue in wanted]
+    return [locations.get((number, residue), f"{path}, record {number}") for number, residue in wanted]
 
 
 def places_of_ids(paths: list[Path], ids: set[str]) -> dict[str, str]:
     """File and line of the first record with each of these ids, in one pass over the files."""
-    places: dict[str, str] = {}
+    locations: dict[str, str] = {}
     for path in paths:
         for line in _scan(path):
-            if line.record_id in ids and line.record_id not in places:  # a record's first line is its header
-                places[line.record_id] = f"{path}, line {line.number}"
-    return places
+            if line.record_id in ids and line.record_id not in locations:  # a record's first line is its header
+                locations[line.record_id] = f"{path}, line {line.number}"
+    return locations
 
 
 def damage(path: Path, error: Exception) -> str:
     """Describe a decompressor's error, and how far the file can be read."""
+    # Of all lines the last one alone is kept: a file may have more than fit into memory.
     last = next(iter(deque(_scan(path), maxlen=1)), None)
-    place = "before the first line" if last is None else f"after line {last.number}{_in_record(last)}"
+    where = "before the first line" if last is None else f"after line {last.number}{_in_record(last)}"
     if isinstance(error, EOFError):
-        return f"{path}: the compressed file is truncated {place}; copy or download it again"
+        return f"{path}: the compressed file is truncated {where}; copy or download it again"
+    # Nothing could be read at all: more often a wrong suffix than damage.
     if last is None:
         kind = path.suffix.lstrip(".") or "compressed"
         return f"{path}: not a {kind} file in spite of its name, or damaged ({error}); rename it or download it again"
-    return f"{path}: the compressed data is damaged {place} ({error}); copy or download it again"
+    return f"{path}: the compressed data is damaged {where} ({error}); copy or download it again"

@@ -1,28 +1,41 @@
-"""FASTA files to batches of raw records, with every refusal placed: file, line and record.
+"""FASTA files to batches of raw records, with every refusal located: file, line and record.
 
 In: names of files (plain, gzip, bzip2, xz, zstd), folders and globs. Out: :class:`RecordBatch`, headers and sequences
-as they stand in the files. :mod:`esmeray.dataset.fasta.kernel` parses what is laid out plainly; from the first text
-that is not, the rest of the file is parsed by lines. Left to :mod:`esmeray.dataset.store.ingest`: what a sequence and
-an id may be.
+as they stand in the files. A thread of its own reads, hashes and decompresses a file, a chunk ahead of the parser:
+these let go of Python's global lock, so that on two cores they cost next to nothing. The compiled parser of
+:mod:`esmeray.dataset.fasta.records` takes what is laid out plainly; from the first text that is not, the rest of the
+file is parsed by lines. Left to :mod:`esmeray.dataset.store.ingest`: what a sequence and an id may be.
 """
 
 import glob
 import io
+import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from types import TracebackType
+from typing import NamedTuple, Self
 
 import numpy as np
+import xxhash
+from xopen import xopen
 
+from esmeray.common.background_thread import BackgroundThread
 from esmeray.common.errors import DataError, reading
 from esmeray.common.remote import local_path
 from esmeray.dataset.fasta.counts import SourceFile
-from esmeray.dataset.fasta.kernel import PlainFasta, load_kernel
-from esmeray.dataset.fasta.locate import BYTE_ORDER_MARK, pieces_of_lines, place_of_line, place_of_record
-from esmeray.dataset.fasta.read_ahead import ReadAhead, TextStream
-from esmeray.dataset.fasta.records import Records
+from esmeray.dataset.fasta.locate import (
+    BYTE_ORDER_MARK,
+    DECOMPRESSION_ERRORS,
+    damage,
+    pieces_of_lines,
+    place_of_line,
+    place_of_record,
+)
+from esmeray.dataset.fasta.records import PlainFasta, Records, load_kernel
 from esmeray.dataset.section import IngestSection
 
 SUFFIXES = (".fasta", ".fa", ".faa", ".fas", ".fsa", ".pep", ".mpfa")
@@ -41,6 +54,10 @@ _BATCH_HEADER_BYTES = 16 << 20
 _LARGEST_BATCH = 1.5
 """Residues that were parsed at once stay together up to this many times :data:`BATCH_RESIDUES`: cutting takes time."""
 
+CHUNK_BYTES = 384 * 1024
+"""A little more than a batch, which needs no cutting then."""
+
+_RAW_CHUNK_BYTES = 256 * 1024
 _RECORDS_AT_ONCE = 256
 _LINE_BUFFER_BYTES = 256 * 1024
 _FIRST_LETTERS = {
@@ -52,8 +69,113 @@ _NO_HEADER = "a FASTA file starts with '>' and an id; here a sequence or another
 
 def is_fasta_name(path: Path) -> bool:
     """Return whether the name ends like a FASTA file's."""
-    suffixes = tuple(suffix + compression for suffix in SUFFIXES for compression in COMPRESSIONS)
-    return path.name.lower().endswith(suffixes)
+    return path.name.lower().endswith(tuple(suffix + ending for suffix in SUFFIXES for ending in COMPRESSIONS))
+
+
+class ReadAhead:
+    """The text of one file from start to end, once, a chunk ahead of whoever parses it. Use as a context manager."""
+
+    def __init__(self, path: Path) -> None:
+        self.bytes_read = 0  # of the file on disk, that went into the chunks taken so far
+        self._path = path
+        # Two: one that is being parsed while the other is filled. Allocated once, not for each chunk.
+        self._buffers = [memoryview(bytearray(CHUNK_BYTES)) for _ in range(2)]
+
+    def __enter__(self) -> Self:
+        """Open the file and start reading. Raises OSError where it can't be read."""
+        with ExitStack() as opened:
+            file = opened.enter_context(self._path.open("rb", buffering=0))
+            self._status = os.fstat(file.fileno())
+            self._raw = _HashedFile(file)
+            # threads=0: xopen decompresses in this process, where a truncated file is an error.
+            buffered = io.BufferedReader(self._raw, _RAW_CHUNK_BYTES)
+            self._decompressed = opened.enter_context(xopen(buffered, "rb", threads=0))
+            self._thread = opened.enter_context(closing(BackgroundThread[tuple[memoryview, int]]()))
+            # Whatever fails before this, Ctrl-C included, closes what was opened.
+            self._held = opened.pop_all()
+        self._begin()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self._held.close()
+
+    def __iter__(self) -> Iterator[memoryview]:
+        while chunk := self.take():
+            yield chunk
+
+    def take(self) -> memoryview:
+        """The next chunk, empty at the end; valid until the next call.
+
+        Raises OSError where the file can't be read, DataError where its compression is damaged.
+        """
+        try:
+            text, self.bytes_read = self._thread.wait()
+        except DECOMPRESSION_ERRORS as error:
+            if getattr(error, "errno", None) is not None:
+                raise  # the system's own refusal, not a decompressor's
+            raise DataError(damage(self._path, error)) from error
+        if text:
+            self._begin()  # into the other buffer, while this one is parsed
+        return text
+
+    def source_file(self) -> SourceFile:
+        """The file as it was read; ask after its end."""
+        return SourceFile(
+            path=str(self._path.resolve()),
+            bytes=self._status.st_size,
+            mtime_ns=self._status.st_mtime_ns,
+            xxh128=self._raw.checksum.hexdigest(),
+        )
+
+    def _begin(self) -> None:
+        self._buffers.reverse()  # the one that was handed out stays as it is until the next call
+        self._thread.begin(partial(self._fill, self._buffers[0]))
+
+    def _fill(self, buffer: memoryview) -> tuple[memoryview, int]:
+        # A decompressor gives little at a time; the parser is fastest with much.
+        size = 0
+        while size < len(buffer) and (count := self._decompressed.readinto(buffer[size:])):  # type: ignore[attr-defined]
+            size += count
+        if not size:  # what stands after the end of the compressed data belongs to the checksum
+            while self._raw.read(_RAW_CHUNK_BYTES):
+                pass
+        return buffer[:size], self._raw.num_bytes
+
+
+class TextStream(io.RawIOBase):
+    """The rest of a file's text as a file: text that was taken and not used, then the chunks."""
+
+    def __init__(self, text: ReadAhead, unused: bytes = b"") -> None:
+        self._text = text
+        self._waiting = memoryview(unused)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:
+        chunk = self._waiting or self._text.take()
+        size = min(len(chunk), len(buffer))
+        buffer[:size], self._waiting = chunk[:size], chunk[size:]
+        return size
+
+
+class _HashedFile(io.RawIOBase):
+    """A file on disk, hashed as it is read: the checksum of a source costs no second reading."""
+
+    def __init__(self, file: io.FileIO) -> None:
+        self._file = file
+        self.name = str(file.name)  # by whose suffix xopen knows the compression; without one it looks at the content
+        self.num_bytes = 0
+        self.checksum = xxhash.xxh3_128()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:
+        num_bytes = self._file.readinto(buffer) or 0
+        self.checksum.update(memoryview(buffer)[:num_bytes])
+        self.num_bytes += num_bytes
+        return num_bytes
 
 
 class Origin(NamedTuple):
@@ -80,7 +202,7 @@ class RecordBatch:
         origin = next((origin for origin in reversed(self.origins) if origin.start <= index), None)
         return None if origin is None else (origin.path, origin.number + index - origin.start)
 
-    def place(self, index: int, residue: int | None = None) -> str:
+    def location(self, index: int, residue: int | None = None) -> str:
         """File, line and record of one record, or of one of its residues, for a message."""
         origin = self.origin(index)
         if origin is None:
@@ -98,11 +220,10 @@ class FastaSource:
         """
         self.paths = find_files(sources)
         self.bytes_total = sum(path.stat().st_size for path in self.paths)
-        self.kernel = load_kernel()
+        self.kernel = load_kernel()  # once for all files: folders may hold thousands
         self._max_residues = max_residues
         self.finished: list[SourceFile] = []
         self._opened: ReadAhead | None = None
-        self._damage: DataError | None = None
 
     @property
     def bytes_read(self) -> int:
@@ -117,56 +238,60 @@ class FastaSource:
         parts: list[Records] = []
         origins: list[Origin] = []
         num_records = num_residues = header_bytes = 0
-        for path in self.paths:
-            number = 1
-            origins.append(Origin(num_records, path, number))
-            for records in self._records(path):
-                ends_N = np.cumsum(records.lengths, dtype=np.int64)
-                start, done = 0, 0
-                while start < len(records):
-                    end = start + BATCH_RECORDS - num_records
-                    if num_residues or not BATCH_RESIDUES <= ends_N[-1] - done <= _LARGEST_BATCH * BATCH_RESIDUES:
-                        end = min(end, int(np.searchsorted(ends_N, done + BATCH_RESIDUES - num_residues)) + 1)
-                    end = min(end, len(records))
-                    parts.append(records.part(start, end))
-                    number += end - start
-                    num_records += end - start
-                    num_residues += int(ends_N[end - 1]) - done
-                    start, done = end, int(ends_N[end - 1])
-                    header_bytes += len(parts[-1].headers.text)
-                    is_full = num_residues >= BATCH_RESIDUES or num_records >= BATCH_RECORDS
-                    if is_full or header_bytes >= _BATCH_HEADER_BYTES:
-                        yield RecordBatch(Records.joined(parts), origins)
-                        parts, origins = [], [Origin(0, path, number)]
-                        num_records = num_residues = header_bytes = 0
-            if number == 1 and self._damage is None:
-                self._damage = DataError(f"{path}: holds no records, only blank lines or nothing; give a FASTA file")
-            if self._damage is not None:
-                break
+        problem: DataError | None = None
+        try:
+            # On from file to file, so that a folder of a thousand small files is no thousand small blocks.
+            for path in self.paths:
+                number = 1
+                origins.append(Origin(num_records, path, number))
+                for records in self._records(path):
+                    ends_N = np.cumsum(records.lengths, dtype=np.int64)
+                    start = done = 0
+                    while start < len(records):
+                        end = start + BATCH_RECORDS - num_records
+                        # What is left of a chunk is cut, unless it makes a batch of its own that is not much too large.
+                        if num_residues or not BATCH_RESIDUES <= ends_N[-1] - done <= _LARGEST_BATCH * BATCH_RESIDUES:
+                            end = min(end, int(np.searchsorted(ends_N, done + BATCH_RESIDUES - num_residues)) + 1)
+                        end = min(end, len(records))
+                        parts.append(records.part(start, end))
+                        number += end - start
+                        num_records += end - start
+                        num_residues += int(ends_N[end - 1]) - done
+                        start, done = end, int(ends_N[end - 1])
+                        header_bytes += len(parts[-1].headers.text)
+                        is_full = num_residues >= BATCH_RESIDUES or num_records >= BATCH_RECORDS
+                        if is_full or header_bytes >= _BATCH_HEADER_BYTES:
+                            yield RecordBatch(Records.joined(parts), origins)
+                            parts, origins = [], [Origin(0, path, number)]
+                            num_records = num_residues = header_bytes = 0
+                # A file that was cut short by its download would otherwise go by unnoticed among others.
+                if number == 1:
+                    raise DataError(f"{path}: holds no records, only blank lines or nothing; give a FASTA file")
+        except DataError as error:
+            problem = error  # raised once the records before it are given out: they may have faults to report, too
         if parts:
             yield RecordBatch(Records.joined(parts), origins)
-        if self._damage is not None:
-            raise self._damage
+        if problem is not None:
+            raise problem
 
     def _records(self, path: Path) -> Iterator[Records]:
-        """The records of a file up to its end, or to what can't be read, which is kept until these are given out."""
-        try:
-            with reading(path), ReadAhead(path) as text:
-                self._opened = text
-                yield from self._parsed(path, text)
-                self.finished.append(text.source_file())
-                self._opened = None
-        except DataError as error:
-            self._damage = error
+        with reading(path), ReadAhead(path) as text:
+            self._opened = text
+            yield from self._parsed(path, text)
+            self.finished.append(text.source_file())
+            self._opened = None  # its bytes are counted with the finished ones from now on
 
     def _parsed(self, path: Path, text: ReadAhead) -> Iterator[Records]:
-        unparsed, num_records = b"", 0
+        unparsed = b""
+        num_records = 0
         if self.kernel is not None:
             plain = PlainFasta(self.kernel, self._max_residues)
             for plain_records in plain.records(text):
                 num_records += len(plain_records)
                 yield plain_records
             unparsed = plain.unparsed
+            if not unparsed:  # all of the file was plain, and has been read to its end
+                return
         parsed = _records_by_lines(TextStream(text, unparsed), path, num_records, self._max_residues)
         problem: Exception | None = None
         while problem is None:
@@ -185,21 +310,25 @@ class FastaSource:
 def _records_by_lines(text: io.RawIOBase, path: Path, number: int, max_residues: int) -> Iterator[tuple[bytes, bytes]]:
     """Header and sequence of each record after the first ``number``. Raises DataError at the first line that is
     refused."""
-    header: str | None = None
+    header: str | None = None  # until the first one, where the message is another one for what is no FASTA at all
     parts: list[str] = []
     num_residues = 0
     # '>' or a residue more, and the line's end: a longer piece is none of a line that may be.
     longest = max_residues + 2
     for raw in pieces_of_lines(io.BufferedReader(text, _LINE_BUFFER_BYTES), longest):
+        # Editors of Windows put one before the first line.
         line = raw.removeprefix(BYTE_ORDER_MARK) if header is None else raw
         stripped = line.strip()
         starts_record = stripped.startswith(">")
         if starts_record and header is not None:
             yield header.encode("ascii"), "".join(parts).encode("ascii")
-        if problem := _problem(line, in_record=header is not None):
+        problem = _problem(line, in_record=header is not None)
+        if problem is not None:
             raise _refusal(path, problem, in_record=header is not None)
         if starts_record:
-            header, parts, num_residues = stripped[1:], [], 0
+            header = stripped[1:]
+            parts = []
+            num_residues = 0
             number += 1
         elif stripped:
             parts.append(stripped)
@@ -215,6 +344,7 @@ def _records_by_lines(text: io.RawIOBase, path: Path, number: int, max_residues:
 
 
 def _refusal(path: Path, problem: str, in_record: bool) -> DataError:
+    # The file is read again for the line's number, which nobody counts for the many files without a problem.
     return DataError(f"{place_of_line(path, lambda line: _problem(line, in_record) == problem)}: {problem}")
 
 
@@ -240,7 +370,7 @@ def find_files(
     Of a folder those whose names are wanted; ``kind`` is what messages call them. Raises DataError where a name stands
     for nothing.
     """
-    files: dict[Path, Path] = {}
+    files: dict[Path, Path] = {}  # by the resolved path, since two globs or a link may name one file twice
     for source in sources:
         with reading(Path(source)):
             for path in _expand(source, is_wanted, kind):
@@ -251,16 +381,18 @@ def find_files(
 def _expand(source: str, is_wanted: Callable[[Path], bool], kind: str) -> list[Path]:
     path = local_path(source)
     if path.is_dir():
+        # Hidden ones are left behind by editors and by macOS ("._name").
         files = sorted(p for p in path.rglob("*") if p.is_file() and is_wanted(p) and not p.name.startswith("."))
         if not files:
             raise DataError(f"{source}: the folder holds no {kind}")
         return files
+    # Before globs are looked for: a name may hold their characters, as set[1].fasta.
     if path.is_file():
         return [path]
     if path.exists():
         raise DataError(f"{source}: neither a file nor a folder; pipes and devices can't be read twice, save to a file")
-    names = glob.glob(source, recursive=True)  # noqa: PTH207 - the pattern may be absolute
-    files = sorted(path for path in map(Path, names) if path.is_file())
+    # Not Path.glob, as the pattern may be absolute.
+    files = sorted(path for path in map(Path, glob.glob(source, recursive=True)) if path.is_file())  # noqa: PTH207
     if not files:
         raise DataError(f"{source}: no {'file matches' if glob.has_magic(source) else 'such file or folder'}")
     return files

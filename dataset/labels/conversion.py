@@ -16,13 +16,12 @@ from safetensors.numpy import save_file
 from esmeray.common.errors import ConfigError, DataError
 from esmeray.common.progress import ProgressCallback, no_progress
 from esmeray.common.publishing import exclusive, file_xxh128, published
-from esmeray.dataset.batches.splitting import split_records, split_stratified
+from esmeray.dataset.batches.random_bits import split_records, split_stratified
 from esmeray.dataset.embeddings.arrays import arrays_checksum
 from esmeray.dataset.fasta.alphabet import STORE_ALPHABET
 from esmeray.dataset.fasta.counts import IngestCounts
 from esmeray.dataset.fasta.reader import find_files
 from esmeray.dataset.fasta.records import hashes_of
-from esmeray.dataset.labels import store as layout
 from esmeray.dataset.labels.label_space import MAPPINGS_FILE, LabelSpace, UnseenLabelError, check_names
 from esmeray.dataset.labels.labelled_file import (
     LabelledRecords,
@@ -30,15 +29,22 @@ from esmeray.dataset.labels.labelled_file import (
     find_labelled_files,
     read_labelled,
 )
-from esmeray.dataset.labels.store import LEFT_OUT, PARTS, LabelledManifest, LabelledStore
+from esmeray.dataset.labels.store import (
+    FORMAT_VERSION,
+    LABELS_FILE,
+    LEFT_OUT,
+    MANIFEST_FILE,
+    PARTS,
+    LabelledManifest,
+    LabelledStore,
+)
 from esmeray.dataset.section import DataSection, LabelsSection, TokenizerSection
 from esmeray.dataset.store import conversion as stores
-from esmeray.dataset.store.conversion import SAMPLE
 from esmeray.dataset.store.format import TEXT_ALPHABET, SampleSource, signed_json
 from esmeray.dataset.store.writer import write_sequences
 from esmeray.dataset.targets import IGNORED_TARGET, SparseTargets
 
-_KIND = layout.MANIFEST_FILE, "labelled store"
+_KIND = MANIFEST_FILE, "labelled store"
 
 
 def ensure_labelled_store(
@@ -87,12 +93,14 @@ def _make(data: DataSection, tokenizer: TokenizerSection, target: Path, progress
     )
     texts = [text.encode("utf-8") for text in records.texts]
     hashes_N = hashes_of(texts)
+    # In this order: the label space is of training records alone, and what it lacks leaves out held-out ones.
     parts_N = _split(records, hashes_N, data)
     space = _label_space(records, parts_N, data)
     targets = _encoded(records, parts_N, space, data)
     counts = records.counts.model_copy()
     for code, name in enumerate(PARTS):
         setattr(counts, name, int((parts_N == code).sum()))
+    # None where a hash splits, since it is of the sequence; files and columns may say otherwise.
     held_out_N = (parts_N != 0) & (parts_N != LEFT_OUT)
     counts.held_out_also_in_training = int(np.isin(hashes_N[held_out_N], hashes_N[parts_N == 0]).sum())
     counts.records_unseen_label = int((parts_N == LEFT_OUT).sum())
@@ -109,6 +117,7 @@ def _make(data: DataSection, tokenizer: TokenizerSection, target: Path, progress
             folder, target, records.ids, texts, hashes_N, source, data.ingest, ingested, alphabet
         )
         space.save(folder)
+        # Sparse where they are: of 40,000 terms a protein has fifty.
         tensors: dict[str, NDArray] = {"parts": parts_N}
         if isinstance(targets, SparseTargets):
             tensors |= {"indptr": targets.indptr, "indices": targets.indices, "unknown": targets.unknown}
@@ -117,9 +126,10 @@ def _make(data: DataSection, tokenizer: TokenizerSection, target: Path, progress
         if records.weights is not None:
             tensors["weights"] = records.weights
         checksum = arrays_checksum(repr((store_checksum, space.kind, space.names)), tensors)
+        # After the checksum, which is of the content and not of how it is kept.
         if space.kind == "per_residue":
             tensors["targets"] = tensors["targets"].astype(np.int32)
-        save_file(tensors, folder / layout.LABELS_FILE)
+        save_file(tensors, folder / LABELS_FILE)
         manifest = LabelledManifest(
             num_records=len(records),
             settings=_settings(data, tokenizer),
@@ -127,12 +137,12 @@ def _make(data: DataSection, tokenizer: TokenizerSection, target: Path, progress
             held_out_source=records.held_out_source,
             labels_source=records.labels_source,
             sequences_checksum=store_checksum,
-            files={name: file_xxh128(folder / name) for name in (layout.LABELS_FILE, MAPPINGS_FILE)},
+            files={name: file_xxh128(folder / name) for name in (LABELS_FILE, MAPPINGS_FILE)},
             checksum=checksum,
             counts=counts,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
         )
-        (folder / layout.MANIFEST_FILE).write_text(signed_json(manifest), encoding="utf-8")
+        (folder / MANIFEST_FILE).write_text(signed_json(manifest), encoding="utf-8")
 
 
 def _split(records: LabelledRecords, hashes_N: NDArray[np.uint64], data: DataSection) -> NDArray[np.uint8]:
@@ -169,8 +179,9 @@ def _label_space(records: LabelledRecords, parts_N: NDArray[np.uint8], data: Dat
 def _encoded(
     records: LabelledRecords, parts_N: NDArray[np.uint8], space: LabelSpace, data: DataSection
 ) -> NDArray | SparseTargets:
-    """Targets of all records. Says in place which records are left out, because no training record has their label."""
+    """Targets of all records. Sets in ``parts_N`` which are left out, because no training record has their label."""
     assert records.labels is not None
+    # Without a second look at each label where all are known, as they nearly always are.
     try:
         return space.encode(records.labels)
     except UnseenLabelError as error:
@@ -191,27 +202,30 @@ def _encoded(
 
 def _settings(data: DataSection, tokenizer: TokenizerSection) -> dict[str, Any]:
     """The settings that the content of a labelled store depends on, besides its files."""
+    # Files are described by their content: a path that changed makes no other store.
     settings: dict[str, Any] = {
         "content": tokenizer.content,
         "labels": data.labels.model_dump(mode="json", exclude={"validation_source", "labels_file", "mask_file"}),
         "ingest": data.ingest.repairs(),
     }
+    # Where the files say who is held out, a changed share changes nothing.
     if data.labels.split in ("hash", "stratified"):
         settings["validation_share"] = data.validation_share
     return settings
 
 
 def _store_name(data: DataSection, tokenizer: TokenizerSection) -> str:
-    described = [layout.FORMAT_VERSION, _settings(data, tokenizer)]
+    described = [FORMAT_VERSION, _settings(data, tokenizer)]
     if data.labels.validation_source:
         described.append(stores.file_identities(find_labelled_files(data.labels.validation_source)))
     if data.labels.labels_file:
         described.append(stores.file_identities(_labels_files(data.labels)))
-    if data.source == [SAMPLE]:
+    if data.source == [stores.SAMPLE]:
         return stores.name_of_content("sample-labelled", [*described, stores.sample_source(data.sample).model_dump()])
     paths = find_labelled_files(data.source)
-    first = paths[0].name.split(".")[0]
-    return stores.name_of_content(f"{first}-labelled", [*described, stores.file_identities(paths)])
+    return stores.name_of_content(
+        f"{paths[0].name.split('.')[0]}-labelled", [*described, stores.file_identities(paths)]
+    )
 
 
 def _labels_files(labels: LabelsSection) -> list[Path]:
@@ -233,8 +247,7 @@ def _check_made_of(labelled: LabelledStore, data: DataSection, tokenizer: Tokeni
     manifest = labelled.manifest
     remedy = stores.other_store(labelled.path)
     stores.check_source(labelled.path, manifest.source, data, find_labelled_files)
-    held_out = data.labels.validation_source
-    if not stores.same_files(manifest.held_out_source, find_labelled_files(held_out)):
+    if not stores.same_files(manifest.held_out_source, find_labelled_files(data.labels.validation_source)):
         raise DataError(f"{labelled.path}: made with other files of data.labels.validation_source; {remedy}")
     if not stores.same_files(manifest.labels_source, _labels_files(data.labels)):
         raise DataError(f"{labelled.path}: made with other data.labels.labels_file or mask_file; {remedy}")

@@ -91,6 +91,7 @@ class LabelSpace:
             distinct = set().union(*labels) - set(IGNORED_LETTERS)
         else:
             distinct = {str(name) for name in labels}
+        # By name, so that the same classes have the same numbers whatever the order of the records.
         names = tuple(sorted(distinct))
         if len(names) < 2:
             what = f"is {names[0]!r} in every one" if names else "is missing in every one"
@@ -146,6 +147,7 @@ class LabelSpace:
         with parsing(path, remedy):
             codes = content["label2id"]
             space = cls(content["kind"], tuple(sorted(codes, key=codes.__getitem__)))
+            # Both mappings are for other programs; where they differ, one of them would name outputs wrongly.
             if space.kind not in get_args(TargetKind) or space._mappings() != content:
                 raise ValueError("its kind or its two mappings do not hold")
         return space
@@ -160,18 +162,22 @@ class LabelSpace:
     def _encode_sets(self, labels: Sequence[Sequence[str]], ignore_unseen: bool) -> SparseTargets:
         codes = {name: code for code, name in enumerate(self.names)}
         unknown_N = np.zeros(len(labels), dtype=np.bool_)
-        starts, indices = [0], list[int]()
+        starts = [0]
+        indices: list[int] = []
         for index, names in enumerate(labels):
             unseen = [name for name in names if name not in codes]
             if unseen and not ignore_unseen:
                 raise UnseenLabelError.of(unseen[0], index, self.names)
+            # Not just that name: without it, the record would say that the others are all that it has.
             unknown_N[index] = bool(unseen)
             indices += [] if unseen else sorted({codes[name] for name in names})
             starts.append(len(indices))
-        indptr, codes_of_rows = np.array(starts, dtype=np.int64), np.array(indices, dtype=np.int32)
-        return SparseTargets(indptr, codes_of_rows, unknown_N, self.num_outputs)
+        return SparseTargets(
+            np.array(starts, dtype=np.int64), np.array(indices, dtype=np.int32), unknown_N, self.num_outputs
+        )
 
     def _encode_letters(self, labels: list[str], ignore_unseen: bool) -> NDArray[np.int64]:
+        # All residues at once: a store may have hundreds of millions, and a dictionary would take minutes.
         points_R = _code_points("".join(labels))
         names_C = _code_points("".join(self.names))  # sorted: names are, and Python sorts letters by code point
         nearest_R = np.minimum(np.searchsorted(names_C, points_R), len(names_C) - 1)
@@ -179,9 +185,8 @@ class LabelSpace:
         unseen_R = ~known_R & ~np.isin(points_R, _code_points(IGNORED_LETTERS))
         if unseen_R.any() and not ignore_unseen:
             at = int(np.argmax(unseen_R))
-            ends_N = np.cumsum([len(letters) for letters in labels])
-            record = int(np.searchsorted(ends_N, at, side="right"))
-            raise UnseenLabelError.of(chr(points_R[at]), record, self.names)
+            ends_N = np.cumsum(list(map(len, labels)))
+            raise UnseenLabelError.of(chr(points_R[at]), int(ends_N.searchsorted(at, side="right")), self.names)
         return np.where(known_R, nearest_R, IGNORED_TARGET).astype(np.int64)
 
 

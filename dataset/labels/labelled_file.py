@@ -20,8 +20,14 @@ from esmeray.common.progress import ConversionProgress, ProgressCallback, no_pro
 from esmeray.common.text import counted
 from esmeray.dataset.fasta.counts import IngestCounts, SourceFile
 from esmeray.dataset.fasta.reader import find_files, is_fasta_name
-from esmeray.dataset.labels.parts import LabelledPart, LabelledSource, header_pattern, place_in_file, texts_of
-from esmeray.dataset.labels.residues import ResidueLabels
+from esmeray.dataset.labels.parts import (
+    LabelledPart,
+    LabelledSource,
+    ResidueLabels,
+    header_pattern,
+    place_in_file,
+    texts_of,
+)
 from esmeray.dataset.labels.values import Label, label_reader, part, weight
 from esmeray.dataset.section import IngestSection, LabelsSection, SampleSection, TokenizerSection
 from esmeray.dataset.store.conversion import SAMPLE, sample_source
@@ -60,7 +66,7 @@ class LabelledRecords:
         parts: training, validation or test of each record, or None.
         held_out_source: the files whose records are validation for that.
         labels_source: the files that hold labels and masks alone.
-        origins: file of each record and its number in it, from 1; None in place of the file for the sample.
+        origins: file of each record and its number in it, from 1; None instead of the file for the sample.
     """
 
     ids: list[str]
@@ -80,8 +86,8 @@ class LabelledRecords:
     def place(self, index: int) -> str:
         """Id, file and row (or line) of a record, for a message."""
         path, number = self.origins[index]
-        place = f" ({place_in_file(path, number)})" if path else ""
-        return f"record {self.ids[index]!r}{place}"
+        where = f" ({place_in_file(path, number)})" if path else ""
+        return f"record {self.ids[index]!r}{where}"
 
 
 def read_labelled(
@@ -106,9 +112,11 @@ def read_labelled(
     embedded = (sample or SampleSection()) if sources == [SAMPLE] else None
     paths = [] if embedded else find_labelled_files(sources)
     held_out = find_labelled_files(held_out_sources)
+    # Read whole and first, since sequences ask for their labels by id, in an order of their own.
     residue_labels = (
         ResidueLabels(labels, ingest.max_residues) if with_labels and labels.labels_file is not None else None
     )
+    # Held-out files behind the others and in one go: ids must differ among all of them.
     source = LabelledSource(
         paths + held_out,
         labels,
@@ -123,6 +131,7 @@ def read_labelled(
     if not reader.ids:
         first = "" if reader.first_without_label is None else f": {reader.first_without_label()}"
         raise DataError(f"no records are left after applying the policies of data.ingest and data.labels{first}")
+    # Only now every sequence has asked.
     if residue_labels is not None:
         reader.counts.labels_without_sequence = _count_without_sequence(residue_labels, labels)
     has_parts = with_labels and (bool(held_out) or labels.split_column is not None)
@@ -149,7 +158,7 @@ def _count_without_sequence(residue_labels: ResidueLabels, settings: LabelsSecti
     if left and settings.missing_labels == "error":
         more = f", nor have {len(left) - 1:,} more" if len(left) > 1 else ""
         raise DataError(
-            f"{left[0].place}: no sequence of data.source has this id{more}; add it, or give "
+            f"{left[0].location}: no sequence of data.source has this id{more}; add it, or give "
             "--data.labels.missing_labels skip"
         )
     return len(left)
@@ -189,7 +198,7 @@ class _Reader:
         self.parts: list[str] = []
         self.origins: list[tuple[Path | None, int]] = []
         self._ingest = ingest
-        self.counts = ingest.counts = LabelledCounts()
+        self.counts = ingest.counts = LabelledCounts()  # one for both, since a report is of all that was done
         self.first_without_label: Callable[[], str] | None = None
         self._source = source
         self._num_training = num_training
@@ -202,12 +211,14 @@ class _Reader:
             path = self._source.paths[file] if file >= 0 else None
             if block is not None:
                 self._take(taken, block, path, "training" if file < self._num_training else "validation")
+            # A file may grow while it is read.
             bytes_read = min(self._source.bytes_read, bytes_total)
             progress(ConversionProgress(bytes_read, bytes_total, self.counts.records_read))
         progress(ConversionProgress(bytes_total, bytes_total, self.counts.records_read))
 
     def _take(self, taken: LabelledPart, block: CleanBlock, path: Path | None, part_of_file: str) -> None:
         kept = range(len(taken.batch)) if block.kept is None else block.kept.tolist()
+        # Labels of records that the policies dropped are never looked at: they may be as bad as their sequence.
         for index, record_id, text in zip(kept, block.ids.split(), texts_of(block), strict=True):
             if taken.labels is not None:
                 label = self._label_of(taken, index, len(text))
@@ -225,6 +236,7 @@ class _Reader:
                 self.weights.append(weight(taken.weights[index]))
             self.parts.append(part_of_file if taken.splits is None else part(taken.splits[index]))
         except ValueError as error:
+            # Noted and read on: the lists are no longer equally long, but nothing is made of them any more.
             self._ingest.faults.add(
                 "record{s} whose weight or split can't be read", Fault(taken.batch, index, str(error))
             )
@@ -240,6 +252,7 @@ class _Reader:
         if label is None:
             self._without_label(taken, index, taken.missing(index))
             return None
+        # Some of several numbers: the record is kept, and no loss is taken at the missing ones.
         if isinstance(label, tuple) and any(map(math.isnan, label)):
             lacking = [name for name, value in zip(self._settings.label_columns, label, strict=True) if value != value]
             if self._settings.missing_labels == "error":
@@ -266,10 +279,10 @@ class _Reader:
     def _without_label(self, taken: LabelledPart, index: int, problem: str) -> None:
         """Refuse or count a record without a label, or without one of several."""
         if self._settings.missing_labels == "error":
-            remedy = "complete or remove the record, or give --data.labels.missing_labels skip"
-            self._ingest.faults.add("record{s} without a label", Fault(taken.batch, index, f"{problem}; {remedy}"))
+            problem += "; complete or remove the record, or give --data.labels.missing_labels skip"
+            self._ingest.faults.add("record{s} without a label", Fault(taken.batch, index, problem))
             return
         if self.first_without_label is None:
-            # Finding the place reads the file again, which is worth it for a refusal alone.
-            self.first_without_label = lambda: f"{taken.batch.place(index)}: {problem}"
+            # Finding the line reads the file again, which is worth it for a refusal alone.
+            self.first_without_label = lambda: f"{taken.batch.location(index)}: {problem}"
         self.counts.records_skipped_missing_label += 1

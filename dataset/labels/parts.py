@@ -1,8 +1,13 @@
-"""Labelled files to parts: ids and texts as a batch, and beside each record what stands for its label in the file."""
+"""Labelled files to parts: ids and texts as a batch, and beside each record what stands for its label in the file.
+
+Labels of residues may stand in FASTA files of their own, as biotrainer and FLIP write them: ``labels_file`` has under
+each header (``>id SET=train VALIDATION=False``) a letter for each residue instead of a sequence, ``mask_file`` a 1 or a
+0 for each, where 0 makes the letter '.'.
+"""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -11,9 +16,9 @@ from esmeray.dataset.fasta.counts import SourceFile
 from esmeray.dataset.fasta.locate import place_of_record
 from esmeray.dataset.fasta.reader import MAX_RESIDUES, FastaSource, RecordBatch
 from esmeray.dataset.fasta.records import Lines, Records, hashes_of, lengths_of, pieces
-from esmeray.dataset.labels.residues import ResidueLabels
+from esmeray.dataset.labels.label_space import IGNORED_LETTERS
 from esmeray.dataset.labels.samples import located_records, message_records
-from esmeray.dataset.labels.values import text_of
+from esmeray.dataset.labels.values import part, text_of
 from esmeray.dataset.section import LabelsSection, SampleSection
 from esmeray.dataset.store.conversion import sample_batches
 from esmeray.dataset.store.ingest import CleanBlock, Ingest
@@ -53,10 +58,95 @@ def texts_of(block: CleanBlock) -> list[str]:
     return [text.decode("utf-8") for text in pieces(block.residues, block.lengths)]
 
 
-class LabelledSource:
-    """Files, or in their place the embedded sample, read from start to end each time it is iterated over.
+@dataclass(frozen=True)
+class ResidueLabel:
+    """Letters of a sequence's residues, and its part where a header says it; ``number`` is its record's in the file."""
 
-    ``residue_labels`` are those of FASTA, in place of the headers. ``finished`` are files as they were read, so far.
+    path: Path
+    number: int
+    header: str
+    letters: str
+    part: str | None = None
+
+    @property
+    def location(self) -> str:
+        return place_of_record(self.path, self.number)
+
+
+class ResidueLabels:
+    """Labels of sequences from ``labels_file`` and ``mask_file``; ``files`` as they were read."""
+
+    def __init__(self, settings: LabelsSection, max_residues: int) -> None:
+        """Read the files; raises DataError for repeated ids, masks that don't fit, and headers without a part."""
+        assert settings.labels_file is not None
+        self.files: list[SourceFile] = []
+        self._max_residues = max_residues
+        self._entries = self._read(settings.labels_file)
+        self._wanted: set[str] = set()  # ids that were asked for, so that labels of no sequence are noticed
+        if settings.mask_file is not None:
+            masks = self._read(settings.mask_file)
+            self._entries = {name: _masked(entry, masks.get(name), settings) for name, entry in self._entries.items()}
+        if settings.split_column is not None:
+            self._entries = {name: _with_part(entry, settings.split_column) for name, entry in self._entries.items()}
+
+    def get(self, record_id: str) -> ResidueLabel | None:
+        """The labels of a sequence; None where there are none."""
+        self._wanted.add(record_id)
+        return self._entries.get(record_id)
+
+    def without_sequence(self) -> list[ResidueLabel]:
+        """Labels that nobody asked for."""
+        return [entry for name, entry in self._entries.items() if name not in self._wanted]
+
+    def _read(self, source: str) -> dict[str, ResidueLabel]:
+        files = FastaSource([source], self._max_residues)
+        entries: dict[str, ResidueLabel] = {}
+        for batch in files.batches():
+            pairs = zip(batch.records.headers.split(), batch.records.sequences, strict=True)
+            for index, (header, letters) in enumerate(pairs):
+                origin = batch.origin(index)
+                assert origin is not None  # it was read from a file
+                entry = ResidueLabel(*origin, header.decode("ascii"), letters.decode("ascii"))
+                name = (entry.header.split() or [""])[0]
+                if name in entries:
+                    raise DataError(
+                        f"{entry.location}: the id {name!r} stands already in {entries[name].location}; remove one"
+                    )
+                entries[name] = entry
+        self.files += files.finished
+        return entries
+
+
+def _masked(entry: ResidueLabel, mask: ResidueLabel | None, settings: LabelsSection) -> ResidueLabel:
+    if mask is None:
+        raise DataError(f"{entry.location}: no mask of this id in {settings.mask_file}; add it, of 1 for all residues")
+    if len(mask.letters) != len(entry.letters) or set(mask.letters) - {"0", "1"}:
+        raise DataError(
+            f"{mask.location}: no mask of {len(entry.letters)} letters ({entry.location}); give each residue a 1, or a "
+            "0 where it is neither to be learnt nor scored"
+        )
+    pairs = zip(entry.letters, mask.letters, strict=True)
+    # As letters that are not known in the file itself, which are neither learnt nor scored either.
+    return replace(entry, letters="".join(letter if known == "1" else IGNORED_LETTERS[0] for letter, known in pairs))
+
+
+def _with_part(entry: ResidueLabel, attribute: str) -> ResidueLabel:
+    attributes = dict(word.split("=", 1) for word in entry.header.split()[1:] if "=" in word)
+    if attribute not in attributes:
+        raise DataError(f"{entry.location}: no {attribute}= in the header; write for example {attribute}=train")
+    try:
+        part_name = part(attributes[attribute])
+    except ValueError as error:
+        raise DataError(f"{entry.location}: {attribute}: {error}") from error
+    # FLIP's way of a third part: its SET says train of these, too.
+    held_out = attributes.get("VALIDATION", "").lower() == "true"
+    return replace(entry, part="validation" if held_out and part_name == "training" else part_name)
+
+
+class LabelledSource:
+    """Files, or instead of them the embedded sample, read from start to end each time it is iterated over.
+
+    ``residue_labels`` are those of FASTA, instead of the headers. ``finished`` are files as they were read, so far.
     """
 
     def __init__(
@@ -90,7 +180,7 @@ class LabelledSource:
         Raises DataError where a file can't be read or a row has no text or no id, ConfigError where settings do not say
         where labels stand or are for another kind of file.
         """
-        self.finished, self._rows_before = [], 0
+        self.finished, self._rows_before = [], 0  # the files may be read a second time
         if self._sample is not None:
             if self._content == "protein":
                 records = located_records(self._sample.records, self._sample.families, self._sample.seed)
@@ -119,8 +209,9 @@ class LabelledSource:
                 yield number, labelled_part, ingest.clean(labelled_part.batch) if len(labelled_part.batch) else None
 
     def places(self, ids: set[str]) -> dict[str, str]:
-        """Place of the first record with each of these ids; read again, for a refusal alone, up to the last of them."""
-        places: dict[str, str] = {}
+        """Location of the first record with each of these ids; read again, for a refusal alone, up to the last of
+        them."""
+        locations: dict[str, str] = {}
         again = LabelledSource(
             self.paths,
             self._settings,
@@ -132,11 +223,11 @@ class LabelledSource:
         for file, labelled_part in again:
             for encoded, number in zip(labelled_part.batch.records.ids.split(), labelled_part.numbers, strict=True):
                 record_id = encoded.decode("utf-8")
-                if record_id in ids and record_id not in places:
-                    places[record_id] = "the sample" if file < 0 else place_in_file(self.paths[file], number)
-            if len(places) == len(ids):
+                if record_id in ids and record_id not in locations:
+                    locations[record_id] = "the sample" if file < 0 else place_in_file(self.paths[file], number)
+            if len(locations) == len(ids):
                 break  # what can't be read further on is another fault
-        return places
+        return locations
 
     def _numbered(self, batches: Iterable[RecordBatch], default_pattern: str | None = None) -> Iterator[LabelledPart]:
         """Records of FASTA, their labels in the headers, or those of ``residue_labels``."""
@@ -157,22 +248,22 @@ class LabelledSource:
         headers = [header.decode("ascii") for header in batch.records.headers.split()]
         matches = map(pattern.search, headers)
         field = self._settings.header_field
-        place = f"pattern {pattern.pattern!r}" if field is None else f"field {field}"
+        setting = f"header_pattern {pattern.pattern!r}" if field is None else f"header_field {field}"
         return LabelledPart(
             batch,
             numbers,
             labels=[(None if match is None else match[group],) for match in matches],
-            missing=lambda index: f"data.labels.header_{place} finds no label in the header {headers[index]!r}",
+            missing=lambda index: f"data.labels.{setting} finds no label in the header {headers[index]!r}",
         )
 
     def _with_residue_labels(self, batch: RecordBatch, numbers: range, residue_labels: ResidueLabels) -> LabelledPart:
-        ids = [record_id.decode("ascii") for record_id in batch.records.ids.split()]
+        entries = [residue_labels.get(record_id.decode("ascii")) for record_id in batch.records.ids.split()]
         has_parts = self._settings.split_column is not None
         return LabelledPart(
             batch,
             numbers,
-            labels=[(residue_labels.letters(record_id),) for record_id in ids],
-            splits=[residue_labels.part(record_id) for record_id in ids] if has_parts else None,
+            labels=[(entry and entry.letters,) for entry in entries],
+            splits=[entry and entry.part for entry in entries] if has_parts else None,
             missing=lambda _: f"no labels of this id in {self._settings.labels_file}",
         )
 
@@ -213,6 +304,7 @@ class LabelledSource:
                     f"{path}, row {first_row + empty}: column {settings.text_column!r} is empty; complete or remove "
                     "the row, or give --data.labels.empty_texts skip"
                 )
+            # Rows count as in the file, with those that are left out, so that messages and ids name the same row.
             numbers = [first_row + index for index in indices]
             if settings.id_column is None:
                 ids = [b"row%d" % (self._rows_before + number) for number in numbers]
@@ -220,19 +312,18 @@ class LabelledSource:
                 values = columns[settings.id_column]
                 ids = [_id(path, first_row + index, values[index], settings.id_column) for index in indices]
             encoded = [self._encoded(texts[index]) for index in indices]
-
-            def column(name: str | None, columns=columns, indices=indices) -> list[Any] | None:
-                return None if name is None or not self._with_labels else [columns[name][index] for index in indices]
-
+            kept = {name: [values[index] for index in indices] for name, values in columns.items()}
             lines = Lines.of(ids)  # whole headers, which may hold blanks
             records = Records(lines, lines, b"".join(encoded), lengths_of(encoded), hashes_of(ids), hashes_of(encoded))
-            labels = list(zip(*(column(name) or [] for name in settings.label_columns), strict=True))
+            labels = None
+            if self._with_labels:
+                labels = list(zip(*(kept[name] for name in settings.label_columns), strict=True))
             yield LabelledPart(
                 batch=_Rows(records, path=path, numbers=numbers, has_ids=settings.id_column is not None),
                 numbers=numbers,
-                labels=labels if self._with_labels else None,
-                weights=column(settings.weight_column),
-                splits=column(settings.split_column),
+                labels=labels,
+                weights=kept.get(settings.weight_column or ""),
+                splits=kept.get(settings.split_column or ""),
                 missing=lambda _: f"no label in column {', '.join(map(repr, settings.label_columns))}",
                 num_empty=len(texts) - len(indices),
             )
@@ -241,7 +332,7 @@ class LabelledSource:
     def _encoded(self, text: str) -> bytes:
         if self._content == "text":
             return text.encode("utf-8")
-        # One byte for each character, so that places hold; what is no letter at all is refused like any other.
+        # One byte for each character, so that positions hold; what is no letter at all is refused like any other.
         return text.strip().encode("latin-1", errors="replace")
 
 
@@ -268,7 +359,7 @@ class _Rows(RecordBatch):
     numbers: list[int]
     has_ids: bool
 
-    def place(self, index: int, residue: int | None = None) -> str:
+    def location(self, index: int, residue: int | None = None) -> str:
         character = "" if residue is None else f", character {residue + 1}"
         name = f", record {self.records.ids.split()[index].decode('utf-8')!r}" if self.has_ids else ""
         return f"{self.path}, row {self.numbers[index]}{character}{name}"
@@ -277,7 +368,7 @@ class _Rows(RecordBatch):
 def header_pattern(settings: LabelsSection, default: str | None = None) -> re.Pattern[str]:
     """Pattern whose group 'label', or else first group, is the label in a FASTA header.
 
-    Raises ConfigError where no place is named, or the pattern is no regular expression with a group.
+    Raises ConfigError where the settings say nothing, or the pattern is no regular expression with a group.
     """
     if settings.header_field is not None:
         return re.compile(rf"^\s*(?:\S+\s+){{{settings.header_field}}}(\S+)")

@@ -34,6 +34,7 @@ def located_records(records: int, families: int, seed: int) -> Iterator[tuple[st
     random = np.random.Generator(np.random.PCG64([seed, 0, 1]))
     for number, (_, sequence) in enumerate(sample_records(records, families, seed)):
         location = _LOCATIONS[int((random.random() > _CUMULATIVE).sum())]
+        # Before the signals, which may then overwrite it.
         if random.random() < _MISLEADING:
             sequence = _written(sequence, "KDEL", _inside(sequence, 4, random))
         for signal, start in _SIGNALS[location](sequence, random):
@@ -53,6 +54,7 @@ def _to_the_nucleus(sequence: str, random: np.random.Generator) -> _Signals:
 
 def _into_the_membrane(sequence: str, random: np.random.Generator) -> _Signals:
     """Hydrophobic segments, one in each of equal parts of the sequence."""
+    # As many as a membrane protein has, and no more than leave loops between them.
     stretch = len(sequence) // max(1, min(1 + int(6 * random.random()), len(sequence) // (2 * _SEGMENT)))
     starts = range(1, len(sequence) - stretch + 2, stretch)
     return [
@@ -93,6 +95,7 @@ _CUMULATIVE = np.cumsum([0.26, 0.20, 0.18, 0.14, 0.12])
 def _worn(signal: str, random: np.random.Generator) -> str:
     """A signal with substitutions: few as a rule, up to half of it."""
     share = _WORN_AT_MOST * random.random() ** 3
+    # A letter for each, replaced or not: what comes after does not depend on how many are.
     replaced = _drawn(AMINO_ACIDS, len(signal), random)
     worn = random.random(len(signal)) < share
     return "".join(new if change else old for old, new, change in zip(signal, replaced, worn, strict=True))
@@ -108,7 +111,7 @@ def _inside(sequence: str, length: int, random: np.random.Generator) -> int:
 
 
 def _drawn(letters: str, count: int, random: np.random.Generator) -> str:
-    return "".join(letters[int(place * len(letters))] for place in random.random(count))
+    return "".join(letters[int(number * len(letters))] for number in random.random(count))
 
 
 _MESSAGES = yaml.safe_load(Path(__file__).with_name("messages.yaml").read_text(encoding="utf-8"))
@@ -123,7 +126,7 @@ def message_records(records: int, seed: int) -> Iterator[tuple[str, str]]:
     random = np.random.Generator(np.random.PCG64([seed, 0, 2]))
     intents = tuple(_REQUESTS)
     for number in range(records):
-        intent = intents[number % len(intents)]
+        intent = intents[number % len(intents)]  # in turn, so that every class has as many
         yield f"{intent}_{number:05d}", _message(intent, random)
 
 
@@ -143,6 +146,7 @@ def _message(intent: str, random: np.random.Generator) -> str:
 
 
 def _filled(text: str, random: np.random.Generator) -> str:
+    # Again and again: a word may have blanks of its own.
     while blank := _BLANK.search(text):
         text = text[: blank.start()] + _choice(_WORDS[blank[1]], random) + text[blank.end() :]
     return text

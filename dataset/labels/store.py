@@ -113,6 +113,7 @@ class LabelledStore:
         self.checksum = self.manifest.checksum
         sequences = self.path / SEQUENCES_FOLDER
         self.store = Store(sequences if stage_dir is None else stage_once(sequences, stage_dir), verify)
+        # A store of its own is copied on its own: labels of other sequences would fit just as well.
         if self.store.checksum != self.manifest.sequences_checksum:
             raise DataError(f"{self.store.path}: not the sequences that {MANIFEST_FILE} was made for; {MADE_AGAIN}")
         for name in (MAPPINGS_FILE, LABELS_FILE):
@@ -122,13 +123,15 @@ class LabelledStore:
         self.targets: NDArray | SparseTargets
         if "targets" in tensors:
             is_residues = self.label_space.kind == "per_residue"
+            # On disk in half the room: of residues there are as many as the store has letters.
             self.targets = tensors["targets"].astype(np.int64) if is_residues else tensors["targets"]
         else:
             rows = tensors["indptr"], tensors["indices"], tensors["unknown"]
             self.targets = SparseTargets(*rows, self.label_space.num_outputs)
         self.weights: NDArray[np.float32] | None = tensors.get("weights")
-        parts_N = tensors["parts"]
-        self.training, self.validation, self.test = (np.flatnonzero(parts_N == code) for code in range(len(PARTS)))
+        self.training, self.validation, self.test = (
+            np.flatnonzero(tensors["parts"] == code) for code in range(len(PARTS))
+        )
 
     def __len__(self) -> int:
         return len(self.store)

@@ -32,13 +32,14 @@ def label_reader(labels: LabelsSection) -> Callable[[Sequence[Any]], Label | Non
     A name (multiclass, binary), a list of names (multilabel in one column), letters (per_residue), or numbers with NaN
     where one is missing (regression, multilabel with a column for each class). None where the label is missing.
     """
-    separator, columns = labels.separator, labels.label_columns
+    columns = labels.label_columns
+    # Chosen once: a file may have millions of records.
     if labels.kind == "regression":
         return lambda values: _numbers(values, columns, _finite)
     if labels.kind == "multilabel" and len(columns) > 1:
         return lambda values: _numbers(values, columns, _truth)
     if labels.kind == "multilabel":
-        return lambda values: _names(values[0], separator)
+        return lambda values: _names(values[0], labels.separator)
     if labels.kind == "per_residue":
         return lambda values: text_of(values[0]).strip() or None
     return lambda values: _name(values[0])
@@ -50,6 +51,7 @@ def text_of(value: Any) -> str:
         return value
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
+    # Python would write them as text, too, and a model learn their brackets.
     if isinstance(value, bytes | list | dict | tuple):
         raise ValueError(f"a text is needed, not {type(value).__name__}")
     return str(value)
@@ -93,6 +95,7 @@ def _name(value: Any) -> str | None:
 
 
 def _names(value: Any, separator: str) -> list[str] | None:
+    # A list, of Parquet, may be empty: no name is a label there, and missing in a text.
     if isinstance(value, list | tuple):
         return sorted({text_of(name).strip() for name in value} - {""})
     text = _name(value)
@@ -102,6 +105,7 @@ def _names(value: Any, separator: str) -> list[str] | None:
 
 
 def _numbers(values: Sequence[Any], columns: Sequence[str], read: Callable[[Any], float]) -> tuple[float, ...] | None:
+    # A record with some of its numbers can be learnt from, one without any can't.
     numbers = []
     for value, column in zip(values, columns, strict=True):
         try:
@@ -133,6 +137,7 @@ def read_label_weights(path: Path, space: LabelSpace) -> NDArray[np.float32]:
 
     Raises DataError where the file can't be read, or a line names no label, one twice, or has no weight.
     """
+    # Taken out as they are met, so that a name that comes twice is missing the second time.
     codes = {name: code for code, name in enumerate(space.names)}
     weights_C = np.ones(len(codes), dtype=np.float32)
     for number, line in numbered_lines(path.expanduser()):

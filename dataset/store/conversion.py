@@ -60,9 +60,8 @@ def convert(
     """
     target = absolute(target)
     refuse_existing(target, "store", overwrite, not_a_store)
-    source = FastaSource(
-        sources, ingest.max_residues
-    )  # before the lock, which makes the target's folder and may have to be waited for
+    # Before the lock, which makes the target's folder and may have to be waited for.
+    source = FastaSource(sources, ingest.max_residues)
     with exclusive(target):
         refuse_existing(target, "store", overwrite, not_a_store)  # another process may have made it meanwhile
         return _convert_locked(source, target, ingest, progress)
@@ -98,6 +97,7 @@ def ensure_store(data: DataSection, default_root: Path, progress: ProgressCallba
         if target.exists():
             made_with = Store(target, verify="full").manifest
             check_source(target, made_with.source, data, find_files)
+            # Of the repairs alone: what only refuses records, as a bound on their length, leaves the same store.
             if made_with.ingest.repairs() != data.ingest.repairs():
                 raise DataError(
                     f"{target}: made with other data.ingest settings ({made_with.ingest}); {other_store(target)}"
@@ -117,6 +117,7 @@ def job_store(sources: list[str], ingest: IngestSection, folder: Path) -> Store:
     data = DataSection(source=sources, ingest=ingest)
     if source_store(data) is None:
         data = data.model_copy(update={"store": str(folder / "store")})
+        # The job's other files are of these sequences: a store that was made anew of changed ones would not fit them.
         if (folder / "store" / MANIFEST_FILE).is_file():
             made_with = Store(folder / "store").manifest
             if not (made_with.ingest == ingest and _is_made_of(made_with.source, data, find_files)):
@@ -150,6 +151,7 @@ def _blocks(source: FastaSource, ingest: Ingest, progress: ProgressCallback) -> 
     with ingest.faults.raised_at_end():
         for batch in source.batches():
             block = ingest.clean(batch)
+            # After the first fault nothing is written any more, but all is read, to report every other one, too.
             if block is not None and not ingest.faults:
                 yield block
             progress(ConversionProgress(source.bytes_read, source.bytes_total, ingest.counts.records_read))
@@ -194,15 +196,17 @@ def not_a_store(
         is_store = False
     if not is_store:
         return f"is not a {kind}"
+    # A store that somebody keeps other files beside is not removed with them.
     others = sorted({path.name for path in target.iterdir()} - set(files))
     return f"holds {others[0]}, which no {kind} does" if others else None
 
 
 def source_store(data: DataSection, manifest_file: str = MANIFEST_FILE, kind: str = "store") -> Path | None:
-    """The store that ``data.source`` names in place of files, if it does; ``kind`` is what messages call it.
+    """The store that ``data.source`` names instead of files, if it does; ``kind`` is what messages call it.
 
     Raises DataError where it stands beside other sources, or ``data.store`` names another.
     """
+    # Known by its manifest and not by a name: a folder of FASTA files may be called whatever.
     stores = [path for path in map(local_path, data.source) if (path / manifest_file).is_file()]
     if not stores:
         return None
@@ -229,6 +233,7 @@ def file_identities(paths: list[Path]) -> list[tuple[str, int, int]]:
 def name_of_content(first_name: str, described: list) -> str:
     """A readable name of what is made of a file of this name, another one for whatever else is described (as JSON)."""
     stem = re.sub(r"[^A-Za-z0-9_-]+", "-", first_name.split(".")[0]).strip("-") or "store"
+    # What else is described is not in the name: paths and settings would make names of hundreds of letters.
     digest = hashlib.sha256(json.dumps(described).encode()).hexdigest()
     return f"{stem}-{digest[:12]}"
 
@@ -263,6 +268,7 @@ def same_files(recorded: list[SourceFile], paths: list[Path]) -> bool:
 def _same_file(recorded: SourceFile, path: Path) -> bool:
     """By path, size and time; where one differs by content."""
     is_as_it_was = file_identities([path]) == [(recorded.path, recorded.bytes, recorded.mtime_ns)]
+    # Only then by content, which takes a minute for 100 GB; a copy or a touched file is still the same.
     return is_as_it_was or file_xxh128(path) == recorded.xxh128
 
 

@@ -93,8 +93,10 @@ def key_bytes(key: int) -> bytes:
 def frame(kind: Kind, first: int, count: int, parts: list[bytes | memoryview]) -> bytes:
     """Header and payload as the bytes of one value."""
     payload_bytes = sum(len(piece) for piece in parts)
+    # The CRC-32 is the header's last field, so that it covers the others: a flipped count would read beside the block.
     header = _HEADER.pack(_MAGIC, FORMAT_VERSION, kind, first, count, payload_bytes, 0, 0)[:_CRC_AT]
     crc = crc32(header)
+    # Piece by piece: joining them twice would copy each block once more.
     for piece in parts:
         crc = crc32(piece, crc)
     return b"".join([header, crc.to_bytes(4, "little"), *parts])
@@ -103,13 +105,14 @@ def frame(kind: Kind, first: int, count: int, parts: list[bytes | memoryview]) -
 def unframe(value: memoryview, kind: Kind) -> tuple[int, memoryview]:
     """Check a value's header and CRC-32; its number of records or elements, and a zero-copy view of its payload.
 
-    Raises ValueError that says what is wrong, without the place.
+    Raises ValueError that says what is wrong; the reader knows in which value and file.
     """
     if len(value) < HEADER_BYTES:
         raise ValueError(f"{len(value)} bytes are too few for a header")
     magic, version, value_kind, _, count, payload_bytes, _, crc = _HEADER.unpack_from(value)
     if magic != _MAGIC or version != FORMAT_VERSION or value_kind != kind:
         raise ValueError(f"its header is not that of a {kind.name} of format {FORMAT_VERSION}")
+    # Before the checksum, which would be computed over whatever length a truncated file has left.
     payload = value[HEADER_BYTES:]
     if len(payload) != payload_bytes:
         raise ValueError(f"it has {len(payload)} bytes where its header says {payload_bytes}")
@@ -178,8 +181,9 @@ def read_signed(path: Path, model: type[Manifest], remedy: str, kind: str = "sto
     with parsing(path, remedy):
         if content.get("format") != wanted:
             raise ValueError(f"it does not say format {wanted!r}")
-        if content.get("format_version") != readable:
-            version = content.get("format_version")
+        # Before the checksum and the fields, which other versions have in other ways: theirs is not damage.
+        version = content.get("format_version")
+        if version != readable:
             raise DataError(
                 f"{path.parent}: a store of format version {version!r}, this Esmeray reads version {readable}; {remedy}"
             )
@@ -192,13 +196,14 @@ def find_index_pages(data_file: Path, page_bytes: int) -> list[int]:
     """Numbers of the pages of an LMDB file that are not values: walks from page to page, jumping over values."""
     pages = []
     num_pages = data_file.stat().st_size // page_bytes
+    # Unbuffered: of gigabytes of values, sixteen bytes each are looked at.
     with data_file.open("rb", buffering=0) as file:
         page = 0
         while page < num_pages:
             file.seek(page * page_bytes)
             _, _, flags, overflow_pages = _PAGE_HEADER.unpack(file.read(_PAGE_HEADER.size))
             if flags & _OVERFLOW_PAGE:
-                page += max(overflow_pages, 1)
+                page += max(overflow_pages, 1)  # at least one, so that the walk ends whatever the file holds
             else:
                 pages.append(page)
                 page += 1
@@ -216,5 +221,6 @@ def index_crc32(data_file: Path, page_bytes: int, pages: list[int]) -> int:
 
 
 def _digest(content: dict[str, Any]) -> str:
+    # Of the content and not of its layout: keys in order, no blanks.
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()

@@ -3,7 +3,7 @@
 In: :class:`~esmeray.dataset.fasta.reader.RecordBatch` and the policies of
 :class:`~esmeray.train_config.schema.IngestSection`. Out: :class:`CleanBlock`. A batch whose letters are all in the
 alphabet, which is nearly every one, is checked in one piece; only a batch with something to mend is looked at record by
-record. Text, which a classifier may read in place of residues, is taken as it is. Refused records are gathered in one
+record. Text, which a classifier may read instead of residues, is taken as it is. Refused records are gathered in one
 pass, so that a file can be mended in one go.
 
 Shape legend: N records of the block.
@@ -23,10 +23,9 @@ from esmeray.common.errors import DataError
 from esmeray.common.text import counted
 from esmeray.dataset.fasta.alphabet import GAPS, STORE_ALPHABET, STORE_BYTES, CleanSequence, bad_to_x, clean
 from esmeray.dataset.fasta.counts import IngestCounts
-from esmeray.dataset.fasta.kernel import HashSet64, Kernel
 from esmeray.dataset.fasta.locate import places_of_records
 from esmeray.dataset.fasta.reader import RecordBatch
-from esmeray.dataset.fasta.records import Lines, hashes_of, lengths_of
+from esmeray.dataset.fasta.records import HashSet64, Kernel, Lines, hashes_of, lengths_of
 from esmeray.dataset.section import IngestSection
 
 NUCLEOTIDES = b"ACGTUNacgtun"
@@ -41,10 +40,10 @@ _GLANCE_LETTERS, _GLANCE_SHARE = 256, 0.35
 letters of proteins a quarter may; so every tenth letter of DNA in a batch is enough."""
 
 SHOWN = 10
-"""Faults that are shown with their places; all are counted."""
+"""Faults that are shown with their locations; all are counted."""
 
 PlacesOfIds = Callable[[set[str]], dict[str, str]]
-"""Gives the places of the first records with these ids."""
+"""Gives the locations of the first records with these ids."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ class CleanBlock:
         residues: all sequences end to end.
         lengths: (N,) uint32, none 0.
         hashes: (N,) uint64, XXH3-64 of each sequence.
-        kept: (N,) int64, the place in its batch of each record; None when all of the batch are here.
+        kept: (N,) int64, the index in its batch of each record; None when all of the batch are here.
     """
 
     ids: Lines
@@ -109,15 +108,19 @@ class Ingest:
 
     def clean(self, batch: RecordBatch) -> CleanBlock | None:
         """One batch as a block, refused records included; None when the policies drop all of it."""
-        self.counts.records_read += len(batch)
+        self.counts.records_read += len(batch)  # also those that are left out below
         records = batch.records
         if not self._is_text:
             self._notice_nucleotides(batch)
+        # The parser has looked already, if it was the compiled one; else all letters at once, at memory's speed.
         is_plain = self._is_text or records.all_stored or not records.residues.translate(None, STORE_BYTES)
         if not (is_plain and records.lengths.all() and records.ids.lengths.all()):
             kept, sequences = self._clean_each(batch)
-            ids = records.ids.split()
-            return self._block(batch, kept, [ids[index] for index in kept], sequences)
+            every_id = records.ids.split()
+            ids = [every_id[index] for index in kept]
+            # After the cleaning: a record that is skipped must not take the id of a later one that is kept.
+            return self._block(batch, kept, ids, sequences, self._seen.add(hashes_of(ids)))
+        # From here on the batch is as it goes into the store, unless an id repeats: no record becomes an object.
         fresh_N = self._seen.add(records.id_hashes)
         if fresh_N.all():
             return CleanBlock(records.ids, records.residues, records.lengths, records.hashes)
@@ -125,31 +128,28 @@ class Ingest:
 
     def _notice_nucleotides(self, batch: RecordBatch) -> None:
         """Count or refuse records of DNA or RNA; to count them, only where a glance at some letters suggests them."""
-        residues, is_refused = batch.records.residues, self._policies.nucleotides == "error"
-        if len(residues) < _FEWEST_LETTERS:
-            return
+        residues = batch.records.residues
+        is_refused = self._policies.nucleotides == "error"
         glance = residues[:: 1 + len(residues) // _GLANCE_LETTERS]
-        if not is_refused and _share_of_nucleotides(glance) < _GLANCE_SHARE:
+        is_few = len(residues) < _FEWEST_LETTERS
+        # Whoever refuses them wants each found, and pays for the look at every record.
+        if is_few or (not is_refused and _share_of_nucleotides(glance) < _GLANCE_SHARE):
             return
         for index, sequence in enumerate(batch.records.sequences):
             if not sequence or _share_of_nucleotides(sequence) < NUCLEOTIDE_SHARE:
                 continue
             self.counts.records_like_nucleotides += 1
             if is_refused:
-                remedy = "translate it to protein, or give --data.ingest.nucleotides warn"
-                problem = f"nearly all letters are A, C, G, T, U or N, as in DNA or RNA; {remedy}"
+                problem = (
+                    "nearly all letters are A, C, G, T, U or N, as in DNA or RNA; translate it to protein, or give "
+                    "--data.ingest.nucleotides warn"
+                )
                 self.faults.add("record{s} like DNA or RNA", Fault(batch, index, problem))
 
     def _block(
-        self,
-        batch: RecordBatch,
-        kept: Sequence[int],
-        ids: list[bytes],
-        sequences: list[bytes],
-        fresh_N: np.ndarray | None = None,
+        self, batch: RecordBatch, kept: Sequence[int], ids: list[bytes], sequences: list[bytes], fresh_N: np.ndarray
     ) -> CleanBlock | None:
         """A block of the records at ``kept``, of which ``fresh_N`` says whether their ids are new."""
-        fresh_N = self._seen.add(hashes_of(ids)) if fresh_N is None else fresh_N
         self._settle_ids(batch, kept, ids, fresh_N)
         kept_N = np.array(kept, dtype=np.int64)
         if not fresh_N.all():
@@ -165,19 +165,22 @@ class Ingest:
         repaired: list[CleanSequence] = []
         for index, (raw, id_length) in enumerate(zip(batch.records.sequences, batch.records.ids.lengths, strict=True)):
             if not id_length:
-                fault = Fault(batch, index, "a header without an id; write one right after '>'")
-                self.faults.add("header{s} without an id", fault)
+                problem = "a header without an id; write one right after '>'"
+                self.faults.add("header{s} without an id", Fault(batch, index, problem))
                 continue
             cleaned = CleanSequence(raw, False, False, 0, 0) if self._is_text else clean(raw)
             residues = self._without_bad(batch, index, cleaned)
             if residues is None:
                 continue
+            # After the repairs: a lone stop codon leaves nothing, too.
             if not residues and self._policies.empty_sequences == "skip":
                 self.counts.records_skipped_empty += 1
                 continue
             if not residues:
-                remedy = "complete or remove the record, or give --data.ingest.empty_sequences skip"
-                problem = f"a header without a sequence; {remedy}"
+                problem = (
+                    "a header without a sequence; complete or remove the record, or give "
+                    "--data.ingest.empty_sequences skip"
+                )
                 self.faults.add("header{s} without a sequence", Fault(batch, index, problem))
             kept.append(index)
             sequences.append(residues)
@@ -191,6 +194,7 @@ class Ingest:
         """The residues with the policy for bad characters applied; None when the record is dropped."""
         if not cleaned.num_bad:
             return cleaned.residues
+        # Before the policies, which would make X of it, and one protein of two.
         inner_header = cleaned.residues.find(b">")
         if inner_header >= 0:
             problem = "'>' inside a sequence line; put the header on a line of its own"
@@ -203,18 +207,19 @@ class Ingest:
             case "skip":
                 self.counts.records_skipped_bad_characters += 1
                 return None
+        # The first alone is named: a record of another kind may have hundreds.
         at = cleaned.residues.index(cleaned.residues.translate(None, STORE_BYTES)[:1])
         problem = _bad_character(chr(cleaned.residues[at]), "give --data.ingest.bad_characters to_x (or skip)")
         self.faults.add("record{s} with characters outside the alphabet", Fault(batch, index, problem, at))
         return bad_to_x(cleaned.residues)
 
     def _settle_ids(self, batch: RecordBatch, kept: Sequence[int], ids: list[bytes], fresh_N: np.ndarray) -> None:
-        """Apply the policy to ids that are not new: say in place who stays, and under which name."""
+        """Apply the policy to ids that are not new: say in the arguments who stays, and under which name."""
         for position in np.flatnonzero(~fresh_N).tolist():
             match self._policies.duplicate_ids:
                 case "error":
                     self._refuse_duplicate(batch, kept[position], ids[position])
-                    fresh_N[position] = True
+                    fresh_N[position] = True  # stays, so that its other faults are reported in the same run
                 case "first":
                     self.counts.records_skipped_duplicate_id += 1
                 case "rename":
@@ -226,13 +231,15 @@ class Ingest:
         name = record_id.decode("utf-8")
         if not self.faults:  # otherwise nothing is made of the records in any case
             first = self.faults.places_of_ids({name}).get(name)
-            if first is not None and f"{batch.place(index)},".startswith(f"{first},"):
+            if first is not None and f"{batch.location(index)},".startswith(f"{first},"):
                 return  # two ids with one hash: this is the first record of its id
         remedy = "make ids unique, or give --data.ingest.duplicate_ids first (or rename)"
         self.faults.add("id{s} that stood before", Fault(batch, index, remedy, repeats=name))
 
     def _renamed(self, record_id: bytes) -> bytes:
+        # From the last number on: thousands of records of one id would else try all before theirs.
         number = self._next_suffix.get(record_id, 2)
+        # The name must be new in turn: the file may hold an id that looks renamed.
         while not self._seen.add(hashes_of([b"%b.%d" % (record_id, number)]))[0]:
             number += 1
         self._next_suffix[record_id] = number + 1
@@ -253,8 +260,8 @@ def _bad_character(character: str, remedy: str) -> str:
 class Faults:
     """Records refused so far; true when there are some.
 
-    One :class:`~esmeray.common.errors.DataError` at the end counts them by kind and names the first with their places,
-    which are looked up then, in one pass over each file.
+    One :class:`~esmeray.common.errors.DataError` at the end counts them by kind and names the first with their
+    locations, which are looked up then, in one pass over each file.
     """
 
     def __init__(self, places_of_ids: PlacesOfIds) -> None:
@@ -270,7 +277,7 @@ class Faults:
         first."""
         self._counts[kind] += 1
         if len(self._first) < SHOWN:
-            self._first.append(fault)
+            self._first.append(fault)  # no more: each holds its batch, and a file of faults would fill memory
 
     @contextmanager
     def raised_at_end(self) -> Iterator[None]:
@@ -278,6 +285,7 @@ class Faults:
         try:
             yield
         except DataError as error:
+            # Both in one message, so that a file with several things wrong is mended in one go.
             if self:
                 raise DataError(*self._lines(*error.problems)) from error
             raise
@@ -295,6 +303,7 @@ class Faults:
         return [f"{number:,} faults: {', '.join(kinds)}{shown}", *lines]
 
     def _placed(self) -> list[str]:
+        # Batch after batch and in the order of the file, though faults of ids are found after all others of a batch.
         numbers = {id(fault.batch): number for number, fault in reversed(list(enumerate(self._first)))}
         first = sorted(self._first, key=lambda fault: (numbers[id(fault.batch)], fault.index))
         origins = [fault.batch.origin(fault.index) for fault in first]
@@ -302,15 +311,15 @@ class Faults:
         for origin, fault in zip(origins, first, strict=True):
             if origin is not None:
                 wanted[origin[0]].append((origin[1], fault.residue))
-        places = {path: iter(places_of_records(path, records)) for path, records in wanted.items()}
+        located = {path: iter(places_of_records(path, records)) for path, records in wanted.items()}
         repeated = {fault.repeats for fault in first if fault.repeats is not None}
         before = self.places_of_ids(repeated) if repeated else {}
         lines = []
         for origin, fault in zip(origins, first, strict=True):
-            place = next(places[origin[0]]) if origin else fault.batch.place(fault.index, fault.residue)
+            where = next(located[origin[0]]) if origin else fault.batch.location(fault.index, fault.residue)
             if fault.repeats is not None:
-                first_place = before.get(fault.repeats, "an earlier record")
-                lines.append(f"{place}: the id {fault.repeats!r} stands already in {first_place}; {fault.problem}")
+                first_record = before.get(fault.repeats, "an earlier record")
+                lines.append(f"{where}: the id {fault.repeats!r} stands already in {first_record}; {fault.problem}")
             else:
-                lines.append(f"{place}: {fault.problem}")
+                lines.append(f"{where}: {fault.problem}")
         return lines

@@ -29,7 +29,6 @@ from esmeray.common.publishing import disk_full, exclusive, published
 from esmeray.common.verification import check_file
 from esmeray.dataset.fasta.records import keys_of
 from esmeray.dataset.store import format as layout
-from esmeray.dataset.store.format import DATA_FILE, MANIFEST_FILE, STORE_REMEDY, Kind, StoreManifest
 
 _ADVICE = "make one with: esmeray data convert --data.source FASTA --convert.store STORE"
 
@@ -58,7 +57,9 @@ class Store:
         all of it, which reads it once.
         """
         self.path = Path(path).absolute()
-        self.manifest = layout.read_signed(self.path / MANIFEST_FILE, StoreManifest, STORE_REMEDY, advice=_ADVICE)
+        self.manifest = layout.read_signed(
+            self.path / layout.MANIFEST_FILE, layout.StoreManifest, layout.STORE_REMEDY, advice=_ADVICE
+        )
         self._check_file(full=verify == "full")
         self._opened: _OpenFile | None = None
 
@@ -91,8 +92,8 @@ class Store:
 
     def sequence(self, index: int) -> np.ndarray:
         """(L,) uint8: the residues of one record in ASCII (a text in UTF-8), a read-only view of the mapped file."""
-        block, place = self._file.find(index)
-        start, end = block.residue_offsets[place : place + 2]
+        block, row = self._file.find(index)
+        start, end = block.residue_offsets[row : row + 2]
         return np.frombuffer(block.residues[start:end], dtype=np.uint8)
 
     def text(self, index: int) -> str:
@@ -106,8 +107,8 @@ class Store:
         return self._file.windows(records_N, starts_N, lengths_N)
 
     def id(self, index: int) -> str:
-        block, place = self._file.find(index)
-        start, end = block.id_offsets[place : place + 2]
+        block, row = self._file.find(index)
+        start, end = block.id_offsets[row : row + 2]
         return bytes(block.ids[start:end]).decode("utf-8")
 
     def residue_blocks(self) -> Iterator[np.ndarray]:
@@ -120,17 +121,20 @@ class Store:
 
     @property
     def _file(self) -> "_OpenFile":
+        # A fork inherits the object, and LMDB's environment does not survive the fork.
         if self._opened is None or self._opened.pid != os.getpid():
             self._opened = _open(self.path, self.manifest)
         return self._opened
 
     def _check_file(self, full: bool) -> None:
-        data_file, manifest = self.path / DATA_FILE, self.manifest
+        manifest = self.manifest
+        data_file = self.path / layout.DATA_FILE
         checksum = manifest.data_xxh128 if full else None
-        check_file(data_file, STORE_REMEDY, num_bytes=manifest.data_bytes, xxh128=checksum)
-        with parsing(data_file, STORE_REMEDY):
+        check_file(data_file, layout.STORE_REMEDY, num_bytes=manifest.data_bytes, xxh128=checksum)
+        # The pages that LMDB follows: a damaged pointer would end the process by a signal.
+        with parsing(data_file, layout.STORE_REMEDY):
             if layout.index_crc32(data_file, manifest.page_bytes, manifest.index_pages) != manifest.index_crc32:
-                raise DataError(f"{data_file}: damaged: the checksum of its index does not hold; {STORE_REMEDY}")
+                raise DataError(f"{data_file}: damaged: the checksum of its index does not hold; {layout.STORE_REMEDY}")
 
 
 class _Block(NamedTuple):
@@ -145,20 +149,22 @@ class _Block(NamedTuple):
 class _OpenFile:
     """One data.mdb that LMDB has mapped into this process."""
 
-    def __init__(self, path: Path, manifest: StoreManifest) -> None:
+    def __init__(self, path: Path, manifest: layout.StoreManifest) -> None:
         self.pid = os.getpid()
         self._path, self._manifest = path, manifest
-        check_file(path / DATA_FILE, STORE_REMEDY, num_bytes=manifest.data_bytes)  # it may have changed since
+        # Once more: the file may have changed since.
+        check_file(path / layout.DATA_FILE, layout.STORE_REMEDY, num_bytes=manifest.data_bytes)
         try:
             # Read-ahead stays on: a block is read as a whole for its checksum, which takes five times as long by pages.
             environment = lmdb.open(str(path), readonly=True, lock=False, lib_version=layout.LMDB_MAJOR)
-            self._transaction = environment.begin(buffers=True)
+            self._transaction = environment.begin(buffers=True)  # views of the map and no copies; held open for them
         except lmdb.Error as error:
             raise self._damaged(str(error)) from error
         self._reading = threading.Lock()  # a transaction serves one thread at a time
         self._blocks: dict[int, _Block] = {}
-        self.lengths = self._array(Kind.LENGTHS, "<u4")
-        self._starts_B = self._array(Kind.STARTS, "<u8").astype(np.int64)
+        self.lengths = self._array(layout.Kind.LENGTHS, "<u4")
+        # Both: NumPy finds the blocks of a whole batch at once, bisect that of a single record without its overhead.
+        self._starts_B = self._array(layout.Kind.STARTS, "<u8").astype(np.int64)
         self._starts: list[int] = self._starts_B.tolist()
         # (N,) where in its block each record's residues begin, once the block was read.
         self._begins = np.zeros(manifest.num_records, dtype=np.uint32)
@@ -166,7 +172,7 @@ class _OpenFile:
     @functools.cached_property
     def hashes(self) -> np.ndarray:
         """(N,) uint64; read when first asked for, which loader processes never do."""
-        return self._array(Kind.HASHES, "<u8")
+        return self._array(layout.Kind.HASHES, "<u8")
 
     def find(self, index: int) -> tuple[_Block, int]:
         if not 0 <= index < self._manifest.num_records:
@@ -177,17 +183,17 @@ class _OpenFile:
     def windows(
         self, records_N: NDArray[np.int64], starts_N: NDArray[np.int64], lengths_N: NDArray[np.int64]
     ) -> list[memoryview]:
-        # Negative numbers are the largest when taken as unsigned.
+        # One look at all of them: negative numbers are the largest when taken as unsigned.
         if records_N.view(np.uint64).max(initial=0) >= self._manifest.num_records:
             raise IndexError(f"records {records_N.min()} to {records_N.max()} of {self._manifest.num_records}")
         blocks_N = self._starts_B.searchsorted(records_N, side="right") - 1
+        # Once every block was read, no batch has to look whether its own are.
         if len(self._blocks) < len(self._starts):
             for number in set(blocks_N.tolist()):
                 self.block(number)
         begins_N = self._begins[records_N] + starts_N
         parts = zip(blocks_N.tolist(), begins_N.tolist(), (begins_N + lengths_N).tolist(), strict=True)
-        blocks = self._blocks
-        return [blocks[number].residues[begin:end] for number, begin, end in parts]
+        return [self._blocks[number].residues[begin:end] for number, begin, end in parts]
 
     def block(self, number: int) -> _Block:
         """A block that was checked, now or before."""
@@ -200,7 +206,7 @@ class _OpenFile:
         return block
 
     def _read_block(self, number: int) -> _Block:
-        num_records, payload = self._value(layout.key_bytes(number), Kind.BLOCK, f"block {number}")
+        num_records, payload = self._value(layout.key_bytes(number), layout.Kind.BLOCK, f"block {number}")
         offsets_bytes = 4 * (num_records + 1)
         residue_offsets = payload[:offsets_bytes].cast("I")
         id_offsets = payload[offsets_bytes : 2 * offsets_bytes].cast("I")
@@ -208,15 +214,14 @@ class _OpenFile:
         num_residues = residue_offsets[-1]
         return _Block(residue_offsets, id_offsets, text[:num_residues], text[num_residues:])
 
-    def _array(self, kind: Kind, dtype: str) -> np.ndarray:
+    def _array(self, kind: layout.Kind, dtype: str) -> np.ndarray:
         _, payload = self._value(kind.key, kind, f"the array of {kind.name.lower()}")
-        array = np.frombuffer(payload, dtype=dtype)
         # LMDB aligns values that fill pages of their own. A few hundred bytes inside a page it may not: copied.
-        aligned = np.require(array, requirements="A")
+        aligned = np.require(np.frombuffer(payload, dtype=dtype), requirements="A")
         aligned.flags.writeable = False
         return aligned
 
-    def _value(self, key: bytes, kind: Kind, name: str) -> tuple[int, memoryview]:
+    def _value(self, key: bytes, kind: layout.Kind, name: str) -> tuple[int, memoryview]:
         with self._reading:
             value = self._transaction.get(key)
         if value is None:
@@ -227,7 +232,7 @@ class _OpenFile:
             raise self._damaged(f"{name}: {error}") from error
 
     def _damaged(self, problem: str) -> DataError:
-        return DataError(f"{self._path / DATA_FILE}: damaged: {problem}; {STORE_REMEDY}")
+        return DataError(f"{self._path / layout.DATA_FILE}: damaged: {problem}; {layout.STORE_REMEDY}")
 
 
 # By device and inode: a store that was replaced is another file. LMDB opens a file once a process.
@@ -235,9 +240,10 @@ _OPEN_FILES: dict[tuple[int, int], _OpenFile] = {}
 _OPENING = threading.Lock()
 
 
-def _open(path: Path, manifest: StoreManifest) -> _OpenFile:
-    with reading(path / DATA_FILE, STORE_REMEDY), _OPENING:
-        status = (path / DATA_FILE).stat()
+def _open(path: Path, manifest: layout.StoreManifest) -> _OpenFile:
+    # Under a lock: LMDB must not open a file twice in a process.
+    with reading(path / layout.DATA_FILE, layout.STORE_REMEDY), _OPENING:
+        status = (path / layout.DATA_FILE).stat()
         key = (status.st_dev, status.st_ino)
         if key not in _OPEN_FILES:
             _OPEN_FILES[key] = _OpenFile(path, manifest)
@@ -255,17 +261,19 @@ def stage_store(store_path: Path, stage_dir: Path) -> Path:
     Raises DataError where the store is damaged, ResourceError where the node's disk is full or can't be written.
     """
     store = Store(store_path)
+    # By content: a store that was made anew under the same name is another copy, and the old one stays valid.
     name = f"{store.path.name}-{store.manifest.data_xxh128[:16]}"
     target = Path(os.path.abspath(stage_dir)) / name  # noqa: PTH100
     with exclusive(target):
         with suppress(DataError):  # then made again from the original, which is verified in turn
             return Store(target, verify="full").path
+        # Before copying, which takes minutes for a large store and would fill the disk of all who use the node.
         if shutil.disk_usage(target.parent).free < store.manifest.data_bytes:
             raise disk_full(target, f"staging takes {store.manifest.data_bytes / 1e9:.1f} GB")
         with published(target) as folder:
-            for name in (DATA_FILE, MANIFEST_FILE):
-                shutil.copyfile(store.path / name, folder / name)
-            Store(folder, verify="full")
+            for file_name in (layout.DATA_FILE, layout.MANIFEST_FILE):
+                shutil.copyfile(store.path / file_name, folder / file_name)
+            Store(folder, verify="full")  # before the renaming: what the network damaged is never seen under the name
     return target
 
 

@@ -61,6 +61,7 @@ def sample_records(records: int, families: int, seed: int) -> Iterator[tuple[str
     width = max(3, len(str(families - 1)))
     for family in range(families):
         members = records // families + (family < records % families)
+        # A generator of its own: a family is the same whatever the others draw.
         random = np.random.Generator(np.random.PCG64([seed, family]))
         ancestor_L = _ancestor(random)
         # Of substitution, mean about 1: most positions evolve slowly, a few fast.
@@ -72,11 +73,12 @@ def sample_records(records: int, families: int, seed: int) -> Iterator[tuple[str
 
 def _ancestor(random: np.random.Generator) -> np.ndarray:
     """(L,) residues that begin with methionine."""
+    # Not defined at 0, which a uniform number may be, nor at 1.
     normal = NormalDist().inv_cdf(min(max(random.random(), 1e-12), 1 - 1e-12))
     length = min(max(round(MEDIAN_LENGTH * math.exp(LENGTH_SIGMA * normal)), MIN_LENGTH), MAX_LENGTH)
     weights = np.concatenate(list(_segment_weights(length, random)))[:length]
     residues_L = _draw(np.cumsum(weights, axis=1), random)
-    residues_L[0] = AMINO_ACIDS.index("M")
+    residues_L[0] = AMINO_ACIDS.index("M")  # as of nearly every protein, by the start codon
     return residues_L
 
 
@@ -85,6 +87,7 @@ def _segment_weights(length: int, random: np.random.Generator) -> Iterator[np.nd
     kind = int(random.random() * len(_SEGMENTS))
     covered = 0
     while covered < length:
+        # In turn and not at random, so that helices and strands are always parted by a loop.
         period, mean_length, favoured = _SEGMENTS[kind % len(_SEGMENTS)]
         segment = 3 + round(-(mean_length - 3) * math.log(1 - random.random()))
         phase = 2 * math.pi * random.random()
@@ -98,6 +101,7 @@ def _segment_weights(length: int, random: np.random.Generator) -> Iterator[np.nd
 def _descend(ancestor_L: np.ndarray, rates_L: np.ndarray, random: np.random.Generator) -> np.ndarray:
     """One member of the family: the ancestor with substitutions, deletions and insertions after its first residue."""
     divergence = _MIN_DIVERGENCE + (_MAX_DIVERGENCE - _MIN_DIVERGENCE) * random.random()
+    # Of one change at least, where changes come as a Poisson process: several at one position show as one.
     chance_L = 1 - np.exp(-divergence * rates_L)
     changed_L = random.random(len(ancestor_L)) < chance_L
     changed_L[0] = False
@@ -107,10 +111,11 @@ def _descend(ancestor_L: np.ndarray, rates_L: np.ndarray, random: np.random.Gene
 
 
 def _with_indels(residues_L: np.ndarray, divergence: float, random: np.random.Generator) -> np.ndarray:
+    # In proportion to the substitutions: a distant relative has more of both.
     events = int(np.sum(random.random(len(residues_L)) < _INDELS_PER_RESIDUE * divergence / _MAX_DIVERGENCE))
     for _ in range(events):
         length = 1 + int(-_MEAN_INDEL_LENGTH * math.log(1 - random.random()))
-        at = 1 + int(random.random() * (len(residues_L) - 1))
+        at = 1 + int(random.random() * (len(residues_L) - 1))  # never before the first residue
         if random.random() < 0.5:
             inserted = _draw(np.tile(np.cumsum(BACKGROUND), (length, 1)), random)
             residues_L = np.concatenate([residues_L[:at], inserted, residues_L[at:]])[:MAX_LENGTH]
@@ -122,6 +127,7 @@ def _with_indels(residues_L: np.ndarray, divergence: float, random: np.random.Ge
 def _draw(cumulative: np.ndarray, random: np.random.Generator) -> np.ndarray:
     """(L,) residues, each from its row of (L, 20) cumulative weights, which need not end at 1."""
     threshold = random.random(len(cumulative))[:, None] * cumulative[:, -1:]
+    # A product may round up to the last sum itself, which would be the index behind the last residue.
     return np.minimum((cumulative <= threshold).sum(axis=1), len(AMINO_ACIDS) - 1)
 
 

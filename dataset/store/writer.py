@@ -28,7 +28,6 @@ from esmeray.dataset.fasta.reader import BATCH_RECORDS, BATCH_RESIDUES
 from esmeray.dataset.fasta.records import Lines, lengths_of
 from esmeray.dataset.section import IngestSection
 from esmeray.dataset.store import format as layout
-from esmeray.dataset.store.format import DATA_FILE, SEQUENCES_FOLDER, Kind, SampleSource, StoreManifest
 from esmeray.dataset.store.ingest import CleanBlock
 
 MAP_BYTES = 1 << 30
@@ -39,7 +38,8 @@ TRANSACTION_BYTES = 1 << 20
 
 
 REOPEN_BYTES = 16 << 20
-_SYNC_FILE_RANGE_WRITE = 2
+"""Written through one mapping, before it is opened anew: what bounds the memory of a conversion."""
+_SYNC_FILE_RANGE_WRITE = 2  # from Linux's fcntl.h; Python's os has no such call
 
 
 class StoreWriter:
@@ -63,14 +63,20 @@ class StoreWriter:
 
     def add(self, block: CleanBlock) -> None:
         """Append a block. Raises ResourceError where the disk is full."""
-        offsets, id_offsets = _offsets(block.lengths), _offsets(block.ids.lengths)
-        parts: list[bytes | memoryview] = [offsets, id_offsets, block.residues, block.ids.joined()]
+        parts: list[bytes | memoryview] = [
+            _offsets(block.lengths),
+            _offsets(block.ids.lengths),
+            block.residues,
+            block.ids.joined(),
+        ]
         num_bytes = sum(map(len, parts)) + layout.HEADER_BYTES
+        # Ids are split for a refusal alone: for each block it would cost as much as parsing.
         if num_bytes > layout.MAX_VALUE_BYTES:
             ids = [record_id.decode("utf-8") for record_id in block.ids.split()]
             _check_value_size(num_bytes, f"the records from {ids[0]!r} to {ids[-1]!r}")
-        key = layout.key_bytes(len(self._starts))
-        self._put(key, partial(layout.frame, Kind.BLOCK, self._num_records, len(block.lengths), parts), num_bytes)
+        # Framed, and with that checksummed, by the thread that writes.
+        framed = partial(layout.frame, layout.Kind.BLOCK, self._num_records, len(block.lengths), parts)
+        self._put(layout.key_bytes(len(self._starts)), framed, num_bytes)
         self._starts.append(self._num_records)
         self._lengths.append(block.lengths)
         self._hashes.append(block.hashes)
@@ -78,8 +84,8 @@ class StoreWriter:
         self._ids_sha256.update(block.ids.text)
 
     def finish(
-        self, source: list[SourceFile] | SampleSource, ingest: IngestSection, counts: IngestCounts
-    ) -> StoreManifest:
+        self, source: list[SourceFile] | layout.SampleSource, ingest: IngestSection, counts: IngestCounts
+    ) -> layout.StoreManifest:
         """Write the arrays, sync, and write the manifest.
 
         Raises DataError where no record was added, or more than a store can hold; ResourceError where the disk is full.
@@ -87,17 +93,18 @@ class StoreWriter:
         if not self._num_records:
             raise DataError(f"{self._target}: no records are left after applying the policies, so no store was made")
         lengths, hashes = _joined(self._lengths), _joined(self._hashes)
-        self._put_array(Kind.LENGTHS, lengths)
-        self._put_array(Kind.HASHES, hashes)
-        self._put_array(Kind.STARTS, np.array(self._starts, dtype=np.uint64))
+        self._put_array(layout.Kind.LENGTHS, lengths)
+        self._put_array(layout.Kind.HASHES, hashes)
+        self._put_array(layout.Kind.STARTS, np.array(self._starts, dtype=np.uint64))
         page_bytes = self._environment.stat()["psize"]
         self._thread.begin(self._sync)  # meanwhile what was written is read back out of the page cache
+        # Of the content and not of the file: where LMDB puts pages depends on how much was written at once.
         content = hashlib.sha256(_bytes(lengths))
         content.update(_bytes(hashes))
         content.update(self._ids_sha256.digest())
-        data_file = self._folder / DATA_FILE
+        data_file = self._folder / layout.DATA_FILE
         pages = layout.find_index_pages(data_file, page_bytes)
-        manifest = StoreManifest(
+        manifest = layout.StoreManifest(
             num_records=self._num_records,
             num_residues=int(lengths.sum(dtype=np.int64)),
             num_blocks=len(self._starts),
@@ -115,15 +122,16 @@ class StoreWriter:
         )
         self._thread.wait()
         self.close()
+        # Last: a folder without it is no store.
         (self._folder / layout.MANIFEST_FILE).write_text(layout.signed_json(manifest), encoding="utf-8")
         return manifest
 
     def close(self) -> None:
         """Let go of data.mdb, finished or not."""
-        self._thread.close()
+        self._thread.close()  # first, since it may be writing through the environment
         self._environment.close()
 
-    def _put_array(self, kind: Kind, array: np.ndarray) -> None:
+    def _put_array(self, kind: layout.Kind, array: np.ndarray) -> None:
         _check_value_size(array.nbytes + 64, f"the {kind.name.lower()} of {self._num_records:,} records")
         self._put(kind.key, partial(layout.frame, kind, 0, len(array), [_bytes(array)]), array.nbytes)
         self._commit()  # in a transaction of its own: these values are the only ones that grow with the store
@@ -146,7 +154,7 @@ class StoreWriter:
             try:
                 with self._disk(), self._environment.begin(write=True) as transaction:
                     for key, framed in values:
-                        transaction.put(key, framed(), append=True)
+                        transaction.put(key, framed(), append=True)  # keys ascend, so that no page has to be split
                 break
             except lmdb.MapFullError:
                 # The transaction was rolled back as a whole.
@@ -157,15 +165,21 @@ class StoreWriter:
 
     def _open(self, map_size: int) -> lmdb.Environment:
         # No lock file: the folder is this process's own. No sync at each commit: one comes before the renaming.
-        path, version = str(self._folder), layout.LMDB_MAJOR
         with self._disk():
-            return lmdb.open(path, map_size=map_size, lock=False, sync=False, metasync=False, lib_version=version)
+            return lmdb.open(
+                str(self._folder),
+                map_size=map_size,
+                lock=False,
+                sync=False,
+                metasync=False,
+                lib_version=layout.LMDB_MAJOR,
+            )
 
     def _unmap(self) -> None:
         """Open the file anew: of what was mapped, the pages around each leaf that was touched count as our memory."""
-        map_size = self._environment.info()["map_size"]
+        map_size = self._environment.info()["map_size"]  # which may have grown
         self._environment.close()
-        _start_writing_back(self._folder / DATA_FILE)
+        _start_writing_back(self._folder / layout.DATA_FILE)
         self._environment = self._open(map_size)
         self._mapped_bytes = 0
 
@@ -179,7 +193,7 @@ class StoreWriter:
         try:
             yield
         except lmdb.MapFullError:
-            raise
+            raise  # no refusal: the caller makes the map larger
         except lmdb.Error as error:
             raise disk_full(self._target, str(error)) from error
 
@@ -190,17 +204,18 @@ def write_sequences(
     ids: list[str],
     texts: list[bytes],
     hashes_N: NDArray[np.uint64],
-    source: list[SourceFile] | SampleSource,
+    source: list[SourceFile] | layout.SampleSource,
     ingest: IngestSection,
     counts: IngestCounts,
     alphabet: str = STORE_ALPHABET,
 ) -> str:
     """Write clean records, in memory, as the store within ``folder``, which will be called ``target``; its checksum."""
-    (folder / SEQUENCES_FOLDER).mkdir()
+    (folder / layout.SEQUENCES_FOLDER).mkdir()
     start = num_bytes = 0
-    with closing(StoreWriter(folder / SEQUENCES_FOLDER, target / SEQUENCES_FOLDER, alphabet)) as writer:
+    with closing(StoreWriter(folder / layout.SEQUENCES_FOLDER, target / layout.SEQUENCES_FOLDER, alphabet)) as writer:
         for end, text in enumerate(texts, start=1):
             num_bytes += len(text)
+            # Blocks as a FASTA file's would be, so that the same records give a store that is read as fast.
             if num_bytes >= BATCH_RESIDUES or end - start == BATCH_RECORDS or end == len(texts):
                 block_texts = texts[start:end]
                 lines = Lines.of([record_id.encode("utf-8") for record_id in ids[start:end]])
@@ -213,9 +228,9 @@ def _start_writing_back(path: Path) -> None:
     """Have the system bring a file's pages to disk from now on, where it can be asked to: the last sync waits less."""
     sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)  # Linux's, since 2.6.17
     if sync_file_range is not None:
-        whole = ctypes.c_int64(0), ctypes.c_int64(0)
         with path.open("r+b", buffering=0) as file:
-            sync_file_range(file.fileno(), *whole, _SYNC_FILE_RANGE_WRITE)  # a hint, so an error is none
+            # From 0, and 0 for all of it. A hint, so that an error is none.
+            sync_file_range(file.fileno(), ctypes.c_int64(0), ctypes.c_int64(0), _SYNC_FILE_RANGE_WRITE)
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:
@@ -233,6 +248,7 @@ def _offsets(lengths: np.ndarray) -> memoryview:
 
 
 def _bytes(array: np.ndarray) -> memoryview:
+    # Stores travel between machines; on nearly all of them this changes nothing.
     little_endian = array.astype(array.dtype.newbyteorder("<"), copy=False)
     return np.ascontiguousarray(little_endian).data.cast("B")
 

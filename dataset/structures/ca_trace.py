@@ -12,7 +12,7 @@ Shape legend: R residues of a chain, S of a part without a break, P = S + 1 plan
 import numpy as np
 from numpy.typing import NDArray
 
-from esmeray.dataset.structures.sample import placed, torsion
+from esmeray.dataset.structures.sample import bonded_atom, torsion
 
 LONGEST_STEP = 4.2  # Å between CA of neighbours
 _FROM_CA = {"C": (1.429, 0.529), "O": (1.649, 1.741), "N": (-1.407, -0.380)}
@@ -33,15 +33,17 @@ def completed(ca_R: NDArray[np.float32]) -> NDArray[np.float32]:
     """(R, 4, 3) N, CA, C, O around (R, 3) CA, NaN but for CA in parts of fewer than four residues."""
     atoms = np.full((len(ca_R), 4, 3), np.nan, dtype=np.float32)
     atoms[:, 1] = ca_R
-    with np.errstate(invalid="ignore", divide="ignore"):  # NaN, and CA in a line or in one place
+    with np.errstate(invalid="ignore", divide="ignore"):  # NaN, and CA in a line or at one point
         joined = np.linalg.norm(ca_R[1:] - ca_R[:-1], axis=-1) < LONGEST_STEP
         for residues_S in np.split(np.arange(len(ca_R)), np.flatnonzero(~joined) + 1):
+            # A torsion angle takes four.
             if len(residues_S) >= 4:
                 atoms[residues_S] = _part(ca_R[residues_S].astype(np.float64))
     return atoms
 
 
 def _part(ca_S: NDArray[np.float64]) -> NDArray[np.float64]:
+    # Two CA more at either end, so that the first and the last plane have neighbours like all others.
     trace = _lengthened(_lengthened(ca_S)[::-1])[::-1]
     before, first, second, after = trace[:-3], trace[1:-2], trace[2:-1], trace[3:]  # (P, 3)
     along = _unit(second - first)
@@ -49,6 +51,7 @@ def _part(ca_S: NDArray[np.float64]) -> NDArray[np.float64]:
     across = _unit(side - (side * along).sum(-1, keepdims=True) * along)
     row = (torsion(before, first, second, after) + np.pi) // (np.pi / 6)
     column = (_degrees(before, first, second) - 75) // 15
+    # Of CA in a line the angle is NaN, whose integer is any: the table is indexed within its bounds all the same.
     turn = _ROTATIONS[row.astype(int) % 12, column.astype(int).clip(0, 3)][:, None]
     across = np.cos(turn) * across + np.sin(turn) * np.cross(along, across)
     n, c, o = (_FROM_CA[atom][0] * along + _FROM_CA[atom][1] * across for atom in "NCO")
@@ -59,7 +62,7 @@ def _lengthened(ca_S: NDArray[np.float64]) -> NDArray[np.float64]:
     """Two more CA before the first, which continue the angle and the torsion angle of the first four."""
     for _ in range(2):
         a, b, c, d = ca_S[:4]
-        ca_S = np.concatenate([[placed(c, b, a, 3.8, float(_degrees(a, b, c)), torsion(d, c, b, a))], ca_S])
+        ca_S = np.concatenate([[bonded_atom(c, b, a, 3.8, float(_degrees(a, b, c)), torsion(d, c, b, a))], ca_S])
     return ca_S
 
 

@@ -18,22 +18,19 @@ from esmeray.common.progress import ConversionProgress, ProgressCallback, no_pro
 from esmeray.common.publishing import exclusive, published, refuse_existing
 from esmeray.common.remote import local_path
 from esmeray.common.text import counted
-from esmeray.dataset.batches.splitting import split_records
+from esmeray.dataset.batches.random_bits import split_records
 from esmeray.dataset.embeddings.arrays import arrays_checksum, open_arrays
 from esmeray.dataset.fasta.counts import IngestCounts, SourceFile
 from esmeray.dataset.fasta.reader import find_files, is_fasta_name
 from esmeray.dataset.fasta.records import hashes_of
 from esmeray.dataset.section import DataSection, IngestSection, StructuresSection
 from esmeray.dataset.store import conversion as stores
-from esmeray.dataset.store.conversion import SAMPLE
-from esmeray.dataset.store.format import MANIFEST_FILE as STORE_MANIFEST
-from esmeray.dataset.store.format import SEQUENCES_FOLDER, signed_json
+from esmeray.dataset.store import format as store_format
 from esmeray.dataset.store.writer import write_sequences
 from esmeray.dataset.structures import store as layout
 from esmeray.dataset.structures.files import SUFFIXES, is_structure_name, read_structures
 from esmeray.dataset.structures.predictions import keys, predictions_of
 from esmeray.dataset.structures.sample import GENERATOR_VERSION, sample_structures
-from esmeray.dataset.structures.store import Structure, StructureCounts, StructureManifest, StructureStore
 from esmeray.dataset.table import Table
 
 _SHOWN = 10
@@ -48,7 +45,7 @@ def convert_structures(
     *,
     progress: ProgressCallback = no_progress,
     overwrite: bool = False,
-) -> StructureManifest:
+) -> layout.StructureManifest:
     """Convert structure files, or sequences with predictions, to a structure store in the folder ``target``.
 
     Raises ConfigError where the target exists, DataError where files are refused or predictions are missing,
@@ -57,14 +54,18 @@ def convert_structures(
     target = stores.absolute(target)
     data = data.model_copy(update={"source": sources})
     # Training may learn from sequences alone; a store that somebody makes of structures, and has none, is a mistake.
-    if data.predictions.folder is None and sources != [SAMPLE] and (_is_store(sources) or _is_fasta(sources)):
+    if data.predictions.folder is None and sources != [stores.SAMPLE] and (_is_store(sources) or _is_fasta(sources)):
         raise DataError(
             f"{sources[0]}: sequences, which have no structures: predict them with 'esmeray design fold --fold.input "
             f"{sources[0]}', and give its cache as --data.predictions.folder"
         )
     with exclusive(target):
-        files = layout.MANIFEST_FILE, layout.ARRAYS_FILE, SEQUENCES_FOLDER
-        is_other = partial(stores.not_a_store, files=files, file_format="esmeray-structures")
+        # Within the lock, behind which another process may have made it.
+        is_other = partial(
+            stores.not_a_store,
+            files=(layout.MANIFEST_FILE, layout.ARRAYS_FILE, store_format.SEQUENCES_FOLDER),
+            file_format="esmeray-structures",
+        )
         refuse_existing(target, "structure store", overwrite, is_other)
         return _make(data, target, progress)
 
@@ -74,10 +75,10 @@ def ensure_structure_store(data: DataSection, default_root: Path, progress: Prog
     :func:`esmeray.dataset.store.conversion.ensure_store`."""
     target = structure_store_location(data, default_root)
     if stores.source_store(data, *_KIND) is not None:
-        return StructureStore(target, verify="full").path
+        return layout.StructureStore(target, verify="full").path
     with exclusive(target):
         if target.exists():
-            _check_made_of(StructureStore(target, verify="full"), data)
+            _check_made_of(layout.StructureStore(target, verify="full"), data)
         else:
             _make(data, target, progress)
     return target
@@ -90,7 +91,7 @@ def structure_store_location(data: DataSection, default_root: Path) -> Path:
 
 def _store_name(data: DataSection) -> str:
     files = _files(data)
-    first = SAMPLE if data.source == [SAMPLE] else files[_SOURCE][0].name.split(".")[0]
+    first = stores.SAMPLE if data.source == [stores.SAMPLE] else files[_SOURCE][0].name.split(".")[0]
     identities = {key: stores.file_identities(paths) for key, paths in files.items()}
     return stores.name_of_content(f"{first}-structures", [layout.FORMAT_VERSION, _settings(data), identities])
 
@@ -110,8 +111,8 @@ def read_proteins(sources: list[str], policies: IngestSection | None = None) -> 
 def _files(data: DataSection) -> dict[str, list[Path]]:
     source = []
     if _is_store(data.source):
-        source = [local_path(data.source[0]) / STORE_MANIFEST]
-    elif data.source != [SAMPLE]:
+        source = [local_path(data.source[0]) / store_format.MANIFEST_FILE]
+    elif data.source != [stores.SAMPLE]:
         source = (find_files if _is_fasta(data.source) else find_structure_files)(data.source)
     section = data.structures
     return {
@@ -122,49 +123,58 @@ def _files(data: DataSection) -> dict[str, list[Path]]:
 
 
 def _is_store(sources: list[str]) -> bool:
-    return (local_path(sources[0]) / STORE_MANIFEST).is_file()
+    return (local_path(sources[0]) / store_format.MANIFEST_FILE).is_file()
 
 
 def _is_fasta(sources: list[str]) -> bool:
     """Return whether the sources are sequences, by the first one's name, or what is in the folder."""
+    # By names alone: a plan and a refusal open none of thousands of files.
     first = local_path(sources[0])
     names = [path for path in first.rglob("*") if path.is_file()] if first.is_dir() else [first]
     return any(map(is_fasta_name, names)) and not any(map(is_structure_name, names))
 
 
-def _make(data: DataSection, target: Path, progress: ProgressCallback) -> StructureManifest:
-    counts, files = StructureCounts(), _files(data)
-    if data.source == [SAMPLE]:
+def _make(data: DataSection, target: Path, progress: ProgressCallback) -> layout.StructureManifest:
+    counts, files = layout.StructureCounts(), _files(data)
+    if data.source == [stores.SAMPLE]:
         structures = list(sample_structures(data.sample.records, data.sample.seed))
         counts.chains = len(structures)
     elif _is_store(data.source) or _is_fasta(data.source):
         ids, residues = read_proteins(data.source, data.ingest)
-        structures = list(map(Structure.unknown, ids, residues))
+        structures = list(map(layout.Structure.unknown, ids, residues))
         predictions = predictions_of(data)
         if predictions is not None:
             predictions.check(keys(residues))
     else:
         structures = _read(files[_SOURCE], data.structures, counts, progress)
     num_given = len(structures)
+    # Behind the others, so that who is held out is known by number.
     structures += _read(files[_HELD_OUT], data.structures, counts, progress)
     check_ids(structures)
     texts = [structure.residues.encode("ascii") for structure in structures]
     hashes_N = hashes_of(texts)
     parts_N = np.zeros(len(structures), dtype=np.int8)
     held_out = np.arange(num_given, len(structures))
+    # A single sequence can't be on both sides, and is trained on.
     if not held_out.size and len(set(hashes_N.tolist())) > 1:
         _, held_out = split_records(hashes_N, data.validation_share)
     parts_N[held_out] = layout.HELD_OUT
     names, labels_N = _labels(structures, data.structures)
+    # Read a second time for their checksums: structure files are small, and parsers take paths.
     described = {key: [SourceFile.of(path) for path in paths] for key, paths in files.items()}
     with published(target) as folder:
-        ids = [structure.id for structure in structures]
-        counted_records = IngestCounts(records_read=len(texts))
         checksum = write_sequences(
-            folder, target, ids, texts, hashes_N, described[_SOURCE], data.ingest, counted_records
+            folder,
+            target,
+            [structure.id for structure in structures],
+            texts,
+            hashes_N,
+            described[_SOURCE],
+            data.ingest,
+            IngestCounts(records_read=len(texts)),
         )
         layout.write_structures(folder, structures, labels_N, parts_N)
-        manifest = StructureManifest(
+        manifest = layout.StructureManifest(
             settings=_settings(data),
             files=described,
             label_names=names,
@@ -173,18 +183,19 @@ def _make(data: DataSection, target: Path, progress: ProgressCallback) -> Struct
             counts=counts,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
         )
-        (folder / layout.MANIFEST_FILE).write_text(signed_json(manifest), encoding="utf-8")
+        (folder / layout.MANIFEST_FILE).write_text(store_format.signed_json(manifest), encoding="utf-8")
     return manifest
 
 
 def _read(
-    files: list[Path], section: StructuresSection, counts: StructureCounts, progress: ProgressCallback
-) -> list[Structure]:
+    files: list[Path], section: StructuresSection, counts: layout.StructureCounts, progress: ProgressCallback
+) -> list[layout.Structure]:
     """Chains of all files. Raises one DataError for all files that are refused."""
-    structures: list[Structure] = []
+    structures: list[layout.Structure] = []
     refused: list[str] = []
     total = sum(path.stat().st_size for path in files)
     done = 0
+    # Every file is tried: of thousands several may be bad, and a run for each would take hours.
     for path in files:
         try:
             structures += read_structures(path, section, counts)
@@ -199,17 +210,18 @@ def _read(
     return structures
 
 
-def check_ids(structures: list[Structure]) -> None:
+def check_ids(structures: list[layout.Structure]) -> None:
     for record_id, count in Counter(structure.id for structure in structures).items():
         if count > 1:
             raise DataError(f"{record_id}: two records have this id; rename one of them, or its file")
 
 
-def _labels(structures: list[Structure], section: StructuresSection) -> tuple[list[str], NDArray[np.int64]]:
+def _labels(structures: list[layout.Structure], section: StructuresSection) -> tuple[list[str], NDArray[np.int64]]:
     """Names of the classes, and (N,) the class of each record, -1 for none."""
     if section.labels is None:
         return [], np.full(len(structures), -1, dtype=np.int64)
     by_id: dict[str, str] = {}
+    # By id and not by row: of a file's chains there may be more or fewer than the table has.
     rows = Table(Path(section.labels), {"id": "", "label": ""}).columns()
     for record, label in zip(rows["id"], rows["label"], strict=True):
         if label and by_id.setdefault(record, label) != label:
@@ -224,17 +236,19 @@ def _labels(structures: list[Structure], section: StructuresSection) -> tuple[li
 
 def _settings(data: DataSection) -> dict[str, Any]:
     """The settings that the content of a structure store depends on, besides its files."""
+    # No bound on the size of files, which refuses and changes nothing.
     settings = data.structures.model_dump(mode="json", include={"chains", "min_residues", "ca_only"})
     if not data.structures.validation_source:
         settings["validation_share"] = data.validation_share
     if _is_fasta(data.source):
         settings["ingest"] = data.ingest.repairs()
-    if data.source == [SAMPLE]:
+    # Files are known by their checksums, the sample by what it is made with.
+    if data.source == [stores.SAMPLE]:
         settings["sample"] = [data.sample.records, data.sample.seed, GENERATOR_VERSION]
     return settings
 
 
-def _check_made_of(store: StructureStore, data: DataSection) -> None:
+def _check_made_of(store: layout.StructureStore, data: DataSection) -> None:
     for key, paths in _files(data).items():
         if not stores.same_files(store.manifest.files[key], paths):
             raise DataError(f"{store.path}: made of other files than {key} names; {stores.other_store(store.path)}")

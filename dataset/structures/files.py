@@ -28,7 +28,7 @@ from esmeray.common.text import first_line
 from esmeray.dataset.fasta.locate import BYTE_ORDER_MARK, pieces_of_lines
 from esmeray.dataset.section import StructuresSection
 from esmeray.dataset.structures.ca_trace import LONGEST_STEP, completed
-from esmeray.dataset.structures.sample import C_O, CA_C_O, placed, torsion
+from esmeray.dataset.structures.sample import C_O, CA_C_O, bonded_atom, torsion
 from esmeray.dataset.structures.store import Structure, StructureCounts
 
 SUFFIXES = (".pdb", ".ent", ".cif", ".mmcif", ".bcif")
@@ -70,11 +70,11 @@ def read_structures(path: Path, section: StructuresSection, counts: StructureCou
     """The wanted chains of a file. ``counts`` is added to; raises DataError that names file and chain."""
     atoms, predicted = _read_atoms(path, section, counts)
     counts.files += 1
-    chains = [
-        chain for name in _chain_names(atoms, path) if (chain := _chain(atoms, name, path, section, counts, predicted))
-    ]
+    found = [_chain(atoms, name, path, section, counts, predicted) for name in _chain_names(atoms, path)]
+    chains = [chain for chain in found if chain is not None]
     if not chains:
         raise DataError(f"{path}: no chain of amino acids with N, CA and C of {section.min_residues} residues")
+    # All chains were read, since a rule names those of amino acids, and messages what there is.
     chosen = _chosen(chains, section.chains, path)
     if section.chains == "complex" and len(chosen) > _MOST_CHAINS:
         raise DataError(f"{path}: {len(chosen)} chains; a complex may have {_MOST_CHAINS}")
@@ -110,13 +110,14 @@ def _chosen(chains: list[Structure], rule: str, path: Path) -> list[Structure]:
 
 
 def _read_atoms(path: Path, section: StructuresSection, counts: StructureCounts) -> tuple[Any, bool]:
-    """Atoms of the first model, one place each, and whether the structure is a prediction."""
+    """Atoms of the first model, one position each, and whether the structure is a prediction."""
     import biotite.structure as struc  # here: plans and refusals need none of it
 
     try:
         with reading(path), warnings.catch_warnings(), path.open("rb") as raw:
             file: Any = gzip.GzipFile(fileobj=raw) if raw.peek(2).startswith(_GZIP) else raw
             warnings.simplefilter("ignore")  # of elements that are guessed, which are not looked at
+            # By what is in it: names lie as often as not, and a download may be a page or an archive.
             start = file.read(4096).removeprefix(codecs.BOM_UTF8).lstrip()
             file.seek(0)
             if not start:
@@ -131,6 +132,7 @@ def _read_atoms(path: Path, section: StructuresSection, counts: StructureCounts)
                 models, atoms, predicted = _of_pdb(path, file, section)
     except DataError:
         raise
+    # biotite's parsers raise what Python does, of any kind, at what they don't expect.
     except Exception as error:
         raise DataError(f"{path}: damaged or truncated, can't be read ({first_line(error)})") from error
     counts.other_models += models - 1
@@ -147,10 +149,9 @@ def _of_pdb(path: Path, file: BinaryIO, section: StructuresSection) -> _Read:
     if not parts[0]:
         raise DataError(f"{path}: no PDB, mmCIF or BinaryCIF file: it holds no atoms")
     arrays = [pdb.PDBFile.read(io.StringIO(part)).get_structure(**_FIELDS) for part in parts]
-    titles = "".join(line for line in head if line.startswith("TITLE")).upper()
-    predicted = bool(re.search(r"^TITLE .*(ALPHAFOLD|ESMFOLD).*PREDICTION", titles, re.MULTILINE))
+    predicted = re.search(r"^TITLE .*(ALPHAFOLD|ESMFOLD).*PREDICTION", "".join(head), re.MULTILINE | re.IGNORECASE)
     models = sum(line.startswith(_MODEL) for line in head)
-    return _Read(max(models, 1), struc.concatenate(arrays), predicted)
+    return _Read(max(models, 1), struc.concatenate(arrays), predicted is not None)
 
 
 def _of_cif(path: Path, file: BinaryIO, section: StructuresSection) -> _Read:
@@ -168,18 +169,19 @@ def _of_cif(path: Path, file: BinaryIO, section: StructuresSection) -> _Read:
         cif = pdbx.CIFFile.read(io.StringIO((columns + part).encode("latin-1").decode()))
         numbers = cif.block["atom_site"]["pdbx_PDB_model_num"].as_array(np.int32)
         models |= dict.fromkeys(numbers.tolist())
+        # Models come one after the other, so that a part begins with the first or is of later ones alone.
         if numbers[0] == next(iter(models)):
             arrays.append(pdbx.get_structure(cif, **_FIELDS))
             # NumPy gives each of a million names the room of the longest.
             if max(arrays[-1].get_annotation(name).itemsize for name in _NAMES) > _LONGEST_NAME_BYTES:
                 raise DataError(f"{path}: a name of an atom, residue or chain has more than 32 letters; shorten it")
-    predicted = any(line.startswith(_PREDICTED) for line in head)
-    return _Read(len(models), struc.concatenate(arrays), predicted)
+    return _Read(len(models), struc.concatenate(arrays), any(line.startswith(_PREDICTED) for line in head))
 
 
 def _of_binary_cif(path: Path, file: BinaryIO, section: StructuresSection) -> _Read:
     from biotite.structure.io import pdbx
 
+    # MessagePack can't be parsed in parts. One byte more than may be says that there is more.
     content = file.read(section.max_bytes + 1)
     if len(content) > section.max_bytes:
         raise _too_large(path, section)
@@ -196,8 +198,7 @@ def _of_binary_cif(path: Path, file: BinaryIO, section: StructuresSection) -> _R
     cif = pdbx.BinaryCIFFile.deserialize(unpacked)
     if "atom_site" not in cif.block:
         raise DataError(f"{path}: an mmCIF file without atoms")
-    atoms = pdbx.get_structure(cif, **_FIELDS)
-    return _Read(pdbx.get_model_count(cif), atoms, "ma_qa_metric" in cif.block)
+    return _Read(pdbx.get_model_count(cif), pdbx.get_structure(cif, **_FIELDS), "ma_qa_metric" in cif.block)
 
 
 def _lines(path: Path, file: BinaryIO, section: StructuresSection) -> Iterator[str]:
@@ -247,6 +248,7 @@ def _gathered(lines: Iterator[tuple[bool, str]], path: Path, section: Structures
             raise _too_large(path, section)
         if len(line) > _LONGEST_ROW:
             raise DataError(f"{path}: a line of more than {_LONGEST_ROW} characters: {line[:30]!r} ...; shorten it")
+        # Only before an atom: a row of mmCIF may go on over several lines.
         if is_marked and len(part) >= _PART_LINES and line.startswith(_ATOMS):
             parts.append("".join(part))
             part = []
@@ -263,8 +265,10 @@ def _too_large(path: Path, section: StructuresSection) -> DataError:
 
 def _chain_names(atoms: Any, path: Path) -> list[str]:
     """Chains in the order of the file. Raises DataError where a name stands for two."""
+    # Of ligands and water, which stand behind all chains, a second run is as it should be.
     runs = Counter(name for name, _ in groupby(atoms.chain_id[~atoms.hetero].tolist()))
-    if twice := [name for name, count in runs.items() if count > 1]:
+    twice = [name for name, count in runs.items() if count > 1]
+    if twice:
         raise DataError(f"{path}: chain {', '.join(sorted(twice))!r} stands twice in the file; rename one of them")
     return list(dict.fromkeys(map(str, atoms.chain_id)))
 
@@ -297,6 +301,7 @@ def _chain(
             )
     letters = []
     for three in protein.res_name[starts].tolist():
+        # The table first: the dictionary of components takes a while to load, and most files need none of it.
         letter = _STANDARD.get(three) or info.one_letter_code(three) or "X"
         letters.append(letter if letter in _STANDARD.values() else "X")
         counts.modified_residues += three not in _STANDARD and letters[-1] != "X"
@@ -314,12 +319,13 @@ def _chain(
         counts.completed_chains += 1
         coordinates = completed(coordinates[:, 1])
         whole = np.isfinite(coordinates[:, :3]).all((1, 2))
+    # Counted by residues with coordinates: a peptide of unknown ones is nothing to learn from.
     if whole.sum() < section.min_residues:
         counts.short_chains += 1
         return None
     counts.unknown_residues += letters.count("X")
     counts.incomplete_residues += int((~whole).sum())
-    coordinates[~whole] = np.nan
+    coordinates[~whole] = np.nan  # also what is known of them: models take a residue's frame or nothing
     counts.placed_oxygens += _place_oxygens(coordinates)
     counts.breaks += int((~_bonded(coordinates)).sum())
     return Structure(name, "".join(letters), coordinates, confidence, np.zeros(len(letters), np.int8), (name,))
@@ -329,12 +335,13 @@ def _backbone(protein: Any, starts: NDArray, predicted: bool) -> tuple[NDArray[n
     """(R, 4, 3) coordinates, NaN where an atom is missing, and (R,) confidence."""
     coordinates = np.full((len(starts), 4, 3), np.nan, dtype=np.float32)
     residue = np.searchsorted(starts, np.arange(len(protein)), side="right") - 1
-    for place, atom in enumerate(BACKBONE):
+    for column, atom in enumerate(BACKBONE):
         here = protein.atom_name == atom
-        coordinates[residue[here], place] = protein.coord[here]
+        coordinates[residue[here], column] = protein.coord[here]
     confidence = np.full(len(starts), 100, dtype=np.int8)
     if predicted:
         values = np.nan_to_num(protein.b_factor[starts]).clip(0, 100)
+        # Some files of ESMFold have pLDDT from 0 to 1, AlphaFold's from 0 to 100.
         confidence = (values * (100 if values.max() <= 1 else 1)).astype(np.int8)
     return coordinates, confidence
 
@@ -357,7 +364,7 @@ def _place_oxygens(coordinates: NDArray[np.float32]) -> int:
         following[inside] = coordinates[missing[inside] + 1, 0]
         near = np.linalg.norm(following - c, axis=-1) < _LONGEST_BOND
         psi = np.where(near, torsion(n, ca, c, np.where(near[:, None], following, n + 1)), np.radians(-47.0))
-        coordinates[missing, 3] = placed(n, ca, c, C_O, CA_C_O, psi + np.pi)
+        coordinates[missing, 3] = bonded_atom(n, ca, c, C_O, CA_C_O, psi + np.pi)
     return int(missing.size)
 
 

@@ -67,18 +67,21 @@ class PredictedStructures:
         """
         self._wanted += 1
         self._hits += int(self.has(key_12).all())
+        # One that is longer is not predicted, so that it would be waited for in vain.
         waits = self._on_miss == "wait" and length <= (self._longest or length)
         deadline = time.monotonic() + _PATIENCE_S
         while not self.has(key_12).all():
             if self._on_miss == "error":
                 raise DataError(f"{self._cache}: has no structure of a sequence of {length} residues; predict it")
             known = len(self._features)
+            # A look lists a folder, maybe on a network: without waiting not at each of thousands of misses.
             if waits or time.monotonic() > self._looked_s + _LOOK_S:
                 self._open()
             if not waits:
                 break
             if (failure := self._cache / FAILURE_FILE).exists():
                 raise DataError(failure.read_text(encoding="utf-8"))
+            # As long as structures of others come, whoever predicts is at work.
             if len(self._features) > known:
                 deadline = time.monotonic() + _PATIENCE_S
             elif time.monotonic() > deadline:
@@ -130,6 +133,7 @@ def keep(folder: Path, sequences: Sequence[str], structures: Sequence[Predicted]
     """Add structures of distinct sequences as one shard. Raises ResourceError where the disk refuses."""
     keys_N2 = keys(sequences)
     rows = []
+    # Coordinates and confidence in one array: a cache has one of a sequence.
     for structure in structures:
         confidence = structure.confidence[:, None].astype(np.float16)
         rows.append(np.concatenate([centred(structure.coordinates).reshape(-1, 12), confidence], axis=1))
@@ -143,6 +147,7 @@ def keys(sequences: Sequence[str]) -> NDArray[np.uint64]:
 
 def centred(coordinates: NDArray[np.floating]) -> NDArray[np.float16]:
     """(L, 4, 3) as kept: from the mean of the known CA, in fp16."""
+    # From the middle, as fp16 has few digits: 0.004 Å near it, 0.03 Å far from it.
     known = np.isfinite(coordinates[:, 1, 0])
     middle = coordinates[known, 1].mean(axis=0) if known.any() else 0.0
     return (coordinates - middle).astype(np.float16)

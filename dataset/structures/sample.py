@@ -47,8 +47,7 @@ _FAVOURED_SHARES = (0.5, 0.17, 0.1, 0.06, 0.05, 0.04)
 
 def sample_structures(records: int, seed: int) -> Iterator[Structure]:
     for number in range(records):
-        structure, _ = _fold(number, seed)
-        yield structure
+        yield _fold(number, seed)[0]
 
 
 def _fold(number: int, seed: int) -> tuple[Structure, NDArray[np.int64]]:
@@ -59,9 +58,11 @@ def _fold(number: int, seed: int) -> tuple[Structure, NDArray[np.int64]]:
     coordinates, contacts_L = _best(atoms_B)
     states_L = 2 * elements_L + (contacts_L >= _CONTACTS_BURIED)
     cumulative = np.cumsum(_distributions(), axis=1)[states_L]
+    # By the state alone, so that the best that a model can reach is known.
     drawn_L = (cumulative < random.random(len(states_L))[:, None] * cumulative[:, -1:]).sum(axis=1)
     residues = "".join(AMINO_ACIDS[index] for index in drawn_L.tolist())
     length = len(residues)
+    # Known exactly, and so of full confidence.
     structure = Structure(
         id=f"fold{number:04d}",
         residues=residues,
@@ -93,9 +94,9 @@ def _torsions(elements_L: NDArray[np.int64], random: np.random.Generator) -> tup
     ideal = np.zeros((B, L, 2))
     for kind, pair in _TORSIONS.items():
         ideal[:, elements_L == kind] = pair
-    ideal[:, elements_L == LOOP] = _LOOP_TORSIONS[random.integers(len(_LOOP_TORSIONS), size=(B, L))][
-        :, elements_L == LOOP
-    ]
+    # Drawn for all residues and used for loops: the draws are the same whatever the elements are.
+    loops = _LOOP_TORSIONS[random.integers(len(_LOOP_TORSIONS), size=(B, L))]
+    ideal[:, elements_L == LOOP] = loops[:, elements_L == LOOP]
     spread_L = np.array([_SPREAD[kind] for kind in (HELIX, STRAND, LOOP)])[elements_L]
     angles = np.radians(ideal + spread_L[:, None] * random.standard_normal((B, L, 2)))
     return angles[..., 0], angles[..., 1]
@@ -108,18 +109,20 @@ def _built(phi_BL: NDArray, psi_BL: NDArray) -> NDArray[np.float64]:
     atoms[:, 0, 1, 0] = _N_CA
     atoms[:, 0, 2] = [_N_CA - _CA_C * np.cos(np.radians(_N_CA_C)), _CA_C * np.sin(np.radians(_N_CA_C)), 0]
     trans = np.full(B, np.pi)
-    for place in range(L):
-        n, ca, c = (atoms[:, place, atom] for atom in range(3))
-        atoms[:, place, 3] = placed(n, ca, c, C_O, CA_C_O, psi_BL[:, place] + np.pi)
-        if place + 1 < L:
-            following = atoms[:, place + 1]
-            following[:, 0] = placed(n, ca, c, _C_N, _CA_C_N, psi_BL[:, place])
-            following[:, 1] = placed(ca, c, following[:, 0], _N_CA, _C_N_CA, trans)
-            following[:, 2] = placed(c, following[:, 0], following[:, 1], _CA_C, _N_CA_C, phi_BL[:, place + 1])
+    # One residue after the other, since each is built on the one before; all draws at once.
+    for residue in range(L):
+        n, ca, c = (atoms[:, residue, atom] for atom in range(3))
+        # The O lies in the plane of the peptide bond, opposite to the next N.
+        atoms[:, residue, 3] = bonded_atom(n, ca, c, C_O, CA_C_O, psi_BL[:, residue] + np.pi)
+        if residue + 1 < L:
+            following = atoms[:, residue + 1]
+            following[:, 0] = bonded_atom(n, ca, c, _C_N, _CA_C_N, psi_BL[:, residue])
+            following[:, 1] = bonded_atom(ca, c, following[:, 0], _N_CA, _C_N_CA, trans)
+            following[:, 2] = bonded_atom(c, following[:, 0], following[:, 1], _CA_C, _N_CA_C, phi_BL[:, residue + 1])
     return atoms
 
 
-def placed(a: NDArray, b: NDArray, c: NDArray, bond: float, degrees: float, torsion: NDArray) -> NDArray:
+def bonded_atom(a: NDArray, b: NDArray, c: NDArray, bond: float, degrees: float, torsion: NDArray) -> NDArray:
     """(B, 3): the atom bonded to ``c``, at this angle to b-c and this torsion angle (radians) of a-b-c."""
     angle = np.radians(degrees)
     x = (c - b) / np.linalg.norm(c - b, axis=-1, keepdims=True)
@@ -141,8 +144,9 @@ def _best(atoms_B: NDArray) -> tuple[NDArray, NDArray]:
     """The (L, 4, 3) atoms of the draw with fewest clashes, then smallest radius, and (L,) contacts of its residues."""
     ca = atoms_B[:, :, 1]
     apart = np.linalg.norm(ca[:, :, None] - ca[:, None], axis=-1)
-    places = np.arange(ca.shape[1])
-    far = np.abs(places[:, None] - places) > 2
+    positions = np.arange(ca.shape[1])
+    # Neighbours in the chain are always near.
+    far = np.abs(positions[:, None] - positions) > 2
     clashes_B = ((apart < _CLASH) & far).sum((1, 2))
     radius_B = np.square(ca - ca.mean(1, keepdims=True)).sum((1, 2))
     chosen = np.lexsort((radius_B, clashes_B))[0]

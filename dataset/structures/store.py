@@ -92,6 +92,7 @@ class Structure:
     @classmethod
     def unknown(cls, record: str, residues: str) -> "Structure":
         """A chain of which residues alone are known."""
+        # A view of one number: a store may have millions of sequences without structures.
         nothing = np.broadcast_to(np.float32(np.nan), (len(residues), 4, 3))
         zeros = np.zeros(len(residues), np.int8)
         return cls(record, residues, nothing, zeros, zeros, ("A",))
@@ -135,6 +136,7 @@ class StructureStore:
         self.training, self.validation = (np.flatnonzero(arrays["parts"] == code) for code in (TRAINING, HELD_OUT))
         self._starts = np.cumsum(self.store.lengths, dtype=np.int64) - self.store.lengths
         self._predictions = predictions
+        # Found once, as every batch asks for it.
         self._unknown_N = np.ones(len(self.store), dtype=bool)
         if len(self._coordinates):
             self._unknown_N = ~np.logical_or.reduceat(np.isfinite(self._coordinates[:, 1, 0]), self._starts)
@@ -161,6 +163,7 @@ class StructureStore:
         if self._predictions is not None:
             key_12 = self.store.sequence_keys(np.array([record]))
             predicted = self._predictions.of(key_12, int(self.store.lengths[record]))
+            # None for a sequence that is trained on without a structure, until somebody has predicted it.
             if predicted is not None:
                 own_rows = slice(start, start + length)
                 return predicted.coordinates[own_rows], predicted.confidence[own_rows], chains
@@ -169,6 +172,7 @@ class StructureStore:
 
 def write_structures(folder: Path, structures: list[Structure], labels_N: NDArray, parts_N: NDArray) -> None:
     """Write ``structures.safetensors``, of the store's records in their order."""
+    # Where none has a structure, none is written: 24 bytes a residue of NaN.
     known = any(np.isfinite(structure.coordinates[:, 1, 0]).any() for structure in structures)
     coordinates = [centred(structure.coordinates) for structure in structures if known]
     write_arrays(

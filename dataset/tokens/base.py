@@ -18,8 +18,17 @@ from esmeray.common.errors import ConfigError
 from esmeray.common.publishing import exclusive, published
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.dataset.section import TokenizerSection
-from esmeray.dataset.tokens import esm, huggingface
-from esmeray.dataset.tokens.huggingface import SOURCE_KEY, HuggingFaceTokenizer, Spaced
+from esmeray.dataset.tokens import esm
+from esmeray.dataset.tokens.huggingface import (
+    SOURCE_KEY,
+    TOKENIZER_CONFIG_FILE,
+    TOKENIZER_FILE,
+    TOKENIZER_PATTERNS,
+    HuggingFaceTokenizer,
+    Spaced,
+    end_to_end,
+    open_folder,
+)
 from esmeray.dataset.tokens.model_folder import CONFIG_FILE, local_folder, model_folder, read_settings
 
 _ESM = "esm"
@@ -50,11 +59,12 @@ class EsmSequenceTokenizer:
     def encode(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Ids of N texts end to end, (T,), and (N,) how many each has: one a residue."""
         joined = "".join(texts)
+        # All texts at once by the table; one character that it lacks and all take the way of any text.
         if joined.isascii():
             ids_T = esm.RESIDUE_TABLE[np.frombuffer(joined.encode("ascii"), dtype=np.uint8)]
             if not (ids_T == esm.UNK).any():
                 return ids_T.astype(np.int32), esm.sequence_lengths(texts)
-        return huggingface.end_to_end([esm.encode(text)[1:-1] for text in texts])
+        return end_to_end([esm.encode(text)[1:-1] for text in texts])
 
     def save(self, folder: Path, **settings: int) -> None:
         """Write vocab.txt and the config of an ``EsmTokenizer`` with these settings."""
@@ -85,6 +95,7 @@ def load_tokenizer(
     source, spaced = section.source, section.spaced
     if source == "auto":
         source = _automatic(section, backbone_source)
+    # Letters of a text are no residues, however the vocabulary looks.
     if section.content == "text" and spaced == "auto":
         spaced = False
     tokenizer: SequenceTokenizer
@@ -105,11 +116,12 @@ def open_tokenizer(folder_or_hub: str | Path, spaced: Spaced = "auto", key: str 
     only as words, or where it was saved so; ``key`` is the setting, for messages. Raises ConfigError where there is no
     such tokenizer, ResourceError where the hub can't be reached.
     """
-    folder = model_folder(str(folder_or_hub), huggingface.TOKENIZER_PATTERNS, key, huggingface.TOKENIZER_FILE)
-    return EsmSequenceTokenizer() if _is_esm(folder, key) else huggingface.open_folder(folder, spaced, key)
+    folder = model_folder(str(folder_or_hub), TOKENIZER_PATTERNS, key, TOKENIZER_FILE)
+    return EsmSequenceTokenizer() if _is_esm(folder, key) else open_folder(folder, spaced, key)
 
 
 def _automatic(section: TokenizerSection, backbone_source: str) -> str:
+    # A model that was trained before has its own tokenizer, in its folder or, by owner/name, on the hub.
     if local_folder(backbone_source, "model.backbone.source") is not None or "/" in backbone_source:
         return backbone_source
     if section.content == "protein" or backbone_source.startswith("esm"):
@@ -140,6 +152,7 @@ def _trained(
     if folder is None:
         return train_bpe(training_texts(), vocabulary_size)
     folder = folder.absolute()
+    # The texts are not among them: the folder is one of a set of texts already.
     facts = {"vocabulary_size": vocabulary_size}
     with exclusive(folder):
         if not (folder / _TRAINING_FILE).is_file() or read_settings(folder / _TRAINING_FILE, SOURCE_KEY) != facts:
@@ -147,14 +160,14 @@ def _trained(
             with published(folder) as building:
                 tokenizer.save(building)
                 (building / _TRAINING_FILE).write_text(json.dumps(facts) + "\n", encoding="utf-8")
-    return huggingface.open_folder(folder, False, SOURCE_KEY)
+    return open_folder(folder, False, SOURCE_KEY)
 
 
 def train_bpe(texts: Iterable[str], vocabulary_size: int) -> HuggingFaceTokenizer:
     """Byte-pair encoding of bytes (Radford et al. 2019), learnt from these texts: nothing is ever unknown.
 
-    Text is split into words and normalised (NFC) by the pipeline of Qwen2, which ``AutoTokenizer`` puts in the place
-    of another beside a Qwen2. What looks like a special token in a text is taken as text. The same texts give the same
+    Text is split into words and normalised (NFC) by the pipeline of Qwen2, which ``AutoTokenizer`` takes instead of any
+    other beside a Qwen2. What looks like a special token in a text is taken as text. The same texts give the same
     tokens. ``vocabulary_size`` counts the 256 bytes, the padding and the end token; few texts give fewer. Raises
     ConfigError where it can't hold all bytes.
     """
@@ -180,14 +193,16 @@ def train_bpe(texts: Iterable[str], vocabulary_size: int) -> HuggingFaceTokenize
 
 def _is_esm(folder: Path, key: str) -> bool:
     """Return whether the folder's tokenizer is the ESM alphabet; raises ConfigError for one with other ids."""
-    named = folder / huggingface.TOKENIZER_CONFIG_FILE
+    named = folder / TOKENIZER_CONFIG_FILE
     model = folder / CONFIG_FILE
+    # Where no class is named, transformers goes by the type of the model, too.
     kind = read_settings(named, key).get("tokenizer_class") if named.is_file() else None
     if kind is None and model.is_file() and read_settings(model, key).get("model_type") == "esm":
         kind = "EsmTokenizer"
     if kind != "EsmTokenizer":
         return False
     vocabulary = folder / "vocab.txt"
+    # A class of that name with other tokens would be tokenized by our table, and give wrong ids without a word.
     if vocabulary.is_file() and tuple(vocabulary.read_text(encoding="utf-8").split()) != esm.VOCABULARY:
         raise ConfigError(f"{key}: {vocabulary} is not ESM-2's vocabulary of {len(esm.VOCABULARY)} tokens")
     return True

@@ -48,7 +48,7 @@ RESIDUE_TABLE: NDArray[np.uint8] = np.full(256, UNK, dtype=np.uint8)
 RESIDUE_TABLE[[ord(residue) for residue in VOCABULARY[FIRST_RESIDUE : LAST_RESIDUE + 1]]] = range(
     FIRST_RESIDUE, LAST_RESIDUE + 1
 )
-RESIDUE_TABLE.setflags(write=False)
+RESIDUE_TABLE.setflags(write=False)  # looked up by whoever imports it
 
 _BETWEEN = b"\xff\xfe"
 """Joins sequences; :data:`_JOINED_TABLE` makes <eos><cls> of it. Outside ASCII, so that no residue is meant by it."""
@@ -62,9 +62,9 @@ def encode(sequence: str) -> NDArray[np.int64]:
     Between known tokens, each run of other characters without blanks is one <unk>; blanks separate and vanish.
     """
     ids = [CLS]
-    # With a group in the pattern, re.split gives what is between the tokens at even and the tokens at odd places.
-    for place, piece in enumerate(_KNOWN_TOKEN.split(sequence)):
-        ids.extend([_IDS[piece]] if place % 2 else [UNK] * len(piece.split()))
+    # With a group in the pattern, re.split gives what is between the tokens at even and the tokens at odd indices.
+    for index, piece in enumerate(_KNOWN_TOKEN.split(sequence)):
+        ids.extend([_IDS[piece]] if index % 2 else [UNK] * len(piece.split()))
     return np.array([*ids, EOS], dtype=np.int64)
 
 
@@ -84,6 +84,7 @@ def _tokenize_joined(joined: bytes) -> NDArray[np.uint8]:
 
 def tokenize_residue_texts(sequences: Sequence[str]) -> NDArray[np.uint8] | None:
     """(T,) uint8 ids of texts, each between its own <cls> and <eos>; None where some character is no residue."""
+    # Latin-1 has a byte for each character up to 255; what it lacks is no residue in any case.
     try:
         joined = _BETWEEN.decode("latin-1").join(["", *sequences, ""]).encode("latin-1")
     except UnicodeEncodeError:
@@ -105,6 +106,7 @@ def pack_sequences(sequences: Sequence[str]) -> PackedBatch:
     tokens_T = tokenize_residue_texts(sequences)
     if tokens_T is not None:
         return packed_from_tokens(tokens_T, sequence_lengths(sequences) + SPECIAL_TOKENS_PER_SEQUENCE)
+    # Some character is no residue: every sequence takes the slower way.
     tokens = [encode(sequence) for sequence in sequences]
     return packed_from_tokens(np.concatenate(tokens), sequence_lengths(tokens))
 
@@ -141,6 +143,7 @@ def packed_from_tokens(
 
 def cumulative_lengths(lengths_N: NDArray[np.integer]) -> NDArray[np.int32]:
     """(N+1,) int32: where each sequence starts when they lie end to end, and where the last ends."""
+    # int32, which the kernels of attention take; a batch has no more tokens than fit into memory.
     cu_seqlens = np.zeros(lengths_N.size + 1, dtype=np.int32)
     cu_seqlens[1:] = lengths_N.cumsum()
     return cu_seqlens
@@ -150,4 +153,5 @@ def token_positions(cu_seqlens: NDArray[np.integer]) -> NDArray[np.int64]:
     """(T,) int64: the position of each token in its own sequence, from 0; ``cu_seqlens`` says where each starts."""
     starts_N = cu_seqlens[:-1].astype(np.int64)
     positions_T = starts_N.repeat(cu_seqlens[1:] - cu_seqlens[:-1])
+    # Into the array that is there, which saves memory that no cache holds yet.
     return np.subtract(np.arange(positions_T.size), positions_T, out=positions_T)

@@ -68,6 +68,7 @@ class HuggingFaceTokenizer:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, spaced: bool) -> None:
         self.spaced = spaced
         self._tokenizer: Any = tokenizer
+        # A copy, since what is saved should truncate and pad as it did.
         self._backend: Any = copy.deepcopy(self._tokenizer.backend_tokenizer)
         self._backend.no_truncation()
         self._backend.no_padding()
@@ -82,6 +83,7 @@ class HuggingFaceTokenizer:
         self.pad = next(int(index) for index in padding if index is not None)
         self.mask: int | None = getattr(self._tokenizer, "mask_token_id", None)
         self.vocabulary_size = max(self._tokenizer.get_vocab().values()) + 1
+        # All that ids depend on, and no name: two folders with the same tokenizer share the tokens of a store.
         settings = [self._backend.to_str(), self.prefix, self.suffix, spaced, self._backend.encode_special_tokens]
         self.fingerprint = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
         self._table = self.table_of(STORE_ALPHABET) if _has_single_letters(self._tokenizer) else None
@@ -122,6 +124,7 @@ class HuggingFaceTokenizer:
         Tried out on every pair of residues and on a long protein: there is nothing else that an id could depend on.
         """
         ids, lengths = self._encode(list(letters))
+        # First the cheap look: most tokenizers of text end here.
         if not self.knows(letters) or (lengths != 1).any():
             return None
         table = np.full(256, -1, dtype=np.int32)
@@ -140,6 +143,7 @@ def open_folder(folder: Path, spaced: Spaced, key: str) -> HuggingFaceTokenizer:
     if spaced == "auto" and saved.is_file():
         spaced = read_settings(saved, key).get(_SPACED_KEY, "auto")
     automatic = _auto_tokenizer(folder, key)
+    # A setting, or what was saved with the tokenizer, is not second-guessed.
     if spaced != "auto":
         return HuggingFaceTokenizer(automatic, spaced)
     if not _has_single_letters(automatic):
@@ -150,7 +154,7 @@ def open_folder(folder: Path, spaced: Spaced, key: str) -> HuggingFaceTokenizer:
 def _of_single_letters(folder: Path, automatic: Any, key: str) -> HuggingFaceTokenizer:
     """The first way of reading a vocabulary of single letters that finds the residues in it.
 
-    transformers 5 puts its own pre-tokenizer of T5, which marks the start of a word, in place of the one that the
+    transformers 5 takes its own pre-tokenizer of T5, which marks the start of a word, instead of the one that the
     tokenizer.json of a T5 for proteins (Ankh) says; then the file is taken as it stands.
     """
     from transformers import PreTrainedTokenizerFast
@@ -177,6 +181,7 @@ def _auto_tokenizer(folder: Path, key: str) -> Any:
             f"{key}: {folder / files[0]} can only be read with sentencepiece; pip install sentencepiece, or give a "
             f"folder with a {TOKENIZER_FILE}"
         )
+    # A flipped bit may leave a tokenizer that opens and gives other ids.
     for path in sorted(path for pattern in TOKENIZER_PATTERNS for path in folder.glob(pattern)):
         verified(path)
     with _readable(folder, key):
@@ -191,6 +196,7 @@ def _readable(folder: Path, key: str) -> Iterator[None]:
     """Raise ConfigError for whatever transformers raises; the tokenizers library raises bare Exceptions."""
     from transformers.utils import logging
 
+    # Warnings about a tokenizer that is refused, or read in another way next, would confuse.
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
@@ -212,6 +218,7 @@ def _around(backend: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The ids that the tokenizer puts before and after a text; raises ConfigError where it puts them elsewhere."""
     encoding = backend.encode("A", add_special_tokens=True)
     own = backend.encode("A", add_special_tokens=False).ids
+    # A vocabulary may have no token for the text, not even an unknown one.
     first = encoding.special_tokens_mask.index(0) if own else 0
     prefix, suffix = encoding.ids[:first], encoding.ids[first + len(own) :]
     if [*prefix, *own, *suffix] != encoding.ids:

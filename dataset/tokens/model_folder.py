@@ -43,6 +43,7 @@ def local_folder(source: str, key: str, wanted: str = CONFIG_FILE) -> Path | Non
     runs = {file.parent.name for file in path.parent.glob(f"*/{METRICS}")}
     if runs and "/" in source:  # in the folder of runs a size's name is still one
         raise ConfigError(f"{key}: there is no run {source}{did_you_mean(path.name, runs)}")
+    # What is plainly a path is not asked for on the hub, whose names have one slash.
     if path.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1:
         raise ConfigError(f"{key}: there is no folder {source}")
     return None
@@ -60,6 +61,7 @@ def fetch(name: str, patterns: Sequence[str], key: str, advice: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=list(patterns)))
     except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
         raise ConfigError(f"{key}: the hub has no (public) model {name}") from error
+    # Before EntryNotFoundError, whose subclass it is: not in the cache, and not known whether it is on the hub.
     except errors.LocalEntryNotFoundError as error:
         raise unreachable from error
     except errors.EntryNotFoundError as error:

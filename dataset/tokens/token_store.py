@@ -69,7 +69,14 @@ class TokenStore:
         self.manifest = read_signed(self.path / MANIFEST_FILE, TokenManifest, _REMEDY, "token store")
         self.prefix, self.suffix = self.manifest.prefix, self.manifest.suffix
         self.pad = self.manifest.pad
-        _check_files(self.path, self.manifest, full=verify == "full")
+        # Sizes before anything is mapped: reading past the end of a truncated file would end the process by a signal.
+        tokens_bytes = self.manifest.num_tokens * np.dtype(self.manifest.dtype).itemsize
+        for name, num_bytes, checksum in (
+            (TOKENS_FILE, tokens_bytes, self.manifest.tokens_xxh128),
+            (LENGTHS_FILE, 4 * self.manifest.num_records, self.manifest.lengths_xxh128),
+        ):
+            xxh128 = checksum if verify == "full" else None
+            check_file(self.path / name, _REMEDY, num_bytes=num_bytes, xxh128=xxh128)
 
     def __len__(self) -> int:
         return self.manifest.num_records
@@ -92,13 +99,14 @@ class TokenStore:
         """(L,) tokens of one record from ``start`` on, a view of the file; IndexError where there are none."""
         if not 0 <= record < self.manifest.num_records:
             raise IndexError(f"record {record} of a store of {self.manifest.num_records}")
+        # NumPy would clip a slice beyond the record, or count from the end, and give tokens of another one.
         first, end = self._offsets[record : record + 2].tolist()
         if start < 0 or length < 0 or first + start + length > end:
             raise IndexError(f"tokens {start} to {start + length} of record {record}, which has {end - first}")
         return self._tokens[first + start : first + start + length]
 
     def __getstate__(self) -> dict[str, Any]:
-        mapped = ("lengths", "_tokens", "_offsets")
+        mapped = ("lengths", "_tokens", "_offsets")  # a pickle of a map would carry its content
         return {name: value for name, value in self.__dict__.items() if name not in mapped}
 
 
@@ -131,6 +139,7 @@ def _map_file(path: Path, dtype: str, count: int) -> NDArray[Any]:
 
 
 def _write(folder: Path, store: Store, tokenizer: SequenceTokenizer, progress: ProgressCallback) -> None:
+    # A byte for ESM-2's 33 tokens, two for most vocabularies of text: the file is what is read in each epoch.
     dtype = np.min_scalar_type(tokenizer.vocabulary_size - 1).newbyteorder("<")
     lengths = np.zeros(len(store), dtype="<u4")
     ends = np.cumsum(store.lengths, dtype=np.int64)
@@ -162,15 +171,7 @@ def _blocks(store: Store, ends: NDArray[np.int64]) -> Iterator[tuple[int, list[s
     first = 0
     while first < len(store):
         start = int(ends[first - 1]) if first else 0
+        # At least one record, however long it is.
         last = max(int(np.searchsorted(ends, start + _BLOCK_BYTES, side="right")), first + 1)
         yield first, [store.text(index) for index in range(first, last)]
         first = last
-
-
-def _check_files(folder: Path, manifest: TokenManifest, full: bool) -> None:
-    """Sizes before anything is mapped: reading past the end of a truncated file would end the process by a signal."""
-    for name, num_bytes, checksum in (
-        (TOKENS_FILE, manifest.num_tokens * np.dtype(manifest.dtype).itemsize, manifest.tokens_xxh128),
-        (LENGTHS_FILE, 4 * manifest.num_records, manifest.lengths_xxh128),
-    ):
-        check_file(folder / name, _REMEDY, num_bytes=num_bytes, xxh128=checksum if full else None)

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from esmeray.dataset.batches.loader import filler_batch
-from esmeray.dataset.batches.preparation import chosen_places, crop_starts, cropped_lengths
+from esmeray.dataset.batches.preparation import chosen_positions, crop_starts, cropped_lengths
 from esmeray.dataset.batches.random_bits import Bits, keyed_bits, positional_bits, threshold
 from esmeray.dataset.batches.steps import BatchSource, Indices, SourceBatch
 from esmeray.dataset.packed_batch import CHAINS, COORDINATES, LABELS, NO_LABEL, TARGETS, WEIGHTS, PackedBatch
@@ -54,7 +54,7 @@ class StructureSource(BatchSource):
         shares_N = self._hidden_shares(epoch, records_N)
         bits_T = positional_bits(self._bits(_HIDDEN, epoch, records_N), cu_seqlens)
         below_T = np.array([threshold(share) for share in shares_N.tolist()]).repeat(np.diff(cu_seqlens))
-        hidden_M = chosen_places(bits_T, tokens_T, cu_seqlens, below_T)
+        hidden_M = chosen_positions(bits_T, tokens_T, cu_seqlens, below_T)
         targets_T = np.full(tokens_T.size, IGNORED_TARGET)
         targets_T[hidden_M] = tokens_T[hidden_M]
         tokens_T[hidden_M] = MASK
@@ -78,6 +78,7 @@ class StructureSource(BatchSource):
         return SourceBatch(batch, hidden_M.size, tokens_T.size)
 
     def filler(self) -> PackedBatch:
+        # With every name that the other batches have, since all ranks take part in the same reductions.
         batch = filler_batch()
         nowhere = torch.full((batch.num_tokens, 4, 3), torch.nan)
         return batch.adding(
@@ -87,6 +88,7 @@ class StructureSource(BatchSource):
 
     def _hidden_shares(self, epoch: int, records_N: Indices) -> NDArray[np.float64]:
         """(N,) share of hidden residues, at a time drawn for each record."""
+        # In (0, 1]: at time 0 nothing would be hidden, and nothing learnt.
         times_N = (self._bits(_TIME, epoch, records_N).astype(np.float64) + 1) / 2.0**64
         return np.maximum(hidden_share(times_N, self._section.schedule), _LEAST_SHARE)
 
@@ -97,18 +99,20 @@ class StructureSource(BatchSource):
         coordinates = np.full((int(cu_seqlens[-1]), 4, 3), np.nan, dtype=np.float32)
         chains = np.zeros(int(cu_seqlens[-1]), dtype=np.int64)
         dropped_N = self._dropped(_NO_STRUCTURE, epoch, records_N)
-        places = zip(records_N.tolist(), starts_N.tolist(), lengths_N.tolist(), cu_seqlens.tolist(), strict=False)
-        for number, (record, start, length, first) in enumerate(places):
+        windows = zip(records_N.tolist(), starts_N.tolist(), lengths_N.tolist(), cu_seqlens.tolist(), strict=False)
+        for number, (record, start, length, first) in enumerate(windows):
+            # Behind <cls>, which has no coordinates.
             rows = slice(first + 1, first + 1 + length)
             atoms, confidence, chains[rows] = self._store.atoms(record, start, length)
+            # Chains stay: that there are several is no secret of the structure.
             if dropped_N[number]:
                 continue
             known = confidence >= self._section.min_confidence
             coordinates[rows] = np.where(known[:, None, None], atoms, np.nan)
             if self._training and self._section.noise:
-                key = self._bits(_NOISE, epoch, records_N[number : number + 1])
-                noise = np.random.default_rng(key).standard_normal((length, 4, 3), dtype=np.float32)
-                coordinates[rows] += self._section.noise * noise
+                # A generator for each record, so that noise does not depend on what else is in the batch.
+                random = np.random.default_rng(self._bits(_NOISE, epoch, records_N[number : number + 1]))
+                coordinates[rows] += self._section.noise * random.standard_normal((length, 4, 3), dtype=np.float32)
         return coordinates, chains
 
     def _dropped(self, purpose: int, epoch: int, records_N: Indices) -> NDArray[np.bool_]:

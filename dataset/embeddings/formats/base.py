@@ -104,8 +104,10 @@ class Format(ABC):
         """Write the files of an output; its manifest, complete. Raises ResourceError where the disk refuses."""
         if output.dtype == "int8" and output.scales is None:
             assert source.largest is not None
+            # Before the first block, since all are divided by the same.
             output = output.model_copy(update={"scales": scales_of(source.largest()).tolist()})
         path = folder / (name + self.suffix)
+        # In blocks: the output may be larger than memory.
         with writing(path), self.write(path, output, source.records) as append:
             for block in source.blocks(self.block_rows(output)):
                 append(block)

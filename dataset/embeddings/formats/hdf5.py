@@ -34,9 +34,9 @@ class Hdf5(Format):
         def append(block: Block) -> None:
             assert block.keys is not None
             for key, record_id, values in zip(block.keys, block.ids, block.values, strict=True):
-                if key not in file:
-                    stored = values.astype(NUMPY_DTYPES[output.dtype])
-                    file.create_dataset(key, data=stored).attrs["original_id"] = record_id
+                if key not in file:  # equal sequences have equal hashes, and one dataset
+                    dataset = file.create_dataset(key, data=values.astype(NUMPY_DTYPES[output.dtype]))
+                    dataset.attrs["original_id"] = record_id
 
         with h5py.File(path, "w") as file:
             yield append
@@ -66,6 +66,7 @@ class _Hdf5Rows(Rows):
             return values
 
     def rows(self, start: int, stop: int) -> Any:
+        # One dataset after the other: HDF5 has no faster way to many small ones.
         rows = super().rows(start, stop)
         return np.stack(rows) if self._shape is not None and rows else rows
 
@@ -82,7 +83,7 @@ def biotrainer_key(sequence: str) -> str:
 
 def check_ids(ids: Iterable[str]) -> None:
     """Raise DataError where two ids have the same name in HDF5, or one has that of a group itself."""
-    seen = {".": "the root group"}
+    seen = {".": "the root group"}  # HDF5's own name for it
     for record_id in ids:
         key = hdf5_key(record_id)
         if key in seen:

@@ -24,6 +24,7 @@ class Npy(Format):
 
     @contextmanager
     def write(self, path: Path, output: OutputManifest, records: int) -> Iterator[Append]:
+        # The header first, by hand: np.save takes an array that is there as a whole.
         dtype = np.dtype(NUMPY_DTYPES[output.dtype]).str
         header = {"descr": dtype, "fortran_order": False, "shape": (records, output.channels)}
 
@@ -41,10 +42,8 @@ class Npy(Format):
 class _NpyRows(TableRows):
     @cached_property
     def _mapped(self) -> NDArray:
-        with (
-            parsing(self.path, REMEDY, SyntaxError, TokenError),
-            np.errstate(over="ignore"),
-        ):  # a huge shape is refused, not warned of
+        # A header is Python's syntax, parsed as such. A huge shape is refused, not warned of.
+        with parsing(self.path, REMEDY, SyntaxError, TokenError), np.errstate(over="ignore"):
             mapped: NDArray = np.load(self.path, mmap_mode="r")
             if (mapped.shape, mapped.dtype) != (self.shape, self.dtype):
                 raise ValueError(f"{mapped.dtype} {mapped.shape} where the manifest has {self.dtype} {self.shape}")

@@ -42,12 +42,12 @@ class Parquet(Format):
         )
 
         def append(block: Block) -> None:
-            flat = pa.array(narrowed(block.values, output).reshape(-1))
             columns = [
                 pa.array(block.ids),
                 pa.array(block.lengths.astype(np.uint32)),
-                pa.FixedSizeListArray.from_arrays(flat, type=vector),
+                pa.FixedSizeListArray.from_arrays(pa.array(narrowed(block.values, output).reshape(-1)), type=vector),
             ]
+            # A group for each block, so that none has to be held back until it is full.
             writer.write_table(pa.Table.from_arrays(columns, schema=schema), row_group_size=len(block.ids))
 
         plain: dict[str, Any] = {"use_dictionary": False, "compression": "none", "write_statistics": False}
@@ -71,9 +71,10 @@ class _ParquetRows(TableRows):
                 raise ValueError(f"vectors of {vector} where the manifest has {channels:,} channels of {self.dtype}")
             if int(self._ends[-1]) != records:
                 raise ValueError(f"{self._ends[-1]:,} records where the manifest has {records:,}")
-        self._group = lru_cache(maxsize=2)(self._read_group)
+        self._group = lru_cache(maxsize=2)(self._read_group)  # of 96 MB each; a block may reach over the end of one
 
     def stored(self, start: int, stop: int) -> NDArray:
+        # An empty slice at the end asks for no group, and still needs one for its dtype and channels.
         first, last = np.searchsorted(self._ends, [start, max(start, stop - 1)], side="right") - 1
         groups = [self._group(int(n)) for n in range(first, min(int(last), self._ends.size - 2) + 1)]
         offset = int(self._ends[first])
@@ -83,5 +84,6 @@ class _ParquetRows(TableRows):
     def _read_group(self, number: int) -> NDArray:
         with parsing(self.path, REMEDY):
             column = self._file.read_row_group(number, columns=["embedding"]).column(0).combine_chunks()
+            # As many as the metadata said: a column of fewer is damaged.
             rows = int(self._ends[number + 1] - self._ends[number])
             return column.flatten().to_numpy(zero_copy_only=True).reshape(rows, self.shape[1])

@@ -35,6 +35,7 @@ class Safetensors(Format):
         with writing(folder):
             (folder / name).mkdir()
             for path in source.shards:
+                # A link, since a job's shards are on the same disk and may be a terabyte.
                 try:
                     os.link(path, folder / name / path.name)
                 except OSError:  # a file system without hard links
@@ -46,7 +47,7 @@ class Safetensors(Format):
         return _ShardRows(output, index)
 
     def size(self, per: Per, channels: int, dtype: Dtype, lengths_N: NDArray, distinct_U: NDArray) -> int:
-        return super().size(per, channels, dtype, distinct_U, distinct_U)
+        return super().size(per, channels, dtype, distinct_U, distinct_U)  # a shard has each sequence once
 
 
 class _ShardRows(Rows):
@@ -62,6 +63,6 @@ class _ShardRows(Rows):
         length = int(self._index.lengths[number])
         with parsing(self._index.folder, REMEDY):
             shard = int(np.searchsorted(self._first, sequence, side="right")) - 1
-            arrays, place = self._open(self._paths[shard]), sequence - int(self._first[shard])
-            values = as_float32(rows_of(arrays, place), arrays.get("scales"))
+            arrays = self._open(self._paths[shard])
+            values = as_float32(rows_of(arrays, sequence - int(self._first[shard])), arrays.get("scales"))
             return values.reshape(length, length) if self._is_pair else values

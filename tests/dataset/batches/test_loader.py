@@ -8,14 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from esmeray.common.errors import DataError
 from esmeray.dataset.batches.loader import Loader, ResidueSource, filler_batch
 from esmeray.dataset.batches.loader_process import LoaderProcessLost
 from esmeray.dataset.batches.preparation import PreparationSettings
-from esmeray.dataset.batches.splitting import split_records
+from esmeray.dataset.batches.random_bits import split_records
 from esmeray.dataset.batches.steps import StepBatches, TrainingSteps, ValidationSteps
 from esmeray.dataset.packed_batch import PackedBatch
 from esmeray.dataset.section import BatchSection
@@ -77,24 +75,16 @@ def by_record(steps: list[StepBatches]) -> dict[int, tuple]:
     return found
 
 
-@settings(max_examples=15, deadline=None)
-@given(world_size=st.integers(1, 6), seed=st.integers(0, 2**32), epoch=st.integers(0, 5), steps=st.integers(1, 8))
-def test_every_record_comes_once_an_epoch_for_any_number_of_workers(store_path, split, world_size, seed, epoch, steps):
-    batch = BatchSection(tokens=512, global_tokens=512 * steps, packing_window=64)
-    ranks = [training(store_path, split[0], 0, MASKED, seed, rank, world_size, batch) for rank in range(world_size)]
-    found = [by_record(list(rank.epoch(epoch))) for rank in ranks]
-    assert sorted(record for part in found for record in part) == split[0].tolist()
-    together = {record: value for part in found for record, value in part.items()}
-    assert together == by_record(list(training(store_path, split[0], seed=seed, batch=batch).epoch(epoch)))
-
-
 @pytest.mark.parametrize("world_size", [2, 5])
 def test_every_step_has_the_same_records_and_counts_for_any_number_of_workers(store_path, split, world_size):
     alone = list(training(store_path, split[0]).epoch(0))
     ranks = [list(training(store_path, split[0], rank=r, world_size=world_size).epoch(0)) for r in range(world_size)]
     assert {len(rank) for rank in ranks} == {len(alone)}
+    assert sorted(by_record(alone)) == split[0].tolist(), "each record once"
     for step, parts in zip(alone, zip(*ranks, strict=True), strict=True):
-        assert sorted(by_record([step])) == sorted(record for part in parts for record in by_record([part]))
+        together = [by_record([part]) for part in parts]
+        assert by_record([step]) == {record: rows for part in together for record, rows in part.items()}
+        assert sum(map(len, together)) == len(by_record([step])), "each record on one rank alone"
         assert step.num_tokens == sum(part.num_tokens for part in parts)
         assert step.num_targets == sum(part.num_targets for part in parts)
         assert len({len(part) for part in parts}) == 1
@@ -133,11 +123,11 @@ def test_queue_holds_what_was_asked_ahead_and_is_unknown_without_processes(store
     assert training(store_path, split[0], 0).queue_depth is None
 
 
-@pytest.mark.parametrize(("num_workers", "places"), [(0, (-3, -1, 0, 1)), (2, (-1,))])
-def test_resuming_from_a_position_equals_never_stopping(store_path, split, num_workers, places):
+@pytest.mark.parametrize(("num_workers", "offsets"), [(0, (-3, -1, 0, 1)), (2, (-1,))])
+def test_resuming_from_a_position_equals_never_stopping(store_path, split, num_workers, offsets):
     whole = [step for epoch in (0, 1) for step in contents(training(store_path, split[0]).epoch(epoch))]
     first_epoch = sum(epoch == 0 for epoch, _, _ in whole)
-    for stop in (first_epoch + place for place in places):
+    for stop in (first_epoch + offset for offset in offsets):
         seen: list[tuple] = []
         with training(store_path, split[0], num_workers) as batches:
             position = (0, 0)
@@ -180,20 +170,12 @@ def test_global_batch_and_mask_share_follow_the_steps_of_training_from_any_posit
         shares = [step.num_targets / (step.num_tokens - 2 * sequences_of(step)) for _, step in whole]
         expected = [max(0.9 - 0.08 * number, 0.1) for number in range(len(whole))]
         assert shares == pytest.approx(expected, abs=0.15)
-        place = first_steps[1] + 2
         resumed = list(batches.epoch(1, 2, first_steps[1]))
-        assert contents(resumed) == contents(step for epoch, step in whole[place:] if epoch == 1)
+        assert contents(resumed) == contents(step for epoch, step in whole[first_steps[1] + 2 :] if epoch == 1)
 
 
 def sequences_of(step: StepBatches) -> int:
     return sum(batch.num_sequences for batch in step)
-
-
-def test_steps_are_known_without_reading_a_sequence(store_path, split, monkeypatch):
-    monkeypatch.setattr(Store, "sequence", None)
-    batches = training(store_path, split[0])
-    plans = [batches.plan(epoch) for epoch in range(3)]
-    assert batches.total_steps(3) == sum(plan.num_steps for plan in plans)
 
 
 def test_tensors_have_the_types_and_shapes_of_a_packed_batch(store_path, split):

@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 from esmeray.dataset.batches.preparation import (
     NO_TARGET,
+    CropCount,
     PreparationSettings,
+    count_cropped,
     crop_starts,
     mask_tokens,
     prepare_batch,
@@ -65,15 +67,6 @@ def test_positions_and_residues_are_masked_equally_often():
     assert by_position.max() - by_position.min() < 0.015
 
 
-def test_masks_change_with_the_epoch_and_the_seed():
-    tokens_T, cu_seqlens = packed(["ACDEFGHIKLMNPQRSTVWY" * 10])
-    masks = [
-        mask_tokens(tokens_T, cu_seqlens, np.array([5]), SHARES, seed, epoch)
-        for seed, epoch in [(0, 0), (0, 1), (1, 0)]
-    ]
-    assert len({masked.targets.tobytes() for masked in masks}) == 3
-
-
 def test_sequence_without_residues_has_no_target():
     tokens_T, cu_seqlens = packed(["", "M"])
     inputs_T, targets_T, _, _ = mask_tokens(tokens_T, cu_seqlens, np.array([0, 1]), SHARES, 0, 0)
@@ -95,8 +88,8 @@ class Sequences:
         self.lengths = np.array([len(text) for text in sequences], dtype=np.uint32)
 
     def windows(self, records: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> list[bytes]:
-        places = zip(records, starts, lengths, strict=True)
-        return [self.sequences[record][start : start + length] for record, start, length in places]
+        windows = zip(records, starts, lengths, strict=True)
+        return [self.sequences[record][start : start + length] for record, start, length in windows]
 
 
 def preparation(max_length: int = 20, random_crops: bool = True, masked: bool = False) -> PreparationSettings:
@@ -110,8 +103,8 @@ def test_tokens_are_those_of_the_cropped_sequences(sequences, epoch, data):
     store = Sequences(sequences)
     prepared = prepare_batch(store, preparation(), epoch, records)
     starts = crop_starts(store.lengths[records], 20, records, 3, epoch)
-    for place, (record, start) in enumerate(zip(records, starts, strict=True)):
-        tokens = prepared.tokens[prepared.cu_seqlens[place] : prepared.cu_seqlens[place + 1]]
+    for index, (record, start) in enumerate(zip(records, starts, strict=True)):
+        tokens = prepared.tokens[slice(*prepared.cu_seqlens[index : index + 2])]
         assert tokens.tolist() == encode(sequences[record][start : start + 20]).tolist()
 
 
@@ -133,3 +126,19 @@ def test_result_does_not_depend_on_the_other_records_of_the_batch(sequences, mas
         alone = prepare_batch(store, preparation(masked=masked), 1, np.array([record]))
         assert (alone.tokens == together.tokens[own]).all()
         assert (alone.targets == together.targets[own]).all()
+
+
+def test_every_window_is_equally_likely():
+    starts_N = crop_starts(np.full(50_000, 19), 10, np.arange(50_000), seed=3, epoch=1)
+    counts = np.bincount(starts_N)
+    assert counts.size == 10
+    assert count_cropped(np.array([19, 10, 4]), 10) == CropCount(1, 9)
+    assert np.abs(counts / 5000 - 1).max() < 0.08
+
+
+def test_window_changes_with_epoch_and_seed_but_not_with_company():
+    lengths_N, records_N = np.full(100, 5000), np.arange(100)
+    starts = crop_starts(lengths_N, 100, records_N, seed=0, epoch=0)
+    assert (crop_starts(lengths_N[40:], 100, records_N[40:], seed=0, epoch=0) == starts[40:]).all()
+    assert (crop_starts(lengths_N, 100, records_N, seed=0, epoch=1) != starts).mean() > 0.9
+    assert (crop_starts(lengths_N, 100, records_N, seed=1, epoch=0) != starts).mean() > 0.9

@@ -27,8 +27,6 @@ from esmeray.dataset.embeddings.reader import read_embeddings
 from tests.damage import flipped, refuse_silence
 from tests.embeddings import make_embeddings, random_vectors
 
-TABLES = ("parquet", "npy", "hdf5")
-
 
 def made(folder: Path, file_format: str) -> Path:
     """Forty vectors, or the residues of four sequences, as embed publishes them."""
@@ -67,13 +65,6 @@ def test_a_flipped_bit_of_any_file_is_noticed(tmp_path: Path, file_format: str):
     for path in sorted(folder.rglob("*.*")):
         noticed = refuse_silence(path, lambda: read(folder))
         assert noticed == 30 or path.name == MADE_FILE, path
-
-
-@pytest.mark.parametrize("file_format", FORMATS)
-def test_embeddings_without_their_list_of_files_open(tmp_path: Path, file_format: str):
-    folder = made(tmp_path / "v", file_format)
-    (folder / MADE_FILE).unlink()
-    assert len(read(folder)[3]) == len(read_embeddings(folder))
 
 
 def test_parquet_has_checksums_of_its_own(tmp_path: Path):

@@ -3,8 +3,6 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +17,17 @@ from safetensors.torch import load_file as load_torch_file
 
 from esmeray.common.errors import ConfigError, DataError
 from esmeray.dataset.embeddings.arrays import as_float32, open_arrays, quantized, scales_of, write_arrays
-from esmeray.dataset.embeddings.formats.base import Append, Block, Format, Rows
+from esmeray.dataset.embeddings.formats.base import Block
 from esmeray.dataset.embeddings.formats.hdf5 import biotrainer_key, check_ids, hdf5_key
 from esmeray.dataset.embeddings.formats.registry import FORMATS
-from esmeray.dataset.embeddings.joining import join
 from esmeray.dataset.embeddings.manifest import (
     MANIFEST_FILE,
     EmbeddingsManifest,
-    Index,
     OutputManifest,
     write_index,
     write_manifest,
 )
 from esmeray.dataset.embeddings.reader import read_embeddings
-from esmeray.inference.embedding.job import estimate, run_job
-from tests.inference.embedding.jobs import replace, request
 
 IDS = ["sp|P1|A", "a/b", "c:1", "d"]
 LENGTHS = np.array([3, 5, 8, 13])
@@ -74,12 +68,6 @@ def test_parquet_has_row_groups_and_neither_dictionary_nor_compression(tmp_path:
     assert column.compression == "UNCOMPRESSED" and not any("DICTIONARY" in name for name in column.encodings)
     output = OutputManifest(description="", per="protein", channels=1280, dtype="fp32", format="parquet")
     assert 64 << 20 <= FORMATS["parquet"].block_rows(output) * 1280 * 4 <= 128 << 20
-
-
-def test_npy_is_mapped_by_numpy(tmp_path: Path):
-    mapped = np.load(write(tmp_path / "mean.npy", "npy"), mmap_mode="r")
-    assert isinstance(mapped, np.memmap)
-    np.testing.assert_array_equal(mapped, VECTORS)
 
 
 def test_hdf5_is_read_as_biotrainer_reads_it(tmp_path: Path):
@@ -135,6 +123,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("output", ["parquet", "npy"])
 def test_vectors_are_found_by_id_number_and_slice(folder: Path, output: str):
     opened = read_embeddings(folder, output)
+    assert isinstance(np.load(folder / "mean.npy", mmap_mode="r"), np.memmap), "NumPy itself maps it"
     assert (len(opened), opened.channels, opened.ids) == (4, 6, IDS)
     for number, name in enumerate(IDS):
         np.testing.assert_array_equal(opened[name], VECTORS[number])
@@ -162,52 +151,3 @@ def test_a_folder_that_is_damaged_or_no_folder_of_embeddings_is_refused(folder: 
         read_embeddings(folder, "npy")
     with pytest.raises(DataError, match="no embeddings there"):
         read_embeddings(tmp_path / "nowhere")
-
-
-class Csv(Format):
-    """Lines of id and numbers: the whole of a new format."""
-
-    name, suffix, holds, dtypes = "csv", ".csv", frozenset({"protein"}), ("fp32",)
-
-    @contextmanager
-    def write(self, path: Path, output: OutputManifest, records: int) -> Iterator[Append]:
-        with path.open("w") as file:
-            yield lambda block: file.writelines(
-                ",".join([name, *map(str, row.tolist())]) + "\n"
-                for name, row in zip(block.ids, block.values, strict=True)
-            )
-
-    def read(self, output: OutputManifest, index: Index) -> Rows:
-        return CsvRows(index.folder / output.files[0])
-
-
-class CsvRows(Rows):
-    def __init__(self, path: Path) -> None:
-        self.lines = path.read_text().splitlines()
-
-    def row(self, number: int) -> np.ndarray:
-        return np.array(self.lines[number].split(",")[1:], dtype=np.float32)
-
-
-def test_a_new_format_is_one_class_and_a_line_of_the_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Embedding, its estimate and joining take it by its name alone (docs/design.md, "A new format")."""
-    monkeypatch.setitem(FORMATS, "csv", Csv())
-    monkeypatch.setattr("esmeray.inference.embedding.job.MEASURED_S", 0.05)
-    job = request(tmp_path, outputs=["mean", "residues"])
-    run_job(job)
-    wanted = read_embeddings(job.output)[:]
-    job = replace(job, output=tmp_path / "csv", format="csv")
-    (expected,) = estimate(job)
-    assert expected.disk_bytes == 4 * 32 * (12 + int(expected.plan.lengths.sum()))
-    run_job(job)
-    opened = read_embeddings(job.output)
-    assert (
-        opened.output.files == ["mean.csv"] and read_embeddings(job.output, "residues").output.format == "safetensors"
-    )
-    np.testing.assert_array_equal(np.stack(opened[:]), wanted)
-    (tmp_path / "joined").mkdir()
-    sources = {"first": read_embeddings(tmp_path / "out"), "again": read_embeddings(tmp_path / "out")}
-    join(tmp_path / "joined", sources, "csv", lambda share, done: None)
-    np.testing.assert_array_equal(read_embeddings(tmp_path / "joined")[3], np.tile(wanted[3], 2))
-    with pytest.raises(ConfigError, match=r"--embed.dtype fp16: csv, the format of mean, holds fp32"):
-        run_job(replace(job, output=tmp_path / "narrow", dtype="fp16"))

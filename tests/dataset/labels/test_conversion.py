@@ -1,27 +1,19 @@
 """A labelled store gives back what its files hold, splits as it was told, and is made once, whole, or not at all."""
 
-import json
 import os
 import shutil
-from functools import partial
-from itertools import count
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from esmeray.common.errors import ConfigError, DataError
-from esmeray.dataset.batches.splitting import split_records
-from esmeray.dataset.labels import conversion as labelled_conversion
+from esmeray.dataset.batches.random_bits import split_records
 from esmeray.dataset.labels.conversion import ensure_labelled_store
 from esmeray.dataset.labels.labelled_file import read_labelled
-from esmeray.dataset.labels.store import LabelledStore
 from esmeray.dataset.section import DataSection, IngestSection, LabelsSection, TokenizerSection
-from esmeray.dataset.store import writer as store_writer
-from tests.dataset.interrupting import interrupted_at
 from tests.dataset.labelled_stores import PROTEINS, TEXT, data_of, made, proteins
 from tests.dataset.labels.test_labelled_file import LOCATION, write_table
-from tests.dataset.store_fixtures import write_fasta
 
 
 def refusal(data: DataSection, root: Path, error: type[Exception] = DataError, **settings) -> str:
@@ -73,7 +65,7 @@ def test_a_hash_splits_sequences_and_a_column_splits_in_three_with_weights(tmp_p
     ("kind", "columns", "rows", "targets"),
     [
         ("binary", ["a"], [("no",), ("yes",), ("no",)], [0, 1, 0]),
-        ("multilabel", ["a"], [("p;q",), ("q",), ("r",)], [[1, 1, 0], [0, 1, 0], [0, 0, 1]]),
+        ("multilabel", ["a"], [("p;q",), ("q",), ("r;p",)], [[1, 1, 0], [0, 1, 0], [1, 0, 1]]),
         ("multilabel", ["b", "a"], [(0, 1), (1, 1), (0, 0)], [[1, 0], [1, 1], [0, 0]]),
         ("regression", ["b", "a"], [(0.5, 1), (-1, 2), (0, 3)], [[1, 0.5], [2, -1], [3, 0]]),
         ("per_residue", ["a"], [("HE",), ("H.C",), ("EEE",)], [2, 1, 2, -100, 0, 1, 1, 1]),
@@ -171,27 +163,3 @@ def test_splits_that_leave_no_training_or_held_out_records_are_refused(tmp_path,
     assert "column.csv: no record is for training; say 'train' in column 'label'" in message
     message = refusal(data_of(table, kind="regression", split="stratified"), tmp_path, ConfigError)
     assert "stratified needs one class for each record, which regression targets do not have" in message
-
-
-def test_an_interrupted_build_leaves_nothing_that_is_incomplete(tmp_path, table):
-    build = partial(ensure_labelled_store, data_of(table), TokenizerSection(), tmp_path / "stores")
-    for line in count(1, 29):
-        if not interrupted_at(line, build, modules=(labelled_conversion, store_writer)):
-            break
-        for left in (path for path in (tmp_path / "stores").glob("*") if not path.name.endswith(".lock")):
-            assert len(LabelledStore(left, verify="full")) == len(PROTEINS), line  # interrupted once it was complete
-            shutil.rmtree(left)
-    assert line > 100
-    assert len(LabelledStore(next((tmp_path / "stores").iterdir()), verify="full")) == len(PROTEINS)
-
-
-def test_the_manifest_is_the_record_of_what_was_done(tmp_path):
-    path = write_fasta(tmp_path / "in.fasta", [("a x", "mk*"), ("b y", "MJ"), ("c x", "ML"), ("d", "MA")])
-    labelled = made(data_of(path, header_field=1, missing_labels="skip", share=0.0), tmp_path)
-    manifest = json.loads((labelled.path / "labels.json").read_text())
-    once = ["records_upper_cased", "stops_dropped", "j_to_x", "records_skipped_missing_label"]
-    counts = {name: number for name, number in manifest["counts"].items() if number}
-    assert counts == {"records_read": 4, "training": 3, **dict.fromkeys(once, 1)}
-    assert manifest["source"][0]["path"] == str(path)
-    assert manifest["settings"]["content"] == "protein"
-    assert manifest["settings"]["labels"]["header_field"] == 1

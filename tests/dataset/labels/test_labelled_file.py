@@ -8,16 +8,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import strategies as st
 
 from esmeray.common.errors import ConfigError, DataError
 from esmeray.dataset.labels.labelled_file import LabelledRecords, find_labelled_files, read_labelled
-from esmeray.dataset.section import IngestSection, LabelsSection, SampleSection, TokenizerSection
+from esmeray.dataset.section import IngestSection, LabelsSection, TokenizerSection
 from tests.dataset.store_fixtures import write_fasta
 
 LOCATION = r"^\S+ (?P<label>.+?)-[MSU]\b"
 INGEST = {"duplicate_ids", "bad_characters", "empty_sequences"}
-nothing_blank = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30).filter(str.strip)
 
 
 def read(
@@ -120,8 +118,8 @@ def test_many_files_are_read_in_order_and_rows_stay_apart(tmp_path):
     assert records.ids == ["row1", "row2", "row3", "row4"]
     assert records.labels == ["x", "y", "z", "x"]
     assert records.parts == ["training"] * 3 + ["validation"]
-    places = [records.place(index).split("/")[-1] for index in (1, 2, 3)]
-    assert places == ["a.csv, row 2)", "b.tsv, row 1)", "c.csv, row 1)"]
+    locations = [records.place(index).split("/")[-1] for index in (1, 2, 3)]
+    assert locations == ["a.csv, row 2)", "b.tsv, row 1)", "c.csv, row 1)"]
     assert [Path(file.path).name for file in records.source] == ["a.csv", "b.tsv"]
     assert [Path(file.path).name for file in records.held_out_source] == ["c.csv"]
 
@@ -162,10 +160,9 @@ def test_all_that_is_refused_of_labels_and_sequences_is_reported_at_once(tmp_pat
         read(path, kind="regression", header_field=1)
     summary, *lines = raised.value.problems
     assert summary.startswith("3 faults: 1 record with characters outside the alphabet, 1 label that can't be read, 1")
-    for line, place in zip(
-        lines, ("4, column 2, record 2 'id1'", "5, record 3 'id2'", "7, record 4 'id3'"), strict=True
-    ):
-        assert line.startswith(f"{path}, line {place}")
+    found_at = ("4, column 2, record 2 'id1'", "5, record 3 'id2'", "7, record 4 'id3'")
+    for line, where in zip(lines, found_at, strict=True):
+        assert line.startswith(f"{path}, line {where}")
 
 
 def test_missing_values_of_parquet_are_missing_labels_and_texts(tmp_path):
@@ -222,23 +219,12 @@ def test_a_bad_fasta_record_is_refused_with_its_place(tmp_path, settings, header
     assert message in refusal(path, **settings)
 
 
-@pytest.mark.parametrize("content", ["protein", "text"])
-def test_an_id_of_the_sample_is_refused_in_held_out_files(tmp_path, content):
-    tokenizer, sample = TokenizerSection(content=content), SampleSection(records=60, families=4)
-    records = read_labelled(["sample"], LabelsSection(), tokenizer, IngestSection(), sample=sample)
-    assert len(records) == 60 and records.labels == [name.rpartition("_")[0] for name in records.ids]
-    path = write_table(tmp_path / "in.csv", ("id", "sequence", "label"), (records.ids[5], "MK", "x"))
-    held_out = {"held_out_sources": [str(path)], "sample": sample}
-    with pytest.raises(DataError, match="stands already in the sample"):
-        read_labelled(["sample"], LabelsSection(id_column="id"), tokenizer, IngestSection(), **held_out)
-
-
 def test_an_id_that_stands_in_an_earlier_file_too_is_refused(tmp_path):
     first = write_fasta(tmp_path / "a.fasta", [("p1 x", "MK"), ("p2 x", "MK")])
     second = write_table(tmp_path / "b.csv", ("id", "sequence", "label"), ("p3", "MK", "x"), ("p2", "MK", "x"))
     message = refusal(first, second, header_field=1, id_column="id")
-    place = "b.csv, row 2, record 'p2'"
-    assert message.startswith(f"{place}: the id 'p2' stands already in a.fasta, line 3, record 2 'p2'")
+    where = "b.csv, row 2, record 'p2'"
+    assert message.startswith(f"{where}: the id 'p2' stands already in a.fasta, line 3, record 2 'p2'")
     assert len(read(first, held_out=(second,), header_field=1, id_column="id", duplicate_ids="first")) == 3
 
 

@@ -35,7 +35,7 @@ def test_the_same_records_have_the_same_checksum_wherever_they_come_from(tmp_pat
     assert made(data_of(table), tmp_path).checksum != made(data_of(other), tmp_path).checksum
 
 
-def test_lists_of_names_are_held_sparse_and_a_store_of_version_1_is_read_as_it_is(tmp_path):
+def test_lists_of_names_are_held_sparse_and_those_with_an_unseen_one_left_out(tmp_path):
     path = proteins(tmp_path, "a;b", "b", "c", "a;z", "c;a")
     held_out = proteins(tmp_path, "b;c", "a;q", name="valid.csv")
     files = {"split": "files", "validation_source": [str(held_out)]}

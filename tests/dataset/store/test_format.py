@@ -11,15 +11,6 @@ from esmeray.dataset.store.format import FORMAT_VERSION, HEADER_BYTES, Kind, fra
 from esmeray.dataset.store.reader import Store
 
 
-@pytest.mark.parametrize("size", [0, 1, 7, 64, 5000, 100_001])
-def test_the_checksum_is_the_crc_32_of_zlib_whoever_computes_it(size):
-    payload = bytes(range(256)) * (size // 256 + 1)
-    value = frame(Kind.BLOCK, 0, 1, [payload[: size // 2], payload[size // 2 : size]])
-    crc_at = HEADER_BYTES - 4
-    expected = zlib.crc32(value[:crc_at] + value[HEADER_BYTES:])
-    assert int.from_bytes(value[crc_at:HEADER_BYTES], "little") == expected
-
-
 def test_any_flipped_bit_of_a_frame_is_noticed():
     clean = frame(Kind.LENGTHS, 0, 4, [b"sixteen bytes..."])
     for bit in range(8 * len(clean)):
@@ -27,14 +18,13 @@ def test_any_flipped_bit_of_a_frame_is_noticed():
         damaged[bit // 8] ^= 1 << bit % 8
         with pytest.raises(ValueError, match=r"header|checksum|bytes"):
             unframe(memoryview(bytes(damaged)), Kind.LENGTHS)
-
-
-@pytest.mark.parametrize("length", [0, 10, 39, 50])
-def test_a_frame_cut_or_of_another_kind_is_noticed(length):
-    with pytest.raises(ValueError, match=r"header|bytes"):
-        unframe(memoryview(frame(Kind.HASHES, 0, 2, [b"sixteen bytes..."])[:length]), Kind.HASHES)
+    for length in (0, 10, 39, 50):
+        with pytest.raises(ValueError, match=r"header|bytes"):
+            unframe(memoryview(clean[:length]), Kind.LENGTHS)
     with pytest.raises(ValueError, match="not that of a HASHES"):
-        unframe(memoryview(frame(Kind.LENGTHS, 0, 0, [])), Kind.HASHES)
+        unframe(memoryview(clean), Kind.HASHES)
+    header, payload = clean[: HEADER_BYTES - 4], clean[HEADER_BYTES:]
+    assert int.from_bytes(clean[HEADER_BYTES - 4 : HEADER_BYTES], "little") == zlib.crc32(header + payload)
 
 
 def test_any_flipped_bit_of_a_manifest_is_noticed(store_path):

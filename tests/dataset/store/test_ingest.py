@@ -53,23 +53,19 @@ def test_repairs_are_counted():
     assert applied(ingest) == {"records_upper_cased": 1, "stops_dropped": 1, "j_to_x": 2}
 
 
-def test_bad_characters_become_x():
+def test_bad_characters_become_x_and_one_stop_at_the_end_is_dropped():
     ingest = Ingest(IngestSection(bad_characters="to_x"))
     assert pairs(ingest.clean(batch(("a", "M-K1*"), ("b", "MKL")))) == [("a", "MXKX"), ("b", "MKL")]
     assert applied(ingest) == {"bad_characters_to_x": 2, "stops_dropped": 1}
+    ingest = Ingest(IngestSection(bad_characters="to_x"))
+    assert pairs(ingest.clean(batch(("a", "M*K"), ("b", "MK**")))) == [("a", "MXK"), ("b", "MKX")], "but the last"
 
 
-def test_records_with_bad_characters_are_skipped_and_leave_their_id_free():
-    ingest = Ingest(IngestSection(bad_characters="skip"))
-    assert pairs(ingest.clean(batch(("a", "M-K"), ("a", "MKL")))) == [("a", "MKL")]
-    assert applied(ingest) == {"records_skipped_bad_characters": 1}
-
-
-def test_records_without_a_sequence_are_skipped():
-    ingest = Ingest(IngestSection(empty_sequences="skip"))
-    assert pairs(ingest.clean(batch(("a", ""), ("b", "*"), ("c", "MK")))) == [("c", "MK")]
+def test_records_that_are_skipped_leave_their_id_free():
+    ingest = Ingest(IngestSection(bad_characters="skip", empty_sequences="skip"))
+    assert pairs(ingest.clean(batch(("a", "M-K"), ("a", ""), ("b", "*"), ("a", "MKL")))) == [("a", "MKL")]
     assert ingest.clean(batch(("d", ""))) is None
-    assert applied(ingest) == {"records_skipped_empty": 3}
+    assert applied(ingest) == {"records_skipped_bad_characters": 1, "records_skipped_empty": 3}
 
 
 def test_the_first_of_an_id_is_kept_within_and_across_batches():

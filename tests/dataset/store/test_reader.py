@@ -1,6 +1,5 @@
 """A store gives back every record without copying, and a damaged one is refused without a signal."""
 
-import json
 import os
 import pickle
 import random
@@ -17,11 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esmeray.common.errors import DataError, ResourceError
+from esmeray.dataset.section import IngestSection
 from esmeray.dataset.store import reader
+from esmeray.dataset.store.conversion import convert
 from esmeray.dataset.store.format import DATA_FILE, MANIFEST_FILE
 from esmeray.dataset.store.reader import Store, stage_once, stage_store
 from tests.conftest import REPOSITORY
 from tests.dataset.store_fixtures import make_store
+from tests.dataset.stores import damage_record
 
 READ_ALL = """
 import sys
@@ -112,10 +114,7 @@ def test_records_that_are_not_there_are_an_index_error(pristine_store, index):
 def test_windows_check_each_block_when_it_is_first_read(store_path):
     first, last = np.array([0]), np.array([2999])
     start, length = np.array([0]), np.array([5])
-    damaged = bytearray((store_path / DATA_FILE).read_bytes())
-    damaged[damaged.rindex(Store(store_path).sequence(2999).tobytes())] ^= 1
-    (store_path / DATA_FILE).unlink()  # a new inode: the old one is mapped
-    (store_path / DATA_FILE).write_bytes(damaged)
+    damage_record(store_path, 2999)
     store = Store(store_path)
     assert bytes(store.windows(first, start, length)[0]) == store.sequence(0)[:5].tobytes()
     for records in (last, np.array([0, 2999])):
@@ -140,14 +139,9 @@ def in_forked_child(check) -> bool:
     return os.waitpid(child, 0)[1] == 0
 
 
-def test_a_forked_child_opens_the_file_itself(store_path, sample):
+def test_a_forked_child_opens_the_file_itself_and_refuses_what_was_opened_before(store_path, sample):
     store = Store(store_path)
     assert in_forked_child(lambda: store.text(3) == sample[3][1])
-    assert store.text(1) == sample[1][1]
-
-
-def test_what_was_opened_before_a_fork_is_refused_in_the_child(pristine_store, sample):
-    store = Store(pristine_store)
     residues = store.sequence(2)
 
     def is_refused() -> bool:
@@ -171,39 +165,30 @@ def test_a_flipped_bit_anywhere_is_refused_in_full_without_a_signal(store_path):
     assert read_damaged(store_path, "full", bits) == ["refused"] * 12
 
 
-def test_a_flipped_bit_where_lmdb_follows_is_refused_in_quick_without_a_signal(store_path):
+def test_a_flipped_bit_where_lmdb_follows_or_in_a_value_is_refused_in_quick_without_a_signal(store_path):
     manifest = Store(store_path).manifest
     page_bits = 8 * manifest.page_bytes
     generator = random.Random(0)
     bits = [page * page_bits + generator.randrange(page_bits) for page in manifest.index_pages for _ in range(3)]
     bits += [bit for byte in (16, 24, 40, 56, 120) for bit in (8 * byte, page_bits + 8 * byte + 5)]
-    assert read_damaged(store_path, "quick", bits) == ["refused"] * len(bits)
-
-
-def test_a_flipped_bit_in_a_value_is_refused_in_quick_when_read(store_path):
-    manifest = Store(store_path).manifest
     data = (store_path / DATA_FILE).read_bytes()
     starts = [at for at in range(len(data)) if data.startswith(b"ESMR", at)]
     assert len(starts) >= manifest.num_blocks
-    bits = [8 * start + bit for start in starts[:2] for bit in (3, 8 * 20, 8 * 37, 8 * 300 + 7)]
+    bits += [8 * start + bit for start in starts[:2] for bit in (3, 8 * 20, 8 * 37, 8 * 300 + 7)]
     assert read_damaged(store_path, "quick", bits) == ["refused"] * len(bits)
 
 
 @pytest.mark.parametrize("left", [0, 4096, -1])
 def test_a_truncated_store_is_refused_before_lmdb_opens_it(store_path, left, monkeypatch):
+    before = Store(store_path)
     data_file = store_path / DATA_FILE
     size = data_file.stat().st_size
     os.truncate(data_file, left if left >= 0 else size + left)
     monkeypatch.setattr(lmdb, "open", lambda *_, **__: pytest.fail("opened"))
     with pytest.raises(DataError, match="truncated or replaced"):
         Store(store_path)
-
-
-def test_a_store_truncated_after_the_check_is_refused(store_path):
-    store = Store(store_path)
-    os.truncate(store_path / DATA_FILE, 8192)
     with pytest.raises(DataError, match="truncated or replaced"):
-        store.sequence(0)
+        before.sequence(0)
 
 
 def test_a_store_without_its_parts_is_refused(store_path):
@@ -221,49 +206,28 @@ def test_the_checksum_is_of_the_content_alone(tmp_path, sample, pristine_store):
     # Another file name, layout and map, the same records.
     lines = [f">{name} described\r\n{sequence[:40]}\r\n{sequence[40:]}\r\n" for name, sequence in sample]
     (tmp_path / "other.fasta").write_bytes("".join(lines).encode())
-    from esmeray.dataset.section import IngestSection
-    from esmeray.dataset.store.conversion import convert
-
     convert([str(tmp_path / "other.fasta")], tmp_path / "same", IngestSection())
     other = make_store(tmp_path, [*sample[:-1], (sample[-1][0], sample[-1][1] + "A")])
     assert Store(tmp_path / "same").checksum == Store(pristine_store).checksum != Store(other).checksum
 
 
-def test_the_manifest_names_the_engine(pristine_store):
-    assert json.loads((pristine_store / MANIFEST_FILE).read_text())["engine"] == "lmdb-0.9"
-    meta_version = (pristine_store / DATA_FILE).read_bytes()[20:24]
-    assert int.from_bytes(meta_version, "little") == 1  # MDB_DATA_VERSION of LMDB 0.9
-
-
-def test_a_staged_store_is_the_same_and_is_copied_once(store_path, tmp_path):
+def test_a_staged_store_is_the_same_and_is_copied_once(store_path, tmp_path, monkeypatch):
     staged = stage_store(store_path, tmp_path / "local")
     assert Store(staged, verify="full").checksum == Store(store_path).checksum
     written = (staged / DATA_FILE).stat().st_mtime_ns
     assert stage_store(store_path, tmp_path / "local") == staged
     assert (staged / DATA_FILE).stat().st_mtime_ns == written
     assert [path.name for path in (tmp_path / "local").iterdir()] == [staged.name]
-
-
-def test_a_process_that_opens_a_store_often_verifies_its_copy_once(store_path, tmp_path, monkeypatch):
+    damage_record(staged, 9)
+    again = Store(stage_store(store_path, tmp_path / "local"), verify="full")
+    assert again.path == staged and again.checksum == Store(store_path).checksum, "a damaged copy is made again"
     copy = stage_once(store_path, tmp_path / "local")
     monkeypatch.setattr(reader, "stage_store", lambda *_: pytest.fail("staged again"))
     assert stage_once(store_path, tmp_path / "local") == copy
-    assert Store(copy).checksum == Store(store_path).checksum
-
-
-def test_a_damaged_copy_is_made_again(store_path, tmp_path):
-    staged = stage_store(store_path, tmp_path / "local")
-    data = bytearray((staged / DATA_FILE).read_bytes())
-    data[len(data) // 2] ^= 1
-    (staged / DATA_FILE).write_bytes(data)
-    again = Store(stage_store(store_path, tmp_path / "local"), verify="full")
-    assert again.path == staged and again.checksum == Store(store_path).checksum
 
 
 def test_a_damaged_original_is_refused_and_not_staged(store_path, tmp_path):
-    data = bytearray((store_path / DATA_FILE).read_bytes())
-    data[len(data) // 2] ^= 1
-    (store_path / DATA_FILE).write_bytes(data)
+    damage_record(store_path, 9)
     with pytest.raises(DataError, match="checksum"):
         stage_store(store_path, tmp_path / "local")
     assert list((tmp_path / "local").iterdir()) == []

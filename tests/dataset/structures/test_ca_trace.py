@@ -7,7 +7,7 @@ import numpy as np
 from esmeray.dataset.structures.ca_trace import completed
 from esmeray.dataset.structures.files import read_structures
 from esmeray.dataset.structures.store import StructureCounts
-from tests.structures import EACH, folds, pdb_lines, write_pdb
+from tests.structures import EACH, folds
 
 
 def rmsd(found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
@@ -47,15 +47,3 @@ def test_what_has_too_few_neighbours_stays_unknown():
         found = completed(few)
         np.testing.assert_array_equal(found[:, 1], few)
         assert np.isnan(found[:, [0, 2, 3]]).all()
-
-
-def test_a_ca_only_chain_is_completed_on_request(tmp_path: Path):
-    fold = folds(1)[0]
-    lines = [line for line in pdb_lines(fold) if line[12:16].strip() == "CA"]
-    lines[7] = lines[7].replace("ATOM  ", "HETATM")[:17] + "MSE" + lines[7][20:]
-    counts = StructureCounts()
-    path = write_pdb(tmp_path / "ca.pdb", lines)
-    (read,) = read_structures(path, EACH.model_copy(update={"ca_only": "complete"}), counts)
-    assert read.residues == fold.residues[:7] + "M" + fold.residues[8:] and np.isfinite(read.coordinates).all()
-    assert (counts.completed_chains, counts.ca_only_chains, counts.breaks, counts.placed_oxygens) == (1, 0, 0, 0)
-    np.testing.assert_allclose(read.coordinates[:, 1], fold.coordinates[:, 1], atol=6e-4)

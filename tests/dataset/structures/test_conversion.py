@@ -69,8 +69,8 @@ def test_all_refused_files_are_named_together(tmp_path: Path):
 
 
 def test_the_sample_is_the_same_each_time_and_its_bonds_are_ideal():
-    given = folds(40)
-    assert [fold.residues for fold in given] == [fold.residues for fold in folds(40)]
+    given = folds(6)
+    assert [fold.residues for fold in given] == [fold.residues for fold in folds(6)]
     for fold in given:
         bonds = np.linalg.norm(fold.coordinates[1:, 0] - fold.coordinates[:-1, 2], axis=-1)
         np.testing.assert_allclose(bonds, 1.329, atol=1e-3)
