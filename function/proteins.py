@@ -192,7 +192,7 @@ class LabelledTerms:
 
     def __init__(self, path: Path, min_count: int) -> None:
         self.path, self._min_count = path, min_count
-        data = read(path)
+        self.data = data = read(path)
         self.store = data.store
         learnt = [(aspect, aspect.learnt(min_count)) for aspect in data.aspects.values()]
         learners = [(aspect, columns) for aspect, columns in learnt if columns.size]

@@ -59,12 +59,10 @@ def count_masked_lm_parameters(section: ModelSection) -> ParameterCount:
 
         return _counted(MaskedLM.build(section, seed=0, empty=True))
     settings = esm_settings(section.backbone)
-    facts = esm_facts(settings)
-    D, V = facts.hidden_size, settings["vocab_size"]
+    D, V = settings["hidden_size"], settings["vocab_size"]
     # A dense layer, a norm and the biases; tied output weights are those of the embedding.
     head = D * D + 3 * D + V + (0 if settings["tie_word_embeddings"] else V * D)
-    backbone = section.backbone
-    return ParameterCount(facts.parameters + head, _trained(backbone, facts) + head, _matrices(backbone, facts))
+    return _with_heads(section.backbone, esm_facts(settings), head, head)
 
 
 def count_autoencoder_parameters(section: ModelSection) -> ParameterCount:
@@ -74,17 +72,11 @@ def count_autoencoder_parameters(section: ModelSection) -> ParameterCount:
 
         return _counted(ESM2Autoencoder.build(section, seed=0, empty=True))
     settings = esm_settings(section.backbone)
-    facts = esm_facts(settings)
-    D, V = facts.hidden_size, settings["vocab_size"]
+    D, V = settings["hidden_size"], settings["vocab_size"]
     stack = sum(inputs * outputs for inputs, outputs in pairwise([D, *section.autoencoder.hidden_sizes]))
-    residue_head = V * D
-    trained_head = residue_head if section.autoencoder.residue_loss_weight else 0
-    backbone = _trained(section.backbone, facts)
-    return ParameterCount(
-        facts.parameters + 2 * stack + residue_head,
-        backbone + 2 * stack + trained_head,
-        _matrices(section.backbone, facts),
-    )
+    trained_head = V * D if section.autoencoder.residue_loss_weight else 0
+    # The decoder is the encoder's mirror image.
+    return _with_heads(section.backbone, esm_facts(settings), 2 * stack + V * D, 2 * stack + trained_head)
 
 
 def count_diffusion_parameters(section: ModelSection, num_labels: int) -> ParameterCount:
@@ -96,6 +88,10 @@ def count_diffusion_parameters(section: ModelSection, num_labels: int) -> Parame
 
 def _is_plain_esm2(section: BackboneSection) -> bool:
     return source_type(section) == "esm" and not section.padded
+
+
+def _with_heads(section: BackboneSection, facts: BackboneFacts, heads: int, trained_heads: int) -> ParameterCount:
+    return ParameterCount(facts.parameters + heads, _trained(section, facts) + trained_heads, _matrices(section, facts))
 
 
 def _trained(section: BackboneSection, facts: BackboneFacts) -> int:
@@ -122,20 +118,22 @@ def count_classifier_parameters(
 ) -> ParameterCount:
     """Parameters of a classifier. Raises ConfigError where its head or adapter does not go with the rest."""
     classifier, lora = section.classifier, section.backbone.lora
+    # Counted before anything is loaded: what does not go together is refused here, and not after a download.
     loss_name(classifier, label_space.kind)
     check_pooling(classifier, label_space.kind, num_prefix=num_prefix, causal=facts.causal)
-    adapter, backbone, matrices = 0, _trained(section.backbone, facts), _matrices(section.backbone, facts)
-    if lora.rank:
-        check_not_frozen(section.backbone.frozen)
-        chosen = chosen_layers(list(facts.linear), lora.targets)
-        matrices = adapter = lora.rank * sum(sum(facts.linear[name]) for name in chosen)
-        backbone = 0
-    own = _head_parameters(classifier, facts.hidden_size, label_space.num_outputs)
-    return ParameterCount(facts.parameters + adapter + own, backbone + adapter + own, matrices)
+    head = _head_parameters(classifier, facts.hidden_size, label_space.num_outputs)
+    if not lora.rank:
+        return _with_heads(section.backbone, facts, head, head)
+    check_not_frozen(section.backbone.frozen)
+    chosen = chosen_layers(list(facts.linear), lora.targets)
+    # Two matrices a layer, of rank rows each; nothing else of the backbone is trained.
+    adapter = lora.rank * sum(sum(facts.linear[name]) for name in chosen)
+    return ParameterCount(facts.parameters + adapter + head, adapter + head, adapter)
 
 
 def _head_parameters(section: ClassifierSection, channels: int, outputs: int) -> int:
-    count, attentive = 0, section.pooling == "light_attention"
+    count = 0
+    attentive = section.pooling == "light_attention"
     if attentive:  # two convolutions
         count += 2 * (channels * channels * section.light_attention_kernel + channels)
         channels *= 2
@@ -160,6 +158,7 @@ def estimate_memory(
     mixed = precision != "fp32"
     element_bytes = 2 if mixed else 4
     moments = 2 * trainable - (matrices if optimizer == "muon" else 0)
+    # In mixed precision the optimizer has its own fp32 copy of the weights, from which the bf16 ones are rounded.
     state_bytes = _FP32_BYTES * (moments + (mixed + weight_mean) * trainable)
 
     def share(size_bytes: int, from_stage: int) -> int:
@@ -169,6 +168,7 @@ def estimate_memory(
     return MemoryEstimate(
         parameters=count,
         parameter_bytes=share(element_bytes * total, 3),
+        # Without ZeRO the wrapper keeps gradients in the weights' own dtype.
         gradient_bytes=share((_FP32_BYTES if stage else element_bytes) * trainable, 2),
         optimizer_bytes=0 if offload_optimizer else optimizer_bytes,
         host_optimizer_bytes=optimizer_bytes if offload_optimizer else 0,

@@ -21,6 +21,7 @@ from esmeray.dataset.tokens.base import SequenceTokenizer
 from esmeray.model.tasks.classifier import Classifier
 
 _SHOWN_NAMES = 20
+# By whether a residue is a token of its own: a tokenizer of texts would make one piece of a protein.
 _EXAMPLES = {True: "MKTAYIAKQR", False: "This sentence gets a class."}
 
 _WITH_ESMERAY = """import esmeray
@@ -108,6 +109,7 @@ def opening_call(network: PreTrainedModel, source: str) -> tuple[str, str]:
     kind = type(network)
     # AutoModel means another class for some configs (T5's encoder).
     opener = "AutoModel" if MODEL_MAPPING.get(type(network.config), None) is kind else kind.__name__
+    # A pooler that the folder lacks would be drawn at random, with a warning at each opening.
     takes_pooler = "add_pooling_layer" in inspect.signature(kind.__init__).parameters
     without = ", add_pooling_layer=False" if takes_pooler and getattr(network, "pooler", None) is None else ""
     return opener, f"{opener}.from_pretrained({source}{without})"
@@ -129,7 +131,7 @@ def _section(name: str, value: Any) -> str:
 
 def _cell(value: Any) -> str:
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
-    return text.replace("|", "\\|").replace("\n", " ")
+    return text.replace("|", "\\|").replace("\n", " ")  # either would end the cell of the table
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,7 @@ def classifier_card(model: Classifier, opening: Opening, facts: Mapping[str, Any
 def _lines(model: Classifier, opening: Opening) -> str:
     """Python that computes ``logits`` and ``result`` of one text from the folder named FOLDER."""
     opener, call = opening_call(model.backbone.model, opening.base or "folder")
-    crop = ""
+    crop = ""  # without Esmeray, too, a text is cropped as the run's validation cropped it
     if opening.max_length is not None:
         crop = _CROP.format(
             whole=model.num_prefix + opening.max_length + model.num_suffix,
@@ -188,6 +190,7 @@ def _pooling(model: Classifier) -> str:
         pooled = "pooled = features[inner]  # one row for each residue\n"
     if model.section.head == "linear":
         return pooled
+    # The hidden layer after light attention is the paper's, with ReLU and a norm.
     if model.light_attention is None:
         return pooled + _HIDDEN.format(activation="gelu")
     return pooled + _HIDDEN.format(activation="relu") + _NORM
@@ -209,6 +212,7 @@ def _cropping(model: Classifier, opening: Opening) -> str:
 
 def _description(model: Classifier) -> str:
     kind, names = model.label_space.kind, model.label_space.names
+    # Thousands of terms would hide what the card says otherwise.
     more = f" and {len(names) - _SHOWN_NAMES} more (label_mappings.json)" if len(names) > _SHOWN_NAMES else ""
     pooling = "" if model.per_residue else f", {model.section.pooling} pooling"
     outputs = {"regression": "Numbers", "per_residue": "Letters of each residue"}.get(kind, "Classes")

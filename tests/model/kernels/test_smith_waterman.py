@@ -21,21 +21,24 @@ def sequences(lengths: list[int], seed: int = 0) -> list[bytes]:
     """Random residues, the ones of each fourth sequence taken from the one before, with a gap."""
     random = np.random.default_rng(seed)
     made = [random.choice(LETTERS, length).tobytes() for length in lengths]
-    for place in range(3, len(made), 4):
-        made[place] = made[place - 1][:40] + made[place - 1][47:] or made[place]
+    for number in range(3, len(made), 4):
+        made[number] = made[number - 1][:40] + made[number - 1][47:] or made[number]
     return made
 
 
 def expected(queries: list[bytes], targets: list[bytes], by: Scoring) -> np.ndarray:
     gaps = by.first, by.gap_extend
-    known = [[by.known(one) for one in some] for some in (queries, targets)]
-    return np.array([[parasail.sw(q, t, *gaps, by.matrix).score for t in known[1]] for q in known[0]])
+    known = list(map(by.known, targets))
+    return np.array([[parasail.sw(by.known(q), t, *gaps, by.matrix).score for t in known] for q in queries])
 
 
 def computed(queries: list[bytes], targets: list[bytes], by: Scoring, device: str) -> np.ndarray:
-    codes = [[by.codes[np.frombuffer(one, np.uint8)] for one in some] for some in (queries, targets)]
-    align = SmithWaterman(codes[1], by.scores, by.first, by.gap_extend, device)
-    return np.array([align(one) for one in codes[0]])
+    align = SmithWaterman(coded(targets, by), by.scores, by.first, by.gap_extend, device)
+    return np.array(list(map(align, coded(queries, by))))
+
+
+def coded(residues: list[bytes], by: Scoring) -> list[np.ndarray]:
+    return [by.codes[np.frombuffer(text, np.uint8)] for text in residues]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -79,8 +82,6 @@ def interpreted() -> None:
     for case in CASES[:2]:
         by = scoring(*case)
         for query in (b"W", targets[1], targets[3][:16]):
-            codes = [by.codes[np.frombuffer(one, np.uint8)] for one in targets]
-            align = SmithWaterman(codes, by.scores, by.first, by.gap_extend, "cpu")
+            align = SmithWaterman(coded(targets, by), by.scores, by.first, by.gap_extend, "cpu")
             align._scores = lambda profile, block, by=by: scores(profile, block, LANES, by.first, by.gap_extend)
-            found = align(by.codes[np.frombuffer(query, np.uint8)])
-            np.testing.assert_array_equal(found, expected([query], targets, by)[0])
+            np.testing.assert_array_equal(align(*coded([query], by)), expected([query], targets, by)[0])

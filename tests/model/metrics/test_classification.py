@@ -25,7 +25,7 @@ cases = given(
     decimals=st.sampled_from([1, 8]),
     weighted=st.booleans(),
 )
-few = settings(max_examples=25, deadline=None)
+few = settings(max_examples=12, deadline=None)
 
 
 def class_case(seed, rows, classes, decimals=8, occurring=None):
@@ -167,7 +167,7 @@ def fmax_by_loops(scores, targets):
     return best
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_fmax_is_that_of_cafa(seed):
     scores, targets = label_case(seed, 30, 4, 2 if seed % 2 else 8)
     targets[0] = 0
@@ -177,17 +177,12 @@ def test_fmax_is_that_of_cafa(seed):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_record_of_weight_two_counts_as_two_records(kind):
+def test_a_record_of_weight_two_counts_as_two_records_and_one_without_a_target_for_nothing(kind):
     predictions, targets = case_of(kind)
     weights = np.random.default_rng(0).integers(0, 4, size=len(targets))
     weighted = classification_metrics(kind, predictions, targets, weights)
     repeated = classification_metrics(kind, predictions.repeat(weights, axis=0), targets.repeat(weights, axis=0))
     assert weighted == pytest.approx(repeated, abs=1e-6)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_rows_without_a_target_do_not_count(kind):
-    predictions, targets = case_of(kind, seed=1)
     expected = classification_metrics(kind, predictions, targets)
     unknown = np.full_like(targets[:7], np.nan if targets.ndim == 2 else IGNORED_TARGET)
     mixed = np.concatenate([unknown, targets])
@@ -198,18 +193,17 @@ def test_rows_without_a_target_do_not_count(kind):
 def test_unknown_labels_and_numbers_are_left_out_one_by_one():
     scores, targets = label_case(0, 30, 3)
     targets[:10, 1] = np.nan
-    found = metrics_of_each("multilabel", scores, targets)
-    assert found[1]["records"] == targets[10:, 1].sum()
-    close(found[1]["auroc"], metrics.roc_auc_score(targets[10:, 1], scores[10:, 1]))
+    label = metrics_of_each("multilabel", scores, targets)[1]
+    assert label["records"] == targets[10:, 1].sum()
+    close(label["auroc"], metrics.roc_auc_score(targets[10:, 1], scores[10:, 1]))
     numbers, measured = number_case(0, 30, 2)
     measured[:10, 1] = np.nan
-    close(
-        metrics_of_each("regression", numbers, measured)[1]["r2"], metrics.r2_score(measured[10:, 1], numbers[10:, 1])
-    )
+    number = metrics_of_each("regression", numbers, measured)[1]
+    close(number["r2"], metrics.r2_score(measured[10:, 1], numbers[10:, 1]))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("rows", [1, 2, 9])
+@pytest.mark.parametrize("rows", [1, 9])
 def test_what_is_undefined_is_left_out_and_nothing_is_nan(kind, rows):
     columns = 2 if kind == "binary" else 3
     by_number = kind in ("multilabel", "regression")
@@ -217,18 +211,11 @@ def test_what_is_undefined_is_left_out_and_nothing_is_nan(kind, rows):
     for value in (0, 1):
         targets = np.full((rows, columns), float(value)) if by_number else np.full(rows, value)
         found = classification_metrics(kind, constant, targets)
-        assert np.isfinite(list(found.values())).all()
+        assert np.isfinite(list(found.values())).all() and found.get("mcc", 0) == 0
         assert not {"auroc", "spearman", "pearson", "r2"} & set(found)
         intervals = bootstrap_intervals(kind, constant, targets, samples=20, seed=0)
         assert np.isfinite(list(intervals.values())).all()
         assert set(intervals) <= set(found)
-
-
-@pytest.mark.parametrize("predicted", [[0, 0, 0], [1, 1, 1]])
-def test_matthews_coefficient_is_zero_where_all_is_one_class(predicted):
-    scores = np.eye(2)[predicted]
-    assert classification_metrics("binary", scores, np.array([0, 0, 0]))["mcc"] == 0
-    assert classification_metrics("binary", scores, np.array([0, 1, 0]))["mcc"] == 0
 
 
 def test_r2_of_numbers_that_vary_little_is_not_rounded():
@@ -258,12 +245,13 @@ def test_metrics_of_each_class_are_those_of_scikit_learn():
 def test_an_interval_holds_the_metrics_of_resampled_records(kind):
     predictions, targets = case_of(kind, seed=2)
     generator = np.random.default_rng(11)
-    draws = [generator.integers(len(targets), size=len(targets)) for _ in range(40)]
+    draws = [generator.integers(len(targets), size=len(targets)) for _ in range(20)]
     resampled = [classification_metrics(kind, predictions[drawn], targets[drawn]) for drawn in draws]
-    intervals = bootstrap_intervals(kind, predictions, targets, samples=40, seed=11)
+    intervals = bootstrap_intervals(kind, predictions, targets, samples=20, seed=11)
     assert set(intervals) == set(classification_metrics(kind, predictions, targets))
     for name, interval in intervals.items():
-        assert interval == pytest.approx(tuple(np.quantile([one[name] for one in resampled], [0.025, 0.975])), abs=1e-6)
+        values = [metrics[name] for metrics in resampled]
+        assert interval == pytest.approx(tuple(np.quantile(values, [0.025, 0.975])), abs=1e-6)
 
 
 def test_residues_are_drawn_by_whole_records():
