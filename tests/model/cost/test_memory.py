@@ -29,9 +29,11 @@ def counted(model):
 
 
 @pytest.mark.parametrize("task", ["autoencoder", "masked_lm"])
-@pytest.mark.parametrize("settings", [{}, {"frozen": True}])
-def test_the_count_is_that_of_the_built_model(task, settings):
-    section = tiny_section(task, **settings)
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("source", ["esm2_t6_8M", "esmc"])
+def test_the_count_is_that_of_the_built_model(task, frozen, source):
+    section = tiny_section(task, frozen=frozen)
+    section.backbone.source = source
     untrained_head = section.autoencoder.model_copy(update={"residue_loss_weight": 0.0})
     count = {"autoencoder": count_autoencoder_parameters, "masked_lm": count_masked_lm_parameters}[task]
     for counted_section in (section, section.model_copy(update={"autoencoder": untrained_head})):

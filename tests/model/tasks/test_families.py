@@ -9,7 +9,6 @@ from esmeray.dataset.tokens.base import EsmSequenceTokenizer
 from esmeray.dataset.tokens.esm import encode, pack_sequences
 from esmeray.model.backbones.architectures import MASKED_LM_HEADS
 from esmeray.model.backbones.loading import residue_tokenizer
-from esmeray.model.cost.memory import count_autoencoder_parameters, count_masked_lm_parameters
 from esmeray.model.export.backbone import export
 from esmeray.model.tasks.autoencoder import ESM2Autoencoder
 from esmeray.train_config.schema import BackboneSection, ModelSection
@@ -140,16 +139,6 @@ def test_an_autoencoder_of_any_backbone_trains_and_is_restored_whole(kind, tmp_p
     assert type(restored.backbone.model) is type(model.backbone.model)
     for ours, theirs in zip(model.encode(SEQUENCES), restored.encode(SEQUENCES), strict=True):
         assert_near(ours, theirs)
-
-
-@pytest.mark.parametrize("task", ["masked_lm", "autoencoder"])
-def test_parameters_of_any_backbone_are_counted_before_it_is_built(task, tmp_path):
-    save_small_model(tmp_path, "esmc")
-    parameters = list(build_model(section(task, tmp_path, frozen=True), seed=0).parameters())
-    total, trainable = sum(p.numel() for p in parameters), sum(p.numel() for p in parameters if p.requires_grad)
-    (tmp_path / "model.safetensors").unlink()
-    count = {"autoencoder": count_autoencoder_parameters, "masked_lm": count_masked_lm_parameters}[task]
-    assert count(section(task, tmp_path, frozen=True)) == (total, trainable, 0)
 
 
 def test_what_does_not_go_with_a_task_is_refused(tmp_path):

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from esmeray.dataset.packed_batch import PackedBatch
 from esmeray.model.tasks.pooling import (
     first_token,
     last_token,
@@ -12,31 +11,13 @@ from esmeray.model.tasks.pooling import (
     pool,
     residue_mask,
 )
-from tests.model.support import assert_near, batch_of_lengths, no_waiting, segments
+from tests.model.support import batch_of_lengths, no_waiting, segments
 
 RAGGED = [5, 1, 40, 2]
 AROUND = [(1, 1), (0, 0), (0, 1), (2, 1)]
-ALONE = {mean_over_residues: lambda residues: residues.mean(0), max_over_residues: lambda residues: residues.amax(0)}
 
 
-def residues_of(features: torch.Tensor, batch: PackedBatch, prefix: int, suffix: int) -> list[torch.Tensor]:
-    return [rows[prefix : len(rows) - suffix] for rows in segments(features, batch)]
-
-
-@pytest.mark.parametrize("pooling", ALONE)
-@pytest.mark.parametrize(("prefix", "suffix"), AROUND)
-def test_pooled_packed_equals_one_at_a_time(pooling, prefix, suffix):
-    batch = batch_of_lengths([length + prefix + suffix for length in RAGGED])
-    features = torch.randn(batch.num_tokens, 7, requires_grad=True)
-    weights = torch.randn(len(RAGGED), 7)
-    expected = torch.stack([ALONE[pooling](rows) for rows in residues_of(features, batch, prefix, suffix)])
-    pooled = pooling(features, batch, prefix, suffix)
-    assert_near(pooled, expected)
-    gradients = [torch.autograd.grad((result * weights).sum(), features)[0] for result in (pooled, expected)]
-    assert_near(*gradients)
-
-
-@pytest.mark.parametrize("pooling", ALONE)
+@pytest.mark.parametrize("pooling", [mean_over_residues, max_over_residues])
 @pytest.mark.parametrize("lengths", [[1], [2], [1, 7, 2]])
 def test_a_sequence_without_residues_is_zero_and_gets_no_gradient(pooling, lengths):
     batch = batch_of_lengths(lengths)
