@@ -55,7 +55,7 @@ def export(
     with exported_folder(folder, model.task, overwrite, resolved_config) as (building, target):
         tokenizer = tokenizer or EsmSequenceTokenizer()
         network = model.network()
-        with quiet_transformers():  # it reports tied weights that are saved once, as is meant
+        with quiet_transformers():  # without its progress bar
             network.save_pretrained(building)
         model.save(building)
         if isinstance(tokenizer, EsmSequenceTokenizer):  # any other brings the length of its source

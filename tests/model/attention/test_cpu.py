@@ -57,10 +57,10 @@ def error(ours: Tensor, theirs: Tensor) -> float:
 def test_output_and_gradients_are_those_of_fp64(dtype, head, turned):
     *inputs, d_out = heads(LENGTHS, head, dtype)
     exact = [x.double().requires_grad_() for x in inputs]
-    query, key = (rotated(x.float(), LENGTHS) if turned else x for x in exact[:2])
+    query, key, value = exact
     if turned:  # rotate() works in fp32, which is exact enough here
-        query, key = query.double(), key.double()
-    expected = reference(query, key, exact[2], LENGTHS, 0.3)
+        query, key = (rotated(x.float(), LENGTHS).double() for x in exact[:2])
+    expected = reference(query, key, value, LENGTHS, 0.3)
     expected.backward(d_out.double())
     ours = [x.clone().requires_grad_() for x in inputs]
     tables = rotary_tables(frequencies(head), max(LENGTHS)) if turned else None
@@ -131,10 +131,9 @@ def test_a_nan_stays_in_its_sequence_and_is_not_hidden():
 
 
 def test_heads_may_lie_in_a_wider_tensor():
-    joined = torch.randn(29, 9, 8)
-    query, key, value = joined.split(3, dim=1)
-    out = cpu_attention(query, key, value, offsets([9, 20]), 0.5)
-    assert torch.equal(out, cpu_attention(query.clone(), key.clone(), value.clone(), offsets([9, 20]), 0.5))
+    wide = torch.randn(29, 9, 8).split(3, dim=1)
+    dense = [heads_THd.clone() for heads_THd in wide]
+    assert torch.equal(cpu_attention(*wide, offsets([9, 20]), 0.5), cpu_attention(*dense, offsets([9, 20]), 0.5))
 
 
 def test_the_number_of_threads_changes_no_bit():

@@ -33,7 +33,7 @@ def counted(model):
 @pytest.mark.parametrize("source", ["esm2_t6_8M", "esmc"])
 def test_the_count_is_that_of_the_built_model(task, frozen, source):
     section = tiny_section(task, frozen=frozen)
-    section.backbone.source = source
+    section = section.model_copy(update={"backbone": section.backbone.model_copy(update={"source": source})})
     untrained_head = section.autoencoder.model_copy(update={"residue_loss_weight": 0.0})
     count = {"autoencoder": count_autoencoder_parameters, "masked_lm": count_masked_lm_parameters}[task]
     for counted_section in (section, section.model_copy(update={"autoencoder": untrained_head})):

@@ -24,16 +24,16 @@ POOLINGS = ["mean", "max", "cls", "last", "light_attention"]
 LENGTHS = [12, 1, 40, 3, 7]
 
 
-def build(kind="multiclass", *, frozen=False, class_weights=None, seed=0, around=(1, 1), **settings) -> Classifier:
+def build(kind="multiclass", *, around=(1, 1), **settings) -> Classifier:
     section = ClassifierSection(**{"dropout": 0.0, "hidden_size": 16} | settings)
-    backbone = build_backbone(TINY.model_copy(update={"frozen": frozen}), seed)
     space = LabelSpace(kind=kind, names=NAMES.get(kind, ("a", "b", "c")))
-    torch.manual_seed(seed)
-    return Classifier(backbone, section, space, class_weights, num_prefix=around[0], num_suffix=around[1])
+    backbone = build_backbone(TINY, seed=0)
+    torch.manual_seed(0)
+    return Classifier(backbone, section, space, num_prefix=around[0], num_suffix=around[1])
 
 
-def with_targets(batch: PackedBatch, kind: str, seed: int = 0) -> PackedBatch:
-    draw = torch.Generator().manual_seed(seed)
+def with_targets(batch: PackedBatch, kind: str) -> PackedBatch:
+    draw = torch.Generator().manual_seed(0)
     rows = batch.num_tokens if kind == "per_residue" else batch.num_sequences
     if kind == "regression":
         targets = torch.randn(rows, 3, generator=draw)
@@ -51,8 +51,8 @@ def with_tensor(batch: PackedBatch, kind: str, targets: torch.Tensor) -> PackedB
     return batch.adding(**{"by_token" if kind == "per_residue" else "by_sequence": {TARGETS: targets}})
 
 
-def labelled(kind: str, lengths=LENGTHS, seed: int = 0) -> PackedBatch:
-    return with_targets(pack_sequences(random_sequences(lengths)), kind, seed)
+def labelled(kind: str, lengths=LENGTHS) -> PackedBatch:
+    return with_targets(pack_sequences(random_sequences(lengths)), kind)
 
 
 def one_by_one(batch: PackedBatch, kind: str) -> list[PackedBatch]:

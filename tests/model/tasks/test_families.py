@@ -106,7 +106,7 @@ def test_another_vocabulary_is_read_through_a_table(prot_bert, tmp_path):
     settings = section("masked_lm", folder)
     model = build_model(settings, seed=0).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    hidden = [text[:3] + "X" + text[4:] for text in SEQUENCES]
+    hidden = [SEQUENCES[0][:3] + "X" + SEQUENCES[0][4:], *SEQUENCES[1:]]
     ids = [tokenizer(" ".join(text), return_tensors="pt")["input_ids"][0] for text in SEQUENCES]
     masked = [tokenizer(" ".join(text).replace("X", "[MASK]"), return_tensors="pt")["input_ids"][0] for text in hidden]
     alone = logits_alone(network, masked)
