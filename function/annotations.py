@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,7 +107,7 @@ def read_scores(
     ids = {name: {protein: row for row, protein in enumerate(names)} for name, names in proteins.items()}
     # A protein may be annotated in one aspect alone: its predictions in the others are nobody's mistake.
     everyone = frozenset().union(*ids.values())
-    triples = {name: (array("i"), array("i"), array("d")) for name in ids}
+    triples: dict[str, list[array[Any]]] = {name: [array("i"), array("i"), array("d")] for name in ids}
     lines = _Lines(path, ontology, unknown, aspect)
     for number, row, name, column in lines.located(_rows(path, 3), 1):
         score = lines.number(number, row[2], "score", 1.0)  # first, so that a bad one is refused of any protein
@@ -173,7 +173,7 @@ class _Lines:
         """Line number, fields, and aspect and column of the term in a field."""
         for number, row in rows:
             aspect, column = self._ontology.positions.get(row[field], ("", -1))
-            if not aspect:
+            if column < 0:
                 self.miss(number, f"the term {row[field]!r} is not in the ontology, or obsolete")
             elif self._aspect not in (None, aspect):
                 # Whatever ``unknown`` says: the term is known, and the file is not the one that was meant.
@@ -226,7 +226,7 @@ def _gaf(path: Path, evidence: frozenset[str], since: str, before: str) -> Itera
             yield number, [row[1], row[4]]
 
 
-def _largest(triples: "tuple[array[int], array[int], array[float]]", shape: tuple[int, int]) -> csr_array:
+def _largest(triples: "list[array[Any]]", shape: tuple[int, int]) -> csr_array:
     rows, columns, scores = map(np.asarray, triples)
     order = np.lexsort((scores, columns, rows))
     rows, columns = rows[order], columns[order]

@@ -29,10 +29,10 @@ def write_sample(folder: Path, settings: SampleSection) -> None:
     random = np.random.Generator(np.random.PCG64(settings.seed))
     leaves = []
     lines = ["format-version: 1.2"]
-    number = count(1)  # ids run through all namespaces, as the Gene Ontology's do
+    serial = count(1)  # ids run through all namespaces, as the Gene Ontology's do
     for namespace, size in NAMESPACES.items():
         parents = [_parents(term, random) for term in range(size)]
-        names = [f"EX:{next(number):07d}" for _ in range(size)]
+        names = [f"EX:{next(serial):07d}" for _ in range(size)]
         for term, name in enumerate(names):
             lines += ["", "[Term]", f"id: {name}", f"name: {namespace} {term}", f"namespace: {namespace}"]
             lines += [f"is_a: {names[parent]}" for parent in parents[term][:1]]
