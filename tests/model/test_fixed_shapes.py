@@ -19,15 +19,9 @@ from esmeray.model.backbones.lora import adapt
 from esmeray.model.tasks.base import TaskModel
 from esmeray.train_config.schema import BatchSection, LoraSection, MaskedLMSection, TrainingSection
 from esmeray.training.engine.engine import prepare_layers
-from tests.model.support import (
-    Operators,
-    assert_near,
-    build_model,
-    masked_batch,
-    random_sequences,
-    tiny_section,
-)
-from tests.model.tasks.test_classifier import KINDS, POOLINGS, build, labelled, with_targets
+from tests.model.support import Operators, assert_near, build_model, tiny_section
+from tests.model.tasks.test_classifier import KINDS, POOLINGS, build, with_targets
+from tests.model.test_hidden_costs import TASKS, batch_of, model_of
 
 LENGTHS = [12, 1, 40, 3, 7]
 INTEL = "GenuineIntel" in Path("/proc/cpuinfo").read_text()
@@ -58,18 +52,9 @@ def assert_equal(model: TaskModel, batch: PackedBatch, shape: BatchShape) -> Non
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("task", ["masked_lm", "autoencoder"])
-def test_fillers_change_no_metric_and_no_gradient(task, shape):
-    batch = masked_batch(random_sequences(LENGTHS), [0.3] * len(LENGTHS))
-    assert_equal(build_model(tiny_section(task), seed=0), batch, shape)
-
-
-@pytest.mark.parametrize("shape", SHAPES[:1])
-@pytest.mark.parametrize(
-    ("kind", "pooling"), [*((kind, "mean") for kind in KINDS), *(("multiclass", pooling) for pooling in POOLINGS[1:])]
-)
-def test_fillers_change_no_metric_and_no_gradient_of_a_classifier(kind, pooling, shape):
-    assert_equal(build(kind, pooling=pooling), labelled(kind, LENGTHS), shape)
+@pytest.mark.parametrize("name", [*TASKS, *KINDS, *POOLINGS[1:]])
+def test_fillers_change_no_metric_and_no_gradient(name, shape):
+    assert_equal(model_of(name), batch_of(name, LENGTHS), shape)
 
 
 @pytest.fixture
