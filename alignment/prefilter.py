@@ -29,25 +29,23 @@ class SharedWords:
     def __init__(self, store: Store, records: NDArray[np.int64] | None = None) -> None:
         self._chosen_N = np.arange(len(store)) if records is None else records
         words = [_distinct_words(store.sequence(record)) for record in self._chosen_N.tolist()]
-        all_words = np.concatenate([np.empty(0, np.int32), *words])
+        all_words = np.concatenate([np.empty(0, np.int32), *words])  # an empty store has an index too
         records = np.repeat(np.arange(len(words), dtype=np.int32), list(map(len, words)))
+        # Records by word: those of word w are [starts[w], starts[w + 1]). Stable, so that each run ascends.
         self._records = records[np.argsort(all_words, kind="stable")]
         counts = np.bincount(all_words, minlength=_WORDS)
         self._starts = np.append(0, counts.cumsum())
+        # Squared: a shared word counts once in the query's vector and once in the record's.
         self._weights = np.log((1 + len(words)) / np.maximum(1, counts)) ** 2
+        # Near the norms of the records' vectors: few words of a protein stand in it twice.
         self._norms_N = np.sqrt(np.maximum(1, store.lengths[self._chosen_N]))
 
     def __call__(self, query_id: str, query: bytes, count: int) -> NDArray[np.int64]:
         """Records by the words that they share with the query, weighted as in the cosine of tf-idf vectors."""
         words_W = _distinct_words(np.frombuffer(query.upper(), np.uint8))
-        starts_W, ends_W = self._starts[words_W], self._starts[words_W + 1]
-        records = np.concatenate(
-            [
-                np.empty(0, np.int32),
-                *(self._records[start:end] for start, end in zip(starts_W.tolist(), ends_W.tolist(), strict=True)),
-            ]
-        )
-        weights = np.repeat(self._weights[words_W], ends_W - starts_W)
+        runs_W = [self._records[self._starts[word] : self._starts[word + 1]] for word in words_W.tolist()]
+        records = np.concatenate([np.empty(0, np.int32), *runs_W])
+        weights = np.repeat(self._weights[words_W], list(map(len, runs_W)))
         shared_N = np.bincount(records, weights, minlength=len(self._chosen_N))
         return self._chosen_N[_largest(shared_N / self._norms_N, count)]
 
@@ -80,7 +78,7 @@ def _distinct_words(letters: NDArray[np.uint8]) -> NDArray[np.int32]:
 
 
 def _largest(values_N: NDArray, count: int) -> NDArray[np.int64]:
-    """(M,) places of the largest values, ascending; of equal ones the first."""
+    """(M,) indices of the largest values, ascending; of equal ones the first."""
     return np.sort(np.argsort(-values_N, kind="stable")[:count])
 
 

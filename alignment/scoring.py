@@ -21,7 +21,7 @@ from esmeray.common.errors import ConfigError, DataError
 from esmeray.common.text import did_you_mean
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS, STORE_ALPHABET
 
-_LETTERS = "ARNDCQEGHILKMFPSTWYVBZX"
+_LETTERS = "ARNDCQEGHILKMFPSTWYVBZX"  # parasail's matrices end with *, which no stored protein has
 _CONSTANTS = {
     "BLOSUM45": """0.9113 9.61106; 14 2 0.195 0.032 1.9 60.7362 61.1023; 13 3 0.207 0.049 1.5 35.8559 35.9639;
 12 3 0.199 0.039 1.8 45.6936 45.8517; 11 3 0.19 0.031 2 62.8741 63.1037; 10 3 0.179 0.023 2.4 88.2868 88.6391;
@@ -77,19 +77,24 @@ class Statistics(NamedTuple):
         them. ``query``, ``targets``: lengths in residues. ``gap``: penalty of a gap of one residue.
         """
         y = np.asarray(scores, np.float64)
+        # Where the lines in the score begin (b, beta and tau of the paper): by the constants of ungapped alignments.
         offset = 2 * gap * (self.a_ungapped - self.a)
         spread = 2 * gap * (self.alpha_ungapped - self.alpha)
         joint = 2 * gap * (self.alpha_ungapped - self.sigma)
+        # These lines fall below 0 for small scores; BLAST keeps both above the value of a score of 2 / lambda.
         deviation = np.sqrt(np.maximum(2 * self.alpha / self.lambda_, self.alpha * y + spread))
         covariance = np.maximum(2 * self.sigma / self.lambda_, self.sigma * y + joint)
-        positions, probability = 1.0, 1.0
+        positions: NDArray | float = 1.0
+        probability: NDArray | float = 1.0
         for length in (query, targets):
+            # Positions where an alignment of this score may start: a long one has no room near the end.
             left = length - (self.a * y + offset)
             share = ndtr(left / deviation)
             density = np.exp(-0.5 * (left / deviation) ** 2) / math.sqrt(2 * math.pi)
             positions = positions * np.maximum(left * share + deviation * density, 0)
             probability = probability * share
         area = positions + covariance * probability
+        # Of this pair alone; a database counts as residues / targets sequences of this one's length.
         return area * self.k * np.exp(-self.lambda_ * y) * residues / targets
 
 
@@ -116,16 +121,19 @@ class Scoring:
     def matrix(self) -> Any:
         """The matrix as parasail takes it."""
         matrix = parasail.matrix_create(self.letters, 0, 0)
-        for place in np.ndindex(self.scores.shape):
-            matrix[place] = int(self.scores[place])
+        # One by one: parasail 1.3.4 takes no array for a matrix.
+        for cell in np.ndindex(self.scores.shape):
+            matrix[cell] = int(self.scores[cell])
         return matrix
 
     @cached_property
     def codes(self) -> NDArray[np.uint8]:
-        """(256,) place in the matrix of each letter that a store may have, upper or lower case; 255 for others."""
+        """(256,) row in the matrix of each letter that a store may have, upper or lower case; 255 for others."""
         codes = np.full(256, 255, np.uint8)
-        for letter in STORE_ALPHABET + "J":
-            scored = letter if letter in self.letters else "C" if letter == "U" else "X"
+        for letter in STORE_ALPHABET + "J":  # J: of queries, which pass no ingest that would make it X
+            # Selenocysteine is cysteine with another atom; nothing is as near to the other letters.
+            stand_in = "C" if letter == "U" else "X"
+            scored = letter if letter in self.letters else stand_in
             codes[[ord(letter), ord(letter.lower())]] = self.letters.index(scored)
         return codes
 
@@ -136,10 +144,11 @@ class Scoring:
     def known(self, residues: bytes) -> bytes:
         """The sequence in letters of the matrix. Raises DataError for a letter that is no residue."""
         known = residues.translate(self._table)
-        if 0 in known:
-            place = known.index(0)
+        # Checked after the translation, in one scan of bytes: no stored sequence is looked at letter by letter.
+        index = known.find(0)
+        if index >= 0:
             raise DataError(
-                f"residue {place + 1} is {chr(residues[place])!r}, which is no amino acid; mend the sequence"
+                f"residue {index + 1} is {chr(residues[index])!r}, which is no amino acid; mend the sequence"
             )
         return known
 
@@ -154,6 +163,7 @@ def scoring(matrix: str = "BLOSUM62", gap_open: int | None = None, gap_extend: i
         letters = _LETTERS
         scores = parasail.Matrix(name.lower()).matrix[: len(letters), : len(letters)].astype(np.int32)
     elif Path(matrix).is_file():
+        # BLAST's defaults go with its matrices; scores of any other may be on another scale.
         if gap_open is None or gap_extend is None:
             raise ConfigError(f"align.matrix {matrix}: give gap_open and gap_extend with a matrix from a file")
         letters, scores = read_matrix(Path(matrix))
@@ -164,9 +174,11 @@ def scoring(matrix: str = "BLOSUM62", gap_open: int | None = None, gap_extend: i
         )
     ungapped, *rows = [[*map(float, row.split())] for row in _CONSTANTS.get(name, "0 0").split(";")]
     constants = {(int(row[0]), int(row[1])): Statistics(*row[2:], *ungapped) for row in rows}
-    default = next(iter(constants), (0, 0))
-    gaps = default[0] if gap_open is None else gap_open, default[1] if gap_extend is None else gap_extend
-    return Scoring(matrix, letters, scores, *gaps, constants.get(gaps))
+    default_open, default_extend = next(iter(constants), (0, 0))
+    gap_open = default_open if gap_open is None else gap_open
+    gap_extend = default_extend if gap_extend is None else gap_extend
+    # By the pair: constants were fitted for these penalties alone, and nothing between two fits is known.
+    return Scoring(matrix, letters, scores, gap_open, gap_extend, constants.get((gap_open, gap_extend)))
 
 
 def read_matrix(path: Path) -> tuple[str, NDArray[np.int32]]:
@@ -184,14 +196,14 @@ def read_matrix(path: Path) -> tuple[str, NDArray[np.int32]]:
     scores = np.zeros((len(letters), len(letters)), np.int32)
     if [row[0].upper() for _, row in rows[1:]] != letters or len(set(letters)) < len(letters):
         raise DataError(f"{path}: the letters of its rows are not those of its columns; give a matrix in NCBI's format")
-    for place, (number, row) in enumerate(rows[1:]):
+    for index, (number, row) in enumerate(rows[1:]):
         try:
-            scores[place] = [int(value) for value in row[1:]]
+            scores[index] = [int(value) for value in row[1:]]
         except (ValueError, OverflowError):
             raise DataError(f"{path}, line {number}: {len(letters)} whole numbers have to follow the letter") from None
     if missing := sorted(set(AMINO_ACIDS + "X") - set(letters)):
         raise DataError(f"{path}: has no column {missing[0]}; a matrix of proteins has the 20 amino acids and X")
     if (scores != scores.T).any() or abs(scores).max() > 127:
         raise DataError(f"{path}: is not symmetric, or has a score beyond 127; give a matrix in NCBI's format")
-    kept = [place for place, letter in enumerate(letters) if letter != "*"]
-    return "".join(letters[place] for place in kept), scores[np.ix_(kept, kept)]
+    kept = [index for index, letter in enumerate(letters) if letter != "*"]
+    return "".join(letters[index] for index in kept), scores[np.ix_(kept, kept)]

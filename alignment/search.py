@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -58,6 +58,8 @@ class Search:
         self.store, self.scoring = store, scoring
         self.threads = threads or len(os.sched_getaffinity(0))
         self._all_scores = scores
+        self._residues = int(store.lengths.sum(dtype=np.int64))
+        self._pool = ThreadPoolExecutor(self.threads)  # starts no thread before it is asked to
 
     def hits(
         self, query: bytes, count: int = 10, evalue: float = 10.0, records: NDArray[np.int64] | None = None
@@ -72,12 +74,14 @@ class Search:
         candidates = np.flatnonzero(scores > 0)
         chosen = candidates if records is None else records[candidates]
         scores = scores[candidates]
+        # Record and score decide the order; these are columns of the report, and stay NaN without constants.
         bits = evalues = np.full(len(scores), np.nan)
         if statistics is not None:
-            lengths, residues = self.store.lengths[chosen], self._residues
+            lengths = self.store.lengths[chosen]
             bits = statistics.bits(scores)
-            evalues = statistics.evalues(scores, len(query), lengths, residues, self.scoring.first)
-        kept = np.flatnonzero(~(evalues > evalue))
+            evalues = statistics.evalues(scores, len(query), lengths, self._residues, self.scoring.first)
+        kept = np.flatnonzero(~(evalues > evalue))  # not <=: NaN passes, as no limit can hold for it
+        # By score and not by E-value, which depends on the record's length: equal scores stay in the store's order.
         best = kept[np.lexsort((chosen[kept], -scores[kept]))[:count]]
         columns = (chosen[best], scores[best], bits[best], evalues[best])
         return [Hit(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
@@ -87,15 +91,20 @@ class Search:
         if records is None and self._all_scores is not None:
             return self._all_scores(query)
         known = self.scoring.known(query)
-        if not known:
+        if not known:  # parasail aligns no empty query
             return np.zeros(len(self.store) if records is None else len(records), np.int32)
         records = np.arange(len(self.store)) if records is None else records
+        # The profile depends on the query alone: it is made once, for all threads.
         score = partial(self._scores, parasail.profile_create_sat(known, self.scoring.matrix))
+        # Four pieces a thread, for records of very different lengths; more where a piece would be many records.
         count = max(1, min(4 * self.threads, len(records)), -(-len(records) // _AT_ONCE))
         return np.concatenate(list(self._pool.map(score, np.array_split(records, count))))
 
     def alignment(self, query: bytes, hit: Hit) -> NDArray[np.int64]:
-        """(A, 2) places of aligned residues in the query and the record, from 0; -1 in a gap. Of several best, one."""
+        """(A, 2) positions of aligned residues in the query and the record, from 0; -1 in a gap.
+
+        Of several best alignments, one.
+        """
         known = self.scoring.known(query), self.scoring.known(self.store.sequence(hit.record).tobytes())
         gaps = self.scoring.first, self.scoring.gap_extend
         cigar = parasail.sw_trace_striped_sat(*known, *gaps, self.scoring.matrix).cigar
@@ -114,34 +123,33 @@ class Search:
         letters = [np.frombuffer(text, np.uint8)[paired[:, side]] for side, text in enumerate(texts)]
         same = int((letters[0] == letters[1]).sum())
         gaps = trace < 0
+        # A gap begins where the column before has none on the same side; gaps of both sides may be neighbours.
         opened = int(gaps[0].sum() + (gaps[1:] & ~gaps[:-1]).sum())
-        ends = [place + 1 for side in (0, 1) for place in (paired[0, side], paired[-1, side])]
+        ends = paired[[0, -1]].T.ravel() + 1
         values = [query_id, self.store.id(hit.record), f"{100 * same / len(trace):.3f}", len(trace), len(paired) - same]
         return "\t".join(map(str, [*values, opened, *ends, f"{hit.evalue:.3g}", f"{hit.bits:.1f}"]))
 
     def _scores(self, profile: parasail.Profile, records: NDArray[np.int64]) -> NDArray[np.int32]:
         lengths = self.store.lengths[records].astype(np.int64)
+        # End to end: one translation and one call for all of the piece.
         letters = self.scoring.known(b"".join(self.store.windows(records, np.zeros_like(records), lengths)))
-        gaps, ends = (self.scoring.first, self.scoring.gap_extend), lengths.cumsum()
+        gaps = (self.scoring.first, self.scoring.gap_extend)
+        ends = lengths.cumsum()
         scores = np.zeros(len(records), np.int32)
         library = compiled_code.load(Path(__file__).with_name("scores.cpp"))
         if library is None:
-            for place, end in enumerate(ends.tolist()):
-                text = letters[end - lengths[place] : end]
-                scores[place] = parasail.sw_striped_profile_sat(profile, text, *gaps).score
+            for index, end in enumerate(ends.tolist()):
+                text = letters[end - lengths[index] : end]
+                scores[index] = parasail.sw_striped_profile_sat(profile, text, *gaps).score
         else:
+            # parasail's functions go to the loop as pointers, so that nothing is linked with its library.
             functions = (_PARASAIL.parasail_sw_striped_profile_sat, _PARASAIL.parasail_result_free)
-            pointers = [ctypes.cast(pointer, ctypes.c_void_p) for pointer in (*functions, profile.pointer)]
-            arrays = [ctypes.c_void_p(array.ctypes.data) for array in (ends, scores)]
             library.esmeray_alignment_scores(
-                *pointers, letters, arrays[0], ctypes.c_int64(len(records)), *gaps, arrays[1]
+                *(ctypes.cast(pointer, ctypes.c_void_p) for pointer in (*functions, profile.pointer)),
+                letters,
+                ctypes.c_void_p(ends.ctypes.data),
+                ctypes.c_int64(len(records)),
+                *gaps,
+                ctypes.c_void_p(scores.ctypes.data),
             )
         return scores
-
-    @cached_property
-    def _residues(self) -> int:
-        return int(self.store.lengths.sum(dtype=np.int64))
-
-    @cached_property
-    def _pool(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(self.threads)

@@ -13,11 +13,11 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
+from scipy.sparse import csr_array, vstack
 
 from esmeray.common.errors import DataError
 from esmeray.common.text import counted
@@ -44,11 +44,9 @@ class Annotations:
 
     def of(self, proteins: Sequence[str]) -> csr_array:
         """Rows of these proteins; empty ones for those without annotation."""
-        places = {protein: place for place, protein in enumerate(self.proteins)}
-        pairs = [(row, places[protein]) for row, protein in enumerate(proteins) if protein in places]
-        rows, columns = np.array(pairs, np.int64).reshape(-1, 2).T
-        chosen = csr_array((np.ones(len(rows), bool), (rows, columns)), shape=(len(proteins), len(places)))
-        return chosen @ self.terms
+        rows = {protein: row for row, protein in enumerate(self.proteins)}
+        with_empty = vstack([self.terms, csr_array((1, self.terms.shape[1]), dtype=bool)], format="csr")
+        return with_empty[np.array([rows.get(protein, len(rows)) for protein in proteins], np.int64)]
 
 
 def read_annotations(
@@ -70,25 +68,22 @@ def read_annotations(
     >>> truth[name].terms.shape == (len(truth[name].proteins), len(ontology.aspects[name].terms))
     True
     """
-    if next((line for _, line in numbered_lines(path)), "").startswith("!"):
-        rows = _gaf(path, frozenset(evidence), since, before)
-    else:
-        rows = _rows(path, 2)
-    ids: dict[str, dict[str, int]] = {}
-    pairs: dict[str, tuple[array[int], array[int]]] = {}
-    for _, row, name, place in _Lines(path, ontology, unknown, aspect).placed(rows, 1):
-        proteins = ids.setdefault(name, {})
-        columns = pairs.setdefault(name, (array("i"), array("i")))
-        columns[0].append(proteins.setdefault(row[0], len(proteins)))
-        columns[1].append(place)
-    if not ids:
-        raise DataError(f"{path}: no annotation is left; check terms, evidence codes and dates")
+    is_gaf = next((line for _, line in numbered_lines(path)), "").startswith("!")  # a TSV has no comments
+    rows = _gaf(path, frozenset(evidence), since, before) if is_gaf else _rows(path, 2)
+    ids: dict[str, dict[str, int]] = {name: {} for name in ontology.aspects}
+    # Arrays of C integers: 4 bytes a number, where a list keeps an object of each.
+    pairs = {name: (array("i"), array("i")) for name in ontology.aspects}
+    for _, row, name, column in _Lines(path, ontology, unknown, aspect).located(rows, 1):
+        pairs[name][0].append(ids[name].setdefault(row[0], len(ids[name])))
+        pairs[name][1].append(column)
     made = {}
-    for name, terms in ontology.aspects.items():
-        if name in ids:
-            shape = len(ids[name]), len(terms.terms)
-            leaves = csr_array((np.ones(len(pairs[name][0]), bool), pairs[name]), shape=shape)
-            made[name] = Annotations(tuple(ids[name]), leaves @ terms.ancestors)
+    for name in [name for name in ontology.aspects if ids[name]]:  # one that no line names is not there
+        shape = len(ids[name]), len(ontology.aspects[name].terms)
+        leaves = csr_array((np.ones(len(pairs[name][0]), bool), pairs[name]), shape=shape)
+        # Of bool, where repeats and several ways to an ancestor add up to True.
+        made[name] = Annotations(tuple(ids[name]), leaves @ ontology.aspects[name].ancestors)
+    if not made:
+        raise DataError(f"{path}: no annotation is left; check terms, evidence codes and dates")
     return made
 
 
@@ -109,19 +104,18 @@ def read_scores(
     >>> scores[name].shape == truth[name].terms.shape
     True
     """
-    ids = {name: {protein: place for place, protein in enumerate(names)} for name, names in proteins.items()}
+    ids = {name: {protein: row for row, protein in enumerate(names)} for name, names in proteins.items()}
+    # A protein may be annotated in one aspect alone: its predictions in the others are nobody's mistake.
     everyone = frozenset().union(*ids.values())
-    triples = {name: (array("i"), array("i"), array("d")) for name in ids}
+    triples: dict[str, list[array[Any]]] = {name: [array("i"), array("i"), array("d")] for name in ids}
     lines = _Lines(path, ontology, unknown, aspect)
-    for number, row, name, place in lines.placed(_rows(path, 3), 1):
-        score = lines.number(number, row[2], "score", 1.0)
+    for number, row, name, column in lines.located(_rows(path, 3), 1):
+        score = lines.number(number, row[2], "score", 1.0)  # first, so that a bad one is refused of any protein
         if row[0] not in everyone:
             lines.miss(number, f"the protein {row[0]!r} has no annotation to evaluate it by")
-        elif name in ids and (protein := ids[name].get(row[0])) is not None:
-            rows, columns, scores = triples[name]
-            rows.append(protein)
-            columns.append(place)
-            scores.append(score)
+        elif row[0] in ids.get(name, ()):
+            for values, value in zip(triples[name], (ids[name][row[0]], column, score), strict=True):
+                values.append(value)
     shapes = {name: (len(ids[name]), len(ontology.aspects[name].terms)) for name in ids}
     return {name: _largest(columns, shapes[name]) for name, columns in triples.items() if columns[0]}
 
@@ -133,18 +127,18 @@ def read_accretion(path: Path, ontology: Ontology, unknown: Unknown = "refuse") 
     """
     made = {name: np.zeros(len(aspect.terms)) for name, aspect in ontology.aspects.items()}
     lines = _Lines(path, ontology, unknown)
-    for number, row, name, place in lines.placed(_rows(path, 2), 0):
+    for number, row, name, column in lines.located(_rows(path, 2), 0):
         value = lines.number(number, row[1], "information accretion", math.inf)
         if row[0] not in ontology.alternatives and value < math.inf:
-            made[name][place] = value
+            made[name][column] = value
     return made
 
 
 def read_terms(path: Path, ontology: Ontology, unknown: Unknown = "refuse") -> dict[str, NDArray[np.bool_]]:
     """(V,) bool of each aspect: the terms that a file lists, one a line."""
     made = {name: np.zeros(len(aspect.terms), bool) for name, aspect in ontology.aspects.items()}
-    for _, _, name, place in _Lines(path, ontology, unknown).placed(_rows(path, 1), 0):
-        made[name][place] = True
+    for _, _, name, column in _Lines(path, ontology, unknown).located(_rows(path, 1), 0):
+        made[name][column] = True
     return made
 
 
@@ -155,37 +149,39 @@ def information_accretion(annotations: Annotations, aspect: Aspect, proteins: in
     every term. ``proteins`` are taken at a time, for memory.
     """
     size = len(aspect.terms)
-    children = aspect.parents.T.astype(np.int32).tocsr()
+    children = aspect.parents.T.astype(np.int32).tocsr()  # not bool: the product counts parents
     parents_V = np.diff(aspect.parents.indptr)
+    # A root has no parents, so that any protein has all of them.
     eligible_V = np.where(parents_V == 0, len(annotations.proteins), 0)
     for start in range(0, len(annotations.proteins), proteins):
         held = annotations.terms[start : start + proteins].astype(np.int32) @ children
         complete = held.indices[held.data == parents_V[held.indices]]
         eligible_V += np.bincount(complete, minlength=size)
     with_term_V = np.bincount(annotations.terms.indices, minlength=size)
-    return np.abs(np.log2((1 + with_term_V) / (1 + eligible_V)))
+    return np.abs(np.log2((1 + with_term_V) / (1 + eligible_V)))  # abs: -log2(1) is -0.0, which a file would show
 
 
 class _Lines:
-    """Lines of a file with the places of their terms; unknown ones are refused, or ignored and counted."""
+    """Lines of a file with their terms' positions; unknown terms are refused, or ignored and counted."""
 
     def __init__(self, path: Path, ontology: Ontology, unknown: Unknown, aspect: str | None = None) -> None:
-        self._path, self._places, self._unknown, self._aspect = path, ontology.places, unknown, aspect
+        self._path, self._ontology, self._unknown = path, ontology, unknown
+        self._aspect = None if aspect is None else ontology.aspect(aspect).name
         self._ignored = 0
-        if aspect is not None:
-            ontology.aspect(aspect)
 
-    def placed(self, rows: Iterator[_Row], column: int) -> Iterator[tuple[int, list[str], str, int]]:
-        """Line number, fields, aspect and place of the term in a column."""
+    def located(self, rows: Iterator[_Row], field: int) -> Iterator[tuple[int, list[str], str, int]]:
+        """Line number, fields, and aspect and column of the term in a field."""
         for number, row in rows:
-            if (place := self._places.get(row[column])) is None:
-                self.miss(number, f"the term {row[column]!r} is not in the ontology, or obsolete")
-            elif self._aspect not in (None, place[0]):
-                problem = f"{row[column]} is a term of {place[0]}, and only {self._aspect} was asked for"
+            aspect, column = self._ontology.positions.get(row[field], ("", -1))
+            if column < 0:
+                self.miss(number, f"the term {row[field]!r} is not in the ontology, or obsolete")
+            elif self._aspect not in (None, aspect):
+                # Whatever ``unknown`` says: the term is known, and the file is not the one that was meant.
+                problem = f"{row[field]} is a term of {aspect}, and only {self._aspect} was asked for"
                 raise DataError(f"{self._path}, line {number}: {problem}; remove the other aspects")
             else:
-                yield number, row, *place
-        if self._ignored:
+                yield number, row, aspect, column
+        if self._ignored:  # one line at the end, where a release of other terms may have a million
             log.warning("%s: %s with unknown terms or proteins ignored", self._path, counted(self._ignored, "line{s}"))
 
     def miss(self, number: int, problem: str) -> None:
@@ -199,7 +195,7 @@ class _Lines:
             value = float(text)
         except ValueError:
             value = math.nan
-        if not 0 <= value <= highest:
+        if not 0 <= value <= highest:  # NaN is neither
             raise DataError(f"{self._path}, line {line}: the {name} {text!r} is not a number from 0 to {highest:g}")
         return value
 
@@ -221,6 +217,7 @@ def _gaf(path: Path, evidence: frozenset[str], since: str, before: str) -> Itera
         row = line.split("\t")
         if line.startswith("!"):
             version = line.removeprefix(_GAF).strip() if line.startswith(_GAF) else version
+        # Other versions have these columns too, with other contents: nothing else would reveal them.
         elif version != "2.2":
             raise DataError(f"{path}: is GAF {version or 'of no version'}; 2.2 is read: get or convert the file to it")
         elif len(row) < 15:
@@ -229,9 +226,10 @@ def _gaf(path: Path, evidence: frozenset[str], since: str, before: str) -> Itera
             yield number, [row[1], row[4]]
 
 
-def _largest(triples: "tuple[array[int], array[int], array[float]]", shape: tuple[int, int]) -> csr_array:
+def _largest(triples: "list[array[Any]]", shape: tuple[int, int]) -> csr_array:
     rows, columns, scores = map(np.asarray, triples)
     order = np.lexsort((scores, columns, rows))
     rows, columns = rows[order], columns[order]
+    # The last of each pair, which is its largest; SciPy itself would add repeats up.
     last = np.append((np.diff(rows) != 0) | (np.diff(columns) != 0), True)
     return csr_array((scores[order][last], (rows[last], columns[last])), shape=shape)

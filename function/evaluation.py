@@ -82,13 +82,16 @@ def evaluate_functions(
     """
     settings = settings or EvaluationSection()
     weights = {"": (settings.orphans | (aspect.levels > 0)).astype(float)}
-    weights |= {} if accretion_V is None else {"_w": accretion_V}
+    if accretion_V is not None:
+        weights["_w"] = accretion_V
     weights_WV = np.stack(list(weights.values())) * (True if terms_V is None else terms_V)
-    actual, excluded = truth.terms, csr_array(truth.terms.shape, dtype=bool)
+    actual = truth.terms
+    excluded = csr_array(truth.terms.shape, dtype=bool)
     if known is not None:
         excluded = known.of(truth.proteins)
         actual = (actual > excluded).tocsr()
     if known is not None or terms_V is not None:
+        # Nothing predicted could change the recall of such proteins. Without these settings cafaeval counts them all.
         counts_N = actual @ weights_WV[0] > 0
         actual, scores, excluded = actual[counts_N], scores[counts_N], excluded[counts_N]
     if not actual.shape[0]:
@@ -97,7 +100,7 @@ def evaluate_functions(
     hits_WTN, predicted_WTN = _count(aspect, actual, scores, excluded, weights_WV, thresholds_T, settings.propagation)
     sums = _sums(hits_WTN, predicted_WTN, (actual @ weights_WV.T).T, settings)
     values = _normalised(sums, actual.shape[0], settings.norm)
-    covered_T = values["cov"][0, :, 0] > 0
+    covered_T = values["cov"][0, :, 0] > 0  # draw 0 is all proteins once
     return Evaluation(
         proteins=actual.shape[0],
         predicted=int(np.count_nonzero(np.diff(scores.indptr))),
@@ -118,14 +121,17 @@ def _count(
 ) -> tuple[Array, Array]:
     """(W, T, N) weights of the predicted terms that are annotated, and of all predicted; some proteins at a time."""
     size, total = len(thresholds_T), actual.shape[0]
-    # 0 is no score, 1 one below the first threshold, 2 one that reaches it, and so on
+    # 0 is no score, 1 one below the first threshold, 2 one that reaches it, and so on. Codes keep the order of the
+    # scores, so that propagating them is propagating the scores, in a byte each where there are at most 254 thresholds.
     reached = np.searchsorted(thresholds_T, scores.data, side="right") + (scores.data > 0)
     codes = csr_array((reached.astype(np.min_scalar_type(size + 1)), scores.indices, scores.indptr), shape=scores.shape)
     hits_WTN, predicted_WTN = np.empty((2, len(weights_WV), size, total))
+    # By blocks: proteins by terms are dense here, which for all proteins at once are gigabytes.
     for start in range(0, total, BLOCK):
         rows = slice(start, min(start + BLOCK, total))
         codes_VB = dense(codes[rows])
         propagate_dense(codes_VB, aspect, propagation)
+        # After propagation: a known term still hands its score up.
         codes_VB[dense(excluded[rows])] = 0
         term, protein = np.nonzero(codes_VB)
         reached, shape = codes_VB[term, protein].astype(np.int64) - 1, (codes_VB.shape[1], size)
@@ -150,6 +156,7 @@ def _sums(hits_WTN: Array, predicted_WTN: Array, truth_WN: Array, settings: Eval
     }
     sums = {name: [values_WTN.sum(axis=2, keepdims=True)] for name, values_WTN in by_protein.items()}
     draws = resamplings(truth_WN.shape[1], settings.draws, settings.seed)
+    # Sums of a draw are a product with how often it has each protein; not all draws at once, for memory.
     for _ in range(0, settings.draws, _DRAWS_AT_ONCE):
         draws_NR = np.stack(list(islice(draws, _DRAWS_AT_ONCE)), axis=1).astype(float)
         for name, values_WTN in by_protein.items():
@@ -160,10 +167,12 @@ def _sums(hits_WTN: Array, predicted_WTN: Array, truth_WN: Array, settings: Eval
 def _normalised(sums: dict[str, Array], proteins: int, norm: Normalisation) -> dict[str, Array]:
     """(W, T, R) values by cafaeval's names."""
     n = sums.pop("n")
+    # As cafaeval has them: "cafa" divides precision by the predicted proteins and all else by every protein, "pred"
+    # both by the predicted, "gt" both by every one.
     divisor = n if norm == "pred" else proteins
     values = {name: ratio(summed, divisor) for name, summed in sums.items()}
     values["pr"] = ratio(sums["pr"], proteins if norm == "gt" else n)
-    tp, fp, fn = values["tp"], values["fp"], values["fn"]
+    tp, fp, fn = (values[name] for name in ("tp", "fp", "fn"))
     values |= {"n": n, "cov": n / proteins, "mi": fp, "ru": fn, "s": np.sqrt(fn**2 + fp**2)}
     values |= {"pr_micro": ratio(tp, tp + fp), "rc_micro": ratio(tp, tp + fn)}
     for end in ("", "_micro"):
@@ -176,6 +185,7 @@ def _metrics(values: dict[str, Array], endings: list[str], thresholds_T: Array) 
     covered_TR = values["cov"][0] > 0
     for w, end in enumerate(endings):
         for name, (key, sign) in BEST.items():
+            # Without predictions S would be that of predicting nothing, which may well be the smallest.
             signed_TR = np.where(covered_TR, sign * values[key][w], -np.inf)
             yield name + end, _metric(sign * signed_TR.max(axis=0), float(thresholds_T[signed_TR[:, 0].argmax()]))
         for kind in ("", "_micro"):
@@ -191,7 +201,8 @@ def _metric(value_R: Array, threshold: float | None = None) -> Metric:
 def _area(precision_TR: Array, recall_TR: Array, covered_TR: NDArray[np.bool_]) -> Array:
     """(R,) area under the curve; thresholds without predictions repeat the last that has some, which adds no area."""
     last_R = np.maximum(covered_TR.sum(axis=0) - 1, 0)
-    place_TR = np.minimum(np.arange(len(covered_TR))[::-1, None], last_R)
-    curve_2TR = np.take_along_axis(np.stack([precision_TR, recall_TR]), place_TR[None], axis=1)
+    threshold_TR = np.minimum(np.arange(len(covered_TR))[::-1, None], last_R)
+    curve_2TR = np.take_along_axis(np.stack([precision_TR, recall_TR]), threshold_TR[None], axis=1)
+    # By recall, which need not fall with the threshold where the divisor is the number of predicted proteins.
     precision_TR, recall_TR = np.take_along_axis(curve_2TR, np.argsort(curve_2TR[1:], axis=1, kind="stable"), axis=1)
     return np.asarray(np.trapezoid(precision_TR, recall_TR, axis=0))

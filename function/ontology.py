@@ -47,6 +47,7 @@ class Aspect:
     def ancestors(self) -> csr_array:
         """(V, V) bool, a row's columns are its term and all above it: the closure of ``parents``, by squaring."""
         reached = self.parents + eye_array(len(self.terms), dtype=bool, format="csr")
+        # Each squaring doubles the length of the ways, so that a few do where steps up would need one a level.
         while (further := reached @ reached).nnz > reached.nnz:
             reached = further
         return reached
@@ -56,8 +57,10 @@ class Aspect:
         """Levels from the deepest to the top, each with the children of its terms."""
         children = self.parents.T.tocsr()
         steps = []
+        # From below: when a level is reached, all its children, which are on deeper levels, are done.
         for level in range(int(self.levels[-1]) - 1, -1, -1):
             low, high = np.searchsorted(self.levels, [level, level + 1])
+            # Terms without children are left out: reduceat gives an empty segment its successor's first value.
             terms = low + np.flatnonzero(np.diff(children.indptr[low : high + 1]))
             first, last = children.indptr[[low, high]]
             steps.append((terms, children.indices[first:last], children.indptr[terms] - first))
@@ -72,12 +75,12 @@ class Ontology:
     alternatives: dict[str, str] = field(default_factory=dict)
 
     @cached_property
-    def places(self) -> dict[str, tuple[str, int]]:
-        """Aspect and place in it of each term and alternative id."""
-        places = {
-            term: (name, place) for name, aspect in self.aspects.items() for place, term in enumerate(aspect.terms)
+    def positions(self) -> dict[str, tuple[str, int]]:
+        """Aspect and column in it of each term and alternative id."""
+        columns = {
+            term: (name, column) for name, aspect in self.aspects.items() for column, term in enumerate(aspect.terms)
         }
-        return places | {other: places[term] for other, term in self.alternatives.items()}
+        return columns | {other: columns[term] for other, term in self.alternatives.items()}
 
     def aspect(self, name: str) -> Aspect:
         """The aspect of this name. Raises DataError where there is none."""
@@ -110,7 +113,7 @@ def read_ontology(path: Path) -> Ontology:
     for stanza in _stanzas(path):
         term = stanza.get("id", [""])[0]
         if stanza.get("is_obsolete", [""])[0].startswith("true"):
-            obsolete.add(term)
+            obsolete.add(term)  # remembered: a relation to it is left out, one to an unknown term is damage
             continue
         if not term or "namespace" not in stanza:
             raise DataError(f"{path}: term {term!r} has no namespace: the file may be cut off; get it again")
@@ -128,6 +131,7 @@ def read_ontology(path: Path) -> Ontology:
                 raise DataError(
                     f"{path}: {parent}, a parent of {term}, is not in the file: it may be cut off; get it again"
                 )
+            # Aspects are evaluated apart, so that a relation between two of them carries no score.
             if parent in terms and terms[parent]["namespace"][0] == namespace:
                 edges[namespace].append((term, parent))
         for other in stanza.get("alt_id", []):
@@ -146,7 +150,7 @@ def _stanzas(path: Path) -> Iterator[dict[str, list[str]]]:
     Our own, in nineteen statements: obonet (1.3) takes 3.0 s to read GO of 2013, which are 1.0 s here with the matrices
     made of it; goatools (1.6) takes 0.7 s, and brings statsmodels, openpyxl and pydot.
     """
-    stanza: dict[str, list[str]] | None = None
+    stanza: dict[str, list[str]] | None = None  # none in the header and in a [Typedef], whose lines are passed over
     line = "\n"
     for number, line in lines_of(path):
         text = line.strip()
@@ -159,40 +163,40 @@ def _stanzas(path: Path) -> Iterator[dict[str, list[str]]]:
             if not colon:
                 raise DataError(f"{path}, line {number}: {text[:40]!r} is no 'key: value' of OBO; get the file again")
             stanza.setdefault(key, []).append(value.strip())
+    # Before the last stanza is given: a term whose line is cut off would be another term.
     if not line.endswith("\n"):
         raise DataError(f"{path}: ends inside a line: the file is cut off; get it again")
     if stanza is not None:
         yield stanza
 
 
-def _parents(stanza: dict[str, list[str]]) -> Iterator[str]:
-    for value in stanza.get("is_a", []):
-        yield from value.split()[:1]
-    for value in stanza.get("relationship", []):
-        kind, _, rest = value.partition(" ")
-        if kind == "part_of":
-            yield from rest.split()[:1]
+def _parents(stanza: dict[str, list[str]]) -> list[str]:
+    relations = [f"is_a {parent}" for parent in stanza.get("is_a", [])] + stanza.get("relationship", [])
+    # Of the other relations (regulates ...) none hands annotations up. After the parent come qualifiers and comments.
+    words = [relation.split()[:2] for relation in relations]
+    return [pair[1] for pair in words if len(pair) == 2 and pair[0] in ("is_a", "part_of")]
 
 
 def _aspect(path: Path, name: str, ids: list[str], edges: list[tuple[str, str]]) -> Aspect:
     """Terms sorted by their level, which is found from the roots down."""
-    index = {term: place for place, term in enumerate(ids)}
+    index = {term: number for number, term in enumerate(ids)}
     pairs = np.array([(index[term], index[parent]) for term, parent in edges], np.int64).reshape(-1, 2)
     parents = csr_array((np.ones(len(pairs), bool), (pairs[:, 0], pairs[:, 1])), shape=(len(ids), len(ids)))
     children = parents.T.tocsr()
     waits_for_V = np.diff(parents.indptr)
     levels_V = np.full(len(ids), -1, np.int64)
-    reached, level = np.flatnonzero(waits_for_V == 0), 0
+    reached = np.flatnonzero(waits_for_V == 0)
     while reached.size:
-        levels_V[reached] = level
+        levels_V[reached] = levels_V.max() + 1
         below = children[reached].indices
+        # A term follows its last parent: its level is that of the longest way, not of the first that reaches it.
         waits_for_V = waits_for_V - np.bincount(below, minlength=len(ids))
-        reached, level = np.unique(below[waits_for_V[below] == 0]), level + 1
-    if (levels_V < 0).any():
+        reached = np.unique(below[waits_for_V[below] == 0])
+    if (levels_V < 0).any():  # terms of a circle wait for each other, and what is below waits for them
         term = ids[int(levels_V.argmin())]
         raise DataError(f"{path}: is_a and part_of of {name} run in a circle at or above {term}; remove one of them")
-    order = np.argsort(levels_V, kind="stable")
-    return Aspect(name, tuple(ids[place] for place in order), levels_V[order], parents[order][:, order].tocsr())
+    order = np.argsort(levels_V, kind="stable")  # within a level the file's order, so that a file gives one matrix
+    return Aspect(name, tuple(ids[number] for number in order), levels_V[order], parents[order][:, order].tocsr())
 
 
 def propagate(scores: csr_array, aspect: Aspect, method: Method = "max") -> csr_array:
@@ -209,7 +213,7 @@ def propagate(scores: csr_array, aspect: Aspect, method: Method = "max") -> csr_
 
 
 def dense(rows: csr_array) -> NDArray[Any]:
-    """(V, B) of (B, V): a term's scores lie beside each other."""
+    """(V, B) of (B, V): a term's scores lie beside each other, since propagation takes whole terms."""
     return rows.T.toarray(order="C")
 
 
@@ -220,6 +224,6 @@ def propagate_dense(scores_VB: NDArray[Any], aspect: Aspect, method: Method) -> 
     themselves filled, where its own is 0.
     """
     for terms, children, starts in aspect.steps:
-        below = np.maximum.reduceat(scores_VB[children], starts, axis=0)
+        below = np.maximum.reduceat(scores_VB[children], starts, axis=0)  # one call a level, not one a term
         own = scores_VB[terms]
         scores_VB[terms] = np.maximum(own, below) if method == "max" else np.where(own == 0, below, own)

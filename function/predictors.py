@@ -22,8 +22,8 @@ _AT_ONCE = 512
 def naive(terms: csr_array, queries: int) -> csr_array:
     """(N, V) shares of the annotated proteins (M, V) that have each term, the same for all queries."""
     share_V = np.bincount(terms.indices, minlength=terms.shape[1]) / max(1, terms.shape[0])
-    row = csr_array(np.where(share_V < LEAST, 0, share_V)[None])
-    return csr_array(np.ones((queries, 1))) @ row
+    # Pruned as a row, before it is repeated: most terms are rare, and each query would hold them all.
+    return csr_array(np.ones((queries, 1))) @ pruned(csr_array(share_V[None]))
 
 
 def transferred(weights: csr_array, terms: csr_array) -> csr_array:
@@ -39,19 +39,23 @@ def transferred(weights: csr_array, terms: csr_array) -> csr_array:
 
 def nearest(queries_NC: NDArray, annotated_MC: NDArray, neighbours: int, temperature: float) -> csr_array:
     """(N, M) weights exp(cosine / temperature), relative to the largest, of the nearest neighbours by cosine."""
-    annotated_MC = annotated_MC / np.maximum(np.linalg.norm(annotated_MC, axis=1, keepdims=True), 1e-12)
+    annotated_MC = _unit(annotated_MC)
     number = min(neighbours, len(annotated_MC))
-    blocks = [csr_array((0, len(annotated_MC)))]
-    for start in range(0, len(queries_NC), _AT_ONCE):
-        block_nC = queries_NC[start : start + _AT_ONCE]
-        block_nC = block_nC / np.maximum(np.linalg.norm(block_nC, axis=1, keepdims=True), 1e-12)
-        cosine_nM = block_nC @ annotated_MC.T
+    blocks = [csr_array((0, len(annotated_MC)))]  # without queries there is nothing else to join
+    for start in range(0, len(queries_NC), _AT_ONCE):  # the cosines of a block are dense
+        cosine_nM = _unit(queries_NC[start : start + _AT_ONCE]) @ annotated_MC.T
+        # Not sorted: the order among the nearest makes no difference to a sum over them.
         nearest_nk = np.argpartition(-cosine_nM, number - 1, axis=1)[:, :number]
         cosine_nk = np.take_along_axis(cosine_nM, nearest_nk, axis=1)
+        # Relative to the largest: at a low temperature all exponentials could overflow or vanish.
         weights_nk = np.exp((cosine_nk - cosine_nk.max(axis=1, keepdims=True)).astype(float) / temperature)
-        ends = np.arange(len(block_nC) + 1) * number
+        ends = np.arange(len(cosine_nM) + 1) * number
         blocks.append(csr_array((weights_nk.ravel(), nearest_nk.ravel(), ends), shape=cosine_nM.shape))
     return vstack(blocks, format="csr")
+
+
+def _unit(vectors_NC: NDArray) -> NDArray:
+    return vectors_NC / np.maximum(np.linalg.norm(vectors_NC, axis=1, keepdims=True), 1e-12)
 
 
 def pruned(scores: csr_array) -> csr_array:
@@ -65,7 +69,7 @@ def blended(parts: Mapping[str, csr_array], weights: Mapping[str, float]) -> csr
     """(N, V) sum of the parts (N, V) by weight, at most 1."""
     first, *_ = parts.values()
     summed = csr_array(sum((weights[name] * scores for name, scores in parts.items()), csr_array(first.shape)))
-    summed.data = np.minimum(summed.data, 1)
+    summed.data = np.minimum(summed.data, 1)  # weights of a fit need not add up to 1
     return pruned(summed)
 
 
@@ -80,6 +84,8 @@ def fit_blend(parts: Mapping[str, csr_array], terms: csr_array, accretion_V: NDA
     truth = csr_array(terms.astype(float) @ root_V)
     products_PP = np.array([[scores.multiply(other).sum() for other in scaled] for scores in scaled])
     with_truth_P = np.array([scores.multiply(truth).sum() for scores in scaled])
+    # The least squares of L^T w = L^-1 b, with L L^T the products, are those of the parts themselves. Parts that are
+    # alike or empty have no factor without the small diagonal, which is relative to the products' own size.
     factor_PP = np.linalg.cholesky(products_PP + 1e-9 * (1 + np.trace(products_PP)) * np.eye(len(scaled)))
     weights_P, _ = nnls(factor_PP.T, np.linalg.solve(factor_PP, with_truth_P))
     return dict(zip(parts, weights_P.tolist(), strict=True))

@@ -9,7 +9,7 @@ aspects.
 
 import hashlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -59,7 +59,7 @@ class AspectData:
     training: NDArray[np.bool_]
 
     def learnt(self, min_count: int) -> NDArray[np.int64]:
-        """(K,) places of the terms that so many training proteins have."""
+        """(K,) columns of the terms that so many training proteins have."""
         count_V = np.bincount(self.terms[self.training].indices, minlength=self.terms.shape[1])
         return np.flatnonzero(count_V >= min_count)
 
@@ -68,7 +68,6 @@ class AspectData:
 class FunctionData:
     """Sequences and aspects of a run."""
 
-    path: Path
     store: Store
     ids: list[str]
     aspects: dict[str, AspectData]
@@ -90,6 +89,7 @@ def location(data: DataSection, root: Path) -> Path:
             "data.terms.annotations: data.source, data.terms.annotations and data.terms.ontology go together: set all "
             "three, or none for the sample"
         )
+    # Not min_count: which terms are learnt is decided when the folder is read, so that runs can share it.
     settings = terms.model_dump(mode="json", exclude={"min_count"}) | {"validation_share": data.validation_share}
     if data.source == [SAMPLE]:
         return root / name_of_content("sample-terms", [settings, data.sample.model_dump()])
@@ -112,7 +112,8 @@ def prepare(data: DataSection, root: Path, progress: ProgressCallback = no_progr
         if not target.exists():
             with published(target) as building:
                 (building / SEQUENCES).symlink_to(sequences)
-                if (sample := target.with_name(f"{target.name}-{SAMPLE}")).exists():
+                sample = target.with_name(f"{target.name}-{SAMPLE}")
+                if sample.exists():  # its test proteins are what the run can be evaluated with
                     (building / SAMPLE).symlink_to(sample)
                 _write(building, Store(sequences), data)
     return target
@@ -137,30 +138,34 @@ def read(folder: Path) -> FunctionData:
     accretion = read_accretion(accretion_file, ontology)
     held_out = {line.strip() for _, line in lines_of(validation)}
     ids = [store.id(record) for record in range(len(store))]
-    places = {name: record for record, name in enumerate(ids)}
+    records = {name: record for record, name in enumerate(ids)}
     aspects = {}
     for name, annotated in read_annotations(annotations, ontology).items():
         training_M = np.array([protein not in held_out for protein in annotated.proteins])
+        # By aspect: the proteins that were held out may all be without annotation in it.
         if training_M.all() or not training_M.any():
             log.warning("%s is left out: it needs proteins to train with and held-out ones; see data.terms", name)
             continue
-        records_M = np.array([places[protein] for protein in annotated.proteins])
+        records_M = np.array([records[protein] for protein in annotated.proteins])
         aspects[name] = AspectData(ontology.aspects[name], records_M, annotated.terms, accretion[name], training_M)
     if not aspects:
         raise DataError(f"{folder}: no aspect has proteins to train with and held-out ones; hold out others, or more")
-    return FunctionData(folder, store, ids, aspects)
+    return FunctionData(store, ids, aspects)
 
 
 class TermTargets:
     """(R, K) targets; indexed, rows as they would stand in an array of float32, NaN in aspects without annotation."""
 
     def __init__(self, terms: csr_array, annotated_RA: NDArray[np.bool_], aspect_K: NDArray[np.int64]) -> None:
-        self.shape, self._terms, self._annotated_RA, self._aspect_K = terms.shape, terms, annotated_RA, aspect_K
+        self.shape: tuple[int, int] = terms.shape
+        self._terms = terms  # sparse: proteins by terms in float32 would be gigabytes
+        self._annotated_RA, self._aspect_K = annotated_RA, aspect_K
 
     def __getitem__(self, records: Any) -> NDArray[np.float32]:
         """(n, K) of 0 and 1, or NaN; by a slice, integers or a mask."""
         records_N = np.arange(self.shape[0])[records]
         targets_NK = self._terms[records_N].toarray().astype(np.float32)
+        # Unknown and not absent: nobody looked for functions of this aspect, and the loss passes over NaN.
         targets_NK[~self._annotated_RA[records_N][:, self._aspect_K]] = np.nan
         return targets_NK
 
@@ -168,7 +173,7 @@ class TermTargets:
         """(K,) share of these proteins that have each term, of those annotated in its aspect; never 0 or 1."""
         annotated_A = self._annotated_RA[records_N].sum(axis=0)
         count_K = self._terms[records_N].sum(axis=0)
-        return (count_K + 1) / (annotated_A[self._aspect_K] + 2)
+        return (count_K + 1) / (annotated_A[self._aspect_K] + 2)  # of 0 or 1 a logit would be infinite
 
 
 class LabelledTerms:
@@ -186,31 +191,31 @@ class LabelledTerms:
     weights: NDArray[np.float32] | None = None
 
     def __init__(self, path: Path, min_count: int) -> None:
-        self.path, self.data, self._min_count = path, read(path), min_count
-        self.store = self.data.store
-        learnt = {name: aspect.learnt(min_count) for name, aspect in self.data.aspects.items()}
-        learners = [(aspect, learnt[name]) for name, aspect in self.data.aspects.items() if learnt[name].size]
+        self.path, self._min_count = path, min_count
+        self.data = data = read(path)
+        self.store = data.store
+        learnt = [(aspect, aspect.learnt(min_count)) for aspect in data.aspects.values()]
+        learners = [(aspect, columns) for aspect, columns in learnt if columns.size]
         if not learners:
             raise DataError(f"{path}: no term has {min_count} training proteins; lower data.terms.min_count")
-        names = [aspect.aspect.terms[place] for aspect, places in learners for place in places]
+        names = [aspect.aspect.terms[column] for aspect, columns in learners for column in columns]
         self.label_space = LabelSpace("multilabel", tuple(names))
-        weights = [1 + aspect.accretion[places] for aspect, places in learners]
+        # Rare and specific terms count more, as in Smin; the 1 keeps those that nearly every protein has.
+        weights = [1 + aspect.accretion[columns] for aspect, columns in learners]
         self.label_weights = np.concatenate(weights).astype(np.float32)
         annotated_RA = np.zeros((len(self.store), len(learners)), bool)
-        for number, (aspect, _) in enumerate(learners):
+        blocks = []
+        for number, (aspect, columns) in enumerate(learners):
             annotated_RA[aspect.records, number] = True
-        blocks = [self._rows(aspect, places) for aspect, places in learners]
-        aspect_K = np.repeat(np.arange(len(learners)), [places.size for _, places in learners])
+            # From the aspect's proteins to the store's records, by a matrix with a 1 where a protein's record is.
+            ones = np.ones(len(aspect.records), bool)
+            members = csr_array((ones, (aspect.records, np.arange(ones.size))), shape=(len(self.store), ones.size))
+            blocks.append(members @ aspect.terms[:, columns])
+        aspect_K = np.repeat(np.arange(len(learners)), [columns.size for _, columns in learners])
         self.targets = TermTargets(csr_array(hstack(blocks, format="csr")), annotated_RA, aspect_K)
         annotated = np.flatnonzero(annotated_RA.any(axis=1))
-        is_held_out = np.isin(annotated, self.data.held_out)
+        is_held_out = np.isin(annotated, data.held_out)
         self.training, self.validation = annotated[~is_held_out], annotated[is_held_out]
-
-    def _rows(self, aspect: AspectData, places_K: NDArray[np.int64]) -> csr_array:
-        """(R, K) bool terms of an aspect's proteins; nothing in the rows of others."""
-        pairs = csr_array(aspect.terms[:, places_K]).tocoo()
-        rows, columns = aspect.records[pairs.coords[0]], pairs.coords[1]
-        return csr_array((pairs.data, (rows, columns)), shape=(len(self.store), places_K.size))
 
     @property
     def counts(self) -> Any:
@@ -237,28 +242,36 @@ def _write(building: Path, store: Store, data: DataSection) -> None:
     if terms.ia:
         accretion |= read_accretion(Path(terms.ia), ontology, terms.unknown)
     held_out = _held_out(store, ids, data, partial(read_terms, before=terms.since))
-    with (building / "terms.obo").open("w", encoding="utf-8") as file:
-        file.writelines(line for _, line in lines_of(obo))
-    lines = [
-        f"{protein}\t{term}\n"
-        for name, annotated in known.items()
-        for protein, term in _leaves(annotated, ontology, name)
-    ]
-    (building / "annotations.tsv").write_text("".join(lines), encoding="utf-8")
-    rows = (zip(ontology.aspects[name].terms, values.tolist(), strict=True) for name, values in accretion.items())
-    lines = [f"{term}\t{value!r}\n" for pairs in rows for term, value in pairs if value]
-    (building / "accretion.tsv").write_text("".join(lines), encoding="utf-8")
-    (building / "validation.txt").write_text("".join(f"{name}\n" for name in ids if name in held_out), encoding="utf-8")
+    files: dict[str, Iterable[str]] = {
+        "terms.obo": (line for _, line in lines_of(obo)),
+        # Terms that follow from others are left out: reading the file propagates it again.
+        "annotations.tsv": (
+            f"{protein}\t{term}\n"
+            for name, annotated in known.items()
+            for protein, term in _leaves(annotated, ontology, name)
+        ),
+        "accretion.tsv": (
+            f"{term}\t{value!r}\n"  # repr: all digits, so that a run and its evaluation have the same weights
+            for name, values in accretion.items()
+            for term, value in zip(ontology.aspects[name].terms, values.tolist(), strict=True)
+            if value
+        ),
+        "validation.txt": (f"{name}\n" for name in ids if name in held_out),
+    }
+    for name, lines in files.items():
+        with (building / name).open("w", encoding="utf-8") as file:
+            file.writelines(lines)
 
 
 def _with_sequences(annotations: dict[str, Annotations], ids: set[str], path: Path) -> dict[str, Annotations]:
-    known, missing = {}, set()
+    known = {}
+    missing: set[str] = set()
     for name, annotated in annotations.items():
-        kept = [place for place, protein in enumerate(annotated.proteins) if protein in ids]
+        rows = [row for row, protein in enumerate(annotated.proteins) if protein in ids]
         missing |= set(annotated.proteins) - ids
-        if kept:
-            known[name] = Annotations(tuple(annotated.proteins[place] for place in kept), annotated.terms[kept])
-    if missing:
+        if rows:
+            known[name] = Annotations(tuple(annotated.proteins[row] for row in rows), annotated.terms[rows])
+    if missing:  # a warning: annotations of a whole database go with a part of its sequences
         log.warning("%s: %s without a sequence left out", path, counted(len(missing), "protein{s}"))
     if not known:
         raise DataError(f"{path}: none of its proteins has a sequence, such as {min(missing)}; check the ids")
@@ -268,7 +281,7 @@ def _with_sequences(annotations: dict[str, Annotations], ids: set[str], path: Pa
 def _leaves(annotated: Annotations, ontology: Ontology, name: str) -> Iterator[tuple[str, str]]:
     """Protein and term of the annotations without those of other annotations' ancestors."""
     aspect = ontology.aspects[name]
-    specific = (annotated.terms > (annotated.terms @ aspect.parents)).tocoo()
+    specific = (annotated.terms > (annotated.terms @ aspect.parents)).tocoo()  # > of bool: this and not that
     for protein, term in zip(*specific.coords, strict=True):
         yield annotated.proteins[protein], aspect.terms[term]
 
@@ -278,13 +291,15 @@ def _held_out(store: Store, ids: list[str], data: DataSection, earlier: partial)
     if terms.validation:
         return {line.strip() for _, line in lines_of(Path(terms.validation))}
     if terms.since:
+        # As in CAFA: those that had no annotation in any aspect before.
         return set(ids).difference(*(annotated.proteins for annotated in earlier().values()))
-    hashes = store.sequence_hashes
+    hashes = store.sequence_hashes  # equal sequences stay together
     if terms.clusters:
         rows = (line.split() for _, line in lines_of(Path(terms.clusters)))
         clusters = {row[1]: row[0] for row in rows if len(row) > 1}
         if lost := next((name for name in ids if name not in clusters), None):
             raise DataError(f"{terms.clusters}: has no cluster of {lost}; cluster all sequences")
+        # Of the cluster's name, which all its members have: none is held out while another is trained with.
         hashes = np.array([xxhash.xxh3_64_intdigest(clusters[name].encode()) for name in ids], np.uint64)
     _, chosen = split_records(hashes, data.validation_share)
     return {ids[record] for record in chosen.tolist()}

@@ -9,6 +9,7 @@ Only uniform random numbers are drawn, as in :mod:`esmeray.dataset.store.sample`
 same.
 """
 
+from itertools import chain, count
 from pathlib import Path
 
 import numpy as np
@@ -26,17 +27,18 @@ _EXTRA = 1 / 3
 def write_sample(folder: Path, settings: SampleSection) -> None:
     """Write the files to a folder that is there; the same settings give the same bytes."""
     random = np.random.Generator(np.random.PCG64(settings.seed))
-    leaves, lines, first = [], ["format-version: 1.2"], 1
+    leaves = []
+    lines = ["format-version: 1.2"]
+    serial = count(1)  # ids run through all namespaces, as the Gene Ontology's do
     for namespace, size in NAMESPACES.items():
-        parents = {place: _parents(place, random) for place in range(size)}
-        names = [f"EX:{first + place:07d}" for place in range(size)]
-        for place, name in enumerate(names):
-            lines += ["", "[Term]", f"id: {name}", f"name: {namespace} {place}", f"namespace: {namespace}"]
-            lines += [f"is_a: {names[parent]}" for parent in parents[place][:1]]
-            lines += [f"relationship: part_of {names[parent]}" for parent in parents[place][1:]]
-        with_children = {parent for above in parents.values() for parent in above}
-        leaves.append([name for place, name in enumerate(names) if place not in with_children])
-        first += size
+        parents = [_parents(term, random) for term in range(size)]
+        names = [f"EX:{next(serial):07d}" for _ in range(size)]
+        for term, name in enumerate(names):
+            lines += ["", "[Term]", f"id: {name}", f"name: {namespace} {term}", f"namespace: {namespace}"]
+            lines += [f"is_a: {names[parent]}" for parent in parents[term][:1]]
+            lines += [f"relationship: part_of {names[parent]}" for parent in parents[term][1:]]
+        with_children = set(chain(*parents))
+        leaves.append([name for term, name in enumerate(names) if term not in with_children])
     (folder / "terms.obo").write_text("\n".join([*lines, ""]), encoding="utf-8")
     motifs = {term: _text(random.random(_MOTIF)) for terms in leaves for term in terms}
     of_family = [[terms[_below(len(terms), random)] for terms in leaves] for _ in range(settings.families)]
@@ -44,28 +46,31 @@ def write_sample(folder: Path, settings: SampleSection) -> None:
     records = sample_records(settings.records, settings.families, settings.seed)
     for number, (record, sequence) in enumerate(records):
         family = int(record.removeprefix("family").split("_")[0])
-        terms = list(of_family[family])
+        terms = list(of_family[family])  # a copy: what a member has besides is not its family's
         if random.random() < _EXTRA:
             others = leaves[_below(len(leaves), random)]
             terms.append(others[_below(len(others), random)])
+        # Whole families for what homology can't know, and single proteins for what it can.
         split = "test" if family % 10 == 9 or number % 10 == 9 else "train"
         texts[f"{split}.fasta"].append(f">{record}\n{_with_motifs(sequence, [motifs[term] for term in terms], random)}")
+        # Once each: the further term may be one that the family has already.
         texts[f"{split}.tsv"] += [f"{record}\t{term}" for term in dict.fromkeys(terms)]
     for name, lines in texts.items():
         (folder / name).write_text("\n".join([*lines, ""]), encoding="utf-8")
 
 
-def _parents(place: int, random: np.random.Generator) -> list[int]:
+def _parents(term: int, random: np.random.Generator) -> list[int]:
     """Of one term in five, two; the term above in a tree, and any earlier one."""
-    if place == 0:
+    if term == 0:
         return []
-    above = (place - 1) // _BRANCHING
-    other = _below(place, random)
+    above = (term - 1) // _BRANCHING
+    other = _below(term, random)
     return [above, other] if random.random() < 0.2 and other != above else [above]
 
 
 def _with_motifs(sequence: str, motifs: list[str], random: np.random.Generator) -> str:
-    """The sequence with the motifs in places that do not overlap; appended where it is too short."""
+    """The sequence with the motifs at positions that do not overlap; appended where it is too short."""
+    # One stretch a motif: drawn over the whole sequence, one could hide another, and the protein its term.
     room = len(sequence) // len(motifs) - _MOTIF
     if room <= 0:
         return sequence + "".join(motifs)

@@ -16,6 +16,7 @@ from esmeray.dataset.store.reader import Store
 from esmeray.function.section import COMPOSITION, EmbeddingsSection
 
 Vectors = NDArray[np.float32]
+# Triples of groups, by chemistry: 8,000 triples of amino acids would nearly all be 0 in a protein's few hundred.
 _GROUPS = ("AST", "C", "DE", "FWY", "GP", "HKR", "ILMV", "NQ")
 _KINDS = ((tuple(AMINO_ACIDS), 1), (tuple(AMINO_ACIDS), 2), (_GROUPS, 3))
 CHANNELS = sum(len(groups) ** length for groups, length in _KINDS)
@@ -29,12 +30,12 @@ def composition(sequences: Sequence[str]) -> Vectors:
     """
     vectors_NC = np.zeros((len(sequences), CHANNELS), np.float32)
     for row_C, text in zip(vectors_NC, sequences, strict=True):
-        residues, first = np.frombuffer(text.encode(), np.uint8), 0
-        for groups, length in _KINDS:
-            size = len(groups) ** length
-            counts = np.bincount(kmers(residues, groups, length), minlength=size)
-            row_C[first : first + size] = np.sqrt(counts / max(1, counts.sum()))
-            first += size
+        residues = np.frombuffer(text.encode(), np.uint8)
+        kinds = [
+            np.bincount(kmers(residues, groups, length), minlength=len(groups) ** length) for groups, length in _KINDS
+        ]
+        # Each kind by its own number of words: single residues would otherwise weigh more than triples.
+        row_C[:] = np.concatenate([np.sqrt(counts / max(1, counts.sum())) for counts in kinds])
     return vectors_NC
 
 
@@ -47,11 +48,12 @@ def read_vectors(store: Store, settings: EmbeddingsSection) -> Vectors:
         return composition([store.text(record) for record in range(len(store))])
     folder = Path(str(settings.store)).expanduser()
     embeddings = open_vectors(folder, "mean")
-    places = {name: place for place, name in enumerate(embeddings.ids)}
+    numbers = {name: number for number, name in enumerate(embeddings.ids)}
     ids = [store.id(record) for record in range(len(store))]
-    if lost := next((name for name in ids if name not in places), None):
+    # By id and not by order: the folder may hold other proteins besides, of the sequences to predict for.
+    if lost := next((name for name in ids if name not in numbers), None):
         raise DataError(f"{folder}: has no embedding of {lost}; embed all sequences of the run")
-    numbers_R = np.array([places[name] for name in ids])
+    numbers_R = np.array([numbers[name] for name in ids])
     embeddings.refuse_other_sequences(numbers_R, store.lengths, store.sequence_hashes, store.path)
     return np.concatenate([block_nC for _, block_nC in embeddings.finite_blocks()])[numbers_R]
 

@@ -38,6 +38,7 @@ def check_device(device: torch.device | str) -> None:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Test for out of memory: on a GPU, on the CPU, or of a :class:`MemoryMeter`'s limit."""
+    # By text as well: what allocates beside the caching allocator raises a plain RuntimeError.
     known = isinstance(error, torch.OutOfMemoryError | MemoryError)
     return known or any(text in str(error) for text in OUT_OF_MEMORY_TEXTS)
 
@@ -55,6 +56,7 @@ class HostCopy:
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = {name: tensor.detach().to("cpu", non_blocking=True) for name, tensor in tensors.items()}
+        # An event behind the copies: to synchronise the device would wait for the next batch, too.
         self._copied = torch.cuda.Event() if any(tensor.is_cuda for tensor in tensors.values()) else None
         if self._copied is not None:
             self._copied.record()

@@ -1,7 +1,7 @@
 """Batches through a model on one device, one ahead: the loop of inference, and of features that training caches.
 
-In: places of the inputs of each batch, and a function that launches a batch. Out: its tensors on the host. What a batch
-is made of, and what is computed, is the caller's.
+In: indices of the inputs of each batch, and a function that launches a batch. Out: its tensors on the host. What a
+batch is made of, and what is computed, is the caller's.
 """
 
 from collections import deque
@@ -24,8 +24,8 @@ class ForwardLoop:
 
     Args:
         device: where ``launch`` computes.
-        launch: tensors on the device of the inputs at these places; it should not wait for the device.
-        name: of the input at a place, and its size in words, for the message where it alone is out of memory.
+        launch: tensors on the device of the inputs at these indices; it should not wait for the device.
+        name: of the input at an index, and its size in words, for the message where it alone is out of memory.
 
     Attributes:
         splits: batches that were halved because the device was out of memory.
@@ -38,13 +38,13 @@ class ForwardLoop:
         self._device, self._launch, self._name = device, launch, name
 
     def run(self, batches: Iterable[Places]) -> Iterator[tuple[Places, dict[str, Tensor]]]:
-        """Places and tensors of each batch, on the host; two in place of one that was halved.
+        """Indices and tensors of each batch, on the host; two in place of one that was halved.
 
         Raises ResourceError where a single input is out of memory.
         """
         launched: deque[tuple[Places, HostCopy]] = deque()
-        for places in batches:
-            launched.extend(self._launched(places))
+        for indices in batches:
+            launched.extend(self._launched(indices))
             # Fetched only now that its successor is launched: the device computes while the host waits for the copy
             # and while the caller takes the rows. One is enough; each more would hold the outputs of a batch.
             while len(launched) > 1:
@@ -52,13 +52,13 @@ class ForwardLoop:
         while launched:
             yield _fetched(*launched.popleft())
 
-    def _launched(self, places: Places) -> list[tuple[Places, HostCopy]]:
+    def _launched(self, indices: Places) -> list[tuple[Places, HostCopy]]:
         """One batch on the device, in halves if it is out of memory."""
         try:
-            tensors = self._launch(places)
+            tensors = self._launch(indices)
             # Queued right behind the batch and not when it is read: the next batch stands in the queue by then.
             with record_function("copy back"):
-                return [(places, HostCopy(tensors))]
+                return [(indices, HostCopy(tensors))]
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -67,14 +67,15 @@ class ForwardLoop:
         # what the allocator keeps of them in pieces of the wrong size must go back before the halves are tried.
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
-        if len(places) == 1:
+        if len(indices) == 1:
             raise ResourceError(
-                f"{self._name(int(places[0]))}: out of memory on a single sequence ({reason}); crop it, take it in "
+                f"{self._name(int(indices[0]))}: out of memory on a single sequence ({reason}); crop it, take it in "
                 "windows, or use a device with more memory"
             )
         self.splits += 1
-        half = len(places) // 2
-        return self._launched(places[:half]) + self._launched(places[half:])
+        # Halves that are still too large are halved again: memory in use elsewhere is nothing to calculate with.
+        half = len(indices) // 2
+        return self._launched(indices[:half]) + self._launched(indices[half:])
 
 
 def consecutive(count: int, at_once: int) -> Iterator[Places]:
@@ -84,5 +85,5 @@ def consecutive(count: int, at_once: int) -> Iterator[Places]:
 
 
 @record_function("copy back")
-def _fetched(places: Places, copied: HostCopy) -> tuple[Places, dict[str, Tensor]]:
-    return places, copied.read()
+def _fetched(indices: Places, copied: HostCopy) -> tuple[Places, dict[str, Tensor]]:
+    return indices, copied.read()

@@ -52,6 +52,7 @@ def _prepack(module: nn.Module) -> None:
     if not (torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()):
         return
     for child_name, child in list(module.named_children()):
+        # Not a subclass: it computes something else (FP8, an adapter) that a plain product would drop.
         if type(child) is nn.Linear and child.weight.dtype == torch.bfloat16 and child.weight.device.type == "cpu":
             setattr(module, child_name, PrepackedLinear(child))
         else:

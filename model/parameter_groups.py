@@ -30,13 +30,18 @@ def parameter_groups(
     learning rate of each parameter; 1 for those that are not named. ``matrices`` stand in groups of their own, the
     last.
     """
-    shares, apart = rate_shares or {}, set(matrices)
+    shares = rate_shares or {}
+    apart = set(matrices)
     groups: dict[tuple[bool, float, bool], dict[str, Any]] = {}
-    for parameter in model.parameters():
-        if not parameter.requires_grad:
-            continue
-        share, decays, is_apart = shares.get(parameter, 1.0), parameter.ndim > 1, parameter in apart
-        name = ("matrices" if is_apart else "decay" if decays else "no_decay") + (f"_{share:.6g}" if share != 1 else "")
+    for parameter in filter(lambda parameter: parameter.requires_grad, model.parameters()):
+        share = shares.get(parameter, 1.0)
+        decays = parameter.ndim > 1
+        is_apart = parameter in apart
+        name = "decay" if decays else "no_decay"
+        if is_apart:
+            name = "matrices"
+        if share != 1:
+            name += f"_{share:.6g}"
         group = groups.setdefault(
             (is_apart, share, decays),
             {"name": name, "params": [], "weight_decay": weight_decay if decays else 0.0, RATE_SHARE: share},
@@ -44,4 +49,5 @@ def parameter_groups(
         group["params"].append(parameter)
         if is_apart:
             group[MATRICES] = True
+    # In an order that follows from the groups alone: a checkpoint's optimizer state is matched to them by number.
     return [groups[key] for key in sorted(groups, key=lambda key: (key[0], -key[1], not key[2]))]

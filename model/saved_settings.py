@@ -29,7 +29,7 @@ def read_settings_of(path: Path, holds: str, parse: Callable[[dict[str, Any]], S
         raise DataError(f"{path.parent} holds no {holds} ({path.name} is missing)")
     settings = read_json(verified(path), REMEDY)
     with parsing(path, REMEDY):
-        version = settings.pop("format_version")
+        version = settings.pop("format_version")  # first: settings of another version may be named otherwise
         if version != FORMAT_VERSION:
             raise DataError(f"{path} has format version {version}, this program reads {FORMAT_VERSION}; {REMEDY}")
         return parse(settings)

@@ -76,7 +76,7 @@ class TaskModel(nn.Module, ABC):
         return {name: tensor for name, tensor in self.state_dict().items() if not name.startswith(self.saved_apart)}
 
     def save_own_weights(self, path: Path) -> None:
-        state = {name: tensor.contiguous() for name, tensor in self.own_state().items()}
+        state = {name: tensor.contiguous() for name, tensor in self.own_state().items()}  # safetensors takes no views
         save_file(state, path, metadata={"format": "pt"})
 
     def load_own_weights(self, path: Path) -> None:
@@ -86,6 +86,7 @@ class TaskModel(nn.Module, ABC):
         except (OSError, SafetensorError) as error:
             raise DataError(f"{path} can't be read ({error}); export the model again") from error
         own_state = self.own_state()
+        # Held against the model before it is loaded: strict=False, for want of the backbone, would pass over anything.
         if {name: tensor.shape for name, tensor in state.items()} != {name: t.shape for name, t in own_state.items()}:
             raise DataError(f"{path} does not fit the settings beside it; export the model again")
         self.load_state_dict(state, strict=False)
@@ -122,6 +123,7 @@ class ResidueModel(TaskModel):
 
 def scalar_sums(sums: Mapping[str, Tensor]) -> dict[str, float]:
     """The summed scalars as Python floats, in one transfer from the device."""
+    # Stacked first: .item() of each would be a CPU-GPU sync point of its own.
     scalars = {name: value for name, value in sums.items() if value.ndim == 0}
     values = torch.stack([value.double() for value in scalars.values()]).tolist()
     return dict(zip(scalars, values, strict=True))

@@ -178,7 +178,7 @@ def write_terms(folder: Path) -> None:
     """A small ontology with annotations and predictions."""
     case = generate(folder / "case", 4).folder
     terms = {line[4:] for line in (case / "terms.obo").read_text().splitlines() if line.startswith("id: GO:")}
-    known = read_ontology(case / "terms.obo").places.keys() & terms
+    known = read_ontology(case / "terms.obo").positions.keys() & terms
     truth = [line for line in (case / "truth.tsv").read_text().splitlines() if line.split()[1] in known]
     proteins = {line.split()[0] for line in truth}
     rows = [line.split() for line in (case / "predictions" / "some.tsv").read_text().splitlines()]

@@ -62,6 +62,7 @@ def attend(
         )
         assert isinstance(out_THd, Tensor)
         return out_THd
+    # The CPU's kernel knows neither a causal mask nor dropout.
     if not causal and dropout == 0.0 and kernel_takes(query, key):
         return cpu_attention(query, key, value, cu_seqlens, scaling)
     return _sdpa_segments(query, key, value, cu_seqlens, scaling, causal, dropout)
@@ -92,6 +93,7 @@ def packed_attention(
     ``query``: (1, H, T, d). ``key``, ``value``: (1, H_kv, T, d); H_kv divides H. ``scaling`` is d**-0.5 if None,
     ``is_causal`` that of the module if None; the window must be no less than the longest sequence.
     """
+    # Refused and not ignored: transformers passes whatever a config asks for, and the features would be quietly wrong.
     if cu_seqlens is None or max_seqlen is None:
         raise ValueError(f"{PACKED_ATTENTION} needs cu_seqlens and max_seqlen given to the model's forward")
     if attention_mask is not None or query.shape[0] != 1:
@@ -125,12 +127,12 @@ def _flash_takes(query: Tensor, dropout: float) -> bool:
     )
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # lengths are read on the host, and a graph would be traced for each set of them
 def _sdpa_segments(
     query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, scaling: float, causal: bool, dropout: float
 ) -> Tensor:
     """One call per sequence. On CUDA (fp32 or dropout) it waits for ``cu_seqlens``."""
-    lengths = (cu_seqlens[1:] - cu_seqlens[:-1]).tolist()
+    lengths = cu_seqlens.diff().tolist()  # CPU-GPU sync point
     segments = zip(*(tensor.transpose(0, 1).split(lengths, dim=1) for tensor in (query, key, value)), strict=True)
     grouped = query.shape[1] != key.shape[1]
     outputs = [

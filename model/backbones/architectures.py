@@ -85,6 +85,7 @@ def read_config(section: BackboneSection, vocabulary_size: int, pad: int) -> Pre
     whose embedding is 0 and not learnt. Raises ConfigError (unknown source, impossible size, or an architecture that
     packed attention does not know) or ResourceError (the hub can't be reached).
     """
+    # ESM-2's settings are held against the alphabet. Padded, a folder may be any model of type esm.
     if source_type(section) == "esm" and (has_random_weights(section) or not section.padded):
         return EsmConfig.from_dict(esm_settings(section))
     config = _random_config(section, vocabulary_size, pad) if has_random_weights(section) else _folder_config(section)
@@ -125,7 +126,7 @@ def is_causal(config: Any) -> bool:
         return bool(own)
     kind = config.model_type
     if kind in PACKED:
-        return PACKED[kind] or bool(getattr(config, "is_decoder", False))
+        return PACKED[kind] or bool(getattr(config, "is_decoder", False))  # BERT's classes may be decoders
     # Decoders are those that transformers has a causal language model of, and no masked one.
     return (
         kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -137,7 +138,7 @@ def is_causal(config: Any) -> bool:
 def _random_config(section: BackboneSection, vocabulary_size: int, pad: int) -> PreTrainedConfig:
     """One of :data:`esmeray.model.backbones.source.RANDOM_ARCHITECTURES` at the size that the section gives."""
     layers, hidden_size, heads = random_size(section)
-    if section.source == "t5":
+    if section.source == "t5":  # other names for all sizes, and the gated layers of T5 1.1
         return T5Config(
             vocab_size=vocabulary_size,
             pad_token_id=pad,
@@ -148,45 +149,63 @@ def _random_config(section: BackboneSection, vocabulary_size: int, pad: int) -> 
             d_ff=gated_inner_size(hidden_size),
             feed_forward_proj="gated-gelu",
         )
-    size: dict[str, Any] = {
-        "vocab_size": vocabulary_size,
-        "pad_token_id": pad,
-        "hidden_size": hidden_size,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
+    inner = gated_inner_size(hidden_size)
+    no_ids = dict.fromkeys(("bos_token_id", "eos_token_id"))  # the defaults are ids of another vocabulary
+    decoder = {"num_key_value_heads": heads, "intermediate_size": inner, **no_ids}
+    architectures: dict[str, tuple[Any, dict[str, Any]]] = {
+        "bert": (
+            BertConfig,
+            {
+                "intermediate_size": 4 * hidden_size,
+                "max_position_embeddings": _BERT_POSITIONS,
+                "attention_probs_dropout_prob": 0.0,  # dropped scores would rule out the kernels of packed attention
+            },
+        ),
+        # SwiGLU, no biases, norms of queries and keys; inner channels as in those published
+        "esmc": (EsmcConfig, {"intermediate_size": gated_inner_size(hidden_size, _ESMC_INNER_MULTIPLE)}),
+        # GeGLU, no biases; each layer looks at all tokens, as packed attention does
+        "modernbert": (
+            ModernBertConfig,
+            {
+                "intermediate_size": inner,
+                "layer_types": ["full_attention"] * layers,
+                **no_ids,
+                **dict.fromkeys(("cls_token_id", "sep_token_id")),
+            },
+        ),
+        "qwen2": (Qwen2Config, decoder),
+        "llama": (LlamaConfig, decoder),
     }
-    if section.source == "bert":  # dropped scores would rule out the kernels of packed attention
-        size |= {"max_position_embeddings": _BERT_POSITIONS, "attention_probs_dropout_prob": 0.0}
-        return BertConfig(**size, intermediate_size=4 * hidden_size)
-    if section.source == "esmc":  # SwiGLU, no biases, norms of queries and keys; inner channels as in those published
-        return EsmcConfig(**size, intermediate_size=gated_inner_size(hidden_size, _ESMC_INNER_MULTIPLE))
-    if section.source == "modernbert":  # GeGLU, no biases; each layer looks at all tokens, as packed attention does
-        size |= dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"))
-        every = ["full_attention"] * layers
-        return ModernBertConfig(**size, intermediate_size=gated_inner_size(hidden_size), layer_types=every)
-    size |= {"num_key_value_heads": heads, "intermediate_size": gated_inner_size(hidden_size)}
-    kind: Any = {"qwen2": Qwen2Config, "llama": LlamaConfig}[section.source]
-    return kind(**size, bos_token_id=None, eos_token_id=None)
+    kind, own = architectures[section.source]
+    return kind(  # type: ignore[no-any-return]
+        vocab_size=vocabulary_size,
+        pad_token_id=pad,
+        hidden_size=hidden_size,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        **own,
+    )
 
 
 def _folder_config(section: BackboneSection) -> PreTrainedConfig:
     folder = config_folder(section)
-    path, kind = folder / CONFIG_FILE, model_type(folder)
+    path = folder / CONFIG_FILE
+    kind = model_type(folder)
     settings = read_settings(path, SOURCE_KEY)
     if kind not in CONFIG_MAPPING:
         raise ConfigError(
             f"{SOURCE_KEY}: {path} describes a model of type {kind!r}, which transformers does not have; code "
             "of its own is never run"
         )
+    # Before transformers sees them: it would look for a library of the quantization, or load the adapter by itself.
     if "quantization_config" in settings:
         raise ConfigError(f"{SOURCE_KEY}: the weights in {folder} are quantized; use a model with fp32, bf16 or fp16")
     if (folder / "adapter_config.json").is_file():
         raise ConfigError(f"{SOURCE_KEY}: {folder} holds an adapter; merge it into its model, and use that folder")
     try:
-        config: PreTrainedConfig = CONFIG_MAPPING[kind].from_dict(settings)
+        return CONFIG_MAPPING[kind].from_dict(settings)  # type: ignore[no-any-return]
     except (StrictDataclassError, ValueError, TypeError, KeyError) as error:
         raise ConfigError(f"{SOURCE_KEY}: {path} is no config of a {kind} ({' '.join(str(error).split())})") from error
-    return config
 
 
 def _check_packed(config: PreTrainedConfig) -> None:

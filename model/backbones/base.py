@@ -28,6 +28,7 @@ class Float32Buffers(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         before = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
+        # A cast and a move are the same call: both happen, then what was cast is made of the old values again.
         super()._apply(fn, recurse)
         for name, buffer in before.items():
             applied = self._buffers[name]
@@ -65,6 +66,7 @@ class PackedBackbone(nn.Module, ABC):
         self.frozen = frozen
         self.gradient_checkpointing = gradient_checkpointing
         self.register_buffer("residue_ids", None, persistent=False)
+        # No loss reaches these: gradients and optimizer state would be memory for nothing.
         for name in ("contact_head", "pooler"):
             head = getattr(model, name, None)
             if isinstance(head, nn.Module):
@@ -95,33 +97,30 @@ class PackedBackbone(nn.Module, ABC):
         return is_causal(self.config)
 
     def train(self, mode: bool = True) -> "PackedBackbone":
-        return super().train(mode and not self.frozen)
+        return super().train(mode and not self.frozen)  # dropout would make its features others in each epoch
 
     def forward(self, batch: PackedBatch) -> Tensor:
         """(T, D) features of every token in the dtype of the weights: the last hidden state, after the final norm.
 
         Raises ConfigError (a sequence is longer than :attr:`longest`).
         """
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
-            return self._features(self._accepted(batch))
+        return self.hidden_states(batch, [self.num_layers])[self.num_layers]
 
     def hidden_states(self, batch: PackedBatch, layers: Sequence[int]) -> dict[int, Tensor]:
         """(T, D) of every token after each of these layers, as transformers' ``hidden_states`` has them.
 
         0 is the embeddings, :attr:`num_layers` the features of :meth:`forward`. Raises as :meth:`forward`.
         """
-        last = self.num_layers
-        if tuple(layers) == (last,):
-            return {last: self(batch)}
-        return self._hidden_states(self._accepted(batch), frozenset(layers))
-
-    def _accepted(self, batch: PackedBatch) -> PackedBatch:
         if self.longest is not None and batch.max_seqlen > self.longest:
             raise ConfigError(
                 f"a sequence of {batch.max_seqlen} tokens exceeds the {self.longest} positions of this backbone; "
                 f"set data.max_length to at most {self.longest - 2}"
             )
-        return batch if self.residue_ids is None else replace(batch, tokens=self.residue_ids[batch.tokens])
+        if self.residue_ids is not None:
+            batch = replace(batch, tokens=self.residue_ids[batch.tokens])
+        # Of a frozen backbone no activations are kept, though its parameters alone would not ask for them.
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
+            return self._hidden_states(batch, frozenset(layers))
 
     def compile_layers(self, backend: str = "inductor") -> None:
         """Have torch compile the layers when the first batch comes: one graph serves all, in seconds.
@@ -130,9 +129,6 @@ class PackedBackbone(nn.Module, ABC):
         """
         for layer in self.layers:
             layer.compile(backend=backend)
-
-    def _features(self, batch: PackedBatch) -> Tensor:
-        return self._hidden_states(batch, {self.num_layers})[self.num_layers]
 
     @abstractmethod
     def _hidden_states(self, batch: PackedBatch, layers: Set[int]) -> dict[int, Tensor]:
@@ -146,7 +142,7 @@ def decayed_rates(backbone: PackedBackbone, decay: float) -> dict[nn.Parameter, 
     ``decay`` times that, and the embeddings as one more layer.
     """
     layers, modules = _layer_list(backbone.model, backbone.num_layers)
-    height = len(modules) + 1
+    height = len(modules) + 1  # of what comes before the first layer
     rates = {}
     for name, parameter in backbone.model.named_parameters():  # as deep as they stand in the order
         if name.startswith(f"{layers}."):
@@ -160,6 +156,7 @@ def _keep_rotary_float32(model: nn.Module) -> None:
     for module in model.modules():
         if not isinstance(module, Float32Buffers) and any("inv_freq" in name for name in module._buffers):
             kind: Any = type(module)
+            # In place of wrapping it: names of the state, and what transformers looks up, stay as they are.
             module.__class__ = _with_float32_buffers(kind)
 
 
@@ -169,6 +166,7 @@ def _with_float32_buffers(kind: Any) -> Any:
 
 
 def _layer_list(model: nn.Module, num_layers: int) -> tuple[str, nn.ModuleList]:
+    # Found by its length, since each architecture calls it something else.
     lists = {name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
     name = next(
         (name for name, modules in lists.items() if len(modules) == num_layers),

@@ -39,6 +39,7 @@ class EsmBackbone(PackedBackbone):
         self._selective_layer: _Layer = _selective_layer
 
     def compile_layers(self, backend: str = "inductor") -> None:
+        # The function and not each module: one graph is traced for all layers, which differ in their weights alone.
         self._layer = torch.compile(_layer, fullgraph=True, backend=backend)
         self._selective_layer = torch.compile(_selective_layer, fullgraph=True, backend=backend)
 
@@ -46,6 +47,7 @@ class EsmBackbone(PackedBackbone):
         checkpointing = self.training and torch.is_grad_enabled() and self.gradient_checkpointing
         run = self._selective_layer if checkpointing == "selective" else self._layer
         hidden_TD = self._embed(batch)
+        # Once a batch: transformers makes the rotary tables in every layer.
         layout = _layout(self.model, hidden_TD, batch)
         kept = {0: hidden_TD} if 0 in layers else {}
         for number, layer in enumerate(self.model.encoder.layer, start=1):
@@ -53,8 +55,9 @@ class EsmBackbone(PackedBackbone):
                 hidden_TD = checkpoint(run, layer, hidden_TD, layout, use_reentrant=False)
             else:
                 hidden_TD = run(layer, hidden_TD, layout)
-            if number in layers:
+            if number in layers:  # the others go, as they would not if all were listed
                 kept[number] = hidden_TD
+        # The last layer's state is that after the norm, in transformers' list too.
         norm = self.model.encoder.emb_layer_norm_after
         if norm is not None and self.num_layers in layers:
             kept[self.num_layers] = norm(hidden_TD)
@@ -95,6 +98,7 @@ def _token_dropout(embeddings_TD: Tensor, batch: PackedBatch, mask_token_id: int
     As EsmEmbeddings does for one sequence, in the same order of operations, so that results are equal to the bit.
     """
     is_mask_T = batch.tokens == mask_token_id
+    # Counts by differences of a running sum: nothing loops over sequences, and nothing waits for the device.
     masks_before = nn.functional.pad(is_mask_T.cumsum(0), (1, 0))
     bounds = batch.cu_seqlens.long()
     masks_N = (masks_before[bounds[1:]] - masks_before[bounds[:-1]]).float()
@@ -104,6 +108,7 @@ def _token_dropout(embeddings_TD: Tensor, batch: PackedBatch, mask_token_id: int
     return (visible_TD * (1 - _TRAINED_MASK_SHARE) / kept_T1).to(embeddings_TD.dtype)
 
 
+# What costs most to compute again; its outputs stay, while norms, rotation and GELU are cheap and large.
 _KEPT = [
     torch.ops.aten.mm.default,
     torch.ops.aten.addmm.default,
@@ -135,6 +140,7 @@ def rotary_tables(frequencies: Tensor, num_positions: int) -> RotaryTables:
 
     Of RoFormer (Su et al. 2021, equation 34); ESM-2 rotates channels i and i + d/2 of each head of queries and keys.
     """
+    # In fp32 whatever the model is in: in bf16 positions beyond 256 would not even be told apart.
     positions_P = torch.arange(num_positions, device=frequencies.device, dtype=torch.float32)
     angles = torch.outer(positions_P, frequencies.float())
     return RotaryTables(angles.cos(), angles.sin())
@@ -155,16 +161,17 @@ def _layout(model: Any, hidden_TD: Tensor, batch: PackedBatch) -> _Layout:
     rotary = None
     if model.rotary_embeddings is not None:
         rotary = rotary_tables(model.rotary_embeddings.inv_freq, batch.max_seqlen)
-        if not by_kernel:
+        if not by_kernel:  # the kernel finds the rows by itself
             rotary = RotaryTables(*(table[batch.positions].unsqueeze(1) for table in rotary))
     return _Layout(batch.cu_seqlens, batch.max_seqlen, by_kernel, rotary)
 
 
 def _layer(layer: Any, hidden_TD: Tensor, layout: _Layout) -> Tensor:
     """One EsmLayer: pre-norm attention and feed-forward, each added to its input."""
-    attention, output = layer.attention, layer.attention.output
+    attention = layer.attention
     attended_TD = _self_attention(attention.self, attention.LayerNorm(hidden_TD), layout)
-    hidden_TD = hidden_TD + output.dropout(output.dense(attended_TD))
+    hidden_TD = hidden_TD + attention.output.dropout(attention.output.dense(attended_TD))
+    # torch's own GELU is one pass; transformers' EsmIntermediate writes the formula out in five.
     inner = functional.gelu(layer.intermediate.dense(layer.LayerNorm(hidden_TD)))
     return hidden_TD + layer.output.dropout(layer.output.dense(inner))
 
@@ -183,6 +190,7 @@ def _self_attention(attention: Any, hidden_TD: Tensor, layout: _Layout) -> Tenso
         for projection in (attention.query, attention.key, attention.value)
     )
     scaling = head**-0.5
+    # The kernel rotates while it copies a head into its cache; anything else takes another pass over memory.
     if layout.by_kernel:
         return cpu_attention(query, key, value, layout.cu_seqlens, scaling, layout.rotary).flatten(1)
     if layout.rotary is not None:

@@ -68,9 +68,7 @@ def backbone_facts(section: BackboneSection, vocabulary_size: int, pad: int = 0)
         return esm_facts(esm_settings(section))
     if section.source in _PROJECTIONS_WITH_BIAS:
         return _decoder_facts(section, vocabulary_size)
-    from esmeray.model.backbones.loading import (
-        build_backbone,  # here: torch and transformers, which a formula does not need
-    )
+    from esmeray.model.backbones.loading import build_backbone  # here: a formula needs neither torch nor transformers
 
     # Not frozen, so that what is never trained stands apart.
     recomputed = section.gradient_checkpointing and not section.frozen
@@ -88,14 +86,15 @@ def esm_facts(settings: dict[str, Any]) -> BackboneFacts:
     of_layer = dict.fromkeys(names, (D, D)) | {"intermediate.dense": (D, inner), "output.dense": (inner, D)}
     linear = _repeated("encoder.layer", layers, of_layer)
     weights_and_biases = sum((inputs + 1) * outputs for inputs, outputs in linear.values())
+    # Two norms a layer and the last one, and before the layers another in ESM-1b: a weight and a bias each.
     norms = (4 * layers + 2 + 2 * bool(settings["emb_layer_norm_before"])) * D
-    contact_head = layers * settings["num_attention_heads"] + 1
+    contact_head = layers * settings["num_attention_heads"] + 1  # a logistic regression on all attention maps
     return BackboneFacts(
         D,
         weights_and_biases + norms + (V + positions) * D + contact_head,
         contact_head,
         linear,
-        longest=positions - settings["pad_token_id"] - 1 if absolute else None,
+        longest=positions - settings["pad_token_id"] - 1 if absolute else None,  # positions start after the padding id
     )
 
 
@@ -139,6 +138,7 @@ def linear_layers(model: nn.Module) -> dict[str, tuple[int, int]]:
 
     shapes = {}
     for name, module in model.named_modules():
+        # GPT-2 has Conv1D, whose weights lie the other way round.
         if isinstance(module, nn.Linear | Conv1D) and not set(_WITHOUT_LOSS) & set(name.split(".")):
             rows, columns = module.weight.shape
             shapes[name] = (columns, rows) if isinstance(module, nn.Linear) else (rows, columns)
@@ -161,7 +161,7 @@ def chosen_layers(layers: list[str], targets: list[str]) -> list[str]:
     chosen: dict[str, None] = {}  # in order, once each
     for target in targets:
         ends: tuple[str, ...] = (target,)
-        if target == "attention":
+        if target == "attention":  # an architecture without a known set has no layer to match, and is refused below
             ends = next((names for names in _ATTENTION if all(_ending_in(layers, name) for name in names)), ())
         matching = layers if target == "all-linear" else [layer for name in ends for layer in _ending_in(layers, name)]
         if not matching:

@@ -16,8 +16,9 @@ _ORIGIN = ("_name_or_path", "transformers_version", "architectures", "dtype")
 def weights_fingerprint(module: nn.Module) -> str:
     """XXH3-128 of all names, parameters and buffers, hex, wherever they lie."""
     digest = xxhash.xxh3_128()
-    for name, tensor in sorted(module.state_dict().items()):
+    for name, tensor in sorted(module.state_dict().items()):  # by name, in whatever order modules were made
         digest.update(name.encode())
+        # As bytes, since NumPy has no bfloat16.
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
 
@@ -37,6 +38,7 @@ def features_fingerprint(
     pooling: str,
 ) -> str:
     """Identity of features: weights and tokenizer by their fingerprints, architecture, cropping, precision, pooling."""
+    # Whatever changes a feature by more than rounding; not the device, nor how many sequences share a batch.
     described = {
         "weights": weights,
         "config": architecture(backbone),

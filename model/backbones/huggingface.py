@@ -41,22 +41,18 @@ class HuggingFaceBackbone(PackedBackbone):
         self.longest = min((limit for limit in (reach, _window(model.config)) if limit is not None), default=None)
         _set_checkpointing(model, not self.frozen and self.gradient_checkpointing)
 
-    def _features(self, batch: PackedBatch) -> Tensor:
-        features_TD: Tensor = self._output(batch).last_hidden_state[0]
-        return features_TD
-
     def _hidden_states(self, batch: PackedBatch, layers: Set[int]) -> dict[int, Tensor]:
-        return {layer: h_1TD[0] for layer, h_1TD in _states(self._output(batch, output_hidden_states=True), layers)}
-
-    def _output(self, batch: PackedBatch, **settings: bool) -> Any:
-        return self.model(
+        output = self.model(
             input_ids=batch.tokens[None],
+            # Given, as transformers would count through all of the row; counted from 0 in each sequence.
             position_ids=(batch.positions + self._first_position)[None],
             cu_seqlens=batch.cu_seqlens,
             max_seqlen=batch.max_seqlen,
-            use_cache=False,
-            **settings,
+            use_cache=False,  # decoders would keep keys and values of all layers for tokens that never follow
+            output_hidden_states=layers != {self.num_layers},
         )
+        states = _states(output, self.num_layers)
+        return {layer: states[layer][0] for layer in layers}
 
 
 class PaddedBackbone(PackedBackbone):
@@ -83,22 +79,23 @@ class PaddedBackbone(PackedBackbone):
         _set_checkpointing(model, not self.frozen and self.gradient_checkpointing)
 
     def _hidden_states(self, batch: PackedBatch, layers: Set[int]) -> dict[int, Tensor]:
-        rows: dict[int, list[Tensor]] = {}
-        places = []
-        for places_GL, is_token_GL in _padded_groups(batch.cu_seqlens.cpu().numpy()):
-            for layer, rows_TD in self._group_states(batch.tokens, places_GL, is_token_GL, layers):
-                rows.setdefault(layer, []).append(rows_TD)
-            places.append(places_GL[is_token_GL])
-        order_T = _on(np.argsort(np.concatenate(places)), batch.tokens.device)
-        return {layer: torch.cat(groups).index_select(0, order_T) for layer, groups in rows.items()}
+        groups = []
+        indices = []
+        for indices_GL, is_token_GL in _padded_groups(batch.cu_seqlens.cpu().numpy()):  # CPU-GPU sync point
+            groups.append(self._group_states(batch.tokens, indices_GL, is_token_GL, layers))
+            indices.append(indices_GL[is_token_GL])
+        # Back from the groups' order to the batch's: where each token went, inverted.
+        order_T = _on(np.argsort(np.concatenate(indices)), batch.tokens.device)
+        rows = {layer: torch.cat([group[layer] for group in groups]) for layer in layers}
+        return {layer: rows_TD.index_select(0, order_T) for layer, rows_TD in rows.items()}
 
     def _group_states(
-        self, tokens_T: Tensor, places_GL: NDArray[np.int64], is_token_GL: NDArray[np.bool_], layers: Set[int]
-    ) -> Iterator[tuple[int, Tensor]]:
+        self, tokens_T: Tensor, indices_GL: NDArray[np.int64], is_token_GL: NDArray[np.bool_], layers: Set[int]
+    ) -> dict[int, Tensor]:
         """(tokens of the group, D) after each layer: row by row."""
         device = tokens_T.device
         mask_GL = _on(is_token_GL, device)
-        ids_GL = tokens_T[_on(places_GL, device)].masked_fill(~mask_GL, self._pad)
+        ids_GL = tokens_T[_on(indices_GL, device)].masked_fill(~mask_GL, self._pad)
         all_layers = {"output_hidden_states": True} if layers != {self.num_layers} else {}
         output = self.model(input_ids=ids_GL, attention_mask=mask_GL.long(), **self._settings, **all_layers)
         last_GLD = getattr(output, "last_hidden_state", None)
@@ -107,21 +104,19 @@ class PaddedBackbone(PackedBackbone):
                 f"{SOURCE_KEY}: a model of type {self.config.model_type!r} does not give one vector for each token; "
                 "choose another"
             )
-        rows = _on(is_token_GL.ravel().nonzero()[0], device)
-        states = _states(output, layers) if all_layers else [(self.num_layers, last_GLD)]
-        for layer, hidden_GLD in states:
-            yield layer, hidden_GLD.flatten(0, 1).index_select(0, rows)
+        rows = _on(is_token_GL.ravel().nonzero()[0], device)  # by NumPy: a mask on the device would be waited for
+        states = _states(output, self.num_layers)
+        return {layer: states[layer].flatten(0, 1).index_select(0, rows) for layer in layers}
 
 
-def _states(output: Any, layers: Set[int]) -> Iterator[tuple[int, Tensor]]:
-    """Hidden states of some layers; of the last one after the final norm, which transformers' list may lack."""
-    last = len(output.hidden_states) - 1
-    for layer in sorted(layers):
-        yield layer, output.last_hidden_state if layer == last else output.hidden_states[layer]
+def _states(output: Any, num_layers: int) -> dict[int, Tensor]:
+    """Hidden states by layer; of the last one after the final norm, which transformers' list may lack."""
+    return {**dict(enumerate(output.hidden_states or ())), num_layers: output.last_hidden_state}
 
 
 def _set_packed_attention(model: PreTrainedModel) -> None:
     """Let this model, and no other that shares its config, attend within packed sequences."""
+    # The implementation's name stands in the config, which a caller's other models may share.
     shared = model.config
     own = copy.deepcopy(shared)
     own.chunk_size_feed_forward = 0  # it would need a number of tokens that it divides
@@ -130,7 +125,7 @@ def _set_packed_attention(model: PreTrainedModel) -> None:
         if getattr(module, "config", None) is shared:
             module.config = own
     model.set_attn_implementation(PACKED_ATTENTION)
-    assert own._attn_implementation == PACKED_ATTENTION
+    assert own._attn_implementation == PACKED_ATTENTION  # any other would let sequences look at each other
 
 
 def _set_checkpointing(model: PreTrainedModel, enabled: Checkpointing) -> None:
@@ -151,7 +146,7 @@ def _positions(model: PreTrainedModel) -> tuple[int, int | None]:
     config: Any = model.config
     names_and_tables = ((name.rpartition(".")[2], module) for name, module in model.named_modules())
     tables = [table for name, table in names_and_tables if name in _POSITION_TABLES and isinstance(table, nn.Embedding)]
-    if tables:
+    if tables:  # beyond its rows there is no position, whatever the config says
         padding = tables[0].padding_idx  # RoBERTa's positions start after it (fairseq's convention)
         first = 0 if padding is None else int(padding) + 1
         reach = tables[0].num_embeddings - first
@@ -167,6 +162,7 @@ def _positions(model: PreTrainedModel) -> tuple[int, int | None]:
 
 def _window(config: Any) -> int | None:
     """Tokens that attention reaches back, where some layer has such a limit."""
+    # A config may name a window that none of its layers has.
     layer_types = getattr(config, "layer_types", None)
     if layer_types is not None and "sliding_attention" not in layer_types:
         return None
@@ -179,7 +175,9 @@ def _padded_groups(cu_seqlens: NDArray[np.int32]) -> Iterator[tuple[NDArray[np.i
 
     Yields the index in the packed batch of each token, (G, L) int64, 0 where there is none; and where there is one.
     """
-    starts_N, lengths_N = cu_seqlens[:-1].astype(np.int64), np.diff(cu_seqlens).astype(np.int64)
+    starts_N = cu_seqlens[:-1].astype(np.int64)
+    lengths_N = np.diff(cu_seqlens).astype(np.int64)
+    # Longest first: a group's width is known from its first row, and neighbours in this order waste the least.
     descending_N = np.argsort(-lengths_N, kind="stable")
     first = 0
     while first < descending_N.size:
@@ -193,4 +191,4 @@ def _padded_groups(cu_seqlens: NDArray[np.int32]) -> Iterator[tuple[NDArray[np.i
 
 
 def _on(array: NDArray[Any], device: torch.device) -> Tensor:
-    return torch.from_numpy(array).to(device, non_blocking=True)
+    return torch.from_numpy(array).to(device, non_blocking=True)  # queued: the host goes on with the next group

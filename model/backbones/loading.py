@@ -7,6 +7,7 @@ ESM alphabet: ESM-2, ESM C and random weights have its ids, any other backbone (
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ def build_backbone(
     is_esm = config.model_type == "esm"  # with its head, so that the same seed draws the same for every task
     network = _network(section, config, EsmForMaskedLM if is_esm else model_class(config), seed, empty)
     backbone = _wrap(network.esm if is_esm else network, section, pad)
+    # An id beyond the table would be an error in the middle of a batch, on CUDA one that ends the process.
     rows = backbone.model.get_input_embeddings().weight.shape[0]
     if vocabulary_size is not None and vocabulary_size > rows:
         raise ConfigError(
@@ -74,7 +76,7 @@ def masked_lm_network(backbone: PackedBackbone, head: nn.Module) -> PreTrainedMo
     """The Hugging Face model that holds the same parameters, to be saved; nothing is copied."""
     config = backbone.config
     names = MASKED_LM_HEADS[config.model_type]
-    with torch.device("meta"):
+    with torch.device("meta"):  # its own weights are thrown away at once: none are made
         network: PreTrainedModel = masked_lm_class(config)(config)
     setattr(network, network.base_model_prefix, backbone.model)
     for name, module in zip(names, [head] if len(names) == 1 else head.children(), strict=True):
@@ -120,6 +122,7 @@ def load_network(section: BackboneSection, seed: int) -> EsmForMaskedLM:
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Draw CPU random numbers from ``seed`` within the block, and restore the global state after it."""
+    # CPU alone, where weights are drawn: to fork the state of a GPU would start CUDA in processes that do without.
     with torch.random.fork_rng(devices=[]):
         torch.random.default_generator.manual_seed(seed)
         yield
@@ -142,10 +145,9 @@ def quiet_transformers() -> Iterator[None]:
 
 def _has_esm_ids(settings: dict[str, Any]) -> bool:
     """Test for the settings of an ESM-2 or an ESM C, whose first 33 ids are those of the alphabet."""
-    if settings.get("model_type") == "esm":
-        return True
-    ids = settings.get("mask_token_id", MASK), settings.get("pad_token_id", PAD)
-    return settings.get("model_type") == "esmc" and ids == (MASK, PAD)
+    kind = settings.get("model_type")
+    ids = (settings.get("mask_token_id", MASK), settings.get("pad_token_id", PAD))
+    return kind == "esm" or (kind == "esmc" and ids == (MASK, PAD))  # ESM-2's are checked with its other settings
 
 
 def _residue_ids(tokenizer: SequenceTokenizer) -> Tensor | None:
@@ -157,6 +159,7 @@ def _residue_ids(tokenizer: SequenceTokenizer) -> Tensor | None:
             f"{SOURCE_KEY}: tasks on residues need a tokenizer that gives one token for each residue, one before and "
             "one after all of them; use model.task classifier, or another backbone"
         )
+    # A letter that the other vocabulary lacks becomes its unknown token, as its own tokenizer would have it.
     unknown = tokenizer.pad if tokenizer.unknown is None else tokenizer.unknown
     ids = torch.full((len(VOCABULARY),), unknown)
     ids[CLS], ids[EOS], ids[PAD] = tokenizer.prefix[0], tokenizer.suffix[0], tokenizer.pad
@@ -168,6 +171,7 @@ def _residue_ids(tokenizer: SequenceTokenizer) -> Tensor | None:
 
 
 def _network(section: BackboneSection, config: PreTrainedConfig, kind: type[Any], seed: int, empty: bool) -> Any:
+    # Seeded also where weights are read: a head that the folder lacks is drawn.
     with seeded(seed), quiet_transformers(), torch.device("meta") if empty else nullcontext():
         if empty or has_random_weights(section):
             return kind(config)
@@ -176,11 +180,10 @@ def _network(section: BackboneSection, config: PreTrainedConfig, kind: type[Any]
 
 def _wrap(model: PreTrainedModel, section: BackboneSection, pad: int) -> PackedBackbone:
     settings: dict[str, Any] = {"frozen": section.frozen, "gradient_checkpointing": section.gradient_checkpointing}
-    if is_padded(section, model.config.model_type):
-        return PaddedBackbone(model, pad=pad, **settings).train()
     kind: Any = EsmBackbone if model.config.model_type == "esm" else HuggingFaceBackbone
-    backbone: PackedBackbone = kind(model, **settings)
-    return backbone.train()
+    if is_padded(section, model.config.model_type):
+        kind = partial(PaddedBackbone, pad=pad)
+    return kind(model, **settings).train()  # type: ignore[no-any-return]  # from_pretrained leaves it in evaluation mode
 
 
 def _load_weights(kind: type[Any], folder: Path, config: PreTrainedConfig) -> Any:
@@ -188,7 +191,7 @@ def _load_weights(kind: type[Any], folder: Path, config: PreTrainedConfig) -> An
     for path in sorted(folder.glob("model*.safetensors*")):
         verified(path)
     try:
-        loaded: Any = kind.from_pretrained(
+        network, info = kind.from_pretrained(
             folder,
             config=config,
             output_loading_info=True,
@@ -196,12 +199,12 @@ def _load_weights(kind: type[Any], folder: Path, config: PreTrainedConfig) -> An
             weights_only=True,
             local_files_only=True,
             dtype=torch.float32,
-            ignore_mismatched_sizes=True,
+            ignore_mismatched_sizes=True,  # reported in one line below, where transformers prints a table and raises
         )
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
         reason = first_line(error)
         raise DataError(f"the weights in {folder} can't be read ({reason}); fetch or export them again") from error
-    network, info = loaded
+    # transformers draws what is missing at random and only warns: features of such a model are noise.
     missing = [f"lack {key}" for key in sorted(info["missing_keys"]) if not _MAY_BE_MISSING & set(key.split("."))]
     other = [f"have another shape than config.json says at {key}" for key in sorted(map(str, info["mismatched_keys"]))]
     if problems := missing + other:

@@ -59,12 +59,11 @@ def adapt(backbone: PackedBackbone, section: LoraSection) -> None:
 def merge(backbone: PackedBackbone) -> None:
     """Add each update to the weights that it adapts, in their dtype, and remove the adapter; nothing without one."""
     model = backbone.model
-    for name, layer in list(_adapted_layers(model)):
+    for name, layer in list(_adapted_layers(model)):  # a list: the loop replaces modules
         layer.merge(safe_merge=True)
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, layer.get_base_layer())
-    if hasattr(model, "peft_config"):
-        del model.peft_config
+    model.__dict__.pop("peft_config", None)  # by which transformers and this module know an adapted model
     backbone.lora_export = "merged"
 
 
@@ -72,7 +71,7 @@ def merged_state(model: PreTrainedModel) -> dict[str, Tensor]:
     """Weights of the module as if its adapter had been merged; what no adapter touches is not copied."""
     state = base_state(model)
     for name, layer in _adapted_layers(model):
-        with torch.no_grad():
+        with torch.no_grad():  # added to a copy, so that training goes on with the adapter as it is
             state[f"{name}.weight"] = layer.get_base_layer().weight + layer.get_delta_weight(_ADAPTER)
     return state
 
@@ -93,7 +92,7 @@ def save_adapter(backbone: PackedBackbone, folder: Path, base: str | None = None
     """
     model = backbone.model
     config = copy.deepcopy(model.peft_config[_ADAPTER])
-    config.inference_mode = True
+    config.inference_mode = True  # as peft saves it: loaded by its own classes, the adapter is frozen
     config.target_modules = sorted(config.target_modules)  # a set, which would be written in another order each time
     config.base_model_name_or_path, config.revision = base, revision
     kind = type(model)
@@ -117,6 +116,7 @@ def load_adapter(backbone: PackedBackbone, folder: Path) -> None:
         config = LoraConfig.from_pretrained(str(folder))
         state = load_file(verified(folder / ADAPTER_WEIGHTS_FILE))
         inject_adapter_in_model(config, model, adapter_name=_ADAPTER)
+        # peft itself takes a file that lacks weights, and leaves those as they were drawn.
         expected = {f"{_PEFT_PREFIX}{name}": tensor.shape for name, tensor in _adapter_state(model).items()}
         if {name: tensor.shape for name, tensor in state.items()} != expected:
             raise DataError(f"{folder / ADAPTER_WEIGHTS_FILE} does not fit the backbone; export the model again")
@@ -128,7 +128,7 @@ def load_adapter(backbone: PackedBackbone, folder: Path) -> None:
 
 def _adapted_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
     if not hasattr(model, "peft_config"):
-        return
+        return  # before the import, which takes seconds
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     for name, module in model.named_modules():
@@ -138,6 +138,7 @@ def _adapted_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 def _adapter_state(model: nn.Module) -> dict[str, Tensor]:
     """Weights of the adapter by the names that peft gives them in files, without its prefix."""
+    # save_embedding_layers: peft would otherwise ask the hub for the base's config, to see whether they were resized.
     from peft import get_peft_model_state_dict
 
     return get_peft_model_state_dict(model, adapter_name=_ADAPTER, save_embedding_layers=False)

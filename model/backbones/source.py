@@ -81,7 +81,7 @@ def random_size(section: BackboneSection) -> BackboneSize:
         section.layers or default.layers, section.hidden_size or default.hidden_size, section.heads or default.heads
     )
     _, hidden_size, heads = size
-    multiple = 2 if section.source in _ROTARY else 1
+    multiple = 2 if section.source in _ROTARY else 1  # rotary positions turn pairs of channels
     if hidden_size % (heads * multiple):
         fitting = [h for h in range(1, min(hidden_size, 128) + 1) if hidden_size % (h * multiple) == 0]
         advice = f"one of {fitting}" if fitting else "an even hidden_size"
@@ -115,6 +115,7 @@ def weights_folder(section: BackboneSection) -> Path:
     folder = _folder(section, [CONFIG_FILE, *_WEIGHT_PATTERNS])
     if any((folder / name).is_file() for name in _WEIGHT_FILES):
         return folder
+    # Named, since a folder with pytorch_model.bin looks complete to whoever made it.
     pickles = sorted(file.name for pattern in _PICKLE_PATTERNS for file in folder.glob(pattern))
     pickle = f"only {pickles[0]}, a pickle, which can run code when read; " if pickles else ""
     raise ConfigError(
@@ -168,7 +169,7 @@ def esm_settings(section: BackboneSection) -> dict[str, Any]:
             "num_hidden_layers": size.layers,
             "num_attention_heads": size.heads,
             "intermediate_size": 4 * size.hidden_size,
-            "hidden_dropout_prob": 0.0,
+            "hidden_dropout_prob": 0.0,  # as in the published configs
             "attention_probs_dropout_prob": 0.0,
             "layer_norm_eps": 1e-5,
             "position_embedding_type": "rotary",
@@ -176,6 +177,7 @@ def esm_settings(section: BackboneSection) -> dict[str, Any]:
             "token_dropout": True,
         }
     path = config_folder(section) / CONFIG_FILE
+    # A config.json leaves out what is transformers' default, which this module reads without transformers.
     settings = _ESM_DEFAULTS | read_settings(path, SOURCE_KEY)
     for key, value in expected.items():
         if settings.get(key) != value:
@@ -185,7 +187,9 @@ def esm_settings(section: BackboneSection) -> dict[str, Any]:
 
 def _folder(section: BackboneSection, patterns: list[str]) -> Path:
     """The local folder itself, or what the repository on the hub holds of these files; never its pickles or code."""
-    source, sizes = section.source, [*SIZES, *RANDOM_ARCHITECTURES]
+    source = section.source
+    sizes = [*SIZES, *RANDOM_ARCHITECTURES]
+    # Refused and not ignored: a smaller model would be expected, and the loaded one trained.
     sizes_set = [key for key in ("layers", "hidden_size", "heads") if getattr(section, key) is not None]
     if sizes_set:
         raise ConfigError(
@@ -195,7 +199,7 @@ def _folder(section: BackboneSection, patterns: list[str]) -> Path:
     folder = local_folder(source, SOURCE_KEY)
     if folder is not None:
         return folder
-    if "/" not in source:
+    if "/" not in source:  # the hub has a few names without an owner, which a misspelt size must not reach
         raise ConfigError(
             f"{SOURCE_KEY}: {source!r} is neither a folder nor a known size{did_you_mean(source, sizes)}; sizes are "
             f"{', '.join(sizes)}; hub names have an owner, as in facebook/esm2_t6_8M_UR50D"

@@ -29,7 +29,9 @@ def training_flops_per_token(model: TaskModel, context: float, *, runs_backbone:
     flops = 4.0 * (total - backbone) + 2.0 * (trained - trained_backbone)
     if not runs_backbone:
         return flops
+    # One trained weight in the backbone, an adapter's say, and the gradient passes through all that follows it.
     passes = 2 if any(parameter.requires_grad for parameter in model.backbone.parameters()) else 1
+    # Attention has no weights: its backward pass is two products for each of the forward pass.
     attention = (2 * passes - 1) * _attention_flops(model.backbone.config, context)
     return flops + passes * 2.0 * backbone + 2.0 * trained_backbone + attention
 
@@ -47,15 +49,16 @@ def _matrix_weights(model: nn.Module) -> tuple[int, int]:
     matrices = [
         parameter
         for module in model.modules()
-        if not isinstance(module, nn.Embedding)
+        if not isinstance(module, nn.Embedding)  # by module: tied output weights are counted at the head
         for parameter in module.parameters(recurse=False)
-        if parameter.ndim > 1
+        if parameter.ndim > 1  # biases and norms are an addition for a row of products
     ]
     return sum(p.numel() for p in matrices), sum(p.numel() for p in matrices if p.requires_grad)
 
 
 def _attention_flops(config: Any, context: float) -> float:
     """Operations of queries with keys and weights with values, in the forward pass for a token."""
+    # Qwen 3's heads are wider than their share of the channels.
     head_width: int | None = getattr(config, "head_dim", None)
     width = config.hidden_size if head_width is None else head_width * config.num_attention_heads
     return 4.0 * config.num_hidden_layers * width * context

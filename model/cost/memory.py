@@ -68,6 +68,7 @@ def estimate_memory(
     mixed = precision != "fp32"
     element_bytes = 2 if mixed else 4
     moments = 2 * trainable - (matrices if optimizer == "muon" else 0)
+    # In mixed precision the optimizer has its own fp32 copy of the weights, from which the bf16 ones are rounded.
     state_bytes = _FP32_BYTES * (moments + (mixed + weight_mean) * trainable)
 
     def share(size_bytes: int, from_stage: int) -> int:
@@ -77,6 +78,7 @@ def estimate_memory(
     return MemoryEstimate(
         parameters=count,
         parameter_bytes=share(element_bytes * total, 3),
+        # Without ZeRO the wrapper keeps gradients in the weights' own dtype.
         gradient_bytes=share((_FP32_BYTES if stage else element_bytes) * trainable, 2),
         optimizer_bytes=0 if offload_optimizer else optimizer_bytes,
         host_optimizer_bytes=optimizer_bytes if offload_optimizer else 0,

@@ -55,10 +55,10 @@ def export(
     with exported_folder(folder, model.task, overwrite, resolved_config) as (building, target):
         tokenizer = tokenizer or EsmSequenceTokenizer()
         network = model.network()
-        with quiet_transformers():
+        with quiet_transformers():  # without its progress bar
             network.save_pretrained(building)
         model.save(building)
-        if isinstance(tokenizer, EsmSequenceTokenizer):
+        if isinstance(tokenizer, EsmSequenceTokenizer):  # any other brings the length of its source
             tokenizer.save(building, model_max_length=_LONGEST_TOKENIZED)
         else:
             tokenizer.save(building)
@@ -75,8 +75,9 @@ def _card(model: ResidueModel, network: PreTrainedModel, text: str, facts: Mappi
     opener, call = opening_call(network, '"FOLDER"')
 
     def network_code(output: str, attribute: str) -> str:
-        lines = _OPEN_NETWORK.format(opener=opener, call=call, text=text, output=output, attribute=attribute)
-        return python_block(lines)
+        return python_block(
+            _OPEN_NETWORK.format(opener=opener, call=call, text=text, output=output, attribute=attribute)
+        )
 
     card = model.card(family, size, network_code)
     tags = ["protein", "esm2" if is_esm2 else config.model_type, *card.tags]

@@ -19,7 +19,6 @@ from esmeray.model.section import ClassifierSection
 MODEL_FILE = "esmeray_model.json"
 CONFIG_FILE = "classifier_config.json"
 WEIGHTS_FILE = "classifier.safetensors"
-_RUN_CONFIG = "config.yaml"
 _TEXT = TypeAdapter(str)
 MADE_BY = "export"
 """Name in the manifest of an exported model, whether a run or the tool made it."""
@@ -52,13 +51,15 @@ def exported_folder(
     with made_folder(target, MADE_BY, overwrite) as building:
         try:
             yield building, target
+        # safetensors has an error of its own for a full disk, which the folder's maker does not know.
         except SafetensorError as error:
             raise ResourceError(
                 f"the model can't be exported to {target} ({error}); free space or choose another folder"
             ) from error
+        # Written here for every task: without it the folder would be opened as one of transformers.
         write_settings(building / MODEL_FILE, {"task": task})
         if resolved_config is not None:
-            (building / _RUN_CONFIG).write_text(resolved_config, encoding="utf-8")
+            (building / "config.yaml").write_text(resolved_config, encoding="utf-8")
 
 
 def task_of(folder: Path) -> str | None:

@@ -12,6 +12,7 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from esmeray.dataset.tokens.base import SequenceTokenizer
 
+# By whether a residue is a token of its own: a tokenizer of texts would make one piece of a protein.
 _EXAMPLES = {True: "MKTAYIAKQR", False: "This sentence gets a class."}
 
 
@@ -41,6 +42,7 @@ def opening_call(network: PreTrainedModel, source: str) -> tuple[str, str]:
     kind = type(network)
     # AutoModel means another class for some configs (T5's encoder).
     opener = "AutoModel" if MODEL_MAPPING.get(type(network.config), None) is kind else kind.__name__
+    # A pooler that the folder lacks would be drawn at random, with a warning at each opening.
     takes_pooler = "add_pooling_layer" in inspect.signature(kind.__init__).parameters
     without = ", add_pooling_layer=False" if takes_pooler and getattr(network, "pooler", None) is None else ""
     return opener, f"{opener}.from_pretrained({source}{without})"
@@ -62,4 +64,4 @@ def _section(name: str, value: Any) -> str:
 
 def _cell(value: Any) -> str:
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
-    return text.replace("|", "\\|").replace("\n", " ")
+    return text.replace("|", "\\|").replace("\n", " ")  # either would end the cell of the table

@@ -40,6 +40,7 @@ class LightAttention(nn.Module):
         gap = kernel // 2
         places_T = torch.arange(batch.num_tokens, device=segments_T.device) + gap * segments_T
         rows = batch.num_tokens + gap * (batch.num_sequences - 1) + kernel - 1
+        # where and not a product, so that a NaN in a special token stays out.
         inputs_TD = torch.where(residue_T1, features_TD, 0.0).to(self.feature_convolution.weight.dtype)
         inputs_SD = inputs_TD.new_zeros(rows, inputs_TD.shape[1]).index_copy(0, places_T + (kernel - 1) // 2, inputs_TD)
         values_TD = self.dropout(_convolve(self.feature_convolution, inputs_SD, places_T))
@@ -76,6 +77,7 @@ def build_head(
     over the batch is here each row alone, since a packed batch has any number of sequences, and fillers among them.
     """
     dropout = section.dropout
+    # Named, since the names are those of the weights in an export, which its card's lines look up.
     modules: dict[str, nn.Module] = {} if light_attention else {"dropout": nn.Dropout(dropout)}
     if section.head == "mlp":
         modules["hidden"] = CastingLinear(channels, section.hidden_size)

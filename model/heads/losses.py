@@ -35,6 +35,7 @@ def balanced_class_weights(kind: TargetKind, blocks: Iterable[Tensor], num_class
     if kind == "regression":
         raise ConfigError("model.classifier.class_weights: regression has no classes: set it to none")
     if kind == "multilabel":
+        # Block by block: targets of all records as one tensor may not fit where terms are thousands.
         counts_2K = sum(torch.stack([(targets > 0.5).sum(0), (targets <= 0.5).sum(0)]) for targets in blocks)
         positives_K, negatives_K = torch.as_tensor(counts_2K).double()
         ratios_K = negatives_K / positives_K
@@ -64,6 +65,7 @@ class TargetLoss(Float32Buffers):
         super().__init__()
         self.section, self.kind, self.name = section, kind, loss_name(section, kind)
         for name, weights in (("class_weights", class_weights), ("label_weights", label_weights)):
+            # A copy: a buffer moves and is cast, the caller's tensor must not.
             self.register_buffer(name, None if weights is None else weights.detach().float().clone(), persistent=False)
 
     def forward(self, outputs_MK: Tensor, targets: Tensor) -> Tensor:
@@ -93,8 +95,10 @@ def _class_losses(
             label_smoothing=label_smoothing,
             reduction="none",
         )
+    # Without torch's weights, which would be inside of the focal factor.
     surprise_M = functional.cross_entropy(logits_MK, targets_M, ignore_index=IGNORED_TARGET, reduction="none")
     losses_M = _doubt(surprise_M, gamma) * surprise_M
+    # clamp: an ignored target is -100, and its loss 0 whatever it is multiplied by.
     return losses_M if class_weights is None else losses_M * class_weights[targets_M.clamp(min=0)]
 
 
@@ -116,6 +120,7 @@ def _label_losses(
 
 def _doubt(surprise: Tensor, gamma: float) -> Tensor:
     """(1 - p)^gamma from -log p."""
+    # expm1: 1 - exp(-x) of a small x would be rounded to 0, and with it the gradient of answers that are nearly right.
     return torch.expm1(-surprise).neg().clamp(min=_SMALLEST_DOUBT).pow(gamma)
 
 
@@ -128,6 +133,7 @@ def _mean_of_known(losses_MK: Tensor, targets_MK: Tensor, weights_K: Tensor | No
     """(M,): the mean, weighted where there are weights, over the columns whose target is known; 0 where none counts."""
     shares_MK = ~targets_MK.isnan() * (1.0 if weights_K is None else weights_K)
     total_M = shares_MK.sum(-1)
+    # where first: the loss of an unknown column is of no meaning, and may be infinite.
     losses_M = (torch.where(shares_MK > 0, losses_MK, 0.0) * shares_MK).sum(-1)
     return losses_M / torch.where(total_M > 0, total_M, 1.0)
 

@@ -36,6 +36,7 @@ class FeatureStatistics:
     @torch.no_grad()
     def update(self, features_TD: Tensor, mask_T: Tensor) -> None:
         """Add the tokens at which ``mask_T`` is true."""
+        # fp64 already here: the variance is a difference of sums that are far larger than it.
         counted_TD = torch.where(mask_T.unsqueeze(-1), features_TD, 0).double()
         self.count += mask_T.sum()
         self.sum += counted_TD.sum(0)
@@ -49,6 +50,7 @@ class FeatureStatistics:
         if not self.count.item():
             raise DataError("no residue to measure the feature normalisation from; the training data is empty")
         mean = self.sum / self.count
+        # clamp: of a constant channel the difference may be below 0 by rounding.
         scale = (self.sum_of_squares / self.count - mean.square()).clamp_min(0).sqrt()
         if not (mean.isfinite().all() and scale.isfinite().all()):
             raise DataError("the backbone gives features that are not finite; check its weights or use bf16 or fp32")
@@ -74,6 +76,7 @@ class Normalization(Float32Buffers):
     def set(self, statistics: FeatureStatistics) -> None:
         """Take over measured statistics."""
         mean, scale = statistics.finalize()
+        # In place: the buffers stay where they are, and in fp32.
         self.mean.copy_(mean)
         self.scale.copy_(scale)
 

@@ -65,14 +65,16 @@ def pool(
     ``firsts_N``, ``counts_N``: int64, ascending segments, which may leave rows between them. ``scores_TD``: of
     ``attention``. Other rows are segments too, every second one: nothing is masked.
     """
+    # By lengths of all stretches, in and between segments: segment_reduce takes nothing else, and no loop is needed.
     edges = torch.stack((firsts_N, firsts_N + counts_N), 1).flatten()
     lengths = edges.diff(prepend=edges.new_zeros(1), append=edges.new_full((1,), len(features_TD)))
-    reduced = partial(torch.segment_reduce, lengths=lengths, unsafe=True)
+    reduced = partial(torch.segment_reduce, lengths=lengths, unsafe=True)  # its checks would wait for the device
     features_TD, counts_N1 = features_TD.float(), counts_N.unsqueeze(1)
     if how == "max":
         return torch.where(counts_N1 > 0, reduced(features_TD, "max")[1::2], 0.0)
     if scores_TD is None:
         return reduced(features_TD, "sum")[1::2] / counts_N1.clamp(min=1)
+    # Against overflow alone: the softmax is the same without, so that no gradient passes here.
     largest = reduced(scores_TD.detach().float(), "max")
     largest_TD = largest.repeat_interleave(lengths, 0, output_size=len(scores_TD))
     weights_TD = (scores_TD.float() - largest_TD).exp()

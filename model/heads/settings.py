@@ -39,6 +39,7 @@ BEST_METRIC = {"multilabel": "f1_micro", "regression": "spearman"}
 def loss_name(section: ClassifierSection, kind: TargetKind) -> LossName:
     """The loss that the section means for this kind of target; ConfigError where its settings don't go with it."""
     choices = LOSSES[kind]
+    # Each setting that the loss would pass over is refused: silence would look like an effect.
     name = choices[0] if section.loss == "auto" else section.loss
     if name not in choices:
         raise ConfigError(

@@ -4,7 +4,7 @@ Sequences are sorted by length and padded in groups of ``LANES``, whose scores a
 kernel on CUDA (:mod:`esmeray.model.kernels.smith_waterman_triton`), else along anti-diagonals in torch, which is for
 tests; a CPU is faster with parasail (:mod:`esmeray.alignment.search`).
 
-Shape legend: N sequences, P sequences of a group, W places of its longest, L residues of the query, S letters.
+Shape legend: N sequences, P sequences of a group, W residues of its longest, L residues of the query, S letters.
 """
 
 from collections.abc import Iterable
@@ -17,14 +17,14 @@ from torch import Tensor
 
 LANES = 32
 """P: the threads of a warp."""
-_BLOCK_PLACES = 2**26
+_BLOCK_RESIDUES = 2**26
 """Padded residues of one launch, each with 8 bytes of scratch on the device."""
 _NEVER = -(2**20)
-"""Score of a padded place, which no alignment can win back."""
+"""Score of padding, which no alignment can win back."""
 
 
 class Block(NamedTuple):
-    """Groups of one launch: (places,) uint8 letters, (W, P) of each group; (G,) int64 and int32 starts and widths."""
+    """Groups of one launch: uint8 letters, (W, P) of each group end to end; (G,) int64 and int32 starts and widths."""
 
     letters: Tensor
     starts: Tensor
@@ -41,19 +41,22 @@ class SmithWaterman:
     def __init__(
         self, sequences: Iterable[NDArray[np.uint8]], matrix: NDArray, first: int, extend: int, device: str
     ) -> None:
-        queries = list(sequences)
-        self.order = np.argsort([len(codes_P) for codes_P in queries], kind="stable")
-        self.residues = sum(map(len, queries))
+        codes = list(sequences)
+        # By length: a group is padded to its longest, and its lanes wait for each other.
+        self.order = np.argsort(list(map(len, codes)), kind="stable")
+        self.residues = sum(map(len, codes))
         self._matrix_SS, self._gaps, self._device = np.asarray(matrix, np.int32), (first, extend), device
         self.blocks: list[Block] = []
         groups: list[NDArray[np.uint8]] = []
-        for start in range(0, len(queries), LANES):
-            chosen = [queries[place] for place in self.order[start : start + LANES]]
-            group_WP = np.full((len(chosen[-1]), LANES), len(matrix), np.uint8)
-            for lane, codes_P in enumerate(chosen):
-                group_WP[: len(codes_P), lane] = codes_P
+        for start in range(0, len(codes), LANES):
+            members = [codes[number] for number in self.order[start : start + LANES]]
+            # Padding is a letter of its own, behind those of the matrix.
+            group_WP = np.full((len(members[-1]), LANES), len(matrix), np.uint8)
+            for lane, member in enumerate(members):
+                group_WP[: len(member), lane] = member
             groups.append(group_WP)
-            if sum(group.size for group in groups) >= _BLOCK_PLACES or start + LANES >= len(queries):
+            # Few launches, each of many groups: a query has as many as there are blocks.
+            if sum(group.size for group in groups) >= _BLOCK_RESIDUES or start + LANES >= len(codes):
                 self.blocks.append(self._block(groups))
                 groups = []
 
@@ -63,15 +66,16 @@ class SmithWaterman:
         profile_LS[:, :-1] = self._matrix_SS[query]
         scores = np.zeros(len(self.order), np.int32)
         if len(query) and self.blocks:
+            # Read back once, after all launches; the last group has lanes without a sequence.
             by_length = torch.cat([self._scores(torch.from_numpy(profile_LS), block) for block in self.blocks])
             scores[self.order] = by_length.cpu().numpy()[: len(scores)]
         return scores
 
     def _block(self, groups: list[NDArray[np.uint8]]) -> Block:
         sizes = np.array([group.size for group in groups], np.int64)
-        arrays = np.concatenate([group.ravel() for group in groups]), sizes.cumsum() - sizes
-        widths = (sizes // LANES).astype(np.int32)
-        return Block(*(torch.from_numpy(array).to(self._device) for array in (*arrays, widths)))
+        letters = np.concatenate([group.ravel() for group in groups])
+        arrays = (letters, sizes.cumsum() - sizes, (sizes // LANES).astype(np.int32))
+        return Block(*(torch.from_numpy(array).to(self._device) for array in arrays))
 
     def _scores(self, profile_LS: Tensor, block: Block) -> Tensor:
         """(G * P,) int32 scores of a block."""
@@ -79,15 +83,16 @@ class SmithWaterman:
             from esmeray.model.kernels.smith_waterman_triton import scores  # here: a CPU build of torch has no Triton
 
             return scores(profile_LS, block, LANES, *self._gaps)
-        places = zip(block.starts.tolist(), block.widths.tolist(), strict=True)
-        groups = [block.letters[start : start + width * LANES].view(width, LANES) for start, width in places]
+        groups = [group.view(-1, LANES) for group in block.letters.split((block.widths * LANES).tolist())]
         return torch.cat([_scores_on_diagonals(profile_LS, group_WP, *self._gaps) for group_WP in groups])
 
 
 def _scores_on_diagonals(profile_LS: Tensor, letters_WP: Tensor, first: int, extend: int) -> Tensor:
     """(P,) int32 scores; cells of an anti-diagonal depend on the two before it alone (Gotoh 1982)."""
-    (length, pad), (width, lanes) = profile_LS.shape, letters_WP.shape
-    outside = letters_WP.new_full((length, lanes), pad - 1)
+    length, letters = profile_LS.shape
+    width, lanes = letters_WP.shape
+    # Padding before and after the letters, so that every diagonal has a cell for each residue of the query.
+    outside = letters_WP.new_full((length, lanes), letters - 1)
     padded = torch.cat([outside, letters_WP, outside]).flip(0).long()
     zeros = torch.zeros(length + 1, lanes, dtype=torch.int32)
     h_before, h_last, e_LP, f_LP = (zeros.clone() for _ in range(4))  # row 0 is before the query

@@ -1,7 +1,7 @@
 """Smith-Waterman scores in Triton: a program for each group, a lane for each of its sequences.
 
-A program goes through the query in strips of ``ROWS`` residues, and with each through all places of the group. The
-strip's last column is in registers; its last row, h and f of each place, goes to scratch in global memory for the next
+A program goes through the query in strips of ``ROWS`` residues, and with each through all columns of the group. The
+strip's last column is in registers; its last row, h and f of each cell, goes to scratch in global memory for the next
 strip, which is 16 bytes of traffic for ``ROWS`` cells. Scores are int32, so that none overflows. Compiled for sm_80 and
 sm_90 it takes 68 registers and spills none; it has run under Triton's interpreter only, on no GPU.
 """
@@ -22,11 +22,13 @@ def scores(profile_LS: Tensor, block: tuple[Tensor, Tensor, Tensor], lanes: int,
     ``profile_LS``: (L, S) int32 scores of each residue of the query.
     """
     letters, starts, _ = block
+    # Whole strips: rows of padding score as padding does everywhere, so that no alignment enters them.
     rows = -(-len(profile_LS) // ROWS) * ROWS
     padding = (0, 0, 0, rows - len(profile_LS))
     profile = torch.nn.functional.pad(profile_LS, padding, value=int(profile_LS[0, -1])).to(letters.device)
     h, f = (torch.empty_like(letters, dtype=torch.int32) for _ in range(2))
     best = torch.empty(len(starts) * lanes, dtype=torch.int32, device=letters.device)
+    # One warp a program: its 32 lanes are the sequences of a group, and never wait for another warp.
     settings = {"ROWS": ROWS, "LANES": lanes, "LETTERS": profile.shape[1], "num_warps": 1}
     _kernel[(len(starts),)](profile, *block, h, f, best, rows, first, extend, **settings)
     return best
@@ -62,15 +64,15 @@ def _kernel(
             e = e + (zero,)  # noqa: RUF005
         corner = zero
         for column in range(width):
-            place = begin + column * LANES + lanes
-            letter = tl.load(letters + place).to(tl.int32)
+            cell = begin + column * LANES + lanes
+            letter = tl.load(letters + cell).to(tl.int32)
             up = zero
             f = zero
-            if row > 0:
-                up = tl.load(h_scratch + place)
-                f = tl.load(f_scratch + place)
+            if row > 0:  # above the first strip there is nothing, and scratch is not even written
+                up = tl.load(h_scratch + cell)
+                f = tl.load(f_scratch + cell)
             diagonal = corner
-            corner = up
+            corner = up  # before the strip below overwrites it: the next column's diagonal
             h_new = ()
             e_new = ()
             for r in tl.static_range(ROWS):
@@ -84,6 +86,6 @@ def _kernel(
                 e_new = e_new + (gap,)  # noqa: RUF005
             h = h_new
             e = e_new
-            tl.store(h_scratch + place, up)
-            tl.store(f_scratch + place, f)
+            tl.store(h_scratch + cell, up)
+            tl.store(f_scratch + cell, f)
     tl.store(best_out + group * LANES + lanes, best)

@@ -73,8 +73,10 @@ def bootstrap_intervals(
     rows = _Rows(kind, probabilities_NC, targets, weights, groups)
     if not len(rows.targets):
         return {}
+    # Sorted once for all resamplings; a resampling is another weighting of the same rows.
     metrics_of = weighted_metrics(kind, rows.probabilities, rows.targets)
     draws = resamplings(rows.num_groups, samples, seed)
+    # A record is drawn with all its residues: those of one protein are no independent observations.
     resampled = [metrics_of(drawn_G[rows.groups] * rows.weights) for drawn_G in draws]
     intervals = {}
     for name in resampled[0] if resampled else ():
@@ -118,13 +120,15 @@ class _Rows:
         groups: Values | None = None,
     ) -> None:
         by_number = kind in ("multilabel", "regression")
-        every, wanted = _numpy(probabilities_NC, np.float64), _numpy(targets, np.float64 if by_number else np.int64)
+        every = _numpy(probabilities_NC, np.float64)
+        wanted = _numpy(targets, np.float64 if by_number else np.int64)
         if every.ndim != 2 or wanted.shape != (every.shape if by_number else every.shape[:1]):
             raise ValueError(f"{kind}: probabilities {every.shape} and targets {wanted.shape} don't fit together")
         kept = has_target(wanted)
         self.probabilities, self.targets = every[kept], wanted[kept]
         self.weights = np.ones(len(self.targets)) if weights is None else _numpy(weights, np.float64)[kept]
         named = np.arange(len(wanted)) if groups is None else _numpy(groups, np.int64)
+        # Numbered anew: a record without any target is not among those that are drawn.
         present, self.groups = np.unique(named[kept], return_inverse=True)
         self.num_groups = len(present)
         unusable = int((~np.isfinite(self.probabilities)).any(axis=1).sum())
@@ -134,6 +138,7 @@ class _Rows:
                 "no metrics: take an earlier checkpoint, or train with a lower learning rate"
             )
         if kind != "regression":
+            # A softmax in bf16 or a sum of several may leave 0..1 by rounding; logits are somebody's mistake.
             clipped = self.probabilities.clip(0, 1)
             if np.abs(clipped - self.probabilities).max(initial=0.0) > _ROUNDING:
                 raise ValueError("these are no probabilities: some are below 0 or above 1")
@@ -147,10 +152,12 @@ def _metrics_of_column(kind: TargetKind, rows: _Rows, column: int) -> Metrics:
         return {"records": int(np.isfinite(measured_N).sum()), **Correlation(scores_N, measured_N)(rows.weights)}
     if kind == "multilabel":
         known_N = np.isfinite(rows.targets[:, column])
-        truth_N, predicted_N = rows.targets[:, column] == 1, predicted_positive(scores_N) & known_N
+        truth_N = rows.targets[:, column] == 1
+        predicted_N = predicted_positive(scores_N) & known_N
     else:
         known_N = np.ones(len(scores_N), dtype=bool)
-        truth_N, predicted_N = rows.targets == column, rows.probabilities.argmax(axis=1) == column
+        truth_N = rows.targets == column
+        predicted_N = rows.probabilities.argmax(axis=1) == column
     hits, records, predicted = (int(rows_N.sum()) for rows_N in (truth_N & predicted_N, truth_N, predicted_N))
     return {
         "records": records,
@@ -171,5 +178,6 @@ def _defined(metrics: Metrics) -> Metrics:
 
 def _numpy(values: Values, dtype: type) -> NDArray:
     if isinstance(values, Tensor):
-        values = (values.detach().float() if values.dtype == torch.bfloat16 else values.detach()).cpu().numpy()
+        values = values.detach().cpu()
+        values = values.float().numpy() if values.dtype == torch.bfloat16 else values.numpy()  # NumPy has no bfloat16
     return np.ascontiguousarray(values, dtype=dtype)

@@ -53,9 +53,12 @@ class Ranking:
     """
 
     def __init__(self, scores_N: Floats, positive_N: NDArray[np.bool_], known_N: NDArray[np.bool_]) -> None:
-        known, positives = np.flatnonzero(known_N), np.flatnonzero(positive_N & known_N)
+        known = np.flatnonzero(known_N)
+        positives = np.flatnonzero(positive_N & known_N)
         order = np.argsort(-scores_N[known], kind="stable")
+        # int32: half the memory of a ranking, of which a thousand labels have one each.
         self._rows, self._positives = known[order].astype(np.int32), positives.astype(np.int32)
+        # By the scores of the positives alone, few of a rare label: negatives between two of them add up in one step.
         distinct_U, self._ties = np.unique(-scores_N[positives], return_inverse=True)
         ranked_N = -scores_N[self._rows]
         self._starts_U, self._ends_U = (np.searchsorted(ranked_N, distinct_U, side) for side in ("left", "right"))
@@ -70,7 +73,9 @@ class Ranking:
         if not positives:
             return {"auroc": np.nan, "average_precision": np.nan}
         before_U, after_U = running[self._starts_U], running[self._ends_U]
+        # Negatives above a score, and half of those that tie with it.
         misses_U = (before_U - (above_U - hits_U) + after_U - above_U) / 2
+        # Not > 0: running sums of weights leave a rest where there is no negative.
         defined = negatives > _ROUNDING * running[-1]
         return {
             "auroc": 1 - hits_U @ misses_U / (positives * negatives) if defined else np.nan,
@@ -97,7 +102,7 @@ class Correlation:
     def __call__(self, weights_N: Floats) -> Metrics:
         """Return mse, mae, r2, pearson and spearman."""
         weights = weights_N[self._rows]
-        if not weights.sum():
+        if not weights.sum():  # a resampling that drew none of the column's known records
             return dict.fromkeys(("mse", "mae", "r2", "pearson", "spearman"), np.nan)
         squared = np.average(self._errors**2, weights=weights)
         measured = _standing(self._measured, weights)
@@ -179,6 +184,7 @@ class _Calibration:
         edges = np.linspace(0.0, 1.0, CALIBRATION_BINS + 1)
         bins = np.searchsorted(edges, confidences_NC[known_NC], side="right") - 1  # the last holds exactly 1
         cells = np.nonzero(known_NC)[0] * len(edges) + bins
+        # Of each row and bin, since the gap of a bin is made of all rows before its size is taken.
         gaps = np.bincount(cells, (outcomes_NC - confidences_NC)[known_NC], minlength=len(known_NC) * len(edges))
         self._gaps_NB = gaps.reshape(len(known_NC), len(edges))
         self._known_N = known_NC.sum(axis=1)
@@ -221,6 +227,7 @@ def _matthews(right: float, truth_C: Floats, predicted_C: Floats) -> float:
         return np.nan
     if min(np.count_nonzero(truth_C), np.count_nonzero(predicted_C)) < 2:
         return 0.0
+    # Two roots and not one of the product, which overflows or vanishes sooner.
     spreads = [total**2 - (counts_C**2).sum() for counts_C in (truth_C, predicted_C)]
     return (right * total - truth_C @ predicted_C) / (np.sqrt(spreads[0]) * np.sqrt(spreads[1]))
 
@@ -234,6 +241,7 @@ def _mid_ranks(ties_N: NDArray[np.intp], weights_N: Floats) -> Floats:
 def _standing(values_N: Floats, weights_N: Floats) -> Floats:
     """(N,) deviations from the weighted mean; exactly 0 where no value of any weight differs."""
     weighted = values_N[weights_N > 0]
+    # Exactly: rounding about the mean of equal values would make a correlation of noise.
     if weighted.min() == weighted.max():
         return np.zeros_like(values_N)
     deviations_N = values_N - weighted[0]  # sums of squares of what is far from 0 stay exact
@@ -243,7 +251,7 @@ def _standing(values_N: Floats, weights_N: Floats) -> Floats:
 def _correlation(x_N: Floats, y_N: Floats, weights_N: Floats) -> float:
     """Pearson's coefficient of deviations from the weighted means."""
     spread = np.sqrt(weights_N @ x_N**2) * np.sqrt(weights_N @ y_N**2)
-    return np.clip(_ratio((weights_N * x_N) @ y_N, spread), -1.0, 1.0)
+    return np.clip(_ratio((weights_N * x_N) @ y_N, spread), -1.0, 1.0)  # by rounding it may be 1 + 1e-16
 
 
 def _ratio(numerator: Floats | float, denominator: Floats | float) -> Any:

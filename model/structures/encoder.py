@@ -29,14 +29,15 @@ class StructureEncoder(nn.Module):
 
     def __init__(self, section: StructureEncoderSection, *, checkpointing: bool = False) -> None:
         super().__init__()
-        self.neighbours, channels, self._checkpointing = section.neighbours, section.hidden_size, checkpointing
+        channels = section.hidden_size
+        self.neighbours, self._checkpointing = section.neighbours, checkpointing
         self.embed_pairs = nn.Sequential(nn.Linear(PAIR_FEATURES, channels), nn.LayerNorm(channels))
         self.embed_residues = nn.Sequential(nn.Linear(RESIDUE_FEATURES, channels), nn.LayerNorm(channels))
         last = section.layers - 1
         self.layers = nn.ModuleList(
             _Layer(channels, section.dropout, ends=number == last) for number in range(section.layers)
         )
-        self.unknown = nn.Parameter(torch.zeros(channels))
+        self.unknown = nn.Parameter(torch.zeros(channels))  # learnt: a new one adds nothing
 
     def forward(self, batch: PackedBatch) -> Tensor:
         """(T, H) in the dtype of the weights."""
@@ -45,6 +46,7 @@ class StructureEncoder(nn.Module):
         with torch.no_grad():  # in fp32, whatever the weights are in
             coordinates = batch.by_token[COORDINATES].float()
             known_T = known_residues(coordinates)
+            # NaN times 0 is NaN: masking the results would leave it in the gradients of the weights.
             atoms = torch.where(known_T[:, None, None], coordinates, 0.0)
             neighbours = nearest(atoms[:, 1], known_T, batch, self.neighbours)
             residues = residue_features(atoms, known_T, chains_T, batch).to(dtype)
@@ -72,13 +74,14 @@ class _Layer(nn.Module):
 
     def forward(self, hidden_TH: Tensor, pairs_TkH: Tensor, neighbours: Neighbours) -> tuple[Tensor, Tensor]:
         weights = neighbours.known.to(hidden_TH.dtype)[..., None]
+        # A mean over those there are, at an end of a chain as in its middle.
         share = weights / weights.sum(1, keepdim=True).clamp(min=1)
-        messages = (self.to_residue(hidden_TH, pairs_TkH, neighbours.places) * share).sum(1)
+        messages = (self.to_residue(hidden_TH, pairs_TkH, neighbours.indices) * share).sum(1)
         hidden_TH = self.norms[0](hidden_TH + self.dropout(messages))
         hidden_TH = self.norms[1](hidden_TH + self.dropout(self.feed_forward(hidden_TH)))
         if self.to_pair is None:
             return hidden_TH, pairs_TkH
-        changed = self.to_pair(hidden_TH, pairs_TkH, neighbours.places)
+        changed = self.to_pair(hidden_TH, pairs_TkH, neighbours.indices)
         return hidden_TH, self.norms[2](pairs_TkH + self.dropout(changed))
 
 
@@ -96,7 +99,7 @@ class _Message(nn.Module):
             nn.GELU(), nn.Linear(channels, channels), nn.GELU(), nn.Linear(channels, channels)
         )  # fmt: skip
 
-    def forward(self, hidden_TH: Tensor, pairs_TkH: Tensor, places_Tk: Tensor) -> Tensor:
-        others = functional.embedding(places_Tk, self.other(hidden_TH))
+    def forward(self, hidden_TH: Tensor, pairs_TkH: Tensor, indices_Tk: Tensor) -> Tensor:
+        others = functional.embedding(indices_Tk, self.other(hidden_TH))
         message: Tensor = self.rest(self.own(hidden_TH)[:, None] + others + self.pair(pairs_TkH))
         return message

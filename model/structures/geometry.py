@@ -1,7 +1,7 @@
 """Backbone atoms to what a network may see of them: neighbours, and numbers that no rotation or translation changes.
 
 Coordinates are those of N, CA, C and O of the packed residues, NaN where they are not known. Features are those of
-ProteinMPNN (Dauparas et al. 2022): distances between all pairs of five atoms in radial basis functions and the places
+ProteinMPNN (Dauparas et al. 2022): distances between all pairs of five atoms in radial basis functions and positions
 in the chain; besides, as in Ingraham et al. 2019, direction and orientation of the neighbour in the residue's own
 frame, and torsion angles.
 
@@ -19,7 +19,7 @@ from esmeray.dataset.packed_batch import PackedBatch
 RADII = torch.linspace(2.0, 22.0, 16)
 """Centres of the radial basis functions, in Å; their width is the distance between two."""
 FARTHEST_OFFSET = 32
-"""Residues along the chain beyond which places are not distinguished."""
+"""Residues along the chain beyond which positions are not distinguished."""
 PAIR_FEATURES = 25 * len(RADII) + (2 * FARTHEST_OFFSET + 2) + 12
 RESIDUE_FEATURES = 6
 _LONGEST_BOND = 2.5
@@ -30,12 +30,12 @@ _CA = 1
 
 
 class Neighbours(NamedTuple):
-    """The nearest residues of each, itself among them: (T, k) int64 places in the batch, and (T, k) bool.
+    """The nearest residues of each, itself among them: (T, k) int64 indices of tokens, and (T, k) bool.
 
     Fewer than k are known where a sequence has fewer residues with coordinates.
     """
 
-    places: Tensor
+    indices: Tensor
     known: Tensor
 
 
@@ -49,38 +49,40 @@ def nearest(ca_T3: Tensor, known_T: Tensor, batch: PackedBatch, k: int) -> Neigh
     bounds = batch.cu_seqlens.long()
     segments_T = batch.segment_ids()
     starts_T, ends_T = bounds[:-1][segments_T], bounds[1:][segments_T]
+    # Each row looks at as many tokens as the longest record has, from its own record's start on.
     window = torch.arange(batch.max_seqlen, device=ca_T3.device)
     k = min(k, batch.max_seqlen)
     blocks = []
     for rows in torch.arange(batch.num_tokens, device=ca_T3.device).split(max(1, _AT_ONCE // batch.max_seqlen)):
         others = starts_T[rows, None] + window
         inside = others < ends_T[rows, None]
+        # Beyond the last record's end there is nothing to index.
         others = others.clamp(max=batch.num_tokens - 1)
         distances = (ca_T3[others] - ca_T3[rows, None]).square().sum(-1)
         distances = distances.masked_fill(~(inside & known_T[others] & known_T[rows, None]), torch.inf)
         nearest = distances.topk(k, largest=False)
         blocks.append((others.gather(1, nearest.indices), nearest.values.isfinite()))
-    places, known = (torch.cat(columns) for columns in zip(*blocks, strict=True))
-    return Neighbours(places, known)
+    indices, known = (torch.cat(columns) for columns in zip(*blocks, strict=True))
+    return Neighbours(indices, known)
 
 
 def pair_features(atoms_TA3: Tensor, neighbours: Neighbours, chains_T: Tensor) -> Tensor:
     """(T, k, PAIR_FEATURES) fp32. ``atoms_TA3`` holds no NaN."""
-    places = neighbours.places
+    indices = neighbours.indices
     five_T53 = torch.cat([atoms_TA3, _virtual_cb(atoms_TA3)[:, None]], dim=1)
-    apart = (five_T53[:, None, :, None] - five_T53[places][:, :, None]).square().sum(-1)
-    distances = (apart.flatten(2) + 1e-6).sqrt()
+    apart = (five_T53[:, None, :, None] - five_T53[indices][:, :, None]).square().sum(-1)
+    distances = (apart.flatten(2) + 1e-6).sqrt()  # of an atom to itself the root has no derivative
     radii = RADII.to(distances)
     radial = (-((distances[..., None] - radii) / (radii[1] - radii[0])).square()).exp().flatten(2)
-    offsets = places - torch.arange(len(places), device=places.device)[:, None]
+    offsets = indices - torch.arange(len(indices), device=indices.device)[:, None]
     offsets = offsets.clamp(-FARTHEST_OFFSET, FARTHEST_OFFSET) + FARTHEST_OFFSET
-    other_chain = chains_T[places] != chains_T[:, None]
+    other_chain = chains_T[indices] != chains_T[:, None]  # where an offset means nothing, and has a class of its own
     along = functional.one_hot(offsets.masked_fill(other_chain, 2 * FARTHEST_OFFSET + 1), 2 * FARTHEST_OFFSET + 2)
     frames_T33 = _frames(atoms_TA3)
     ca_T3 = atoms_TA3[:, _CA]
     to_local = frames_T33.transpose(1, 2)[:, None]
-    direction = (to_local @ functional.normalize(ca_T3[places] - ca_T3[:, None], dim=-1)[..., None])[..., 0]
-    orientation = (to_local @ frames_T33[places]).flatten(2)
+    direction = (to_local @ functional.normalize(ca_T3[indices] - ca_T3[:, None], dim=-1)[..., None])[..., 0]
+    orientation = (to_local @ frames_T33[indices]).flatten(2)
     return torch.cat([radial, along.to(radial.dtype), direction, orientation], dim=-1)
 
 
@@ -89,11 +91,13 @@ def residue_features(atoms_TA3: Tensor, known_T: Tensor, chains_T: Tensor, batch
     n, ca, c = atoms_TA3[:, 0], atoms_TA3[:, 1], atoms_TA3[:, 2]
     segments_T = batch.segment_ids()
     bonded = known_T[1:] & known_T[:-1] & (segments_T[1:] == segments_T[:-1]) & (chains_T[1:] == chains_T[:-1])
+    # By distance as well: residues that the file lacks leave no gap in the numbering of the batch.
     bonded &= (n[1:] - c[:-1]).square().sum(-1) < _LONGEST_BOND**2
     phi = _torsion(c[:-1], n[1:], ca[1:], c[1:])
     psi = _torsion(n[:-1], ca[:-1], c[:-1], n[1:])
     omega = _torsion(ca[:-1], c[:-1], n[1:], ca[1:])
     first, last = (1, 0), (0, 1)  # phi and omega belong to the second residue of a bond, psi to the first
+    # Sine and cosine: an angle itself would jump at 180 degrees, where strands are.
     columns = [
         functional.pad(torch.where(bonded, value, 0.0), side)
         for angle, side in ((phi, first), (psi, last), (omega, first))

@@ -70,6 +70,7 @@ class ESM2Autoencoder(ResidueModel):
         self.encoder = _bias_free_stack([channels, *section.hidden_sizes])
         self.decoder = _bias_free_stack([*reversed(section.hidden_sizes), channels])
         with torch.no_grad():
+            # The last layer alone: those before it keep the scale that GELU wants.
             for weight in self.decoder[-1].parameters():
                 weight.mul_(_FIRST_OUTPUT_SCALE)
         self.residue_head = nn.Linear(channels, len(VOCABULARY), bias=False)
@@ -99,18 +100,20 @@ class ESM2Autoencoder(ResidueModel):
         """
         targets_T = batch.targets
         normal_TD = self.normalization(self.backbone(batch))
-        wanted_TD = normal_TD.detach()
+        wanted_TD = normal_TD.detach()  # see the module: no gradient makes the target easier
         decoded_TD = self.decoder(self.encoder(self._cast(normal_TD)))
         logits_TK = self.residue_head(decoded_TD).float()
-        decoded_TD = decoded_TD.float()
+        decoded_TD = decoded_TD.float()  # a squared error of bf16 values would be of their rounding
         terms = {
             "feature_loss": (decoded_TD - wanted_TD).square().mean(-1),
+            # eps: a decoder that gives zeros has no direction, and a division by its length no gradient.
             "cosine": functional.cosine_similarity(decoded_TD, wanted_TD, dim=-1, eps=1e-6),
             "residue_loss": functional.cross_entropy(
                 logits_TK, targets_T, ignore_index=IGNORED_TARGET, reduction="none"
             ),
         }
         has_target_T = targets_T != IGNORED_TARGET
+        # where and not a product: a NaN at a token without a target would come through as NaN times 0.
         loss_T = torch.where(has_target_T, self._weigh(terms), 0.0)
         with torch.no_grad():
             terms["correct"] = logits_TK.argmax(-1) == targets_T
@@ -136,6 +139,7 @@ class ESM2Autoencoder(ResidueModel):
         if count == 0:
             return {}
         mean_D = sums["feature_sum"].double() / count
+        # Mean of squares less square of means: exact enough in fp64, and both are sums that add up over workers.
         total_variance = values["feature_square"] / count - mean_D.square().mean().item()
         metrics = {
             "loss": values["loss"] / count,
@@ -180,6 +184,7 @@ class ESM2Autoencoder(ResidueModel):
         if not latents:
             return [], []
         lengths = [len(latent) for latent in latents]
+        # End to end: layers work on each row alone, so that lengths need no padding.
         latent_TZ = torch.cat([latent.to(self._device) for latent in latents])
         decoded_TD = self.decoder(self._cast(latent_TZ))
         features = self.normalization.inverse(decoded_TD).split(lengths)
@@ -248,9 +253,10 @@ class ESM2Autoencoder(ResidueModel):
         latent_TZ = self.latents(self.backbone(batch))
         tokens_T = batch.tokens
         residue_T = (tokens_T != CLS) & (tokens_T != EOS) & (tokens_T != PAD)
+        # From a running sum: a sequence without residues has a length of 0, where a search would skip it.
         residues_before = functional.pad(residue_T.cumsum(0), (1, 0))
         residues_N = residues_before[batch.cu_seqlens.long()].diff()
-        return latent_TZ[residue_T].split(residues_N.tolist())
+        return latent_TZ[residue_T].split(residues_N.tolist())  # CPU-GPU sync point, for a caller who wants rows
 
 
 def _packed_in_order(sequences: Sequence[str], max_tokens: int) -> Iterator[PackedBatch]:
@@ -260,8 +266,10 @@ def _packed_in_order(sequences: Sequence[str], max_tokens: int) -> Iterator[Pack
     """
     waiting: list[str] = []
     tokens = 0
+    # In their order, not sorted by length: latents are given back as sequences came, with nothing to put back.
     for index, sequence in enumerate(sequences):
         if tokenize_residue_texts([sequence]) is None:
+            # Only now letter by letter, for the message.
             place = next(place for place, letter in enumerate(sequence) if tokenize_residue_texts([letter]) is None)
             raise DataError(
                 f"sequence {index} (counted from 0) has {sequence[place]!r} at position {place + 1}, which is no "
@@ -282,6 +290,7 @@ def _bias_free_stack(sizes: Sequence[int]) -> nn.Sequential:
     modules: list[nn.Module] = []
     for index, (fan_in, fan_out) in enumerate(itertools.pairwise(sizes)):
         linear = nn.Linear(fan_in, fan_out, bias=False)
+        # The first layer's inputs are normalised features, not outputs of GELU.
         nn.init.normal_(linear.weight, std=(_GELU_GAIN if index else 1.0) / math.sqrt(fan_in))
         modules += [linear] if index == 0 else [nn.GELU(), linear]
     return nn.Sequential(*modules)

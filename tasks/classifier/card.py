@@ -104,7 +104,7 @@ def classifier_card(model: Classifier, opening: Opening, facts: Mapping[str, Any
 def _lines(model: Classifier, opening: Opening) -> str:
     """Python that computes ``logits`` and ``result`` of one text from the folder named FOLDER."""
     opener, call = opening_call(model.backbone.model, opening.base or "folder")
-    crop = ""
+    crop = ""  # without Esmeray, too, a text is cropped as the run's validation cropped it
     if opening.max_length is not None:
         crop = _CROP.format(
             whole=model.num_prefix + opening.max_length + model.num_suffix,
@@ -129,6 +129,7 @@ def _pooling(model: Classifier) -> str:
         pooled = "pooled = features[inner]  # one row for each residue\n"
     if model.section.head == "linear":
         return pooled
+    # The hidden layer after light attention is the paper's, with ReLU and a norm.
     if model.light_attention is None:
         return pooled + _HIDDEN.format(activation="gelu")
     return pooled + _HIDDEN.format(activation="relu") + _NORM
@@ -150,6 +151,7 @@ def _cropping(model: Classifier, opening: Opening) -> str:
 
 def _description(model: Classifier) -> str:
     kind, names = model.label_space.kind, model.label_space.names
+    # Thousands of terms would hide what the card says otherwise.
     more = f" and {len(names) - _SHOWN_NAMES} more (label_mappings.json)" if len(names) > _SHOWN_NAMES else ""
     pooling = "" if model.per_residue else f", {model.section.pooling} pooling"
     outputs = {"regression": "Numbers", "per_residue": "Letters of each residue"}.get(kind, "Classes")

@@ -94,9 +94,10 @@ class LabelModel(TaskModel):
         targets, scale = self._targets(batch, outputs_MK), self.target_scale
         if scale is None:
             losses_M = self.loss(outputs_MK, targets)
-        else:
+        else:  # in units of the standard deviation: a column in degrees would drown one of shares
             losses_M = self.loss(scale(outputs_MK), scale(targets))
         weights_N = batch.by_sequence.get(WEIGHTS)
+        # After the loss and before the sum; the number of targets, its divisor, stays as it is.
         if weights_N is not None:
             losses_M = losses_M * (weights_N[batch.segment_ids()] if self.per_residue else weights_N)
         known_M = has_target(targets)
@@ -129,6 +130,7 @@ class LabelModel(TaskModel):
         """Weights learnt beside the backbone; the scale of numbers is taken into the last layer."""
         state = super().own_state()
         if self.target_scale is not None:
+            # So that the head alone gives numbers in their own units, also to who opens the folder without Esmeray.
             names = "head.output.weight", "head.output.bias"
             weight_KD, bias_K = self.target_scale.folded(*(state[name] for name in names))
             state |= dict(zip(names, (weight_KD, bias_K), strict=True))
@@ -138,6 +140,7 @@ class LabelModel(TaskModel):
         targets = batch.targets
         by_column = self.label_space.kind in ("multilabel", "regression")
         wanted = outputs_MK.shape if by_column else outputs_MK.shape[:1]
+        # torch would broadcast or cast, and train on something else without a word.
         if targets.shape != wanted or targets.is_floating_point() != by_column:
             raise ValueError(
                 f"targets of {self.label_space.kind} must be {'float32' if by_column else 'int64'} of shape "
@@ -174,6 +177,7 @@ class Classifier(LabelModel):
         num_suffix: int = 1,
     ) -> None:
         super().__init__()
+        # Here and not with the settings: tokenizer and backbone are known only now.
         check_pooling(section, label_space.kind, num_prefix=num_prefix, causal=backbone.causal)
         self.num_prefix, self.num_suffix = num_prefix, num_suffix
         self.backbone = backbone
@@ -184,7 +188,7 @@ class Classifier(LabelModel):
             self.light_attention = LightAttention(
                 channels, section.light_attention_kernel, section.dropout, num_prefix, num_suffix
             )
-            channels *= 2
+            channels *= 2  # the weighted mean and the maximum, side by side
         self.add_head(
             section, label_space, channels, class_weights, target_scale, label_weights, light_attention=attentive
         )
@@ -200,6 +204,7 @@ class Classifier(LabelModel):
         The backbone is not run where the batch brings features: (T, D) of the tokens; or (N, D), pooled by :meth:`pool`
         without weights. Raises ValueError (the head takes no pooled ones).
         """
+        # Stored features come pooled where pooling has no weights, which is one row a sequence to read and to keep.
         features_MD = batch.by_sequence.get(FEATURES)
         if features_MD is None:
             features_MD = batch.by_token.get(FEATURES)
@@ -240,6 +245,7 @@ def _label_sums(logits_NK: Tensor, targets_NK: Tensor, known_N: Tensor) -> dict[
 
 def _number_sums(outputs_NK: Tensor, targets_NK: Tensor) -> dict[str, Tensor]:
     known_NK = ~targets_NK.isnan()
+    # fp64 before the squares: r2 is a difference of sums that may agree in seven digits.
     values_NK = torch.where(known_NK, targets_NK, 0.0).double()
     errors_NK = torch.where(known_NK, outputs_NK.double() - values_NK, 0.0)
     return {

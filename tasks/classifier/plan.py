@@ -22,7 +22,7 @@ from esmeray.model.backbones.facts import BackboneFacts, backbone_facts, check_n
 from esmeray.model.backbones.source import check_source
 from esmeray.model.cost.memory import ParameterCount
 from esmeray.model.heads.settings import best_metric, check_pooling, loss_name
-from esmeray.model.section import BackboneSection, ClassifierSection
+from esmeray.model.section import ClassifierSection
 from esmeray.run_folder.checkpoints import CheckpointFolder
 from esmeray.run_folder.paths import TOKENIZER, RunFolder
 from esmeray.tasks.plan import DataSize, TaskPlan, TaskSize
@@ -121,21 +121,27 @@ def count_classifier_parameters(
     section: ModelSection, facts: BackboneFacts, label_space: LabelSpace, num_prefix: int
 ) -> ParameterCount:
     """Parameters of a classifier. Raises ConfigError where its head or adapter does not go with the rest."""
-    classifier, lora = section.classifier, section.backbone.lora
+    classifier = section.classifier
+    lora = section.backbone.lora
+    # Counted before anything is loaded: what does not go together is refused here, and not after a download.
     loss_name(classifier, label_space.kind)
     check_pooling(classifier, label_space.kind, num_prefix=num_prefix, causal=facts.causal)
-    adapter, backbone, matrices = 0, _trained(section.backbone, facts), _matrices(section.backbone, facts)
+    head = _head_parameters(classifier, facts.hidden_size, label_space.num_outputs)
     if lora.rank:
         check_not_frozen(section.backbone.frozen)
         chosen = chosen_layers(list(facts.linear), lora.targets)
-        matrices = adapter = lora.rank * sum(sum(facts.linear[name]) for name in chosen)
-        backbone = 0
-    own = _head_parameters(classifier, facts.hidden_size, label_space.num_outputs)
-    return ParameterCount(facts.parameters + adapter + own, backbone + adapter + own, matrices)
+        # Two matrices a layer, of rank rows each; nothing else of the backbone is trained.
+        adapter = lora.rank * sum(sum(facts.linear[name]) for name in chosen)
+        return ParameterCount(facts.parameters + adapter + head, adapter + head, adapter)
+    if section.backbone.frozen:
+        return ParameterCount(facts.parameters + head, head, 0)
+    matrices = sum(inputs * outputs for inputs, outputs in facts.linear.values())
+    return ParameterCount(facts.parameters + head, facts.parameters - facts.unused + head, matrices)
 
 
 def _head_parameters(section: ClassifierSection, channels: int, outputs: int) -> int:
-    count, attentive = 0, section.pooling == "light_attention"
+    count = 0
+    attentive = section.pooling == "light_attention"
     if attentive:  # two convolutions
         count += 2 * (channels * channels * section.light_attention_kernel + channels)
         channels *= 2
@@ -143,11 +149,3 @@ def _head_parameters(section: ClassifierSection, channels: int, outputs: int) ->
         count += (channels + 1 + 2 * attentive) * section.hidden_size
         channels = section.hidden_size
     return count + (channels + 1) * outputs
-
-
-def _trained(section: BackboneSection, facts: BackboneFacts) -> int:
-    return 0 if section.frozen else facts.parameters - facts.unused
-
-
-def _matrices(section: BackboneSection, facts: BackboneFacts) -> int:
-    return 0 if section.frozen else sum(inputs * outputs for inputs, outputs in facts.linear.values())

@@ -60,7 +60,7 @@ class SequenceDiffusion(ResidueModel):
         self.backbone, self.lm_head, self.section, self.labels = backbone, lm_head, section, labels
         channels = section.encoder.hidden_size
         self.structure_encoder = StructureEncoder(section.encoder, checkpointing=bool(backbone.gradient_checkpointing))
-        self.label_embedding = nn.Embedding(len(labels) + 1, channels)  # 0 for none
+        self.label_embedding = nn.Embedding(len(labels) + 1, channels)  # 0 for none, and for those left out in training
         self.adapter = _Adapter(
             backbone.hidden_size, channels, backbone.config.num_attention_heads, section.adapter_size
         )
@@ -71,7 +71,7 @@ class SequenceDiffusion(ResidueModel):
     ) -> "SequenceDiffusion":
         """The model to train; see :meth:`esmeray.tasks.masked_lm.model.MaskedLM.build`."""
         backbone, head = residue_masked_lm(section.backbone, seed, empty=empty)
-        with seeded(seed + 1), torch.device("meta" if empty else "cpu"):
+        with seeded(seed + 1), torch.device("meta" if empty else "cpu"):  # not the backbone's stream again
             return cls(backbone, head, section.diffusion, labels).train()
 
     def forward(self, batch: PackedBatch) -> TaskOutput:
@@ -82,12 +82,14 @@ class SequenceDiffusion(ResidueModel):
         """
         positions_M, targets_M = hidden_residues(self.backbone, batch)
         features_TD, conditions_TH = self.backbone(batch), self.conditions(batch)
+        # The head at the targets alone, as in masked language modelling; the adapter needs all, for each looks at all.
         logits_MK = self._logits(features_TD, conditions_TH, batch, positions_M)
         losses_M = functional.cross_entropy(logits_MK, targets_M, reduction="none")
         weights_N, weighted_M = batch.by_sequence.get(WEIGHTS), losses_M
         if weights_N is not None:
             weighted_M = losses_M * weights_N[batch.segment_ids().index_select(0, positions_M)]
         num_targets, metrics = residue_sums(losses_M, logits_MK, targets_M)
+        # The backbone is not run again: it sees no structure. In training this would be a second adapter's cost.
         if not self.training:
             logits_MK = self._logits(features_TD, self.no_conditions(batch), batch, positions_M)
             losses_M = functional.cross_entropy(logits_MK, targets_M, reduction="none")
@@ -103,7 +105,7 @@ class SequenceDiffusion(ResidueModel):
         """
         features_TD = self.backbone(batch)
         conditional = self._logits(features_TD, conditions_TH, batch)
-        if guidance == 1.0:
+        if guidance == 1.0:  # the line's end, for half the work
             return conditional
         unconditional = self._logits(features_TD, self.no_conditions(batch), batch)
         return unconditional + guidance * (conditional - unconditional)
@@ -119,6 +121,7 @@ class SequenceDiffusion(ResidueModel):
     def conditions(self, batch: PackedBatch) -> Tensor:
         """(T, H): features of the structures of a batch, and of its labels."""
         labels_N = batch.by_sequence[LABELS]
+        # + 1: a sequence without a label has -1.
         return self.structure_encoder(batch) + self.label_embedding(labels_N + 1)[batch.segment_ids()]
 
     def no_conditions(self, batch: PackedBatch) -> Tensor:
@@ -158,7 +161,7 @@ def open_diffusion(folder: Path) -> tuple[SequenceDiffusion, SequenceTokenizer]:
     """
     section, labels = _read_settings(folder / CONFIG_FILE)
     backbone, head = residue_masked_lm(BackboneSection(source=str(folder)), seed=0)
-    with seeded(0):
+    with seeded(0):  # random weights are overwritten; the caller's random state must not move
         model = SequenceDiffusion(backbone, head, section, labels)
     model.load_own_weights(folder / WEIGHTS_FILE)
     return model.eval(), EsmSequenceTokenizer()
@@ -184,6 +187,7 @@ class _Adapter(nn.Module):
         self.output = nn.Linear(channels, channels)
         self.feed_forward = nn.Sequential(nn.Linear(channels, inner), nn.GELU(), nn.Linear(inner, channels))
         self.inner_norm = nn.LayerNorm(channels)
+        # Zeros at both ends of a residual: the language model's prediction is where training starts.
         for last in (self.output, self.feed_forward[-1]):
             assert isinstance(last, nn.Linear)
             nn.init.zeros_(last.weight)
@@ -191,6 +195,7 @@ class _Adapter(nn.Module):
 
     def forward(self, features_TD: Tensor, structure_TH: Tensor, batch: PackedBatch) -> Tensor:
         structure_TH = self.structure_norm(structure_TH)
+        # A residue's own structure reaches it directly, that of the others by attention.
         queries_TD = self.norm(features_TD) + self.own(structure_TH)
         query, key, value = (
             rows.unflatten(-1, (self.heads, -1))

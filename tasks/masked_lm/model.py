@@ -47,6 +47,7 @@ class MaskedLM(ResidueModel):
         """Cross entropy summed over the targets. Metrics: ``targets``, ``loss`` and ``correct``."""
         features_TD = self.backbone(batch)
         positions_M, targets_M = hidden_residues(self.backbone, batch)
+        # Chosen before the head; in fp32 after it, for a softmax over logits of bf16 has two digits.
         logits_MK = self.lm_head(features_TD.index_select(0, positions_M)).float()
         losses_M = functional.cross_entropy(logits_MK, targets_M, reduction="none")
         return TaskOutput(losses_M.sum(), *residue_sums(losses_M, logits_MK, targets_M))
@@ -85,7 +86,7 @@ def residue_sums(losses_M: Tensor, logits_MK: Tensor, targets_M: Tensor) -> tupl
 def residue_metrics(values: Mapping[str, float]) -> dict[str, float]:
     """The metrics of predicted residues from the sums ``targets``, ``loss`` and ``correct``; none without a target."""
     count = values["targets"]
-    if count == 0:
+    if count == 0:  # an evaluation of fillers alone, on a worker or everywhere
         return {}
     loss = values["loss"] / count
     perplexity = math.exp(loss) if loss < 700 else math.inf  # where exp overflows, in a diverging run

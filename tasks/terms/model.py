@@ -67,6 +67,7 @@ def new_vector_classifier(
     with seeded(seed + 1):
         model = VectorClassifier(vectors_NC.shape[1], section, label_space, scale, label_weights)
     output: Any = model.head.output
+    # From the terms' frequencies on: thousands of rare terms would else be predicted at a half, and unlearnt first.
     nn.init.zeros_(output.weight)
     with torch.no_grad():
         output.bias.copy_(torch.logit(share_K))

@@ -10,7 +10,7 @@ import pytest
 
 from esmeray.alignment.prefilter import EmbeddingNeighbours, SharedWords
 from esmeray.alignment.scoring import Scoring, scoring
-from esmeray.alignment.search import Hit, Search
+from esmeray.alignment.search import Search
 from esmeray.common import compiled_code
 from esmeray.common.errors import DataError
 from esmeray.dataset.section import IngestSection
@@ -54,14 +54,13 @@ def score_of(query: str, target: str, trace: np.ndarray, by: Scoring) -> int:
     for column in trace.tolist():
         side = column.index(-1) if -1 in column else None
         if side is None:
-            a, b = (by.codes[ord(text[place])] for text, place in zip((query, target), column, strict=True))
+            a, b = (by.codes[ord(text[index])] for text, index in zip((query, target), column, strict=True))
             total += int(by.scores[a, b])
         else:
             total -= by.gap_extend + (by.gap_open if side != gap else 0)
         gap = side
-    for places in trace.T:
-        used = places[places >= 0]
-        assert (np.diff(used) == 1).all()
+    for positions in trace.T:
+        assert (np.diff(positions[positions >= 0]) == 1).all()
     assert (trace[[0, -1]] >= 0).all()
     return total
 
@@ -85,20 +84,15 @@ def test_scores_of_all_pairs_of_real_proteins_are_those_of_parasail(shared_data,
         assert search.scores(query.encode()).tolist() == expected
 
 
-def test_without_a_compiler_scores_are_the_same(store, sequences, monkeypatch):
-    query = sequences[2].encode()
-    expected = Search(store, scoring()).scores(query)
-    monkeypatch.setattr(compiled_code, "load", lambda *_, **__: None)
-    assert (Search(store, scoring(), threads=1).scores(query) == expected).all()
-
-
-def test_hits_are_the_best_by_score_and_then_by_record(tmp_path):
+def test_hits_are_the_best_by_score_and_then_by_record_also_without_a_compiler(tmp_path, monkeypatch):
     first, other = random_sequences([80, 80], seed=5)
     search = Search(store_of(tmp_path, [other, first, first[:60], first, first]), scoring())
-    assert [hit.record for hit in search.hits(first.encode(), 4)] == [1, 3, 4, 2]
     assert [hit.record for hit in search.hits(first.encode(), 2)] == [1, 3]
-    assert search.hits(first.encode(), 4, 1e-9, np.array([0, 2])) == search.hits(first.encode(), 4)[3:]
-    assert search.hits(first.lower().encode(), 4) == search.hits(first.encode(), 4)
+    hits = search.hits(first.encode(), 4)
+    assert [hit.record for hit in hits] == [1, 3, 4, 2]
+    assert search.hits(first.encode(), 4, 1e-9, np.array([0, 2])) == hits[3:]
+    monkeypatch.setattr(compiled_code, "load", lambda *_, **__: None)
+    assert search.hits(first.lower().encode(), 4) == hits
 
 
 def test_a_query_of_one_residue_and_one_without_a_hit(store):
@@ -108,33 +102,21 @@ def test_a_query_of_one_residue_and_one_without_a_hit(store):
     assert search.hits(b"X" * 50, 3, np.inf) == [] and search.hits(b"", 3, np.inf) == []
     row = search.row("q", b"W", search.hits(b"W", 1, np.inf)[0])
     assert "\t100.000\t1\t0\t0\t1\t1\t" in row
+    (hit,) = Search(store, scoring("BLOSUM62", 5, 5)).hits(b"W", 1, 0)  # without constants no limit holds
+    assert np.isnan([hit.bits, hit.evalue]).all()
 
 
-def test_a_query_of_14000_residues_is_traced(tmp_path):
-    text = random_sequences([14_000])[0]
-    search = Search(store_of(tmp_path, [text[:9000] + text[9100:], text[500:800]]), scoring())
-    whole, part = search.hits(text.encode(), 2)
-    assert whole.score > 2**16 > part.score
-    assert "\t100.000\t300\t0\t0\t501\t800\t1\t300\t" in search.row("q", text.encode(), part)
-    row = search.row("q", text.encode(), whole).split("\t")
-    assert row[2:10] == [f"{100 * 13900 / 14000:.3f}", "14000", "0", "1", "1", "14000", "1", "13900"]
-
-
-def test_rows_count_columns_as_blast_does(tmp_path):
-    query = random_sequences([90])[0]
+def test_a_query_of_7000_residues_is_traced_beyond_16_bits_and_its_row_counts_columns_as_blast_does(tmp_path):
+    query = random_sequences([7000])[0]
     target = query[:30] + query[34:60] + "W" + query[61:]
     assert query[60] != "W"
-    search = Search(store_of(tmp_path, ["MKV" + target]), scoring())
-    (hit,) = search.hits(query.encode())
-    row = search.row("q", query.encode(), hit).split("\t")
-    assert row[:10] == ["q", "p0", f"{100 * 85 / 90:.3f}", "90", "1", "1", "1", "90", "4", "89"]
-    assert float(row[10]) == pytest.approx(hit.evalue, rel=0.01) and row[11] == f"{hit.bits:.1f}"
-
-
-def test_without_statistics_hits_have_none_and_no_limit(store, sequences):
-    search = Search(store, scoring("BLOSUM62", 5, 5))
-    (hit,) = search.hits(sequences[0].encode(), 1)
-    assert isinstance(hit, Hit) and np.isnan([hit.bits, hit.evalue]).all()
+    search = Search(store_of(tmp_path, ["MKV" + target, query[500:800]]), scoring())
+    whole, inner = search.hits(query.encode(), 2)
+    assert whole.score > 2**15 > inner.score
+    assert "\t100.000\t300\t0\t0\t501\t800\t1\t300\t" in search.row("q", query.encode(), inner)
+    row = search.row("q", query.encode(), whole).split("\t")
+    assert row[:10] == ["q", "p0", f"{100 * 6995 / 7000:.3f}", "7000", "1", "1", "1", "7000", "4", "6999"]
+    assert float(row[10]) == pytest.approx(whole.evalue, rel=0.01) and row[11] == f"{whole.bits:.1f}"
 
 
 def test_words_that_are_shared_name_the_family(store, sequences):
@@ -162,11 +144,13 @@ def test_neighbours_by_embeddings_are_those_of_the_largest_cosine(tmp_path):
         assert near(store.id(number), sequences[number].encode(), 5).tolist() == sorted(expected.tolist())
     with pytest.raises(DataError, match="no protein 'other'"):
         near("other", b"", 5)
-    with pytest.raises(DataError, match="in their order"):
-        EmbeddingNeighbours(store, tmp_path / "fewer", tmp_path / "fewer")
-    with pytest.raises(DataError, match="'p39' is another sequence than in"):
-        EmbeddingNeighbours(store, tmp_path / "longer", tmp_path / "longer")
     with pytest.raises(DataError, match=r"vectors: 'p3' is another sequence than in align\.queries"):
         near("p3", b"M" * 29, 5)
-    with pytest.raises(DataError, match=r"vectors of model large .* of model small"):
-        EmbeddingNeighbours(store, tmp_path / "vectors", tmp_path / "other")
+    refused = {
+        ("fewer", "fewer"): "in their order",
+        ("longer", "longer"): "'p39' is another sequence than in",
+        ("vectors", "other"): r"vectors of model large .* of model small",
+    }
+    for (records, queries), words in refused.items():
+        with pytest.raises(DataError, match=words):
+            EmbeddingNeighbours(store, tmp_path / records, tmp_path / queries)

@@ -50,11 +50,11 @@ class Case:
     @property
     def arguments(self) -> list[str]:
         """Those of cafaeval."""
-        given = [self.folder / "terms.obo", self.folder / "predictions", self.folder / "truth.tsv"]
-        options = ["-out_dir", self.folder / "results", "-norm", self.norm, "-prop", self.propagation]
-        options += ["-th_step", self.step, "-threads", "1", *([] if self.orphans else ["-no_orphans"])]
-        options += ["-ia", self.folder / "accretion.tsv"] if self.accretion else []
-        return [str(each) for each in [*given, *options]]
+        arguments = [self.folder / "terms.obo", self.folder / "predictions", self.folder / "truth.tsv"]
+        arguments += ["-out_dir", self.folder / "results", "-norm", self.norm, "-prop", self.propagation]
+        arguments += ["-th_step", self.step, "-threads", "1", *([] if self.orphans else ["-no_orphans"])]
+        arguments += ["-ia", self.folder / "accretion.tsv"] if self.accretion else []
+        return list(map(str, arguments))
 
 
 def cafaeval(cases: list[Case]) -> list[dict[str, dict[str, list[float]]]]:
@@ -73,18 +73,21 @@ def evaluated(case: Case) -> dict[str, Evaluation]:
     ontology = read_ontology(case.folder / "terms.obo")
     truth = read_annotations(case.folder / "truth.tsv", ontology, unknown="ignore")
     accretion = read_accretion(case.folder / "accretion.tsv", ontology, "ignore") if case.accretion else {}
-    proteins = {name: some.proteins for name, some in truth.items()}
-    scores = read_scores(case.folder / "predictions" / "some.tsv", ontology, proteins, unknown="ignore")
+    proteins = {name: annotations.proteins for name, annotations in truth.items()}
     settings = EvaluationSection(
         norm=case.norm, propagation=case.propagation, orphans=case.orphans, step=case.step, draws=0
     )
-    found = {
-        name: evaluate_functions(
-            ontology.aspects[name], truth[name], some, accretion_V=accretion.get(name), settings=settings
+    evaluations = {}
+    for name, scores in read_scores(
+        case.folder / "predictions" / "some.tsv", ontology, proteins, unknown="ignore"
+    ).items():
+        weights_V = accretion.get(name)
+        evaluation = evaluate_functions(
+            ontology.aspects[name], truth[name], scores, accretion_V=weights_V, settings=settings
         )
-        for name, some in scores.items()
-    }
-    return {name: one for name, one in found.items() if one.metrics}
+        if evaluation.metrics:
+            evaluations[name] = evaluation
+    return evaluations
 
 
 def columns(path: Path) -> dict[str, dict[str, list[float]]]:

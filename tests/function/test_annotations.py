@@ -59,7 +59,7 @@ def test_gaf_is_taken_by_evidence_date_and_without_not(ontology, tmp_path):
         read_annotations(path, ontology, evidence=["EXP"])
 
 
-ANNOTATIONS_REFUSED = {
+BAD_ANNOTATIONS = {
     "unknown term": ("A\tGO:1\nA\tGO:7\n", "line 2: the term 'GO:7' is not in the ontology, or obsolete"),
     "one column": ("A\tGO:1\nA\n", "line 2: 2 columns were expected, got 'A'"),
     "two aspects": ("A\tGO:1\nA\tGO:9\n", f"line 2: GO:9 is a term of {BP}, and only {MF} was asked for"),
@@ -70,12 +70,11 @@ ANNOTATIONS_REFUSED = {
 }
 
 
-@pytest.mark.parametrize("kind", ANNOTATIONS_REFUSED)
+@pytest.mark.parametrize("kind", BAD_ANNOTATIONS)
 def test_bad_annotations_are_refused_with_their_line(ontology, tmp_path, kind):
-    text, words = ANNOTATIONS_REFUSED[kind]
-    with pytest.raises(DataError, match=r"some.tsv") as refused:
+    text, words = BAD_ANNOTATIONS[kind]
+    with pytest.raises(DataError, match=rf"some.tsv.*{words}"):
         read_annotations(written(tmp_path, text), ontology, aspect=MF)
-    assert words in str(refused.value)
 
 
 def test_scores_keep_the_largest_of_repeats_and_only_wanted_proteins(ontology, tmp_path, caplog):
@@ -88,24 +87,22 @@ def test_scores_keep_the_largest_of_repeats_and_only_wanted_proteins(ontology, t
     assert "2 lines with unknown terms or proteins ignored" in caplog.text
 
 
-SCORES_REFUSED = {
-    "above 1": ("A\tGO:1\t1.01\n", "line 1: the score '1.01' is not a number from 0 to 1"),
-    "below 0": ("A\tGO:1\t-0.1\n", "the score '-0.1' is not"),
-    "not a number": ("A\tGO:1\tnan\n", "the score 'nan' is not"),
-    "a word": ("A\tGO:1\thigh\n", "the score 'high' is not"),
-    "without": ("A\tGO:1\n", "line 1: 3 columns were expected"),
-    "unknown protein": ("X\tGO:1\t0.5\n", "line 1: the protein 'X' has no annotation to evaluate it by"),
-    "unknown term": ("A\tGO:7\t0.5\n", "line 1: the term 'GO:7' is not in the ontology"),
-    "two aspects": ("A\tGO:9\t0.5\n", "only molecular_function was asked for"),
+BAD_SCORES = {
+    "A\tGO:1\t1.01": "the score '1.01' is not a number from 0 to 1",
+    "A\tGO:1\t-0.1": "the score '-0.1' is not",
+    "A\tGO:1\tnan": "the score 'nan' is not",
+    "A\tGO:1\thigh": "the score 'high' is not",
+    "A\tGO:1": "3 columns were expected",
+    "X\tGO:1\t0.5": "the protein 'X' has no annotation to evaluate it by",
+    "A\tGO:7\t0.5": "the term 'GO:7' is not in the ontology",
+    "A\tGO:9\t0.5": "GO:9 is a term of biological_process, and only molecular_function was asked for",
 }
 
 
-@pytest.mark.parametrize("kind", SCORES_REFUSED)
-def test_bad_scores_are_refused_with_their_line(ontology, tmp_path, kind):
-    text, words = SCORES_REFUSED[kind]
-    with pytest.raises(DataError, match=r"some.tsv, line 1") as refused:
-        read_scores(written(tmp_path, text), ontology, {MF: ["A"]}, aspect=MF)
-    assert words in str(refused.value)
+@pytest.mark.parametrize("line", BAD_SCORES)
+def test_bad_scores_are_refused_with_their_line(ontology, tmp_path, line):
+    with pytest.raises(DataError, match=f"some.tsv, line 1: {BAD_SCORES[line]}"):
+        read_scores(written(tmp_path, line + "\n"), ontology, {MF: ["A"]}, aspect=MF)
 
 
 def test_weights_and_terms_of_interest_are_read(ontology, tmp_path):

@@ -2,12 +2,14 @@
 
 import json
 import os
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.sparse import csr_array
+from scipy.sparse import csr_array, random_array
 
+from esmeray.benchmarks.stages.function_evaluation import write_files
 from esmeray.function.annotations import Annotations, information_accretion, read_annotations, read_scores
 from esmeray.function.evaluation import Evaluation, evaluate_functions
 from esmeray.function.ontology import Aspect, read_ontology
@@ -19,8 +21,9 @@ TIMES = int(os.environ.get("ESMERAY_ONTOLOGIES", "20"))
 
 def table(found: dict[str, Evaluation]) -> dict[str, dict[str, list[float]]]:
     return {
-        name: {"tau": one.thresholds.tolist()} | {column: values.tolist() for column, values in one.curves.items()}
-        for name, one in found.items()
+        name: {"tau": aspect.thresholds.tolist()}
+        | {column: values.tolist() for column, values in aspect.curves.items()}
+        for name, aspect in found.items()
     }
 
 
@@ -44,17 +47,11 @@ def test_generated_ontologies_give_what_cafaeval_gives(tmp_path):
     for case, theirs in zip(cases, cafaeval(cases), strict=True):
         ours = evaluated(case)
         assert_equal(table(ours), theirs)
-        for aspect, found in ours.items():
-            best = {
-                "fmax": max(theirs[aspect]["f"]),
-                "smin": min(theirs[aspect]["s"]),
-                "cov": max(theirs[aspect]["cov"]),
-            }
-            best |= (
-                {"fmax_w": max(theirs[aspect]["f_w"]), "smin_w": min(theirs[aspect]["s_w"])} if case.accretion else {}
-            )
-            for name, value in best.items():
-                assert found.metrics[name].value == pytest.approx(value, abs=1e-9)
+        for aspect, evaluation in ours.items():
+            for name, best, column in (("fmax", max, "f"), ("smin", min, "s"), ("cov", max, "cov")):
+                for end in ("", "_w") if case.accretion else ("",):
+                    value = best(theirs[aspect][column + end])
+                    assert evaluation.metrics[name + end].value == pytest.approx(value, abs=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -111,36 +108,32 @@ def test_known_annotations_and_other_terms_count_for_nobody(tmp_path):
     # (N, V): the largest score of the descendants
     propagated_NV = (scores.toarray()[:, :, None] * ancestors).max(axis=1)
     assert found.proteins == left_N.sum()
-    for place, threshold in enumerate(found.thresholds):
+    for t, threshold in enumerate(found.thresholds):
         called_NV = ((propagated_NV >= threshold) & judged_NV)[left_N]
         hit_N = (called_NV & actual_NV[left_N]).sum(axis=1)
         called_N = called_NV.sum(axis=1)
         precision = (hit_N[called_N > 0] / called_N[called_N > 0]).mean()
         recall = (hit_N / actual_NV[left_N].sum(axis=1)).mean()
-        assert found.curves["pr"][place] == pytest.approx(precision, abs=1e-12)
-        assert found.curves["rc"][place] == pytest.approx(recall, abs=1e-12)
-        assert found.curves["cov"][place] == (called_N > 0).mean() <= 1
-
-
-def test_without_anything_left_to_predict_there_are_no_metrics(tmp_path):
-    aspect, truth, scores = small(tmp_path)
-    found = evaluate_functions(aspect, truth, scores, known=truth)
-    assert found.proteins == 0 and not found.metrics
+        assert found.curves["pr"][t] == pytest.approx(precision, abs=1e-12)
+        assert found.curves["rc"][t] == pytest.approx(recall, abs=1e-12)
+        assert found.curves["cov"][t] == (called_N > 0).mean() <= 1
 
 
 def test_intervals_are_those_of_proteins_drawn_again(tmp_path):
     aspect, truth, scores = small(tmp_path)
-    found = evaluate_functions(aspect, truth, scores, settings=EvaluationSection(draws=400, seed=1))
+    found = evaluate_functions(aspect, truth, scores, settings=EvaluationSection(draws=200, seed=1))
     random = np.random.default_rng(5)
     values = []
-    for _ in range(400):
+    for _ in range(200):
         drawn = random.integers(len(truth.proteins), size=len(truth.proteins))
         again = Annotations(tuple(map(str, drawn)), truth.terms[drawn])
         values.append(evaluate_functions(aspect, again, scores[drawn], settings=EvaluationSection(draws=0)).metrics)
-    for name in ("fmax", "smin", "aupr", "fmax_micro"):
-        low, high = np.percentile([each[name].value for each in values], [2.5, 97.5])
+    for name in ("fmax", "smin", "fmax_micro"):
+        low, high = np.percentile([metrics[name].value for metrics in values], [2.5, 97.5])
         assert found.metrics[name].interval == pytest.approx((low, high), abs=0.25 * (high - low))
         assert found.metrics[name].interval[0] <= found.metrics[name].value <= found.metrics[name].interval[1]
+    recall_T, precision_T = found.curves["rc"][::-1], found.curves["pr"][::-1]
+    assert found.metrics["aupr"].value == pytest.approx(np.trapezoid(precision_T, recall_T), abs=1e-12)
 
 
 def test_perfect_scores_reach_one_and_none_reach_nothing(tmp_path):
@@ -154,29 +147,18 @@ def test_perfect_scores_reach_one_and_none_reach_nothing(tmp_path):
     assert found.metrics["cov"].value == 1.0
     nothing = evaluate_functions(aspect, truth, csr_array(truth.terms.shape, dtype=float))
     assert (nothing.metrics, nothing.predicted, len(nothing.thresholds)) == ({}, 0, 0)
-
-
-def test_the_area_is_that_under_the_points(tmp_path):
-    aspect, truth, scores = small(tmp_path)
-    found = evaluate_functions(aspect, truth, scores, settings=EvaluationSection(draws=0))
-    recall_T, precision_T = found.curves["rc"][::-1], found.curves["pr"][::-1]
-    assert (np.diff(recall_T) >= 0).all()
-    assert found.metrics["aupr"].value == pytest.approx(np.trapezoid(precision_T, recall_T), abs=1e-12)
+    none_left = evaluate_functions(aspect, truth, truth.terms.astype(float), known=truth)
+    assert none_left.proteins == 0 and not none_left.metrics
 
 
 def test_memory_grows_with_the_proteins_and_never_with_proteins_by_terms(tmp_path):
-    import tracemalloc
-
-    from esmeray.benchmarks.stages.function_evaluation import write_files
-
-    write_files(tmp_path, 1000, 6000)
-    ontology = read_ontology(tmp_path / "terms.obo")
-    truth = read_annotations(tmp_path / "truth.tsv", ontology)
-    (aspect,) = truth
-    scores = read_scores(tmp_path / "predictions" / "some.tsv", ontology, {aspect: truth[aspect].proteins})[aspect]
-    ontology.aspects[aspect].steps  # noqa: B018 - made once
+    write_files(tmp_path, 1, 4000)
+    (aspect,) = read_ontology(tmp_path / "terms.obo").aspects.values()
+    annotated, scores = (random_array((1000, 4000), density=density, rng=0, format="csr") for density in (5e-4, 0.05))
+    truth = Annotations(tuple(map(str, range(1000))), (annotated > 0) @ aspect.ancestors)
+    aspect.steps  # noqa: B018 - made once
     tracemalloc.start()
-    evaluate_functions(ontology.aspects[aspect], truth[aspect], scores, settings=EvaluationSection(draws=200))
+    evaluate_functions(aspect, truth, csr_array(scores), settings=EvaluationSection(draws=20))
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak_bytes < 1000 * 6000 * 8 / 2
+    assert peak_bytes < 1000 * 4000 * 8 / 2

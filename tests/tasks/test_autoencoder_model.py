@@ -2,24 +2,19 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch.nn import functional
 
 from esmeray.common.errors import DataError
 from esmeray.model.heads.normalization import FeatureStatistics
-from esmeray.model.parameter_groups import parameter_groups
 from esmeray.tasks.autoencoder.model import ESM2Autoencoder
 from esmeray.tasks.autoencoder.section import AutoencoderSection
 from tests.model.support import (
-    LETTERS,
     assert_near,
     build_model,
     random_sequences,
     residue_batch,
     segments,
     tiny_section,
-    without_targets,
 )
 
 
@@ -73,27 +68,13 @@ def test_loss_is_the_weighted_sum_of_its_terms(batch):
     assert values["compression_ratio"] == 4
 
 
-@settings(max_examples=10, deadline=None)
-@given(cut=st.integers(1, 5))
-def test_figures_do_not_depend_on_how_sequences_are_batched(cut):
+def test_metrics_do_not_depend_on_how_sequences_are_batched():
     model, sequences = build(), random_sequences([20, 7, 1, 40, 3, 33])
     whole = model(residue_batch(sequences)).metrics
-    parts = [model(residue_batch(part)).metrics for part in (sequences[:cut], sequences[cut:])]
-    added = {name: parts[0][name] + parts[1][name] for name in whole}
-    assert model.metrics(added) == pytest.approx(model.metrics(whole), rel=1e-5)
-
-
-@pytest.mark.parametrize("frozen", [True, False])
-@pytest.mark.parametrize(
-    "weights", [{}, {"residue_loss_weight": 0.0}, {"feature_loss_weight": 0.0, "cosine_loss_weight": 1.0}]
-)
-def test_a_batch_without_targets_gives_zero_loss_and_zero_gradients(batch, frozen, weights):
-    model = build(weights, frozen=frozen)
-    output = model(without_targets(batch))
-    output.loss_sum.backward()
-    assert output.loss_sum == 0 and output.num_targets == 0
-    assert all(p.grad is not None and p.grad.eq(0).all() for p in model.parameters() if p.requires_grad)
-    assert model.metrics(output.metrics) == {}
+    for cut in (1, 4):
+        first, second = (model(residue_batch(part)).metrics for part in (sequences[:cut], sequences[cut:]))
+        added = {name: first[name] + second[name] for name in whole}
+        assert model.metrics(added) == pytest.approx(model.metrics(whole), rel=1e-5)
 
 
 def test_the_feature_target_has_no_gradient(batch):
@@ -116,45 +97,25 @@ def test_encode_gives_one_row_per_residue_in_order_whatever_the_batches():
     assert [tuple(latent.shape) for latent in model.encode(["", "MK"])] == [(0, 8), (2, 8)]
 
 
-@pytest.mark.parametrize("sequence", ["MKJ", "mk", "M<mask>", "MKÉ"])
-def test_encode_refuses_what_is_no_residue(sequence):
-    with pytest.raises(DataError, match=r"sequence 1 \(counted from 0\)"):
-        build().encode(["MK", sequence])
+def test_encode_refuses_what_is_no_residue():
+    model = build()
+    for sequence in ("MKJ", "mk", "M<mask>", "MKÉ"):
+        with pytest.raises(DataError, match=r"sequence 1 \(counted from 0\)"):
+            model.encode(["MK", sequence])
 
 
 def test_decode_gives_features_in_the_scale_of_the_backbone(batch):
     model = build()
     features, logits = model.decode(model.encode(batch))
-    assert [tuple(f.shape) for f in features] == [(30, 32), (1, 32), (64, 32), (9, 32)]
-    assert [tuple(k.shape) for k in logits] == [(30, 33), (1, 33), (64, 33), (9, 33)]
+    assert [(len(f), k.shape[1]) for f, k in zip(features, logits, strict=True)] == [
+        (30, 33),
+        (1, 33),
+        (64, 33),
+        (9, 33),
+    ]
     with torch.no_grad():
         truth = model.backbone(batch)
         wanted = model.normalization.inverse(model.decoder(model.encoder(model.normalization(truth))))
     assert_near(features[2], segments(wanted, batch)[2][1:-1])
     with pytest.raises(ValueError, match=r"\(5, 7\), not \(residues, 8\)"):
         model.decode([torch.zeros(5, 7)])
-
-
-def test_training_recovers_residues_and_features():
-    model = build({"residue_loss_weight": 1.0}, hidden_sizes=(64, 16))
-    optimizer = torch.optim.AdamW(parameter_groups(model, 0.01), lr=5e-3)
-    held_out = residue_batch(random_sequences([100] * 4, seed=99))
-    before = model.metrics(model(held_out).metrics)
-    for step in range(60):
-        output = model(residue_batch(random_sequences([100] * 4, seed=step)))
-        (output.loss_sum / output.num_targets).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    after = model.metrics(model(held_out).metrics)
-    assert before["residue_recovery"] < 0.3 and before["feature_r2"] < 0.1
-    assert after["residue_recovery"] > 0.95 and after["feature_r2"] > 0.4
-    logits = model.decode(model.encode(["MKTAYIAKQR"]))[1][0]
-    assert "".join(LETTERS[i] for i in (logits[:, 4:24].argmax(-1)).tolist()) == "MKTAYIAKQR"
-
-
-def test_bf16_gives_an_fp32_loss_close_to_fp32(batch):
-    model = build()
-    exact = model(batch).loss_sum
-    rounded = model.bfloat16()(batch).loss_sum
-    assert rounded.dtype == torch.float32
-    torch.testing.assert_close(rounded, exact, rtol=0.02, atol=0)

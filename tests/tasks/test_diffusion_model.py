@@ -55,31 +55,26 @@ def test_the_loss_is_the_weighted_sum_over_hidden_residues(batch: PackedBatch):
         logits = model.logits(batch, model.conditions(batch))
         nothing = batch.adding({"coordinates": torch.full_like(batch.by_token["coordinates"], torch.nan)})
         free = model.logits(nothing, model.conditions(nothing))
-    places = batch.target_positions
-    losses = functional.cross_entropy(logits[places], batch.by_token["targets"][places], reduction="none")
-    weights = batch.by_sequence["weights"][batch.segment_ids()[places]]
+    positions = batch.target_positions
+    losses = functional.cross_entropy(logits[positions], batch.by_token["targets"][positions], reduction="none")
+    weights = batch.by_sequence["weights"][batch.segment_ids()[positions]]
     torch.testing.assert_close(output.loss_sum, (losses * weights).sum())
     metrics = model.metrics(output.metrics)
     assert metrics["loss"] == pytest.approx(float(losses.mean()), rel=1e-5)
-    free_loss = functional.cross_entropy(free[places], batch.by_token["targets"][places])
+    free_loss = functional.cross_entropy(free[positions], batch.by_token["targets"][positions])
     assert metrics["unconditional_loss"] == pytest.approx(float(free_loss), rel=1e-5)
 
 
-def test_guidance_is_a_line_through_both_predictions(batch: PackedBatch):
-    model = trained()
+def test_guidance_is_a_line_through_both_predictions_and_labels_change_the_condition(batch: PackedBatch):
+    model = trained(("helix", "barrel"))
     with torch.no_grad():
         conditions = model.conditions(batch)
         zero, one, three = (model.logits(batch, conditions, guidance) for guidance in (0.0, 1.0, 3.0))
     torch.testing.assert_close(three, zero + 3 * (one - zero), rtol=1e-4, atol=1e-4)
-
-
-def test_labels_change_the_prediction_and_none_is_as_in_a_model_without(batch: PackedBatch):
-    model = trained(("helix", "barrel"))
     labelled = batch.adding(by_sequence={"labels": torch.zeros_like(batch.by_sequence["labels"])})
     with torch.no_grad():
-        none, first = model.conditions(batch), model.conditions(labelled)
-        torch.testing.assert_close(none, model.structure_encoder(batch) + model.label_embedding.weight[0])
-    assert not torch.allclose(none, first)
+        torch.testing.assert_close(conditions, model.structure_encoder(batch) + model.label_embedding.weight[0])
+        assert not torch.allclose(conditions, model.conditions(labelled))
 
 
 def test_a_batch_without_targets_has_zero_loss_and_reaches_every_weight(batch: PackedBatch):

@@ -1,6 +1,7 @@
 """The compiled attention is attention within each sequence, forward and backward, to the rounding of its dtype."""
 
 import platform
+from pathlib import Path
 
 import pytest
 import torch
@@ -47,19 +48,19 @@ def frequencies(head: int) -> Tensor:
 
 
 def error(ours: Tensor, theirs: Tensor) -> float:
-    return ((ours.double() - theirs).norm() / theirs.norm()).item()
+    return ((ours.double() - theirs.double()).norm() / theirs.double().norm()).item()
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-@pytest.mark.parametrize("head", [2, 8, 24])
+@pytest.mark.parametrize("head", [8, 24])  # each is compiled: less than a vector, and no multiple of one
 @pytest.mark.parametrize("turned", [False, True], ids=["plain", "rotary"])
 def test_output_and_gradients_are_those_of_fp64(dtype, head, turned):
     *inputs, d_out = heads(LENGTHS, head, dtype)
     exact = [x.double().requires_grad_() for x in inputs]
-    query, key = (rotated(x.float(), LENGTHS) if turned else x for x in exact[:2])
+    query, key, value = exact
     if turned:  # rotate() works in fp32, which is exact enough here
-        query, key = query.double(), key.double()
-    expected = reference(query, key, exact[2], LENGTHS, 0.3)
+        query, key = (rotated(x.float(), LENGTHS).double() for x in exact[:2])
+    expected = reference(query, key, value, LENGTHS, 0.3)
     expected.backward(d_out.double())
     ours = [x.clone().requires_grad_() for x in inputs]
     tables = rotary_tables(frequencies(head), max(LENGTHS)) if turned else None
@@ -71,16 +72,20 @@ def test_output_and_gradients_are_those_of_fp64(dtype, head, turned):
         assert error(tensor.grad, exactly.grad) < tolerance
 
 
+def run(dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """Output and gradients."""
+    *inputs, d_out = heads(LENGTHS, 8, dtype)
+    leaves = [x.clone().requires_grad_() for x in inputs]
+    out = cpu_attention(*leaves, offsets(LENGTHS), 0.3)
+    out.backward(d_out)
+    return [out.detach(), *(x.grad for x in leaves)]
+
+
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names a kind of x86 processor")
 @pytest.mark.parametrize("flags", [("-march=x86-64-v3",), ("-march=native", "-mno-amx-bf16")], ids=" ".join)
 def test_a_processor_without_avx512_or_amx_gets_the_same(monkeypatch, tmp_path, flags):
-    def run(dtype: torch.dtype) -> list[Tensor]:
-        *inputs, d_out = heads(LENGTHS, 8, dtype)
-        leaves = [x.clone().requires_grad_() for x in inputs]
-        out = cpu_attention(*leaves, offsets(LENGTHS), 0.3)
-        out.backward(d_out)
-        return [out.detach(), *(x.grad for x in leaves)]
-
+    if len(flags) > 1 and "amx_bf16" not in Path("/proc/cpuinfo").read_text():
+        pytest.skip("without AMX this is what is compiled anyway")
     here = {dtype: run(dtype) for dtype in TOLERANCES}
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(compiled_code, "_MACHINE_FLAGS", (flags,))
@@ -90,7 +95,7 @@ def test_a_processor_without_avx512_or_amx_gets_the_same(monkeypatch, tmp_path, 
     finally:
         compiled_code.load.cache_clear()
     for dtype, tolerance in TOLERANCES.items():
-        assert all(error(one, other.double()) < tolerance for one, other in zip(there[dtype], here[dtype], strict=True))
+        assert all(error(*pair) < tolerance for pair in zip(there[dtype], here[dtype], strict=True))
 
 
 @settings(max_examples=30, deadline=None)
@@ -99,12 +104,6 @@ def test_any_lengths_even_none(lengths, seed):
     query, key, value, _ = heads(lengths, 8, seed=seed)
     out = cpu_attention(query, key, value, offsets(lengths), 0.5)
     assert error(out, reference(query, key, value, [n for n in lengths if n], 0.5)) < 2e-6
-
-
-def test_large_scores_neither_overflow_nor_vanish():
-    query, key, value, _ = heads([70], 8)
-    out = cpu_attention(100 * query, 100 * key, value, offsets([70]), 1.0)
-    assert error(out, reference(100 * query, 100 * key, value, [70], 1.0)) < 1e-3
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.3)], ids=str)
@@ -132,27 +131,21 @@ def test_a_nan_stays_in_its_sequence_and_is_not_hidden():
 
 
 def test_heads_may_lie_in_a_wider_tensor():
-    joined = torch.randn(29, 9, 8)
-    query, key, value = joined.split(3, dim=1)
-    out = cpu_attention(query, key, value, offsets([9, 20]), 0.5)
-    assert torch.equal(out, cpu_attention(query.clone(), key.clone(), value.clone(), offsets([9, 20]), 0.5))
+    wide = torch.randn(29, 9, 8).split(3, dim=1)
+    dense = [heads_THd.clone() for heads_THd in wide]
+    assert torch.equal(cpu_attention(*wide, offsets([9, 20]), 0.5), cpu_attention(*dense, offsets([9, 20]), 0.5))
 
 
 def test_the_number_of_threads_changes_no_bit():
-    *inputs, d_out = heads(LENGTHS, 8)
-
-    def run(count: int) -> list[Tensor]:
-        torch.set_num_threads(count)
-        leaves = [x.clone().requires_grad_() for x in inputs]
-        out = cpu_attention(*leaves, offsets(LENGTHS), 0.25)
-        out.backward(d_out)
-        return [out.detach(), *(x.grad for x in leaves)]
-
     before = torch.get_num_threads()
+    results = []
     try:
-        assert all(map(torch.equal, run(1), run(3)))
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            results.append(run())
     finally:
         torch.set_num_threads(before)
+    assert all(map(torch.equal, *results))
 
 
 @pytest.mark.parametrize("wrong", [[0, 5], [0, 12, 9], [1, 9], [0, -3, 9]])

@@ -36,19 +36,17 @@ def test_each_sequence_attends_to_itself_alone(lengths, causal, scaling):
         start += length
 
 
-def test_dropout_drops_scores():
+def test_dropout_drops_scores_and_what_packed_attention_cant_honour_is_refused():
     q = torch.randn(1, 2, 9, 8)
     cu_seqlens = torch.tensor([0, 4, 9], dtype=torch.int32)
     assert not torch.equal(attend(q, q, q, cu_seqlens, dropout=0.5), attend(q, q, q, cu_seqlens))
-
-
-@pytest.mark.parametrize("kwargs", [{"sliding_window": 4}, {"softcap": 30.0}])
-def test_what_packed_attention_cant_honour_is_refused(kwargs):
-    q = torch.randn(1, 2, 9, 8)
-    with pytest.raises(ValueError, match="supports neither"):
-        attend(q, q, q, torch.tensor([0, 9], dtype=torch.int32), **kwargs)
+    for kwargs in ({"sliding_window": 4}, {"softcap": 30.0}):
+        with pytest.raises(ValueError, match="supports neither"):
+            attend(q, q, q, cu_seqlens, **kwargs)
     with pytest.raises(ValueError, match="cu_seqlens"):
         packed_attention(nn.Identity(), q, q, q, None)
+    with pytest.raises(ValueError, match="no attention mask"):
+        packed_attention(nn.Identity(), q, q, q, torch.ones(9), cu_seqlens=cu_seqlens, max_seqlen=5)
 
 
 @pytest.mark.parametrize("causal", [False, True])

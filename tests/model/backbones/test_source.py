@@ -4,18 +4,8 @@ import pytest
 
 from esmeray.common.errors import ConfigError, DataError, ResourceError
 from esmeray.model.backbones.architectures import read_config
-from esmeray.model.backbones.source import SIZES, config_folder, weights_folder
+from esmeray.model.backbones.source import config_folder, weights_folder
 from esmeray.model.section import BackboneSection
-
-
-@pytest.mark.parametrize("name", SIZES)
-def test_sizes_are_the_published_ones(name):
-    config = read_config(BackboneSection(source=name), 33, 1)
-    assert (config.num_hidden_layers, config.hidden_size, config.num_attention_heads) == SIZES[name]
-    assert config.intermediate_size == 4 * config.hidden_size
-    assert (config.vocab_size, config.pad_token_id, config.mask_token_id) == (33, 1, 32)
-    assert config.token_dropout and config.position_embedding_type == "rotary" and config.layer_norm_eps == 1e-5
-    assert config.hidden_dropout_prob == config.attention_probs_dropout_prob == 0
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def counted(model):
     parameters = list(model.parameters())
     matrices = layer_matrices(model.backbone.layers)
     trained = [p for p in parameters if p.requires_grad]
-    return tuple(sum(p.numel() for p in some) for some in (parameters, trained, matrices))
+    return tuple(sum(p.numel() for p in chosen) for chosen in (parameters, trained, matrices))
 
 
 @pytest.mark.parametrize("source", ["esm2_t6_8M", "qwen2", "bert", "t5"])
@@ -49,11 +49,7 @@ def test_the_count_of_a_classifier_is_that_of_the_built_model(source, kind, clas
     assert count == counted(build_classifier(section, 0, space, tokenizer))
 
 
-@pytest.mark.parametrize(
-    ("name", "billions"),
-    [("esm2_t6_8M", 0.0075), ("esm2_t12_35M", 0.0335), ("esm2_t30_150M", 0.148), ("esm2_t33_650M", 0.651),
-     ("esm2_t36_3B", 2.84), ("esm2_t48_15B", 15.13)],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "billions"), [("esm2_t6_8M", 0.0075), ("esm2_t48_15B", 15.13)])
 def test_sizes_have_the_published_number_of_parameters(name, billions):
     section = ModelSection(task="masked_lm", backbone=BackboneSection(source=name))
     total, *_ = count_parameters(MaskedLM.build(section, seed=0, empty=True))
@@ -63,7 +59,7 @@ def test_sizes_have_the_published_number_of_parameters(name, billions):
 @pytest.mark.parametrize(
     ("stage", "weights", "gradients", "optimizer"), [(0, 2, 2, 12), (1, 2, 4, 3), (2, 2, 1, 3), (3, 0.5, 1, 3)]
 )
-def test_mixed_precision_bytes_per_parameter_on_four_devices(stage, weights, gradients, optimizer):
+def test_bytes_per_parameter_in_bf16_on_four_devices_and_in_fp32_on_one(stage, weights, gradients, optimizer):
     count = count_parameters(build_model(tiny_section("masked_lm"), seed=0))
     estimate = estimate_memory(count, stage=stage, world_size=4, precision="bf16")
     assert estimate.parameter_bytes == pytest.approx(weights * count.total, abs=1)
@@ -74,12 +70,8 @@ def test_mixed_precision_bytes_per_parameter_on_four_devices(stage, weights, gra
     assert estimate.optimizer_bytes - muon.optimizer_bytes == pytest.approx(fewer, abs=1) and fewer > 0
     offloaded = estimate_memory(count, stage=stage, world_size=4, precision="bf16", offload_optimizer=True)
     assert (offloaded.optimizer_bytes, offloaded.host_optimizer_bytes) == (0, estimate.optimizer_bytes)
-
-
-def test_fp32_takes_sixteen_bytes_a_parameter_on_one_device():
-    total, trainable, _ = count = count_parameters(build_model(tiny_section("masked_lm"), seed=0))
-    estimate = estimate_memory(count, stage=2, world_size=1, precision="fp32")
-    assert estimate[1:] == (4 * total, 4 * trainable, 8 * trainable, 0)
+    plain = estimate_memory(count, stage=stage, world_size=1, precision="fp32")
+    assert plain[1:] == (4 * count.total, 4 * count.trainable, 8 * count.trainable, 0)
 
 
 @pytest.mark.parametrize("source", ["esm2_t6_8M", "qwen2", "llama"])
@@ -91,9 +83,8 @@ def test_facts_of_what_is_drawn_are_those_of_the_built_backbone(source):
 @pytest.mark.parametrize(
     "change", [{}, {"position_embedding_type": "absolute"}, {"emb_layer_norm_before": True}], ids=str
 )
-@pytest.mark.parametrize("frozen", [False, True])
-def test_facts_of_an_esm2_folder_are_those_of_the_built_backbone(change, frozen, tmp_path):
+def test_facts_of_an_esm2_folder_are_those_of_the_built_backbone(change, tmp_path):
     config = small_config("esm", max_position_embeddings=70, **change)
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
     built = facts_of(build_backbone(BackboneSection(source=str(tmp_path)), 0, 33, empty=True))
-    assert backbone_facts(BackboneSection(source=str(tmp_path), frozen=frozen), 33) == built
+    assert backbone_facts(BackboneSection(source=str(tmp_path), frozen=True), 33) == built

@@ -8,9 +8,9 @@ import re
 import pytest
 import torch
 import transformers
-from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, EsmForMaskedLM, EsmTokenizer
+from transformers import AutoModel, AutoTokenizer, EsmTokenizer
 
-from esmeray.common.errors import ConfigError, DataError, ResourceError
+from esmeray.common.errors import DataError, ResourceError
 from esmeray.common.publishing import MADE_FILE
 from esmeray.dataset.tokens.esm import encode
 from esmeray.model.export.backbone import export
@@ -24,7 +24,7 @@ SEQUENCES = random_sequences([25, 1, 60])
 
 @pytest.fixture
 def masked_lm():
-    return build_model(tiny_section("masked_lm"), seed=4)
+    return build_model(tiny_section("masked_lm"), seed=4).eval()
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def autoencoder():
     return model
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def batch():
     return residue_batch(SEQUENCES)
 
@@ -49,13 +49,10 @@ def assert_same_output(packed, batch, alone):
         assert_near(ours, alone(tokens[None])[0])
 
 
-def test_a_masked_language_model_opens_with_transformers_and_gives_the_same(tmp_path, masked_lm, batch):
-    folder = export(masked_lm.eval(), tmp_path / "model")
+def test_a_masked_language_model_opens_with_transformers_as_its_backbone_with_its_tokenizer(tmp_path, masked_lm, batch):
+    folder = export(masked_lm, tmp_path / "model")
     with torch.no_grad():
-        logits, features = masked_lm.lm_head(masked_lm.backbone(batch)), masked_lm.backbone(batch)
-    for opener in (EsmForMaskedLM, AutoModelForMaskedLM):
-        network = opener.from_pretrained(folder).eval()
-        assert_same_output(logits, batch, lambda tokens, network=network: network(tokens).logits)
+        features = masked_lm.backbone(batch)
     with pytest.raises(DataError, match="holds no autoencoder"):
         ESM2Autoencoder.from_pretrained(folder)
     for tokenizer in (AutoTokenizer.from_pretrained(folder), EsmTokenizer.from_pretrained(folder)):
@@ -78,10 +75,7 @@ def test_an_autoencoder_is_restored_whole_and_opens_with_automodel_as_its_backbo
     state = restored.state_dict()
     assert state.keys() == autoencoder.state_dict().keys()
     assert all(torch.equal(value, state[name]) for name, value in autoencoder.state_dict().items())
-    latents = autoencoder.encode(SEQUENCES)
-    assert all(torch.equal(a, b) for a, b in zip(latents, restored.encode(SEQUENCES), strict=True))
-    for ours, theirs in zip(autoencoder.decode(latents), restored.decode(latents), strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert all(map(torch.equal, autoencoder.encode(SEQUENCES), restored.encode(SEQUENCES)))
 
 
 def test_card_and_config_describe_the_run(tmp_path, autoencoder):
@@ -124,19 +118,13 @@ def test_an_export_to_a_full_disk_leaves_nothing(tmp_path, masked_lm, full_disk)
 def test_a_pickle_planted_in_an_export_never_runs(tmp_path, autoencoder):
     folder = export(autoencoder, tmp_path / "model")
     payload = pickle.dumps(Malicious(tmp_path / "pwned"))
-    for name in ("pytorch_model.bin", "autoencoder.bin", "autoencoder.pt", "training_args.bin"):
-        (folder / name).write_bytes(payload)
+    (folder / "autoencoder.pt").write_bytes(payload)
     ESM2Autoencoder.from_pretrained(folder)
     (folder / MADE_FILE).unlink()  # whoever plants can write this file, too
-    (folder / "autoencoder.safetensors").write_bytes(payload)
-    with pytest.raises(DataError, match=r"autoencoder\.safetensors can't be read"):
-        ESM2Autoencoder.from_pretrained(folder)
-    (folder / "model.safetensors").write_bytes(payload)
-    with pytest.raises(DataError, match="can't be read"):
-        ESM2Autoencoder.from_pretrained(folder)
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(ConfigError, match="a pickle"):
-        ESM2Autoencoder.from_pretrained(folder)
+    for name in ("autoencoder.safetensors", "model.safetensors"):
+        (folder / name).write_bytes(payload)
+        with pytest.raises(DataError, match="can't be read"):
+            ESM2Autoencoder.from_pretrained(folder)
     assert not (tmp_path / "pwned").exists()
 
 

@@ -21,46 +21,39 @@ def sequences(lengths: list[int], seed: int = 0) -> list[bytes]:
     """Random residues, the ones of each fourth sequence taken from the one before, with a gap."""
     random = np.random.default_rng(seed)
     made = [random.choice(LETTERS, length).tobytes() for length in lengths]
-    for place in range(3, len(made), 4):
-        made[place] = made[place - 1][:40] + made[place - 1][47:] or made[place]
+    for number in range(3, len(made), 4):
+        made[number] = made[number - 1][:40] + made[number - 1][47:] or made[number]
     return made
 
 
 def expected(queries: list[bytes], targets: list[bytes], by: Scoring) -> np.ndarray:
     gaps = by.first, by.gap_extend
-    known = [[by.known(one) for one in some] for some in (queries, targets)]
-    return np.array([[parasail.sw(q, t, *gaps, by.matrix).score for t in known[1]] for q in known[0]])
+    known = list(map(by.known, targets))
+    return np.array([[parasail.sw(by.known(q), t, *gaps, by.matrix).score for t in known] for q in queries])
 
 
 def computed(queries: list[bytes], targets: list[bytes], by: Scoring, device: str) -> np.ndarray:
-    codes = [[by.codes[np.frombuffer(one, np.uint8)] for one in some] for some in (queries, targets)]
-    align = SmithWaterman(codes[1], by.scores, by.first, by.gap_extend, device)
-    return np.array([align(one) for one in codes[0]])
+    align = SmithWaterman(coded(targets, by), by.scores, by.first, by.gap_extend, device)
+    return np.array(list(map(align, coded(queries, by))))
 
 
+def coded(residues: list[bytes], by: Scoring) -> list[np.ndarray]:
+    return [by.codes[np.frombuffer(text, np.uint8)] for text in residues]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 @pytest.mark.parametrize("case", CASES)
-def test_scores_in_torch_are_those_of_parasail(case):
-    targets = sequences([1, 2, 40, 90, 3, *range(20, 20 + LANES), 150, 150])
-    queries = [targets[2], targets[-1], b"W", *sequences([15, 16, 17, 33], seed=1)]
-    np.testing.assert_array_equal(
-        computed(queries, targets, scoring(*case), "cpu"), expected(queries, targets, scoring(*case))
-    )
+def test_scores_in_torch_and_on_a_gpu_are_those_of_parasail(case, device):
+    targets = sequences([1, 2, 40, 90, 3, *range(20, 20 + LANES), 150, 150, *([5000] if device == "cuda" else [])])
+    queries = [targets[2], targets[-1][:333], b"W", *sequences([15, 16, 17, 33], seed=1)]
+    by = scoring(*case)
+    np.testing.assert_array_equal(computed(queries, targets, by, device), expected(queries, targets, by))
 
 
 def test_no_sequences_and_no_query_have_no_scores():
     by = scoring()
     assert computed([b"MKV"], [], by, "cpu").shape == (1, 0)
     assert computed([b""], [b"MKV"], by, "cpu").tolist() == [[0]]
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("case", CASES)
-def test_scores_on_a_gpu_are_those_of_parasail(case):
-    targets = sequences([*np.random.default_rng(2).integers(1, 900, 200), 5000])
-    queries = [targets[2], targets[-1], b"W", *sequences([15, 16, 17, 333], seed=1)]
-    np.testing.assert_array_equal(
-        computed(queries, targets, scoring(*case), "cuda"), expected(queries, targets, scoring(*case))
-    )
 
 
 def test_scores_under_tritons_interpreter_are_those_of_parasail():
@@ -79,8 +72,6 @@ def interpreted() -> None:
     for case in CASES[:2]:
         by = scoring(*case)
         for query in (b"W", targets[1], targets[3][:16]):
-            codes = [by.codes[np.frombuffer(one, np.uint8)] for one in targets]
-            align = SmithWaterman(codes, by.scores, by.first, by.gap_extend, "cpu")
+            align = SmithWaterman(coded(targets, by), by.scores, by.first, by.gap_extend, "cpu")
             align._scores = lambda profile, block, by=by: scores(profile, block, LANES, by.first, by.gap_extend)
-            found = align(by.codes[np.frombuffer(query, np.uint8)])
-            np.testing.assert_array_equal(found, expected([query], targets, by)[0])
+            np.testing.assert_array_equal(align(*coded([query], by)), expected([query], targets, by)[0])

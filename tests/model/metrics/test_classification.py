@@ -25,7 +25,7 @@ cases = given(
     decimals=st.sampled_from([1, 8]),
     weighted=st.booleans(),
 )
-few = settings(max_examples=25, deadline=None)
+few = settings(max_examples=12, deadline=None)
 
 
 def class_case(seed, rows, classes, decimals=8, occurring=None):
@@ -66,21 +66,15 @@ def weights_of(seed, rows, weighted):
     return np.random.default_rng(seed).random(rows) + 0.01 if weighted else None
 
 
-def mean_over_classes(function, truth, scores, needs_negatives=True, **arguments):
-    values = [
-        function(truth[:, c], scores[:, c], **arguments)
-        for c in range(truth.shape[1])
-        if truth[:, c].any() and not (needs_negatives and truth[:, c].all())
-    ]
-    return np.mean(values) if values else None
-
-
 def rankings_are_those_of_scikit_learn(found, truth, scores, weights):
-    close(found.get("auroc"), mean_over_classes(metrics.roc_auc_score, truth, scores, sample_weight=weights))
-    average_precision = mean_over_classes(
-        metrics.average_precision_score, truth, scores, needs_negatives=False, sample_weight=weights
-    )
-    close(found.get("average_precision"), average_precision)
+    present = [c for c in range(truth.shape[1]) if truth[:, c].any()]
+    varying = [c for c in present if not truth[:, c].all()]
+    for name, function, columns in (
+        ("auroc", metrics.roc_auc_score, varying),
+        ("average_precision", metrics.average_precision_score, present),
+    ):
+        values = [function(truth[:, c], scores[:, c], sample_weight=weights) for c in columns]
+        close(found.get(name), np.mean(values) if values else None)
 
 
 @cases
@@ -139,55 +133,37 @@ def test_metrics_of_numbers_are_those_of_scikit_learn_and_scipy(seed, rows, clas
 def test_calibration_error_is_the_gap_of_each_bin_by_its_share():
     scores, targets = class_case(0, 60, 3, decimals=1)
     confidences, right = scores.max(axis=1), scores.argmax(axis=1) == targets
-    edges = np.linspace(0, 1, 16)
-    error = 0.0
-    for low, high in zip(edges, np.append(edges[1:-1], 2.0), strict=False):
-        inside = (confidences >= low) & (confidences < high)
-        if inside.any():
-            error += inside.mean() * abs(right[inside].mean() - confidences[inside].mean())
-    close(classification_metrics("multiclass", scores, targets)["ece"], error)
+    bins = np.digitize(confidences, np.linspace(0, 1, 16))
+    gaps = [(right - confidences)[bins == number].sum() for number in np.unique(bins)]
+    close(classification_metrics("multiclass", scores, targets)["ece"], np.abs(gaps).sum() / 60)
 
 
-def fmax_by_loops(scores, targets):
-    """Radivojac et al. 2013: precision over records with a prediction, recall over all that have a label."""
-    best = 0.0
-    annotated = [row for row in range(len(targets)) if (targets[row] == 1).any()]
-    for step in range(1, 101):
-        precisions, recalls = [], []
-        for row in annotated:
-            known = np.isfinite(targets[row])
-            predicted = {c for c in np.flatnonzero(known) if np.float32(scores[row, c]) >= np.float32(step / 100)}
-            truth = set(np.flatnonzero(targets[row] == 1))
-            if predicted:
-                precisions.append(len(predicted & truth) / len(predicted))
-            recalls.append(len(predicted & truth) / len(truth))
-        precision, recall = np.mean(precisions) if precisions else 0.0, np.mean(recalls)
-        if precision + recall > 0:
-            best = max(best, 2 * precision * recall / (precision + recall))
-    return best
-
-
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_fmax_is_that_of_cafa(seed):
-    scores, targets = label_case(seed, 30, 4, 2 if seed % 2 else 8)
+    """Radivojac et al. 2013: precision over records with a prediction, recall over all that have a label."""
+    scores, targets = label_case(seed, 30, 4, 2 if seed else 8)
     targets[0] = 0
     targets[1, 0] = 1
     targets[-1, -1] = np.nan
-    close(classification_metrics("multilabel", scores, targets)["fmax"], fmax_by_loops(scores, targets))
+    best = 0.0
+    annotated = (targets == 1).any(axis=1)
+    truth = targets[annotated] == 1
+    for step in range(1, 101):
+        predicted = (np.float32(scores) >= np.float32(step / 100))[annotated] & np.isfinite(targets[annotated])
+        hits, covered = (predicted & truth).sum(axis=1), predicted.any(axis=1)
+        precision = (hits[covered] / predicted[covered].sum(axis=1)).mean() if covered.any() else 0.0
+        recall = (hits / truth.sum(axis=1)).mean()
+        best = max(best, 2 * precision * recall / max(precision + recall, 1e-9))
+    close(classification_metrics("multilabel", scores, targets)["fmax"], best)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_record_of_weight_two_counts_as_two_records(kind):
+def test_a_record_of_weight_two_counts_as_two_records_and_one_without_a_target_for_nothing(kind):
     predictions, targets = case_of(kind)
     weights = np.random.default_rng(0).integers(0, 4, size=len(targets))
     weighted = classification_metrics(kind, predictions, targets, weights)
     repeated = classification_metrics(kind, predictions.repeat(weights, axis=0), targets.repeat(weights, axis=0))
     assert weighted == pytest.approx(repeated, abs=1e-6)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_rows_without_a_target_do_not_count(kind):
-    predictions, targets = case_of(kind, seed=1)
     expected = classification_metrics(kind, predictions, targets)
     unknown = np.full_like(targets[:7], np.nan if targets.ndim == 2 else IGNORED_TARGET)
     mixed = np.concatenate([unknown, targets])
@@ -198,18 +174,17 @@ def test_rows_without_a_target_do_not_count(kind):
 def test_unknown_labels_and_numbers_are_left_out_one_by_one():
     scores, targets = label_case(0, 30, 3)
     targets[:10, 1] = np.nan
-    found = metrics_of_each("multilabel", scores, targets)
-    assert found[1]["records"] == targets[10:, 1].sum()
-    close(found[1]["auroc"], metrics.roc_auc_score(targets[10:, 1], scores[10:, 1]))
+    label = metrics_of_each("multilabel", scores, targets)[1]
+    assert label["records"] == targets[10:, 1].sum()
+    close(label["auroc"], metrics.roc_auc_score(targets[10:, 1], scores[10:, 1]))
     numbers, measured = number_case(0, 30, 2)
     measured[:10, 1] = np.nan
-    close(
-        metrics_of_each("regression", numbers, measured)[1]["r2"], metrics.r2_score(measured[10:, 1], numbers[10:, 1])
-    )
+    number = metrics_of_each("regression", numbers, measured)[1]
+    close(number["r2"], metrics.r2_score(measured[10:, 1], numbers[10:, 1]))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("rows", [1, 2, 9])
+@pytest.mark.parametrize("rows", [1, 9])
 def test_what_is_undefined_is_left_out_and_nothing_is_nan(kind, rows):
     columns = 2 if kind == "binary" else 3
     by_number = kind in ("multilabel", "regression")
@@ -217,18 +192,11 @@ def test_what_is_undefined_is_left_out_and_nothing_is_nan(kind, rows):
     for value in (0, 1):
         targets = np.full((rows, columns), float(value)) if by_number else np.full(rows, value)
         found = classification_metrics(kind, constant, targets)
-        assert np.isfinite(list(found.values())).all()
+        assert np.isfinite(list(found.values())).all() and found.get("mcc", 0) == 0
         assert not {"auroc", "spearman", "pearson", "r2"} & set(found)
         intervals = bootstrap_intervals(kind, constant, targets, samples=20, seed=0)
         assert np.isfinite(list(intervals.values())).all()
         assert set(intervals) <= set(found)
-
-
-@pytest.mark.parametrize("predicted", [[0, 0, 0], [1, 1, 1]])
-def test_matthews_coefficient_is_zero_where_all_is_one_class(predicted):
-    scores = np.eye(2)[predicted]
-    assert classification_metrics("binary", scores, np.array([0, 0, 0]))["mcc"] == 0
-    assert classification_metrics("binary", scores, np.array([0, 1, 0]))["mcc"] == 0
 
 
 def test_r2_of_numbers_that_vary_little_is_not_rounded():
@@ -258,12 +226,13 @@ def test_metrics_of_each_class_are_those_of_scikit_learn():
 def test_an_interval_holds_the_metrics_of_resampled_records(kind):
     predictions, targets = case_of(kind, seed=2)
     generator = np.random.default_rng(11)
-    draws = [generator.integers(len(targets), size=len(targets)) for _ in range(40)]
+    draws = [generator.integers(len(targets), size=len(targets)) for _ in range(20)]
     resampled = [classification_metrics(kind, predictions[drawn], targets[drawn]) for drawn in draws]
-    intervals = bootstrap_intervals(kind, predictions, targets, samples=40, seed=11)
+    intervals = bootstrap_intervals(kind, predictions, targets, samples=20, seed=11)
     assert set(intervals) == set(classification_metrics(kind, predictions, targets))
     for name, interval in intervals.items():
-        assert interval == pytest.approx(tuple(np.quantile([one[name] for one in resampled], [0.025, 0.975])), abs=1e-6)
+        values = [metrics[name] for metrics in resampled]
+        assert interval == pytest.approx(tuple(np.quantile(values, [0.025, 0.975])), abs=1e-6)
 
 
 def test_residues_are_drawn_by_whole_records():

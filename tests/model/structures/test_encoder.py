@@ -1,12 +1,13 @@
 """Moved structures give the same, packed ones what each gives alone; neighbours are the nearest."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
 
 from esmeray.dataset.packed_batch import CHAINS, COORDINATES, LABELS, PackedBatch
+from esmeray.dataset.structures.sample import _built
+from esmeray.dataset.structures.store import Structure
+from esmeray.dataset.tokens.esm import pack_sequences
 from esmeray.inference.design.sampling import structure_batch
 from esmeray.model.section import StructureEncoderSection
 from esmeray.model.structures.encoder import StructureEncoder
@@ -24,13 +25,10 @@ def encoder(neighbours: int = 12) -> StructureEncoder:
 
 def packed(*structures) -> PackedBatch:
     """Structures end to end in one batch."""
-
-    from esmeray.dataset.tokens.esm import pack_sequences
-
-    alone = [structure_batch(each, [each.residues]) for each in structures]
-    batch = pack_sequences([each.residues for each in structures])
-    by_token = {name: torch.cat([each.by_token[name] for each in alone]) for name in (COORDINATES, CHAINS)}
-    return batch.adding(by_token, {LABELS: torch.cat([each.by_sequence[LABELS] for each in alone])})
+    alone = [structure_batch(fold, [fold.residues]) for fold in structures]
+    batch = pack_sequences([fold.residues for fold in structures])
+    by_token = {name: torch.cat([part.by_token[name] for part in alone]) for name in (COORDINATES, CHAINS)}
+    return batch.adding(by_token, {LABELS: torch.cat([part.by_sequence[LABELS] for part in alone])})
 
 
 def moved(coordinates: torch.Tensor, seed: int) -> torch.Tensor:
@@ -40,9 +38,8 @@ def moved(coordinates: torch.Tensor, seed: int) -> torch.Tensor:
     return coordinates @ rotation.T + 50 * torch.randn(3, generator=draw)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_rotation_and_translation_change_nothing_and_reflection_does(seed: int):
-
     batch, model = packed(*FOLDS), encoder()
     with torch.no_grad():
         still = model(batch)
@@ -58,12 +55,11 @@ def test_packed_structures_give_what_each_gives_alone(neighbours: int):
     model = encoder(neighbours)
     with torch.no_grad():
         together = model(packed(*FOLDS))
-        alone = torch.cat([model(packed(each)) for each in FOLDS])
+        alone = torch.cat([model(packed(fold)) for fold in FOLDS])
     torch.testing.assert_close(together, alone, rtol=1e-5, atol=float(1e-5 * alone.abs().max()))
 
 
 def test_neighbours_are_the_nearest_residues_of_the_same_structure_with_coordinates(monkeypatch: pytest.MonkeyPatch):
-
     batch = packed(*FOLDS)
     coordinates = batch.by_token[COORDINATES].clone()
     coordinates[7] = torch.nan
@@ -76,21 +72,16 @@ def test_neighbours_are_the_nearest_residues_of_the_same_structure_with_coordina
     segments = batch.segment_ids()
     apart[(segments[:, None] != segments) | ~known | ~known[:, None]] = torch.inf
     wanted = apart.topk(6, largest=False)
-    got = apart.gather(1, found.places)
+    got = apart.gather(1, found.indices)
     assert torch.equal(found.known, wanted.values.isfinite())
     torch.testing.assert_close(got[found.known].sort().values, wanted.values[found.known].sort().values)
     assert not found.known[7].any() and not found.known[0].any()
 
 
 def test_torsions_are_those_that_the_fold_was_built_with():
-    from esmeray.dataset.structures.sample import _built
-
     random = np.random.default_rng(0)
     phi, psi = (np.radians(random.uniform(-180, 180, (1, 30))) for _ in range(2))
     atoms = torch.from_numpy(_built(phi, psi)[0]).float()
-
-    from esmeray.dataset.structures.store import Structure
-
     blank = np.zeros(30, np.int8)
     batch = packed(Structure("x", "A" * 30, atoms.numpy(), blank, blank, ("A",)))
     known = known_residues(batch.by_token[COORDINATES])
@@ -99,11 +90,10 @@ def test_torsions_are_those_that_the_fold_was_built_with():
     torch.testing.assert_close(rows[1:, 0], torch.from_numpy(np.sin(phi[0, 1:])).float(), rtol=0, atol=1e-4)
     torch.testing.assert_close(rows[:-1, 3], torch.from_numpy(np.cos(psi[0, :-1])).float(), rtol=0, atol=1e-4)
     torch.testing.assert_close(rows[1:, 5], -torch.ones(29), rtol=0, atol=1e-4)
-    assert rows[0, :2].eq(0).all() and replace(batch).num_sequences == 1
+    assert rows[0, :2].eq(0).all()
 
 
 def test_residues_without_coordinates_get_the_learned_vector_and_a_gradient_reaches_all_weights():
-
     batch, model = packed(*FOLDS), encoder()
     coordinates = batch.by_token[COORDINATES].clone()
     coordinates[5:9] = torch.nan
