@@ -81,7 +81,8 @@ class RunFolder:
         self.outcome = self.path / "outcome.json"
         self.first_worker = self.path / ".first-worker"
         self._reserve = self.path / ".outcome.reserve"
-        self._stop, self._resize = self.path / "stop.requested", self.path / "resize.requested"
+        self._stop = self.path / "stop.requested"
+        self._resize = self.path / "resize.requested"
 
     @property
     def exists(self) -> bool:

@@ -99,8 +99,7 @@ class Sampler:
 
     def note(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
         """Take the values of the last logged step for the next sample: ``tokens_per_s``, ``loss``, ``forward_s`` ..."""
-        # A new tuple with a copy, put there at once: the thread never sees the values of one step under another's
-        # number.
+        # A new tuple each time: the thread never sees the values of one step under the number of another.
         self._noted = _Noted(step, epoch, dict(values))
         self._epoch = epoch if self._epoch is None else min(self._epoch, epoch)
 
