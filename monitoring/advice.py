@@ -55,9 +55,7 @@ class Facts:
     @property
     def busy(self) -> float | None:
         """Share of a step that is the model's own work."""
-        if self.forward is None:
-            return None
-        return self.forward + (self.backward or 0.0) + (self.optimizer or 0.0)
+        return None if self.forward is None else self.forward + (self.backward or 0.0) + (self.optimizer or 0.0)
 
 
 class Action(NamedTuple):

@@ -40,8 +40,7 @@ class RunStatus:
         self._heard_s: float | None = None  # by the monotonic clock
         self._outcome: Outcome | None = None
         self._lock: str = "unknown"
-        paths = (self.files.metrics, self.files.alerts)
-        self._tails = [RecordTail(path, recent_bytes=_RECENT_BYTES) for path in paths]
+        self._tails = [RecordTail(path, recent_bytes=_RECENT_BYTES) for path in (self.files.metrics, self.files.alerts)]
 
     def update(self) -> None:
         has_news = False
