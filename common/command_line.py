@@ -30,8 +30,7 @@ def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
         return main(sys.argv[1:] if argv is None else argv)
     except EsmerayError as error:
         for problem in error.problems:
-            line = " ".join(problem.split("\n")).strip()  # whatever a file name or a library put into it
-            print(f"error: {line}", file=sys.stderr)
+            print(f"error: {problem.strip()}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -63,10 +63,11 @@ def parsing(path: Path, remedy: str, *others: type[Exception]) -> Iterator[None]
 
     For no more than the parsing itself: a fault of the program in the block would be called damage, too.
     """
+    unreadable: tuple[type[Exception], ...] = (*_UNREADABLE, *others)  # mypy takes no tuple that is made in the clause
     try:
         with reading(path, remedy):  # inside: what the system refuses is no damage
             yield
-    except (*_UNREADABLE, *others) as error:
+    except unreadable as error:
         raise DataError(f"{path}: damaged ({first_line(error)[:_LONGEST_REASON]}); {remedy}") from error
 
 

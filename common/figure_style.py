@@ -62,8 +62,9 @@ def legend(axes: Axes, over_curves: bool = False) -> None:
         ground.set(facecolor="white", edgecolor="none", alpha=0.85)
 
 
-def save(figure: Figure, path: Path) -> None:
+def save(figure: Figure, path: Path | str) -> None:
     """Write the PNG, which is replaced only when the new one is complete; its folder is made if need be."""
+    path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as temporary:  # a run's curves are looked at while they are drawn anew
         figure.savefig(temporary, format="png")

@@ -82,9 +82,8 @@ def made_file(target: Path, made_by: str, overwrite: bool) -> Iterator[Path]:
     refuse_file(target, made_by, overwrite)
     with writing(target), atomic_file(target) as temporary:
         yield temporary
-        files = {target.name: file_xxh128(temporary)}
         refuse_file(target, made_by, overwrite)
-        _write_manifest(_manifest_of(target), made_by, files)
+        _write_manifest(_manifest_of(target), made_by, {target.name: file_xxh128(temporary)})
 
 
 def refuse_file(target: Path, made_by: str, overwrite: bool) -> None:

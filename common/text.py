@@ -59,5 +59,4 @@ def last_line(error: BaseException) -> str:
 
 
 def _lines(error: BaseException) -> list[str]:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines or [type(error).__name__]
+    return [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]

@@ -55,9 +55,7 @@ class Facts:
     @property
     def busy(self) -> float | None:
         """Share of a step that is the model's own work."""
-        if self.forward is None:
-            return None
-        return self.forward + (self.backward or 0.0) + (self.optimizer or 0.0)
+        return None if self.forward is None else self.forward + (self.backward or 0.0) + (self.optimizer or 0.0)
 
 
 class Action(NamedTuple):
@@ -114,8 +112,7 @@ def _by_rule(facts: Facts) -> Iterator[Advice]:
     for topic, rule in RULES.items():
         value = getattr(facts, rule.fact)
         if value is not None and rule.least <= value < rule.below and rule.applies(facts):
-            # Without a wait of this share a step takes 1 - value of its time; the bound is for one that does nothing
-            # else.
+            # Without this wait a step takes 1 - value of its time; the bound is for one that does nothing else.
             finding = rule.finding.format(value, gain=value / max(1 - value, 0.01), tokens=budget)
             # A search that has measured a setting's other values found the one in use the fastest.
             actions = tuple(a for a in rule.actions if a.key not in facts.tried and a.helps(facts))
@@ -125,8 +122,7 @@ def _by_rule(facts: Facts) -> Iterator[Advice]:
 
 
 _CHECKPOINTING = "model.backbone.gradient_checkpointing"
-# Each is offered where the config has the other value, and not where the value is unknown (a log of GPUs has no
-# config).
+# Offered where the config has the other value, not where it is unknown: a log of GPUs has no config.
 _BF16 = Action("training.precision", "set training.precision: bf16", lambda facts: facts.precision == "fp32")
 _COMPILE = Action("training.compile", "set training.compile: true on a GPU", lambda facts: facts.compile is False)
 _GLOBAL_TOKENS = Action("batch.global_tokens", "raise batch.global_tokens (this changes the training)")
@@ -150,8 +146,7 @@ RULES = {
             Action("data.stage_dir", "keep the store on a local disk (data.stage_dir)"),
         ),
         least=0.08,
-        # While one worker waits for its batch the others wait for it in the exchange: the larger of the two is the
-        # cause.
+        # While one worker waits for its batch, others wait for it in the exchange: the larger of the two is named.
         applies=lambda facts: (facts.data_wait or 0.0) >= (facts.communication or 0.0),
     ),
     "communication": Rule(

@@ -16,7 +16,6 @@ import shutil
 import socket
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
@@ -169,8 +168,8 @@ def refuse_foreign(folder: Path | str, names: Collection[str], record: str) -> N
 
 def _has_pieces(folder: Path) -> bool:
     """Test for results of a job's pieces, or of a job that it began in its folder."""
-    pieces = (folder.rglob(pattern) for pattern in (JOURNAL_FILE, f"{PIECES}/*.json", MADE_FILE))
-    return any(path.stat().st_size for path in chain(*pieces))
+    patterns = (JOURNAL_FILE, f"{PIECES}/*.json", MADE_FILE)
+    return any(path.stat().st_size for pattern in patterns for path in folder.rglob(pattern))
 
 
 def _remove(folder: Path) -> None:

@@ -211,12 +211,15 @@ class RecordTail:
         self.path = path
         self.damaged = 0
         self.problem = self.failure = ""
-        self._recent_bytes = recent_bytes
+        self._recent_bytes = _LINE_BYTES if skip_present else recent_bytes
         self._inode: int | None = None
         self._offset = 0  # always at the start of a line
         self._last_s = self._given_until_s = -math.inf
         if skip_present:
-            self._skip_present()
+            deque(self.poll(), maxlen=0)  # read, not skipped: its last record says what is new
+            self._recent_bytes = recent_bytes
+            self.damaged = 0
+            self.problem = self.failure = ""
 
     def poll(self) -> Iterator[Record]:
         """Yield the records that are new since the last call, in the file's order; a partial last line waits.
@@ -258,13 +261,6 @@ class RecordTail:
         while self._offset < status.st_size and (line := file.readline()).endswith(b"\n"):
             self._offset += len(line)
             yield line
-
-    def _skip_present(self) -> None:
-        recent_bytes, self._recent_bytes = self._recent_bytes, _LINE_BYTES  # its last record says what is new
-        deque(self.poll(), maxlen=0)
-        self._recent_bytes = recent_bytes
-        self.damaged = 0
-        self.problem = self.failure = ""
 
 
 class RunTail:

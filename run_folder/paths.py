@@ -81,7 +81,8 @@ class RunFolder:
         self.outcome = self.path / "outcome.json"
         self.first_worker = self.path / ".first-worker"
         self._reserve = self.path / ".outcome.reserve"
-        self._stop, self._resize = self.path / "stop.requested", self.path / "resize.requested"
+        self._stop = self.path / "stop.requested"
+        self._resize = self.path / "resize.requested"
 
     @property
     def exists(self) -> bool:
@@ -113,8 +114,7 @@ class RunFolder:
     def write_outcome(self, outcome: Outcome) -> None:
         """Record how the run ended, also on a full disk."""
         self._reserve.unlink(missing_ok=True)  # first: its blocks are what a full disk still has
-        content = {**asdict(outcome), "crc32": _checksum(outcome)}
-        write_atomically(self.outcome, json.dumps(content, indent=2) + "\n")
+        write_atomically(self.outcome, json.dumps({**asdict(outcome), "crc32": _checksum(outcome)}, indent=2) + "\n")
 
     def read_outcome(self) -> Outcome | None:
         """The end of the run, or None while it has not ended."""

@@ -130,11 +130,8 @@ def _work(utilisation: pd.Series) -> tuple[pd.Series, pd.Series]:
     """Masks of the samples from the first work to the last, and of the busy ones; unknown counts as the one before."""
     busy = utilisation.ffill() >= _IDLE_PERCENT
     smooth = busy.astype(float).rolling(_SMOOTHING, center=True, min_periods=1).median() > 0.5
-    # Both: the median alone would begin before the first kernel.
-    indices = np.flatnonzero(smooth & busy)
-    working = pd.Series(False, index=utilisation.index)
-    if len(indices):
-        working.iloc[indices[0] : indices[-1] + 1] = True
+    work = smooth & busy  # the median alone would begin before the first kernel
+    working = work.cummax() & work[::-1].cummax()[::-1]
     return working, working & busy
 
 

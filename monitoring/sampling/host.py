@@ -38,9 +38,7 @@ class Rates:
         self._values, self._at_s = values, now_s
         if elapsed_s <= 0:  # two looks within the clock's resolution
             return {}
-        # A counter that shrank was reset, or wrapped; a process's may be another's that got the same id. What it
-        # counted
-        # before is not known.
+        # A counter that shrank was reset, or is that of another process with the same id: what came since is not known.
         return {
             name: (value - earlier[name]) / elapsed_s
             for name, value in values.items()
@@ -100,8 +98,7 @@ def memory_of_this_machine() -> Memory:
     """
     machine = psutil.virtual_memory()
     total, available = machine.total, machine.available
-    # Every group up to the root has a limit of its own, and the tightest holds: a job's may have none, its node's slice
-    # does.
+    # The tightest limit of all groups up to the root holds: a job's own may have none where the one above it has.
     for folder, limit_file, used_file in _cgroup_folders():
         limit, used = _number(folder / limit_file), _number(folder / used_file)
         if limit is not None and used is not None:

@@ -99,8 +99,7 @@ class Sampler:
 
     def note(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
         """Take the values of the last logged step for the next sample: ``tokens_per_s``, ``loss``, ``forward_s`` ..."""
-        # A new tuple with a copy, put there at once: the thread never sees the values of one step under another's
-        # number.
+        # A new tuple each time: the thread never sees the values of one step under the number of another.
         self._noted = _Noted(step, epoch, dict(values))
         self._epoch = epoch if self._epoch is None else min(self._epoch, epoch)
 
@@ -142,8 +141,15 @@ class Sampler:
 
     def _write(self, noted: _Noted) -> None:
         values = self._read(noted)
-        record: dict[str, object] = {"kind": "sample", "step": noted.step, "epoch": noted.epoch, "time": self.clock()}
-        record |= {"host": self._host_name, "worker": self.worker, "metrics": values}
+        record: dict[str, object] = {
+            "kind": "sample",
+            "step": noted.step,
+            "epoch": noted.epoch,
+            "time": self.clock(),
+            "host": self._host_name,
+            "worker": self.worker,
+            "metrics": values,
+        }
         record |= {name: uuids for name, uuids in (("gpu", self._uuid), ("gpus", self._uuids)) if uuids}
         self._guarded("the file of samples", lambda: self._append(record))
         if self.prometheus:
@@ -198,11 +204,18 @@ class Sampler:
         if (cause or message) in self._warned:
             return
         self._warned.add(cause or message)  # first: a warning that can't be written is not tried at each sample
-        event = {"kind": "event", "event": "warning", "step": self._noted.step, "time": self.clock()}
         try:
             self.warn(message)
             # Into this worker's own file, which the driver follows: a worker on another machine has no terminal.
-            self._append({**event, "message": f"worker {self.worker}: {message}"})
+            self._append(
+                {
+                    "kind": "event",
+                    "event": "warning",
+                    "step": self._noted.step,
+                    "time": self.clock(),
+                    "message": f"worker {self.worker}: {message}",
+                }
+            )
         except Exception:  # noqa: BLE001 - where even a warning can't be written, there is nobody left to report to
             return
 

@@ -225,8 +225,7 @@ class WandbRows:
         if self._began_s is None:
             self._began_s = time_s
         values = {"_timestamp": time_s, ELAPSED: time_s - self._began_s}
-        # A stream has a position of its own: W&B's history has one order, and that of a worker may lag behind
-        # another's.
+        # Each stream has a position of its own: the samples of one worker may lag behind those of another.
         if record["kind"] == "sample":
             position = f"{POSITION}/worker/{record['worker']}"
             return Row(position, {**values, position: time_s, **_sample_values(record, self.name_nodes)})

@@ -124,8 +124,8 @@ class AlertSink:
         if holds == (key in self._raised):
             return
         self._raised ^= {key}
-        state = "raised" if holds else "cleared"
-        self._append({"name": name, "subject": subject, "state": state, "message": message}, record)
+        alert = {"name": name, "subject": subject, "state": "raised" if holds else "cleared", "message": message}
+        self._append(alert, record)
 
     def _clear_earlier(self) -> None:
         last = {(record.get("name"), record.get("subject")): record for record in RecordTail(self._path).poll()}

@@ -99,8 +99,7 @@ def _points_of(records: Sequence[Record]) -> Iterator[tuple[float, int, Record]]
             before = None  # the time until then was a pause
         if "loss" not in record:
             continue
-        # By the clock, which validations and checkpoints take, too; but for the first step, before which nothing is
-        # known.
+        # By the clock, so that validations and checkpoints count; of the first step its own time is all there is.
         seconds += record.get("step_s", 0.0) if before is None else max(0.0, record["time"] - before)
         before = record["time"]
         tokens = record.get("tokens_seen", tokens)  # a validation is at the tokens of the step before

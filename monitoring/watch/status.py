@@ -40,8 +40,7 @@ class RunStatus:
         self._heard_s: float | None = None  # by the monotonic clock
         self._outcome: Outcome | None = None
         self._lock: str = "unknown"
-        paths = (self.files.metrics, self.files.alerts)
-        self._tails = [RecordTail(path, recent_bytes=_RECENT_BYTES) for path in paths]
+        self._tails = [RecordTail(path, recent_bytes=_RECENT_BYTES) for path in (self.files.metrics, self.files.alerts)]
 
     def update(self) -> None:
         has_news = False
@@ -52,8 +51,7 @@ class RunStatus:
                 if record["kind"] == "alert":
                     self._alerts[str(record.get("name")), str(record.get("subject"))] = record
         if has_news:
-            # Of the first look the files' own times are all that is known; from then on no clock of another machine
-            # counts.
+            # At the first look the files' own times are all there is; from then on no other machine's clock counts.
             self._heard_s = time.monotonic() - (self._age_s() if self._heard_s is None else 0.0)
         self._lock = lock_state(self.files.path)  # before the outcome, which is written while it is held
         self._outcome = self.files.read_outcome()

@@ -33,10 +33,3 @@ def test_one_run_holds_every_metric_of_both_workers_and_nodes_against_its_axis()
                 assert any(fnmatch(name, pattern) for pattern in AXES[axis]), name
     assert [values["elapsed_s"] for values in made if "elapsed_s" in values] == [5, 6, 9]
     assert [values["_timestamp"] for values in made][:2] == [BEGAN_S, BEGAN_S + 5]
-
-
-def test_alerts_of_an_earlier_start_are_history_and_not_sent_again():
-    rows = WandbRows(alerts_from_s=BEGAN_S + 5, name_nodes=True)
-    alert = {"kind": "alert", "step": 1, "name": "memory", "state": "raised", "message": "full"}
-    sent = [rows.row(alert | {"time": BEGAN_S + seconds}).alert for seconds in (0, 6)]
-    assert sent[0] is None and sent[1] == {"title": "memory", "text": "full", "level": "WARN"}

@@ -195,14 +195,6 @@ def test_silence_in_the_middle_costs_a_warning_and_the_rest_is_uploaded_later(tm
     assert server.values() == VALUES
 
 
-def test_no_room_for_wandbs_files_costs_only_a_warning(tmp_path, mark):
-    run = Run(tmp_path / "run")
-    append(run.folder.metrics, *RECORDS)
-    (run.folder.path / "wandb").write_text("not a folder")
-    run.start().close()
-    run.assert_harmless(mark)
-
-
 DRIVER = """
 import sys, time
 from pathlib import Path
