@@ -58,11 +58,12 @@ class Met:
 class Round:
     """``spacing``: steps, shards or seconds from a fault to the next, about; ``undisturbed``: a round that has run.
 
-    Subclasses have its ``command``, whether it is started ``again``, ``met`` (the process that has met a fault, and
-    when) and ``same`` (as undisturbed).
+    Subclasses have its ``command``, whether it is started ``again``, and its ``result``; their faults are met by the
+    process of the name ``actor`` once the ``progress`` is that of the fault.
     """
 
     again = True
+    actor = ""
 
     def __init__(self, machines: Machines, faults: list[Met], spacing: int, undisturbed: Any = None) -> None:
         self.machines, self.faults, self.spacing, self.undisturbed = machines, faults, spacing, undisturbed
@@ -78,6 +79,13 @@ class Round:
 
     def prepare(self) -> None:
         """Write what the command reads."""
+
+    def met(self, number: int) -> tuple[int, float] | None:
+        """The process that meets this fault now, and when."""
+        return self.machines.find(self.actor) if self.progress() >= self.faults[number].step else None
+
+    def same(self) -> bool:
+        return self.result() == self.undisturbed.result()
 
     def check(self) -> list[str]:
         """Compare the outcome with that of the undisturbed round; sets what the faults cost."""
@@ -193,6 +201,8 @@ class Training(Round):
 
 
 class Embedding(Round):
+    actor = "_EmbeddingActor"
+
     def prepare(self) -> None:
         small_model_folder(self.folder / "model")
         write_proteins(self.folder / "proteins.fasta", random_sequences([400] * 720))
@@ -203,16 +213,17 @@ class Embedding(Round):
         words = [word for name, value in (files | sizes).items() for word in (f"--embed.{name}", str(value))]
         return ["-m", "esmeray.tools", "embed", "run", *words, "--ray.address", address]
 
-    def met(self, number: int) -> tuple[int, float] | None:
-        is_due = len([*self.data.glob("out.partial/model/rows/*")]) >= self.faults[number].step
-        return self.machines.find("_EmbeddingActor") if is_due else None
+    def progress(self) -> int:
+        return len([*self.data.glob("out.partial/model/rows/*")])
 
-    def same(self) -> bool:
-        return final_bytes(self.data / "out") == final_bytes(self.undisturbed.data / "out")
+    def result(self) -> dict[str, bytes]:
+        return final_bytes(self.data / "out")
 
 
 class Search(Round):
     """A worker that is killed is a result: what a configuration does to it is what a search finds out."""
+
+    actor = "_MeasuringActor"
 
     def prepare(self) -> None:
         one_each = {"ray": {"num_workers": 1, "cpus_per_worker": 1}}
@@ -230,25 +241,20 @@ class Search(Round):
     def trials(self) -> list[Trial]:
         return read_trials(SearchFolder(self.data, "fast").trials)
 
-    def met(self, number: int) -> tuple[int, float] | None:
-        is_due = len(self.trials()) >= self.faults[number].step
-        return self.machines.find("_MeasuringActor") if is_due else None
+    def progress(self) -> int:
+        return len(self.trials())
 
-    def same(self) -> bool:
-        (own, measured), (planned, _) = (
-            (
-                [trial.settings for trial in trials],
-                all(trial.measurement.status in ("ok", "pruned") for trial in trials),
-            )
-            for trials in (self.trials(), self.undisturbed.trials())
-        )
-        return measured and len(own) == len(planned) and {*own} == {*planned}
+    def result(self) -> tuple[int, set[Any], bool]:
+        trials = self.trials()
+        measured = all(trial.measurement.status in ("ok", "pruned") for trial in trials)
+        return len(trials), {trial.settings for trial in trials}, measured
 
 
 class Service(Round):
     """The command is the client, which asks again what is refused; the service has a replica on each node."""
 
     again = False
+    actor = "ServeReplica:esmeray:esm"
 
     def command(self, address: str) -> list[str]:
         port = free_port()
@@ -263,15 +269,16 @@ class Service(Round):
         files = ["--query.input", str(self.folder / "proteins.fasta"), "--query.output", str(self.data / "out.parquet")]
         return ["-m", "esmeray.tools", "serve", "query", *files, "--query.address", f"http://127.0.0.1:{port}"]
 
-    def met(self, number: int) -> tuple[int, float] | None:
-        is_due = time.monotonic() > self.began + self.faults[number].step
-        return self.machines.find("ServeReplica:esmeray:esm") if is_due else None
+    def progress(self) -> float:
+        return time.monotonic() - self.began
+
+    def result(self) -> tuple[list[str], np.ndarray]:
+        table = read_table(self.data / "out.parquet")
+        return table["id"].to_pylist(), np.stack(table["embedding"].to_numpy())
 
     def same(self) -> bool:
-        (ids, values), (planned_ids, planned) = (
-            (table["id"].to_pylist(), np.stack(table["embedding"].to_numpy()))
-            for table in (read_table(round_.data / "out.parquet") for round_ in (self, self.undisturbed))
-        )
+        ids, values = self.result()
+        planned_ids, planned = self.undisturbed.result()
         return ids == planned_ids and np.allclose(values, planned, rtol=1e-4, atol=1e-5) and self.starts == 1
 
     def left(self) -> list[Any]:

@@ -155,7 +155,7 @@ async def _masked_probabilities(
         return _amino_acid_shares(query.about, await service.models.run(model, "logits", query.texts, query.caller))
     if any(MASK_TEXT in text for text in query.texts):
         raise RefusalError(422, "method masked: masks every position itself; send sequences without <mask>")
-    # A pass for each residue over all of them: a legal sequence of 50,000 would be a week's computing.
+    # A pass for each residue over all of them: a sequence of 50,000, which is within the limits, would take days.
     total = sum(len(text) ** 2 for text in query.texts)
     if total > service.limits.residues * 10:
         raise RefusalError(413, f"masking each position takes {total:,} residues; send shorter or fewer sequences")

@@ -6,7 +6,8 @@ import io
 import json
 import logging
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -22,7 +23,7 @@ from esmeray.inference.classifier import ClassifierPipeline
 from esmeray.service.contract import Reply
 from esmeray.service.http.models import Call
 from tests.model.support import random_sequences
-from tests.service.serving import LostError, Serving, problem
+from tests.service.serving import LostError, Serving, eventually, problem
 
 FASTA = {"Content-Type": "text/x-fasta"}
 ONE = {"sequences": ["MKT"]}
@@ -185,13 +186,28 @@ def test_a_large_body_is_refused_by_its_length_and_while_it_arrives(client: http
         assert "200,000 bytes" in problem(client.post("/v1/encode", content=content, headers=FASTA), 413)
 
 
+@contextmanager
+def begun_body(client: httpx.Client) -> Iterator[socket.socket]:
+    """A connection on which a request with a body of nine bytes has sent the first."""
+    with socket.create_connection((client.base_url.host, client.base_url.port or 0), timeout=20) as connection:
+        head = b"POST /v1/encode HTTP/1.1\r\nHost: localhost\r\n"
+        connection.sendall(head + b"Content-Type: text/plain\r\nContent-Length: 9\r\n\r\n>")
+        yield connection
+
+
 def test_a_slow_body_is_refused(serving: Serving):
     with serving.client(limits={"body_s": 0.05}) as client:
-        with socket.create_connection((client.base_url.host, client.base_url.port or 0), timeout=20) as connection:
-            head = b"POST /v1/encode HTTP/1.1\r\nHost: localhost\r\n"
-            connection.sendall(head + b"Content-Type: text/plain\r\nContent-Length: 9\r\n\r\n>")
+        with begun_body(client) as connection:
             assert connection.recv(10_000).startswith(b"HTTP/1.1 408")
         assert client.post("/v1/encode", json=ONE).status_code == 200
+
+
+def test_a_client_that_leaves_within_its_body_is_no_failure(serving: Serving):
+    with serving.client() as client:
+        with begun_body(client):
+            client.get("/health")
+        counted = 'esmeray_requests_total{endpoint="encode",status="400"} 1.0'
+        eventually(lambda: counted in client.get("/metrics").text)
 
 
 def changed(call: Call, before: Callable[[], Awaitable[Reply | None]]) -> Call:
