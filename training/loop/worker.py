@@ -90,7 +90,7 @@ def loop(worker: Worker, position: Position) -> Outcome:
     """Step until the planned end, a request to stop or a failure that would repeat."""
     experiment, engine, control = worker.experiment, worker.engine, worker.control
     observers, saver, course = worker.observers, worker.saver, worker.course
-    training = experiment.training
+    training = worker.training
     observers.step = position.step
     stopping = EarlyStopping(experiment.patience, _earlier_costs(experiment, control, observers, position.step))
     if position.step == 0:
@@ -124,7 +124,7 @@ def loop(worker: Worker, position: Position) -> Outcome:
             result = engine.step(rate, muon_momentum(position.step, training.muon))
         position = _advance(position, step, agreement)
         observers.step = position.step
-        clock.stepped(agreement.tokens, step.num_tokens, len(step) * experiment.batch.tokens)
+        clock.stepped(agreement.tokens, step.num_tokens, len(step) * experiment.settings.batch.tokens)
         observers.watchdog.stepped()
         position = results.add(position, step.batches, sums, result, rate)
         if position.step_in_epoch == 0 and observers.sampler is not None:
