@@ -17,8 +17,8 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "config.md"
 
 HEAD = """# Settings
 
-Made by `make docs` from the sections of settings, each of which stands in `section.py` of the room that reads it; `training/config.py`
-assembles those of an experiment. A test checks that it is up to date.
+Made by `make docs` from the sections of settings, each of which stands in `section.py` of the room that reads it;
+`training/config.py` assembles those of an experiment. A test checks that it is up to date.
 
 A run is a YAML file with these sections and, on the command line, `--section.key VALUE`. The command line overrides
 the file, the file the defaults. A list takes several values, in a file also a single one; on the command line `none`

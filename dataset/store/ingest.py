@@ -1,7 +1,7 @@
 """Raw records to a block of a store: what a sequence and an id may be, with every repair counted.
 
 In: :class:`~esmeray.dataset.fasta.reader.RecordBatch` and the policies of
-:class:`~esmeray.train_config.schema.IngestSection`. Out: :class:`CleanBlock`. A batch whose letters are all in the
+:class:`~esmeray.dataset.section.IngestSection`. Out: :class:`CleanBlock`. A batch whose letters are all in the
 alphabet, which is nearly every one, is checked in one piece; only a batch with something to mend is looked at record by
 record. Text, which a classifier may read instead of residues, is taken as it is. Refused records are gathered in one
 pass, so that a file can be mended in one go.

@@ -154,17 +154,23 @@ class SequenceDiffusion(ResidueModel):
         return logits.float()
 
 
-def open_diffusion(folder: Path) -> tuple[SequenceDiffusion, SequenceTokenizer]:
-    """An exported model, in fp32 on the CPU, in evaluation mode, and its tokenizer.
+def open_diffusion(folder: str | Path) -> SequenceDiffusion:
+    """An exported model, in fp32 on the CPU, in evaluation mode.
 
     Raises DataError (no such model, another format version, damaged files) or ConfigError (its backbone).
     """
+    folder = Path(folder).expanduser().absolute()
     section, labels = _read_settings(folder / CONFIG_FILE)
     backbone, head = residue_masked_lm(BackboneSection(source=str(folder)), seed=0)
     with seeded(0):  # random weights are overwritten; the caller's random state must not move
         model = SequenceDiffusion(backbone, head, section, labels)
     model.load_own_weights(folder / WEIGHTS_FILE)
-    return model.eval(), EsmSequenceTokenizer()
+    return model.eval()
+
+
+def open_export(folder: Path) -> tuple[SequenceDiffusion, SequenceTokenizer]:
+    """What :func:`open_diffusion` opens, and the tokenizer of residues."""
+    return open_diffusion(folder), EsmSequenceTokenizer()
 
 
 def _read_settings(path: Path) -> tuple[DiffusionSection, tuple[str, ...]]:

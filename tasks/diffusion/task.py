@@ -9,7 +9,7 @@ TASK = Task(
     summary="generate sequences for structures",
     plan="esmeray.tasks.diffusion.plan:DiffusionPlan",
     experiment="esmeray.tasks.diffusion.experiment:DiffusionExperiment",
-    opener="esmeray.tasks.diffusion.model:open_diffusion",
+    opener="esmeray.tasks.diffusion.model:open_export",
     metrics={
         "residue_recovery": RESIDUE_RECOVERY,
         "unconditional_loss": MetricLabel("validation, without structure or label", is_loss=True),
