@@ -234,8 +234,8 @@ class ResidueExperiment(Experiment):
 
     @staticmethod
     @abstractmethod
-    def new_model(section: ModelSection, seed: int) -> ResidueModel:
-        """Return the model to train, in fp32 on the CPU."""
+    def new_model(section: ModelSection, seed: int, *, empty: bool = False) -> ResidueModel:
+        """Return the model to train, in fp32 on the CPU; ``empty``: on the meta device, to be counted."""
 
     @classmethod
     def export(cls, trained: TrainedState, folder: Path, *, overwrite: bool) -> Path:

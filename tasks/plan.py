@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from pkgutil import resolve_name
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,9 +30,6 @@ from esmeray.run_folder.checkpoints import CheckpointFolder
 from esmeray.run_folder.paths import RunFolder
 from esmeray.tasks.registry import task_named
 from esmeray.tasks.section import ModelSection
-
-if TYPE_CHECKING:
-    from esmeray.model.task_model import TaskModel
 
 HEAD_RECORDS = 50_000
 """Records that an estimate reads."""
@@ -117,12 +114,7 @@ def task_plan(data: DataSection, model: ModelSection) -> TaskPlan:
 
 
 class ResiduePlan(TaskPlan):
-    """A task on a store of residues."""
-
-    @staticmethod
-    @abstractmethod
-    def empty_model(section: ModelSection) -> "TaskModel":
-        """Return the model, without memory for its weights; ConfigError for an impossible one."""
+    """A task on a store of residues, whose experiment is a :class:`~esmeray.tasks.experiment.ResidueExperiment`."""
 
     def prepare(self, root: Path, progress: ProgressCallback = no_progress) -> Path:
         self._parameters()  # refuses an impossible model before the data is read
@@ -142,7 +134,9 @@ class ResiduePlan(TaskPlan):
         return TaskSize(estimate_size(self.data), self._parameters())
 
     def _parameters(self) -> ParameterCount:
-        return count_parameters(self.empty_model(self.model))
+        # By name, and only now: the experiment's module loads torch. Empty: 15 billion weights would fill the memory.
+        experiment = resolve_name(task_named(self.model.task).experiment)
+        return count_parameters(experiment.new_model(self.model, seed=0, empty=True))
 
 
 def size_of_store(store: Store, data: DataSection) -> DataSize:
