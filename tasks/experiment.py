@@ -124,10 +124,15 @@ class Experiment(ABC):
     ) -> None:
         """Train on these records of one source, and evaluate on at most ``max_batches`` of those of the other."""
         context = self._context
-        place: dict[str, Any] = {"batch": self.settings.batch, "rank": context.rank, "world_size": context.world_size}
-        place["fixed_shapes"] = context.device.type == "cuda"
-        self.batches = TrainingSteps(training, records, seed=self.settings.seed, **place)
-        self.validation = ValidationSteps(held_out, held_out_records, max_batches=max_batches, **place)
+        keywords: dict[str, Any] = {
+            "batch": self.settings.batch,
+            "rank": context.rank,
+            "world_size": context.world_size,
+            # Compiled code has a graph for each shape; on a CPU filling to one would cost as much as real tokens.
+            "fixed_shapes": context.device.type == "cuda",
+        }
+        self.batches = TrainingSteps(training, records, seed=self.settings.seed, **keywords)
+        self.validation = ValidationSteps(held_out, held_out_records, max_batches=max_batches, **keywords)
 
     @classmethod
     def stage(cls, path: Path, stage_dir: Path) -> Path:

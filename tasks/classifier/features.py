@@ -22,7 +22,7 @@ from esmeray.dataset.section import DataSection
 from esmeray.dataset.tokens.base import SequenceTokenizer
 from esmeray.model.backbones.fingerprint import features_fingerprint, weights_fingerprint
 from esmeray.model.device import DTYPES
-from esmeray.model.forward_loop import ForwardLoop, Places
+from esmeray.model.forward_loop import ForwardLoop, Indices
 from esmeray.tasks.classifier.model import Classifier
 
 SHARD_BYTES = 128 << 20
@@ -73,11 +73,11 @@ def ensure_features(
         backbone = copy.deepcopy(model.backbone).to(context.device, DTYPES[precision]).eval()
         lengths_N = source.token_lengths(wanted)
         rows_N = np.ones_like(lengths_N) if is_pooled(model) else lengths_N
-        for places in longest_first(rows_N, max(1, SHARD_BYTES // (4 * model.backbone.hidden_size))):
-            shard = wanted[places]
+        for indices in longest_first(rows_N, max(1, SHARD_BYTES // (4 * model.backbone.hidden_size))):
+            shard = wanted[indices]
             name = f"{xxhash.xxh3_64_hexdigest(keys_R2[shard].tobytes())}-{context.rank:05d}"
             rows = dict(_computed(model, backbone, source, shard, max_tokens, context.device))
-            write_shard(path, name, keys_R2[shard], [rows[place] for place in range(shard.size)])
+            write_shard(path, name, keys_R2[shard], [rows[index] for index in range(shard.size)])
     control.all_true(True)
     return FeatureStore(path), hit_rate
 
@@ -90,18 +90,18 @@ def _computed(
     max_tokens: int,
     device: torch.device,
 ) -> Iterator[tuple[int, NDArray[np.float32]]]:
-    """Each record's place among ``records``, and its (1, D) or (tokens, D) features."""
+    """Each record's index among ``records``, and its (1, D) or (tokens, D) features."""
     lengths_N = source.token_lengths(records)
     rows_N = np.ones_like(lengths_N) if is_pooled(model) else lengths_N
 
     @torch.inference_mode()
-    def launch(places: Places) -> dict[str, Tensor]:
-        (made,) = source.batches([(0, records[places])])
+    def launch(indices: Indices) -> dict[str, Tensor]:
+        (made,) = source.batches([(0, records[indices])])
         batch = made.batch.to(device, non_blocking=True)
         features_TD = backbone(batch)
         return {"features": (model.pool(features_TD, batch) if is_pooled(model) else features_TD).float()}
 
-    loop = ForwardLoop(device, launch, lambda place: f"record {records[place]}, {lengths_N[place]:,} tokens")
-    for places, tensors in loop.run(longest_first(lengths_N, max_tokens)):
-        rows = tensors["features"].split(rows_N[places].tolist())
-        yield from zip(places.tolist(), (row.numpy() for row in rows), strict=True)
+    loop = ForwardLoop(device, launch, lambda index: f"record {records[index]}, {lengths_N[index]:,} tokens")
+    for indices, tensors in loop.run(longest_first(lengths_N, max_tokens)):
+        rows = tensors["features"].split(rows_N[indices].tolist())
+        yield from zip(indices.tolist(), (row.numpy() for row in rows), strict=True)
