@@ -26,7 +26,5 @@ class AutoencoderExperiment(ResidueExperiment):
             seen += control.agree(0, step.num_tokens, stop=False, failed=False).tokens
             if seen >= wanted:
                 break
-        sums = control.sum({str(index): tensor for index, tensor in enumerate(statistics.tensors)})
-        for index, tensor in enumerate(statistics.tensors):
-            tensor.copy_(sums[str(index)])
+        statistics.sums = control.sum(statistics.sums)
         model.normalization.set(statistics)
