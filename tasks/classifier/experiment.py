@@ -4,7 +4,6 @@ Metrics of an evaluation are computed from the predictions of all workers togeth
 Shape legend: N sequences, C labels.
 """
 
-import json
 from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
@@ -186,7 +185,7 @@ class ClassifierExperiment(LabelledExperiment):
         metrics: dict[str, float] = {}
         if control.rank == 0:
             metrics = model.metrics(sums) | classification_metrics(kind, probabilities_NC, targets, weights_N)
-        return json.loads(control.from_rank_0(json.dumps(metrics)))
+        return control.from_rank_0(metrics)
 
 
 def _class_weights(labelled: LabelledData) -> Tensor:
