@@ -10,7 +10,6 @@ encoder, K tokens of the vocabulary.
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -159,19 +158,16 @@ def open_diffusion(folder: Path) -> tuple[SequenceDiffusion, SequenceTokenizer]:
 
     Raises DataError (no such model, another format version, damaged files) or ConfigError (its backbone).
     """
-    section, labels = _read_settings(folder / CONFIG_FILE)
+    section, labels = read_settings_of(
+        folder / CONFIG_FILE,
+        "model of sequence diffusion",
+        lambda settings: (DiffusionSection.model_validate(settings["diffusion"]), tuple(settings["labels"])),
+    )
     backbone, head = residue_masked_lm(BackboneSection(source=str(folder)), seed=0)
     with seeded(0):  # random weights are overwritten; the caller's random state must not move
         model = SequenceDiffusion(backbone, head, section, labels)
     model.load_own_weights(folder / WEIGHTS_FILE)
     return model.eval(), EsmSequenceTokenizer()
-
-
-def _read_settings(path: Path) -> tuple[DiffusionSection, tuple[str, ...]]:
-    def parse(settings: dict[str, Any]) -> tuple[DiffusionSection, tuple[str, ...]]:
-        return DiffusionSection.model_validate(settings["diffusion"]), tuple(settings["labels"])
-
-    return read_settings_of(path, "model of sequence diffusion", parse)
 
 
 class _Adapter(nn.Module):
