@@ -20,8 +20,7 @@ from esmeray.tasks.classifier.experiment import ClassifierExperiment, LabelledEx
 from esmeray.tasks.classifier.model import build_classifier
 from esmeray.tasks.experiment import TrainedState
 from esmeray.tasks.section import ModelSection
-from esmeray.tasks.terms.export import export_vector_classifier
-from esmeray.tasks.terms.model import VectorClassifier, new_vector_classifier
+from esmeray.tasks.terms.model import VectorClassifier, export_vector_classifier, new_vector_classifier
 
 
 class _TermsExperiment(LabelledExperiment):
