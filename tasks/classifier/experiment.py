@@ -47,7 +47,6 @@ class LabelledExperiment(Experiment):
         data, seed = self.settings.data, self.settings.seed
         self._section = self.settings.model.classifier
         self._labelled = self.opened(path)
-        self._best_metric = best_metric(self._section, self._labelled.label_space.kind)
         self._tokenizer = open_tokenizer(run.tokenizer)
         self.names = {MAPPINGS_FILE: (run.path / MAPPINGS_FILE).read_bytes()} | {
             f"{TOKENIZER}/{file.name}": file.read_bytes() for file in sorted(run.tokenizer.iterdir())
@@ -71,7 +70,7 @@ class LabelledExperiment(Experiment):
 
     def cost(self, metrics: dict[str, float]) -> float | None:
         """The value of ``classifier.best_metric``, negated where higher is better; None where it is not defined."""
-        name = self._best_metric
+        name = best_metric(self._section, self._labelled.label_space.kind)
         if name not in metrics:
             return None
         return metrics[name] if name in LOWER_IS_BETTER else -metrics[name]

@@ -76,7 +76,7 @@ def ensure_features(
         for indices in longest_first(rows_N, max(1, SHARD_BYTES // (4 * model.backbone.hidden_size))):
             shard = wanted[indices]
             name = f"{xxhash.xxh3_64_hexdigest(keys_R2[shard].tobytes())}-{context.rank:05d}"
-            rows = dict(_computed(model, backbone, source, shard, max_tokens, context.device))
+            rows = dict(_computed(model, backbone, source, shard, rows_N[indices], max_tokens, context.device))
             write_shard(path, name, keys_R2[shard], [rows[index] for index in range(shard.size)])
     control.all_true(True)
     return FeatureStore(path), hit_rate
@@ -87,12 +87,12 @@ def _computed(
     backbone: torch.nn.Module,
     source: LabelledSource,
     records: NDArray[np.int64],
+    rows_N: NDArray[np.int64],
     max_tokens: int,
     device: torch.device,
 ) -> Iterator[tuple[int, NDArray[np.float32]]]:
-    """Each record's index among ``records``, and its (1, D) or (tokens, D) features."""
+    """Each record's index among ``records``, and its (1, D) or (tokens, D) features, so many rows."""
     lengths_N = source.token_lengths(records)
-    rows_N = np.ones_like(lengths_N) if is_pooled(model) else lengths_N
 
     @torch.inference_mode()
     def launch(indices: Indices) -> dict[str, Tensor]:
