@@ -147,10 +147,12 @@ def size_of_store(store: Store, data: DataSection) -> DataSize:
 
 def estimate_size(data: DataSection) -> DataSize:
     """Estimate the size of training on the source, reading no more than the head of the files."""
+    # A store knows its lengths: nothing is estimated.
     if len(data.source) == 1 and ((path := local_path(data.source[0])) / MANIFEST_FILE).is_file():
         return size_of_store(Store(path), data)
     lengths, share_read = _head_lengths(data)
     head = size_of_lengths(np.array(lengths), data)
+    # The head, by its share of the bytes, stands for all that follows.
     scale = (1 - data.validation_share) / share_read
     return DataSize(
         sequences=round(head.sequences * scale),
@@ -164,12 +166,14 @@ def estimate_size(data: DataSection) -> DataSize:
 def _head_lengths(data: DataSection) -> tuple[list[int], float]:
     if data.source == [SAMPLE]:
         sample = data.sample
+        # The sample is made, not read: all of it costs less than a head of a file.
         return [len(sequence) for _, sequence in sample_records(sample.records, sample.families, sample.seed)], 1.0
     source = FastaSource(data.source, data.ingest.max_residues)
     lengths: list[int] = []
     for batch in source.batches():
         lengths += map(len, batch.records.sequences)
         if len(lengths) >= HEAD_RECORDS:
+            # Never 0, as sizes are divided by it.
             return lengths, max(source.bytes_read / source.bytes_total, 1e-9)
     return lengths, 1.0
 

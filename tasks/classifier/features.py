@@ -62,6 +62,7 @@ def ensure_features(
     of the records whose features were there already. Raises DataError where those are damaged, ResourceError where the
     disk can't be written.
     """
+    # Equal sequences are computed once, and stand once in the cache.
     distinct, first, uses = np.unique(keys_R2[records], axis=0, return_index=True, return_counts=True)
     missing = ~FeatureStore(path).has(distinct)
     hit_rate = 1 - float(uses[missing].sum() / max(1, records.size))
@@ -70,11 +71,14 @@ def ensure_features(
         wanted = records[first][missing]
         # The longest first, and neighbours to different workers, so that all have about as much to do.
         wanted = wanted[np.argsort(-source.token_lengths(wanted), kind="stable")][context.rank :: context.world_size]
+        # A copy: the model stays in fp32 on the CPU until the engine takes it.
         backbone = copy.deepcopy(model.backbone).to(context.device, DTYPES[precision]).eval()
         lengths_N = source.token_lengths(wanted)
         rows_N = np.ones_like(lengths_N) if is_pooled(model) else lengths_N
+        # Four bytes a channel: features are kept in fp32, whatever computes them.
         for indices in longest_first(rows_N, max(1, SHARD_BYTES // (4 * model.backbone.hidden_size))):
             shard = wanted[indices]
+            # After its keys: workers, and runs at once, never write other content under one name.
             name = f"{xxhash.xxh3_64_hexdigest(keys_R2[shard].tobytes())}-{context.rank:05d}"
             rows = dict(_computed(model, backbone, source, shard, rows_N[indices], max_tokens, context.device))
             write_shard(path, name, keys_R2[shard], [rows[index] for index in range(shard.size)])
@@ -96,6 +100,7 @@ def _computed(
 
     @torch.inference_mode()
     def launch(indices: Indices) -> dict[str, Tensor]:
+        # Of epoch 0, as crops are fixed and any other would be the same.
         (made,) = source.batches([(0, records[indices])])
         batch = made.batch.to(device, non_blocking=True)
         features_TD = backbone(batch)

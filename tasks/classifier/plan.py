@@ -34,10 +34,12 @@ class ClassifierPlan(TaskPlan):
     """A classifier of labelled sequences."""
 
     def prepare(self, root: Path, progress: ProgressCallback = no_progress) -> Path:
+        # Before the data, whose conversion may take hours.
         self.check_settings(self.data.labels.kind)
         labelled = LabelledStore(ensure_labelled_store(self.data, self.model.tokenizer, root, progress))
         if (weights := self.model.classifier.label_weights) is not None:
             read_label_weights(Path(weights), labelled.label_space)  # refuses those that do not go with its labels
+        # Here, where progress is shown: workers find the tokens beside the store.
         ensure_tokens(labelled.store, tokenizer_of(self.model, labelled), labelled.path.parent, progress)
         return labelled.path
 
@@ -54,6 +56,7 @@ class ClassifierPlan(TaskPlan):
     def check_resumed(self, checkpoint: CheckpointFolder, path: Path) -> None:
         """Refuse another tokenizer than the checkpoint was trained with."""
         now = tokenizer_of(self.model, self.opened(path))
+        # By content: a name on the hub, or a folder, may hold another by now.
         if open_tokenizer(checkpoint.path / TOKENIZER).fingerprint != now.fingerprint:
             raise CheckpointError(
                 f"model.tokenizer: {checkpoint.path} was trained with another tokenizer than that of "
@@ -62,6 +65,7 @@ class ClassifierPlan(TaskPlan):
 
     def write_names(self, run: RunFolder, path: Path) -> None:
         labelled = self.opened(path)
+        # Files that an earlier attempt's tokenizer had and this one lacks would be read along.
         shutil.rmtree(run.tokenizer, ignore_errors=True)
         run.tokenizer.mkdir(parents=True)
         tokenizer_of(self.model, labelled).save(run.tokenizer)
@@ -81,6 +85,7 @@ class ClassifierPlan(TaskPlan):
         tokens = ensure_tokens(labelled.store, tokenizer, labelled.path.parent)
         special = len(tokenizer.prefix) + len(tokenizer.suffix)
         lengths_N = cropped_lengths(tokens.lengths, self.data.max_length) + special
+        # No run sees the test part, whose lengths refuse nothing.
         judged_N = np.concatenate([labelled.training, labelled.validation])
         model = self.empty_model(labelled, tokenizer)
         limit = None if model.backbone is None else model.backbone.longest
@@ -112,10 +117,12 @@ class ClassifierPlan(TaskPlan):
 def tokenizer_of(model: ModelSection, labelled: LabelledData) -> SequenceTokenizer:
     """The config's tokenizer; one that is trained on the labelled store is saved beside it."""
     path, section = labelled.path, model.tokenizer
+    # Beside the data and named after its size: runs on the same data share it.
     trained = path.with_name(f"{path.name}-tokenizer-{section.vocabulary_size}")
     return load_tokenizer(
         section,
         model.backbone.source,
+        # Read only where a tokenizer is to be trained.
         lambda: [labelled.store.text(index) for index in labelled.training.tolist()],
         trained,
     )
