@@ -162,7 +162,7 @@ class _MeasuringActor:
         from esmeray.training.engine.deepspeed_setup import prepare_deepspeed
 
         # Ray shows an actor its own GPU alone, as the first one.
-        device = choose_device(0)
+        device = choose_device()
         if device.type == "cuda":
             torch.cuda.set_device(device)
         self._context = WorkerContext(self._rank, self._workers.count, local_rank, device)
