@@ -103,7 +103,7 @@ class PackedBatch:
             raise ValueError("this task needs a batch with targets")
         return targets
 
-    def places_of_targets(self) -> Tensor:
+    def find_targets(self) -> Tensor:
         """(M,) int64: where the tokens with a target are; see :attr:`target_positions`."""
         if self.target_positions is not None:
             return self.target_positions

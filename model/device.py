@@ -20,8 +20,9 @@ OUT_OF_MEMORY_TEXTS = (
 """Errors of what allocates beside torch's caching allocator: CUDA itself, cuBLAS, cuDNN, NCCL."""
 
 
-def choose_device(local_rank: int) -> torch.device:
-    return torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
+def choose_device() -> torch.device:
+    """The first GPU that this process sees, which Ray makes its own; the CPU without one."""
+    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def check_device(device: torch.device | str) -> None:

@@ -16,7 +16,7 @@ from torch.profiler import record_function
 from esmeray.common.errors import ResourceError
 from esmeray.model.device import HostCopy, is_out_of_memory
 
-Places = NDArray[np.int64]
+Indices = NDArray[np.int64]
 
 
 class ForwardLoop:
@@ -32,17 +32,17 @@ class ForwardLoop:
     """
 
     def __init__(
-        self, device: torch.device, launch: Callable[[Places], Mapping[str, Tensor]], name: Callable[[int], str]
+        self, device: torch.device, launch: Callable[[Indices], Mapping[str, Tensor]], name: Callable[[int], str]
     ) -> None:
         self.splits = 0
         self._device, self._launch, self._name = device, launch, name
 
-    def run(self, batches: Iterable[Places]) -> Iterator[tuple[Places, dict[str, Tensor]]]:
+    def run(self, batches: Iterable[Indices]) -> Iterator[tuple[Indices, dict[str, Tensor]]]:
         """Indices and tensors of each batch, on the host; two in place of one that was halved.
 
         Raises ResourceError where a single input is out of memory.
         """
-        launched: deque[tuple[Places, HostCopy]] = deque()
+        launched: deque[tuple[Indices, HostCopy]] = deque()
         for indices in batches:
             launched.extend(self._launched(indices))
             # Fetched only now that its successor is launched: the device computes while the host waits for the copy
@@ -52,7 +52,7 @@ class ForwardLoop:
         while launched:
             yield _fetched(*launched.popleft())
 
-    def _launched(self, indices: Places) -> list[tuple[Places, HostCopy]]:
+    def _launched(self, indices: Indices) -> list[tuple[Indices, HostCopy]]:
         """One batch on the device, in halves if it is out of memory."""
         try:
             tensors = self._launch(indices)
@@ -78,12 +78,12 @@ class ForwardLoop:
         return self._launched(indices[:half]) + self._launched(indices[half:])
 
 
-def consecutive(count: int, at_once: int) -> Iterator[Places]:
+def consecutive(count: int, at_once: int) -> Iterator[Indices]:
     """Batches of ``count`` inputs in their order, so many at once."""
     for start in range(0, count, at_once):
         yield np.arange(start, min(start + at_once, count))
 
 
 @record_function("copy back")
-def _fetched(indices: Places, copied: HostCopy) -> tuple[Places, dict[str, Tensor]]:
+def _fetched(indices: Indices, copied: HostCopy) -> tuple[Indices, dict[str, Tensor]]:
     return indices, copied.read()

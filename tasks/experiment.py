@@ -55,6 +55,7 @@ class TrainedState:
 
     def put_into(self, model: Model) -> Model:
         """Load the weights into a model whose other weights came from its source; CheckpointError for another model."""
+        # Not strict: frozen weights are not in the state, but came from the source.
         missing, unexpected = model.load_state_dict(dict(self.weights), strict=False)
         trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
         if unexpected or trained & set(missing):
@@ -103,6 +104,7 @@ class Experiment(ABC):
         self.settings = settings
         self.names: dict[str, bytes] = {}
         self._context = context
+        # First: what is copied is read from the node's own disk from here on.
         if settings.data.stage_dir is not None:
             path = self.stage(path, Path(settings.data.stage_dir))
         self.open_data(path, context, run)
@@ -124,10 +126,15 @@ class Experiment(ABC):
     ) -> None:
         """Train on these records of one source, and evaluate on at most ``max_batches`` of those of the other."""
         context = self._context
-        place: dict[str, Any] = {"batch": self.settings.batch, "rank": context.rank, "world_size": context.world_size}
-        place["fixed_shapes"] = context.device.type == "cuda"
-        self.batches = TrainingSteps(training, records, seed=self.settings.seed, **place)
-        self.validation = ValidationSteps(held_out, held_out_records, max_batches=max_batches, **place)
+        keywords: dict[str, Any] = {
+            "batch": self.settings.batch,
+            "rank": context.rank,
+            "world_size": context.world_size,
+            # Compiled code has a graph for each shape; on a CPU filling to one would cost as much as real tokens.
+            "fixed_shapes": context.device.type == "cuda",
+        }
+        self.batches = TrainingSteps(training, records, seed=self.settings.seed, **keywords)
+        self.validation = ValidationSteps(held_out, held_out_records, max_batches=max_batches, **keywords)
 
     @classmethod
     def stage(cls, path: Path, stage_dir: Path) -> Path:
@@ -182,17 +189,20 @@ class Experiment(ABC):
         sums = MetricSums()
         stopped = False
         for batches in self.validation.steps():
+            # All together: a worker that left alone would keep the others waiting.
             stopped = control.agree(0, 0, stop=stop_requested(), failed=False).stop
             if stopped:
                 break
             for batch in batches:
                 sums.add(forward(batch.to(engine.device, non_blocking=True)).metrics)
         engine.module.train()
+        # Metrics of some of the records would be compared with those of all.
         return {} if stopped else control.sum(sums.own)
 
     def cost(self, metrics: dict[str, float]) -> float | None:
         """The cost that ranks checkpoints, lower being better; None where it is not known."""
         loss = metrics.get("loss")
+        # A NaN would be neither better nor worse than any other, and could stay the best.
         return loss if loss is not None and math.isfinite(loss) else None
 
     @property
@@ -207,6 +217,7 @@ class Experiment(ABC):
 def experiment_class(model: ModelSection) -> type[Experiment]:
     """Return the workers' side of the task that the model is of."""
     experiment = resolve_name(task_named(model.task).experiment)
+    # A task with several experiments names the function that chooses one.
     return experiment if isinstance(experiment, type) else experiment(model)
 
 
@@ -234,8 +245,8 @@ class ResidueExperiment(Experiment):
 
     @staticmethod
     @abstractmethod
-    def new_model(section: ModelSection, seed: int) -> ResidueModel:
-        """Return the model to train, in fp32 on the CPU."""
+    def new_model(section: ModelSection, seed: int, *, empty: bool = False) -> ResidueModel:
+        """Return the model to train, in fp32 on the CPU; ``empty``: on the meta device, to be counted."""
 
     @classmethod
     def export(cls, trained: TrainedState, folder: Path, *, overwrite: bool) -> Path:

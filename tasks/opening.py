@@ -32,10 +32,12 @@ def open_exported(task: str, folder: Path) -> Opened:
     if task not in task_names():
         raise DataError(f"{folder}: a model of task {task}, which gives no outputs of sequences; choose another model")
     opener = task_named(task).opener
+    # A folder of transformers, with nothing of Esmeray's that the model needs.
     if opener is None:
         return open_network(str(folder), with_head=True)
     model, tokenizer = resolve_name(opener)(folder)
     heads: dict[str, Any] = {task: model}
+    # A model of another task may be a masked language model as well, as sequence diffusion is.
     if (head := getattr(model, "lm_head", None)) is not None:
         heads["masked_lm"] = head
     return Opened(model.backbone, tokenizer, heads)
@@ -46,8 +48,10 @@ def open_network(source: str, *, with_head: bool) -> Opened:
 
     Raises ConfigError, DataError and ResourceError as :func:`esmeray.model.backbones.loading.build_backbone` does.
     """
+    # Frozen, as what is opened here is not trained: no activations are kept.
     section = BackboneSection(source=source, frozen=True)
     kind = source_type(section)
+    # Nobody set it here: what packed attention does not know is padded.
     section = section.model_copy(update={"padded": kind != "esm" and kind not in PACKED})
     tokenizer = residue_tokenizer(section)
     vocabulary = tokenizer.vocabulary_size, tokenizer.pad

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from pkgutil import resolve_name
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,9 +30,6 @@ from esmeray.run_folder.checkpoints import CheckpointFolder
 from esmeray.run_folder.paths import RunFolder
 from esmeray.tasks.registry import task_named
 from esmeray.tasks.section import ModelSection
-
-if TYPE_CHECKING:
-    from esmeray.model.task_model import TaskModel
 
 HEAD_RECORDS = 50_000
 """Records that an estimate reads."""
@@ -117,12 +114,7 @@ def task_plan(data: DataSection, model: ModelSection) -> TaskPlan:
 
 
 class ResiduePlan(TaskPlan):
-    """A task on a store of residues."""
-
-    @staticmethod
-    @abstractmethod
-    def empty_model(section: ModelSection) -> "TaskModel":
-        """Return the model, without memory for its weights; ConfigError for an impossible one."""
+    """A task on a store of residues, whose experiment is a :class:`~esmeray.tasks.experiment.ResidueExperiment`."""
 
     def prepare(self, root: Path, progress: ProgressCallback = no_progress) -> Path:
         self._parameters()  # refuses an impossible model before the data is read
@@ -142,7 +134,9 @@ class ResiduePlan(TaskPlan):
         return TaskSize(estimate_size(self.data), self._parameters())
 
     def _parameters(self) -> ParameterCount:
-        return count_parameters(self.empty_model(self.model))
+        # By name, and only now: the experiment's module loads torch. Empty: 15 billion weights would fill the memory.
+        experiment = resolve_name(task_named(self.model.task).experiment)
+        return count_parameters(experiment.new_model(self.model, seed=0, empty=True))
 
 
 def size_of_store(store: Store, data: DataSection) -> DataSize:
@@ -153,10 +147,12 @@ def size_of_store(store: Store, data: DataSection) -> DataSize:
 
 def estimate_size(data: DataSection) -> DataSize:
     """Estimate the size of training on the source, reading no more than the head of the files."""
+    # A store knows its lengths: nothing is estimated.
     if len(data.source) == 1 and ((path := local_path(data.source[0])) / MANIFEST_FILE).is_file():
         return size_of_store(Store(path), data)
     lengths, share_read = _head_lengths(data)
     head = size_of_lengths(np.array(lengths), data)
+    # The head, by its share of the bytes, stands for all that follows.
     scale = (1 - data.validation_share) / share_read
     return DataSize(
         sequences=round(head.sequences * scale),
@@ -170,12 +166,14 @@ def estimate_size(data: DataSection) -> DataSize:
 def _head_lengths(data: DataSection) -> tuple[list[int], float]:
     if data.source == [SAMPLE]:
         sample = data.sample
+        # The sample is made, not read: all of it costs less than a head of a file.
         return [len(sequence) for _, sequence in sample_records(sample.records, sample.families, sample.seed)], 1.0
     source = FastaSource(data.source, data.ingest.max_residues)
     lengths: list[int] = []
     for batch in source.batches():
         lengths += map(len, batch.records.sequences)
         if len(lengths) >= HEAD_RECORDS:
+            # Never 0, as sizes are divided by it.
             return lengths, max(source.bytes_read / source.bytes_total, 1e-9)
     return lengths, 1.0
 

@@ -31,6 +31,7 @@ from esmeray.training.config import Config
 from esmeray.training.engine.deepspeed_settings import zero_stage
 from esmeray.training.engine.engine import TrainingEngine, apply_device_settings, prepare_layers
 from esmeray.training.engine.step_clock import StepClock
+from esmeray.training.loop.observing import is_fault
 from esmeray.training.loop.schedules import learning_rate
 from esmeray.training.loop.stepping import Stepper, every_step
 from esmeray.training.section import TrainingSection
@@ -130,11 +131,8 @@ class TrainingWork:
         skipped = not math.isfinite(float(own.pop(_NORM)))
         totals = self._control.sum(own) if skipped or self.clock.log_due(self._steps) else {}
         self._steps += 1
-        if not skipped:
-            return True
         # With fp16 the first steps are left out until the loss scale fits, which is no failure.
-        scale_is_falling = self._settings.precision == "fp16" and not result.lowest_scale
-        return scale_is_falling and math.isfinite(float(totals["loss"]))
+        return not (skipped and is_fault(self._settings.precision, result.lowest_scale, totals))
 
 
 class _Inference:
@@ -219,7 +217,7 @@ class _Trial:
     def _window(self, rate: float) -> Status | None:
         """Add a window, as worker 0 timed it; return the result of the trial, or None if it continues."""
         # Worker 0's for all: by clocks of their own, some could go on while others end, and wait for them for ever.
-        rate = float(self.control.from_rank_0(str(rate)))
+        rate = self.control.from_rank_0(rate)
         self.windows.append(rate)
         count = len(self.windows)
         if self._agree():

@@ -152,8 +152,7 @@ class _MeasuringActor:
         self._context = WorkerContext(rank, workers.count)
 
     def node(self) -> tuple[str, str]:
-        """Return the node's id and address. Loads what training needs, so that all workers do so at the same time."""
-
+        """Return the node's id and address."""
         return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
 
     def listen(self, address: str) -> int:
@@ -163,7 +162,7 @@ class _MeasuringActor:
         from esmeray.training.engine.deepspeed_setup import prepare_deepspeed
 
         # Ray shows an actor its own GPU alone, as the first one.
-        device = choose_device(0)
+        device = choose_device()
         if device.type == "cuda":
             torch.cuda.set_device(device)
         self._context = WorkerContext(self._rank, self._workers.count, local_rank, device)

@@ -122,7 +122,7 @@ def begin(section: RunSection, rank: int = 0, meeting: str = "") -> tuple[Worker
 
 def make_group() -> torch.device:
     """Make a group of this process alone; return its device."""
-    device = choose_device(0)
+    device = choose_device()
     backend = "nccl" if device.type == "cuda" else "gloo"
     # A store in memory: a port could be taken, by another benchmark on this machine.
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)

@@ -18,7 +18,7 @@ from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.dataset.packed_batch import CHAINS, COORDINATES, LABELS, NO_LABEL, PackedBatch
 from esmeray.dataset.structures.store import Structure
 from esmeray.dataset.tokens.esm import MASK, VOCABULARY, pack_sequences
-from esmeray.model.forward_loop import ForwardLoop, Places, consecutive
+from esmeray.model.forward_loop import ForwardLoop, Indices, consecutive
 from esmeray.tasks.diffusion.data import hidden_share
 from esmeray.tasks.diffusion.model import SequenceDiffusion
 from esmeray.train_config.section import DEFAULT_TOKENS
@@ -76,7 +76,7 @@ def generate(
     device = next(model.parameters()).device
 
     @torch.inference_mode()
-    def launch(numbers: Places) -> dict[str, Tensor]:
+    def launch(numbers: Indices) -> dict[str, Tensor]:
         tokens, probabilities = _denoised(_Drafts(model, request, seed, numbers.tolist()))
         return {"tokens": tokens, "probabilities": probabilities}
 

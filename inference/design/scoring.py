@@ -20,7 +20,7 @@ from esmeray.dataset.packed_batch import NO_LABEL
 from esmeray.dataset.structures.store import Structure
 from esmeray.dataset.tokens.esm import MASK
 from esmeray.inference.design.sampling import amino_acid_logits, structure_batch
-from esmeray.model.forward_loop import ForwardLoop, Places, consecutive
+from esmeray.model.forward_loop import ForwardLoop, Indices, consecutive
 from esmeray.tasks.diffusion.model import SequenceDiffusion
 from esmeray.train_config.section import DEFAULT_TOKENS
 
@@ -48,7 +48,7 @@ def log_likelihoods(
     device = next(model.parameters()).device
 
     @torch.inference_mode()
-    def launch(indices: Places) -> dict[str, Tensor]:
+    def launch(indices: Indices) -> dict[str, Tensor]:
         chunk = [jobs[index] for index in indices.tolist()]
         texts = [sequences[number] for number, _ in chunk]
         batch = structure_batch(structure, texts, label).to(device)

@@ -26,7 +26,7 @@ from esmeray.inference.models.kinds import Output, kind_of
 from esmeray.inference.models.model import Model, run
 from esmeray.inference.models.opening import open_model
 from esmeray.model.device import DTYPES
-from esmeray.model.forward_loop import Places
+from esmeray.model.forward_loop import Indices
 
 WARM_UP_BATCHES = 3
 """First batches of a process, which do not count in the times of a batch."""
@@ -38,16 +38,16 @@ class ShardTexts:
     def __init__(self, shard: Shard, store: Store, overlap: int) -> None:
         self.lengths, self._shard, self._store, self._overlap = shard.lengths, shard, store, overlap
 
-    def batches(self, token_budget: int | None) -> list[Places]:
+    def batches(self, token_budget: int | None) -> list[Indices]:
         return self._shard.batches()
 
     @record_function("read")
-    def _read(self, indices: Places) -> list[memoryview]:
+    def _read(self, indices: Indices) -> list[memoryview]:
         # Views of the store's pages; what a crop leaves out is never read.
         lengths = self.lengths[indices]
         return self._store.windows(self._shard.records[indices], np.zeros_like(lengths), lengths)
 
-    def launch(self, model: Model, indices: Places, outputs: Sequence[Output]) -> dict[str, Tensor]:
+    def launch(self, model: Model, indices: Indices, outputs: Sequence[Output]) -> dict[str, Tensor]:
         sequences, window = self._read(indices), self._shard.window
         if window is not None and self.lengths[indices[0]] > window:  # the plan has it alone in its batch
             # A window moves on by at least one residue, however the settings go together with the model's limit.

@@ -26,7 +26,7 @@ from esmeray.function.predictors import naive, nearest, pruned, transferred
 from esmeray.function.proteins import AspectData, FunctionData
 from esmeray.function.vectors import Vectors
 from esmeray.inference.classifier import ClassifierPipeline
-from esmeray.tasks.terms.export import load_vector_classifier
+from esmeray.tasks.terms.model import load_vector_classifier
 from esmeray.tasks.terms.section import TermsSection
 
 

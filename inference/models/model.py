@@ -29,7 +29,7 @@ from esmeray.model.backbones.fingerprint import architecture, features_fingerpri
 from esmeray.model.backbones.lora import merge
 from esmeray.model.cost.flops import forward_flops
 from esmeray.model.device import DTYPES
-from esmeray.model.forward_loop import ForwardLoop, Places
+from esmeray.model.forward_loop import ForwardLoop, Indices
 from esmeray.model.optimization import optimize_for_inference
 from esmeray.tasks.opening import Opened
 from esmeray.train_config.section import ComputeSection, Precision
@@ -275,10 +275,10 @@ class Texts(Protocol):
     @property
     def lengths(self) -> NDArray[np.int64]: ...
 
-    def batches(self, token_budget: int | None) -> list[Places]:
+    def batches(self, token_budget: int | None) -> list[Indices]:
         """Indices of the texts of each batch; all in one where there is no budget."""
 
-    def launch(self, model: Model, indices: Places, outputs: Sequence[Output]) -> dict[str, Tensor]:
+    def launch(self, model: Model, indices: Indices, outputs: Sequence[Output]) -> dict[str, Tensor]:
         """Rows of these texts, on the device."""
 
     def name(self, index: int) -> str:
@@ -292,12 +292,12 @@ class TokenizedTexts:
         self.tokenized, self._special = tokenized, model.facts.special_tokens
         self.lengths = tokenized.lengths
 
-    def batches(self, token_budget: int | None) -> list[Places]:
+    def batches(self, token_budget: int | None) -> list[Indices]:
         if token_budget is None:
             return [np.arange(self.lengths.size)]
         return longest_first(self.lengths + self._special, token_budget)
 
-    def launch(self, model: Model, indices: Places, outputs: Sequence[Output]) -> dict[str, Tensor]:
+    def launch(self, model: Model, indices: Indices, outputs: Sequence[Output]) -> dict[str, Tensor]:
         packed = pack(model.tokenizer, [self.tokenized.pieces[index] for index in indices.tolist()])
         return model.rows(packed.to(model.device), outputs)
 
@@ -309,7 +309,7 @@ class BatchRows(NamedTuple):
     """Rows of the texts of a batch: (n,) their indices and lengths in residues; (rows, C) by name of the output, text
     after text; and the batches that were halved for memory until now."""
 
-    indices: Places
+    indices: Indices
     lengths: NDArray[np.int64]
     arrays: Mapping[str, NDArray]
     splits: int
@@ -337,7 +337,7 @@ def run(
         texts = TokenizedTexts(model.tokenize(texts), model)
     proteins = {output.name for output in outputs if output.per == "protein"} | {"finite"}
 
-    def launch(indices: Places) -> dict[str, Tensor]:
+    def launch(indices: Indices) -> dict[str, Tensor]:
         rows = texts.launch(model, indices, outputs)
         # Cast on the device, before the copy: half the bytes go to the host. Of proteins there is little to save.
         return {name: row if name in proteins else row.to(dtype) for name, row in rows.items()}

@@ -53,7 +53,7 @@ def open_model(
         name=str(source),
         task=located.task,
         precision=precision,
-        device=choose_device(0) if device is None else torch.device(device),
+        device=choose_device() if device is None else torch.device(device),
         random_weights=located.random_weights,
         # Trained with a crop, a model predicts of texts that are cropped alike. Embeddings have the job's own limit.
         limit=limit_of(config_of(located.folder).data) if prediction_of(located.task) else None,

@@ -17,7 +17,7 @@ from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.inference.models.kinds import Output
 from esmeray.inference.models.model import Model, run
 from esmeray.inference.models.packing import pack
-from esmeray.model.forward_loop import Places
+from esmeray.model.forward_loop import Indices
 
 
 class MaskedModel:
@@ -108,11 +108,11 @@ class _Windows:
         ends = np.cumsum(np.bincount(window_M))[:-1]
         self.positions = np.split(np.argsort(window_M, kind="stable"), ends)
 
-    def batches(self, token_budget: int | None) -> list[Places]:
+    def batches(self, token_budget: int | None) -> list[Indices]:
         assert token_budget is not None
         return longest_first(self.lengths + self._special, token_budget)
 
-    def launch(self, model: Model, indices: Places, outputs: Sequence[Output]) -> dict[str, Tensor]:
+    def launch(self, model: Model, indices: Indices, outputs: Sequence[Output]) -> dict[str, Tensor]:
         pieces = []
         for number, start, width, hidden in self._windows[indices].tolist():
             ids = self._pieces[number][start : start + width]

@@ -110,7 +110,7 @@ def profile_model(
 ) -> dict[str, Any]:
     """Do the steps of the settings; the files of a trace go to ``folder``."""
     show(f"opening {name}")
-    device = settings.device or choose_device(0).type
+    device = settings.device or choose_device().type
     shared = settings.model_dump(include={"layers", "long", "max_length", "tokens", "precision"})
     embed = EmbedSection(outputs=settings.outputs or ["mean"], **shared)
     subject = open_subject(name, embed, device, settings.random_weights, settings.outputs)

@@ -27,14 +27,13 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from esmeray.common.errors import ConfigError
+from esmeray.dataset.tokens.esm import EOS, MASK, PAD, VOCABULARY
 from esmeray.dataset.tokens.model_folder import CONFIG_FILE, read_settings
 from esmeray.installation import added
 from esmeray.model.backbones.source import (
     ALWAYS_PADDED,
     SOURCE_KEY,
     config_folder,
-    esm_settings,
-    gated_inner_size,
     has_random_weights,
     is_padded,
     model_type,
@@ -75,7 +74,11 @@ MASKED_LM_HEADS = {
 one sequence at a time by a test."""
 
 _BERT_POSITIONS = 4096
+_INNER_MULTIPLE = 64
 _ESMC_INNER_MULTIPLE = 256
+_GATED_SHARE = 8 / 3
+"""Inner channels of a gated feed-forward layer per channel: with three matrices, as many parameters as with two of 4
+(Shazeer 2020, section 3)."""
 
 
 def read_config(section: BackboneSection, vocabulary_size: int, pad: int) -> PreTrainedConfig:
@@ -87,7 +90,7 @@ def read_config(section: BackboneSection, vocabulary_size: int, pad: int) -> Pre
     """
     # ESM-2's settings are held against the alphabet. Padded, a folder may be any model of type esm.
     if source_type(section) == "esm" and (has_random_weights(section) or not section.padded):
-        return EsmConfig.from_dict(esm_settings(section))
+        return _esm2_config(section)
     config = _random_config(section, vocabulary_size, pad) if has_random_weights(section) else _folder_config(section)
     if not is_padded(section, config.model_type):
         _check_packed(config)
@@ -133,6 +136,44 @@ def is_causal(config: Any) -> bool:
         and kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
         and kind not in ALWAYS_PADDED
     )
+
+
+def _esm2_config(section: BackboneSection) -> PreTrainedConfig:
+    """The config of an ESM-2. Raises ConfigError also for a folder of another alphabet or kind of model."""
+    expected: dict[str, Any] = {
+        "vocab_size": len(VOCABULARY),
+        "mask_token_id": MASK,
+        "pad_token_id": PAD,
+        "is_folding_model": False,
+        "is_decoder": False,
+    }
+    if has_random_weights(section):
+        size = random_size(section)
+        return EsmConfig(
+            **expected,
+            eos_token_id=EOS,
+            hidden_size=size.hidden_size,
+            num_hidden_layers=size.layers,
+            num_attention_heads=size.heads,
+            intermediate_size=4 * size.hidden_size,
+            hidden_dropout_prob=0.0,  # as in the published configs
+            attention_probs_dropout_prob=0.0,
+            layer_norm_eps=1e-5,
+            position_embedding_type="rotary",
+            emb_layer_norm_before=False,
+            token_dropout=True,
+        )
+    path = config_folder(section) / CONFIG_FILE
+    # A config.json leaves out what is transformers' default, which for these two is the only kind that is read.
+    settings = {"is_folding_model": False, "is_decoder": False} | read_settings(path, SOURCE_KEY)
+    for key, value in expected.items():
+        if settings.get(key) != value:
+            raise ConfigError(f"{SOURCE_KEY}: {path} has {key} {settings.get(key)!r}; an ESM-2 has {value!r}")
+    return EsmConfig.from_dict(settings)
+
+
+def gated_inner_size(hidden_size: int, multiple: int = _INNER_MULTIPLE) -> int:
+    return -(-int(_GATED_SHARE * hidden_size) // multiple) * multiple
 
 
 def _random_config(section: BackboneSection, vocabulary_size: int, pad: int) -> PreTrainedConfig:

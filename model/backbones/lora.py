@@ -5,6 +5,7 @@ A packed backbone is adapted in place, every weight frozen but the adapters'. A 
 """
 
 import copy
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from esmeray.common.errors import DataError
-from esmeray.common.text import first_line
+from esmeray.common.errors import ConfigError, DataError
+from esmeray.common.text import did_you_mean, first_line
 from esmeray.common.verification import verified
 from esmeray.model.backbones.base import PackedBackbone
-from esmeray.model.backbones.facts import check_not_frozen, chosen_layers, linear_layers
 from esmeray.model.section import LoraSection
 
 ADAPTER_WEIGHTS_FILE = "adapter_model.safetensors"
@@ -32,6 +32,19 @@ _ADAPTER = "default"
 _PEFT_PREFIX = "base_model.model."
 """Prefix that a PeftModel gives to names of the module that it wraps, in its files too."""
 
+_ATTENTION = (
+    ("query", "key", "value", "attention.output.dense"),  # ESM-2, BERT, RoBERTa, ELECTRA
+    ("q_proj", "k_proj", "v_proj", "o_proj"),  # Llama, Mistral, Qwen
+    ("q", "k", "v", "o"),  # T5
+    ("attn.c_attn", "attn.c_proj"),  # GPT-2
+    ("q_lin", "k_lin", "v_lin", "out_lin"),  # DistilBERT
+    ("attn.Wqkv", "attn.Wo"),  # ModernBERT
+)
+"""Names of the projections of attention; an architecture has the first set of which it has every name."""
+
+_WITHOUT_LOSS = ("contact_head", "pooler", "lm_head")
+"""Heads of Hugging Face's modules that no feature of a token passes through."""
+
 
 def adapt(backbone: PackedBackbone, section: LoraSection) -> None:
     """Put an adapter around each target layer and freeze everything else; nothing if ``section.rank`` is 0.
@@ -41,10 +54,13 @@ def adapt(backbone: PackedBackbone, section: LoraSection) -> None:
     """
     if not section.rank:
         return
+    if backbone.frozen:
+        raise ConfigError(
+            "model.backbone.frozen and model.backbone.lora.rank can't both be set: an adapter freezes the other weights"
+        )
+    layers = chosen_layers(linear_layers(backbone.model), section.targets)
     from peft import LoraConfig, inject_adapter_in_model  # here, since it loads for seconds what few runs need
 
-    check_not_frozen(backbone.frozen)
-    layers = chosen_layers(list(linear_layers(backbone.model)), section.targets)
     config = LoraConfig(
         r=section.rank,
         lora_alpha=section.alpha,  # type: ignore[arg-type]  # divided by the rank, so that any number will do
@@ -54,6 +70,44 @@ def adapt(backbone: PackedBackbone, section: LoraSection) -> None:
     )
     inject_adapter_in_model(config, backbone.model, adapter_name=_ADAPTER)
     backbone.lora_export = section.export
+
+
+def linear_layers(model: nn.Module) -> list[str]:
+    """Names of the linear layers that the features of tokens pass through."""
+    return [
+        name
+        for name, module in model.named_modules()
+        # GPT-2 has Conv1D.
+        if isinstance(module, nn.Linear | Conv1D) and not set(_WITHOUT_LOSS) & set(name.split("."))
+    ]
+
+
+def chosen_layers(layers: list[str], targets: list[str]) -> list[str]:
+    """Names of the layers to adapt, of the linear layers that the features of tokens pass through.
+
+    ``targets``: ``attention``, ``all-linear``, or the ends of layers' names. Raises ConfigError (a target names no
+    linear layer; it lists those there are).
+    """
+    chosen: dict[str, None] = {}  # in order, once each
+    for target in targets:
+        ends: tuple[str, ...] = (target,)
+        if target == "attention":  # an architecture without a known set has no layer to match, and is refused below
+            ends = next((names for names in _ATTENTION if all(_ending_in(layers, name) for name in names)), ())
+        matching = layers if target == "all-linear" else [layer for name in ends for layer in _ending_in(layers, name)]
+        if not matching:
+            # Parts of the names after the number of the layer, once each, as a target could name them.
+            there = list(dict.fromkeys(re.split(r"\.\d+\.", layer)[-1] for layer in layers))
+            raise ConfigError(
+                f"model.backbone.lora.targets: no linear layer is called {target!r}{did_you_mean(target, there)}; "
+                f"there are {', '.join(there)}, and all-linear"
+            )
+        chosen |= dict.fromkeys(matching)
+    return list(chosen)
+
+
+def _ending_in(layers: list[str], name: str) -> list[str]:
+    """Match as peft does: the whole name, or its last parts."""
+    return [layer for layer in layers if layer == name or layer.endswith(f".{name}")]
 
 
 def merge(backbone: PackedBackbone) -> None:

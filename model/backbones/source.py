@@ -5,11 +5,10 @@ torch nor transformers, so that a wrong source is refused at once.
 """
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from esmeray.common.errors import ConfigError
 from esmeray.common.text import did_you_mean
-from esmeray.dataset.tokens.esm import EOS, MASK, PAD, VOCABULARY
 from esmeray.dataset.tokens.model_folder import CONFIG_FILE, fetch, local_folder, read_settings
 from esmeray.model.section import BackboneSection
 
@@ -40,27 +39,8 @@ RANDOM_ARCHITECTURES = ("esmc", "modernbert", "bert", "qwen2", "llama", "t5")
 ALWAYS_PADDED = ("t5", "mt5", "umt5")
 """Their relative positions are a bias of the scores, which packed attention has no room for."""
 
-_INNER_MULTIPLE = 64
-_GATED_SHARE = 8 / 3
-"""Inner channels of a gated feed-forward layer per channel: with three matrices, as many parameters as with two of 4
-(Shazeer 2020, section 3)."""
-
 _DEFAULT_SIZE = BackboneSize(6, 256, 4)
 _ROTARY = (*SIZES, "esmc", "modernbert", "qwen2", "llama")
-
-_ESM_DEFAULTS = {
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "max_position_embeddings": 1026,
-    "position_embedding_type": "absolute",
-    "emb_layer_norm_before": None,
-    "is_folding_model": False,
-    "is_decoder": False,
-    "tie_word_embeddings": True,
-}
-"""Defaults of transformers' EsmConfig."""
 
 _WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
 _WEIGHT_PATTERNS = ["model*.safetensors", "model.safetensors.index.json"]
@@ -91,10 +71,6 @@ def random_size(section: BackboneSection) -> BackboneSize:
             f"set model.backbone.heads to {advice}"
         )
     return size
-
-
-def gated_inner_size(hidden_size: int, multiple: int = _INNER_MULTIPLE) -> int:
-    return -(-int(_GATED_SHARE * hidden_size) // multiple) * multiple
 
 
 def check_source(section: BackboneSection) -> None:
@@ -144,45 +120,6 @@ def source_type(section: BackboneSection) -> str:
 
 def is_padded(section: BackboneSection, kind: str) -> bool:
     return section.padded or kind in ALWAYS_PADDED
-
-
-def esm_settings(section: BackboneSection) -> dict[str, Any]:
-    """Settings of the EsmConfig of an ESM-2.
-
-    Raises ConfigError (impossible size, or a folder of another alphabet or kind of model) or ResourceError (the hub
-    can't be reached).
-    """
-    expected = {
-        "vocab_size": len(VOCABULARY),
-        "mask_token_id": MASK,
-        "pad_token_id": PAD,
-        "is_folding_model": False,
-        "is_decoder": False,
-    }
-    if has_random_weights(section):
-        size = random_size(section)
-        return {
-            **_ESM_DEFAULTS,
-            **expected,
-            "eos_token_id": EOS,
-            "hidden_size": size.hidden_size,
-            "num_hidden_layers": size.layers,
-            "num_attention_heads": size.heads,
-            "intermediate_size": 4 * size.hidden_size,
-            "hidden_dropout_prob": 0.0,  # as in the published configs
-            "attention_probs_dropout_prob": 0.0,
-            "layer_norm_eps": 1e-5,
-            "position_embedding_type": "rotary",
-            "emb_layer_norm_before": False,
-            "token_dropout": True,
-        }
-    path = config_folder(section) / CONFIG_FILE
-    # A config.json leaves out what is transformers' default, which this module reads without transformers.
-    settings = _ESM_DEFAULTS | read_settings(path, SOURCE_KEY)
-    for key, value in expected.items():
-        if settings.get(key) != value:
-            raise ConfigError(f"{SOURCE_KEY}: {path} has {key} {settings.get(key)!r}; an ESM-2 has {value!r}")
-    return settings
 
 
 def _folder(section: BackboneSection, patterns: list[str]) -> Path:

@@ -38,13 +38,13 @@ class LightAttention(nn.Module):
         # Sequences stand apart by as many zeros as a convolution can look over a border, with enough at both ends.
         (kernel,) = self.feature_convolution.kernel_size
         gap = kernel // 2
-        places_T = torch.arange(batch.num_tokens, device=segments_T.device) + gap * segments_T
+        rows_T = torch.arange(batch.num_tokens, device=segments_T.device) + gap * segments_T
         rows = batch.num_tokens + gap * (batch.num_sequences - 1) + kernel - 1
         # where and not a product, so that a NaN in a special token stays out.
         inputs_TD = torch.where(residue_T1, features_TD, 0.0).to(self.feature_convolution.weight.dtype)
-        inputs_SD = inputs_TD.new_zeros(rows, inputs_TD.shape[1]).index_copy(0, places_T + (kernel - 1) // 2, inputs_TD)
-        values_TD = self.dropout(_convolve(self.feature_convolution, inputs_SD, places_T))
-        scores_TD = _convolve(self.attention_convolution, inputs_SD, places_T)
+        inputs_SD = inputs_TD.new_zeros(rows, inputs_TD.shape[1]).index_copy(0, rows_T + (kernel - 1) // 2, inputs_TD)
+        values_TD = self.dropout(_convolve(self.feature_convolution, inputs_SD, rows_T))
+        scores_TD = _convolve(self.attention_convolution, inputs_SD, rows_T)
         residues = residues_of(batch, self.num_prefix, self.num_suffix)
         return torch.cat((pool("attention", values_TD, *residues, scores_TD), pool("max", values_TD, *residues)), dim=1)
 
@@ -89,5 +89,5 @@ def build_head(
     return nn.Sequential(OrderedDict(modules, output=Float32Linear(channels, outputs)))
 
 
-def _convolve(convolution: nn.Conv1d, inputs_SD: Tensor, places_T: Tensor) -> Tensor:
-    return convolution(inputs_SD.t().unsqueeze(0)).squeeze(0).t().index_select(0, places_T).float()
+def _convolve(convolution: nn.Conv1d, inputs_SD: Tensor, rows_T: Tensor) -> Tensor:
+    return convolution(inputs_SD.t().unsqueeze(0)).squeeze(0).t().index_select(0, rows_T).float()

@@ -21,37 +21,35 @@ _SMALLEST_SCALE = 1e-6
 
 
 class FeatureStatistics:
-    """Running fp64 sums of features, from which mean and scale of each channel follow."""
+    """Running fp64 sums of features, from which mean and scale of each channel follow.
+
+    ``sums``: by name, () or (D,), to be added up over the workers.
+    """
 
     def __init__(self, channels: int, device: torch.device | str = "cpu") -> None:
-        self.count = torch.zeros((), dtype=torch.float64, device=device)
-        self.sum = torch.zeros(channels, dtype=torch.float64, device=device)
-        self.sum_of_squares = torch.zeros(channels, dtype=torch.float64, device=device)
-
-    @property
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The sums, to be all-reduced (added up) in place across workers."""
-        return self.count, self.sum, self.sum_of_squares
+        sizes: dict[str, tuple[int, ...]] = {"count": (), "features": (channels,), "squares": (channels,)}
+        self.sums = {name: torch.zeros(size, dtype=torch.float64, device=device) for name, size in sizes.items()}
 
     @torch.no_grad()
     def update(self, features_TD: Tensor, mask_T: Tensor) -> None:
         """Add the tokens at which ``mask_T`` is true."""
         # fp64 already here: the variance is a difference of sums that are far larger than it.
         counted_TD = torch.where(mask_T.unsqueeze(-1), features_TD, 0).double()
-        self.count += mask_T.sum()
-        self.sum += counted_TD.sum(0)
-        self.sum_of_squares += counted_TD.square().sum(0)
+        self.sums["count"] += mask_T.sum()
+        self.sums["features"] += counted_TD.sum(0)
+        self.sums["squares"] += counted_TD.square().sum(0)
 
     def finalize(self) -> tuple[Tensor, Tensor]:
         """Mean and scale of each channel, (D,) fp32; the scale is the standard deviation, kept away from 0.
 
         Raises DataError (no token was seen, or a feature was not finite).
         """
-        if not self.count.item():
+        count = self.sums["count"]
+        if not count.item():
             raise DataError("no residue to measure the feature normalisation from; the training data is empty")
-        mean = self.sum / self.count
+        mean = self.sums["features"] / count
         # clamp: of a constant channel the difference may be below 0 by rounding.
-        scale = (self.sum_of_squares / self.count - mean.square()).clamp_min(0).sqrt()
+        scale = (self.sums["squares"] / count - mean.square()).clamp_min(0).sqrt()
         if not (mean.isfinite().all() and scale.isfinite().all()):
             raise DataError("the backbone gives features that are not finite; check its weights or use bf16 or fp32")
         floor = (scale.median() * _SMALLEST_SCALE_SHARE).clamp_min(_SMALLEST_SCALE)

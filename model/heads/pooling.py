@@ -44,7 +44,7 @@ def residue_mask(batch: PackedBatch, num_prefix: int = 1, num_suffix: int = 1) -
 
 
 def residues_of(batch: PackedBatch, num_prefix: int = 1, num_suffix: int = 1) -> tuple[Tensor, Tensor]:
-    """(N,) int64 each: the place of the first residue of a sequence, and how many residues it has.
+    """(N,) int64 each: the row of the first residue of a sequence, and how many residues it has.
 
     A filler may be shorter than the special tokens; then it has no residues.
     """
@@ -82,7 +82,7 @@ def pool(
     return reduced(weights_TD * features_TD, "sum")[1::2] / totals_ND.clamp(min=0.5)
 
 
-def _rows(features_TD: Tensor, places_N: Tensor, batch: PackedBatch) -> Tensor:
-    """(N, D) fp32: these rows; zeros for a sequence without tokens, whose place is its neighbour's."""
-    rows_ND = features_TD.index_select(0, places_N.clamp(0, batch.num_tokens - 1)).float()
+def _rows(features_TD: Tensor, rows_N: Tensor, batch: PackedBatch) -> Tensor:
+    """(N, D) fp32: these rows; zeros for a sequence without tokens, whose row is its neighbour's."""
+    rows_ND = features_TD.index_select(0, rows_N.clamp(0, batch.num_tokens - 1)).float()
     return torch.where((batch.cu_seqlens.diff() > 0).unsqueeze(1), rows_ND, 0.0)

@@ -24,7 +24,7 @@ from esmeray.inference.models.opening import open_model
 from esmeray.inference.models.outputs.latents import decoded
 from esmeray.inference.models.packing import Tokenized
 from esmeray.inference.models.source import find_model
-from esmeray.model.forward_loop import ForwardLoop, Places
+from esmeray.model.forward_loop import ForwardLoop, Indices
 from esmeray.service.contract import DECODED, EACH_MASKED, MASKED, About
 from esmeray.service.replicas.batcher import Item
 from esmeray.service.section import ServedModel
@@ -127,7 +127,7 @@ class Computer:
         if not latents:
             return {}
 
-        def launch(indices: Places) -> dict[str, Tensor]:
+        def launch(indices: Indices) -> dict[str, Tensor]:
             with torch.inference_mode():
                 logits = decoded(self._model, [torch.from_numpy(items[index].payload) for index in indices.tolist()])
             return dict(zip(map(str, indices.tolist()), logits, strict=True))

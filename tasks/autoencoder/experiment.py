@@ -15,6 +15,7 @@ class AutoencoderExperiment(ResidueExperiment):
     def prepare(self, model: TaskModel, context: WorkerContext, control: ControlGroup, *, brief: bool = False) -> None:
         """Measure mean and scale of the features; from a single step if ``brief``."""
         assert isinstance(model, ESM2Autoencoder)
+        # Before the engine, which moves it otherwise: that takes the parameters as they are by then.
         model.to(context.device)
         wanted = 1 if brief else self.settings.model.autoencoder.normalization_tokens
         # Fixed from the first steps of the first epoch, all workers together, so that their number changes nothing.
@@ -23,10 +24,10 @@ class AutoencoderExperiment(ResidueExperiment):
         for step in self.batches.epoch(0):
             for batch in step.batches:
                 model.measure(batch.to(context.device), statistics)
+            # Tokens of all workers: one that stopped alone would leave the others waiting in the next sum.
             seen += control.agree(0, step.num_tokens, stop=False, failed=False).tokens
             if seen >= wanted:
                 break
-        sums = control.sum({str(index): tensor for index, tensor in enumerate(statistics.tensors)})
-        for index, tensor in enumerate(statistics.tensors):
-            tensor.copy_(sums[str(index)])
+        # Added up before mean and scale are taken: each worker must normalise alike.
+        statistics.sums = control.sum(statistics.sums)
         model.normalization.set(statistics)

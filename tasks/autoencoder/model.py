@@ -270,9 +270,9 @@ def _packed_in_order(sequences: Sequence[str], max_tokens: int) -> Iterator[Pack
     for index, sequence in enumerate(sequences):
         if tokenize_residue_texts([sequence]) is None:
             # Only now letter by letter, for the message.
-            place = next(place for place, letter in enumerate(sequence) if tokenize_residue_texts([letter]) is None)
+            position = next(i for i, letter in enumerate(sequence) if tokenize_residue_texts([letter]) is None)
             raise DataError(
-                f"sequence {index} (counted from 0) has {sequence[place]!r} at position {place + 1}, which is no "
+                f"sequence {index} (counted from 0) has {sequence[position]!r} at position {position + 1}, which is no "
                 "residue of the ESM alphabet; use upper-case letters, and X for an unknown residue"
             )
         added = len(sequence) + SPECIAL_TOKENS_PER_SEQUENCE

@@ -21,6 +21,7 @@ class AutoencoderSection(Section):
 
     @model_validator(mode="after")
     def _some_loss(self) -> "AutoencoderSection":
+        # Without any of them nothing would be learnt, and a run would end as if it were.
         if self.feature_loss_weight + self.cosine_loss_weight + self.residue_loss_weight == 0:
             raise ValueError("at least one of the loss weights must be above 0")
         return self

@@ -7,7 +7,7 @@ from esmeray.tasks.registry import RESIDUE_RECOVERY, Task
 TASK = Task(
     section=AutoencoderSection,
     summary="compress and reconstruct residue features",
-    plan="esmeray.tasks.autoencoder.plan:AutoencoderPlan",
+    plan="esmeray.tasks.plan:ResiduePlan",
     experiment="esmeray.tasks.autoencoder.experiment:AutoencoderExperiment",
     opener="esmeray.tasks.autoencoder.model:open_autoencoder",
     metrics={

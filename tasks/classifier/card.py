@@ -113,11 +113,13 @@ def _lines(model: Classifier, opening: Opening) -> str:
     return _WITHOUT_ESMERAY.format(
         peft="from peft import PeftModel\n" if opening.base else "",
         opener=opener,
+        # An adapter is put around its base, which may lie in another folder.
         network=f"PeftModel.from_pretrained({call}, folder)" if opening.base else call,
         text=opening.text,
         crop=crop,
         prefix=model.num_prefix,
         suffix=model.num_suffix,
+        # Inside the lines' no_grad block.
         pooling=indent(_pooling(model), "    "),
         result=_RESULTS.get(model.label_space.kind, "logits.softmax(-1)  # a probability for each of names"),
     )
@@ -126,6 +128,7 @@ def _lines(model: Classifier, opening: Opening) -> str:
 def _pooling(model: Classifier) -> str:
     pooled = _POOLING[model.section.pooling]
     if model.per_residue:
+        # The setting is mean there, which is refused otherwise, and nothing is pooled.
         pooled = "pooled = features[inner]  # one row for each residue\n"
     if model.section.head == "linear":
         return pooled
@@ -140,8 +143,10 @@ def _cropping(model: Classifier, opening: Opening) -> str:
     if opening.max_length is None:
         return ""
     head = head_length(opening.max_length, opening.crop)
+    # None where the beginning alone is kept.
     tail = opening.max_length - head
     used = f"the first {head:,} and the last {tail:,}" if tail else f"the first {head:,}"
+    # Else a reader would take row i for residue i.
     rows = " A residue that is left out has no row in `result`." if model.per_residue else ""
     return (
         f"Of a text of more than {opening.max_length:,} tokens, special ones not counted, {used} are used, as in the "
@@ -153,6 +158,7 @@ def _description(model: Classifier) -> str:
     kind, names = model.label_space.kind, model.label_space.names
     # Thousands of terms would hide what the card says otherwise.
     more = f" and {len(names) - _SHOWN_NAMES} more (label_mappings.json)" if len(names) > _SHOWN_NAMES else ""
+    # Residues are not pooled, whatever the setting says.
     pooling = "" if model.per_residue else f", {model.section.pooling} pooling"
     outputs = {"regression": "Numbers", "per_residue": "Letters of each residue"}.get(kind, "Classes")
     return (

@@ -4,7 +4,6 @@ Metrics of an evaluation are computed from the predictions of all workers togeth
 Shape legend: N sequences, C labels.
 """
 
-import json
 from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
@@ -48,21 +47,25 @@ class LabelledExperiment(Experiment):
         data, seed = self.settings.data, self.settings.seed
         self._section = self.settings.model.classifier
         self._labelled = self.opened(path)
-        self._best_metric = best_metric(self._section, self._labelled.label_space.kind)
+        # The run's copy, which the plan wrote: no node fetches or trains one of its own.
         self._tokenizer = open_tokenizer(run.tokenizer)
+        # Into each checkpoint: those in the run's folder may be of later data.
         self.names = {MAPPINGS_FILE: (run.path / MAPPINGS_FILE).read_bytes()} | {
             f"{TOKENIZER}/{file.name}": file.read_bytes() for file in sorted(run.tokenizer.iterdir())
         }
         self.store, self.checksum = self._labelled.store, self._labelled.checksum
+        # Made once, beside the store: an epoch reads slices of them, and tokenizes nothing.
         tokens = ensure_tokens(self.store, self._tokenizer, path.parent)
         space = self._labelled.label_space
         labels = Labels(self._labelled.targets, space.kind == "per_residue", self._labelled.weights)
         training = LabelledSource(tokens, labels, max_length=data.max_length, crop=data.crop, seed=seed)
+        # Fixed windows: evaluations would else differ by their crops alone.
         held_out = LabelledSource(tokens, labels, max_length=data.max_length, crop=fixed_crop(data.crop))
         self._held_out = held_out
         self._features = path.parent / "features"
         self._hit_rate: float | None = None
         self.cropped = count_cropped(tokens.lengths[self._labelled.training], data.max_length)
+        # Without held-out records no checkpoint is known to be better than the last.
         self.patience, self.exports_best = self._section.patience, self._labelled.validation.size > 0
         self._take(Loader(training, data.num_workers, data.prefetch), held_out)
 
@@ -72,7 +75,7 @@ class LabelledExperiment(Experiment):
 
     def cost(self, metrics: dict[str, float]) -> float | None:
         """The value of ``classifier.best_metric``, negated where higher is better; None where it is not defined."""
-        name = self._best_metric
+        name = best_metric(self._section, self._labelled.label_space.kind)
         if name not in metrics:
             return None
         return metrics[name] if name in LOWER_IS_BETTER else -metrics[name]
@@ -119,7 +122,9 @@ class ClassifierExperiment(LabelledExperiment):
                 "to false"
             )
         precision = self.settings.precision
+        # By content, so that equal sequences share their features, in any store.
         keys_R2 = self.store.sequence_keys(np.arange(len(self.store)))
+        # For the operations that are counted: a step is the head's alone from here on.
         self.runs_backbone = False
         features, self._hit_rate = ensure_features(
             model,
@@ -132,6 +137,7 @@ class ClassifierExperiment(LabelledExperiment):
             context=context,
             control=control,
         )
+        # One source for both: windows are fixed, so that nothing of an epoch is random.
         source = FeatureSource(self._held_out, features, keys_R2, pooled=is_pooled(model))
         self._take(source, source)
 
@@ -170,7 +176,9 @@ class ClassifierExperiment(LabelledExperiment):
         def predict(batch: PackedBatch) -> TaskOutput:
             logits, output = model.predict(batch)
             targets = batch.targets
+            # Fillers and unlabelled rows have no target, and count for nothing.
             judged = has_target(targets)
+            # CPU-GPU sync point, for which the device keeps no predictions.
             predicted.append(probabilities(logits[judged], kind).float().cpu())
             wanted.append(targets[judged].cpu())
             if WEIGHTS in batch.by_sequence and kind != "per_residue":
@@ -184,9 +192,10 @@ class ClassifierExperiment(LabelledExperiment):
         targets = control.gather_rows(torch.cat(wanted))
         weights_N = control.gather_rows(torch.cat(weights)) if weights else None
         metrics: dict[str, float] = {}
+        # One worker's for all: what stops early or is best must be decided alike on each.
         if control.rank == 0:
             metrics = model.metrics(sums) | classification_metrics(kind, probabilities_NC, targets, weights_N)
-        return json.loads(control.from_rank_0(json.dumps(metrics)))
+        return control.from_rank_0(metrics)
 
 
 def _class_weights(labelled: LabelledData) -> Tensor:
@@ -201,6 +210,7 @@ def _class_weights(labelled: LabelledData) -> Tensor:
 
 def _target_scale(labelled: LabelledData) -> tuple[Tensor, Tensor]:
     """(C,) means and (C,) standard deviations of the training targets; 0 and 1 for a column without a number."""
+    # Of training records alone: what is held out must not leak into the scale.
     targets_NC = labelled.targets[labelled.training].astype(np.float64)
     known_NC = np.isfinite(targets_NC)
     count_C = np.maximum(known_NC.sum(axis=0), 1)

@@ -81,6 +81,7 @@ def export_classifier(
         if model.backbone.lora_export == "adapter":
             base = _write_adapter(model, building)
         else:
+            # Merged in a copy: the model's own adapter stays apart.
             _write_network(model, building, merged_state(model.backbone.model))
         write_head(
             model,
@@ -104,6 +105,7 @@ def load_classifier(folder: str | Path) -> tuple[Classifier, SequenceTokenizer]:
     damaged files, or the base of its adapter is gone) or ResourceError (the hub, which has it, can't be reached).
     """
     folder = Path(folder).expanduser().absolute()
+    # The small files first: damage to them is found before gigabytes are read.
     settings = read_settings(folder)
     tokenizer = open_tokenizer(folder)
     label_space = LabelSpace.load(folder)
@@ -133,6 +135,7 @@ def _write_network(model: Classifier, folder: Path, state: dict[str, Tensor]) ->
     space = model.label_space
     with quiet_transformers():
         model.backbone.model.save_pretrained(folder, state_dict=state)
+    # A copy: the model may be used further, and names of classes are the folder's.
     config = copy.deepcopy(model.backbone.config)
     config.id2label = dict(enumerate(space.names))
     config.label2id = {name: index for index, name in enumerate(space.names)}
@@ -145,9 +148,11 @@ def _write_adapter(model: Classifier, folder: Path) -> str:
 
     The base has a folder of its own: beside a config.json, transformers loads an adapter without being asked.
     """
+    # transformers notes there what it loaded; nothing where weights were drawn.
     source = getattr(model.backbone.model.config, "_name_or_path", "") or ""
     snapshot = _SNAPSHOT.search(source)
     if snapshot is not None:
+        # By name and revision: another machine has no such path in its cache.
         name, revision = f"{snapshot['owner']}/{snapshot['name']}", snapshot["revision"]
         save_adapter(model.backbone, folder, base=name, revision=revision)
         return f"{name!r}, revision={revision!r}"
@@ -166,14 +171,17 @@ def _base_folder(folder: Path) -> Path:
     settings = read_json(verified(path), REMEDY)
     with parsing(path, REMEDY):
         source, revision = str(settings["base_model_name_or_path"]), settings["revision"]
+    # In the export first: the same name may be a folder of where the process runs.
     for candidate in (folder / source, Path(source)):
         if candidate.is_dir():
             return candidate
+    # It was a folder then, and the hub knows nothing of it.
     if revision is None:
         raise DataError(
             f"{path}: the base of the adapter, {source}, is gone; put it back or export with lora.export merged"
         )
     try:
+        # Patterns leave out pickles and code.
         return Path(snapshot_download(source, revision=revision, allow_patterns=_WEIGHT_PATTERNS))
     except (OSError, HTTPError) as error:
         raise ResourceError(

@@ -22,7 +22,7 @@ from esmeray.dataset.section import DataSection
 from esmeray.dataset.tokens.base import SequenceTokenizer
 from esmeray.model.backbones.fingerprint import features_fingerprint, weights_fingerprint
 from esmeray.model.device import DTYPES
-from esmeray.model.forward_loop import ForwardLoop, Places
+from esmeray.model.forward_loop import ForwardLoop, Indices
 from esmeray.tasks.classifier.model import Classifier
 
 SHARD_BYTES = 128 << 20
@@ -62,6 +62,7 @@ def ensure_features(
     of the records whose features were there already. Raises DataError where those are damaged, ResourceError where the
     disk can't be written.
     """
+    # Equal sequences are computed once, and stand once in the cache.
     distinct, first, uses = np.unique(keys_R2[records], axis=0, return_index=True, return_counts=True)
     missing = ~FeatureStore(path).has(distinct)
     hit_rate = 1 - float(uses[missing].sum() / max(1, records.size))
@@ -70,14 +71,17 @@ def ensure_features(
         wanted = records[first][missing]
         # The longest first, and neighbours to different workers, so that all have about as much to do.
         wanted = wanted[np.argsort(-source.token_lengths(wanted), kind="stable")][context.rank :: context.world_size]
+        # A copy: the model stays in fp32 on the CPU until the engine takes it.
         backbone = copy.deepcopy(model.backbone).to(context.device, DTYPES[precision]).eval()
         lengths_N = source.token_lengths(wanted)
         rows_N = np.ones_like(lengths_N) if is_pooled(model) else lengths_N
-        for places in longest_first(rows_N, max(1, SHARD_BYTES // (4 * model.backbone.hidden_size))):
-            shard = wanted[places]
+        # Four bytes a channel: features are kept in fp32, whatever computes them.
+        for indices in longest_first(rows_N, max(1, SHARD_BYTES // (4 * model.backbone.hidden_size))):
+            shard = wanted[indices]
+            # After its keys: workers, and runs at once, never write other content under one name.
             name = f"{xxhash.xxh3_64_hexdigest(keys_R2[shard].tobytes())}-{context.rank:05d}"
-            rows = dict(_computed(model, backbone, source, shard, max_tokens, context.device))
-            write_shard(path, name, keys_R2[shard], [rows[place] for place in range(shard.size)])
+            rows = dict(_computed(model, backbone, source, shard, rows_N[indices], max_tokens, context.device))
+            write_shard(path, name, keys_R2[shard], [rows[index] for index in range(shard.size)])
     control.all_true(True)
     return FeatureStore(path), hit_rate
 
@@ -87,21 +91,22 @@ def _computed(
     backbone: torch.nn.Module,
     source: LabelledSource,
     records: NDArray[np.int64],
+    rows_N: NDArray[np.int64],
     max_tokens: int,
     device: torch.device,
 ) -> Iterator[tuple[int, NDArray[np.float32]]]:
-    """Each record's place among ``records``, and its (1, D) or (tokens, D) features."""
+    """Each record's index among ``records``, and its (1, D) or (tokens, D) features, so many rows."""
     lengths_N = source.token_lengths(records)
-    rows_N = np.ones_like(lengths_N) if is_pooled(model) else lengths_N
 
     @torch.inference_mode()
-    def launch(places: Places) -> dict[str, Tensor]:
-        (made,) = source.batches([(0, records[places])])
+    def launch(indices: Indices) -> dict[str, Tensor]:
+        # Of epoch 0, as crops are fixed and any other would be the same.
+        (made,) = source.batches([(0, records[indices])])
         batch = made.batch.to(device, non_blocking=True)
         features_TD = backbone(batch)
         return {"features": (model.pool(features_TD, batch) if is_pooled(model) else features_TD).float()}
 
-    loop = ForwardLoop(device, launch, lambda place: f"record {records[place]}, {lengths_N[place]:,} tokens")
-    for places, tensors in loop.run(longest_first(lengths_N, max_tokens)):
-        rows = tensors["features"].split(rows_N[places].tolist())
-        yield from zip(places.tolist(), (row.numpy() for row in rows), strict=True)
+    loop = ForwardLoop(device, launch, lambda index: f"record {records[index]}, {lengths_N[index]:,} tokens")
+    for indices, tensors in loop.run(longest_first(lengths_N, max_tokens)):
+        rows = tensors["features"].split(rows_N[indices].tolist())
+        yield from zip(indices.tolist(), (row.numpy() for row in rows), strict=True)

@@ -274,14 +274,16 @@ def build_classifier(
     class_weights: Tensor | None = None,
     target_scale: tuple[Tensor, Tensor] | None = None,
     label_weights: Tensor | None = None,
+    *,
+    empty: bool = False,
 ) -> Classifier:
-    """The classifier to train, in fp32 on the CPU, in training mode.
+    """The classifier to train, in fp32 on the CPU, in training mode; ``empty``: on the meta device, to be counted.
 
     Random weights depend on ``seed`` alone; the global random state is left as it was. Raises as :class:`Classifier`,
     :func:`~esmeray.model.backbones.lora.adapt` and :func:`~esmeray.model.backbones.loading.build_backbone`.
     """
-    backbone = build_backbone(section.backbone, seed, tokenizer.vocabulary_size, tokenizer.pad)
-    with seeded(seed + 1):  # not the backbone's stream again
+    backbone = build_backbone(section.backbone, seed, tokenizer.vocabulary_size, tokenizer.pad, empty=empty)
+    with seeded(seed + 1), torch.device("meta" if empty else "cpu"):  # not the backbone's stream again
         adapt(backbone, section.backbone.lora)
         return Classifier(
             backbone,

@@ -1,10 +1,11 @@
 """The data of a classifier before training: prepared, counted, and held against the model that is to take it.
 
-Imports neither torch nor transformers, so that a plan and a refusal are there at once.
+Imports neither torch nor transformers until the model is counted, so that a refusal is there at once.
 """
 
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,31 +13,33 @@ from esmeray.common.errors import CheckpointError, ConfigError
 from esmeray.common.progress import ProgressCallback, no_progress
 from esmeray.dataset.batches.preparation import count_cropped, cropped_lengths
 from esmeray.dataset.labels.conversion import ensure_labelled_store, labelled_store_location
-from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.dataset.labels.store import LabelledData, LabelledStore
 from esmeray.dataset.labels.values import read_label_weights
 from esmeray.dataset.section import TargetKind
 from esmeray.dataset.tokens.base import SequenceTokenizer, load_tokenizer, open_tokenizer
 from esmeray.dataset.tokens.token_store import ensure_tokens
-from esmeray.model.backbones.facts import BackboneFacts, backbone_facts, check_not_frozen, chosen_layers
 from esmeray.model.backbones.source import check_source
-from esmeray.model.cost.memory import ParameterCount
+from esmeray.model.cost.memory import count_parameters
 from esmeray.model.heads.settings import best_metric, check_pooling, loss_name
-from esmeray.model.section import ClassifierSection
 from esmeray.run_folder.checkpoints import CheckpointFolder
 from esmeray.run_folder.paths import TOKENIZER, RunFolder
 from esmeray.tasks.plan import DataSize, TaskPlan, TaskSize
 from esmeray.tasks.section import ModelSection
+
+if TYPE_CHECKING:
+    from esmeray.tasks.classifier.model import LabelModel
 
 
 class ClassifierPlan(TaskPlan):
     """A classifier of labelled sequences."""
 
     def prepare(self, root: Path, progress: ProgressCallback = no_progress) -> Path:
+        # Before the data, whose conversion may take hours.
         self.check_settings(self.data.labels.kind)
         labelled = LabelledStore(ensure_labelled_store(self.data, self.model.tokenizer, root, progress))
         if (weights := self.model.classifier.label_weights) is not None:
             read_label_weights(Path(weights), labelled.label_space)  # refuses those that do not go with its labels
+        # Here, where progress is shown: workers find the tokens beside the store.
         ensure_tokens(labelled.store, tokenizer_of(self.model, labelled), labelled.path.parent, progress)
         return labelled.path
 
@@ -53,6 +56,7 @@ class ClassifierPlan(TaskPlan):
     def check_resumed(self, checkpoint: CheckpointFolder, path: Path) -> None:
         """Refuse another tokenizer than the checkpoint was trained with."""
         now = tokenizer_of(self.model, self.opened(path))
+        # By content: a name on the hub, or a folder, may hold another by now.
         if open_tokenizer(checkpoint.path / TOKENIZER).fingerprint != now.fingerprint:
             raise CheckpointError(
                 f"model.tokenizer: {checkpoint.path} was trained with another tokenizer than that of "
@@ -61,6 +65,7 @@ class ClassifierPlan(TaskPlan):
 
     def write_names(self, run: RunFolder, path: Path) -> None:
         labelled = self.opened(path)
+        # Files that an earlier attempt's tokenizer had and this one lacks would be read along.
         shutil.rmtree(run.tokenizer, ignore_errors=True)
         run.tokenizer.mkdir(parents=True)
         tokenizer_of(self.model, labelled).save(run.tokenizer)
@@ -80,12 +85,16 @@ class ClassifierPlan(TaskPlan):
         tokens = ensure_tokens(labelled.store, tokenizer, labelled.path.parent)
         special = len(tokenizer.prefix) + len(tokenizer.suffix)
         lengths_N = cropped_lengths(tokens.lengths, self.data.max_length) + special
+        # No run sees the test part, whose lengths refuse nothing.
         judged_N = np.concatenate([labelled.training, labelled.validation])
-        facts = self.facts(tokenizer)
-        if facts.longest is not None and (longest := int(lengths_N[judged_N].max())) > facts.longest:
+        model = self.empty_model(labelled, tokenizer)
+        limit = None if model.backbone is None else model.backbone.longest
+        longest = int(lengths_N[judged_N].max())
+        # Here and not by the first batch that holds it, which may come after hours.
+        if limit is not None and longest > limit:
             raise ConfigError(
-                f"data.max_length: the longest sequence has {longest} tokens, and this backbone takes {facts.longest}: "
-                f"set it to at most {facts.longest - special}"
+                f"data.max_length: the longest sequence has {longest} tokens, and this backbone takes {limit}: "
+                f"set it to at most {limit - special}"
             )
         size = DataSize(
             labelled.training.size,
@@ -96,56 +105,24 @@ class ClassifierPlan(TaskPlan):
             counts=labelled.counts,
             labels=str(labelled.label_space),
         )
-        return TaskSize(
-            size, count_classifier_parameters(self.model, facts, labelled.label_space, len(tokenizer.prefix))
-        )
+        return TaskSize(size, count_parameters(model))
 
-    def facts(self, tokenizer: SequenceTokenizer) -> BackboneFacts:
-        """What is known of the backbone before it is built."""
-        return backbone_facts(self.model.backbone, tokenizer.vocabulary_size, tokenizer.pad)
+    def empty_model(self, labelled: LabelledData, tokenizer: SequenceTokenizer) -> "LabelModel":
+        """The model, without memory for its weights. Raises ConfigError where its parts do not go together."""
+        from esmeray.tasks.classifier.model import build_classifier  # here: it loads torch
+
+        return build_classifier(self.model, 0, labelled.label_space, tokenizer, empty=True)
 
 
 def tokenizer_of(model: ModelSection, labelled: LabelledData) -> SequenceTokenizer:
     """The config's tokenizer; one that is trained on the labelled store is saved beside it."""
     path, section = labelled.path, model.tokenizer
+    # Beside the data and named after its size: runs on the same data share it.
     trained = path.with_name(f"{path.name}-tokenizer-{section.vocabulary_size}")
     return load_tokenizer(
         section,
         model.backbone.source,
+        # Read only where a tokenizer is to be trained.
         lambda: [labelled.store.text(index) for index in labelled.training.tolist()],
         trained,
     )
-
-
-def count_classifier_parameters(
-    section: ModelSection, facts: BackboneFacts, label_space: LabelSpace, num_prefix: int
-) -> ParameterCount:
-    """Parameters of a classifier. Raises ConfigError where its head or adapter does not go with the rest."""
-    classifier = section.classifier
-    lora = section.backbone.lora
-    # Counted before anything is loaded: what does not go together is refused here, and not after a download.
-    loss_name(classifier, label_space.kind)
-    check_pooling(classifier, label_space.kind, num_prefix=num_prefix, causal=facts.causal)
-    head = _head_parameters(classifier, facts.hidden_size, label_space.num_outputs)
-    if lora.rank:
-        check_not_frozen(section.backbone.frozen)
-        chosen = chosen_layers(list(facts.linear), lora.targets)
-        # Two matrices a layer, of rank rows each; nothing else of the backbone is trained.
-        adapter = lora.rank * sum(sum(facts.linear[name]) for name in chosen)
-        return ParameterCount(facts.parameters + adapter + head, adapter + head, adapter)
-    if section.backbone.frozen:
-        return ParameterCount(facts.parameters + head, head, 0)
-    matrices = sum(inputs * outputs for inputs, outputs in facts.linear.values())
-    return ParameterCount(facts.parameters + head, facts.parameters - facts.unused + head, matrices)
-
-
-def _head_parameters(section: ClassifierSection, channels: int, outputs: int) -> int:
-    count = 0
-    attentive = section.pooling == "light_attention"
-    if attentive:  # two convolutions
-        count += 2 * (channels * channels * section.light_attention_kernel + channels)
-        channels *= 2
-    if section.head == "mlp":  # the hidden layer, and the norm after light attention
-        count += (channels + 1 + 2 * attentive) * section.hidden_size
-        channels = section.hidden_size
-    return count + (channels + 1) * outputs

@@ -57,7 +57,9 @@ class StructureSource(BatchSource):
         hidden_M = chosen_positions(bits_T, tokens_T, cu_seqlens, below_T)
         targets_T = np.full(tokens_T.size, IGNORED_TARGET)
         targets_T[hidden_M] = tokens_T[hidden_M]
+        # After the targets were taken from there.
         tokens_T[hidden_M] = MASK
+        # Bits of its own: a sequence may lose its label and keep its structure.
         unlabelled_N = self._dropped(_NO_LABEL, epoch, records_N)
         coordinates, chains = self._structures(epoch, records_N, starts_N, lengths_N, cu_seqlens)
         batch = packed_from_tokens(
@@ -90,6 +92,7 @@ class StructureSource(BatchSource):
         """(N,) share of hidden residues, at a time drawn for each record."""
         # In (0, 1]: at time 0 nothing would be hidden, and nothing learnt.
         times_N = (self._bits(_TIME, epoch, records_N).astype(np.float64) + 1) / 2.0**64
+        # Bounded below, as a weighting divides by it.
         return np.maximum(hidden_share(times_N, self._section.schedule), _LEAST_SHARE)
 
     def _structures(
@@ -116,6 +119,7 @@ class StructureSource(BatchSource):
         return coordinates, chains
 
     def _dropped(self, purpose: int, epoch: int, records_N: Indices) -> NDArray[np.bool_]:
+        # Held-out sequences keep their conditions: the model measures itself without them as well.
         share = self._section.drop_share if self._training else 0.0
         return self._bits(purpose, epoch, records_N) < threshold(share)
 

@@ -24,13 +24,16 @@ class DiffusionExperiment(Experiment):
 
     def open_data(self, path: Path, context: WorkerContext, run: RunFolder) -> None:
         data, section = self.settings.data, self.settings.model.diffusion
+        # Where stage() has put the sequences: what is there is not copied again.
         staged = None if data.stage_dir is None else stage_once(path / SEQUENCES_FOLDER, Path(data.stage_dir))
         self._predictions = predictions_of(data)
         self._structures = structures = StructureStore(path, sequences=staged, predictions=self._predictions)
         self.store, self.checksum = structures.store, structures.manifest.checksum
+        # The label embedding has a row for each: without the names, in order, nobody could choose one.
         self.names = {LABELS_FILE: json.dumps(structures.manifest.label_names).encode()}
         length = data.max_length
         training = StructureSource(structures, section, max_length=length, seed=self.settings.seed, training=True)
+        # Of no run's seed, so that metrics of runs compare.
         held_out = StructureSource(structures, section, max_length=length, seed=0, training=False)
         # Predicted structures are waited for, and counted, where they are asked for.
         num_workers = 0 if self._predictions is not None else data.num_workers

@@ -10,24 +10,22 @@ encoder, K tokens of the vocabulary.
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import PreTrainedModel
 
 from esmeray.dataset.packed_batch import LABELS, WEIGHTS, PackedBatch
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer, SequenceTokenizer
 from esmeray.model.attention.packed import attend
 from esmeray.model.backbones.base import PackedBackbone
-from esmeray.model.backbones.loading import masked_lm_network, residue_masked_lm, seeded
+from esmeray.model.backbones.loading import residue_masked_lm, seeded
 from esmeray.model.saved_settings import read_settings_of, write_settings
 from esmeray.model.section import BackboneSection
 from esmeray.model.structures.encoder import StructureEncoder
-from esmeray.model.task_model import Card, ResidueModel, TaskOutput, scalar_sums
+from esmeray.model.task_model import Card, TaskOutput, scalar_sums
 from esmeray.tasks.diffusion.section import DiffusionSection
-from esmeray.tasks.masked_lm.model import hidden_residues, residue_metrics, residue_sums
+from esmeray.tasks.masked_lm.model import MaskedLM, hidden_residues, residue_metrics, residue_sums
 from esmeray.tasks.section import ModelSection
 
 WEIGHTS_FILE = "structdiff.safetensors"
@@ -43,8 +41,8 @@ or `esmeray design generate FOLDER --generate.structures FILE --generate.output 
 """
 
 
-class SequenceDiffusion(ResidueModel):
-    """Predicts hidden residues on packed batches, with backbone and head of a masked language model.
+class SequenceDiffusion(MaskedLM):
+    """A masked language model on packed batches, with an adapter between backbone and head.
 
     ``labels``: names of the classes that sequences may be conditioned on.
     """
@@ -56,8 +54,8 @@ class SequenceDiffusion(ResidueModel):
     def __init__(
         self, backbone: PackedBackbone, lm_head: nn.Module, section: DiffusionSection, labels: tuple[str, ...] = ()
     ) -> None:
-        super().__init__()
-        self.backbone, self.lm_head, self.section, self.labels = backbone, lm_head, section, labels
+        super().__init__(backbone, lm_head)
+        self.section, self.labels = section, labels
         channels = section.encoder.hidden_size
         self.structure_encoder = StructureEncoder(section.encoder, checkpointing=bool(backbone.gradient_checkpointing))
         self.label_embedding = nn.Embedding(len(labels) + 1, channels)  # 0 for none, and for those left out in training
@@ -129,9 +127,6 @@ class SequenceDiffusion(ResidueModel):
         nothing = self.structure_encoder.unknown + self.label_embedding.weight[0]
         return nothing.expand(batch.num_tokens, -1)
 
-    def network(self) -> PreTrainedModel:
-        return masked_lm_network(self.backbone, self.lm_head)
-
     def card(self, family: str, size: str, network_code: Callable[[str, str], str]) -> Card:
         description = (
             f"# Sequences for a structure\n\nMasked diffusion on {family} with {size}, conditioned "
@@ -160,7 +155,11 @@ def open_diffusion(folder: str | Path) -> SequenceDiffusion:
     Raises DataError (no such model, another format version, damaged files) or ConfigError (its backbone).
     """
     folder = Path(folder).expanduser().absolute()
-    section, labels = _read_settings(folder / CONFIG_FILE)
+    section, labels = read_settings_of(
+        folder / CONFIG_FILE,
+        "model of sequence diffusion",
+        lambda settings: (DiffusionSection.model_validate(settings["diffusion"]), tuple(settings["labels"])),
+    )
     backbone, head = residue_masked_lm(BackboneSection(source=str(folder)), seed=0)
     with seeded(0):  # random weights are overwritten; the caller's random state must not move
         model = SequenceDiffusion(backbone, head, section, labels)
@@ -171,13 +170,6 @@ def open_diffusion(folder: str | Path) -> SequenceDiffusion:
 def open_export(folder: Path) -> tuple[SequenceDiffusion, SequenceTokenizer]:
     """What :func:`open_diffusion` opens, and the tokenizer of residues."""
     return open_diffusion(folder), EsmSequenceTokenizer()
-
-
-def _read_settings(path: Path) -> tuple[DiffusionSection, tuple[str, ...]]:
-    def parse(settings: dict[str, Any]) -> tuple[DiffusionSection, tuple[str, ...]]:
-        return DiffusionSection.model_validate(settings["diffusion"]), tuple(settings["labels"])
-
-    return read_settings_of(path, "model of sequence diffusion", parse)
 
 
 class _Adapter(nn.Module):

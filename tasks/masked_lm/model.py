@@ -67,8 +67,8 @@ class MaskedLM(ResidueModel):
 
 
 def hidden_residues(backbone: PackedBackbone, batch: PackedBatch) -> tuple[Tensor, Tensor]:
-    """(M,) places of the targets in the batch, and their ids in the backbone's own vocabulary."""
-    positions_M = batch.places_of_targets()
+    """(M,) positions of the targets in the batch, and their ids in the backbone's own vocabulary."""
+    positions_M = batch.find_targets()
     targets_M = batch.targets.index_select(0, positions_M)
     return positions_M, targets_M if backbone.residue_ids is None else backbone.residue_ids[targets_M]
 

@@ -24,12 +24,14 @@ class MaskedLMSection(Section):
 
     @model_validator(mode="after")
     def _shares_fit(self) -> "MaskedLMSection":
+        # Room for rounding: shares that add up to 1 on paper may not do so in binary.
         if self.mask_token_share + self.random_token_share > 1 + 1e-9:
             raise ValueError("mask_token_share + random_token_share must not exceed 1")
         return self
 
     def at(self, step: int | None) -> "MaskedLMSection":
         """The shares of a step of training (from 0); None for validation."""
+        # Validation always masks as training does in the end, so that its losses compare.
         if self.first_mask_share is None or step is None or step >= self.mask_share_steps:
             return self
         progress = step / self.mask_share_steps

@@ -20,8 +20,7 @@ from esmeray.tasks.classifier.experiment import ClassifierExperiment, LabelledEx
 from esmeray.tasks.classifier.model import build_classifier
 from esmeray.tasks.experiment import TrainedState
 from esmeray.tasks.section import ModelSection
-from esmeray.tasks.terms.export import export_vector_classifier
-from esmeray.tasks.terms.model import VectorClassifier, new_vector_classifier
+from esmeray.tasks.terms.model import VectorClassifier, export_vector_classifier, new_vector_classifier
 
 
 class _TermsExperiment(LabelledExperiment):
@@ -56,8 +55,10 @@ class VectorExperiment(_TermsExperiment):
     def open_data(self, path: Path, context: WorkerContext, run: RunFolder) -> None:
         super().open_data(path, context, run)
         self._vectors = VectorRows(read_vectors(self.store, self.settings.model.terms.embeddings))
+        # Vectors lie in the order of the records, whose numbers are thus their keys.
         records = np.arange(len(self.store))
         source = FeatureSource(self._held_out, self._vectors, records, pooled=True)
+        # In place of the tokens' batches, which the base has taken.
         self._take(source, source)
 
     def build_model(self) -> TaskModel:
@@ -73,6 +74,7 @@ class VectorExperiment(_TermsExperiment):
 
     @classmethod
     def export(cls, trained: TrainedState, folder: Path, *, overwrite: bool) -> Path:
+        # From the weights: the folder of the embeddings may be gone by now.
         channels = trained.weights["input_scale.mean"].numel()
         model = VectorClassifier(channels, trained.model.classifier, LabelSpace.load(trained.checkpoint.path))
         return export_vector_classifier(

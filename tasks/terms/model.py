@@ -1,11 +1,13 @@
 """Terms of proteins from one vector each: the classifier's head and loss where no backbone runs.
 
 Batches have no tokens, but a vector (C,) of each sequence as its features. The vectors are standardised by mean and
-standard deviation of the training proteins, which are part of the state.
+standard deviation of the training proteins, which are part of the state. An export is the folder of a classifier,
+without backbone and tokenizer.
 
 Shape legend: N sequences, C channels, K terms.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,8 +18,11 @@ from esmeray.common.errors import DataError
 from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.dataset.packed_batch import FEATURES, PackedBatch
 from esmeray.model.backbones.loading import seeded
+from esmeray.model.export.exported_folder import WEIGHTS_FILE, exported_folder, read_settings
+from esmeray.model.export.model_card import model_card
 from esmeray.model.heads.normalization import Normalization
 from esmeray.model.section import ClassifierSection
+from esmeray.tasks.classifier.export import write_head
 from esmeray.tasks.classifier.model import LabelModel
 
 _LEAST_DEVIATION = 1e-6
@@ -72,3 +77,24 @@ def new_vector_classifier(
     with torch.no_grad():
         output.bias.copy_(torch.logit(share_K))
     return model.train()
+
+
+def export_vector_classifier(
+    model: VectorClassifier, folder: Path, resolved_config: str, facts: Mapping[str, Any], overwrite: bool
+) -> Path:
+    """Write the folder of a network on vectors; raises as the classifier's export."""
+    with exported_folder(folder, "terms", overwrite, resolved_config) as (building, target):
+        write_head(model, building, "vectors", hidden_size=model.channels, padded=False, num_prefix=0, num_suffix=0)
+        description = f"Logits of {model.label_space.num_outputs} terms from a vector of {model.channels}."
+        opening = "`esmeray function predict` takes the folder of its run."
+        card = model_card("text-classification", ["protein"], description, facts, opening)
+        (building / "README.md").write_text(card, encoding="utf-8")
+    return target
+
+
+def load_vector_classifier(folder: Path) -> VectorClassifier:
+    """The model of :func:`export_vector_classifier`, in fp32 on the CPU, in evaluation mode. Raises DataError."""
+    settings = read_settings(folder)
+    model = VectorClassifier(settings.hidden_size, settings.classifier, LabelSpace.load(folder))
+    model.load_own_weights(folder / WEIGHTS_FILE)
+    return model.eval()

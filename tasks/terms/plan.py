@@ -1,19 +1,23 @@
 """Function prediction as the driver sees it: the annotated proteins, and the network that learns their terms."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from esmeray.common.errors import ConfigError
 from esmeray.common.progress import ProgressCallback, no_progress
 from esmeray.dataset.embeddings.manifest import read_manifest
+from esmeray.dataset.labels.store import LabelledData
 from esmeray.dataset.section import TargetKind
 from esmeray.dataset.tokens.base import SequenceTokenizer
 from esmeray.dataset.tokens.token_store import ensure_tokens
 from esmeray.function.proteins import LabelledTerms, location, prepare
 from esmeray.function.section import COMPOSITION
 from esmeray.function.vectors import CHANNELS
-from esmeray.model.backbones.facts import BackboneFacts, backbone_facts
 from esmeray.model.section import BackboneSection
 from esmeray.tasks.classifier.plan import ClassifierPlan, tokenizer_of
+
+if TYPE_CHECKING:
+    from esmeray.tasks.classifier.model import LabelModel
 
 
 class TermsPlan(ClassifierPlan):
@@ -44,15 +48,20 @@ class TermsPlan(ClassifierPlan):
     def padded(self) -> bool:
         return self.model.terms.network == "backbone" and super().padded
 
-    def facts(self, tokenizer: SequenceTokenizer) -> BackboneFacts:
+    def empty_model(self, labelled: LabelledData, tokenizer: SequenceTokenizer) -> "LabelModel":
         terms = self.model.terms
         if terms.network == "backbone":
-            return super().facts(tokenizer)
+            return super().empty_model(labelled, tokenizer)
+        import torch  # here: a refusal of the settings is faster without
+
+        from esmeray.model.backbones.loading import build_backbone
+        from esmeray.tasks.terms.model import VectorClassifier
+
         embeddings = terms.embeddings
         channels = CHANNELS
         if embeddings.store is not None:
             channels = read_manifest(Path(embeddings.store)).outputs["mean"].channels
         elif embeddings.model != COMPOSITION:  # a dry run: they are computed before training
-            section = BackboneSection(source=embeddings.model)
-            channels = backbone_facts(section, tokenizer.vocabulary_size, tokenizer.pad).hidden_size
-        return BackboneFacts(hidden_size=channels, parameters=0, unused=0, linear={})
+            channels = build_backbone(BackboneSection(source=embeddings.model), 0, empty=True).hidden_size
+        with torch.device("meta"):
+            return VectorClassifier(channels, self.model.classifier, labelled.label_space)

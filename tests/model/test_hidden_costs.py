@@ -32,7 +32,7 @@ def batch_of(name: str, lengths: list[int]) -> PackedBatch:
     if name not in TASKS:
         return labelled(name if name in KINDS else "multiclass", lengths)
     batch = masked_batch(random_sequences(lengths), [0.2] * len(lengths))
-    return replace(batch, target_positions=batch.places_of_targets())
+    return replace(batch, target_positions=batch.find_targets())
 
 
 @pytest.mark.parametrize("name", ["masked_lm", *POOLINGS])

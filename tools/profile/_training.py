@@ -29,7 +29,7 @@ def profile_training(config: Config, folder: Path) -> dict[str, Any]:
 
     Raises ResourceError where a step fails, DataError and ConfigError as training does.
     """
-    device = choose_device(0)
+    device = choose_device()
     if device.type == "cpu":  # as training does: without it DeepSpeed warns of having found no accelerator
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     with tempfile.TemporaryDirectory() as scratch, single_process_group(device):

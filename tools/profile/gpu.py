@@ -82,7 +82,7 @@ def _steps_work() -> bool:
         from esmeray.tools.profile._gpu_trial import precisions, single_process_group, train_two_steps
     except ImportError as error:
         raise ResourceError(f"no step can be trained: {_first_line(error)}; see the lines above") from error
-    device = choose_device(0)
+    device = choose_device()
     # To stderr, as the lines of stdout may be read by a script.
     print(f"training on {device}, where the first steps wait for compilers ...", file=sys.stderr)
     works = True
@@ -210,7 +210,7 @@ def check_deepspeed() -> Finding:
     """Check DeepSpeed's version and that it computes on the device that torch computes on."""
     from esmeray.model.device import choose_device
 
-    device = choose_device(0).type
+    device = choose_device().type
     with _quiet():
         if device == "cpu":  # as training does: without it DeepSpeed warns of having found no accelerator
             os.environ.setdefault("DS_ACCELERATOR", "cpu")

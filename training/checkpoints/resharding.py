@@ -1,6 +1,6 @@
 """The state of a checkpoint cut anew for another number of workers, as DeepSpeed 0.19.8 would have written it.
 
-In: a verified checkpoint, a worker's place among the new ones, the parameter groups of its engine. Out: the contents of
+In: a verified checkpoint, a worker's rank among the new ones, the parameter groups of its engine. Out: the contents of
 the files that DeepSpeed asks for by the names of the new number. Without ZeRO every worker reads the same file, and
 nothing is cut.
 """

@@ -10,6 +10,7 @@ import logging
 import math
 import os
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -138,7 +139,7 @@ class StepResults:
         skipped = not math.isfinite(norm)
         # The norm is the same on all workers, so that all of them add up, or none does.
         totals = self._control.sum(own) if skipped or taken.times is not None else {}
-        nonfinite = skipped and self._is_fault(taken, totals)
+        nonfinite = skipped and is_fault(self._experiment.settings.precision, taken.lowest_scale, totals)
         counts = {
             "skipped_steps": position.skipped_steps + int(skipped),
             "nonfinite_in_a_row": position.nonfinite_in_a_row + 1 if nonfinite else 0,
@@ -148,12 +149,6 @@ class StepResults:
         if totals:
             self._log(taken, taken.position.model_copy(update=counts), totals, norm)
         return position.model_copy(update=counts)
-
-    def _is_fault(self, taken: _Taken, totals: dict[str, Tensor]) -> bool:
-        """Test for a skipped step that is a fault; with fp16, one that only lowers the loss scale is none."""
-        if self._experiment.settings.precision != "fp16" or taken.lowest_scale:
-            return True
-        return not math.isfinite(float(totals["loss"]))
 
     def _log(self, taken: _Taken, position: Position, totals: dict[str, Tensor], norm: float) -> None:
         log, skipped = self._observers.log, not math.isfinite(norm)
@@ -190,3 +185,8 @@ class StepResults:
         content = {"step": step, "rank": rank, "records": [{"index": i, "id": name_of(i)} for i in records]}
         folder.mkdir(exist_ok=True)
         write_atomically(folder / f"step-{step:08d}-rank-{rank:05d}.json", json.dumps(content, indent=1) + "\n")
+
+
+def is_fault(precision: str, lowest_scale: bool, totals: Mapping[str, Tensor]) -> bool:
+    """Test for a skipped step that is a fault; with fp16, one that only lowers the loss scale is none."""
+    return precision != "fp16" or lowest_scale or not math.isfinite(float(totals["loss"]))

@@ -7,9 +7,16 @@ import torch
 
 from esmeray.common.errors import ConfigError, DataError
 from esmeray.dataset.tokens.esm import pack_sequences
-from esmeray.model.backbones.facts import chosen_layers, linear_layers
 from esmeray.model.backbones.loading import build_backbone
-from esmeray.model.backbones.lora import adapt, load_adapter, merge, merged_state, save_adapter
+from esmeray.model.backbones.lora import (
+    adapt,
+    chosen_layers,
+    linear_layers,
+    load_adapter,
+    merge,
+    merged_state,
+    save_adapter,
+)
 from esmeray.model.section import BackboneSection, LoraSection
 from tests.model.support import assert_near, random_sequences
 
@@ -48,13 +55,13 @@ def trainable(module):
     ],
 )
 def test_attention_means_its_four_projections_in_each_layer(source, first, names):
-    layers = chosen_layers(list(linear_layers(backbone(source).model)), ["attention"])
+    layers = chosen_layers(linear_layers(backbone(source).model), ["attention"])
     assert len(layers) == 2 * 4
     assert {layer.removeprefix(first) for layer in layers if layer.startswith(first)} == names
 
 
 def test_layers_can_be_named_and_heads_that_no_loss_reaches_are_left_out():
-    there = list(linear_layers(backbone().model))
+    there = linear_layers(backbone().model)
     assert len(chosen_layers(there, ["all-linear"])) == 2 * 6
     layers = chosen_layers(there, ["query", "intermediate.dense", "self.query"])
     in_first = [layer.partition(".0.")[2] for layer in layers if ".0." in layer]

@@ -1,21 +1,15 @@
 """Memory estimates follow the formulas of ZeRO and count what a built model has."""
 
-import json
-
 import pytest
 
 from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer
-from esmeray.model.backbones.facts import backbone_facts, facts_of
-from esmeray.model.backbones.loading import build_backbone
 from esmeray.model.cost.memory import count_parameters, estimate_memory
 from esmeray.model.parameter_groups import layer_matrices
 from esmeray.model.section import BackboneSection
 from esmeray.tasks.classifier.model import build_classifier
-from esmeray.tasks.classifier.plan import count_classifier_parameters
 from esmeray.tasks.masked_lm.model import MaskedLM
 from esmeray.tasks.section import ModelSection
-from tests.model.small_models import small_config
 from tests.model.support import build_model, tiny_section
 
 
@@ -44,8 +38,7 @@ def test_the_count_of_a_classifier_is_that_of_the_built_model(source, kind, clas
         classifier=classifier,
     )
     space, tokenizer = LabelSpace(kind, ("a", "b", "c")), EsmSequenceTokenizer()
-    facts = backbone_facts(section.backbone, tokenizer.vocabulary_size, tokenizer.pad)
-    count = count_classifier_parameters(section, facts, space, len(tokenizer.prefix))
+    count = count_parameters(build_classifier(section, 0, space, tokenizer, empty=True))
     assert count == counted(build_classifier(section, 0, space, tokenizer))
 
 
@@ -72,19 +65,3 @@ def test_bytes_per_parameter_in_bf16_on_four_devices_and_in_fp32_on_one(stage, w
     assert (offloaded.optimizer_bytes, offloaded.host_optimizer_bytes) == (0, estimate.optimizer_bytes)
     plain = estimate_memory(count, stage=stage, world_size=1, precision="fp32")
     assert plain[1:] == (4 * count.total, 4 * count.trainable, 8 * count.trainable, 0)
-
-
-@pytest.mark.parametrize("source", ["esm2_t6_8M", "qwen2", "llama"])
-def test_facts_of_what_is_drawn_are_those_of_the_built_backbone(source):
-    section = BackboneSection(source=source, layers=3, hidden_size=96, heads=2)
-    assert backbone_facts(section, 33, pad=1) == facts_of(build_backbone(section, 0, 33, pad=1, empty=True))
-
-
-@pytest.mark.parametrize(
-    "change", [{}, {"position_embedding_type": "absolute"}, {"emb_layer_norm_before": True}], ids=str
-)
-def test_facts_of_an_esm2_folder_are_those_of_the_built_backbone(change, tmp_path):
-    config = small_config("esm", max_position_embeddings=70, **change)
-    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
-    built = facts_of(build_backbone(BackboneSection(source=str(tmp_path)), 0, 33, empty=True))
-    assert backbone_facts(BackboneSection(source=str(tmp_path), frozen=True), 33) == built
