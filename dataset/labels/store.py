@@ -16,7 +16,7 @@ Shape legend: N records of the store, R residues of all records end to end, C ou
 
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,29 +63,6 @@ class LabelledManifest(BaseModel, extra="forbid", frozen=True):
     created: str
 
 
-class LabelledData(Protocol):
-    """What a task reads of labelled records, wherever their labels come from.
-
-    Attributes: as those of :class:`LabelledStore`; ``path`` is the folder of all that was prepared.
-    """
-
-    path: Path
-    store: Store
-    label_space: LabelSpace
-    targets: Any
-    weights: NDArray[np.float32] | None
-    training: NDArray[np.int64]
-    validation: NDArray[np.int64]
-
-    @property
-    def counts(self) -> Any:
-        """What reading left out or changed."""
-
-    @property
-    def checksum(self) -> str:
-        """Identity of sequences and labels, hex."""
-
-
 class LabelledStore:
     """Read access to a labelled store.
 
@@ -126,8 +103,8 @@ class LabelledStore:
             # On disk in half the room: of residues there are as many as the store has letters.
             self.targets = tensors["targets"].astype(np.int64) if is_residues else tensors["targets"]
         else:
-            rows = tensors["indptr"], tensors["indices"], tensors["unknown"]
-            self.targets = SparseTargets(*rows, self.label_space.num_outputs)
+            rows = tensors["indptr"], tensors["indices"], tensors["unknown"][:, None]
+            self.targets = SparseTargets(*rows, np.zeros(self.label_space.num_outputs, np.int64))
         self.weights: NDArray[np.float32] | None = tensors.get("weights")
         self.training, self.validation, self.test = (
             np.flatnonzero(tensors["parts"] == code) for code in range(len(PARTS))

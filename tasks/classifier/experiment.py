@@ -21,7 +21,7 @@ from esmeray.dataset.batches.loader import Loader
 from esmeray.dataset.batches.preparation import count_cropped, fixed_crop
 from esmeray.dataset.batches.steps import BatchSource
 from esmeray.dataset.labels.label_space import MAPPINGS_FILE, LabelSpace
-from esmeray.dataset.labels.store import LabelledData, LabelledStore
+from esmeray.dataset.labels.store import LabelledStore
 from esmeray.dataset.labels.values import read_label_weights
 from esmeray.dataset.packed_batch import WEIGHTS, PackedBatch
 from esmeray.dataset.store.format import SEQUENCES_FOLDER
@@ -38,6 +38,7 @@ from esmeray.run_folder.paths import TOKENIZER, RunFolder
 from esmeray.tasks.classifier.export import export_classifier
 from esmeray.tasks.classifier.features import ensure_features, fingerprint, is_pooled
 from esmeray.tasks.classifier.model import Classifier, build_classifier
+from esmeray.tasks.classifier.plan import LabelledData
 from esmeray.tasks.experiment import Engine, Experiment, TrainedState
 
 

@@ -5,6 +5,7 @@ Imports neither torch nor transformers, so that a plan and a refusal are there a
 
 import shutil
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
@@ -13,11 +14,12 @@ from esmeray.common.progress import ProgressCallback, no_progress
 from esmeray.dataset.batches.preparation import count_cropped, cropped_lengths
 from esmeray.dataset.labels.conversion import ensure_labelled_store, labelled_store_location
 from esmeray.dataset.labels.label_space import LabelSpace
-from esmeray.dataset.labels.store import LabelledData, LabelledStore
+from esmeray.dataset.labels.store import LabelledStore
 from esmeray.dataset.labels.values import read_label_weights
 from esmeray.dataset.section import TargetKind
 from esmeray.dataset.tokens.base import SequenceTokenizer, load_tokenizer, open_tokenizer
 from esmeray.dataset.tokens.token_store import ensure_tokens
+from esmeray.function.proteins import LabelledTerms
 from esmeray.model.backbones.facts import BackboneFacts, backbone_facts, check_not_frozen, chosen_layers
 from esmeray.model.backbones.source import check_source
 from esmeray.model.cost.memory import ParameterCount
@@ -27,6 +29,9 @@ from esmeray.run_folder.checkpoints import CheckpointFolder
 from esmeray.run_folder.paths import TOKENIZER, RunFolder
 from esmeray.tasks.plan import DataSize, TaskPlan, TaskSize
 from esmeray.tasks.section import ModelSection
+
+LabelledData: TypeAlias = LabelledStore | LabelledTerms
+"""What a classifier learns from: records with labels, or proteins with terms of an ontology."""
 
 
 class ClassifierPlan(TaskPlan):
