@@ -15,8 +15,7 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from esmeray.common.errors import DataError, parsing
-from esmeray.common.json_file import read_json
+from esmeray.common.errors import DataError, parsing, read_json
 from esmeray.common.text import counted
 from esmeray.common.verification import verified
 from esmeray.dataset.section import TargetKind
