@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import xxhash
@@ -173,6 +172,7 @@ class LabelledTerms:
         self.path, self._min_count = path, min_count
         self.data = data = read(path)
         self.store = data.store
+        self.counts = self.store.manifest.counts
         learnt = [(aspect, aspect.learnt(min_count)) for aspect in data.aspects.values()]
         learners = [(aspect, columns) for aspect, columns in learnt if columns.size]
         if not learners:
@@ -200,10 +200,6 @@ class LabelledTerms:
         annotated_A = annotated_RA[self.training].sum(axis=0)
         # Of 0 or 1 a logit would be infinite.
         self.shares = (terms[self.training].sum(axis=0) + 1) / (annotated_A[aspect_K] + 2)
-
-    @property
-    def counts(self) -> Any:
-        return self.store.manifest.counts
 
     @cached_property
     def checksum(self) -> str:

@@ -19,6 +19,7 @@ import re
 import shutil
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
@@ -85,11 +86,11 @@ class Manifest(BaseModel, extra="forbid", frozen=True):
         return self.model_copy(update={"digest": digest})
 
 
+@dataclass(frozen=True)
 class CheckpointFolder:
     """One complete checkpoint."""
 
-    def __init__(self, path: Path):
-        self.path = path
+    path: Path
 
     @property
     def step(self) -> int:
@@ -140,11 +141,11 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+@dataclass(frozen=True)
 class CheckpointStore:
     """The checkpoints of one run."""
 
-    def __init__(self, root: Path):
-        self.root = root
+    root: Path
 
     def complete(self) -> list[CheckpointFolder]:
         """Folders that bear a final name, newest first. They may still be damaged."""

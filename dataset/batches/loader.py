@@ -137,7 +137,7 @@ class Loader(BatchSource):
 
     @property
     def queue_depth(self) -> int | None:
-        return sum(process.replies_waiting for process in self._processes) if self._num_workers else None
+        return sum(process.replies.qsize() for process in self._processes) if self._num_workers else None
 
     def close(self) -> None:
         self._in_flight.clear()

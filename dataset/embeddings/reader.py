@@ -92,7 +92,7 @@ class Embeddings(Index):
                 raise ValueError("a slice of embeddings has no step; take every one, then some of them")
             return self._rows.rows(start, max(start, stop))
         # range knows numbers from the end, and raises IndexError beyond it.
-        return self._rows.row(self._numbers[key] if isinstance(key, str) else range(len(self))[key])
+        return self._rows.row(self.numbers[key] if isinstance(key, str) else range(len(self))[key])
 
     def __iter__(self) -> Iterator[Values]:
         return (self._rows.row(number) for number in range(len(self)))
@@ -131,5 +131,6 @@ class Embeddings(Index):
             raise DataError(f"{self.folder}: {self.ids[start + int(wrong_n.argmax())]!r} {problem} in {self.name}")
 
     @cached_property
-    def _numbers(self) -> dict[str, int]:
+    def numbers(self) -> dict[str, int]:
+        """Number of each record by its id."""
         return {record_id: number for number, record_id in enumerate(self.ids)}
