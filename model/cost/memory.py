@@ -7,8 +7,6 @@ buckets and the allocator's slack come on top. Here gradients are added up in fp
 the shipped settings): 4 bytes.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -41,7 +39,7 @@ class MemoryEstimate(NamedTuple):
     host_optimizer_bytes: int
 
 
-def count_parameters(model: TaskModel) -> ParameterCount:
+def count_parameters(model: "TaskModel") -> ParameterCount:
     """Count the parameters of a model, which may be one without memory for them."""
     from esmeray.model.parameter_groups import layer_matrices  # here: it imports torch
 

@@ -6,8 +6,6 @@ noted, a ``time`` (Unix seconds), the ``host``, the ``worker``, and ``metrics``:
 the run or waits for a GPU's kernels: what fails is one warning, and the rest is sampled.
 """
 
-from __future__ import annotations
-
 import math
 import socket
 import sys
@@ -90,7 +88,7 @@ class Sampler:
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._work, name="sampler", daemon=True)
 
-    def start(self) -> Sampler:
+    def start(self) -> "Sampler":
         try:
             self._thread.start()
         except RuntimeError as error:  # no more threads
