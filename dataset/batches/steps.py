@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from esmeray.dataset.batches.plan import EpochPlan, plan_epoch, ramp_of
+from esmeray.dataset.batches.plan import EpochPlan, plan_epoch
 from esmeray.dataset.packed_batch import FEATURES, BatchShape, PackedBatch
 from esmeray.dataset.section import BatchSection
 
@@ -147,7 +147,7 @@ class TrainingSteps(AbstractContextManager):
         # One epoch's plan is kept: of hundreds of millions of records it takes gigabytes.
         if self._plan is None or self._plan[0] != epoch:
             self._plan = (epoch, _plan(self._source, self._indices, self._batch, self._seed, epoch))
-        return replace(self._plan[1], ramp=ramp_of(self._batch.ramp(first_step)))
+        return replace(self._plan[1], ramp=np.cumsum([0, *self._batch.ramp(first_step)], dtype=np.int64))
 
     def total_steps(self, epochs: int) -> int:
         """Optimizer steps of the first ``epochs`` epochs, which may differ by a step: each is packed anew."""
