@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from esmeray.dataset.batches.loader import BatchSource, Indices, SourceBatch
 from esmeray.dataset.batches.preparation import Crop, crop_starts, cropped_lengths, head_length
-from esmeray.dataset.batches.steps import BatchSource, Indices, SourceBatch
 from esmeray.dataset.packed_batch import FEATURES, TARGETS, WEIGHTS, PackedBatch, filler_value
 from esmeray.dataset.targets import IGNORED_TARGET, SparseTargets, has_target
 from esmeray.dataset.tokens.esm import packed_from_tokens
