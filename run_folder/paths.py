@@ -64,7 +64,7 @@ class RunFolder:
         self.uri = storage and f"{storage}/{name}"
         self.path = (work_path(storage) if storage else Path(storage_path).expanduser().resolve()) / name
         self.stores = self.path.parent / STORES
-        self.config = self.path / "config.yaml"
+        self.config = self.path / "config.yaml"  # by it a run is known from any other folder
         self.metrics = self.path / METRICS
         self.curves = self.path / "curves.png"
         self.checkpoints = self.path / "checkpoints"
@@ -83,10 +83,6 @@ class RunFolder:
         self._reserve = self.path / ".outcome.reserve"
         self._stop = self.path / "stop.requested"
         self._resize = self.path / "resize.requested"
-
-    @property
-    def exists(self) -> bool:
-        return self.config.exists()
 
     def request_stop(self) -> None:
         """Ask the workers to save and end after the step in progress."""

@@ -212,7 +212,7 @@ class Experiment(ABC):
         return None
 
     def close(self) -> None:
-        self.batches.close()
+        self.batches.loader.close()
 
 
 def experiment_class(model: ModelSection) -> type[Experiment]:

@@ -72,7 +72,7 @@ class TrainingSteps(AbstractContextManager):
         ``fixed_shapes`` fills every batch to the same numbers of tokens and sequences, as compiled code wants it.
         """
         self._source = source
-        self._loader = Loader(source, num_workers, prefetch)
+        self.loader = Loader(source, num_workers, prefetch)
         self._indices = indices.astype(np.int64)
         self._batch = batch
         self._seed, self._rank, self._world_size = seed, rank, world_size
@@ -112,7 +112,7 @@ class TrainingSteps(AbstractContextManager):
         mine = ((step, batch) for step in steps for batch in plan.rank_batches(step, self._rank, self._world_size))
         follows_steps = self._source.follows_steps
         # One stream over all steps: loader processes prepare across the bounds of steps, and never run dry at them.
-        made = self._loader.batches(
+        made = self.loader.batches(
             _request(plan, epoch, batch, first_step + step if follows_steps else None) for step, batch in mine
         )
         for step in steps:
@@ -124,20 +124,13 @@ class TrainingSteps(AbstractContextManager):
             yield _step(taken, seeds, (epoch, step), following, shape, self._pin_memory)
 
     @property
-    def queue_depth(self) -> int | None:
-        return self._loader.queue_depth
-
-    @property
     def mean_context(self) -> float:
         """Tokens of the sequence that a token is part of, on average over the training tokens."""
         lengths_N = self._source.token_lengths(self._indices).astype(np.float64)
         return float((lengths_N**2).sum() / max(1.0, lengths_N.sum()))
 
-    def close(self) -> None:
-        self._loader.close()
-
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self.loader.close()
 
 
 class ValidationSteps:

@@ -78,9 +78,6 @@ class TokenStore:
             xxh128 = checksum if verify == "full" else None
             check_file(self.path / name, _REMEDY, num_bytes=num_bytes, xxh128=xxh128)
 
-    def __len__(self) -> int:
-        return self.manifest.num_records
-
     @cached_property
     def lengths(self) -> NDArray[np.uint32]:
         """(N,) uint32: tokens of each record, without those that belong before and after it."""

@@ -63,6 +63,10 @@ class Rows(ABC):
     """One output of a folder, opened."""
 
     @abstractmethod
+    def __init__(self, output: OutputManifest, index: Index) -> None:
+        """Open the output. Raises DataError where a file is damaged."""
+
+    @abstractmethod
     def row(self, number: int) -> Values:
         """A record's values: (C,), (L, C) or (L, L)."""
 
@@ -80,7 +84,7 @@ class Format(ABC):
         holds: what may have a row.
         dtypes: in which it stores values.
         has_keys: each record has a dataset of its own, named in the index.
-        read: opens an output; raises DataError where a file is damaged.
+        read: opens an output.
     """
 
     name: ClassVar[str]
@@ -88,7 +92,7 @@ class Format(ABC):
     holds: ClassVar[frozenset[Per]]
     dtypes: ClassVar[tuple[Dtype, ...]]
     has_keys: ClassVar[bool] = False
-    read: ClassVar[Callable[[OutputManifest, Index], Rows]]
+    read: ClassVar[type[Rows]]
 
     @abstractmethod
     def write(self, path: Path, output: OutputManifest, records: int) -> AbstractContextManager[Append]:

@@ -109,7 +109,7 @@ def test_a_loader_process_maps_the_store_once_and_holds_one_file(store_path):
     with training(store_path, num_workers=1) as batches:
         for epoch in range(2):
             list(batches.epoch(epoch))
-        process = Path("/proc") / str(batches._loader._processes[0].pid)
+        process = Path("/proc") / str(batches.loader._processes[0].pid)
         maps = [line for line in (process / "maps").read_text().splitlines() if line.endswith("/store/data.mdb")]
         files = [path.readlink().name for path in (process / "fd").iterdir()]
     assert len(maps) == 1

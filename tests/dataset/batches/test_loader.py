@@ -106,22 +106,22 @@ def test_loader_processes_change_nothing(store_path, split, masking):
     for num_workers in (1, 2):
         with training(store_path, split[0], num_workers, masking) as batches:
             assert contents(batches.epoch(0)) == expected[0]
-            before = [process.pid for process in batches._loader._processes]
+            before = [process.pid for process in batches.loader._processes]
             assert contents(batches.epoch(1)) == expected[1]
-            assert [process.pid for process in batches._loader._processes] == before
+            assert [process.pid for process in batches.loader._processes] == before
 
 
 def test_queue_holds_what_was_asked_ahead_and_is_unknown_without_processes(store_path, split):
     with training(store_path, split[0], 2) as batches:
-        assert batches.queue_depth == 0
+        assert batches.loader.queue_depth == 0
         steps = batches.epoch(0)
         next(steps)
         ahead = 2 * 2  # batches that two processes prepare ahead
         deadline = time.monotonic() + 60
-        while batches.queue_depth < ahead and time.monotonic() < deadline:
+        while batches.loader.queue_depth < ahead and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert batches.queue_depth == ahead
-    assert training(store_path, split[0], 0).queue_depth is None
+        assert batches.loader.queue_depth == ahead
+    assert training(store_path, split[0], 0).loader.queue_depth is None
 
 
 @pytest.mark.parametrize(("num_workers", "offsets"), [(0, (-3, -1, 0, 1)), (2, (-1,))])
@@ -232,7 +232,7 @@ def test_killed_loader_process_is_reported_and_replaced_at_the_next_iteration(st
     with training(store_path, split[0], 2) as batches:
         steps = batches.epoch(0)
         next(steps)
-        os.kill(batches._loader._processes[0].pid, signal.SIGKILL)
+        os.kill(batches.loader._processes[0].pid, signal.SIGKILL)
         with pytest.raises(LoaderProcessLost, match="killed by signal 9"):
             list(steps)
         assert contents(batches.epoch(0)) == contents(training(store_path, split[0]).epoch(0))
