@@ -77,9 +77,6 @@ class FunctionData:
         """Records that are held out in any aspect, ascending."""
         return np.unique(np.concatenate([aspect.records[~aspect.training] for aspect in self.aspects.values()]))
 
-    def texts(self, records: NDArray[np.int64]) -> list[str]:
-        return [self.store.text(record) for record in records.tolist()]
-
 
 def location(data: DataSection, root: Path) -> Path:
     """The folder that :func:`prepare` makes, named after files and settings. Raises ConfigError or DataError."""

@@ -68,6 +68,7 @@ class Embeddings(Index):
                 f"{folder}: no output {self.name!r}{did_you_mean(self.name, known)}; there are {', '.join(known)}"
             )
         self.output: OutputManifest = self.manifest.outputs[self.name]
+        self.channels = self.output.channels
         if not self.output.files:
             raise DataError(f"{folder}: output {self.name!r} names no file; {REMEDY}")
         # In one line here, and not as a traceback in the middle of a search.
@@ -80,10 +81,6 @@ class Embeddings(Index):
 
     def __len__(self) -> int:
         return self.num_records
-
-    @property
-    def channels(self) -> int:
-        return self.output.channels
 
     def __getitem__(self, key: str | int | slice) -> Any:
         if isinstance(key, slice):
