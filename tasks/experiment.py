@@ -128,17 +128,21 @@ class Experiment(ABC):
         ``num_workers``: loader processes of training.
         """
         context = self._context
-        place: dict[str, Any] = {"batch": self.settings.batch, "rank": context.rank, "world_size": context.world_size}
-        place["fixed_shapes"] = context.device.type == "cuda"
+        shared: dict[str, Any] = {
+            "batch": self.settings.batch,
+            "rank": context.rank,
+            "world_size": context.world_size,
+            "fixed_shapes": context.device.type == "cuda",
+        }
         self.batches = TrainingSteps(
             training,
             records,
             seed=self.settings.seed,
             num_workers=num_workers,
             prefetch=self.settings.data.prefetch,
-            **place,
+            **shared,
         )
-        self.validation = ValidationSteps(held_out, held_out_records, max_batches=max_batches, **place)
+        self.validation = ValidationSteps(held_out, held_out_records, max_batches=max_batches, **shared)
 
     @classmethod
     def stage(cls, path: Path, stage_dir: Path) -> Path:
