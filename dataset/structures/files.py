@@ -32,7 +32,6 @@ from esmeray.dataset.structures.sample import C_O, CA_C_O, bonded_atom, torsion
 from esmeray.dataset.structures.store import Structure, StructureCounts
 
 SUFFIXES = (".pdb", ".ent", ".cif", ".mmcif", ".bcif")
-BACKBONE = ("N", "CA", "C", "O")
 _LONGEST_BOND = 2.5
 _LONGEST_ID = 200
 _MOST_CHAINS = 127
@@ -329,7 +328,7 @@ def _backbone(protein: Any, starts: NDArray, predicted: bool) -> tuple[NDArray[n
     """(R, 4, 3) coordinates, NaN where an atom is missing, and (R,) confidence."""
     coordinates = np.full((len(starts), 4, 3), np.nan, dtype=np.float32)
     residue = np.searchsorted(starts, np.arange(len(protein)), side="right") - 1
-    for column, atom in enumerate(BACKBONE):
+    for column, atom in enumerate(("N", "CA", "C", "O")):
         here = protein.atom_name == atom
         coordinates[residue[here], column] = protein.coord[here]
     confidence = np.full(len(starts), 100, dtype=np.int8)
