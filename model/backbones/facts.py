@@ -4,6 +4,8 @@ By formula for ESM-2 and the decoders with random weights, so that a plan of the
 torch nor transformers; any other architecture is built on the meta device, which imports both.
 """
 
+from __future__ import annotations
+
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -113,7 +115,7 @@ def _repeated(prefix: str, layers: int, of_layer: dict[str, tuple[int, int]]) ->
     return {f"{prefix}.{layer}.{name}": shape for layer in range(layers) for name, shape in of_layer.items()}
 
 
-def facts_of(backbone: "PackedBackbone") -> BackboneFacts:
+def facts_of(backbone: PackedBackbone) -> BackboneFacts:
     """The facts of :func:`backbone_facts`, from a backbone that is not frozen."""
     from esmeray.model.backbones.huggingface import PaddedBackbone
 
@@ -129,7 +131,7 @@ def facts_of(backbone: "PackedBackbone") -> BackboneFacts:
     )
 
 
-def linear_layers(model: "nn.Module") -> dict[str, tuple[int, int]]:
+def linear_layers(model: nn.Module) -> dict[str, tuple[int, int]]:
     """Inputs and outputs of the linear layers that the features of tokens pass through, by name."""
     from torch import nn
     from transformers.pytorch_utils import Conv1D

@@ -15,6 +15,8 @@ Examples:
   esmeray classify evaluate runs/locations --evaluate.input table.csv --evaluate.part test --evaluate.baselines true
 """
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -122,7 +124,7 @@ def _output(model: Path, evaluate: ClassifyEvaluateSection, part: Part) -> Path:
     return Path(f"evaluation-{name}") if run is None else run / "evaluations" / name
 
 
-def _own_texts(recorded: "Config", space: "LabelSpace", part: Part) -> "LabelledTexts":
+def _own_texts(recorded: Config, space: LabelSpace, part: Part) -> LabelledTexts:
     from esmeray.inference.classify.labelled import own_texts
 
     with conversion_bar("reading the run's data") as progress:
@@ -130,11 +132,8 @@ def _own_texts(recorded: "Config", space: "LabelSpace", part: Part) -> "Labelled
 
 
 def _predicted(
-    pipeline: "ClassifierPipeline",
-    tokenizer: "TokenizerSection",
-    texts: "LabelledTexts",
-    training: "LabelledTexts | None",
-) -> "tuple[Scored, dict[str, Any], dict[str, int]]":
+    pipeline: ClassifierPipeline, tokenizer: TokenizerSection, texts: LabelledTexts, training: LabelledTexts | None
+) -> tuple[Scored, dict[str, Any], dict[str, int]]:
     """The records with the model's predictions, those of the baselines by name, and counts of records.
 
     Of per-residue labels both are of the residues that are left of cropped sequences.

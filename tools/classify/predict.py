@@ -14,6 +14,8 @@ Examples:
 --predict.precision bf16 --predict.tokens 65536 --data.ingest.duplicate_ids first
 """
 
+from __future__ import annotations
+
 import time
 from collections.abc import Iterable
 from itertools import chain, islice
@@ -109,7 +111,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _predict_all(pipeline: "ClassifierPipeline", chunks: "Iterable[TextPart]", write: "Writer") -> tuple[int, int]:
+def _predict_all(pipeline: ClassifierPipeline, chunks: Iterable[TextPart], write: Writer) -> tuple[int, int]:
     """Read, predict and write chunk after chunk; the number of records, and of those that were cropped."""
     records = cropped = 0
     before = 0.0

@@ -18,6 +18,8 @@ Examples:
 --embed.outputs residues mean --embed.long window --embed.max_length 1022
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -90,7 +92,7 @@ def _next_commands(folder: Path) -> Iterator[str]:
             yield next_command("embed", "plot", path.parent, *options)
 
 
-def _lines(estimate: "Estimate") -> list[str]:
+def _lines(estimate: Estimate) -> list[str]:
     plan, facts = estimate.plan, estimate.facts
     records, distinct = plan.sequences.size, plan.num_sequences
     random = " (random weights)" if facts.random_weights else ""
