@@ -128,10 +128,11 @@ class Experiment(ABC):
         ``num_workers``: loader processes of training.
         """
         context = self._context
-        shared: dict[str, Any] = {
+        keywords: dict[str, Any] = {
             "batch": self.settings.batch,
             "rank": context.rank,
             "world_size": context.world_size,
+            # Compiled code has a graph for each shape; on a CPU filling to one would cost as much as real tokens.
             "fixed_shapes": context.device.type == "cuda",
         }
         self.batches = TrainingSteps(
@@ -140,9 +141,9 @@ class Experiment(ABC):
             seed=self.settings.seed,
             num_workers=num_workers,
             prefetch=self.settings.data.prefetch,
-            **shared,
+            **keywords,
         )
-        self.validation = ValidationSteps(held_out, held_out_records, max_batches=max_batches, **shared)
+        self.validation = ValidationSteps(held_out, held_out_records, max_batches=max_batches, **keywords)
 
     @classmethod
     def stage(cls, path: Path, stage_dir: Path) -> Path:

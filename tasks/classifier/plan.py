@@ -5,7 +5,7 @@ Imports neither torch nor transformers, so that a plan and a refusal are there a
 
 import shutil
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from esmeray.dataset.labels.values import read_label_weights
 from esmeray.dataset.section import TargetKind
 from esmeray.dataset.tokens.base import SequenceTokenizer, load_tokenizer, open_tokenizer
 from esmeray.dataset.tokens.token_store import ensure_tokens
-from esmeray.function.proteins import LabelledTerms
 from esmeray.model.backbones.facts import BackboneFacts, backbone_facts, check_not_frozen, chosen_layers
 from esmeray.model.backbones.source import check_source
 from esmeray.model.cost.memory import ParameterCount
@@ -30,7 +29,10 @@ from esmeray.run_folder.paths import TOKENIZER, RunFolder
 from esmeray.tasks.plan import DataSize, TaskPlan, TaskSize
 from esmeray.tasks.section import ModelSection
 
-LabelledData: TypeAlias = LabelledStore | LabelledTerms
+if TYPE_CHECKING:
+    from esmeray.function.proteins import LabelledTerms  # SciPy's matrices, which a plan of labels needs none of
+
+LabelledData: TypeAlias = "LabelledStore | LabelledTerms"
 """What a classifier learns from: records with labels, or proteins with terms of an ontology."""
 
 
