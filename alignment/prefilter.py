@@ -55,7 +55,6 @@ class EmbeddingNeighbours:
 
     def __init__(self, store: Store, vectors: Path, queries: Path) -> None:
         self._queries, records = open_vectors(queries), open_vectors(vectors)
-        self._numbers = {name: number for number, name in enumerate(self._queries.ids)}
         self._queries.refuse_other_space(records)
         if [store.id(record) for record in range(len(store))] != records.ids:
             raise DataError(f"{vectors}: its proteins are not those of {store.path} in their order; embed the store")
@@ -64,11 +63,11 @@ class EmbeddingNeighbours:
 
     def __call__(self, query_id: str, query: bytes, count: int) -> NDArray[np.int64]:
         """Records of the largest cosines. Raises DataError for a query without a vector."""
-        if query_id not in self._numbers:
+        if query_id not in self._queries.numbers:
             raise DataError(f"{self._queries.folder}: has no protein {query_id!r}; embed the queries")
-        number_1 = np.array([self._numbers[query_id]])
+        number_1 = np.array([self._queries.numbers[query_id]])
         self._queries.refuse_other_sequences(number_1, np.array([len(query)]), hashes_of([query]), "align.queries")
-        vector_1C = _unit(self._queries[self._numbers[query_id]][None])
+        vector_1C = _unit(self._queries[query_id][None])
         return _largest(self._vectors_NC @ vector_1C[0], count)
 
 

@@ -1,13 +1,15 @@
-"""The errors that a user can mend, each with its exit code.
+"""The errors that a user can mend, each with its exit code, and how files are read so that they raise these.
 
 A refusal is raised where the fact is known, says in one line what was wrong, where (file, record, line, key) and
 what to do, and is caught once, at the command line (:mod:`esmeray.common.command_line`). Anything else that is raised
 is a fault of the program and leaves with code 1.
 """
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from esmeray.common.text import first_line, shortened
 
@@ -69,6 +71,18 @@ def parsing(path: Path, remedy: str, *others: type[Exception]) -> Iterator[None]
             yield
     except unreadable as error:
         raise DataError(f"{path}: damaged ({first_line(error)[:_LONGEST_REASON]}); {remedy}") from error
+
+
+def read_json(path: Path, remedy: str) -> dict[str, Any]:
+    """The dictionary of a JSON file, which may be damaged, or made by others to do harm: it is read as data.
+
+    Raises DataError, with the remedy, where it can't be read or is none.
+    """
+    with parsing(path, remedy):
+        content = json.loads(path.read_bytes())
+        if not isinstance(content, dict):  # else each reader would fail in its own way at the first key
+            raise ValueError(f"a {type(content).__name__} where a dictionary belongs")
+    return content
 
 
 class ResourceError(EsmerayError):

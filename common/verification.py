@@ -10,8 +10,7 @@ import time
 from functools import lru_cache
 from pathlib import Path
 
-from esmeray.common.errors import DataError, parsing, reading
-from esmeray.common.json_file import read_json
+from esmeray.common.errors import DataError, parsing, read_json, reading
 from esmeray.common.publishing import MADE_FILE, file_xxh128
 
 _DEPTH = 3

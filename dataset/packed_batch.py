@@ -199,10 +199,6 @@ class PackedBatch:
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "PackedBatch":
         return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
-    def keep_for(self, stream: torch.cuda.Stream) -> None:
-        """Keep the memory of what another stream made from being used again before this one is through with it."""
-        self.map(lambda tensor: tensor.record_stream(stream))
-
     def pin_memory(self) -> "PackedBatch":
         """The same batch in page-locked memory."""
         return self.map(lambda tensor: tensor.pin_memory())

@@ -104,22 +104,37 @@ class LabelsSection(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> "LabelsSection":
-        if self.header_pattern is not None and self.header_field is not None:
-            raise ValueError("header_pattern and header_field can't both be set: remove one")
-        if self.labels_file is not None and self.kind != "per_residue":
-            raise ValueError(f"labels_file is for kind per_residue, not for {self.kind}")
-        if self.labels_file is not None and (self.header_pattern, self.header_field) != (None, None):
-            raise ValueError("labels_file and a place in the headers can't both be set: remove one")
-        if self.mask_file is not None and self.labels_file is None:
-            raise ValueError("mask_file goes with labels_file: set that, too, or remove it")
-        if (self.split == "column") != (self.split_column is not None):
-            raise ValueError("split column and split_column go together: set both or neither")
-        if (self.split == "files") != bool(self.validation_source):
-            raise ValueError(
-                "split files and validation_source go together: set both or neither (none empties the list)"
-            )
-        if len(self.label_columns) > 1 and self.kind not in ("regression", "multilabel"):
-            raise ValueError(f"label_columns: several are for regression and multilabel, not for {self.kind}")
+        header = [setting for setting in (self.header_pattern, self.header_field) if setting is not None]
+        # In this order: of several problems the first is named, which a user mends before the next.
+        for is_wrong, problem in (
+            (len(header) > 1, "header_pattern and header_field can't both be set: remove one"),
+            (
+                self.labels_file is not None and self.kind != "per_residue",
+                f"labels_file is for kind per_residue, not for {self.kind}",
+            ),
+            (
+                self.labels_file is not None and header,
+                "labels_file and a place in the headers can't both be set: remove one",
+            ),
+            (
+                self.mask_file is not None and self.labels_file is None,
+                "mask_file goes with labels_file: set that, too, or remove it",
+            ),
+            (
+                (self.split == "column") != (self.split_column is not None),
+                "split column and split_column go together: set both or neither",
+            ),
+            (
+                (self.split == "files") != bool(self.validation_source),
+                "split files and validation_source go together: set both or neither (none empties the list)",
+            ),
+            (
+                len(self.label_columns) > 1 and self.kind not in ("regression", "multilabel"),
+                f"label_columns: several are for regression and multilabel, not for {self.kind}",
+            ),
+        ):
+            if is_wrong:
+                raise ValueError(problem)
         return self
 
 

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import xxhash
@@ -29,6 +28,7 @@ from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.dataset.section import DataSection
 from esmeray.dataset.store.conversion import SAMPLE, ensure_store, file_identities, name_of_content, store_location
 from esmeray.dataset.store.reader import Store
+from esmeray.dataset.targets import SparseTargets
 from esmeray.function.annotations import (
     EXPERIMENTAL,
     Annotations,
@@ -76,9 +76,6 @@ class FunctionData:
     def held_out(self) -> NDArray[np.int64]:
         """Records that are held out in any aspect, ascending."""
         return np.unique(np.concatenate([aspect.records[~aspect.training] for aspect in self.aspects.values()]))
-
-    def texts(self, records: NDArray[np.int64]) -> list[str]:
-        return [self.store.text(record) for record in records.tolist()]
 
 
 def location(data: DataSection, root: Path) -> Path:
@@ -153,29 +150,6 @@ def read(folder: Path) -> FunctionData:
     return FunctionData(store, ids, aspects)
 
 
-class TermTargets:
-    """(R, K) targets; indexed, rows as they would stand in an array of float32, NaN in aspects without annotation."""
-
-    def __init__(self, terms: csr_array, annotated_RA: NDArray[np.bool_], aspect_K: NDArray[np.int64]) -> None:
-        self.shape: tuple[int, int] = terms.shape
-        self._terms = terms  # sparse: proteins by terms in float32 would be gigabytes
-        self._annotated_RA, self._aspect_K = annotated_RA, aspect_K
-
-    def __getitem__(self, records: Any) -> NDArray[np.float32]:
-        """(n, K) of 0 and 1, or NaN; by a slice, integers or a mask."""
-        records_N = np.arange(self.shape[0])[records]
-        targets_NK = self._terms[records_N].toarray().astype(np.float32)
-        # Unknown and not absent: nobody looked for functions of this aspect, and the loss passes over NaN.
-        targets_NK[~self._annotated_RA[records_N][:, self._aspect_K]] = np.nan
-        return targets_NK
-
-    def shares(self, records_N: NDArray[np.int64]) -> NDArray[np.float64]:
-        """(K,) share of these proteins that have each term, of those annotated in its aspect; never 0 or 1."""
-        annotated_A = self._annotated_RA[records_N].sum(axis=0)
-        count_K = self._terms[records_N].sum(axis=0)
-        return (count_K + 1) / (annotated_A[self._aspect_K] + 2)  # of 0 or 1 a logit would be infinite
-
-
 class LabelledTerms:
     """Annotated proteins with the terms that are learnt, as training reads a labelled store.
 
@@ -184,7 +158,8 @@ class LabelledTerms:
     Attributes:
         label_space: the K terms, aspect by aspect.
         label_weights: (K,) float32, 1 plus the information accretion in bits.
-        targets: (R, K).
+        targets: (R, K), not known in aspects in which a protein has no annotation.
+        shares: (K,) share of the training proteins that have each term, of those annotated in its aspect; never 0 or 1.
         training, validation: int64 records, each ascending.
     """
 
@@ -194,6 +169,7 @@ class LabelledTerms:
         self.path, self._min_count = path, min_count
         self.data = data = read(path)
         self.store = data.store
+        self.counts = self.store.manifest.counts
         learnt = [(aspect, aspect.learnt(min_count)) for aspect in data.aspects.values()]
         learners = [(aspect, columns) for aspect, columns in learnt if columns.size]
         if not learners:
@@ -212,14 +188,15 @@ class LabelledTerms:
             members = csr_array((ones, (aspect.records, np.arange(ones.size))), shape=(len(self.store), ones.size))
             blocks.append(members @ aspect.terms[:, columns])
         aspect_K = np.repeat(np.arange(len(learners)), [columns.size for _, columns in learners])
-        self.targets = TermTargets(csr_array(hstack(blocks, format="csr")), annotated_RA, aspect_K)
+        terms = csr_array(hstack(blocks, format="csr"))
+        # Unknown and not absent: nobody looked for functions of such an aspect, and the loss passes over NaN.
+        self.targets = SparseTargets(terms.indptr, terms.indices, ~annotated_RA, aspect_K)
         annotated = np.flatnonzero(annotated_RA.any(axis=1))
         is_held_out = np.isin(annotated, data.held_out)
         self.training, self.validation = annotated[~is_held_out], annotated[is_held_out]
-
-    @property
-    def counts(self) -> Any:
-        return self.store.manifest.counts
+        annotated_A = annotated_RA[self.training].sum(axis=0)
+        # Of 0 or 1 a logit would be infinite.
+        self.shares = (terms[self.training].sum(axis=0) + 1) / (annotated_A[aspect_K] + 2)
 
     @cached_property
     def checksum(self) -> str:

@@ -48,12 +48,11 @@ def read_vectors(store: Store, settings: EmbeddingsSection) -> Vectors:
         return composition([store.text(record) for record in range(len(store))])
     folder = Path(str(settings.store)).expanduser()
     embeddings = open_vectors(folder, "mean")
-    numbers = {name: number for number, name in enumerate(embeddings.ids)}
     ids = [store.id(record) for record in range(len(store))]
     # By id and not by order: the folder may hold other proteins besides, of the sequences to predict for.
-    if lost := next((name for name in ids if name not in numbers), None):
+    if lost := next((name for name in ids if name not in embeddings.numbers), None):
         raise DataError(f"{folder}: has no embedding of {lost}; embed all sequences of the run")
-    numbers_R = np.array([numbers[name] for name in ids])
+    numbers_R = np.array([embeddings.numbers[name] for name in ids])
     embeddings.refuse_other_sequences(numbers_R, store.lengths, store.sequence_hashes, store.path)
     return np.concatenate([block_nC for _, block_nC in embeddings.finite_blocks()])[numbers_R]
 

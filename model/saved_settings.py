@@ -5,8 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from esmeray.common.errors import DataError, parsing
-from esmeray.common.json_file import read_json
+from esmeray.common.errors import DataError, parsing, read_json
 from esmeray.common.verification import verified
 
 FORMAT_VERSION = 1

@@ -19,11 +19,12 @@ import re
 import shutil
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ValidationError
 
 from esmeray.common.errors import CheckpointError
 from esmeray.common.publishing import inner_name, write_atomically
@@ -43,11 +44,7 @@ PACKAGES = ("torch", "ray", "deepspeed", "transformers", "lmdb", "numpy")
 _NAME = re.compile(r"step-\d{8,}")
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class FileEntry(_Frozen):
+class FileEntry(BaseModel, extra="forbid", frozen=True):
     """One file of a checkpoint; ``name`` is relative to its folder."""
 
     name: Annotated[str, AfterValidator(inner_name)]
@@ -55,7 +52,7 @@ class FileEntry(_Frozen):
     sha256: str
 
 
-class Position(_Frozen):
+class Position(BaseModel, extra="forbid", frozen=True):
     """Progress of training: the next step."""
 
     step: int = 0
@@ -66,7 +63,7 @@ class Position(_Frozen):
     nonfinite_in_a_row: int = 0
 
 
-class Manifest(_Frozen):
+class Manifest(BaseModel, extra="forbid", frozen=True):
     """Contents of a checkpoint. Written last; its own digest guards it against damage."""
 
     format_version: Literal[2] = FORMAT_VERSION
@@ -89,11 +86,11 @@ class Manifest(_Frozen):
         return self.model_copy(update={"digest": digest})
 
 
+@dataclass(frozen=True)
 class CheckpointFolder:
     """One complete checkpoint."""
 
-    def __init__(self, path: Path):
-        self.path = path
+    path: Path
 
     @property
     def step(self) -> int:
@@ -144,25 +141,20 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+@dataclass(frozen=True)
 class CheckpointStore:
     """The checkpoints of one run."""
 
-    def __init__(self, root: Path):
-        self.root = root
+    root: Path
 
     def complete(self) -> list[CheckpointFolder]:
         """Folders that bear a final name, newest first. They may still be damaged."""
         folders = [path for path in self.root.glob("step-*") if _NAME.fullmatch(path.name) and path.is_dir()]
         return [CheckpointFolder(path) for path in sorted(folders, key=lambda path: path.name, reverse=True)]
 
-    def partial_path(self, step: int) -> Path:
-        return self.root / f"step-{step:08d}{PARTIAL_SUFFIX}"
-
-    def final_path(self, step: int) -> Path:
-        return self.root / f"step-{step:08d}"
-
     def folder(self, step: int) -> CheckpointFolder:
-        return CheckpointFolder(self.final_path(step))
+        """The folder of a step, which need not be there."""
+        return CheckpointFolder(self.root / f"step-{step:08d}")
 
     def newest_intact(self) -> CheckpointFolder | None:
         """The newest complete checkpoint whose manifest can be read; its other files are not looked at."""

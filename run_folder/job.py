@@ -21,8 +21,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple
 
 import xxhash
 
-from esmeray.common.errors import ConfigError, DataError, DiskFullError, EsmerayError, ResourceError
-from esmeray.common.json_file import read_json
+from esmeray.common.errors import ConfigError, DataError, DiskFullError, EsmerayError, ResourceError, read_json
 from esmeray.common.publishing import MADE_FILE, RECORD_FILE, take_lock, write_atomically, writing
 from esmeray.common.remote import listing, remove, retried, upload
 

@@ -202,14 +202,12 @@ class RecordTail:
     this much of its end are read.
 
     Attributes:
-        damaged: lines that could not be read.
         problem: the last damaged line in words.
         failure: why the file could not be read the last time; empty while it can, or is not there.
     """
 
     def __init__(self, path: Path, *, skip_present: bool = False, recent_bytes: int | None = None) -> None:
         self.path = path
-        self.damaged = 0
         self.problem = self.failure = ""
         self._recent_bytes = _LINE_BYTES if skip_present else recent_bytes
         self._inode: int | None = None
@@ -218,7 +216,6 @@ class RecordTail:
         if skip_present:
             deque(self.poll(), maxlen=0)  # read, not skipped: its last record says what is new
             self._recent_bytes = recent_bytes
-            self.damaged = 0
             self.problem = self.failure = ""
 
     def poll(self) -> Iterator[Record]:
@@ -234,7 +231,6 @@ class RecordTail:
                     try:
                         record = decode_record(line)
                     except ValueError as error:
-                        self.damaged += 1
                         self.problem = f"{self.path}: {line[:60]!r} is passed over: {error}"
                         continue
                     time_s = record.get("time") or 0.0

@@ -124,7 +124,7 @@ class RunMirror:
         if self._uri and self._rank == 0:
             self._lock = take_lock(self.run.first_worker)
             # By name, whose numbers have leading zeros: what is at the URI may not be on this node.
-            newest = self._checkpoints.final_path(step).name
+            newest = self._checkpoints.folder(step).path.name
             self._patiently(lambda: self._drop(lambda name: name > newest))
             for name in _REQUESTS:  # of an earlier attempt; the driver asks again
                 self._patiently(partial(remove, f"{self._uri}/{name}"))
@@ -165,13 +165,13 @@ class RunMirror:
     def _patiently(self, work: Callable[[], Any], patience_s: float | None = None) -> Any:
         return retried(work, self._uri, patience_s or setting("patience_s"), self._report) if self._uri else None
 
-    def _start(self, work: Callable[[], bool]) -> None:
+    def _start(self, work: Callable[[], bool | None]) -> None:
         if self._uri:
             # A daemon: a store that is away must not keep a process from ending.
             self._thread = threading.Thread(target=self._loop, args=(work,), name="run-mirror", daemon=True)
             self._thread.start()
 
-    def _loop(self, work: Callable[[], bool]) -> None:
+    def _loop(self, work: Callable[[], bool | None]) -> None:
         while not self._closing.is_set():
             self._asked.wait(POLL_S)
             self._asked.clear()  # before the work: what is asked meanwhile is another look
@@ -184,7 +184,7 @@ class RunMirror:
             if not is_left and not self._asked.is_set():
                 self._idle.set()
 
-    def _follow(self) -> bool:
+    def _follow(self) -> None:
         with suppress(BlockingIOError):  # worker 0 uses this folder
             lock = take_lock(self.run.first_worker, 0)
             items, before = listing(self._uri), self._followed
@@ -195,7 +195,6 @@ class RunMirror:
                 if (self.run.path / name).exists():
                     upload(self.run.path / name, f"{self._uri}/{name}")
             os.close(lock)
-        return False
 
     def _upload(self) -> bool:
         """Upload what there is; returns whether worker 0 waits for the part of another node."""

@@ -40,6 +40,7 @@ METRICS = "metrics.jsonl"
 EXPORT = "export"
 """Folder of a run's model, which the run writes at its end."""
 
+RAY_SNAPSHOT = "checkpoint_manager_snapshot.json"
 RESERVE_BYTES = 16_384
 """Room on the disk that a run keeps while it trains, so that a full disk can be reported."""
 
@@ -64,7 +65,7 @@ class RunFolder:
         self.uri = storage and f"{storage}/{name}"
         self.path = (work_path(storage) if storage else Path(storage_path).expanduser().resolve()) / name
         self.stores = self.path.parent / STORES
-        self.config = self.path / "config.yaml"
+        self.config = self.path / "config.yaml"  # by it a run is known from any other folder
         self.metrics = self.path / METRICS
         self.curves = self.path / "curves.png"
         self.checkpoints = self.path / "checkpoints"
@@ -76,17 +77,12 @@ class RunFolder:
         self.alerts = self.path / "alerts.jsonl"
         self.memory_guard = self.path / "memory_guard.json"
         self.wandb_run_id = self.path / "wandb_run_id"
-        self.ray_snapshot = self.path / "checkpoint_manager_snapshot.json"
         self.lock = self.path / ".lock"
         self.outcome = self.path / "outcome.json"
         self.first_worker = self.path / ".first-worker"
         self._reserve = self.path / ".outcome.reserve"
         self._stop = self.path / "stop.requested"
         self._resize = self.path / "resize.requested"
-
-    @property
-    def exists(self) -> bool:
-        return self.config.exists()
 
     def request_stop(self) -> None:
         """Ask the workers to save and end after the step in progress."""
@@ -104,9 +100,9 @@ class RunFolder:
 
     def clear_requests(self) -> None:
         """Forget how an earlier attempt ended and what was asked of it; keep room for how this one will end."""
-        self.ray_snapshot.unlink(missing_ok=True)  # Ray Train fails on a damaged one, or on one of another version
-        # Or the new attempt would stop at once, and whoever follows the run would take it for ended.
-        for path in (self._stop, self._resize, self.outcome):
+        # Or the new attempt would stop at once, and whoever follows the run would take it for ended. Ray Train fails on
+        # a snapshot of its own that is damaged, or of another version.
+        for path in (self._stop, self._resize, self.outcome, self.path / RAY_SNAPSHOT):
             path.unlink(missing_ok=True)
         if self.path.exists():
             self._reserve.write_bytes(bytes(RESERVE_BYTES))

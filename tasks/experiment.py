@@ -17,10 +17,10 @@ from torch import Tensor
 
 from esmeray.cluster.collective import ControlGroup, MetricSums, WorkerContext
 from esmeray.common.errors import CheckpointError
-from esmeray.dataset.batches.loader import Loader, ResidueSource
+from esmeray.dataset.batches.loader import BatchSource, Indices, ResidueSource
 from esmeray.dataset.batches.preparation import CropCount, Masking, PreparationSettings, count_cropped
 from esmeray.dataset.batches.random_bits import split_records
-from esmeray.dataset.batches.steps import BatchSource, Indices, TrainingSteps, ValidationSteps
+from esmeray.dataset.batches.steps import TrainingSteps, ValidationSteps
 from esmeray.dataset.packed_batch import PackedBatch
 from esmeray.dataset.store.reader import Store, stage_once
 from esmeray.model.backbones.loading import residue_tokenizer
@@ -123,8 +123,12 @@ class Experiment(ABC):
         held_out: BatchSource,
         held_out_records: Indices,
         max_batches: int | None = None,
+        num_workers: int = 0,
     ) -> None:
-        """Train on these records of one source, and evaluate on at most ``max_batches`` of those of the other."""
+        """Train on these records of one source, and evaluate on at most ``max_batches`` of those of the other.
+
+        ``num_workers``: loader processes of training.
+        """
         context = self._context
         keywords: dict[str, Any] = {
             "batch": self.settings.batch,
@@ -133,7 +137,14 @@ class Experiment(ABC):
             # Compiled code has a graph for each shape; on a CPU filling to one would cost as much as real tokens.
             "fixed_shapes": context.device.type == "cuda",
         }
-        self.batches = TrainingSteps(training, records, seed=self.settings.seed, **keywords)
+        self.batches = TrainingSteps(
+            training,
+            records,
+            seed=self.settings.seed,
+            num_workers=num_workers,
+            prefetch=self.settings.data.prefetch,
+            **keywords,
+        )
         self.validation = ValidationSteps(held_out, held_out_records, max_batches=max_batches, **keywords)
 
     @classmethod
@@ -211,7 +222,7 @@ class Experiment(ABC):
         return None
 
     def close(self) -> None:
-        self.batches.close()
+        self.batches.loader.close()
 
 
 def experiment_class(model: ModelSection) -> type[Experiment]:
@@ -240,8 +251,7 @@ class ResidueExperiment(Experiment):
         # Held-out batches depend on no run's seed, so that metrics of runs compare.
         fixed = ResidueSource(store, PreparationSettings(length, 0, random_crops=False, masking=masking))
         self.cropped = count_cropped(store.lengths[training], length)
-        loader = Loader(source, self.settings.data.num_workers, self.settings.data.prefetch)
-        self.take(loader, training, fixed, held_out, self.settings.evaluation_batches)
+        self.take(source, training, fixed, held_out, self.settings.evaluation_batches, self.settings.data.num_workers)
 
     @staticmethod
     @abstractmethod

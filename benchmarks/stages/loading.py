@@ -39,7 +39,7 @@ from esmeray.benchmarks.harness.stage import (
 )
 from esmeray.benchmarks.peers.transformers_embedding import MAX_TOKENS, esm_tokenizer
 from esmeray.common.timing import timed
-from esmeray.dataset.batches.loader import Loader, ResidueSource
+from esmeray.dataset.batches.loader import ResidueSource
 from esmeray.dataset.batches.preparation import PreparationSettings
 from esmeray.dataset.batches.steps import TrainingSteps
 from esmeray.dataset.packed_batch import PackedBatch
@@ -179,10 +179,16 @@ def _batches(store: Path, masked: bool, tokens: int = 8192, num_workers: int = 0
     opened = Store(store)
     masking = MaskedLMSection(mask_share=MASK_SHARE) if masked else None
     settings = PreparationSettings(MAX_RESIDUES, seed=0, random_crops=True, masking=masking)
-    source = Loader(ResidueSource(opened, settings), num_workers, DataSection().prefetch)
     # One batch a step: accumulation is no matter of loading.
     batch = BatchSection(tokens=tokens, global_tokens=tokens)
-    return TrainingSteps(source, np.arange(len(opened)), batch=batch, seed=0)
+    return TrainingSteps(
+        ResidueSource(opened, settings),
+        np.arange(len(opened)),
+        batch=batch,
+        seed=0,
+        num_workers=num_workers,
+        prefetch=DataSection().prefetch,
+    )
 
 
 def _peer_loader(folder: Path, sequences: Sequence[str], *, masked: bool, shuffle: bool = True) -> Any:

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from esmeray.dataset.batches.loader import BatchSource, Indices, SourceBatch
 from esmeray.dataset.batches.preparation import Crop, crop_starts, cropped_lengths, head_length
-from esmeray.dataset.batches.steps import BatchSource, Indices, SourceBatch
 from esmeray.dataset.packed_batch import FEATURES, TARGETS, WEIGHTS, PackedBatch, filler_value
 from esmeray.dataset.targets import IGNORED_TARGET, SparseTargets, has_target
 from esmeray.dataset.tokens.esm import packed_from_tokens
@@ -41,7 +41,7 @@ class LabelledSource(BatchSource):
     def __init__(self, tokens: TokenStore, labels: Labels, *, max_length: int, crop: Crop, seed: int = 0) -> None:
         self._tokens, self._labels = tokens, labels
         self._max_length, self._crop, self._seed = max_length, crop, seed
-        self._around = [np.asarray(ids, dtype=np.int64) for ids in (tokens.prefix, tokens.suffix)]
+        self._around = [np.asarray(ids, dtype=np.int64) for ids in (tokens.manifest.prefix, tokens.manifest.suffix)]
         self._num_special = sum(ids.size for ids in self._around)
         lengths = tokens.lengths.astype(np.int64)
         # Of residues alone: it travels to each loader process.
@@ -56,7 +56,9 @@ class LabelledSource(BatchSource):
         no_targets = torch.from_numpy(self._labels.targets[:0])
         rows = 2 if self._labels.per_residue else 1  # of tokens, or of the sequence
         targets = no_targets.new_full((rows, *no_targets.shape[1:]), filler_value(TARGETS, no_targets.dtype))
-        batch = packed_from_tokens(np.array([self._tokens.pad] * 2), np.array([2]), np.empty(0, dtype=np.int64))
+        batch = packed_from_tokens(
+            np.array([self._tokens.manifest.pad] * 2), np.array([2]), np.empty(0, dtype=np.int64)
+        )
         weights_N = None if self._labels.weights is None else np.zeros(1, dtype=np.float32)
         return self._with_labels(batch, targets, weights_N)
 

@@ -1,4 +1,4 @@
-"""Batches prepared in loader processes, and the source of those of residues.
+"""Sources of batches, and batches prepared in loader processes.
 
 In: a source of batches; for residues a store and the settings of the preparation. Out: packed batches as torch tensors,
 in the order in which they are asked for.
@@ -6,10 +6,12 @@ in the order in which they are asked for.
 Shape legend: T tokens, N sequences, M tokens to predict.
 """
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import cycle, islice
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -23,12 +25,62 @@ from esmeray.dataset.batches.preparation import (
     cropped_lengths,
     prepare_batch,
 )
-from esmeray.dataset.batches.steps import BatchSource, Indices, Request, SourceBatch
 from esmeray.dataset.packed_batch import TARGETS, PackedBatch
 from esmeray.dataset.section import SPECIAL_TOKENS_PER_SEQUENCE
 from esmeray.dataset.store.reader import Store
 from esmeray.dataset.targets import IGNORED_TARGET
 from esmeray.dataset.tokens.esm import CLS, EOS, RESIDUE_TABLE, packed_from_tokens
+
+Indices: TypeAlias = NDArray[np.int64]
+Request: TypeAlias = tuple[int, Indices] | tuple[int, Indices, int] | None
+"""An epoch, the records of a batch and, where the source follows it, the step of training; None asks for a filler: no
+target, no record, nothing that counts."""
+
+
+class SourceBatch(NamedTuple):
+    """A batch, how many of its targets a loss is taken at, and how many tokens its records have (a filler's: 0)."""
+
+    batch: PackedBatch
+    num_targets: int
+    num_tokens: int
+
+
+class BatchSource(ABC):
+    """Makes batches of records. ``follows_steps``: what is made of them depends on the step of training."""
+
+    follows_steps = False
+
+    @abstractmethod
+    def token_lengths(self, records_N: Indices) -> NDArray[np.int64]:
+        """(N,) tokens that each record gives, special tokens included, after cropping."""
+
+    @abstractmethod
+    def batch(self, epoch: int, records_N: Indices) -> SourceBatch:
+        """The records of one batch, a function of epoch and records alone."""
+
+    @abstractmethod
+    def filler(self) -> PackedBatch:
+        """The batch of a rank for which a step has none left: no target, no record, nothing that counts."""
+
+    def batches(self, requests: Iterable[Request]) -> Iterator[SourceBatch]:
+        """The batches in the order asked for. Starting another iteration ends this one."""
+        for request in requests:
+            yield SourceBatch(self.filler(), 0, 0) if request is None else self.batch(*request)
+
+    def preparation(self) -> Callable[..., Any]:
+        """What a loader process unpickles and calls instead of :meth:`batch`; its result is sent back."""
+        return partial(_arrays_of, self.batch)
+
+    def finished(self, prepared: Any, records_N: Indices) -> SourceBatch:
+        """The batch, of what a loader process prepared."""
+        arrays, num_targets, num_tokens = prepared
+        return SourceBatch(arrays.map(torch.from_numpy), num_targets, num_tokens)
+
+
+def _arrays_of(make: Callable[..., SourceBatch], epoch: int, records_N: Indices) -> SourceBatch:
+    """A batch with NumPy's arrays for tensors: these are pickled in a tenth of the time."""
+    made = make(epoch, records_N)
+    return made._replace(batch=made.batch.map(torch.Tensor.numpy))
 
 
 def filler_batch() -> PackedBatch:
@@ -79,25 +131,15 @@ class ResidueSource(BatchSource):
         return SourceBatch(batch, int(num_targets), batch.num_tokens)
 
 
-class Loader(BatchSource):
-    """Batches of another source, prepared in loader processes that live until closed."""
+class Loader:
+    """Batches of a source, prepared in loader processes that live until closed."""
 
-    def __init__(self, source: BatchSource, num_workers: int = 0, prefetch: int = 1) -> None:
+    def __init__(self, source: BatchSource, num_workers: int, prefetch: int) -> None:
         """Start nothing yet; each of ``num_workers`` processes will prepare ``prefetch`` batches ahead."""
         self._source, self._num_workers, self._prefetch = source, num_workers, prefetch
-        self.follows_steps = source.follows_steps
         self._processes: list[LoaderProcess] = []
         self._in_flight: deque[tuple[LoaderProcess, Indices] | None] = deque()  # None for a filler
         self._turn = 0  # of iterations: an old one finds out by it that another has begun
-
-    def token_lengths(self, records_N: Indices) -> NDArray[np.int64]:
-        return self._source.token_lengths(records_N)
-
-    def batch(self, epoch: int, records_N: Indices) -> SourceBatch:
-        return self._source.batch(epoch, records_N)
-
-    def filler(self) -> PackedBatch:
-        return self._source.filler()
 
     def batches(self, requests: Iterable[Request]) -> Iterator[SourceBatch]:
         """The batches asked for, in order.
@@ -137,9 +179,11 @@ class Loader(BatchSource):
 
     @property
     def queue_depth(self) -> int | None:
-        return sum(process.replies_waiting for process in self._processes) if self._num_workers else None
+        """Batches that are prepared and not taken yet; None where they are made when they are asked for."""
+        return sum(process.replies.qsize() for process in self._processes) if self._num_workers else None
 
     def close(self) -> None:
+        """End the processes. May be called again."""
         self._in_flight.clear()
         while self._processes:
             self._processes.pop().close()

@@ -51,9 +51,9 @@ class LoaderProcess:
             process_group=0,  # Ctrl-C at the terminal goes to the worker alone, from the first moment on
         )
         # What was prepared, or an exception; None at the end.
-        self._replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
         # A daemon, as it waits on the pipe for as long as the process lives.
-        threading.Thread(target=_collect, args=(self._process.stdout, self._replies), daemon=True).start()
+        threading.Thread(target=_collect, args=(self._process.stdout, self.replies), daemon=True).start()
         # Also where nobody closes it: a worker that ends by an exception, or drops the loader.
         self.close = weakref.finalize(self, _end_process, self._process)
         self._write((os.getpid(), prepare))
@@ -61,10 +61,6 @@ class LoaderProcess:
     @property
     def pid(self) -> int:
         return self._process.pid
-
-    @property
-    def replies_waiting(self) -> int:
-        return self._replies.qsize()
 
     def request(self, *request: Any) -> None:
         """Ask for a batch: epoch, records and perhaps step. Raises LoaderProcessLost where the process is gone."""
@@ -85,9 +81,9 @@ class LoaderProcess:
 
     def next_reply(self) -> Any:
         """Wait for a reply, whatever it is: an exception, or None where the process is gone."""
-        reply = self._replies.get()
+        reply = self.replies.get()
         if reply is None:
-            self._replies.put(None)  # stays the last word for whoever asks next
+            self.replies.put(None)  # stays the last word for whoever asks next
         return reply
 
     def _write(self, message: tuple) -> None:

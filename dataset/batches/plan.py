@@ -79,11 +79,6 @@ class EpochPlan:
         return mine + [None] * (micro_batches(size, world_size) - len(mine))
 
 
-def ramp_of(sizes: Sequence[int]) -> Indices:
-    """The ``ramp`` of a plan whose first steps have so many batches."""
-    return np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
-
-
 def micro_batches(batches_per_step: int, world_size: int) -> int:
     """Batches that each rank takes in one optimizer step, fillers included."""
     return -(-batches_per_step // world_size)

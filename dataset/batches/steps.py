@@ -8,80 +8,18 @@ business (:class:`esmeray.dataset.batches.loader.ResidueSource`,
 Shape legend: T tokens, N sequences, B batches.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from esmeray.dataset.batches.plan import EpochPlan, plan_epoch, ramp_of
+from esmeray.dataset.batches.loader import BatchSource, Indices, Loader, Request, SourceBatch
+from esmeray.dataset.batches.plan import EpochPlan, plan_epoch
 from esmeray.dataset.packed_batch import FEATURES, BatchShape, PackedBatch
 from esmeray.dataset.section import BatchSection
-
-Indices: TypeAlias = NDArray[np.int64]
-Request: TypeAlias = tuple[int, Indices] | tuple[int, Indices, int] | None
-"""An epoch, the records of a batch and, where the source follows it, the step of training; None asks for a filler: no
-target, no record, nothing that counts."""
-
-
-class SourceBatch(NamedTuple):
-    """A batch, how many of its targets a loss is taken at, and how many tokens its records have (a filler's: 0)."""
-
-    batch: PackedBatch
-    num_targets: int
-    num_tokens: int
-
-
-class BatchSource(ABC):
-    """Makes batches of records. ``follows_steps``: what is made of them depends on the step of training."""
-
-    follows_steps = False
-
-    @abstractmethod
-    def token_lengths(self, records_N: Indices) -> NDArray[np.int64]:
-        """(N,) tokens that each record gives, special tokens included, after cropping."""
-
-    @abstractmethod
-    def batch(self, epoch: int, records_N: Indices) -> SourceBatch:
-        """The records of one batch, a function of epoch and records alone."""
-
-    @abstractmethod
-    def filler(self) -> PackedBatch:
-        """The batch of a rank for which a step has none left: no target, no record, nothing that counts."""
-
-    def batches(self, requests: Iterable[Request]) -> Iterator[SourceBatch]:
-        """The batches in the order asked for. Starting another iteration ends this one."""
-        for request in requests:
-            yield SourceBatch(self.filler(), 0, 0) if request is None else self.batch(*request)
-
-    def preparation(self) -> Callable[..., Any]:
-        """What a loader process unpickles and calls instead of :meth:`batch`; its result is sent back."""
-        return partial(_arrays_of, self.batch)
-
-    def finished(self, prepared: Any, records_N: Indices) -> SourceBatch:
-        """The batch, of what a loader process prepared."""
-        arrays, num_targets, num_tokens = prepared
-        return SourceBatch(arrays.map(torch.from_numpy), num_targets, num_tokens)
-
-    @property
-    def queue_depth(self) -> int | None:
-        """Batches that are prepared and not taken yet; None where they are made when they are asked for."""
-        return None
-
-    def close(self) -> None:  # noqa: B027 - most sources start nothing
-        """End what was started. May be called again."""
-
-
-def _arrays_of(make: Callable[..., SourceBatch], epoch: int, records_N: Indices) -> SourceBatch:
-    """A batch with NumPy's arrays for tensors: these are pickled in a tenth of the time."""
-    made = make(epoch, records_N)
-    return made._replace(batch=made.batch.map(torch.Tensor.numpy))
 
 
 @dataclass(frozen=True)
@@ -125,12 +63,16 @@ class TrainingSteps(AbstractContextManager):
         rank: int = 0,
         world_size: int = 1,
         fixed_shapes: bool = False,
+        num_workers: int = 0,
+        prefetch: int = 1,
     ) -> None:
         """Plan and start nothing yet. ``indices`` are the records to train on.
 
+        Each of ``num_workers`` loader processes prepares ``prefetch`` batches ahead; without them steps make their own.
         ``fixed_shapes`` fills every batch to the same numbers of tokens and sequences, as compiled code wants it.
         """
         self._source = source
+        self.loader = Loader(source, num_workers, prefetch)
         self._indices = indices.astype(np.int64)
         self._batch = batch
         self._seed, self._rank, self._world_size = seed, rank, world_size
@@ -147,7 +89,7 @@ class TrainingSteps(AbstractContextManager):
         # One epoch's plan is kept: of hundreds of millions of records it takes gigabytes.
         if self._plan is None or self._plan[0] != epoch:
             self._plan = (epoch, _plan(self._source, self._indices, self._batch, self._seed, epoch))
-        return replace(self._plan[1], ramp=ramp_of(self._batch.ramp(first_step)))
+        return replace(self._plan[1], ramp=np.cumsum([0, *self._batch.ramp(first_step)], dtype=np.int64))
 
     def total_steps(self, epochs: int) -> int:
         """Optimizer steps of the first ``epochs`` epochs, which may differ by a step: each is packed anew."""
@@ -170,7 +112,7 @@ class TrainingSteps(AbstractContextManager):
         mine = ((step, batch) for step in steps for batch in plan.rank_batches(step, self._rank, self._world_size))
         follows_steps = self._source.follows_steps
         # One stream over all steps: loader processes prepare across the bounds of steps, and never run dry at them.
-        made = self._source.batches(
+        made = self.loader.batches(
             _request(plan, epoch, batch, first_step + step if follows_steps else None) for step, batch in mine
         )
         for step in steps:
@@ -182,20 +124,13 @@ class TrainingSteps(AbstractContextManager):
             yield _step(taken, seeds, (epoch, step), following, shape, self._pin_memory)
 
     @property
-    def queue_depth(self) -> int | None:
-        return self._source.queue_depth
-
-    @property
     def mean_context(self) -> float:
         """Tokens of the sequence that a token is part of, on average over the training tokens."""
         lengths_N = self._source.token_lengths(self._indices).astype(np.float64)
         return float((lengths_N**2).sum() / max(1.0, lengths_N.sum()))
 
-    def close(self) -> None:
-        self._source.close()
-
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self.loader.close()
 
 
 class ValidationSteps:

@@ -68,6 +68,7 @@ class Embeddings(Index):
                 f"{folder}: no output {self.name!r}{did_you_mean(self.name, known)}; there are {', '.join(known)}"
             )
         self.output: OutputManifest = self.manifest.outputs[self.name]
+        self.channels = self.output.channels
         if not self.output.files:
             raise DataError(f"{folder}: output {self.name!r} names no file; {REMEDY}")
         # In one line here, and not as a traceback in the middle of a search.
@@ -81,10 +82,6 @@ class Embeddings(Index):
     def __len__(self) -> int:
         return self.num_records
 
-    @property
-    def channels(self) -> int:
-        return self.output.channels
-
     def __getitem__(self, key: str | int | slice) -> Any:
         if isinstance(key, slice):
             start, stop, step = key.indices(len(self))
@@ -92,7 +89,7 @@ class Embeddings(Index):
                 raise ValueError("a slice of embeddings has no step; take every one, then some of them")
             return self._rows.rows(start, max(start, stop))
         # range knows numbers from the end, and raises IndexError beyond it.
-        return self._rows.row(self._numbers[key] if isinstance(key, str) else range(len(self))[key])
+        return self._rows.row(self.numbers[key] if isinstance(key, str) else range(len(self))[key])
 
     def __iter__(self) -> Iterator[Values]:
         return (self._rows.row(number) for number in range(len(self)))
@@ -131,5 +128,6 @@ class Embeddings(Index):
             raise DataError(f"{self.folder}: {self.ids[start + int(wrong_n.argmax())]!r} {problem} in {self.name}")
 
     @cached_property
-    def _numbers(self) -> dict[str, int]:
+    def numbers(self) -> dict[str, int]:
+        """Number of each record by its id."""
         return {record_id: number for number, record_id in enumerate(self.ids)}

@@ -120,7 +120,7 @@ def _make(data: DataSection, tokenizer: TokenizerSection, target: Path, progress
         # Sparse where they are: of 40,000 terms a protein has fifty.
         tensors: dict[str, NDArray] = {"parts": parts_N}
         if isinstance(targets, SparseTargets):
-            tensors |= {"indptr": targets.indptr, "indices": targets.indices, "unknown": targets.unknown}
+            tensors |= {"indptr": targets.indptr, "indices": targets.indices, "unknown": targets.unknown[:, 0]}
         else:
             tensors["targets"] = targets
         if records.weights is not None:
@@ -193,7 +193,7 @@ def _encoded(
             ) from error
     targets = space.encode(records.labels, ignore_unseen=True)
     if space.kind != "per_residue":
-        left_out_N = targets.unknown if isinstance(targets, SparseTargets) else targets == IGNORED_TARGET
+        left_out_N = targets.unknown[:, 0] if isinstance(targets, SparseTargets) else targets == IGNORED_TARGET
         parts_N[left_out_N] = LEFT_OUT
         if data.labels.split == "files" and not (parts_N == PARTS.index("validation")).any():
             raise DataError(f"{data.labels.validation_source[0]}: no held-out record has a label of a training record")

@@ -15,8 +15,7 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from esmeray.common.errors import DataError, parsing
-from esmeray.common.json_file import read_json
+from esmeray.common.errors import DataError, parsing, read_json
 from esmeray.common.text import counted
 from esmeray.common.verification import verified
 from esmeray.dataset.section import TargetKind
@@ -161,7 +160,7 @@ class LabelSpace:
 
     def _encode_sets(self, labels: Sequence[Sequence[str]], ignore_unseen: bool) -> SparseTargets:
         codes = {name: code for code, name in enumerate(self.names)}
-        unknown_N = np.zeros(len(labels), dtype=np.bool_)
+        unknown_N1 = np.zeros((len(labels), 1), dtype=np.bool_)
         starts = [0]
         indices: list[int] = []
         for index, names in enumerate(labels):
@@ -169,12 +168,11 @@ class LabelSpace:
             if unseen and not ignore_unseen:
                 raise UnseenLabelError.of(unseen[0], index, self.names)
             # Not just that name: without it, the record would say that the others are all that it has.
-            unknown_N[index] = bool(unseen)
+            unknown_N1[index] = bool(unseen)
             indices += [] if unseen else sorted({codes[name] for name in names})
             starts.append(len(indices))
-        return SparseTargets(
-            np.array(starts, dtype=np.int64), np.array(indices, dtype=np.int32), unknown_N, self.num_outputs
-        )
+        groups_C = np.zeros(self.num_outputs, dtype=np.int64)  # one: all labels of a record are known, or none
+        return SparseTargets(np.array(starts, dtype=np.int64), np.array(indices, dtype=np.int32), unknown_N1, groups_C)
 
     def _encode_letters(self, labels: list[str], ignore_unseen: bool) -> NDArray[np.int64]:
         # All residues at once: a store may have hundreds of millions, and a dictionary would take minutes.

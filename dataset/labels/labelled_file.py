@@ -32,7 +32,7 @@ from esmeray.dataset.labels.values import Label, label_reader, part, weight
 from esmeray.dataset.section import IngestSection, LabelsSection, SampleSection, TokenizerSection
 from esmeray.dataset.store.conversion import SAMPLE, sample_source
 from esmeray.dataset.store.format import SampleSource
-from esmeray.dataset.store.ingest import CleanBlock, Fault, Ingest
+from esmeray.dataset.store.ingest import CleanBlock, Ingest
 from esmeray.dataset.table import is_table_name
 
 _UNREADABLE = (".json", ".jsonl", ".xlsx", ".xls", ".ods", ".feather", ".arrow", ".pkl", ".parquet.gz")
@@ -133,7 +133,7 @@ def read_labelled(
         raise DataError(f"no records are left after applying the policies of data.ingest and data.labels{first}")
     # Only now every sequence has asked.
     if residue_labels is not None:
-        reader.counts.labels_without_sequence = _count_without_sequence(residue_labels, labels)
+        reader.counts.labels_without_sequence = residue_labels.count_without_sequence()
     has_parts = with_labels and (bool(held_out) or labels.split_column is not None)
     values: Any = reader.labels if with_labels else None
     if reader.labels and isinstance(reader.labels[0], tuple):
@@ -150,18 +150,6 @@ def read_labelled(
         labels_source=residue_labels.files if residue_labels else [],
         origins=reader.origins,
     )
-
-
-def _count_without_sequence(residue_labels: ResidueLabels, settings: LabelsSection) -> int:
-    """Number of the labels in a file of their own whose id no sequence has, if they are not refused."""
-    left = residue_labels.without_sequence()
-    if left and settings.missing_labels == "error":
-        more = f", nor have {len(left) - 1:,} more" if len(left) > 1 else ""
-        raise DataError(
-            f"{left[0].location}: no sequence of data.source has this id{more}; add it, or give "
-            "--data.labels.missing_labels skip"
-        )
-    return len(left)
 
 
 def check_label_settings(labels: LabelsSection, tokenizer: TokenizerSection) -> None:
@@ -237,9 +225,7 @@ class _Reader:
             self.parts.append(part_of_file if taken.splits is None else part(taken.splits[index]))
         except ValueError as error:
             # Noted and read on: the lists are no longer equally long, but nothing is made of them any more.
-            self._ingest.faults.add(
-                "record{s} whose weight or split can't be read", Fault(taken.batch, index, str(error))
-            )
+            self._ingest.faults.add("record{s} whose weight or split can't be read", taken.batch, index, str(error))
 
     def _label_of(self, taken: LabelledPart, index: int, length: int) -> Label | None:
         """The label of a record, as long as its sequence where each residue has one; None when it is left out."""
@@ -247,7 +233,7 @@ class _Reader:
         try:
             label = self._label(taken.labels[index])
         except ValueError as error:
-            self._ingest.faults.add("label{s} that can't be read", Fault(taken.batch, index, str(error)))
+            self._ingest.faults.add("label{s} that can't be read", taken.batch, index, str(error))
             return None
         if label is None:
             self._without_label(taken, index, taken.missing(index))
@@ -269,18 +255,20 @@ class _Reader:
         if len(letters) == length:
             return letters
         where = "" if self._settings.labels_file is None else f" in {self._settings.labels_file}"
-        problem = (
+        self._ingest.faults.add(
+            "record{s} with too few or too many labels",
+            taken.batch,
+            index,
             f"{counted(len(letters), 'label{s}')}{where} for {counted(length, 'residue{s}')}; give each residue one "
-            "letter ('.', '?' or '-' where it is not known, to be neither learnt nor scored)"
+            "letter ('.', '?' or '-' where it is not known, to be neither learnt nor scored)",
         )
-        self._ingest.faults.add("record{s} with too few or too many labels", Fault(taken.batch, index, problem))
         return None
 
     def _without_label(self, taken: LabelledPart, index: int, problem: str) -> None:
         """Refuse or count a record without a label, or without one of several."""
         if self._settings.missing_labels == "error":
             problem += "; complete or remove the record, or give --data.labels.missing_labels skip"
-            self._ingest.faults.add("record{s} without a label", Fault(taken.batch, index, problem))
+            self._ingest.faults.add("record{s} without a label", taken.batch, index, problem)
             return
         if self.first_without_label is None:
             # Finding the line reads the file again, which is worth it for a refusal alone.

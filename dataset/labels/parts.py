@@ -81,6 +81,7 @@ class ResidueLabels:
         assert settings.labels_file is not None
         self.files: list[SourceFile] = []
         self._max_residues = max_residues
+        self._refuses_left = settings.missing_labels == "error"
         self._entries = self._read(settings.labels_file)
         self._wanted: set[str] = set()  # ids that were asked for, so that labels of no sequence are noticed
         if settings.mask_file is not None:
@@ -94,9 +95,16 @@ class ResidueLabels:
         self._wanted.add(record_id)
         return self._entries.get(record_id)
 
-    def without_sequence(self) -> list[ResidueLabel]:
-        """Labels that nobody asked for."""
-        return [entry for name, entry in self._entries.items() if name not in self._wanted]
+    def count_without_sequence(self) -> int:
+        """Number of the labels that nobody asked for, whose id no sequence has, if they are not refused."""
+        left = [entry for name, entry in self._entries.items() if name not in self._wanted]
+        if left and self._refuses_left:
+            more = f", nor have {len(left) - 1:,} more" if len(left) > 1 else ""
+            raise DataError(
+                f"{left[0].location}: no sequence of data.source has this id{more}; add it, or give "
+                "--data.labels.missing_labels skip"
+            )
+        return len(left)
 
     def _read(self, source: str) -> dict[str, ResidueLabel]:
         files = FastaSource([source], self._max_residues)

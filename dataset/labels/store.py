@@ -126,8 +126,8 @@ class LabelledStore:
             # On disk in half the room: of residues there are as many as the store has letters.
             self.targets = tensors["targets"].astype(np.int64) if is_residues else tensors["targets"]
         else:
-            rows = tensors["indptr"], tensors["indices"], tensors["unknown"]
-            self.targets = SparseTargets(*rows, self.label_space.num_outputs)
+            rows = tensors["indptr"], tensors["indices"], tensors["unknown"][:, None]
+            self.targets = SparseTargets(*rows, np.zeros(self.label_space.num_outputs, np.int64))
         self.weights: NDArray[np.float32] | None = tensors.get("weights")
         self.training, self.validation, self.test = (
             np.flatnonzero(tensors["parts"] == code) for code in range(len(PARTS))

@@ -262,14 +262,12 @@ def other_store(path: Path) -> str:
 
 
 def same_files(recorded: list[SourceFile], paths: list[Path]) -> bool:
-    return len(recorded) == len(paths) and all(map(_same_file, recorded, paths))
-
-
-def _same_file(recorded: SourceFile, path: Path) -> bool:
-    """By path, size and time; where one differs by content."""
-    is_as_it_was = file_identities([path]) == [(recorded.path, recorded.bytes, recorded.mtime_ns)]
+    """Compare files by path, size and time; where one of these differs by content."""
     # Only then by content, which takes a minute for 100 GB; a copy or a touched file is still the same.
-    return is_as_it_was or file_xxh128(path) == recorded.xxh128
+    return len(recorded) == len(paths) and all(
+        identity == (file.path, file.bytes, file.mtime_ns) or file_xxh128(path) == file.xxh128
+        for file, path, identity in zip(recorded, paths, file_identities(paths), strict=True)
+    )
 
 
 def _described(source: list[SourceFile] | SampleSource) -> str:

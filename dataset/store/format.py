@@ -29,8 +29,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel
 
-from esmeray.common.errors import DataError, parsing
-from esmeray.common.json_file import read_json
+from esmeray.common.errors import DataError, parsing, read_json
 from esmeray.dataset.fasta.counts import IngestCounts, SourceFile
 from esmeray.dataset.section import IngestSection, SampleSection
 

@@ -47,7 +47,7 @@ PlacesOfIds = Callable[[set[str]], dict[str, str]]
 
 
 @dataclass(frozen=True)
-class Fault:
+class _Fault:
     """One refused record.
 
     Attributes:
@@ -140,11 +140,13 @@ class Ingest:
                 continue
             self.counts.records_like_nucleotides += 1
             if is_refused:
-                problem = (
+                self.faults.add(
+                    "record{s} like DNA or RNA",
+                    batch,
+                    index,
                     "nearly all letters are A, C, G, T, U or N, as in DNA or RNA; translate it to protein, or give "
-                    "--data.ingest.nucleotides warn"
+                    "--data.ingest.nucleotides warn",
                 )
-                self.faults.add("record{s} like DNA or RNA", Fault(batch, index, problem))
 
     def _block(
         self, batch: RecordBatch, kept: Sequence[int], ids: list[bytes], sequences: list[bytes], fresh_N: np.ndarray
@@ -165,8 +167,9 @@ class Ingest:
         repaired: list[CleanSequence] = []
         for index, (raw, id_length) in enumerate(zip(batch.records.sequences, batch.records.ids.lengths, strict=True)):
             if not id_length:
-                problem = "a header without an id; write one right after '>'"
-                self.faults.add("header{s} without an id", Fault(batch, index, problem))
+                self.faults.add(
+                    "header{s} without an id", batch, index, "a header without an id; write one right after '>'"
+                )
                 continue
             cleaned = CleanSequence(raw, False, False, 0, 0) if self._is_text else clean(raw)
             residues = self._without_bad(batch, index, cleaned)
@@ -177,11 +180,13 @@ class Ingest:
                 self.counts.records_skipped_empty += 1
                 continue
             if not residues:
-                problem = (
+                self.faults.add(
+                    "header{s} without a sequence",
+                    batch,
+                    index,
                     "a header without a sequence; complete or remove the record, or give "
-                    "--data.ingest.empty_sequences skip"
+                    "--data.ingest.empty_sequences skip",
                 )
-                self.faults.add("header{s} without a sequence", Fault(batch, index, problem))
             kept.append(index)
             sequences.append(residues)
             repaired.append(cleaned)
@@ -197,8 +202,13 @@ class Ingest:
         # Before the policies, which would make X of it, and one protein of two.
         inner_header = cleaned.residues.find(b">")
         if inner_header >= 0:
-            problem = "'>' inside a sequence line; put the header on a line of its own"
-            self.faults.add("'>' inside a sequence line", Fault(batch, index, problem, inner_header))
+            self.faults.add(
+                "'>' inside a sequence line",
+                batch,
+                index,
+                "'>' inside a sequence line; put the header on a line of its own",
+                residue=inner_header,
+            )
             return bad_to_x(cleaned.residues)
         match self._policies.bad_characters:
             case "to_x":
@@ -210,7 +220,7 @@ class Ingest:
         # The first alone is named: a record of another kind may have hundreds.
         at = cleaned.residues.index(cleaned.residues.translate(None, STORE_BYTES)[:1])
         problem = _bad_character(chr(cleaned.residues[at]), "give --data.ingest.bad_characters to_x (or skip)")
-        self.faults.add("record{s} with characters outside the alphabet", Fault(batch, index, problem, at))
+        self.faults.add("record{s} with characters outside the alphabet", batch, index, problem, residue=at)
         return bad_to_x(cleaned.residues)
 
     def _settle_ids(self, batch: RecordBatch, kept: Sequence[int], ids: list[bytes], fresh_N: np.ndarray) -> None:
@@ -233,8 +243,13 @@ class Ingest:
             first = self.faults.places_of_ids({name}).get(name)
             if first is not None and f"{batch.location(index)},".startswith(f"{first},"):
                 return  # two ids with one hash: this is the first record of its id
-        remedy = "make ids unique, or give --data.ingest.duplicate_ids first (or rename)"
-        self.faults.add("id{s} that stood before", Fault(batch, index, remedy, repeats=name))
+        self.faults.add(
+            "id{s} that stood before",
+            batch,
+            index,
+            "make ids unique, or give --data.ingest.duplicate_ids first (or rename)",
+            repeats=name,
+        )
 
     def _renamed(self, record_id: bytes) -> bytes:
         # From the last number on: thousands of records of one id would else try all before theirs.
@@ -267,17 +282,27 @@ class Faults:
     def __init__(self, places_of_ids: PlacesOfIds) -> None:
         self.places_of_ids = places_of_ids
         self._counts: Counter[str] = Counter()
-        self._first: list[Fault] = []
+        self._first: list[_Fault] = []
 
     def __bool__(self) -> bool:
         return bool(self._counts)
 
-    def add(self, kind: str, fault: Fault) -> None:
+    def add(
+        self,
+        kind: str,
+        batch: RecordBatch,
+        index: int,
+        problem: str,
+        *,
+        residue: int | None = None,
+        repeats: str | None = None,
+    ) -> None:
         """Count a fault, its kind a noun for :func:`~esmeray.common.text.counted`, and keep it if it is among the
         first."""
         self._counts[kind] += 1
+        # No more: each holds its batch, and a file of faults would fill memory.
         if len(self._first) < SHOWN:
-            self._first.append(fault)  # no more: each holds its batch, and a file of faults would fill memory
+            self._first.append(_Fault(batch, index, problem, residue, repeats))
 
     @contextmanager
     def raised_at_end(self) -> Iterator[None]:

@@ -60,8 +60,15 @@ class Store:
         self.manifest = layout.read_signed(
             self.path / layout.MANIFEST_FILE, layout.StoreManifest, layout.STORE_REMEDY, advice=_ADVICE
         )
-        self._check_file(full=verify == "full")
         self._opened: _OpenFile | None = None
+        data_file = self.path / layout.DATA_FILE
+        checksum = self.manifest.data_xxh128 if verify == "full" else None
+        check_file(data_file, layout.STORE_REMEDY, num_bytes=self.manifest.data_bytes, xxh128=checksum)
+        # The pages that LMDB follows: a damaged pointer would end the process by a signal.
+        with parsing(data_file, layout.STORE_REMEDY):
+            crc32 = layout.index_crc32(data_file, self.manifest.page_bytes, self.manifest.index_pages)
+            if crc32 != self.manifest.index_crc32:
+                raise DataError(f"{data_file}: damaged: the checksum of its index does not hold; {layout.STORE_REMEDY}")
 
     def __len__(self) -> int:
         return self.manifest.num_records
@@ -125,16 +132,6 @@ class Store:
         if self._opened is None or self._opened.pid != os.getpid():
             self._opened = _open(self.path, self.manifest)
         return self._opened
-
-    def _check_file(self, full: bool) -> None:
-        manifest = self.manifest
-        data_file = self.path / layout.DATA_FILE
-        checksum = manifest.data_xxh128 if full else None
-        check_file(data_file, layout.STORE_REMEDY, num_bytes=manifest.data_bytes, xxh128=checksum)
-        # The pages that LMDB follows: a damaged pointer would end the process by a signal.
-        with parsing(data_file, layout.STORE_REMEDY):
-            if layout.index_crc32(data_file, manifest.page_bytes, manifest.index_pages) != manifest.index_crc32:
-                raise DataError(f"{data_file}: damaged: the checksum of its index does not hold; {layout.STORE_REMEDY}")
 
 
 class _Block(NamedTuple):

@@ -97,7 +97,8 @@ class StoreWriter:
         self._put_array(layout.Kind.HASHES, hashes)
         self._put_array(layout.Kind.STARTS, np.array(self._starts, dtype=np.uint64))
         page_bytes = self._environment.stat()["psize"]
-        self._thread.begin(self._sync)  # meanwhile what was written is read back out of the page cache
+        # Meanwhile what was written is read back out of the page cache.
+        self._thread.begin(partial(self._environment.sync, True))
         # Of the content and not of the file: where LMDB puts pages depends on how much was written at once.
         content = hashlib.sha256(_bytes(lengths))
         content.update(_bytes(hashes))
@@ -120,7 +121,8 @@ class StoreWriter:
             counts=counts,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
         )
-        self._thread.wait()
+        with self._disk():
+            self._thread.wait()
         self.close()
         # Last: a folder without it is no store.
         (self._folder / layout.MANIFEST_FILE).write_text(layout.signed_json(manifest), encoding="utf-8")
@@ -182,10 +184,6 @@ class StoreWriter:
         _start_writing_back(self._folder / layout.DATA_FILE)
         self._environment = self._open(map_size)
         self._mapped_bytes = 0
-
-    def _sync(self) -> None:
-        with self._disk():
-            self._environment.sync(True)
 
     @contextmanager
     def _disk(self) -> Iterator[None]:

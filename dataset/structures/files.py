@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, TypeAlias
 
 import msgpack
 import numpy as np
@@ -32,7 +32,6 @@ from esmeray.dataset.structures.sample import C_O, CA_C_O, bonded_atom, torsion
 from esmeray.dataset.structures.store import Structure, StructureCounts
 
 SUFFIXES = (".pdb", ".ent", ".cif", ".mmcif", ".bcif")
-BACKBONE = ("N", "CA", "C", "O")
 _LONGEST_BOND = 2.5
 _LONGEST_ID = 200
 _MOST_CHAINS = 127
@@ -53,12 +52,8 @@ _LONGEST_LIST = 10_000
 """Categories, columns and encodings of BinaryCIF; values are bytes, not lists."""
 
 
-class _Read(NamedTuple):
-    """Number of models, atoms of the first, and whether it is a prediction."""
-
-    models: int
-    atoms: Any
-    predicted: bool
+_Read: TypeAlias = tuple[int, Any, bool]
+"""Number of models, atoms of the first, and whether it is a prediction."""
 
 
 def is_structure_name(path: Path) -> bool:
@@ -80,20 +75,18 @@ def read_structures(path: Path, section: StructuresSection, counts: StructureCou
         raise DataError(f"{path}: {len(chosen)} chains; a complex may have {_MOST_CHAINS}")
     counts.chains += len(chosen)
     stem = path.name.removesuffix(".gz").rpartition(".")[0][:_LONGEST_ID].replace(" ", "_")
-    if section.chains == "complex":
-        return [_complex(stem, chosen)]
-    return [replace(chain, id=f"{stem}_{chain.id}" if chain.id else stem) for chain in chosen]
-
-
-def _complex(record: str, chains: list[Structure]) -> Structure:
-    return Structure(
-        id=record,
-        residues="".join(chain.residues for chain in chains),
-        coordinates=np.concatenate([chain.coordinates for chain in chains]),
-        confidence=np.concatenate([chain.confidence for chain in chains]),
-        chains=np.repeat(np.arange(len(chains), dtype=np.int8), [len(chain.residues) for chain in chains]),
-        chain_names=tuple(chain.id for chain in chains),
-    )
+    if section.chains != "complex":
+        return [replace(chain, id=f"{stem}_{chain.id}" if chain.id else stem) for chain in chosen]
+    return [
+        Structure(
+            id=stem,
+            residues="".join(chain.residues for chain in chosen),
+            coordinates=np.concatenate([chain.coordinates for chain in chosen]),
+            confidence=np.concatenate([chain.confidence for chain in chosen]),
+            chains=np.repeat(np.arange(len(chosen), dtype=np.int8), [len(chain.residues) for chain in chosen]),
+            chain_names=tuple(chain.id for chain in chosen),
+        )
+    ]
 
 
 def _chosen(chains: list[Structure], rule: str, path: Path) -> list[Structure]:
@@ -151,7 +144,7 @@ def _of_pdb(path: Path, file: BinaryIO, section: StructuresSection) -> _Read:
     arrays = [pdb.PDBFile.read(io.StringIO(part)).get_structure(**_FIELDS) for part in parts]
     predicted = re.search(r"^TITLE .*(ALPHAFOLD|ESMFOLD).*PREDICTION", "".join(head), re.MULTILINE | re.IGNORECASE)
     models = sum(line.startswith(_MODEL) for line in head)
-    return _Read(max(models, 1), struc.concatenate(arrays), predicted is not None)
+    return max(models, 1), struc.concatenate(arrays), predicted is not None
 
 
 def _of_cif(path: Path, file: BinaryIO, section: StructuresSection) -> _Read:
@@ -175,7 +168,7 @@ def _of_cif(path: Path, file: BinaryIO, section: StructuresSection) -> _Read:
             # NumPy gives each of a million names the room of the longest.
             if max(arrays[-1].get_annotation(name).itemsize for name in _NAMES) > _LONGEST_NAME_BYTES:
                 raise DataError(f"{path}: a name of an atom, residue or chain has more than 32 letters; shorten it")
-    return _Read(len(models), struc.concatenate(arrays), any(line.startswith(_PREDICTED) for line in head))
+    return len(models), struc.concatenate(arrays), any(line.startswith(_PREDICTED) for line in head)
 
 
 def _of_binary_cif(path: Path, file: BinaryIO, section: StructuresSection) -> _Read:
@@ -198,7 +191,7 @@ def _of_binary_cif(path: Path, file: BinaryIO, section: StructuresSection) -> _R
     cif = pdbx.BinaryCIFFile.deserialize(unpacked)
     if "atom_site" not in cif.block:
         raise DataError(f"{path}: an mmCIF file without atoms")
-    return _Read(pdbx.get_model_count(cif), pdbx.get_structure(cif, **_FIELDS), "ma_qa_metric" in cif.block)
+    return pdbx.get_model_count(cif), pdbx.get_structure(cif, **_FIELDS), "ma_qa_metric" in cif.block
 
 
 def _lines(path: Path, file: BinaryIO, section: StructuresSection) -> Iterator[str]:
@@ -335,7 +328,7 @@ def _backbone(protein: Any, starts: NDArray, predicted: bool) -> tuple[NDArray[n
     """(R, 4, 3) coordinates, NaN where an atom is missing, and (R,) confidence."""
     coordinates = np.full((len(starts), 4, 3), np.nan, dtype=np.float32)
     residue = np.searchsorted(starts, np.arange(len(protein)), side="right") - 1
-    for column, atom in enumerate(BACKBONE):
+    for column, atom in enumerate(("N", "CA", "C", "O")):
         here = protein.atom_name == atom
         coordinates[residue[here], column] = protein.coord[here]
     confidence = np.full(len(starts), 100, dtype=np.int8)

@@ -104,6 +104,7 @@ class StructureStore:
     Attributes:
         labels: (N,) int64, -1 for none.
         training, validation: int64 indices of records, each ascending.
+        unknown_records: those that have no structure here.
     """
 
     def __init__(
@@ -140,6 +141,7 @@ class StructureStore:
         self._unknown_N = np.ones(len(self.store), dtype=bool)
         if len(self._coordinates):
             self._unknown_N = ~np.logical_or.reduceat(np.isfinite(self._coordinates[:, 1, 0]), self._starts)
+        self.unknown_records = np.flatnonzero(self._unknown_N)
 
     def __len__(self) -> int:
         return len(self.store)
@@ -147,11 +149,6 @@ class StructureStore:
     def __reduce__(self) -> tuple[Any, tuple[()]]:
         """Another process maps the files itself."""
         return partial(StructureStore, self.path, sequences=self.store.path, predictions=self._predictions), ()
-
-    @property
-    def unknown_records(self) -> NDArray[np.int64]:
-        """Records that have no structure here."""
-        return np.flatnonzero(self._unknown_N)
 
     def atoms(self, record: int, start: int, length: int) -> tuple[NDArray[np.float16], NDArray, NDArray]:
         """(length, 4, 3) coordinates, (length,) confidence and (length,) chains of some residues of a record."""

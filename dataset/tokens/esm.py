@@ -7,8 +7,6 @@ fast.
 Shape legend: T tokens, N sequences, R residues.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence, Sized
 from typing import TYPE_CHECKING, Any
@@ -96,7 +94,7 @@ def tokenize_residue_texts(sequences: Sequence[str]) -> NDArray[np.uint8] | None
     return tokens_T
 
 
-def pack_sequences(sequences: Sequence[str]) -> PackedBatch:
+def pack_sequences(sequences: Sequence[str]) -> "PackedBatch":
     """Pack N texts in their order and whole, without a store, tokenized as :func:`encode` does.
 
     The batch's ``records`` count from 0 and its ``targets`` are None. Raises DataError where there is no sequence.
@@ -121,7 +119,7 @@ def packed_from_tokens(
     lengths_N: NDArray[np.integer],
     records_N: NDArray[np.int64] | None = None,
     **named: Any,
-) -> PackedBatch:
+) -> "PackedBatch":
     """The batch of (T,) ids, special tokens included, of N sequences of these lengths, and other attributes by name.
 
     Records count from 0 by default; those of a filler are none.

@@ -7,8 +7,6 @@ transformers and tokenizers are imported where they are needed: loader processes
 Shape legend: N texts, T tokens of all of them.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import importlib.util
@@ -65,7 +63,7 @@ class HuggingFaceTokenizer:
         one_token_per_residue: whether a protein of L residues always gives L tokens.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, spaced: bool) -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", spaced: bool) -> None:
         self.spaced = spaced
         self._tokenizer: Any = tokenizer
         # A copy, since what is saved should truncate and pad as it did.

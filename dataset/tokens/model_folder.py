@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from esmeray.common.errors import ConfigError, ResourceError
-from esmeray.common.json_file import read_json
+from esmeray.common.errors import ConfigError, ResourceError, read_json
 from esmeray.common.remote import local_path
 from esmeray.common.text import did_you_mean
 from esmeray.common.verification import verified

@@ -57,7 +57,7 @@ class TokenManifest(BaseModel, extra="forbid", frozen=True):
 class TokenStore:
     """Read access to the tokens; a pickle carries the path and the manifest, each process maps the files itself.
 
-    ``prefix`` and ``suffix`` belong before and after each record; :meth:`piece` leaves them out.
+    The manifest's ``prefix`` and ``suffix`` belong before and after each record; :meth:`piece` leaves them out.
     """
 
     def __init__(self, path: Path | str, verify: Literal["full", "quick"] = "full") -> None:
@@ -67,8 +67,6 @@ class TokenStore:
         """
         self.path = Path(path).absolute()
         self.manifest = read_signed(self.path / MANIFEST_FILE, TokenManifest, _REMEDY, "token store")
-        self.prefix, self.suffix = self.manifest.prefix, self.manifest.suffix
-        self.pad = self.manifest.pad
         # Sizes before anything is mapped: reading past the end of a truncated file would end the process by a signal.
         tokens_bytes = self.manifest.num_tokens * np.dtype(self.manifest.dtype).itemsize
         for name, num_bytes, checksum in (
@@ -77,9 +75,6 @@ class TokenStore:
         ):
             xxh128 = checksum if verify == "full" else None
             check_file(self.path / name, _REMEDY, num_bytes=num_bytes, xxh128=xxh128)
-
-    def __len__(self) -> int:
-        return self.manifest.num_records
 
     @cached_property
     def lengths(self) -> NDArray[np.uint32]:

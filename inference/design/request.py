@@ -1,7 +1,5 @@
 """A trained model and structures as the commands of design name them."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,7 +65,7 @@ def structures_of(options: DesignStructuresSection) -> list[Structure]:
     return structures
 
 
-def load_model(source: Path, options: DesignModelSection) -> tuple[SequenceDiffusion, int]:
+def load_model(source: Path, options: DesignModelSection) -> "tuple[SequenceDiffusion, int]":
     """The model on its device, and the number of the label.
 
     Raises ConfigError for an unknown label, or where there is no such device.

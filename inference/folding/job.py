@@ -4,8 +4,6 @@ The cache has coordinates and confidences by sequence hash, in a folder of the p
 shard of it, under a name of its own, so that several jobs may write at once and one that was ended resumes.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -114,7 +112,7 @@ def actors(
     *,
     max_failures: int = 3,
     ended: threading.Event | None = None,
-) -> ActorPool:
+) -> "ActorPool":
     """Actors that predict, each with so many cores and, on CUDA, GPUs. Ray is connected."""
     from esmeray.cluster.actor_pool import ActorPool  # here: it imports Ray
 
@@ -135,7 +133,7 @@ def predict_structures(
     tokens: int,
     cache_bytes: int | None,
     plan: Callable[[NDArray[np.int64], int], list[Indices]] = longest_first,
-    workers: ActorPool | None = None,
+    workers: "ActorPool | None" = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> FoldingReport:
     """Predict what is not in the cache; ``progress`` gets the sequences done and all of them.

@@ -59,7 +59,9 @@ def _fitted(folder: Path, export: Path, terms: TermsSection) -> dict[str, Any]:
     parts = Parts(export, terms, data, vectors_RC, training=True)
     held_out = data.held_out
     # Searched once, though a protein may be held out in several aspects: the search takes most of the time.
-    queries = parts.queries(data.texts(held_out), None if vectors_RC is None else vectors_RC[held_out])
+    queries = parts.queries(
+        [data.store.text(record) for record in held_out.tolist()], None if vectors_RC is None else vectors_RC[held_out]
+    )
     blend = {}
     for name, aspect in data.aspects.items():
         rows = np.flatnonzero(~aspect.training)

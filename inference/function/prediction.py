@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from scipy.sparse import csr_array, hstack
 
-from esmeray.common.errors import ConfigError
-from esmeray.common.json_file import read_json
+from esmeray.common.errors import ConfigError, read_json
 from esmeray.common.progress import record_bar
 from esmeray.common.publishing import file_xxh128, made_file
 from esmeray.common.verification import verified

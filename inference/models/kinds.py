@@ -6,8 +6,6 @@ Each module there defines ``KIND``; its name is the output's. The names need no 
 Shape legend: T tokens of a batch, N sequences, R residues of all of them, D channels of a layer, C channels of a row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -90,8 +88,8 @@ class HasOutputs(Protocol):
     """A :class:`~esmeray.inference.models.model.Model` as its outputs read it, which therefore need not import it."""
 
     facts: ModelFacts
-    tokenizer: SequenceTokenizer
-    backbone: PackedBackbone
+    tokenizer: "SequenceTokenizer"
+    backbone: "PackedBackbone"
     heads: Mapping[str, Any]
 
     @property
@@ -115,10 +113,10 @@ class OutputKind:
     """
 
     description: str
-    rows: Callable[[HasOutputs, Tensor, Packed], Tensor]
+    rows: "Callable[[HasOutputs, Tensor, Packed], Tensor]"
     per: Per | Callable[[HasOutputs], Per] = "protein"
     reads: Literal["layer", "last", "tokens"] = "layer"
-    features: Callable[[HasOutputs, Tensor], Tensor] = lambda model, hidden_TD: hidden_TD
+    features: "Callable[[HasOutputs, Tensor], Tensor]" = lambda model, hidden_TD: hidden_TD
     head: str | None = None
     predicts: bool = False
     channels: Callable[[HasOutputs], int | None] = lambda model: model.facts.hidden_size

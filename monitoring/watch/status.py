@@ -30,7 +30,7 @@ class RunStatus:
         self._labels = labels
         folder = folder.resolve()
         self.files = RunFolder(folder.parent, folder.name)
-        if not self.files.exists:
+        if not self.files.config.exists():
             runs = {path.parent.name for path in folder.parent.glob("*/config.yaml")}
             raise ConfigError(
                 f"{folder} is not the folder of a run: no config.yaml{did_you_mean(folder.name, runs)}; give runs/NAME"

@@ -16,9 +16,8 @@ from torch import Tensor
 from esmeray.cluster.collective import ControlGroup, WorkerContext
 from esmeray.common.errors import ConfigError
 from esmeray.dataset.batches.labelled import FeatureSource, LabelledSource, Labels
-from esmeray.dataset.batches.loader import Loader
+from esmeray.dataset.batches.loader import BatchSource
 from esmeray.dataset.batches.preparation import count_cropped, fixed_crop
-from esmeray.dataset.batches.steps import BatchSource
 from esmeray.dataset.labels.label_space import MAPPINGS_FILE, LabelSpace
 from esmeray.dataset.labels.store import LabelledData, LabelledStore
 from esmeray.dataset.labels.values import read_label_weights
@@ -67,7 +66,7 @@ class LabelledExperiment(Experiment):
         self.cropped = count_cropped(tokens.lengths[self._labelled.training], data.max_length)
         # Without held-out records no checkpoint is known to be better than the last.
         self.patience, self.exports_best = self._section.patience, self._labelled.validation.size > 0
-        self._take(Loader(training, data.num_workers, data.prefetch), held_out)
+        self._take(training, held_out, data.num_workers)
 
     @abstractmethod
     def opened(self, path: Path) -> LabelledData:
@@ -80,8 +79,8 @@ class LabelledExperiment(Experiment):
             return None
         return metrics[name] if name in LOWER_IS_BETTER else -metrics[name]
 
-    def _take(self, training: BatchSource, held_out: BatchSource) -> None:
-        self.take(training, self._labelled.training, held_out, self._labelled.validation)
+    def _take(self, training: BatchSource, held_out: BatchSource, num_workers: int = 0) -> None:
+        self.take(training, self._labelled.training, held_out, self._labelled.validation, num_workers=num_workers)
 
 
 class ClassifierExperiment(LabelledExperiment):

@@ -23,8 +23,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HTTPError
 from torch import Tensor
 
-from esmeray.common.errors import DataError, ResourceError, parsing
-from esmeray.common.json_file import read_json
+from esmeray.common.errors import DataError, ResourceError, parsing, read_json
 from esmeray.common.verification import verified
 from esmeray.dataset.batches.preparation import FixedCrop, fixed_crop
 from esmeray.dataset.labels.label_space import LabelSpace

@@ -12,10 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from esmeray.dataset.batches.loader import filler_batch
+from esmeray.dataset.batches.loader import BatchSource, Indices, SourceBatch, filler_batch
 from esmeray.dataset.batches.preparation import chosen_positions, crop_starts, cropped_lengths
 from esmeray.dataset.batches.random_bits import Bits, keyed_bits, positional_bits, threshold
-from esmeray.dataset.batches.steps import BatchSource, Indices, SourceBatch
 from esmeray.dataset.packed_batch import CHAINS, COORDINATES, LABELS, NO_LABEL, TARGETS, WEIGHTS, PackedBatch
 from esmeray.dataset.section import SPECIAL_TOKENS_PER_SEQUENCE
 from esmeray.dataset.structures.store import StructureStore

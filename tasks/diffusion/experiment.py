@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 from esmeray.cluster.collective import WorkerContext
-from esmeray.dataset.batches.loader import Loader
 from esmeray.dataset.batches.preparation import count_cropped
 from esmeray.dataset.store.format import SEQUENCES_FOLDER
 from esmeray.dataset.store.reader import stage_once
@@ -37,10 +36,9 @@ class DiffusionExperiment(Experiment):
         held_out = StructureSource(structures, section, max_length=length, seed=0, training=False)
         # Predicted structures are waited for, and counted, where they are asked for.
         num_workers = 0 if self._predictions is not None else data.num_workers
-        loader = Loader(training, num_workers, data.prefetch)
         self.cropped = count_cropped(structures.store.lengths[structures.training], length)
         max_batches = self.settings.evaluation_batches
-        self.take(loader, structures.training, held_out, structures.validation, max_batches)
+        self.take(training, structures.training, held_out, structures.validation, max_batches, num_workers)
 
     @classmethod
     def stage(cls, path: Path, stage_dir: Path) -> Path:

@@ -68,7 +68,7 @@ class VectorExperiment(_TermsExperiment):
             self.settings.seed,
             labelled.label_space,
             torch.from_numpy(self._vectors.vectors_RC[labelled.training]),
-            torch.from_numpy(labelled.targets.shares(labelled.training)).float(),
+            torch.from_numpy(labelled.shares).float(),
             torch.from_numpy(labelled.label_weights),
         )
 

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from esmeray.run_folder.paths import Outcome, RunFolder
+from esmeray.run_folder.paths import RAY_SNAPSHOT, Outcome, RunFolder
 from tests.damage import flipped, flips
 
 
@@ -8,9 +8,10 @@ def test_a_new_start_forgets_what_was_asked_of_the_one_before_and_what_ray_kept_
     run = RunFolder(tmp_path, "run")
     run.path.mkdir()
     run.request_stop()
-    run.ray_snapshot.write_text('{"ray_version": "2.6')  # as a killed run leaves it
+    snapshot = run.path / RAY_SNAPSHOT
+    snapshot.write_text('{"ray_version": "2.6')  # as a killed run leaves it
     run.clear_requests()
-    assert not run.end_requested() and not run.ray_snapshot.exists()
+    assert not run.end_requested() and not snapshot.exists()
 
 
 def test_an_outcome_with_a_flipped_bit_is_passed_over_with_a_line_or_the_same(tmp_path: Path, caplog):

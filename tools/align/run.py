@@ -15,8 +15,6 @@ Examples:
 --align.prefilter embedding --align.query_embeddings embeddings --align.store_embeddings embeddings
 """
 
-from __future__ import annotations
-
 import math
 import time
 from pathlib import Path
@@ -137,7 +135,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _align(search: Search, queries: Store, section: AlignSection, kept: Journal) -> None:
+def _align(search: "Search", queries: Store, section: AlignSection, kept: Journal) -> None:
     # It reads all of the store, which a search that is only to be written again does not need.
     prefilter = _prefilter(section, search.store) if kept.done < len(queries) else None
     with record_bar("aligning") as bar:
@@ -149,7 +147,7 @@ def _align(search: Search, queries: Store, section: AlignSection, kept: Journal)
             bar(kept.done / len(queries), kept.done)
 
 
-def _prefilter(section: AlignSection, store: Store) -> EmbeddingNeighbours | SharedWords | None:
+def _prefilter(section: AlignSection, store: Store) -> "EmbeddingNeighbours | SharedWords | None":
     from esmeray.alignment.prefilter import EmbeddingNeighbours, SharedWords
 
     if section.query_embeddings and section.store_embeddings:
@@ -157,7 +155,7 @@ def _prefilter(section: AlignSection, store: Store) -> EmbeddingNeighbours | Sha
     return SharedWords(store) if section.prefilter == "kmer" else None
 
 
-def _on_gpu(store: Store, by: Scoring) -> Any:
+def _on_gpu(store: Store, by: "Scoring") -> Any:
     """Scores of a query with all of the store, computed on a GPU."""
     import torch
 

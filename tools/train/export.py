@@ -39,7 +39,7 @@ class Arguments(OnRun):
 def main(argv: list[str]) -> int:
     arguments = parse(argv, "train export", __doc__, Arguments)
     run = RunFolder(arguments.run.parent, arguments.run.name)
-    if not run.exists:
+    if not run.config.exists():
         raise ConfigError(f"{run.path}: no run there (it has no config.yaml); give its folder, as runs/NAME")
     # Refused before DeepSpeed is loaded: the name, then the place.
     folder = _chosen(CheckpointStore(run.checkpoints), arguments.export.checkpoint)

@@ -25,7 +25,7 @@ class Resumption:
     def as_begun(self) -> "Resumption":
         """The same with the warm-up that the run began with, where none is given."""
         training = self.config.training
-        if training.warmup_steps is not None or not (self.run.exists and self.checkpoints.complete()):
+        if training.warmup_steps is not None or not (self.run.config.exists() and self.checkpoints.complete()):
             return self
         # The default may have been another when it began, and the rate of each step follows it.
         warmup_steps = load_recorded(self.run.config).training.warmup_steps
@@ -38,7 +38,7 @@ class Resumption:
         Raises ConfigError where it did or the run must not exist, CheckpointError where the run must exist.
         """
         run, resume = self.run, self.config.run.resume
-        if not run.exists:
+        if not run.config.exists():
             if resume == "must":
                 raise CheckpointError(
                     f"{run.path}: no such run, and run.resume is 'must': check run.name and run.storage_path"
@@ -61,7 +61,7 @@ class Resumption:
         Raises ConfigError where it did, and a setting that its result depends on changed.
         """
         outcome = self.run.read_outcome()
-        if not self.run.exists or outcome is None or outcome.status != "finished":
+        if not self.run.config.exists() or outcome is None or outcome.status != "finished":
             return False
         # First: a run that is to be longer may have other free settings for what is added.
         if self._changed(END):

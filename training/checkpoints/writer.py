@@ -24,7 +24,15 @@ from deepspeed.utils.tensor_fragment import fragment_address
 from esmeray.common.errors import CheckpointError, ResourceError
 from esmeray.common.publishing import is_disk_full, sync, write_atomically
 from esmeray.common.text import first_line
-from esmeray.run_folder.checkpoints import MANIFEST, CheckpointFolder, CheckpointStore, FileEntry, Manifest, sha256_of
+from esmeray.run_folder.checkpoints import (
+    MANIFEST,
+    PARTIAL_SUFFIX,
+    CheckpointFolder,
+    CheckpointStore,
+    FileEntry,
+    Manifest,
+    sha256_of,
+)
 from esmeray.run_folder.paths import no_space
 from esmeray.training.section import CheckpointSection
 
@@ -145,7 +153,7 @@ class CheckpointWriter:
             raise ResourceError(f"checkpoint in {self._store.root} could not be written: {error}") from error
 
     def _write_all(self, shards: list[tuple[str, Any]], manifest: Manifest) -> None:
-        partial = self._store.partial_path(manifest.position.step)
+        partial = self._store.folder(manifest.position.step).path.with_suffix(PARTIAL_SUFFIX)
         try:
             partial.mkdir(parents=True, exist_ok=True)  # without ZeRO only rank 0 has shards
             entries = [_write_shard(partial, name, state) for name, state in shards]
@@ -167,10 +175,9 @@ class CheckpointWriter:
             _rank_file(partial, rank).unlink()
         # Then the name: a folder that has its final one is complete.
         write_atomically(partial / MANIFEST, sealed.model_dump_json(indent=1))
-        final = self._store.final_path(manifest.position.step)
-        partial.rename(final)
-        sync(final.parent)  # the name outlives a power failure, before older checkpoints go
-        folder = CheckpointFolder(final)
+        folder = self._store.folder(manifest.position.step)
+        partial.rename(folder.path)
+        sync(folder.path.parent)  # the name outlives a power failure, before older checkpoints go
         self._store.write_latest(folder)
         self._store.prune(self._section.keep_last, self._section.keep_best, self._keep_step)
         if self._on_complete is not None:

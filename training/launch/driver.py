@@ -69,7 +69,7 @@ def until_signal(run: RunFolder, work: Callable[[StopSignals], int], name: str) 
     ``work`` hears signals from :meth:`StopSignals.hand_over` on; 128 + signal is returned for one before that, and the
     name of the work printed.
     """
-    if run.path.is_dir() and not run.exists:
+    if run.path.is_dir() and not run.config.exists():
         refuse_foreign(run.path, {path.name for path in run.path.iterdir()}, run.lock.name)
     signals = StopSignals()
     try:

@@ -157,7 +157,7 @@ class StepResults:
         metrics: dict[str, float] = self._engine.module.metrics(totals)  # type: ignore[operator]
         if self._observers.sampler is not None:
             loader = {
-                "loader_queue_depth": self._experiment.batches.queue_depth,
+                "loader_queue_depth": self._experiment.batches.loader.queue_depth,
                 "feature_cache_hit_rate": self._experiment.cache_hit_rate,
             }
             known = {name: float(value) for name, value in loader.items() if value is not None}

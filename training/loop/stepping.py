@@ -172,5 +172,6 @@ class BatchCopies:
             copied = batch.to(self._device, non_blocking=True)
         reader = torch.cuda.current_stream(self._device)
         reader.wait_stream(self._stream)
-        copied.keep_for(reader)
+        # Or the memory that the copying stream made could be used again before this one is through with it.
+        copied.map(lambda tensor: tensor.record_stream(reader))
         return copied

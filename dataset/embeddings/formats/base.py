@@ -63,6 +63,10 @@ class Rows(ABC):
     """One output of a folder, opened."""
 
     @abstractmethod
+    def __init__(self, output: OutputManifest, index: Index) -> None:
+        """Open the output. Raises DataError where a file is damaged."""
+
+    @abstractmethod
     def row(self, number: int) -> Values:
         """A record's values: (C,), (L, C) or (L, L)."""
 
@@ -80,6 +84,7 @@ class Format(ABC):
         holds: what may have a row.
         dtypes: in which it stores values.
         has_keys: each record has a dataset of its own, named in the index.
+        read: opens an output.
     """
 
     name: ClassVar[str]
@@ -87,14 +92,11 @@ class Format(ABC):
     holds: ClassVar[frozenset[Per]]
     dtypes: ClassVar[tuple[Dtype, ...]]
     has_keys: ClassVar[bool] = False
+    read: ClassVar[type[Rows]]
 
     @abstractmethod
     def write(self, path: Path, output: OutputManifest, records: int) -> AbstractContextManager[Append]:
         """Begin a file of so many records; gives the function that appends a block to it."""
-
-    @abstractmethod
-    def read(self, output: OutputManifest, index: Index) -> Rows:
-        """Open an output. Raises DataError where a file is damaged."""
 
     def size(self, per: Per, channels: int, dtype: Dtype, lengths_N: NDArray, distinct_U: NDArray) -> int:
         """Bytes of the values, without ids, from the lengths of records and of distinct sequences."""

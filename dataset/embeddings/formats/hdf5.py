@@ -18,33 +18,6 @@ from esmeray.dataset.embeddings.formats.base import NUMPY_DTYPES, Append, Block,
 from esmeray.dataset.embeddings.manifest import REMEDY, Index, OutputManifest
 
 
-class Hdf5(Format):
-    """A dataset for each record."""
-
-    name = "hdf5"
-    suffix = ".h5"
-    holds = frozenset({"protein", "residue", "pair"})
-    dtypes = ("fp32", "fp16")
-    has_keys = True
-
-    @contextmanager
-    def write(self, path: Path, output: OutputManifest, records: int) -> Iterator[Append]:
-        import h5py  # here and below: half a second that the other formats don't need
-
-        def append(block: Block) -> None:
-            assert block.keys is not None
-            for key, record_id, values in zip(block.keys, block.ids, block.values, strict=True):
-                if key not in file:  # equal sequences have equal hashes, and one dataset
-                    dataset = file.create_dataset(key, data=values.astype(NUMPY_DTYPES[output.dtype]))
-                    dataset.attrs["original_id"] = record_id
-
-        with h5py.File(path, "w") as file:
-            yield append
-
-    def read(self, output: OutputManifest, index: Index) -> Rows:
-        return _Hdf5Rows(output, index)
-
-
 class _Hdf5Rows(Rows):
     def __init__(self, output: OutputManifest, index: Index) -> None:
         import h5py
@@ -69,6 +42,31 @@ class _Hdf5Rows(Rows):
         # One dataset after the other: HDF5 has no faster way to many small ones.
         rows = super().rows(start, stop)
         return np.stack(rows) if self._shape is not None and rows else rows
+
+
+class Hdf5(Format):
+    """A dataset for each record."""
+
+    name = "hdf5"
+    suffix = ".h5"
+    holds = frozenset({"protein", "residue", "pair"})
+    dtypes = ("fp32", "fp16")
+    has_keys = True
+    read = _Hdf5Rows
+
+    @contextmanager
+    def write(self, path: Path, output: OutputManifest, records: int) -> Iterator[Append]:
+        import h5py  # here and below: half a second that the other formats don't need
+
+        def append(block: Block) -> None:
+            assert block.keys is not None
+            for key, record_id, values in zip(block.keys, block.ids, block.values, strict=True):
+                if key not in file:  # equal sequences have equal hashes, and one dataset
+                    dataset = file.create_dataset(key, data=values.astype(NUMPY_DTYPES[output.dtype]))
+                    dataset.attrs["original_id"] = record_id
+
+        with h5py.File(path, "w") as file:
+            yield append
 
 
 def hdf5_key(record_id: str) -> str:

@@ -10,33 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esmeray.common.errors import parsing
-from esmeray.dataset.embeddings.formats.base import NUMPY_DTYPES, Append, Block, Format, Rows, TableRows, narrowed
-from esmeray.dataset.embeddings.manifest import REMEDY, Index, OutputManifest
-
-
-class Npy(Format):
-    """(N, C), in input order."""
-
-    name = "npy"
-    suffix = ".npy"
-    holds = frozenset({"protein"})
-    dtypes = ("fp32", "fp16", "int8")
-
-    @contextmanager
-    def write(self, path: Path, output: OutputManifest, records: int) -> Iterator[Append]:
-        # The header first, by hand: np.save takes an array that is there as a whole.
-        dtype = np.dtype(NUMPY_DTYPES[output.dtype]).str
-        header = {"descr": dtype, "fortran_order": False, "shape": (records, output.channels)}
-
-        def append(block: Block) -> None:
-            file.write(np.ascontiguousarray(narrowed(block.values, output)).data)
-
-        with path.open("wb") as file:
-            np.lib.format.write_array_header_1_0(file, header)
-            yield append
-
-    def read(self, output: OutputManifest, index: Index) -> Rows:
-        return _NpyRows(output, index)
+from esmeray.dataset.embeddings.formats.base import NUMPY_DTYPES, Append, Block, Format, TableRows, narrowed
+from esmeray.dataset.embeddings.manifest import REMEDY, OutputManifest
 
 
 class _NpyRows(TableRows):
@@ -51,3 +26,26 @@ class _NpyRows(TableRows):
 
     def stored(self, start: int, stop: int) -> NDArray:
         return np.asarray(self._mapped[start:stop])
+
+
+class Npy(Format):
+    """(N, C), in input order."""
+
+    name = "npy"
+    suffix = ".npy"
+    holds = frozenset({"protein"})
+    dtypes = ("fp32", "fp16", "int8")
+    read = _NpyRows
+
+    @contextmanager
+    def write(self, path: Path, output: OutputManifest, records: int) -> Iterator[Append]:
+        # The header first, by hand: np.save takes an array that is there as a whole.
+        dtype = np.dtype(NUMPY_DTYPES[output.dtype]).str
+        header = {"descr": dtype, "fortran_order": False, "shape": (records, output.channels)}
+
+        def append(block: Block) -> None:
+            file.write(np.ascontiguousarray(narrowed(block.values, output)).data)
+
+        with path.open("wb") as file:
+            np.lib.format.write_array_header_1_0(file, header)
+            yield append

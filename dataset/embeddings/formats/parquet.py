@@ -16,46 +16,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from esmeray.common.errors import parsing
-from esmeray.dataset.embeddings.formats.base import NUMPY_DTYPES, Append, Block, Format, Rows, TableRows, narrowed
+from esmeray.dataset.embeddings.formats.base import NUMPY_DTYPES, Append, Block, Format, TableRows, narrowed
 from esmeray.dataset.embeddings.manifest import REMEDY, Index, OutputManifest
-
-
-class Parquet(Format):
-    """A row for each record, in input order."""
-
-    name = "parquet"
-    suffix = ".parquet"
-    holds = frozenset({"protein"})
-    dtypes = ("fp32", "fp16", "int8")
-
-    @contextmanager
-    def write(self, path: Path, output: OutputManifest, records: int) -> Iterator[Append]:
-        value = pa.field("element", pa.from_numpy_dtype(np.dtype(NUMPY_DTYPES[output.dtype])), nullable=False)
-        vector = pa.list_(value, output.channels)
-        schema = pa.schema(
-            [
-                pa.field("id", pa.string(), nullable=False),
-                pa.field("length", pa.uint32(), nullable=False),
-                pa.field("embedding", vector, nullable=False),
-            ],
-            metadata=None if output.scales is None else {"scales": json.dumps(output.scales)},
-        )
-
-        def append(block: Block) -> None:
-            columns = [
-                pa.array(block.ids),
-                pa.array(block.lengths.astype(np.uint32)),
-                pa.FixedSizeListArray.from_arrays(pa.array(narrowed(block.values, output).reshape(-1)), type=vector),
-            ]
-            # A group for each block, so that none has to be held back until it is full.
-            writer.write_table(pa.Table.from_arrays(columns, schema=schema), row_group_size=len(block.ids))
-
-        plain: dict[str, Any] = {"use_dictionary": False, "compression": "none", "write_statistics": False}
-        with pq.ParquetWriter(path, schema, write_page_checksum=True, **plain) as writer:
-            yield append
-
-    def read(self, output: OutputManifest, index: Index) -> Rows:
-        return _ParquetRows(output, index)
 
 
 class _ParquetRows(TableRows):
@@ -87,3 +49,39 @@ class _ParquetRows(TableRows):
             # As many as the metadata said: a column of fewer is damaged.
             rows = int(self._ends[number + 1] - self._ends[number])
             return column.flatten().to_numpy(zero_copy_only=True).reshape(rows, self.shape[1])
+
+
+class Parquet(Format):
+    """A row for each record, in input order."""
+
+    name = "parquet"
+    suffix = ".parquet"
+    holds = frozenset({"protein"})
+    dtypes = ("fp32", "fp16", "int8")
+    read = _ParquetRows
+
+    @contextmanager
+    def write(self, path: Path, output: OutputManifest, records: int) -> Iterator[Append]:
+        value = pa.field("element", pa.from_numpy_dtype(np.dtype(NUMPY_DTYPES[output.dtype])), nullable=False)
+        vector = pa.list_(value, output.channels)
+        schema = pa.schema(
+            [
+                pa.field("id", pa.string(), nullable=False),
+                pa.field("length", pa.uint32(), nullable=False),
+                pa.field("embedding", vector, nullable=False),
+            ],
+            metadata=None if output.scales is None else {"scales": json.dumps(output.scales)},
+        )
+
+        def append(block: Block) -> None:
+            columns = [
+                pa.array(block.ids),
+                pa.array(block.lengths.astype(np.uint32)),
+                pa.FixedSizeListArray.from_arrays(pa.array(narrowed(block.values, output).reshape(-1)), type=vector),
+            ]
+            # A group for each block, so that none has to be held back until it is full.
+            writer.write_table(pa.Table.from_arrays(columns, schema=schema), row_group_size=len(block.ids))
+
+        plain: dict[str, Any] = {"use_dictionary": False, "compression": "none", "write_statistics": False}
+        with pq.ParquetWriter(path, schema, write_page_checksum=True, **plain) as writer:
+            yield append

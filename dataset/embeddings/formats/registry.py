@@ -1,7 +1,5 @@
 """The formats of embeddings, by name: a new one is a line here, or an entry point of another package."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from esmeray.dataset.embeddings.formats.base import Format

@@ -20,36 +20,6 @@ from esmeray.dataset.embeddings.formats.base import Append, Format, Rows, Source
 from esmeray.dataset.embeddings.manifest import REMEDY, Dtype, Index, OutputManifest, Per
 
 
-class Safetensors(Format):
-    """The shards of a job."""
-
-    name = "safetensors"
-    suffix = ".safetensors"
-    holds = frozenset({"residue", "pair"})
-    dtypes = ("fp32", "fp16", "bf16", "int8")
-
-    def write(self, path: Path, output: OutputManifest, records: int) -> AbstractContextManager[Append]:
-        raise NotImplementedError("shards are written by the job's workers")
-
-    def merge(self, folder: Path, name: str, output: OutputManifest, source: Source) -> OutputManifest:
-        with writing(folder):
-            (folder / name).mkdir()
-            for path in source.shards:
-                # A link, since a job's shards are on the same disk and may be a terabyte.
-                try:
-                    os.link(path, folder / name / path.name)
-                except OSError:  # a file system without hard links
-                    shutil.copyfile(path, folder / name / path.name)
-        files = [f"{name}/{path.name}" for path in source.shards]
-        return output.model_copy(update={"files": files, "first_sequences": list(source.first_sequences)})
-
-    def read(self, output: OutputManifest, index: Index) -> Rows:
-        return _ShardRows(output, index)
-
-    def size(self, per: Per, channels: int, dtype: Dtype, lengths_N: NDArray, distinct_U: NDArray) -> int:
-        return super().size(per, channels, dtype, distinct_U, distinct_U)  # a shard has each sequence once
-
-
 class _ShardRows(Rows):
     def __init__(self, output: OutputManifest, index: Index) -> None:
         self._index, self._is_pair = index, output.per == "pair"
@@ -66,3 +36,31 @@ class _ShardRows(Rows):
             arrays = self._open(self._paths[shard])
             values = as_float32(rows_of(arrays, sequence - int(self._first[shard])), arrays.get("scales"))
             return values.reshape(length, length) if self._is_pair else values
+
+
+class Safetensors(Format):
+    """The shards of a job."""
+
+    name = "safetensors"
+    suffix = ".safetensors"
+    holds = frozenset({"residue", "pair"})
+    dtypes = ("fp32", "fp16", "bf16", "int8")
+    read = _ShardRows
+
+    def write(self, path: Path, output: OutputManifest, records: int) -> AbstractContextManager[Append]:
+        raise NotImplementedError("shards are written by the job's workers")
+
+    def merge(self, folder: Path, name: str, output: OutputManifest, source: Source) -> OutputManifest:
+        with writing(folder):
+            (folder / name).mkdir()
+            for path in source.shards:
+                # A link, since a job's shards are on the same disk and may be a terabyte.
+                try:
+                    os.link(path, folder / name / path.name)
+                except OSError:  # a file system without hard links
+                    shutil.copyfile(path, folder / name / path.name)
+        files = [f"{name}/{path.name}" for path in source.shards]
+        return output.model_copy(update={"files": files, "first_sequences": list(source.first_sequences)})
+
+    def size(self, per: Per, channels: int, dtype: Dtype, lengths_N: NDArray, distinct_U: NDArray) -> int:
+        return super().size(per, channels, dtype, distinct_U, distinct_U)  # a shard has each sequence once

@@ -11,7 +11,7 @@ import lmdb
 import numpy as np
 import pytest
 
-from esmeray.dataset.batches.loader import Loader, ResidueSource
+from esmeray.dataset.batches.loader import ResidueSource
 from esmeray.dataset.batches.preparation import PreparationSettings
 from esmeray.dataset.batches.steps import TrainingSteps, ValidationSteps
 from esmeray.dataset.packed_batch import PackedBatch
@@ -59,13 +59,14 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 BATCH = BatchSection(tokens=1024, global_tokens=2048, packing_window=64)
 
 
-def source(store_path: Path, random_crops: bool, num_workers: int = 0) -> ResidueSource:
+def source(store_path: Path, random_crops: bool) -> ResidueSource:
     settings = PreparationSettings(150, 0, random_crops, MaskedLMSection())
-    return Loader(ResidueSource(Store(store_path), settings), num_workers, prefetch=2)
+    return ResidueSource(Store(store_path), settings)
 
 
 def training(store_path: Path, num_workers: int = 0) -> TrainingSteps:
-    return TrainingSteps(source(store_path, True, num_workers), np.arange(NUM_RECORDS), batch=BATCH, seed=0)
+    records = np.arange(NUM_RECORDS)
+    return TrainingSteps(source(store_path, True), records, batch=BATCH, seed=0, num_workers=num_workers, prefetch=2)
 
 
 def count_calls(function: Callable[[], object]) -> int:
@@ -108,7 +109,7 @@ def test_a_loader_process_maps_the_store_once_and_holds_one_file(store_path):
     with training(store_path, num_workers=1) as batches:
         for epoch in range(2):
             list(batches.epoch(epoch))
-        process = Path("/proc") / str(batches._source._processes[0].pid)
+        process = Path("/proc") / str(batches.loader._processes[0].pid)
         maps = [line for line in (process / "maps").read_text().splitlines() if line.endswith("/store/data.mdb")]
         files = [path.readlink().name for path in (process / "fd").iterdir()]
     assert len(maps) == 1

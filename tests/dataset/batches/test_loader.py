@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from esmeray.common.errors import DataError
-from esmeray.dataset.batches.loader import Loader, ResidueSource, filler_batch
+from esmeray.dataset.batches.loader import ResidueSource, filler_batch
 from esmeray.dataset.batches.loader_process import LoaderProcessLost
 from esmeray.dataset.batches.preparation import PreparationSettings
 from esmeray.dataset.batches.random_bits import split_records
@@ -42,8 +42,9 @@ def training(
     store_path, indices, num_workers=0, masking=MASKED, seed=0, rank=0, world_size=1, batch=BATCH, **others
 ) -> TrainingSteps:
     settings = PreparationSettings(MAX_LENGTH, seed, random_crops=True, masking=masking)
-    source = Loader(ResidueSource(Store(store_path), settings), num_workers, prefetch=2)
-    return TrainingSteps(source, indices, batch=batch, seed=seed, rank=rank, world_size=world_size, **others)
+    source = ResidueSource(Store(store_path), settings)
+    ahead = {"num_workers": num_workers, "prefetch": 2}
+    return TrainingSteps(source, indices, batch=batch, seed=seed, rank=rank, world_size=world_size, **ahead, **others)
 
 
 def validation(store_path, indices, masking=MASKED, **others) -> ValidationSteps:
@@ -105,22 +106,22 @@ def test_loader_processes_change_nothing(store_path, split, masking):
     for num_workers in (1, 2):
         with training(store_path, split[0], num_workers, masking) as batches:
             assert contents(batches.epoch(0)) == expected[0]
-            before = [process.pid for process in batches._source._processes]
+            before = [process.pid for process in batches.loader._processes]
             assert contents(batches.epoch(1)) == expected[1]
-            assert [process.pid for process in batches._source._processes] == before
+            assert [process.pid for process in batches.loader._processes] == before
 
 
 def test_queue_holds_what_was_asked_ahead_and_is_unknown_without_processes(store_path, split):
     with training(store_path, split[0], 2) as batches:
-        assert batches.queue_depth == 0
+        assert batches.loader.queue_depth == 0
         steps = batches.epoch(0)
         next(steps)
         ahead = 2 * 2  # batches that two processes prepare ahead
         deadline = time.monotonic() + 60
-        while batches.queue_depth < ahead and time.monotonic() < deadline:
+        while batches.loader.queue_depth < ahead and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert batches.queue_depth == ahead
-    assert training(store_path, split[0], 0).queue_depth is None
+        assert batches.loader.queue_depth == ahead
+    assert training(store_path, split[0], 0).loader.queue_depth is None
 
 
 @pytest.mark.parametrize(("num_workers", "offsets"), [(0, (-3, -1, 0, 1)), (2, (-1,))])
@@ -231,7 +232,7 @@ def test_killed_loader_process_is_reported_and_replaced_at_the_next_iteration(st
     with training(store_path, split[0], 2) as batches:
         steps = batches.epoch(0)
         next(steps)
-        os.kill(batches._source._processes[0].pid, signal.SIGKILL)
+        os.kill(batches.loader._processes[0].pid, signal.SIGKILL)
         with pytest.raises(LoaderProcessLost, match="killed by signal 9"):
             list(steps)
         assert contents(batches.epoch(0)) == contents(training(store_path, split[0]).epoch(0))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esmeray.common.errors import DataError
-from esmeray.dataset.batches.plan import EpochPlan, micro_batches, plan_epoch, ramp_of
+from esmeray.dataset.batches.plan import EpochPlan, micro_batches, plan_epoch
 
 BUDGET = 1024
 
@@ -68,7 +68,7 @@ def test_a_bound_on_sequences_costs_few_batches_more_than_it_must(most):
 @settings(deadline=None)
 @given(plan=plans, ramp=st.lists(st.integers(1, 9), max_size=6), world_size=st.integers(1, 4))
 def test_steps_have_as_many_batches_as_planned_on_every_rank_and_each_is_in_one_step(plan, ramp, world_size):
-    ramped = replace(plan, ramp=ramp_of(ramp))
+    ramped = replace(plan, ramp=np.cumsum([0, *ramp], dtype=np.int64))
     sizes = [*ramp, *[plan.batches_per_step] * plan.num_batches]
     taken = []
     for step in range(ramped.num_steps):

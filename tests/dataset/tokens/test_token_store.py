@@ -36,8 +36,9 @@ def test_tokens_are_those_of_the_tokenizer(store, byte_pairs, tmp_path):
         tokens = ensure_tokens(store, tokenizer, tmp_path / "tokens")
         expected = [tokenizer.encode([store.text(index)])[0].tolist() for index in range(len(store))]
         assert all_pieces(tokens) == expected
-        assert (tokens.prefix, tokens.suffix, tokens.pad) == (tokenizer.prefix, tokenizer.suffix, tokenizer.pad)
-        assert len(tokens) == len(PROTEINS) and tokens.lengths.dtype == np.uint32
+        kept = tokens.manifest
+        assert (kept.prefix, kept.suffix, kept.pad) == (tokenizer.prefix, tokenizer.suffix, tokenizer.pad)
+        assert tokens.manifest.num_records == len(PROTEINS) and tokens.lengths.dtype == np.uint32
         piece = tokens.piece(3, 1, 2)
         assert piece.tolist() == expected[3][1:3]
         assert piece.dtype == (np.uint8 if tokenizer.vocabulary_size <= 256 else np.uint16)

@@ -31,7 +31,7 @@ def test_run_that_must_or_must_not_exist_is_refused(begun, tmp_path):
 
 
 def test_another_number_of_workers_is_remarked(begun, tmp_path):
-    folder = CheckpointStore(begun.checkpoints).final_path(4)
+    folder = CheckpointStore(begun.checkpoints).folder(4).path
     folder.mkdir(parents=True)
     (folder / "manifest.json").write_text(a_manifest(4, world_size=2).sealed().model_dump_json())
     resumption = Resumption(tiny_config(tmp_path, ray={"num_workers": 3}))

@@ -72,7 +72,7 @@ class MadeUpCluster:
         def attempt() -> None:
             self.now = now
             if step:
-                folder = CheckpointStore(self.run.checkpoints).final_path(step)
+                folder = CheckpointStore(self.run.checkpoints).folder(step).path
                 folder.mkdir(parents=True)
                 (folder / "manifest.json").write_text(a_manifest(step).sealed().model_dump_json())
             if lost:

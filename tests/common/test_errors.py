@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from esmeray.common.errors import DataError
-from esmeray.common.json_file import read_json
+from esmeray.common.errors import DataError, read_json
 
 
 @pytest.mark.parametrize(
