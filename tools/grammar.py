@@ -5,6 +5,7 @@ the option, or file and line; where something is missing the line ends with the 
 """
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -76,19 +77,33 @@ class ClusterSection(Section):
 Arguments = TypeVar("Arguments", bound=Command)
 
 
-def parse(argv: list[str], command: str, text: str | None, schema: type[Arguments]) -> Arguments:
-    """What a command takes, checked; ``text`` is its module's docstring.
+def command(
+    name: str, text: str | None, schema: type[Arguments], experiment: bool = False
+) -> Callable[[Callable[..., int | None]], Callable[[list[str]], int]]:
+    """``main(argv)`` of a command, from the function that works by what it takes and returns its exit code (None: 0).
+
+    ``text`` is the docstring of its module. ``experiment``: the function gets beside the settings of an experiment,
+    unchecked, which override what a run recorded.
+    """
+
+    def decorate(work: Callable[..., int | None]) -> Callable[[list[str]], int]:
+        def main(argv: list[str]) -> int:
+            arguments, settings = parse(argv, name, text, schema, Config if experiment else Section)
+            return (work(arguments, settings) if experiment else work(arguments)) or 0
+
+        return main
+
+    return decorate
+
+
+def parse(
+    argv: list[str], name: str, text: str | None, schema: type[Arguments], run: type[Section] = Section
+) -> tuple[Arguments, Overrides]:
+    """What a command takes, checked, and the settings of ``run`` that it does not take itself, unchecked.
 
     Prints the help and ends the process where that is asked for. Raises ConfigError with one line a problem.
     """
-    return parse_with_run(argv, command, text, schema, Section)[0]
-
-
-def parse_with_run(
-    argv: list[str], command: str, text: str | None, schema: type[Arguments], run: type[Section] = Config
-) -> tuple[Arguments, Overrides]:
-    """As :func:`parse`, with the settings of an experiment, unchecked: they override what a run recorded."""
-    words, overrides = read_words(argv, command, text, schema, run)
+    words, overrides = read_words(argv, name, text, schema, run)
     own: Overrides = {(name,): getattr(words, name) for (name,) in own_settings(schema)}
     of_run: Overrides = {}
     for key, value in overrides.items():
@@ -101,7 +116,7 @@ def parse_with_run(
     try:
         return load_settings(schema, words.config, own), of_run
     except MissingError as error:
-        raise ConfigError(f"{error}; {example_of(text, command)}") from None
+        raise ConfigError(f"{error}; {example_of(text, name)}") from None
 
 
 def read_words(

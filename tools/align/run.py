@@ -32,7 +32,7 @@ from esmeray.dataset.embeddings.manifest import read_manifest
 from esmeray.dataset.store.conversion import job_store
 from esmeray.dataset.store.reader import Store
 from esmeray.run_folder.job import Journal, accept, journal, unfinished
-from esmeray.tools.grammar import IngestedSection, Overwriting, parse
+from esmeray.tools.grammar import IngestedSection, Overwriting, command
 from esmeray.train_config.section import PositiveFloat, PositiveInt, Section
 
 if TYPE_CHECKING:
@@ -85,8 +85,8 @@ class Arguments(Overwriting):
     data: IngestedSection = IngestedSection()
 
 
-def main(argv: list[str]) -> int:
-    arguments = parse(argv, "align", __doc__, Arguments)
+@command("align", __doc__, Arguments)
+def main(arguments: Arguments) -> None:
     section = arguments.align
     # Whatever can be refused is refused before anything is computed.
     refuse_file(section.output, MADE_BY, arguments.overwrite)
@@ -134,7 +134,6 @@ def main(argv: list[str]) -> int:
                 hits += 1
     aligned = f"{counted(len(queries), 'protein{s}')} with {len(store):,}"
     print(f"{section.output}: {counted(hits, 'hit{s}')} of {aligned} ({time.perf_counter() - start_s:.1f} s)")
-    return 0
 
 
 def _align(search: Search, queries: Store, section: AlignSection, kept: Journal) -> None:

@@ -26,7 +26,7 @@ from esmeray.common.text import counted
 from esmeray.dataset.section import Part
 from esmeray.inference.models.source import config_of, label_space_of
 from esmeray.tools.classify.predict import ClassifierRunSection
-from esmeray.tools.grammar import OnModel, parse_with_run
+from esmeray.tools.grammar import OnModel, Overrides, command
 
 if TYPE_CHECKING:
     from esmeray.dataset.labels.label_space import LabelSpace
@@ -59,8 +59,8 @@ class Arguments(OnModel):
     evaluate: ClassifyEvaluateSection = ClassifyEvaluateSection()
 
 
-def main(argv: list[str]) -> int:
-    arguments, overrides = parse_with_run(argv, "classify evaluate", __doc__, Arguments)
+@command("classify evaluate", __doc__, Arguments, experiment=True)
+def main(arguments: Arguments, overrides: Overrides) -> None:
     evaluate = arguments.evaluate
     # What is wrong with the model's folder, the settings or the data is reported before torch is loaded.
     from esmeray.inference.classify.labelled import in_training, read_texts, without_texts
@@ -109,7 +109,6 @@ def main(argv: list[str]) -> int:
     for name, number in counts.items():
         print(f"  {counted(number, name.replace('_', ' ').replace('records ', 'record{s} '))}")
     print(f"written: {output}/report.md and evaluation.json")
-    return 0
 
 
 def _output(model: Path, evaluate: ClassifyEvaluateSection, part: Part) -> Path:

@@ -29,8 +29,8 @@ from esmeray.common.remote import publish, target_path, uri_of
 from esmeray.common.text import counted
 from esmeray.dataset.fasta.counts import count_lines
 from esmeray.inference.models.source import config_of, label_space_of
-from esmeray.tools.grammar import OnModel, parse_with_run
-from esmeray.train_config.section import DEFAULT_TOKENS, ComputeSection, PositiveInt, Precision
+from esmeray.tools.grammar import OnModel, command
+from esmeray.train_config.section import DEFAULT_TOKENS, ComputeSection, Overrides, PositiveInt, Precision
 
 if TYPE_CHECKING:
     from esmeray.inference.classifier import ClassifierPipeline
@@ -67,8 +67,8 @@ class Arguments(OnModel):
     predict: ClassifyPredictSection
 
 
-def main(argv: list[str]) -> int:
-    arguments, overrides = parse_with_run(argv, "classify predict", __doc__, Arguments)
+@command("classify predict", __doc__, Arguments, experiment=True)
+def main(arguments: Arguments, overrides: Overrides) -> None:
     predict = arguments.predict
     output = predict.output
     if not output.name.endswith(SUFFIXES):
@@ -108,7 +108,6 @@ def main(argv: list[str]) -> int:
             "--data.max_length takes more"
         )
     print("\n".join(f"  {line}" for line in count_lines(stream.counts)))
-    return 0
 
 
 def _predict_all(pipeline: ClassifierPipeline, chunks: Iterable[TextPart], write: Writer) -> tuple[int, int]:

@@ -24,7 +24,7 @@ from esmeray.dataset.labels.store import MANIFEST_FILE as LABELS_MANIFEST
 from esmeray.dataset.labels.store import LabelledStore
 from esmeray.dataset.store.format import SampleSource
 from esmeray.dataset.store.reader import Store
-from esmeray.tools.grammar import Command, parse
+from esmeray.tools.grammar import Command, command
 
 _BAR_WIDTH = 40
 _BIN_EDGES = (0, 50, 100, 200, 300, 400, 500, 750, 1000, 1500, 2000, 5000, 10_000, 20_000, 50_000)
@@ -41,8 +41,8 @@ class Arguments(Command):
     """Print one JSON object in place of the tables."""
 
 
-def main(argv: list[str]) -> int:
-    arguments = parse(argv, "data inspect", __doc__, Arguments)
+@command("data inspect", __doc__, Arguments)
+def main(arguments: Arguments) -> None:
     path = arguments.store
     verify: Literal["full", "quick"] = "full" if arguments.verify else "quick"
     # A labelled store is a store with a manifest of labels beside its own.
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
         facts["labels"] = _label_facts(labelled)
     if arguments.json_:
         print(json.dumps(facts, indent=1))
-        return 0
+        return
     console = result_console()
     console.print(_overview(str(path), store, count_lines(counts), facts))
     lengths = [(f"{bar['from']:,} to {bar['to'] - 1:,}", bar["records"]) for bar in facts["lengths"]["histogram"]]
@@ -63,7 +63,6 @@ def main(argv: list[str]) -> int:
         tables.append(_label_table(facts["labels"]))
     for table in tables:
         console.print("", table, sep="\n")
-    return 0
 
 
 def _facts(store: Store) -> dict[str, Any]:

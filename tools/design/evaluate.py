@@ -27,7 +27,7 @@ from esmeray.common.text import counted
 from esmeray.dataset.structures.predictions import PredictedStructures
 from esmeray.dataset.structures.store import StructureStore
 from esmeray.inference.design.request import DesignModelSection, exported_design, load_model
-from esmeray.tools.grammar import OnModel, parse
+from esmeray.tools.grammar import OnModel, command
 from esmeray.train_config.section import PositiveInt
 
 MADE_BY = "evaluate_design"
@@ -54,8 +54,8 @@ class Arguments(OnModel):
     evaluate: DesignEvaluateSection
 
 
-def main(argv: list[str]) -> int:
-    arguments = parse(argv, "design evaluate", __doc__, Arguments)
+@command("design evaluate", __doc__, Arguments)
+def main(arguments: Arguments) -> None:
     options = arguments.evaluate
     if options.output is not None:  # before the minutes of evaluating, not after them
         refuse_file(options.output, MADE_BY, arguments.overwrite)
@@ -99,4 +99,3 @@ def main(argv: list[str]) -> int:
         content = {"part": options.part, **dataclasses.asdict(evaluation), "metrics": metrics}
         with made_file(options.output, MADE_BY, arguments.overwrite) as building:
             building.write_text(json.dumps(content, indent=2) + "\n")
-    return 0

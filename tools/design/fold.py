@@ -26,7 +26,7 @@ from esmeray.common.progress import record_bar
 from esmeray.common.text import counted
 from esmeray.dataset.structures.conversion import read_proteins
 from esmeray.dataset.tokens.model_folder import check_model
-from esmeray.tools.grammar import ClusterSection, Command, parse
+from esmeray.tools.grammar import ClusterSection, Command, command
 from esmeray.train_config.section import NonNegativeInt, PositiveFloat, PositiveInt, Section
 
 
@@ -68,8 +68,8 @@ class Arguments(Command):
     ray: ClusterSection = ClusterSection()
 
 
-def main(argv: list[str]) -> int:
-    arguments = parse(argv, "design fold", __doc__, Arguments)
+@command("design fold", __doc__, Arguments)
+def main(arguments: Arguments) -> None:
     section = arguments.fold
     address = arguments.ray.address
     if section.workers is not None:
@@ -114,4 +114,3 @@ def main(argv: list[str]) -> int:
     distinct = counted(report.sequences, "distinct sequence{s}")
     share = report.cached / max(1, report.sequences)
     console.print(f"{report.folder}: {distinct}, {share:.1%} of them there before{removed}", markup=False)
-    return 0

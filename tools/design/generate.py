@@ -36,7 +36,7 @@ from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.dataset.store.reader import Store
 from esmeray.dataset.structures.store import Structure
 from esmeray.inference.design.request import DesignStructuresSection, exported_design, load_model, structures_of
-from esmeray.tools.grammar import OnModel, parse
+from esmeray.tools.grammar import OnModel, command
 from esmeray.train_config.section import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 MADE_BY = "generate"
@@ -78,8 +78,8 @@ class Arguments(OnModel):
     generate: GenerateSection
 
 
-def main(argv: list[str]) -> int:
-    arguments = parse(argv, "design generate", __doc__, Arguments)
+@command("design generate", __doc__, Arguments)
+def main(arguments: Arguments) -> None:
     options = arguments.generate
     # A structure has a length of its own.
     if bool(options.structures) == (options.length is not None):
@@ -144,7 +144,6 @@ def main(argv: list[str]) -> int:
     equal = f", {total - distinct:,} of them equal to an earlier one (same_as in designs.fasta)"
     words = f"{counted(total, 'sequence{s}')} for {counted(len(structures), 'structure{s}')}"
     print(f"{options.output}: {words}{equal if distinct < total else ''}")
-    return 0
 
 
 def fixed_positions(text: str, structure: Structure) -> tuple[int, ...]:

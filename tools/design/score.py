@@ -19,7 +19,7 @@ from esmeray.common.publishing import made_file, refuse_file
 from esmeray.common.text import counted
 from esmeray.dataset.structures.conversion import read_proteins
 from esmeray.inference.design.request import DesignStructuresSection, exported_design, load_model, structures_of
-from esmeray.tools.grammar import OnModel, parse
+from esmeray.tools.grammar import OnModel, command
 
 MADE_BY = "score_design"
 
@@ -39,8 +39,8 @@ class Arguments(OnModel):
     score: ScoreSection
 
 
-def main(argv: list[str]) -> int:
-    arguments = parse(argv, "design score", __doc__, Arguments)
+@command("design score", __doc__, Arguments)
+def main(arguments: Arguments) -> None:
     options = arguments.score
     refuse_file(options.output, MADE_BY, arguments.overwrite)
     exported_design(arguments.model)
@@ -77,4 +77,3 @@ def main(argv: list[str]) -> int:
     if left_out:
         print(f"{counted(left_out, 'sequence{s}')} of another length than every structure left out", file=sys.stderr)
     print(f"{options.output}: {counted(rows, 'score{s}')} on {counted(len(structures), 'structure{s}')}")
-    return 0

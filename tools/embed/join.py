@@ -21,7 +21,7 @@ from esmeray.common.text import counted
 from esmeray.dataset.embeddings.formats.registry import TableFormat
 from esmeray.dataset.embeddings.joining import join
 from esmeray.dataset.embeddings.reader import open_vectors
-from esmeray.tools.grammar import Overwriting, parse
+from esmeray.tools.grammar import Overwriting, command
 from esmeray.train_config.section import Section
 
 MADE_BY = "concat_embeddings"
@@ -46,8 +46,8 @@ class Arguments(Overwriting):
     join: JoinSection
 
 
-def main(argv: list[str]) -> int:
-    arguments = parse(argv, "embed join", __doc__, Arguments)
+@command("embed join", __doc__, Arguments)
+def main(arguments: Arguments) -> None:
     section = arguments.join
     folders, output = section.folders, section.output
     refuse_existing(output, MADE_BY, arguments.overwrite)
@@ -69,4 +69,3 @@ def main(argv: list[str]) -> int:
     size = (output / joined.files[0]).stat().st_size
     print(f"{output}: {records} of {joined.channels:,} channels, {joined.dtype}, {joined.format}, {size:,} bytes")
     print("\n".join(f"  {channels:>7,}  {name}" for name, channels in joined.columns.items()))
-    return 0

@@ -24,7 +24,7 @@ from esmeray.common.text import counted
 from esmeray.dataset.embeddings.reader import Embeddings, Values, open_vectors
 from esmeray.dataset.labels.values import text_of
 from esmeray.dataset.table import Table
-from esmeray.tools.grammar import Overwriting, parse
+from esmeray.tools.grammar import Overwriting, command
 from esmeray.train_config.section import Section
 
 MADE_BY = "plot_embeddings"
@@ -58,8 +58,8 @@ class Arguments(Overwriting):
     plot: PlotSection
 
 
-def main(argv: list[str]) -> int:
-    arguments = parse(argv, "embed plot", __doc__, Arguments)
+@command("embed plot", __doc__, Arguments)
+def main(arguments: Arguments) -> None:
     section = arguments.plot
     output = section.output
     refuse_existing(output, MADE_BY, arguments.overwrite)
@@ -94,7 +94,6 @@ def main(argv: list[str]) -> int:
         write_page(building / "embeddings.html", points, *texts)
     unlabelled = size - points.are_labelled.sum()
     print(f"{output}: embeddings.png and embeddings.html of {drawn}, {unlabelled:,} without a label")
-    return 0
 
 
 def _labels(path: Path, id_column: str, label_column: str, embeddings: Embeddings) -> NDArray:

@@ -35,7 +35,7 @@ from esmeray.dataset.embeddings.manifest import MANIFEST_FILE, read_manifest
 from esmeray.inference.embedding.plan import check_registered
 from esmeray.inference.embedding.section import EmbedJobSection
 from esmeray.run_folder.section import StorageSection
-from esmeray.tools.grammar import ClusterSection, IngestedSection, Overwriting, parse
+from esmeray.tools.grammar import ClusterSection, IngestedSection, Overwriting, command
 
 if TYPE_CHECKING:
     from esmeray.inference.embedding.job import Estimate
@@ -54,9 +54,9 @@ class Arguments(Overwriting):
     ray: ClusterSection = ClusterSection()
 
 
-def main(argv: list[str]) -> int:
+@command("embed run", __doc__, Arguments)
+def main(arguments: Arguments) -> None:
     """Plan, compute, publish, and print the table of performance."""
-    arguments = parse(argv, "embed run", __doc__, Arguments)
     job = arguments.embed
     arguments.storage.apply()
     # A finished output may be this job's, which is then complete: run_job compares them.
@@ -77,10 +77,9 @@ def main(argv: list[str]) -> int:
     if arguments.dry_run:
         estimates = estimate(job, arguments.data.ingest, cluster=cluster)
         console.print(*chain.from_iterable(map(_lines, estimates)), sep="\n", markup=False)
-        return 0
+        return
     console.print(table(run_job(job, arguments.data.ingest, cluster=cluster, overwrite=arguments.overwrite)))
     console.print(f"written: {uri_of(job.output) or job.output}", *_next_commands(job.output), sep="\n", markup=False)
-    return 0
 
 
 def _next_commands(folder: Path) -> Iterator[str]:

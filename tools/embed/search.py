@@ -22,7 +22,7 @@ from esmeray.common.progress import record_bar
 from esmeray.common.publishing import made_file, refuse_file
 from esmeray.common.text import counted
 from esmeray.dataset.embeddings.reader import Embeddings, Values, open_vectors
-from esmeray.tools.grammar import Overwriting, parse
+from esmeray.tools.grammar import Overwriting, command
 from esmeray.train_config.section import PositiveInt, Section
 
 MADE_BY = "search"
@@ -57,8 +57,8 @@ class Arguments(Overwriting):
     search: SearchSection
 
 
-def main(argv: list[str]) -> int:
-    arguments = parse(argv, "embed search", __doc__, Arguments)
+@command("embed search", __doc__, Arguments)
+def main(arguments: Arguments) -> None:
     section = arguments.search
     refuse_file(section.output, MADE_BY, arguments.overwrite)
     database = open_vectors(arguments.database, section.name)
@@ -89,7 +89,6 @@ def main(argv: list[str]) -> int:
     searched = f"{counted(len(queries), 'protein{s}')} searched in {len(database):,}"
     kind = f"{section.metric}, {section.index}, {time.perf_counter() - start_s:.1f} s"
     print(f"{section.output}: {counted(hits, 'hit{s}')} of {searched} ({kind})")
-    return 0
 
 
 def _vectors(embeddings: Embeddings, metric: str, rows: int = 16_384) -> Iterator[tuple[int, Values]]:

@@ -33,7 +33,7 @@ from esmeray.function.annotations import (
 from esmeray.function.evaluation import Evaluation, evaluate_functions
 from esmeray.function.ontology import read_ontology
 from esmeray.function.section import EvaluateTermsSection, EvaluationSection
-from esmeray.tools.grammar import Overwriting, parse
+from esmeray.tools.grammar import Overwriting, command
 
 log = logging.getLogger(__name__)
 
@@ -48,8 +48,8 @@ class Arguments(Overwriting):
     evaluate: EvaluateTermsSection
 
 
-def main(argv: list[str]) -> int:
-    arguments = parse(argv, "function evaluate", __doc__, Arguments)
+@command("function evaluate", __doc__, Arguments)
+def main(arguments: Arguments) -> None:
     section = arguments.evaluate
     if section.ia and section.ia_from:
         raise ConfigError("--evaluate.ia and --evaluate.ia_from exclude each other; give one")
@@ -60,7 +60,6 @@ def main(argv: list[str]) -> int:
     if section.output is not None:
         with made_folder(section.output, MADE_BY, arguments.overwrite) as building:
             _write(building, evaluations, section)
-    return 0
 
 
 def _evaluated(predictions: Path, section: EvaluateTermsSection) -> dict[str, Evaluation]:

@@ -13,7 +13,7 @@ Examples:
 from esmeray.common.publishing import refuse_file
 from esmeray.common.text import counted
 from esmeray.inference.function.section import PredictTermsSection
-from esmeray.tools.grammar import IngestedSection, OnRun, parse
+from esmeray.tools.grammar import IngestedSection, OnRun, command
 
 MADE_BY = "predict_function"
 
@@ -25,8 +25,8 @@ class Arguments(OnRun):
     data: IngestedSection = IngestedSection()
 
 
-def main(argv: list[str]) -> int:
-    arguments = parse(argv, "function predict", __doc__, Arguments)
+@command("function predict", __doc__, Arguments)
+def main(arguments: Arguments) -> None:
     output = arguments.predict.output
     # The prediction does so as well, but after torch is loaded.
     refuse_file(output, MADE_BY, arguments.overwrite)
@@ -34,4 +34,3 @@ def main(argv: list[str]) -> int:
 
     number = predict(arguments.run, arguments.predict, arguments.data.ingest, overwrite=arguments.overwrite)
     print(f"{output}: {counted(number, 'protein{s}')}")
-    return 0

@@ -14,7 +14,7 @@ from esmeray.common.text import counted
 from esmeray.inference.mutations.section import MutationScanSection
 from esmeray.inference.mutations.table import read_protein, write_scores
 from esmeray.run_folder.job import unfinished
-from esmeray.tools.grammar import parse
+from esmeray.tools.grammar import command
 from esmeray.tools.mutations.score import OnMaskedModel, job_of
 
 MADE_BY = "scan_mutations"
@@ -26,8 +26,8 @@ class Arguments(OnMaskedModel):
     scan: MutationScanSection
 
 
-def main(argv: list[str]) -> int:
-    arguments = parse(argv, "mutations scan", __doc__, Arguments)
+@command("mutations scan", __doc__, Arguments)
+def main(arguments: Arguments) -> None:
     section = arguments.scan
     refuse_existing(section.output, MADE_BY, arguments.overwrite)
     sources = [str(arguments.model), *section.more_models]
@@ -51,4 +51,3 @@ def main(argv: list[str]) -> int:
             draw_scan(building / "heat_map.png", protein, mutations, scores_N, title)
     best = columns["mutant"][int(scores_N.argmax())]
     print(f"{section.output}: {counted(len(mutants), 'mutant{s}')}, the best is {best} ({scores_N.max():.3f})")
-    return 0

@@ -26,7 +26,7 @@ from esmeray.common.text import counted
 from esmeray.inference.mutations.section import MutationScoreSection, MutationsSection
 from esmeray.inference.mutations.table import MutantTable, read_mutants, read_protein, write_scores
 from esmeray.run_folder.job import unfinished
-from esmeray.tools.grammar import Overwriting, parse
+from esmeray.tools.grammar import Overwriting, command
 
 MADE_BY = "score_mutations"
 SUFFIXES = (".csv", ".tsv", ".parquet")
@@ -45,8 +45,8 @@ class Arguments(OnMaskedModel):
     score: MutationScoreSection
 
 
-def main(argv: list[str]) -> int:
-    arguments = parse(argv, "mutations score", __doc__, Arguments)
+@command("mutations score", __doc__, Arguments)
+def main(arguments: Arguments) -> None:
     section = arguments.score
     # The ending is the format: nothing else says which is meant.
     if not section.output.name.endswith(SUFFIXES):
@@ -74,7 +74,6 @@ def main(argv: list[str]) -> int:
         scores = {"model": scores_MN.mean(axis=0), **{name: table.numbers[name] for name in section.compare}}
         measured_N = table.numbers[section.measured_column]
         print("\n".join(metrics_lines(evaluation_of(scores, measured_N, samples=section.bootstrap))))
-    return 0
 
 
 def job_of(command: str, sources: list[str], section: MutationsSection) -> str:

@@ -30,8 +30,8 @@ from esmeray.common.progress import status_line
 from esmeray.common.publishing import made_folder
 from esmeray.common.timing import measure, ratio, round_ratios, timed
 from esmeray.inference.embedding.section import EmbedSection
-from esmeray.tools.grammar import Overwriting, example_of, parse_with_run
-from esmeray.train_config.section import PositiveInt, Precision, Section
+from esmeray.tools.grammar import Overwriting, command, example_of
+from esmeray.train_config.section import Overrides, PositiveInt, Precision, Section
 from esmeray.training.config import load_config
 
 MADE_BY = "profile devices"
@@ -61,8 +61,8 @@ class Arguments(Overwriting):
     profile: DeviceProfileSection = DeviceProfileSection()
 
 
-def main(argv: list[str]) -> int:
-    arguments, overrides = parse_with_run(argv, MADE_BY, __doc__, Arguments)
+@command(MADE_BY, __doc__, Arguments, experiment=True)
+def main(arguments: Arguments, overrides: Overrides) -> None:
     settings = arguments.profile
     if not settings.models or ("data", "source") not in overrides:
         raise ConfigError(f"missing: --profile.models or --data.source; {example_of(__doc__, MADE_BY)}")
@@ -86,7 +86,6 @@ def main(argv: list[str]) -> int:
         draw_devices(building / "devices.png", models)
     console.print(_table(models))
     console.print(f"written: {settings.output}", markup=False)
-    return 0
 
 
 def compare(

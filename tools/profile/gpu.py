@@ -24,7 +24,7 @@ import pynvml
 
 from esmeray.common.errors import EsmerayError, ResourceError
 from esmeray.common.text import counted, first_line
-from esmeray.tools.grammar import Command, parse
+from esmeray.tools.grammar import Command, command
 
 _INSTALL = "pip install -r requirements.lock"
 _CUDA_BUILD = "torch's CUDA build brings it"
@@ -54,8 +54,8 @@ class Driver(NamedTuple):
     cuda: tuple[int, int] = (0, 0)
 
 
-def main(argv: list[str]) -> int:
-    arguments = parse(argv, "profile gpu", __doc__, Arguments)
+@command("profile gpu", __doc__, Arguments)
+def main(arguments: Arguments) -> int:
     driver, nvml = check_driver()  # first: whether torch is wrong depends on the GPUs that the driver sees
     # In the order in which each builds on those before it.
     checks: dict[str, Callable[[], Finding]] = {
@@ -70,10 +70,9 @@ def main(argv: list[str]) -> int:
     }
     # Each is printed as it comes: importing DeepSpeed takes seconds.
     verdicts = {part: _report(part, check) for part, check in checks.items()}
-    if not arguments.verify:
-        return 0
     # Steps that work on the CPU don't help who has a GPU that torch can't use.
-    return 0 if _steps_work() and verdicts["CUDA"] != "mismatch" else ResourceError.exit_code
+    is_sound = not arguments.verify or (_steps_work() and verdicts["CUDA"] != "mismatch")
+    return 0 if is_sound else ResourceError.exit_code
 
 
 def _steps_work() -> bool:

@@ -21,7 +21,7 @@ from esmeray.common.publishing import made_file, refuse_file
 from esmeray.monitoring.gpu_log.analysis import interval_s, summarise
 from esmeray.monitoring.gpu_log.plot import draw_log
 from esmeray.monitoring.gpu_log.reader import TIME, read_gpu_log
-from esmeray.tools.grammar import Overwriting, parse
+from esmeray.tools.grammar import Overwriting, command
 from esmeray.train_config.section import Section
 
 MADE_BY = "profile log"
@@ -44,8 +44,8 @@ class Arguments(Overwriting):
     profile: LogProfileSection = LogProfileSection()
 
 
-def main(argv: list[str]) -> int:
-    arguments = parse(argv, MADE_BY, __doc__, Arguments)
+@command(MADE_BY, __doc__, Arguments)
+def main(arguments: Arguments) -> None:
     section = arguments.profile
     output = Path(section.output or arguments.log.with_suffix(".png"))
     json_output = Path(section.json_output) if section.json_output else None
@@ -73,4 +73,3 @@ def main(argv: list[str]) -> int:
         for note in summary.notes:
             console.print(Text(f"  {note}", style="dim"))
     print(f"written: {output}" + (f" and {json_output}" if json_output else ""))
-    return 0

@@ -27,7 +27,7 @@ from esmeray.common.errors import ConfigError
 from esmeray.common.progress import status_line
 from esmeray.common.publishing import made_folder
 from esmeray.inference.profile.section import ModelProfileSection
-from esmeray.tools.grammar import Overwriting, example_of, parse_with_run
+from esmeray.tools.grammar import Overrides, Overwriting, command, example_of
 from esmeray.training.config import load_config
 
 MADE_BY = "profile model"
@@ -41,8 +41,8 @@ class Arguments(Overwriting):
     profile: ModelProfileSection = ModelProfileSection()
 
 
-def main(argv: list[str]) -> int:
-    arguments, overrides = parse_with_run(argv, MADE_BY, __doc__, Arguments)
+@command(MADE_BY, __doc__, Arguments, experiment=True)
+def main(arguments: Arguments, overrides: Overrides) -> None:
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # above those of torch's profiler, which reports start and stop
     output = Path(arguments.profile.output or f"profile-{Path(arguments.model).stem}").absolute()
     is_experiment = arguments.model.endswith((".yaml", ".yml"))
@@ -61,7 +61,6 @@ def main(argv: list[str]) -> int:
             profile = profile_model(arguments.model, arguments.profile, overrides, building, show)
         lines = _write(profile, building)
     result_console().print(Text("\n".join(lines)), Text(f"written: {output}"), sep="\n")
-    return 0
 
 
 def _write(profile: Mapping[str, Any], folder: Path) -> list[str]:

@@ -26,7 +26,7 @@ from esmeray.common.text import counted
 from esmeray.dataset.fasta.reader import FastaSource
 from esmeray.service.client import Client, checked_key
 from esmeray.service.section import QuerySection
-from esmeray.tools.grammar import Overwriting, parse
+from esmeray.tools.grammar import Overwriting, command
 
 MADE_BY = "query"
 ROWS = 1024
@@ -39,8 +39,8 @@ class Arguments(Overwriting):
     query: QuerySection
 
 
-def main(argv: list[str]) -> int:
-    arguments = parse(argv, "serve query", __doc__, Arguments)
+@command("serve query", __doc__, Arguments)
+def main(arguments: Arguments) -> None:
     section = arguments.query
     refuse_file(section.output, MADE_BY, arguments.overwrite)
     source = FastaSource(section.input)
@@ -54,7 +54,6 @@ def main(argv: list[str]) -> int:
         write = _write_classes if section.task == "classify" else _write_arrays
         number = write(building, client, _records(source, bar), section.task)
     print(f"{section.output}: {section.task} of {counted(number, 'protein{s}')}")
-    return 0
 
 
 def _key(file: Path | None) -> str | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from esmeray.common.errors import ConfigError
 from esmeray.common.publishing import made_file
 from esmeray.run_folder.metrics_log import read_metrics
-from esmeray.tools.grammar import Overwriting, parse
+from esmeray.tools.grammar import Overwriting, command
 
 MADE_BY = "train_curves"
 
@@ -26,8 +26,8 @@ class Arguments(Overwriting):
     """PNG to make (default: curves.png)."""
 
 
-def main(argv: list[str]) -> int:
-    arguments = parse(argv, "train curves", __doc__, Arguments)
+@command("train curves", __doc__, Arguments)
+def main(arguments: Arguments) -> None:
     names = [path.resolve().name for path in arguments.run]
     repeated = {name for name in names if names.count(name) > 1}
     if repeated:  # the legend would have two lines of one name
@@ -38,4 +38,3 @@ def main(argv: list[str]) -> int:
     with made_file(arguments.output.absolute(), MADE_BY, arguments.overwrite) as building:
         draw_comparison(runs, building)
     print(arguments.output)
-    return 0

@@ -21,7 +21,7 @@ from esmeray.common.publishing import made_file, refuse_file
 from esmeray.common.text import counted, did_you_mean, duration
 from esmeray.model.section import BackboneSection
 from esmeray.tasks.section import ModelSection
-from esmeray.tools.grammar import Overwriting, parse
+from esmeray.tools.grammar import Overwriting, command
 from esmeray.training.launch import scale
 from esmeray.training.launch.scale import PlanSection
 
@@ -36,8 +36,8 @@ class Arguments(Overwriting):
     plan: PlanSection = PlanSection()
 
 
-def main(argv: list[str]) -> int:
-    arguments = parse(argv, MADE_BY, __doc__, Arguments)
+@command(MADE_BY, __doc__, Arguments)
+def main(arguments: Arguments) -> None:
     plan = arguments.plan
     if plan.stage == 1 and plan.precision == "bf16":  # as training/engine/engine.py does
         plan = plan.model_copy(update={"stage": 2})
@@ -52,7 +52,6 @@ def main(argv: list[str]) -> int:
         with made_file(output, MADE_BY, arguments.overwrite) as building:
             facts = {"settings": plan.model_dump(mode="json"), **scaled}
             building.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    return 0
 
 
 def work_of(plan: PlanSection) -> scale.Work:
