@@ -5,14 +5,17 @@ the option, or file and line; where something is missing the line ends with the 
 """
 
 import argparse
+import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 from pydantic.fields import FieldInfo
 
 from esmeray.common.command_line import program_of
 from esmeray.common.errors import ConfigError
+from esmeray.common.publishing import made_file, made_folder, refuse_existing, refuse_file
 from esmeray.common.text import did_you_mean
 from esmeray.dataset.section import IngestSection
 from esmeray.train_config.loading import MissingError, load_settings, read_file
@@ -41,10 +44,35 @@ class Command(Section):
 
 
 class Overwriting(Command):
-    """Flag of commands that write."""
+    """Flag of commands that write. ``made_by`` is the name in the manifests of what they make."""
+
+    # Not the command's own name, which may change: outputs that people have are known by it.
+    made_by: ClassVar[str]
 
     overwrite: bool = False
     """Replace what this command made and nobody changed since."""
+
+    def refuse_existing(self, target: Path | None) -> None:
+        """:func:`esmeray.common.publishing.refuse_existing`, where something is to be written."""
+        if target is not None:
+            refuse_existing(target, self.made_by, self.overwrite)
+
+    def refuse_file(self, target: Path | None) -> None:
+        """:func:`esmeray.common.publishing.refuse_file`, where something is to be written."""
+        if target is not None:
+            refuse_file(target, self.made_by, self.overwrite)
+
+    def made_folder(self, target: Path) -> AbstractContextManager[Path]:
+        return made_folder(target.absolute(), self.made_by, self.overwrite)
+
+    def made_file(self, target: Path) -> AbstractContextManager[Path]:
+        return made_file(target, self.made_by, self.overwrite)
+
+    def write_json(self, target: Path | None, content: dict[str, Any], indent: int = 1) -> None:
+        """Make a file of JSON, where one is to be written."""
+        if target is not None:
+            with self.made_file(target) as building:
+                building.write_text(json.dumps(content, indent=indent) + "\n", encoding="utf-8")
 
 
 class OnModel(Overwriting):

@@ -26,7 +26,6 @@ from pydantic import Field
 
 from esmeray.common.errors import ConfigError
 from esmeray.common.progress import record_bar
-from esmeray.common.publishing import made_file, refuse_file
 from esmeray.common.text import counted
 from esmeray.dataset.embeddings.manifest import read_manifest
 from esmeray.dataset.store.conversion import job_store
@@ -39,8 +38,6 @@ if TYPE_CHECKING:
     from esmeray.alignment.prefilter import EmbeddingNeighbours, SharedWords
     from esmeray.alignment.scoring import Scoring
     from esmeray.alignment.search import Search
-
-MADE_BY = "align"
 
 
 class AlignSection(Section):
@@ -81,6 +78,8 @@ class AlignSection(Section):
 class Arguments(Overwriting):
     """An alignment."""
 
+    made_by = "align"
+
     align: AlignSection
     data: IngestedSection = IngestedSection()
 
@@ -89,7 +88,7 @@ class Arguments(Overwriting):
 def main(arguments: Arguments) -> None:
     section = arguments.align
     # Whatever can be refused is refused before anything is computed.
-    refuse_file(section.output, MADE_BY, arguments.overwrite)
+    arguments.refuse_file(section.output)
     embeddings = [section.query_embeddings, section.store_embeddings]
     if {section.prefilter == "embedding"} != {folder is not None for folder in embeddings}:
         raise ConfigError("align.prefilter: embedding takes query_embeddings and store_embeddings, and no other does")
@@ -105,7 +104,7 @@ def main(arguments: Arguments) -> None:
     if by.statistics is None and section.evalue < math.inf:
         raise ConfigError("BLAST has no E-values for this matrix with these gap penalties; give --align.evalue inf")
     start_s = time.perf_counter()
-    with unfinished(section.output, MADE_BY) as folder:
+    with unfinished(section.output, arguments.made_by) as folder:
         queries = job_store([section.queries], arguments.data.ingest, folder)
         job = {
             **section.model_dump(include={"hits", "prefilter", "candidates"}),
@@ -123,7 +122,7 @@ def main(arguments: Arguments) -> None:
             _align(search, queries, section, kept)
         # The journal has every hit already; the file is made in one go, so that it is whole or not there.
         with (
-            made_file(section.output, MADE_BY, arguments.overwrite) as building,
+            arguments.made_file(section.output) as building,
             building.open("w", encoding="utf-8") as file,
         ):
             if section.header:

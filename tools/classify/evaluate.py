@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from esmeray.common.progress import conversion_bar, record_bar
-from esmeray.common.publishing import made_folder, refuse_existing
 from esmeray.common.text import counted
 from esmeray.dataset.section import Part
 from esmeray.inference.models.source import config_of, label_space_of
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
     from esmeray.inference.classify.labelled import LabelledTexts
     from esmeray.inference.classify.report import Scored
     from esmeray.training.config import Config
-
-MADE_BY = "evaluate"
 
 
 class ClassifyEvaluateSection(ClassifierRunSection):
@@ -56,6 +53,8 @@ class ClassifyEvaluateSection(ClassifierRunSection):
 class Arguments(OnModel):
     """The classifier, and the records."""
 
+    made_by = "evaluate"
+
     evaluate: ClassifyEvaluateSection = ClassifyEvaluateSection()
 
 
@@ -70,7 +69,7 @@ def main(arguments: Arguments, overrides: Overrides) -> None:
     recorded, config = config_of(arguments.model), config_of(arguments.model, overrides)
     part = evaluate.part or ("all" if evaluate.input else "validation")
     output = evaluate.output or _output(arguments.model, evaluate, part)
-    refuse_existing(output, MADE_BY, arguments.overwrite)
+    arguments.refuse_existing(output)
     trained_N = None  # as long as it is not known
     if evaluate.input is None:
         texts = _own_texts(recorded, space, part)
@@ -87,7 +86,7 @@ def main(arguments: Arguments, overrides: Overrides) -> None:
     pipeline = ClassifierPipeline.load(arguments.model, data=config.data, **options)
     from esmeray.inference.classify.report import evaluation_of, metrics_lines, write_report
 
-    with made_folder(output.absolute(), MADE_BY, arguments.overwrite) as building:
+    with arguments.made_folder(output) as building:
         scored, baselines, counts = _predicted(pipeline, config.model.tokenizer, texts, training)
         classifier = config.model.classifier
         resampled = {"samples": classifier.bootstrap, "seed": config.run.seed}

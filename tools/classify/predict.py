@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING
 
 from esmeray.common.errors import ConfigError, DataError
 from esmeray.common.progress import record_bar
-from esmeray.common.publishing import made_file, refuse_file
 from esmeray.common.remote import publish, target_path, uri_of
 from esmeray.common.text import counted
 from esmeray.dataset.fasta.counts import count_lines
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from esmeray.inference.classify.labelled import TextPart
     from esmeray.inference.classify.prediction_table import Writer
 
-MADE_BY = "predict"
 SUFFIXES = (".csv", ".tsv", ".parquet")
 CHUNK_CHARACTERS = 4_000_000
 """Texts that are sorted and packed together: about 10,000 proteins."""
@@ -64,6 +62,8 @@ class ClassifyPredictSection(ClassifierRunSection):
 class Arguments(OnModel):
     """The classifier, and the texts."""
 
+    made_by = "predict"
+
     predict: ClassifyPredictSection
 
 
@@ -74,7 +74,7 @@ def main(arguments: Arguments, overrides: Overrides) -> None:
     if not output.name.endswith(SUFFIXES):
         raise ConfigError(f"--predict.output {output}: must end in {' or '.join(SUFFIXES)}")
     target = target_path(output, arguments.overwrite)
-    refuse_file(target, MADE_BY, arguments.overwrite)
+    arguments.refuse_file(target)
     # What is wrong with the model's folder, the settings or the first records is reported before torch is loaded.
     from esmeray.inference.classify.labelled import TextStream
 
@@ -92,7 +92,7 @@ def main(arguments: Arguments, overrides: Overrides) -> None:
     pipeline = ClassifierPipeline.load(arguments.model, data=config.data, **options)
     start_s = time.perf_counter()  # loading the model is no part of the rate
     with (
-        made_file(target, MADE_BY, arguments.overwrite) as building,
+        arguments.made_file(target) as building,
         writing_predictions(building, output.name, space, config.data.labels.separator) as write,
     ):
         records, cropped = _predict_all(pipeline, chain(first, chunks), write)

@@ -11,7 +11,6 @@ Examples:
 """
 
 import dataclasses
-import json
 import sys
 from pathlib import Path
 from typing import Literal
@@ -22,15 +21,12 @@ from rich.table import Table
 from esmeray.common.command_line import result_console
 from esmeray.common.errors import DataError
 from esmeray.common.progress import record_bar
-from esmeray.common.publishing import made_file, refuse_file
 from esmeray.common.text import counted
 from esmeray.dataset.structures.predictions import PredictedStructures
 from esmeray.dataset.structures.store import StructureStore
 from esmeray.inference.design.request import DesignModelSection, exported_design, load_model
 from esmeray.tools.grammar import OnModel, command
 from esmeray.train_config.section import PositiveInt
-
-MADE_BY = "evaluate_design"
 
 
 class DesignEvaluateSection(DesignModelSection):
@@ -51,14 +47,15 @@ class DesignEvaluateSection(DesignModelSection):
 class Arguments(OnModel):
     """The model, and the native structures."""
 
+    made_by = "evaluate_design"
+
     evaluate: DesignEvaluateSection
 
 
 @command("design evaluate", __doc__, Arguments)
 def main(arguments: Arguments) -> None:
     options = arguments.evaluate
-    if options.output is not None:  # before the minutes of evaluating, not after them
-        refuse_file(options.output, MADE_BY, arguments.overwrite)
+    arguments.refuse_file(options.output)  # before the minutes of evaluating, not after them
     exported_design(arguments.model)  # another kind of model is refused before torch is loaded
     predictions = None if options.predictions is None else PredictedStructures(options.predictions)
     store = StructureStore(options.store, predictions=predictions)
@@ -92,10 +89,6 @@ def main(arguments: Arguments) -> None:
             f"{store.validation.size:,} of them are the store's validation part: --evaluate.part validation",
             file=sys.stderr,
         )
-    if options.output is not None:
-        metrics = {
-            name: {"value": value, "interval": interval} for name, (value, *interval) in evaluation.metrics.items()
-        }
-        content = {"part": options.part, **dataclasses.asdict(evaluation), "metrics": metrics}
-        with made_file(options.output, MADE_BY, arguments.overwrite) as building:
-            building.write_text(json.dumps(content, indent=2) + "\n")
+    metrics = {name: {"value": value, "interval": interval} for name, (value, *interval) in evaluation.metrics.items()}
+    content = {"part": options.part, **dataclasses.asdict(evaluation), "metrics": metrics}
+    arguments.write_json(options.output, content, indent=2)

@@ -30,7 +30,6 @@ from pydantic import Field
 
 from esmeray.common.errors import ConfigError
 from esmeray.common.progress import record_bar
-from esmeray.common.publishing import made_folder, refuse_existing
 from esmeray.common.text import counted
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.dataset.store.reader import Store
@@ -39,7 +38,6 @@ from esmeray.inference.design.request import DesignStructuresSection, exported_d
 from esmeray.tools.grammar import OnModel, command
 from esmeray.train_config.section import NonNegativeFloat, NonNegativeInt, PositiveInt
 
-MADE_BY = "generate"
 _RANGE = re.compile(r"(?:(?P<chain>\w+):)?(?P<first>\d+)(?:-(?P<last>\d+))?")
 
 
@@ -75,6 +73,8 @@ class GenerateSection(DesignStructuresSection):
 class Arguments(OnModel):
     """The model, and the structures."""
 
+    made_by = "generate"
+
     generate: GenerateSection
 
 
@@ -89,7 +89,7 @@ def main(arguments: Arguments) -> None:
     wrong = sorted(set(options.omit) - set(AMINO_ACIDS))
     if wrong or set(options.omit) == set(AMINO_ACIDS):
         raise ConfigError(f"--generate.omit {options.omit}: name amino acids by their letters, and leave one")
-    refuse_existing(options.output, MADE_BY, arguments.overwrite)
+    arguments.refuse_existing(options.output)
     exported_design(arguments.model)
     # Without a structure: one of residues without coordinates, for which the model was trained as well.
     structures = [Structure.unknown("free", "X" * options.length)] if options.length else structures_of(options)
@@ -109,7 +109,7 @@ def main(arguments: Arguments) -> None:
     distinct = 0
     works = total * (1 if known is None else 2)  # a known store is searched once for each design
     sampling = {name: getattr(options, name) for name in ("temperature", "steps", "guidance", "order")}
-    with made_folder(options.output, MADE_BY, arguments.overwrite) as folder, record_bar("generating") as bar:
+    with arguments.made_folder(options.output) as folder, record_bar("generating") as bar:
         for structure, (fixed, tied) in zip(structures, constraints, strict=True):
             request = Request(structure, fixed, options.omit, tied, label, **sampling)
             designs = []

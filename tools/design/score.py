@@ -15,13 +15,10 @@ from pydantic import Field
 
 from esmeray.common.errors import ConfigError, DataError
 from esmeray.common.progress import record_bar
-from esmeray.common.publishing import made_file, refuse_file
 from esmeray.common.text import counted
 from esmeray.dataset.structures.conversion import read_proteins
 from esmeray.inference.design.request import DesignStructuresSection, exported_design, load_model, structures_of
 from esmeray.tools.grammar import OnModel, command
-
-MADE_BY = "score_design"
 
 
 class ScoreSection(DesignStructuresSection):
@@ -36,13 +33,15 @@ class ScoreSection(DesignStructuresSection):
 class Arguments(OnModel):
     """The model, structures and sequences."""
 
+    made_by = "score_design"
+
     score: ScoreSection
 
 
 @command("design score", __doc__, Arguments)
 def main(arguments: Arguments) -> None:
     options = arguments.score
-    refuse_file(options.output, MADE_BY, arguments.overwrite)
+    arguments.refuse_file(options.output)
     exported_design(arguments.model)
     if not options.structures:
         raise ConfigError("--score.structures: name files of the structures to score on")
@@ -59,7 +58,7 @@ def main(arguments: Arguments) -> None:
 
     rows = 0
     with (
-        made_file(options.output, MADE_BY, arguments.overwrite) as building,
+        arguments.made_file(options.output) as building,
         building.open("w", encoding="utf-8") as file,
         record_bar("scoring") as bar,
     ):

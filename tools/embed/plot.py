@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from esmeray.common.errors import ConfigError, DataError
-from esmeray.common.publishing import made_folder, refuse_existing
 from esmeray.common.text import counted
 from esmeray.dataset.embeddings.reader import Embeddings, Values, open_vectors
 from esmeray.dataset.labels.values import text_of
@@ -27,7 +26,6 @@ from esmeray.dataset.table import Table
 from esmeray.tools.grammar import Overwriting, command
 from esmeray.train_config.section import Section
 
-MADE_BY = "plot_embeddings"
 SEED = 0
 
 
@@ -53,6 +51,8 @@ class PlotSection(Section):
 class Arguments(Overwriting):
     """The embeddings."""
 
+    made_by = "plot_embeddings"
+
     folder: Path
     """Folder of embeddings to draw."""
     plot: PlotSection
@@ -62,7 +62,7 @@ class Arguments(Overwriting):
 def main(arguments: Arguments) -> None:
     section = arguments.plot
     output = section.output
-    refuse_existing(output, MADE_BY, arguments.overwrite)
+    arguments.refuse_existing(output)
     # An extra of the package: most users draw components alone.
     if section.method == "umap" and find_spec("umap") is None:
         raise ConfigError("--plot.method umap: umap-learn is not installed; pip install umap-learn")
@@ -89,7 +89,7 @@ def main(arguments: Arguments) -> None:
     number = counted(records, "protein{s}")
     drawn = number if size == records else f"a random sample of {size:,} of {number}"
     texts = f"{embeddings.name}: {drawn}", *axes, section.label_column if section.labels else "residues"
-    with made_folder(output.absolute(), MADE_BY, arguments.overwrite) as building:
+    with arguments.made_folder(output) as building:
         draw(building / "embeddings.png", points, *texts)
         write_page(building / "embeddings.html", points, *texts)
     unlabelled = size - points.are_labelled.sum()

@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING
 from esmeray.cluster.placement import LOCAL, find, local_resources
 from esmeray.cluster.section import RaySection
 from esmeray.common.command_line import next_command, result_console
-from esmeray.common.publishing import refuse_existing
 from esmeray.common.remote import uri_of
 from esmeray.common.text import counted, duration
 from esmeray.dataset.embeddings.manifest import MANIFEST_FILE, read_manifest
@@ -40,11 +39,11 @@ from esmeray.tools.grammar import ClusterSection, IngestedSection, Overwriting, 
 if TYPE_CHECKING:
     from esmeray.inference.embedding.job import Estimate
 
-MADE_BY = "embed"
-
 
 class Arguments(Overwriting):
     """What to do with the job."""
+
+    made_by = "embed"
 
     dry_run: bool = False
     """Report sequences, bytes and time after a measurement; write nothing."""
@@ -61,7 +60,7 @@ def main(arguments: Arguments) -> None:
     arguments.storage.apply()
     # A finished output may be this job's, which is then complete: run_job compares them.
     if arguments.overwrite or not any(job.output.glob("**/embeddings.json")):
-        refuse_existing(job.output, MADE_BY, arguments.overwrite)
+        arguments.refuse_existing(job.output)
     check_registered(job)
     ((_, gpus),) = local_resources()
     section = RaySection(address=arguments.ray.address)

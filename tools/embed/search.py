@@ -19,13 +19,10 @@ import numpy as np
 
 from esmeray.common.errors import ConfigError
 from esmeray.common.progress import record_bar
-from esmeray.common.publishing import made_file, refuse_file
 from esmeray.common.text import counted
 from esmeray.dataset.embeddings.reader import Embeddings, Values, open_vectors
 from esmeray.tools.grammar import Overwriting, command
 from esmeray.train_config.section import PositiveInt, Section
-
-MADE_BY = "search"
 
 
 class SearchSection(Section):
@@ -52,6 +49,8 @@ class SearchSection(Section):
 class Arguments(Overwriting):
     """The database."""
 
+    made_by = "search"
+
     database: Path
     """Folder of embeddings to search in."""
     search: SearchSection
@@ -60,7 +59,7 @@ class Arguments(Overwriting):
 @command("embed search", __doc__, Arguments)
 def main(arguments: Arguments) -> None:
     section = arguments.search
-    refuse_file(section.output, MADE_BY, arguments.overwrite)
+    arguments.refuse_file(section.output)
     database = open_vectors(arguments.database, section.name)
     queries = open_vectors(section.queries, section.name) if section.queries else database
     queries.refuse_other_space(database)
@@ -69,7 +68,7 @@ def main(arguments: Arguments) -> None:
     index = _index(database, section)
     own = queries is database
     with (
-        made_file(section.output, MADE_BY, arguments.overwrite) as building,
+        arguments.made_file(section.output) as building,
         building.open("w", encoding="utf-8") as file,
         record_bar("searching") as bar,
     ):

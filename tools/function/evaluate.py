@@ -20,7 +20,6 @@ from rich.table import Table
 
 from esmeray.common.command_line import result_console
 from esmeray.common.errors import ConfigError, DataError
-from esmeray.common.publishing import made_folder, refuse_existing
 from esmeray.common.text import counted
 from esmeray.function.annotations import (
     EXPERIMENTAL,
@@ -37,11 +36,11 @@ from esmeray.tools.grammar import Overwriting, command
 
 log = logging.getLogger(__name__)
 
-MADE_BY = "evaluate_function"
-
 
 class Arguments(Overwriting):
     """The predictions."""
+
+    made_by = "evaluate_function"
 
     predictions: Path
     """TSV of protein, term and score in 0 to 1."""
@@ -53,12 +52,11 @@ def main(arguments: Arguments) -> None:
     section = arguments.evaluate
     if section.ia and section.ia_from:
         raise ConfigError("--evaluate.ia and --evaluate.ia_from exclude each other; give one")
-    if section.output is not None:
-        refuse_existing(section.output, MADE_BY, arguments.overwrite)
+    arguments.refuse_existing(section.output)
     evaluations = _evaluated(arguments.predictions, section)
     _print(evaluations)  # before the folder: if writing fails, the numbers are there
     if section.output is not None:
-        with made_folder(section.output, MADE_BY, arguments.overwrite) as building:
+        with arguments.made_folder(section.output) as building:
             _write(building, evaluations, section)
 
 

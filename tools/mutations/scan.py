@@ -9,7 +9,6 @@ Examples:
 --scan.method wild_type --scan.first_position 24
 """
 
-from esmeray.common.publishing import made_folder, refuse_existing
 from esmeray.common.text import counted
 from esmeray.inference.mutations.section import MutationScanSection
 from esmeray.inference.mutations.table import read_protein, write_scores
@@ -17,11 +16,11 @@ from esmeray.run_folder.job import unfinished
 from esmeray.tools.grammar import command
 from esmeray.tools.mutations.score import OnMaskedModel, job_of
 
-MADE_BY = "scan_mutations"
-
 
 class Arguments(OnMaskedModel):
     """The model, and the protein."""
+
+    made_by = "scan_mutations"
 
     scan: MutationScanSection
 
@@ -29,7 +28,7 @@ class Arguments(OnMaskedModel):
 @command("mutations scan", __doc__, Arguments)
 def main(arguments: Arguments) -> None:
     section = arguments.scan
-    refuse_existing(section.output, MADE_BY, arguments.overwrite)
+    arguments.refuse_existing(section.output)
     sources = [str(arguments.model), *section.more_models]
     with unfinished(section.output, job_of("scan", sources, section)) as folder:
         protein = read_protein(section, folder)
@@ -45,7 +44,7 @@ def main(arguments: Arguments) -> None:
             "position": [mutation.offset + protein.first for mutation in mutations],
             "score": scores_N,
         }
-        with made_folder(section.output.absolute(), MADE_BY, arguments.overwrite) as building:
+        with arguments.made_folder(section.output) as building:
             write_scores(building / "mutants.csv", "mutants.csv", columns)
             title = f"{section.sequence.name} by {arguments.model}, {section.method}"
             draw_scan(building / "heat_map.png", protein, mutations, scores_N, title)

@@ -27,14 +27,12 @@ from rich.table import Column, Table
 from esmeray.common.command_line import result_console
 from esmeray.common.errors import ConfigError
 from esmeray.common.progress import status_line
-from esmeray.common.publishing import made_folder
 from esmeray.common.timing import measure, ratio, round_ratios, timed
 from esmeray.inference.embedding.section import EmbedSection
 from esmeray.tools.grammar import Overwriting, command, example_of
 from esmeray.train_config.section import Overrides, PositiveInt, Precision, Section
 from esmeray.training.config import load_config
 
-MADE_BY = "profile devices"
 _NUMBERS = ("proteins/s", "residues/s", "speed-up", "saved per 1M", "lowest cosine", "difference")
 
 
@@ -58,16 +56,18 @@ class DeviceProfileSection(Section):
 class Arguments(Overwriting):
     """Models on both devices."""
 
+    made_by = "profile devices"
+
     profile: DeviceProfileSection = DeviceProfileSection()
 
 
-@command(MADE_BY, __doc__, Arguments, experiment=True)
+@command("profile devices", __doc__, Arguments, experiment=True)
 def main(arguments: Arguments, overrides: Overrides) -> None:
     settings = arguments.profile
     if not settings.models or ("data", "source") not in overrides:
-        raise ConfigError(f"missing: --profile.models or --data.source; {example_of(__doc__, MADE_BY)}")
+        raise ConfigError(f"missing: --profile.models or --data.source; {example_of(__doc__, 'profile devices')}")
     data = load_config(None, overrides).data
-    with made_folder(Path(settings.output).absolute(), MADE_BY, arguments.overwrite) as building:
+    with arguments.made_folder(Path(settings.output)) as building:
         import torch  # here: it takes seconds
 
         from esmeray.dataset.store.conversion import job_store

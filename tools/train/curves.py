@@ -10,15 +10,14 @@ Examples:
 from pathlib import Path
 
 from esmeray.common.errors import ConfigError
-from esmeray.common.publishing import made_file
 from esmeray.run_folder.metrics_log import read_metrics
 from esmeray.tools.grammar import Overwriting, command
-
-MADE_BY = "train_curves"
 
 
 class Arguments(Overwriting):
     """The runs, and where the picture goes."""
+
+    made_by = "train_curves"
 
     run: list[Path]
     """Folders of the runs."""
@@ -35,6 +34,6 @@ def main(arguments: Arguments) -> None:
     runs = {name: read_metrics(path / "metrics.jsonl") for name, path in zip(names, arguments.run, strict=True)}
     from esmeray.monitoring.watch.curves import draw_comparison  # here: it loads Matplotlib
 
-    with made_file(arguments.output.absolute(), MADE_BY, arguments.overwrite) as building:
+    with arguments.made_file(arguments.output.absolute()) as building:
         draw_comparison(runs, building)
     print(arguments.output)
