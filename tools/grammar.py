@@ -209,9 +209,13 @@ class _Parser(argparse.ArgumentParser):
         self.set_defaults(config=None)
         for name, field in words.items():
             if name in required:
-                # None at all is refused below, with an example, where argparse would print the usage.
-                number = "*" if list_type(field.annotation) else "?"
-                self.add_argument(name, nargs=number, metavar=name.upper(), help=_help(field))
+                self.add_argument(
+                    name,
+                    # None at all is refused below, with an example, where argparse would print the usage.
+                    nargs="*" if list_type(field.annotation) else "?",
+                    metavar=name.upper(),
+                    help=_help(field),
+                )
             elif field.annotation is bool:
                 self.add_argument(_option(name), dest=name, action="store_true", default=False, help=_help(field))
             else:
@@ -280,9 +284,8 @@ def _value(annotation: Any, words: str | list[str], option: str) -> Any:
     items = words if isinstance(words, list) else [words]
     if not items:
         raise ConfigError(f"{option}: a value is missing")
-    is_list = list_type(annotation) is not None
     optional = may_be_none(annotation)
     # YAML has null and [], the command line no way to write them.
-    if (optional or is_list) and [item.lower() for item in items] in (["none"], ["null"]):
+    if (optional or list_type(annotation)) and [item.lower() for item in items] in (["none"], ["null"]):
         return None if optional else []
     return words

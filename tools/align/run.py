@@ -104,6 +104,7 @@ def main(arguments: Arguments) -> None:
     if by.statistics is None and section.evalue < math.inf:
         raise ConfigError("BLAST has no E-values for this matrix with these gap penalties; give --align.evalue inf")
     start_s = time.perf_counter()
+    hits = 0
     with unfinished(section.output, arguments.made_by) as folder:
         queries = job_store([section.queries], arguments.data.ingest, folder)
         job = {
@@ -118,8 +119,7 @@ def main(arguments: Arguments) -> None:
         accept(folder, job)
         with journal(folder) as kept:
             scores = _on_gpu(store, by) if section.device == "cuda" else None
-            search = Search(store, by, threads=section.threads, scores=scores)
-            _align(search, queries, section, kept)
+            _align(Search(store, by, threads=section.threads, scores=scores), queries, section, kept)
         # The journal has every hit already; the file is made in one go, so that it is whole or not there.
         with (
             arguments.made_file(section.output) as building,
@@ -127,7 +127,6 @@ def main(arguments: Arguments) -> None:
         ):
             if section.header:
                 file.write(f"{HEADER}\n")
-            hits = 0
             for line in kept.lines():
                 file.write(line)
                 hits += 1
@@ -142,8 +141,7 @@ def _align(search: Search, queries: Store, section: AlignSection, kept: Journal)
         for number in range(kept.done, len(queries)):
             name, query = queries.id(number), queries.sequence(number).tobytes()
             records = prefilter(name, query, section.candidates) if prefilter else None
-            hits = search.hits(query, section.hits, section.evalue, records)
-            kept.add(search.row(name, query, hit) for hit in hits)
+            kept.add(search.row(name, query, hit) for hit in search.hits(query, section.hits, section.evalue, records))
             bar(kept.done / len(queries), kept.done)
 
 

@@ -82,15 +82,17 @@ def main(arguments: Arguments, overrides: Overrides) -> None:
         training = without_texts(_own_texts(recorded, space, "training"), set(texts.texts))
     from esmeray.inference.classifier import ClassifierPipeline  # here: it loads torch
 
-    options = evaluate.model_dump(include={"device", "precision", "tokens"})
-    pipeline = ClassifierPipeline.load(arguments.model, data=config.data, **options)
+    pipeline = ClassifierPipeline.load(
+        arguments.model, data=config.data, **evaluate.model_dump(include={*ClassifierRunSection.model_fields})
+    )
     from esmeray.inference.classify.report import evaluation_of, metrics_lines, write_report
 
     with arguments.made_folder(output) as building:
         scored, baselines, counts = _predicted(pipeline, config.model.tokenizer, texts, training)
         classifier = config.model.classifier
-        resampled = {"samples": classifier.bootstrap, "seed": config.run.seed}
-        evaluation = evaluation_of(scored, baselines, trained_N=trained_N, **resampled)
+        evaluation = evaluation_of(
+            scored, baselines, trained_N=trained_N, samples=classifier.bootstrap, seed=config.run.seed
+        )
         facts = {
             "model": str(arguments.model),
             "data": evaluate.input or f"the run's own ({', '.join(config.data.source)})",
@@ -144,8 +146,9 @@ def _predicted(
         predictions = pipeline.predict(texts.texts, progress=lambda done, total: bar(done / total, done))
     others = {}
     if training is not None:
-        known = training.texts, training.targets
-        others = baselines(space.kind, tokenizer.content, *known, texts.texts, space.num_outputs)
+        others = baselines(
+            space.kind, tokenizer.content, training.texts, training.targets, texts.texts, space.num_outputs
+        )
     targets = texts.targets
     if (rows := predictions.kept_residues()) is not None:
         targets, others = targets[rows], {name: values[rows] for name, values in others.items()}

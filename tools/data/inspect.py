@@ -74,8 +74,10 @@ def _facts(store: Store) -> dict[str, Any]:
     edges = np.array([*_BIN_EDGES, max(int(longest), _BIN_EDGES[-1]) + 1])
     numbers, _ = np.histogram(lengths, bins=edges)
     filled = np.flatnonzero(numbers)  # bins at both ends that no record is in are left out
-    bins = zip(edges.tolist(), edges[1:].tolist(), numbers.tolist(), strict=False)
-    histogram = [{"from": start, "to": end, "records": number} for start, end, number in bins]
+    histogram = [
+        {"from": start, "to": end, "records": number}
+        for start, end, number in zip(edges.tolist(), edges[1:].tolist(), numbers.tolist(), strict=False)
+    ]
     # By blocks: the residues of a store of UniRef are tens of gigabytes.
     residues = np.sum([np.bincount(block, minlength=256) for block in store.residue_blocks()], axis=0)
     return {
@@ -137,8 +139,10 @@ def _overview(name: str, store: Store, counts: list[str], facts: dict[str, Any])
 
 def _label_table(labels: dict[str, Any]) -> Table:
     rows = {"all": labels["parts"], **labels.get("classes", {})}
-    cells = [[escape(name), *(f"{number:,}" for number in numbers.values())] for name, numbers in rows.items()]
-    return _table([labels["kind"], *labels["parts"]], cells)
+    return _table(
+        [labels["kind"], *labels["parts"]],
+        [[escape(name), *(f"{number:,}" for number in numbers.values())] for name, numbers in rows.items()],
+    )
 
 
 def _bars(title: str, rows: list[tuple[str, int]]) -> Table:
@@ -153,8 +157,12 @@ def _bars(title: str, rows: list[tuple[str, int]]) -> Table:
 
 
 def _table(header: list[str], rows: list[list[str]]) -> Table:
-    columns = [Column(heading, justify="right") for heading in header]
-    table = Table(*columns, box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table = Table(
+        *(Column(heading, justify="right") for heading in header),
+        box=None,
+        padding=(0, 2, 0, 0),
+        header_style="bold",
+    )
     for row in rows:
         table.add_row(*row)
     return table

@@ -57,8 +57,10 @@ def main(arguments: Arguments) -> None:
     options = arguments.evaluate
     arguments.refuse_file(options.output)  # before the minutes of evaluating, not after them
     exported_design(arguments.model)  # another kind of model is refused before torch is loaded
-    predictions = None if options.predictions is None else PredictedStructures(options.predictions)
-    store = StructureStore(options.store, predictions=predictions)
+    store = StructureStore(
+        options.store,
+        predictions=None if options.predictions is None else PredictedStructures(options.predictions),
+    )
     parts = {"all": np.arange(len(store)), "training": store.training, "validation": store.validation}
     records = parts[options.part]
     if not records.size:
@@ -68,12 +70,21 @@ def main(arguments: Arguments) -> None:
     from esmeray.inference.design.evaluation import evaluate_designs
 
     with record_bar("evaluating") as bar:
-        budget = {"steps": options.steps, "tokens": options.tokens}
         evaluation = evaluate_designs(
-            model, store, records, **budget, progress=lambda done, total: bar(done / total, done)
+            model,
+            store,
+            records,
+            steps=options.steps,
+            tokens=options.tokens,
+            progress=lambda done, total: bar(done / total, done),
         )
-    title = counted(evaluation.proteins, "protein{s}")
-    table = Table("metric", "value", "95 % interval", title=title, title_justify="left")
+    table = Table(
+        "metric",
+        "value",
+        "95 % interval",
+        title=counted(evaluation.proteins, "protein{s}"),
+        title_justify="left",
+    )
     for name, (value, low, high) in evaluation.metrics.items():
         table.add_row(name, f"{value:.3f}", f"{low:.3f} to {high:.3f}")
     result_console().print(table)

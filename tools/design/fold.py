@@ -106,11 +106,15 @@ def main(arguments: Arguments) -> None:
             with connected(RaySection(address=address)):
                 # The cluster's GPUs count, not this machine's, which may be a login node.
                 on_actors = predictor(any(node.gpus for node in cluster_resources()), section.cpus_per_worker)
-                count, cpus, gpus = section.workers, section.cpus_per_worker, section.gpus_per_worker
-                workers = actors(on_actors, count, cpus, gpus, max_failures=section.max_failures)
+                workers = actors(
+                    on_actors,
+                    section.workers,
+                    section.cpus_per_worker,
+                    section.gpus_per_worker,
+                    max_failures=section.max_failures,
+                )
                 report = predict_structures(sequences, on_actors, workers=workers, **options)
-    console = result_console()
     removed = f", {counted(report.removed_shards, 'shard{s}')} removed for its size" if report.removed_shards else ""
     distinct = counted(report.sequences, "distinct sequence{s}")
     share = report.cached / max(1, report.sequences)
-    console.print(f"{report.folder}: {distinct}, {share:.1%} of them there before{removed}", markup=False)
+    result_console().print(f"{report.folder}: {distinct}, {share:.1%} of them there before{removed}", markup=False)

@@ -128,8 +128,9 @@ def main(arguments: Arguments) -> None:
                     if designs[first] is not design:  # at a low temperature the likeliest sequence comes again
                         values["same_as"] = f"{structure.id}_{designs[first].seed + 1}"
                     if len(structure.chain_names) > 1:
-                        lengths = np.bincount(structure.chains)
-                        values["chains"] = ",".join(map("{}:{}".format, structure.chain_names, lengths))
+                        values["chains"] = ",".join(
+                            map("{}:{}".format, structure.chain_names, np.bincount(structure.chains))
+                        )
                     if options.structures:  # else there is no native residue to recover
                         values["recovery"] = f"{recovery(design.residues, structure.residues):.3f}"
                     if search is not None:

@@ -64,8 +64,9 @@ def main(arguments: Arguments) -> None:
     ):
         file.write("structure\tsequence\tlog_likelihood\trecovery\n")
         for number, (structure, sequences) in enumerate(zip(structures, fitting, strict=True), 1):
-            texts = [text for _, text in sequences]
-            scores = log_likelihoods(model, structure, texts, label=label, tokens=options.tokens)
+            scores = log_likelihoods(
+                model, structure, [text for _, text in sequences], label=label, tokens=options.tokens
+            )
             for (name, text), score in zip(sequences, scores, strict=True):
                 file.write(f"{structure.id}\t{name}\t{score:.4f}\t{recovery(text, structure.residues):.4f}\n")
             rows += len(sequences)

@@ -60,11 +60,11 @@ def main(arguments: Arguments) -> None:
     sources = {f"{source.folder}/{source.name}": source for source in map(open_vectors, folders, names)}
     if len(sources) < len(folders):
         raise ConfigError("the same output of a folder is given twice; choose another by --join.names")
-    of_first = next(iter(sources.values())).output.format
-    file_format = section.format or ("npy" if of_first == "npy" else "parquet")
+    first = next(iter(sources.values()))
+    file_format = section.format or ("npy" if first.output.format == "npy" else "parquet")
     with record_bar("joining") as bar, arguments.made_folder(output) as building:
         joined = join(building, sources, file_format, bar)
-    records = counted(len(next(iter(sources.values()))), "record{s}")
+    shape = f"{counted(len(first), 'record{s}')} of {joined.channels:,} channels"
     size = (output / joined.files[0]).stat().st_size
-    print(f"{output}: {records} of {joined.channels:,} channels, {joined.dtype}, {joined.format}, {size:,} bytes")
+    print(f"{output}: {shape}, {joined.dtype}, {joined.format}, {size:,} bytes")
     print("\n".join(f"  {channels:>7,}  {name}" for name, channels in joined.columns.items()))

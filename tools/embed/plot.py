@@ -61,8 +61,7 @@ class Arguments(Overwriting):
 @command("embed plot", __doc__, Arguments)
 def main(arguments: Arguments) -> None:
     section = arguments.plot
-    output = section.output
-    arguments.refuse_existing(output)
+    arguments.refuse_existing(section.output)
     # An extra of the package: most users draw components alone.
     if section.method == "umap" and find_spec("umap") is None:
         raise ConfigError("--plot.method umap: umap-learn is not installed; pip install umap-learn")
@@ -84,16 +83,16 @@ def main(arguments: Arguments) -> None:
         [block_nC[chosen_N[start : start + len(block_nC)]] for start, block_nC in embeddings.finite_blocks()]
     )
     xy_P2, axes = _projected(vectors_PC, section.method)
-    ids_N = np.array(embeddings.ids, dtype=object)
-    points = Points(ids_N[chosen_N], embeddings.lengths[chosen_N], labels[chosen_N], xy_P2)
+    ids_P = np.array(embeddings.ids, dtype=object)[chosen_N]
+    points = Points(ids_P, embeddings.lengths[chosen_N], labels[chosen_N], xy_P2)
     number = counted(records, "protein{s}")
     drawn = number if size == records else f"a random sample of {size:,} of {number}"
     texts = f"{embeddings.name}: {drawn}", *axes, section.label_column if section.labels else "residues"
-    with arguments.made_folder(output) as building:
+    with arguments.made_folder(section.output) as building:
         draw(building / "embeddings.png", points, *texts)
         write_page(building / "embeddings.html", points, *texts)
     unlabelled = size - points.are_labelled.sum()
-    print(f"{output}: embeddings.png and embeddings.html of {drawn}, {unlabelled:,} without a label")
+    print(f"{section.output}: embeddings.png and embeddings.html of {drawn}, {unlabelled:,} without a label")
 
 
 def _labels(path: Path, id_column: str, label_column: str, embeddings: Embeddings) -> NDArray:

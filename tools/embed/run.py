@@ -21,7 +21,6 @@ Examples:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,8 +73,8 @@ def main(arguments: Arguments) -> None:
 
     console = result_console()
     if arguments.dry_run:
-        estimates = estimate(job, arguments.data.ingest, cluster=cluster)
-        console.print(*chain.from_iterable(map(_lines, estimates)), sep="\n", markup=False)
+        for planned in estimate(job, arguments.data.ingest, cluster=cluster):
+            console.print(*_lines(planned), sep="\n", markup=False)
         return
     console.print(table(run_job(job, arguments.data.ingest, cluster=cluster, overwrite=arguments.overwrite)))
     console.print(f"written: {uri_of(job.output) or job.output}", *_next_commands(job.output), sep="\n", markup=False)
@@ -86,8 +85,8 @@ def _next_commands(folder: Path) -> Iterator[str]:
     for path in sorted(folder.glob(f"**/{MANIFEST_FILE}")):
         names = [name for name, output in read_manifest(path.parent).outputs.items() if output.per == "protein"]
         if names:
-            options = ["--plot.name", names[0], "--plot.output", f"{path.parent}-map"]
-            yield next_command("embed", "plot", path.parent, *options)
+            folder = path.parent
+            yield next_command("embed", "plot", folder, "--plot.name", names[0], "--plot.output", f"{folder}-map")
 
 
 def _lines(estimate: Estimate) -> list[str]:

@@ -109,8 +109,9 @@ def _index(database: Embeddings, section: SearchSection) -> Any:
     if lists > records:
         raise ConfigError(f"--search.ivf_lists {lists}: more than the {records:,} proteins of {database.folder}")
     kind = faiss.METRIC_L2 if metric == "l2" else faiss.METRIC_INNER_PRODUCT
-    description = "Flat" if section.index == "exact" else f"IVF{lists},Flat"
-    index: Any = faiss.index_factory(database.channels, description, kind)
+    index: Any = faiss.index_factory(
+        database.channels, "Flat" if section.index == "exact" else f"IVF{lists},Flat", kind
+    )
     if section.index == "ivf":
         index.nprobe = section.ivf_probes
         # A sample of 64 vectors a cluster, above the 39 for which faiss asks: the whole need not be in memory twice.

@@ -76,8 +76,8 @@ def _evaluated(predictions: Path, section: EvaluateTermsSection) -> dict[str, Ev
     # Scores of other proteins count nowhere; they are not kept.
     proteins = {name: annotations.proteins for name, annotations in truth.items()}
     evaluations = {}
-    predicted = read_scores(predictions, ontology, proteins, aspect=section.aspect, unknown=unknown)
-    for name, scores in predicted.items():
+    scores_of = read_scores(predictions, ontology, proteins, aspect=section.aspect, unknown=unknown)
+    for name, scores in scores_of.items():
         evaluation = evaluate_functions(
             ontology.aspects[name],
             truth[name],
@@ -89,12 +89,15 @@ def _evaluated(predictions: Path, section: EvaluateTermsSection) -> dict[str, Ev
         )
         if evaluation.metrics:  # none where no protein is left: an Fmax of 0 would be a claim
             evaluations[name] = evaluation
-    reason = "nothing is left to predict, or no score of such a protein reaches a threshold"
     for name in sorted(truth.keys() - evaluations.keys()):
-        log.warning("%s is left out: %s", name, reason)
+        log.warning(
+            "%s is left out: nothing is left to predict, or no score of such a protein reaches a threshold", name
+        )
     if not evaluations:
-        problem = "no score reaches a threshold for a protein with annotations that count"
-        raise DataError(f"{predictions}: {problem}; check it, the known annotations and the terms")
+        raise DataError(
+            f"{predictions}: no score reaches a threshold for a protein with annotations that count; check it, the "
+            "known annotations and the terms"
+        )
     return evaluations
 
 
@@ -105,19 +108,20 @@ def _print(evaluations: dict[str, Evaluation]) -> None:
         for metric, (value, interval, threshold) in evaluation.metrics.items():
             between = f"{interval[0]:.3f} to {interval[1]:.3f}" if interval else ""
             table.add_row(metric, f"{value:.3f}", between, "" if threshold is None else f"{threshold:.3g}")
-        proteins = counted(evaluation.proteins, "protein{s}")
-        console.print(f"{name}: {proteins}, {evaluation.predicted:,} with predictions")
+        console.print(
+            f"{name}: {counted(evaluation.proteins, 'protein{s}')}, {evaluation.predicted:,} with predictions"
+        )
         console.print(table)
 
 
 def _write(folder: Path, evaluations: dict[str, Evaluation], settings: EvaluationSection) -> None:
     import pandas as pd  # here: it takes a moment
 
-    aspects: dict[str, Any] = {}
     curves = [
         pd.DataFrame({"ns": aspect, "tau": evaluation.thresholds, **evaluation.curves})
         for aspect, evaluation in evaluations.items()
     ]
+    aspects: dict[str, Any] = {}
     for aspect, evaluation in evaluations.items():
         metrics = {name: metric._asdict() for name, metric in evaluation.metrics.items()}
         aspects[aspect] = {"proteins": evaluation.proteins, "predicted": evaluation.predicted, "metrics": metrics}

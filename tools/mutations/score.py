@@ -72,8 +72,8 @@ def main(arguments: Arguments) -> None:
         from esmeray.inference.mutations.metrics import evaluation_of
 
         scores = {"model": scores_MN.mean(axis=0), **{name: table.numbers[name] for name in section.compare}}
-        measured_N = table.numbers[section.measured_column]
-        print("\n".join(metrics_lines(evaluation_of(scores, measured_N, samples=section.bootstrap))))
+        evaluation = evaluation_of(scores, table.numbers[section.measured_column], samples=section.bootstrap)
+        print("\n".join(metrics_lines(evaluation)))
 
 
 def job_of(command: str, sources: list[str], section: MutationsSection) -> str:

@@ -136,9 +136,8 @@ def compare(
 
 def _means(batches: Sequence[Any]) -> NDArray[np.float32]:
     """(N, D) of batches of rows, in the order of the texts: each device's budget makes other batches of them."""
-    indices_N = np.concatenate([batch.indices for batch in batches])
-    rows_ND = np.concatenate([batch.arrays["mean"] for batch in batches])
-    return rows_ND[np.argsort(indices_N)]
+    order_N = np.argsort(np.concatenate([batch.indices for batch in batches]))
+    return np.concatenate([batch.arrays["mean"] for batch in batches])[order_N]
 
 
 def agreement(first_ND: NDArray[np.float32], second_ND: NDArray[np.float32]) -> dict[str, float]:
@@ -156,10 +155,12 @@ def _table(models: Sequence[Mapping[str, Any]]) -> Table:
     numbers = [Column(name, justify="right") for name in _NUMBERS]
     table = Table("model", "device", *numbers, box=None, padding=(0, 2, 0, 0))
     for model in models:
-        speed_up = "{value:.2f} ({low:.2f} to {high:.2f})".format(**model["speed_up"])
-        saved = f"{model['hours_saved_per_million_proteins']:,.3g} h"
-        agreed = "{lowest_cosine:.5f}", "{largest_relative_difference:.1e}"
-        of_both = [speed_up, saved, *(text.format(**model["agreement"]) for text in agreed)]
+        of_both = [
+            "{value:.2f} ({low:.2f} to {high:.2f})".format(**model["speed_up"]),
+            f"{model['hours_saved_per_million_proteins']:,.3g} h",
+            "{lowest_cosine:.5f}".format(**model["agreement"]),
+            "{largest_relative_difference:.1e}".format(**model["agreement"]),
+        ]
         for name, device in model["devices"].items():
             rates = [f"{median(device[f'{unit}_per_s']):,.1f}" for unit in ("proteins", "residues")]
             table.add_row(model["model"], name, *rates, *of_both)

@@ -60,14 +60,13 @@ def work_of(plan: PlanSection) -> scale.Work:
     # Empty: of 15 billion parameters the shapes alone, which take no memory.
     section = ModelSection(task="masked_lm", backbone=BackboneSection(source=plan.model))
     model = MaskedLM.build(section, seed=0, empty=True)
-    config, product_flops = model.backbone.config, training_flops_per_token(model, 0.0)
-    attention_flops = training_flops_per_token(model, plan.context) - product_flops
+    product_flops = training_flops_per_token(model, 0.0)
     return scale.Work(
         count_parameters(model),
-        config.num_hidden_layers,
-        config.hidden_size,
+        model.backbone.config.num_hidden_layers,
+        model.backbone.config.hidden_size,
         product_flops,
-        attention_flops,
+        training_flops_per_token(model, plan.context) - product_flops,
     )
 
 
