@@ -31,8 +31,10 @@ def heading(axes: Axes, text: str) -> None:
     axes.set_title(text, loc="left", fontsize=11, color=INK)
 
 
-def style(axes: Axes) -> None:
-    """Quiet axes, with lines to read heights by."""
+def style(axes: Axes, title: str = "") -> None:
+    """Quiet axes, with lines to read heights by, and a heading where one is given."""
+    if title:
+        heading(axes, title)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(GREY)
     axes.tick_params(colors=INK, labelsize=9)

@@ -118,8 +118,7 @@ def _draw_curves(axes: Axes, results: Results, height: Callable[[Trial], float])
 
 
 def _draw_importance(axes: Axes, results: Results) -> None:
-    heading(axes, "Share of each setting in the differences of speed (fANOVA)")
-    style(axes)
+    style(axes, "Share of each setting in the differences of speed (fANOVA)")
     axes.grid(visible=False)
     shares = dict(reversed(importances(results).items()))
     if not shares:

@@ -127,15 +127,14 @@ def in_training(run: RunSection, data: DataSection, texts: Sequence[str]) -> NDA
     checkpoint = CheckpointStore(folder_of_run.checkpoints).newest_intact()
     if checkpoint is None:
         return None
-    named = [Path(source) for source in (data.store, *data.source) if source]
-    for folder in (*folder_of_run.stores.glob("*"), *named):
+    for folder in (*folder_of_run.stores.glob("*"), *map(Path, filter(None, (data.store, *data.source)))):
         if not (folder / MANIFEST_FILE).is_file():  # a source may be a file of any kind
             continue
         with suppress(DataError):  # a damaged store of another run is no reason to end here
             labelled = LabelledStore(folder)
             if labelled.checksum == checkpoint.manifest().store_checksum:
-                trained_N = labelled.store.sequence_hashes[labelled.training]
-                return np.isin(hashes_of([text.encode() for text in texts]), trained_N)
+                hashes_N = hashes_of([text.encode() for text in texts])
+                return np.isin(hashes_N, labelled.store.sequence_hashes[labelled.training])
     return None
 
 

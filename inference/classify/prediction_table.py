@@ -40,8 +40,8 @@ def writing_predictions(path: Path, final_name: str, space: LabelSpace, separato
         with pq.ParquetWriter(path, schema) as file:
 
             def write_parquet(ids: Sequence[str], predictions: Predictions) -> None:
-                columns = dict(zip(schema.names, _columns(ids, predictions, separator), strict=True))
-                file.write_table(pa.Table.from_pydict(columns, schema))
+                columns = zip(schema.names, _columns(ids, predictions, separator), strict=True)
+                file.write_table(pa.Table.from_pydict(dict(columns), schema))
 
             yield write_parquet
         return

@@ -77,9 +77,17 @@ def evaluation_of(
 
     def metrics_of(predictions: NDArray, rows: NDArray[np.bool_] | slice = slice(None)) -> dict[str, Any]:
         weights_of_rows = None if weights is None else weights[rows]
-        # Whole records are drawn: residues of one protein are alike, and drawn alone would make intervals too narrow.
-        drawn = {"weights": weights_of_rows, "groups": None if groups is None else groups[rows]}
-        intervals = bootstrap_intervals(kind, predictions[rows], targets[rows], samples, seed, **drawn)
+        intervals = bootstrap_intervals(
+            kind,
+            predictions[rows],
+            targets[rows],
+            samples,
+            seed,
+            weights=weights_of_rows,
+            # Whole records are drawn: residues of one protein are alike, and drawn alone would make intervals too
+            # narrow.
+            groups=None if groups is None else groups[rows],
+        )
         return {
             "metrics": classification_metrics(kind, predictions[rows], targets[rows], weights_of_rows),
             "intervals": {name: list(interval) for name, interval in intervals.items()},
@@ -127,8 +135,9 @@ def write_report(
     content["pictures"] = sorted(path.name for path in folder.glob("*.png"))
     if "confused" in evaluation:
         names = scored.label_space.names
-        table = pd.DataFrame(confusion_matrix(scored.probabilities, scored.targets), names, names)
-        table.to_csv(folder / "confusion.tsv", sep="\t", index_label="true class", lineterminator="\n")
+        pd.DataFrame(confusion_matrix(scored.probabilities, scored.targets), names, names).to_csv(
+            folder / "confusion.tsv", sep="\t", index_label="true class", lineterminator="\n"
+        )
     (folder / "report.md").write_text(_report_text(content), encoding="utf-8")
     # NaN would be no JSON: metrics that are undefined are left out before.
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
@@ -145,8 +154,10 @@ def metrics_lines(evaluation: Mapping[str, Any], best_of: str | None = None) -> 
     # A baseline may have a metric that the model lacks, where it is undefined for one of them.
     present = {name for column in columns.values() for name in column["metrics"]}
     first = [best_of] if best_of in present else []
-    order = dict.fromkeys(first + list(evaluation["metrics"]) + sorted(present))
-    rows = [[name, *(_value(column, name) for column in columns.values())] for name in order]
+    rows = [
+        [name, *(_value(column, name) for column in columns.values())]
+        for name in dict.fromkeys(first + list(evaluation["metrics"]) + sorted(present))
+    ]
     chosen = f" The model was chosen by {best_of}, the first row." if first else ""
     bootstrap = evaluation["bootstrap"]
     note = (
@@ -201,7 +212,12 @@ def _confused(scored: Scored) -> list[dict[str, Any]]:
 def _report_text(evaluation: Mapping[str, Any]) -> str:
     lines = ["# Evaluation", "", *metrics_lines(evaluation, evaluation["best_of"])]
     if evaluation.get("confused"):
-        lines += _confused_section(evaluation["confused"])
+        rows = [
+            [pair["truth"], pair["predicted"], f"{pair['rows']:,}", f"{pair['share']:.1%}", ", ".join(pair["examples"])]
+            for pair in evaluation["confused"]
+        ]
+        header = ["truth", "predicted", "number", "share of the true class", "most confident examples"]
+        lines += ["## Most frequent confusions", "", *_table(header, rows), ""]
     lines += _classes_section(evaluation["kind"], evaluation["classes"])
     for title, entries in (("Records", evaluation["counts"]), ("About", evaluation["facts"])):
         if entries:
@@ -211,15 +227,6 @@ def _report_text(evaluation: Mapping[str, Any]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _confused_section(confused: Sequence[Mapping[str, Any]]) -> list[str]:
-    rows = [
-        [pair["truth"], pair["predicted"], f"{pair['rows']:,}", f"{pair['share']:.1%}", ", ".join(pair["examples"])]
-        for pair in confused
-    ]
-    header = ["truth", "predicted", "number", "share of the true class", "most confident examples"]
-    return ["## Most frequent confusions", "", *_table(header, rows), ""]
-
-
 def _classes_section(kind: str, classes: Sequence[Mapping[str, Any]]) -> list[str]:
     title, columns = "Classes", ["records", "predicted", "precision", "recall", "f1", "auroc", "average_precision"]
     if kind == "regression":
@@ -227,9 +234,9 @@ def _classes_section(kind: str, classes: Sequence[Mapping[str, Any]]) -> list[st
     # A GO model has thousands of terms; evaluation.json has all.
     shown = sorted(classes, key=lambda entry: -entry["records"])[:_CLASSES_SHOWN]
     rows = [[entry["name"], *(_cell(name, entry.get(name, "–")) for name in columns)] for entry in shown]
-    header = ["name", *(name.replace("_", " ") for name in columns)]
+    table = _table(["name", *(name.replace("_", " ") for name in columns)], rows)
     more = f"The {len(shown)} most frequent of {len(classes):,}.\n" if len(shown) < len(classes) else ""
-    return [f"## {title}", "", *_table(header, rows), "", more]
+    return [f"## {title}", "", *table, "", more]
 
 
 def _value(scores: Mapping[str, Any], name: str) -> str:

@@ -5,7 +5,6 @@ Shape legend: N designs, L residues, A = 20 amino acids.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -71,14 +70,19 @@ def _logo_row(axis: Axes, start: int, native: str, shares: NDArray, surest: NDAr
                 bottom += share
         # More than half of the designs: the commonest residue would be decided by the alphabet where two are equal.
         agrees = native_letter in AMINO_ACIDS and shares[column, AMINO_ACIDS.index(native_letter)] > 0.5
-        colour = _COLOURS[native_letter] if agrees else GREY
-        look: dict[str, Any] = {"fontsize": 8, "family": "monospace", "color": colour}
-        axis.text(column + 0.5, -0.22, native_letter, ha="center", va="center", **look)
+        axis.text(
+            column + 0.5,
+            -0.22,
+            native_letter,
+            ha="center",
+            va="center",
+            fontsize=8,
+            family="monospace",
+            color=_COLOURS[native_letter] if agrees else GREY,
+        )
     axis.plot(np.arange(len(native)) + 0.5, surest[: len(native)], color=INK, linewidth=0.8)
-    axis.set_xlim(0, _ROW)  # the last row too: its letters are as wide as the others'
-    axis.set_ylim(-0.4, 1.02)
-    axis.set_yticks([0, 1])
+    # The last row is as wide, too: its letters are as wide as the others'.
+    axis.set(xlim=(0, _ROW), ylim=(-0.4, 1.02), yticks=[0, 1])
     ticks = [column for column in range(len(native)) if (start + column + 1) % 10 == 0]
     axis.set_xticks([tick + 0.5 for tick in ticks], [str(start + tick + 1) for tick in ticks], fontsize=7)
-    for side in ("top", "right", "bottom"):
-        axis.spines[side].set_visible(False)
+    axis.spines[["top", "right", "bottom"]].set_visible(False)

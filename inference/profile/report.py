@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from esmeray.common.figure_style import BLUE, GREY, ORANGE, RED, heading, legend, new_figure, save, style
+from esmeray.common.figure_style import BLUE, GREY, ORANGE, RED, legend, new_figure, save, style
 
 Row = Mapping[str, Any]
 _PANELS = (
@@ -57,8 +57,10 @@ def _stage_lines(profile: Mapping[str, Any]) -> Iterator[str]:
             f"({peaks['flops_from']}), {peaks['bytes_per_s'] / 1e9:,.3g} GB/s (measured copy)"
         )
     else:
-        memory = f"{profile['peak_memory_bytes'] / 2**30:,.2f} GiB of memory at most"
-        yield f"{profile['tokens_per_s']:,.0f} tokens/s in batches of {profile['tokens_of_a_batch']:,}, {memory}"
+        yield (
+            f"{profile['tokens_per_s']:,.0f} tokens/s in batches of {profile['tokens_of_a_batch']:,}, "
+            f"{profile['peak_memory_bytes'] / 2**30:,.2f} GiB of memory at most"
+        )
     yield from ("", f"{'stage':<20}{'ms a batch':>12}{'share':>9}{'of its limit':>14}")
     for name, stage in profile["stages"].items():
         milliseconds = f"{1e3 * stage['seconds'] / profile['batches']:,.3f}" if "seconds" in stage else ""
@@ -66,8 +68,10 @@ def _stage_lines(profile: Mapping[str, Any]) -> Iterator[str]:
         yield f"{name:<20}{milliseconds:>12}{stage['share']:>9.1%}{limit:>14}".rstrip()
     yield from ("", "Operators that take most time themselves")
     for rank, operator in enumerate(profile["operators"], 1):
-        time = f"{operator['share']:.1%}, {operator['self_ms']:,.2f} ms in {operator['calls']:,} calls"
-        yield f"  {rank}. {operator['name']}: {time}"
+        yield (
+            f"  {rank}. {operator['name']}: {operator['share']:.1%}, {operator['self_ms']:,.2f} ms in "
+            f"{operator['calls']:,} calls"
+        )
 
 
 def _batch_lines(measured: Mapping[str, Any]) -> Iterator[str]:
@@ -79,8 +83,10 @@ def _batch_lines(measured: Mapping[str, Any]) -> Iterator[str]:
         smallest = min(done, key=lambda row: row[unit])
         alone = smallest["latency_per_sample_ms"]
         yield f"Latency per sample: {alone['mean']:,.2f} ms, p95 {alone['p95']:,.2f} ms ({name} {smallest[unit]:,})"
-        rate = f"{fastest['samples_per_s']:,.1f} samples/s ({fastest['tokens_per_s']:,.0f} tokens/s)"
-        yield f"Highest throughput: {rate} at {name} {fastest[unit]:,}"
+        yield (
+            f"Highest throughput: {fastest['samples_per_s']:,.1f} samples/s ({fastest['tokens_per_s']:,.0f} tokens/s) "
+            f"at {name} {fastest[unit]:,}"
+        )
     head = (name, "ms/sample", "p95", "ms/batch", "p95", "p99", "samples/s", "CPU MB", "GPU MB")
     for cells in (head, *(_cells(unit, row) for row in rows)):
         yield "  ".join(f"{cell:>10}" for cell in cells).rstrip()
@@ -92,8 +98,8 @@ def _cells(unit: str, row: Row) -> tuple[str, ...]:
     sample, batch = row["latency_per_sample_ms"], row["latency_per_batch_ms"]
     times = [f"{ms:,.2f}" for ms in (sample["mean"], sample["p95"], batch["mean"], batch["p95"], batch["p99"])]
     cpu_mb, gpu_mb = row["cpu_memory_peak_mb"], row["gpu_memory_peak_mb"]
-    memory = f"{cpu_mb:,.0f}", "-" if gpu_mb is None else f"{gpu_mb:,.0f}"
-    return f"{row[unit]:,}", *times, f"{row['samples_per_s']:,.1f}", *memory
+    gpu_memory = "-" if gpu_mb is None else f"{gpu_mb:,.0f}"
+    return f"{row[unit]:,}", *times, f"{row['samples_per_s']:,.1f}", f"{cpu_mb:,.0f}", gpu_memory
 
 
 def draw_stages(path: Path, profile: Mapping[str, Any], title: str) -> None:
@@ -103,14 +109,12 @@ def draw_stages(path: Path, profile: Mapping[str, Any], title: str) -> None:
     }
     figure = new_figure(9, 1.2 + 0.3 * len(rates), title)
     axes = figure.subplots()
-    heading(axes, "Tokens per second of each stage")
-    style(axes)
+    style(axes, "Tokens per second of each stage")
     bars = axes.barh(list(rates), list(rates.values()), height=0.66, color=BLUE)
     axes.bar_label(bars, [f"{rate:,.0f}" for rate in rates.values()], padding=3, fontsize=8)
     axes.invert_yaxis()
     # Stages differ by orders of magnitude; at the right is room for the numbers.
-    axes.set_xscale("log")
-    axes.set_xlim(min(rates.values()) / 3, max(rates.values()) * 8)
+    axes.set(xscale="log", xlim=(min(rates.values()) / 3, max(rates.values()) * 8))
     save(figure, path)
 
 
@@ -120,11 +124,9 @@ def draw_batches(path: Path, measured: Mapping[str, Any], title: str) -> None:
     done = [row for row in measured["rows"] if not row["error"]]
     sizes = [row[unit] for row in done]
     for axes, (name, key, lines) in zip(figure.subplots(2, 3).ravel(), _PANELS, strict=True):
-        heading(axes, name)
-        style(axes)
-        values = [row[key] for row in done]
+        style(axes, name)
         for line, colour in zip(lines or ("",), (BLUE, ORANGE, RED, GREY), strict=False):
-            heights = [value[line] if line else value for value in values]
+            heights = [row[key][line] if line else row[key] for row in done]
             if None not in heights:  # without a GPU its memory is None
                 axes.plot(sizes, heights, color=colour, marker="o", markersize=4, label=line or None)
         axes.set_xscale("log", base=2)
@@ -176,8 +178,10 @@ def draw_devices(path: Path, models: Sequence[dict[str, Any]]) -> None:
         centres = np.arange(len(models)) + offset
         bars = axes.bar(centres, middles, 0.38, yerr=reach, color=colour, capsize=3, label=name)
         axes.bar_label(bars, [f"{middle:,.0f}" for middle in middles], fontsize=8, padding=2)
-    labels = [f"{Path(model['model']).name}\n{model['speed_up']['value']:.2f} times" for model in models]
-    axes.set_xticks(range(len(models)), labels)
+    axes.set_xticks(
+        range(len(models)),
+        [f"{Path(model['model']).name}\n{model['speed_up']['value']:.2f} times" for model in models],
+    )
     axes.margins(y=0.2)
     legend(axes)
     save(figure, path)

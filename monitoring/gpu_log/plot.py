@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 
-from esmeray.common.figure_style import BLUE, GREEN, GREY, INK, ORANGE, RED, heading, legend, new_figure, save, style
+from esmeray.common.figure_style import BLUE, GREEN, GREY, INK, ORANGE, RED, legend, new_figure, save, style
 from esmeray.monitoring.gpu_log.analysis import GpuSummary
 from esmeray.monitoring.gpu_log.reader import NAME, TIME, GpuLog
 
@@ -50,8 +50,7 @@ def draw_log(log: GpuLog, summaries: Sequence[GpuSummary], path: Path) -> None:
 
 
 def _draw(axes: Axes, panel: Panel, log: GpuLog, summaries: Sequence[GpuSummary], unit: float) -> None:
-    heading(axes, panel.title)
-    style(axes)
+    style(axes, panel.title)
     for summary in summaries:
         for kind in panel.shaded:
             for start, end in summary.spans_s[kind]:

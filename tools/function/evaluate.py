@@ -137,7 +137,6 @@ def _draw_curves(evaluations: dict[str, Evaluation], path: Path) -> None:
     from esmeray.common.figure_style import (  # here: it loads matplotlib
         BLUE,
         ORANGE,
-        heading,
         legend,
         new_figure,
         save,
@@ -148,8 +147,7 @@ def _draw_curves(evaluations: dict[str, Evaluation], path: Path) -> None:
     figure = new_figure(5 * len(evaluations), 4.6, "Precision and recall")
     for number, (name, evaluation) in enumerate(evaluations.items(), 1):
         axes = figure.add_subplot(1, len(evaluations), number)
-        style(axes)
-        heading(axes, f"{name.replace('_', ' ')}, {evaluation.proteins:,} proteins")
+        style(axes, f"{name.replace('_', ' ')}, {evaluation.proteins:,} proteins")
         for ending, (label, colour) in kinds.items():
             if f"f{ending}" in evaluation.curves:
                 recall_T, precision_T = evaluation.curves[f"rc{ending}"], evaluation.curves[f"pr{ending}"]
