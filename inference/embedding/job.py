@@ -93,8 +93,9 @@ def run_job(
         for model in models:
             model.compute([manifest.job for manifest in complete])
         if complete:
-            paths = sorted(output.glob(f"**/{report_name('*')}"))
-            return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+            return [
+                json.loads(path.read_text(encoding="utf-8")) for path in sorted(output.glob(f"**/{report_name('*')}"))
+            ]
         with made_folder(output, MADE_BY, overwrite) as building, status_line() as show:
             reports = []
             for model in models:

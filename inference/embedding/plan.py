@@ -204,8 +204,10 @@ def check_registered(settings: EmbedSection) -> None:
     names = [("outputs", "output", name, output_names()) for name in settings.outputs]
     for key, kind, name, known in [*names, ("format", "format", settings.format, formats)]:
         if name not in known:
-            wrong = f"--embed.{key} {name}: there is no such {kind}{did_you_mean(name, known)}"
-            raise ConfigError(f"{wrong}; choose of {', '.join(known)}")
+            raise ConfigError(
+                f"--embed.{key} {name}: there is no such {kind}{did_you_mean(name, known)}; choose of "
+                f"{', '.join(known)}"
+            )
 
 
 def check_settings(settings: EmbedSection, outputs: tuple[Output, ...]) -> None:
@@ -213,10 +215,9 @@ def check_settings(settings: EmbedSection, outputs: tuple[Output, ...]) -> None:
     for output in outputs:
         file_format = format_of(settings, output)
         if settings.dtype not in file_format.dtypes:
-            known = ", ".join(file_format.dtypes)
             raise ConfigError(
-                f"--embed.dtype {settings.dtype}: {file_format.name}, the format of {output.name}, holds {known}; "
-                "choose one of these, or another --embed.format or --embed.outputs"
+                f"--embed.dtype {settings.dtype}: {file_format.name}, the format of {output.name}, holds "
+                f"{', '.join(file_format.dtypes)}; choose one of these, or another --embed.format or --embed.outputs"
             )
     if settings.long == "window" and settings.max_length is not None and settings.overlap >= settings.max_length:
         raise ConfigError(f"--embed.overlap {settings.overlap}: must be less than max_length, {settings.max_length}")

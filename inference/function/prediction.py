@@ -97,8 +97,10 @@ def _predict(
     parts = Parts(run / EXPORT, settings, data, known_RC, training=False)
     with record_bar("predicting") as bar:
         for start, stop in blocks:
-            texts = [store.text(record) for record in range(start, stop)]
-            queries = parts.queries(texts, None if vectors_NC is None else vectors_NC[start:stop])
+            queries = parts.queries(
+                [store.text(record) for record in range(start, stop)],
+                None if vectors_NC is None else vectors_NC[start:stop],
+            )
             predicted = {}
             for name, aspect_weights in weights.items():
                 blend = _thousandths(blended(parts.scores(name, queries), aspect_weights))
