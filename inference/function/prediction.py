@@ -24,9 +24,9 @@ from esmeray.dataset.store.reader import Store
 from esmeray.function.ontology import propagate
 from esmeray.function.predictors import blended
 from esmeray.function.proteins import FunctionData, read
+from esmeray.function.section import PredictTermsSection
 from esmeray.inference.function.blend import BLEND_FILE, FOLDER
 from esmeray.inference.function.parts import Parts, takes_vectors
-from esmeray.inference.function.section import PredictTermsSection
 from esmeray.inference.function.vectors import load_known, vectors_of
 from esmeray.run_folder.job import Journal, accept, journal, unfinished
 from esmeray.run_folder.paths import EXPORT

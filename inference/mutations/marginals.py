@@ -57,8 +57,7 @@ class MaskedModel:
                 logits_MK[positions] = logits_LK[windows.rows[positions]]
         # Normalised over the whole vocabulary before the columns are taken: ratios of two amino acids are the same, but
         # a pseudo-log-likelihood counts what the model gives to other tokens. In float64: thousands of them are summed.
-        logs_M20: NDArray[np.float64] = log_softmax(logits_MK, axis=1)[:, self._columns]
-        return logs_M20
+        return log_softmax(logits_MK, axis=1)[:, self._columns]
 
     def log_likelihoods(self, sequences: Sequence[str]) -> NDArray[np.float64]:
         """(N,) pseudo-log-likelihood (Salazar et al. 2020, equation 1): the sum over the amino acids of a sequence of

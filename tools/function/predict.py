@@ -11,7 +11,7 @@ Examples:
 """
 
 from esmeray.common.text import counted
-from esmeray.inference.function.section import PredictTermsSection
+from esmeray.function.section import PredictTermsSection
 from esmeray.tools.grammar import IngestedSection, OnRun, command
 
 
