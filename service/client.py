@@ -185,7 +185,10 @@ class Client:
                 if answer.is_success:
                     return answer
                 refusal = DataError(f"{path}: refused with {answer.status_code}: {_detail(answer)}")
-                is_there = not _is_of_proxy(answer)
+                # A 404 of Ray Serve's proxy, or another's, before the service has started or after it has ended. The
+                # service's own, of an unknown model, is final and of another type.
+                kind = answer.headers.get("Content-Type", "")
+                is_there = answer.status_code != 404 or kind.startswith(_PROBLEM)
                 is_lost = answer.status_code == 500 and answer.text == _LOST
                 if is_there and not is_lost and answer.status_code not in _AGAIN:
                     raise refusal
@@ -223,12 +226,6 @@ def _arrays(column: pa.ChunkedArray) -> Sequence[NDArray]:
     rows = values if is_vectors else values.flatten()
     array = rows.flatten().to_numpy().reshape(len(rows), -1)
     return list(array) if is_vectors else np.split(array, values.offsets.to_numpy()[1:-1])
-
-
-def _is_of_proxy(answer: httpx.Response) -> bool:
-    """Test for a 404 of Ray Serve's proxy, or another's, before the service has started or after it has ended."""
-    # The service's own 404, of an unknown model, is final and of another type.
-    return answer.status_code == 404 and not answer.headers.get("Content-Type", "").startswith(_PROBLEM)
 
 
 def _detail(answer: httpx.Response) -> str:

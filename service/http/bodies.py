@@ -166,8 +166,12 @@ def checked(
             text = text.strip().removesuffix("*")  # the end of a translation, as many files of FASTA have it
         length = residues_of(text)
         if length > longest:
-            detail = f"record {name}: {length:,} residues, more than {longest:,}; send a shorter one"
-            raise RefusalError(422, detail, record=name, limit="sequence_residues")
+            raise RefusalError(
+                422,
+                f"record {name}: {length:,} residues, more than {longest:,}; send a shorter one",
+                record=name,
+                limit="sequence_residues",
+            )
         total += length
         _check_number(total, "residues", limits)  # before each letter is looked at: of more, it would take seconds
         if about.one_token_per_residue:
