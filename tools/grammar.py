@@ -32,8 +32,6 @@ from esmeray.train_config.section import (
 )
 from esmeray.training.config import Config
 
-_HELP_COLUMN = 38
-
 
 class Command(Section):
     """Base of what a command takes: sections, whose settings a file may hold as well, and words.
@@ -202,7 +200,7 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(
             usage=_escaped(" ".join([program_of(command), *targets, *settings, *options])),
             description=text,
-            formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=_HELP_COLUMN),
+            formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=38),
             allow_abbrev=False,  # --data.s would change its meaning with each new setting
             argument_default=argparse.SUPPRESS,  # what is not given overrides nothing
         )

@@ -104,14 +104,12 @@ def own_texts(
     records = in_parts if part == "all" else parts[part]
     if not records.size:
         raise DataError(f"the run's split has no record of part {part}")
-    if per_residue := space.kind == "per_residue":
-        targets = np.concatenate([store.residue_targets(record) for record in records.tolist()])
-    else:
-        targets = store.targets[records]
+    numbers = records.tolist()
+    per_residue = space.kind == "per_residue"
     return LabelledTexts(
-        ids=[store.store.id(record) for record in records.tolist()],
-        texts=[store.store.text(record) for record in records.tolist()],
-        targets=targets,
+        ids=list(map(store.store.id, numbers)),
+        texts=list(map(store.store.text, numbers)),
+        targets=np.concatenate([*map(store.residue_targets, numbers)]) if per_residue else store.targets[records],
         weights=None if store.weights is None else store.weights[records],
         counts={**_left_out(store.counts), "records_of_other_parts": in_parts.size - records.size},
         per_residue=per_residue,

@@ -32,8 +32,14 @@ def write_probabilities(path: Path, name: str, native: str, designs: Sequence[De
     """Append a line for each position: structure, position from 1, native residue, mean probability of each amino acid
     over the designs."""
     mean_LA = np.mean([design.probabilities for design in designs], axis=0)
-    positions = {"structure": name, "position": range(1, len(native) + 1), "native": [*native]}
-    table = pd.concat([pd.DataFrame(positions), pd.DataFrame(mean_LA, columns=[*AMINO_ACIDS])], axis=1)
+    table = pd.DataFrame(
+        {
+            "structure": name,
+            "position": range(1, len(native) + 1),
+            "native": [*native],
+            **dict(zip(AMINO_ACIDS, mean_LA.T, strict=True)),
+        }
+    )
     # Appended: a file of all structures, of which each is written when its designs are done.
     table.to_csv(path, sep="\t", index=False, float_format="%.4f", mode="a", header=not path.exists())
 

@@ -139,6 +139,5 @@ class Assembly:
         return index
 
     def _key(self, record: int) -> str:
-        if self._settings.hdf5_key == "id":
-            return hdf5_key(self._store.id(record))
-        return biotrainer_key(self._store.text(record))
+        by_id = self._settings.hdf5_key == "id"
+        return hdf5_key(self._store.id(record)) if by_id else biotrainer_key(self._store.text(record))

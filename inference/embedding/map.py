@@ -58,10 +58,9 @@ def draw(path: Path, points: Points, title: str, x: str, y: str, label: str) -> 
     axes.set(xlabel=x, ylabel=y)
     handles = []
     for name, rows, colour in _groups(points, label):
-        look = {"color": colour} if isinstance(colour, str) else {"c": colour}
         # Smaller where there are many, so that they do not cover each other; never too small to be seen.
         area = np.clip(20_000 / len(points.ids), 5, 30)
-        drawn = axes.scatter(points.xy[rows, 0], points.xy[rows, 1], s=area, linewidths=0, **look)
+        drawn = axes.scatter(points.xy[rows, 0], points.xy[rows, 1], s=area, linewidths=0, c=colour)
         text = name.replace("$", r"\$")  # which begins mathematics in Matplotlib, and may stand in a name
         if isinstance(colour, str):
             handles.append(Line2D([], [], color=colour, marker="o", linestyle="", label=text))

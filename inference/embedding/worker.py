@@ -139,9 +139,9 @@ class ShardWorker:
         return {**arrays, "values": values}
 
     def _memory(self) -> int:
-        if self.model.device.type == "cuda":
-            return torch.cuda.memory_allocated(self.model.device)
-        return psutil.Process().memory_info().rss  # torch has no count of its own on the CPU
+        device = self.model.device
+        # Of the process on the CPU, where torch has no count of its own.
+        return torch.cuda.memory_allocated(device) if device.type == "cuda" else psutil.Process().memory_info().rss
 
 
 def open_worker(source: str, job: EmbedJobSection, store: Store) -> ShardWorker:

@@ -192,10 +192,8 @@ def _inputs(
             f"the model is fitted with the scores of a column {column!r}: esmeray mutations score takes them from its "
             f"table by --score.compare {column}"
         )
-    if section.features == "one_hot":
-        features = with_composition(one_hot(protein, mutants))
-    else:
-        features = open_scorer().embeddings(mutants)
+    is_one_hot = section.features == "one_hot"
+    features = with_composition(one_hot(protein, mutants)) if is_one_hot else open_scorer().embeddings(mutants)
     return features, open_scorer().zero_shot(mutants) if column is None else columns[column]
 
 

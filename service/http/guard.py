@@ -51,9 +51,8 @@ class Guard:
         service = self.service
         headers = dict(scope["headers"])
         # A caller's own id, so that its logs and ours are compared; nothing that could forge a line of the log.
-        request_id = headers.get(REQUEST_ID, b"").decode("latin-1")
-        if not _REQUEST_ID.fullmatch(request_id):
-            request_id = uuid.uuid4().hex
+        callers_id = headers.get(REQUEST_ID, b"").decode("latin-1")
+        request_id = callers_id if _REQUEST_ID.fullmatch(callers_id) else uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
         answer = _Answer(send, request_id, [(REQUEST_ID, request_id.encode())] if self.adds_request_id else [])
         body = _Body(receive, self, time.monotonic() + service.limits.body_s)

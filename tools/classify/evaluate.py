@@ -76,10 +76,9 @@ def main(arguments: Arguments, overrides: Overrides) -> None:
     else:
         texts = read_texts([evaluate.input], config.data, config.model.tokenizer, space, part, overrides)
         trained_N = in_training(recorded.run, recorded.data, texts.texts)
-    training = None
-    if evaluate.baselines:
-        # A baseline that was fitted to what it is evaluated on would look better than it is.
-        training = without_texts(_own_texts(recorded, space, "training"), set(texts.texts))
+    # A baseline that was fitted to what it is evaluated on would look better than it is.
+    judged = set(texts.texts)
+    training = without_texts(_own_texts(recorded, space, "training"), judged) if evaluate.baselines else None
     from esmeray.inference.classifier import ClassifierPipeline  # here: it loads torch
 
     pipeline = ClassifierPipeline.load(

@@ -26,7 +26,6 @@ from esmeray.dataset.store.format import SampleSource
 from esmeray.dataset.store.reader import Store
 from esmeray.tools.grammar import Command, command
 
-_BAR_WIDTH = 40
 _BIN_EDGES = (0, 50, 100, 200, 300, 400, 500, 750, 1000, 1500, 2000, 5000, 10_000, 20_000, 50_000)
 
 
@@ -148,7 +147,7 @@ def _label_table(labels: dict[str, Any]) -> Table:
 def _bars(title: str, rows: list[tuple[str, int]]) -> Table:
     most, total = max(number for _, number in rows), sum(number for _, number in rows)
     cells = [
-        [label, f"{number:,}", f"{100 * number / total:.2f} %", "█" * round(_BAR_WIDTH * number / most)]
+        [label, f"{number:,}", f"{100 * number / total:.2f} %", "█" * round(40 * number / most)]
         for label, number in rows
     ]
     table = _table([title, "number", "share", ""], cells)

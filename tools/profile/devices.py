@@ -33,8 +33,6 @@ from esmeray.tools.grammar import Overwriting, command, example_of
 from esmeray.train_config.section import Overrides, PositiveInt, Precision, Section
 from esmeray.training.config import load_config
 
-_NUMBERS = ("proteins/s", "residues/s", "speed-up", "saved per 1M", "lowest cosine", "difference")
-
 
 class DeviceProfileSection(Section):
     """Models and length of a comparison of devices."""
@@ -152,7 +150,8 @@ def agreement(first_ND: NDArray[np.float32], second_ND: NDArray[np.float32]) -> 
 
 
 def _table(models: Sequence[Mapping[str, Any]]) -> Table:
-    numbers = [Column(name, justify="right") for name in _NUMBERS]
+    names = ("proteins/s", "residues/s", "speed-up", "saved per 1M", "lowest cosine", "difference")
+    numbers = [Column(name, justify="right") for name in names]
     table = Table("model", "device", *numbers, box=None, padding=(0, 2, 0, 0))
     for model in models:
         of_both = [
