@@ -50,9 +50,8 @@ def log_likelihoods(
         chunk = [jobs[index] for index in indices.tolist()]
         texts = [sequences[number] for number, _ in chunk]
         batch = structure_batch(structure, texts, label).to(device)
-        rows = batch.tokens.view(len(chunk), length + 2)[:, 1:-1]
         is_hidden = hidden[[draw for _, draw in chunk]].to(device)
-        rows.masked_fill_(is_hidden, MASK)
+        batch.tokens.view(len(chunk), length + 2)[:, 1:-1].masked_fill_(is_hidden, MASK)
         logits = amino_acid_logits(model, model.logits(batch, model.conditions(batch)))
         log_p = logits.view(len(chunk), length + 2, 20)[:, 1:-1].log_softmax(-1)
         wanted = torch.tensor([[AMINO_ACIDS.find(letter) for letter in text] for text in texts], device=device)

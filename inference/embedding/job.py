@@ -185,8 +185,7 @@ def _resolved(job: EmbedJobSection, cluster: RaySection | None) -> EmbedJobSecti
         raise ResourceError("--embed.device cuda: there is no GPU here; use cpu")
     shares = gpus / job.gpus_per_worker if device == "cuda" else sum(node.cpus for node in nodes) / job.cpus_per_worker
     workers = 1 if cluster is None else job.workers or max(1, int(shares))
-    compute = job.resolved(device == "cuda")
-    return job.model_copy(update={**compute._asdict(), "device": device, "workers": workers})
+    return job.model_copy(update={**job.resolved(device == "cuda")._asdict(), "device": device, "workers": workers})
 
 
 @contextmanager

@@ -141,12 +141,11 @@ def make_plan(
     num_known = int(cached.sum())
     tokens = lengths + SPECIAL_TOKENS_PER_SEQUENCE
     known_bounds = _bounds(tokens[:num_known], settings.shard_tokens)
-    bounds = np.concatenate([known_bounds, num_known + _bounds(tokens[num_known:], settings.shard_tokens)[1:]])
     return Plan(
         sequences=numbers[sequences],
         records=records[order],
         lengths=lengths,
-        bounds=bounds,
+        bounds=np.concatenate([known_bounds, num_known + _bounds(tokens[num_known:], settings.shard_tokens)[1:]]),
         num_cached=known_bounds.size - 1,
         long_sequences=int(long.sum()),
         residues_left_out=cropped,

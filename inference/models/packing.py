@@ -60,5 +60,4 @@ def packed(tokenizer: SequenceTokenizer, tokens_T: NDArray[np.integer], lengths_
     """(T,) ids of N texts of these lengths, special tokens included, as one batch on the CPU."""
     batch = packed_from_tokens(tokens_T, lengths_N)
     # Found here, on the CPU: nonzero on CUDA waits for the device, as its result has a size that the host must know.
-    residues_R = residue_mask(batch, len(tokenizer.prefix), len(tokenizer.suffix)).nonzero()[:, 0]
-    return Packed(batch, residues_R)
+    return Packed(batch, residue_mask(batch, len(tokenizer.prefix), len(tokenizer.suffix)).nonzero()[:, 0])

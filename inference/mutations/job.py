@@ -77,13 +77,12 @@ class Scorer:
             return np.empty((0, len(AMINO_ACIDS)))
         # By the weights: a folder of scores may hold those of several models, each with a journal of its own.
         folder = self._folder / f"{name}-{self.facts.fingerprint}"
-        work = xxhash.xxh3_128_hexdigest(json.dumps([self._protein.sequence, *items]).encode())
         job = {
             "model": self.facts.name,
             "precision": self.facts.precision,
             "max_length": self.model.max_length,
             "tokens": self.model.tokens,
-            "mutants": work,
+            "mutants": xxhash.xxh3_128_hexdigest(json.dumps([self._protein.sequence, *items]).encode()),
         }
         accept(folder, job)
         at_once = max(1, PIECE_TOKENS // tokens)

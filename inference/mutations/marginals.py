@@ -104,8 +104,7 @@ class _Windows:
         keys_M4 = np.column_stack([numbers_M, starts_M, widths_M, hidden_M])
         self._windows, window_M = np.unique(keys_M4, axis=0, return_inverse=True)
         self.lengths: NDArray[np.int64] = self._windows[:, 2]
-        ends = np.cumsum(np.bincount(window_M))[:-1]
-        self.positions = np.split(np.argsort(window_M, kind="stable"), ends)
+        self.positions = np.split(np.argsort(window_M, kind="stable"), np.cumsum(np.bincount(window_M))[:-1])
 
     def batches(self, token_budget: int | None) -> list[Places]:
         assert token_budget is not None

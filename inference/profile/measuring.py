@@ -336,12 +336,11 @@ def _least_seconds(subject: Subject, tokens_N: np.ndarray, elements: int, peaks:
     facts = subject.model.facts
     bytes_each = DTYPES[facts.precision].itemsize
     tokens = float(tokens_N.sum())
-    pooled = sum(output.channels for output in subject.outputs) * tokens
     return {
         "products": facts.flops_per_token * tokens / peaks["flops_per_s"],
         "attention": facts.attention_flops * float((tokens_N.astype(float) ** 2).sum()) / peaks["flops_per_s"],
         NORMS: 2 * bytes_each * elements / peaks["bytes_per_s"],
-        "pooling": bytes_each * pooled / peaks["bytes_per_s"],
+        "pooling": bytes_each * tokens * sum(output.channels for output in subject.outputs) / peaks["bytes_per_s"],
     }
 
 

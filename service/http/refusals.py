@@ -42,13 +42,12 @@ class RefusalError(Exception):
             body: dict[str, Any] = {"error": detail, "error_type": _TEI_TYPES.get(self.status, other_type)}
             media_type = "application/json"
         else:
-            facts = {key: printable(value) if isinstance(value, str) else value for key, value in self.facts.items()}
             body = {
                 "type": "about:blank",
                 "title": HTTPStatus(self.status).phrase,
                 "status": self.status,
                 "detail": detail,
-                **facts,
+                **{key: printable(value) if isinstance(value, str) else value for key, value in self.facts.items()},
                 "request_id": request_id,
             }
             media_type = "application/problem+json"

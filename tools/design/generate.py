@@ -86,8 +86,7 @@ def main(arguments: Arguments) -> None:
         raise ConfigError("give either --generate.structures or --generate.length")
     if options.length and (options.fix or options.tie):
         raise ConfigError("--generate.fix and --generate.tie are of a structure; leave them out with --generate.length")
-    wrong = sorted(set(options.omit) - set(AMINO_ACIDS))
-    if wrong or set(options.omit) == set(AMINO_ACIDS):
+    if not set(options.omit) < set(AMINO_ACIDS):
         raise ConfigError(f"--generate.omit {options.omit}: name amino acids by their letters, and leave one")
     arguments.refuse_existing(options.output)
     exported_design(arguments.model)

@@ -45,11 +45,10 @@ async def embeddings(
     values = list(vectors)
     if body.encoding_format == "base64":  # little-endian fp32, as OpenAI's clients read it
         values = [base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii") for vector in vectors]
-    data = [{"object": "embedding", "index": number, "embedding": value} for number, value in enumerate(values)]
     tokens = sum(map(len, query.texts)) + 2 * len(query.texts)  # <cls> and <eos> of each
     content = {
         "object": "list",
-        "data": data,
+        "data": [{"object": "embedding", "index": number, "embedding": value} for number, value in enumerate(values)],
         "model": query.about.name,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
     }
