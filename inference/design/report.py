@@ -12,7 +12,7 @@ from biotite.visualize import plot_scaled_text
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from esmeray.common.figure_style import GREY, INK, heading, new_figure, save
+from esmeray.common.figure_style import GREY, INK, heading, picture
 from esmeray.common.text import counted
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.inference.design.sampling import Design
@@ -53,16 +53,16 @@ def draw_logo(path: Path, name: str, native: str, designs: Sequence[Design]) -> 
     shown = "" if rows * _ROW >= len(native) else f", the first {rows * _ROW} positions"
     distinct = len({design.residues for design in designs})
     equal = "" if distinct == len(designs) else f", {distinct} of them different"
-    figure = new_figure(12, 1.5 * rows + 0.8, f"{name}: {counted(len(designs), 'design{s}')}{equal}{shown}")
-    for row in range(rows):
-        axes = figure.add_subplot(rows, 1, row + 1)
-        start = row * _ROW
-        _logo_row(axes, start, native[start : start + _ROW], shares_LA[start:], surest_L[start:])
-        if not row:
-            heading(
-                axes, "below: native residues, coloured where most designs agree; line: probability of the likeliest"
-            )
-    save(figure, path)
+    with picture(path, 12, 1.5 * rows + 0.8, f"{name}: {counted(len(designs), 'design{s}')}{equal}{shown}") as figure:
+        for row in range(rows):
+            axes = figure.add_subplot(rows, 1, row + 1)
+            start = row * _ROW
+            _logo_row(axes, start, native[start : start + _ROW], shares_LA[start:], surest_L[start:])
+            if not row:
+                heading(
+                    axes,
+                    "below: native residues, coloured where most designs agree; line: probability of the likeliest",
+                )
 
 
 def _logo_row(axis: Axes, start: int, native: str, shares: NDArray, surest: NDArray) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from esmeray.common.figure_style import BLUE, GREY, ORANGE, RED, legend, new_figure, save, style
+from esmeray.common.figure_style import BLUE, GREY, ORANGE, RED, legend, picture, style
 
 Row = Mapping[str, Any]
 _PANELS = (
@@ -107,37 +107,36 @@ def draw_stages(path: Path, profile: Mapping[str, Any], title: str) -> None:
     rates = {
         name: profile["tokens"] / stage["seconds"] for name, stage in profile["stages"].items() if stage["seconds"]
     }
-    figure = new_figure(9, 1.2 + 0.3 * len(rates), title)
-    axes = figure.subplots()
-    style(axes, "Tokens per second of each stage")
-    bars = axes.barh(list(rates), list(rates.values()), height=0.66, color=BLUE)
-    axes.bar_label(bars, [f"{rate:,.0f}" for rate in rates.values()], padding=3, fontsize=8)
-    axes.invert_yaxis()
-    # Stages differ by orders of magnitude; at the right is room for the numbers.
-    axes.set(xscale="log", xlim=(min(rates.values()) / 3, max(rates.values()) * 8))
-    save(figure, path)
+    with picture(path, 9, 1.2 + 0.3 * len(rates), title) as figure:
+        axes = figure.subplots()
+        style(axes, "Tokens per second of each stage")
+        bars = axes.barh(list(rates), list(rates.values()), height=0.66, color=BLUE)
+        axes.bar_label(bars, [f"{rate:,.0f}" for rate in rates.values()], padding=3, fontsize=8)
+        axes.invert_yaxis()
+        # Stages differ by orders of magnitude; at the right is room for the numbers.
+        axes.set(xscale="log", xlim=(min(rates.values()) / 3, max(rates.values()) * 8))
 
 
 def draw_batches(path: Path, measured: Mapping[str, Any], title: str) -> None:
     """Six panels over the batch sizes; that of GPU memory is empty where there is no GPU."""
-    unit, figure = measured["unit"], new_figure(13, 7.2, title)
-    done = [row for row in measured["rows"] if not row["error"]]
-    sizes = [row[unit] for row in done]
-    for axes, (name, key, lines) in zip(figure.subplots(2, 3).ravel(), _PANELS, strict=True):
-        style(axes, name)
-        for line, colour in zip(lines or ("",), (BLUE, ORANGE, RED, GREY), strict=False):
-            heights = [row[key][line] if line else row[key] for row in done]
-            if None not in heights:  # without a GPU its memory is None
-                axes.plot(sizes, heights, color=colour, marker="o", markersize=4, label=line or None)
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(sizes)  # those that were measured, not powers of two between them
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.margins(x=0.06, y=0.08)
-        axes.set_ylim(bottom=0)  # else a difference of 2 % would look like a cliff
-        axes.set_xlabel(unit.replace("_", " "))
-        legend(axes)
-    save(figure, path)
+    unit = measured["unit"]
+    with picture(path, 13, 7.2, title) as figure:
+        done = [row for row in measured["rows"] if not row["error"]]
+        sizes = [row[unit] for row in done]
+        for axes, (name, key, lines) in zip(figure.subplots(2, 3).ravel(), _PANELS, strict=True):
+            style(axes, name)
+            for line, colour in zip(lines or ("",), (BLUE, ORANGE, RED, GREY), strict=False):
+                heights = [row[key][line] if line else row[key] for row in done]
+                if None not in heights:  # without a GPU its memory is None
+                    axes.plot(sizes, heights, color=colour, marker="o", markersize=4, label=line or None)
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(sizes)  # those that were measured, not powers of two between them
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+            axes.xaxis.set_minor_locator(NullLocator())
+            axes.margins(x=0.06, y=0.08)
+            axes.set_ylim(bottom=0)  # else a difference of 2 % would look like a cliff
+            axes.set_xlabel(unit.replace("_", " "))
+            legend(axes)
 
 
 def draw_heatmap(path: Path, measured: Mapping[str, Any], title: str) -> None:
@@ -146,42 +145,40 @@ def draw_heatmap(path: Path, measured: Mapping[str, Any], title: str) -> None:
     # Without a GPU its line would be empty.
     lines = [line for line in _HEATMAP if done and done[0][line[1]] is not None]
     values = np.array([[row[key][entry] if entry else row[key] for row in done] for _, key, entry, _ in lines], float)
-    figure = new_figure(max(7.0, 3.6 + 1.15 * len(done)), 1.6 + 0.46 * max(1, len(lines)), title)
-    axes = figure.subplots()
-    if done:
-        # Each line by itself: milliseconds and megabytes have no common scale.
-        signed = values * np.array([[sign] for *_, sign in lines])
-        low, high = signed.min(axis=1, keepdims=True), signed.max(axis=1, keepdims=True)
-        goodness = np.divide(signed - low, high - low, out=np.full_like(values, 0.5), where=high > low)
-        axes.imshow(goodness, cmap="RdYlGn", vmin=0, vmax=1, aspect="auto", alpha=0.6)
-    for (line, column), value in np.ndenumerate(values):
-        axes.text(column, line, f"{value:,.0f}" if value >= 1000 else f"{value:.4g}", ha="center", va="center")
-    axes.set_xticks(range(len(done)), [f"{row[unit]:,}" for row in done])
-    axes.set_yticks(range(len(lines)), [name for name, *_ in lines])
-    axes.set_xlabel(f"{unit.replace('_', ' ')} (green: the best of its line)")
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
-    save(figure, path)
+    with picture(path, max(7.0, 3.6 + 1.15 * len(done)), 1.6 + 0.46 * max(1, len(lines)), title) as figure:
+        axes = figure.subplots()
+        if done:
+            # Each line by itself: milliseconds and megabytes have no common scale.
+            signed = values * np.array([[sign] for *_, sign in lines])
+            low, high = signed.min(axis=1, keepdims=True), signed.max(axis=1, keepdims=True)
+            goodness = np.divide(signed - low, high - low, out=np.full_like(values, 0.5), where=high > low)
+            axes.imshow(goodness, cmap="RdYlGn", vmin=0, vmax=1, aspect="auto", alpha=0.6)
+        for (line, column), value in np.ndenumerate(values):
+            axes.text(column, line, f"{value:,.0f}" if value >= 1000 else f"{value:.4g}", ha="center", va="center")
+        axes.set_xticks(range(len(done)), [f"{row[unit]:,}" for row in done])
+        axes.set_yticks(range(len(lines)), [name for name, *_ in lines])
+        axes.set_xlabel(f"{unit.replace('_', ' ')} (green: the best of its line)")
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
 
 
 def draw_devices(path: Path, models: Sequence[dict[str, Any]]) -> None:
     """Residues/s on a logarithmic scale: medians, with whiskers from the lowest to the highest round."""
     names = list(models[0]["devices"])
-    figure = new_figure(3.0 + 2.0 * len(models), 4.2, f"{names[0]} beside {names[1]}, residues/s")
-    axes = figure.subplots()
-    style(axes)
-    axes.set_yscale("log")
-    for offset, name, colour in zip((-0.2, 0.2), names, (BLUE, ORANGE), strict=True):
-        rates = np.array([model["devices"][name]["residues_per_s"] for model in models])
-        middles = np.median(rates, axis=1)
-        reach = middles - rates.min(axis=1), rates.max(axis=1) - middles
-        centres = np.arange(len(models)) + offset
-        bars = axes.bar(centres, middles, 0.38, yerr=reach, color=colour, capsize=3, label=name)
-        axes.bar_label(bars, [f"{middle:,.0f}" for middle in middles], fontsize=8, padding=2)
-    axes.set_xticks(
-        range(len(models)),
-        [f"{Path(model['model']).name}\n{model['speed_up']['value']:.2f} times" for model in models],
-    )
-    axes.margins(y=0.2)
-    legend(axes)
-    save(figure, path)
+    with picture(path, 3.0 + 2.0 * len(models), 4.2, f"{names[0]} beside {names[1]}, residues/s") as figure:
+        axes = figure.subplots()
+        style(axes)
+        axes.set_yscale("log")
+        for offset, name, colour in zip((-0.2, 0.2), names, (BLUE, ORANGE), strict=True):
+            rates = np.array([model["devices"][name]["residues_per_s"] for model in models])
+            middles = np.median(rates, axis=1)
+            reach = middles - rates.min(axis=1), rates.max(axis=1) - middles
+            centres = np.arange(len(models)) + offset
+            bars = axes.bar(centres, middles, 0.38, yerr=reach, color=colour, capsize=3, label=name)
+            axes.bar_label(bars, [f"{middle:,.0f}" for middle in middles], fontsize=8, padding=2)
+        axes.set_xticks(
+            range(len(models)),
+            [f"{Path(model['model']).name}\n{model['speed_up']['value']:.2f} times" for model in models],
+        )
+        axes.margins(y=0.2)
+        legend(axes)

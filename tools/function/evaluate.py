@@ -138,23 +138,21 @@ def _draw_curves(evaluations: dict[str, Evaluation], path: Path) -> None:
         BLUE,
         ORANGE,
         legend,
-        new_figure,
-        save,
+        picture,
         style,
     )
 
     kinds = {"": ("all terms alike", BLUE), "_w": ("by information accretion", ORANGE)}
-    figure = new_figure(5 * len(evaluations), 4.6, "Precision and recall")
-    for number, (name, evaluation) in enumerate(evaluations.items(), 1):
-        axes = figure.add_subplot(1, len(evaluations), number)
-        style(axes, f"{name.replace('_', ' ')}, {evaluation.proteins:,} proteins")
-        for ending, (label, colour) in kinds.items():
-            if f"f{ending}" in evaluation.curves:
-                recall_T, precision_T = evaluation.curves[f"rc{ending}"], evaluation.curves[f"pr{ending}"]
-                best = int(evaluation.curves[f"f{ending}"].argmax())
-                value = evaluation.metrics[f"fmax{ending}"].value
-                axes.plot(recall_T, precision_T, color=colour, label=f"{label}: Fmax {value:.3f}")
-                axes.plot(recall_T[best], precision_T[best], "o", color=colour)
-        axes.set(xlabel="recall", ylabel="precision", xlim=(0, 1.02), ylim=(0, 1.02))
-        legend(axes, over_curves=True)
-    save(figure, path)
+    with picture(path, 5 * len(evaluations), 4.6, "Precision and recall") as figure:
+        for number, (name, evaluation) in enumerate(evaluations.items(), 1):
+            axes = figure.add_subplot(1, len(evaluations), number)
+            style(axes, f"{name.replace('_', ' ')}, {evaluation.proteins:,} proteins")
+            for ending, (label, colour) in kinds.items():
+                if f"f{ending}" in evaluation.curves:
+                    recall_T, precision_T = evaluation.curves[f"rc{ending}"], evaluation.curves[f"pr{ending}"]
+                    best = int(evaluation.curves[f"f{ending}"].argmax())
+                    value = evaluation.metrics[f"fmax{ending}"].value
+                    axes.plot(recall_T, precision_T, color=colour, label=f"{label}: Fmax {value:.3f}")
+                    axes.plot(recall_T[best], precision_T[best], "o", color=colour)
+            axes.set(xlabel="recall", ylabel="precision", xlim=(0, 1.02), ylim=(0, 1.02))
+            legend(axes, over_curves=True)
