@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esmeray.common.errors import ConfigError, DataError
-from esmeray.common.progress import ProgressCallback, no_progress
+from esmeray.common.progress import conversion_bar
 from esmeray.dataset.fasta.counts import IngestCounts
 from esmeray.dataset.fasta.records import hashes_of
 from esmeray.dataset.labels.conversion import ensure_labelled_store
@@ -85,16 +85,16 @@ def own_texts(
     tokenizer: TokenizerSection,
     space: LabelSpace,
     part: Part,
-    progress: ProgressCallback = no_progress,
 ) -> LabelledTexts:
     """The records that a run was trained on, or held out, by its own split.
 
-    ``progress`` is called while the files are read, where the run's labelled store is gone. Raises DataError where the
-    source gives other labels than the model has or the split has no such part, CheckpointError where the source is not
-    the one that the run's checkpoints name.
+    They are read again where the run's labelled store is gone. Raises DataError where the source gives other labels
+    than the model has or the split has no such part, CheckpointError where the source is not the one that the run's
+    checkpoints name.
     """
     run = RunFolder(section.storage_path, section.name)
-    store = LabelledStore(ensure_labelled_store(data, tokenizer, run.stores, progress))
+    with conversion_bar("reading the run's data") as progress:
+        store = LabelledStore(ensure_labelled_store(data, tokenizer, run.stores, progress))
     if store.label_space != space:
         raise DataError(f"{', '.join(data.source)}: gives other labels than the model was trained for")
     # Its source may have changed since: a split made anew would mix what was trained on with what was held out.

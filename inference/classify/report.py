@@ -15,9 +15,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from esmeray.common.progress import record_bar
 from esmeray.common.statistics import SHARE
 from esmeray.dataset.labels.label_space import LabelSpace
+from esmeray.dataset.section import TokenizerSection
 from esmeray.dataset.targets import has_target
+from esmeray.inference.classifier import ClassifierPipeline
+from esmeray.inference.classify.baselines import baselines
+from esmeray.inference.classify.labelled import LabelledTexts
 from esmeray.inference.classify.plots import draw_confusion, draw_predictions, draw_reliability, draw_roc_pr
 from esmeray.model.metrics.classification import (
     bootstrap_intervals,
@@ -56,6 +61,32 @@ class Scored:
     def groups(self) -> NDArray[np.int64] | None:
         """(R,) record that each residue belongs to, for per_residue."""
         return None if self.lengths is None else np.repeat(np.arange(len(self.ids)), self.lengths)
+
+
+def scored_by(
+    pipeline: ClassifierPipeline, tokenizer: TokenizerSection, texts: LabelledTexts, training: LabelledTexts | None
+) -> tuple[Scored, dict[str, Any], dict[str, int]]:
+    """The records with the model's predictions, those of the baselines by name, and counts of records.
+
+    Of per-residue labels both are of the residues that are left of cropped sequences.
+    """
+    space = pipeline.label_space
+    with record_bar("predicting") as bar:
+        predictions = pipeline.predict(texts.texts, progress=lambda done, total: bar(done / total, done))
+    others = {}
+    if training is not None:
+        others = baselines(
+            space.kind, tokenizer.content, training.texts, training.targets, texts.texts, space.num_outputs
+        )
+    targets = texts.targets
+    if (rows := predictions.kept_residues()) is not None:
+        targets, others = targets[rows], {name: values[rows] for name, values in others.items()}
+    # Reasons that left nothing out would only lengthen the report.
+    counts = {name: number for name, number in texts.counts.items() if number}
+    if cropped := int((predictions.cropped > 0).sum()):
+        counts["records_cropped"] = cropped
+    scored = Scored(space, texts.ids, predictions.probabilities, targets, texts.weights, predictions.lengths)
+    return scored, others, counts
 
 
 def evaluation_of(

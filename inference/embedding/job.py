@@ -27,6 +27,7 @@ from esmeray.common.errors import ConfigError, ResourceError
 from esmeray.common.progress import status_line
 from esmeray.common.publishing import made_folder, refuse_existing, writing
 from esmeray.common.remote import publish, target_path, uri_of
+from esmeray.common.text import counted, duration
 from esmeray.dataset.embeddings.manifest import MANIFEST_FILE, read_manifest
 from esmeray.dataset.section import IngestSection
 from esmeray.dataset.store.conversion import job_store
@@ -116,6 +117,19 @@ class Estimate(NamedTuple):
     disk_bytes: int
     residues_per_s: float
     seconds: float
+
+    def lines(self) -> list[str]:
+        plan, facts = self.plan, self.facts
+        records, distinct = plan.sequences.size, plan.num_sequences
+        random = " (random weights)" if facts.random_weights else ""
+        return [
+            f"{facts.name}{random} on {facts.device_name}",
+            f"  {counted(records, 'protein{s}')}, {records - distinct:,} duplicates, {distinct:,} to compute",
+            f"  {int(plan.lengths.sum()):,} residues, {plan.long_sequences:,} sequences longer than the limit",
+            f"  {counted(plan.num_shards, 'shard{s}')}, batches of {plan.budget:,} tokens",
+            f"  {self.disk_bytes / 1e9:.3g} GB on disk: {', '.join(output.name for output in facts.outputs)}",
+            f"  {duration(self.seconds)} at {self.residues_per_s:,.0f} residues/s, beside start and writing",
+        ]
 
 
 def estimate(

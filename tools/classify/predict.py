@@ -14,27 +14,17 @@ Examples:
 --predict.precision bf16 --predict.tokens 65536 --data.ingest.duplicate_ids first
 """
 
-from __future__ import annotations
-
 import time
-from collections.abc import Iterable
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from esmeray.common.errors import ConfigError, DataError
-from esmeray.common.progress import record_bar
 from esmeray.common.remote import publish, target_path, uri_of
 from esmeray.common.text import counted
 from esmeray.dataset.fasta.counts import count_lines
 from esmeray.inference.models.source import config_of, label_space_of
 from esmeray.tools.grammar import OnModel, command
 from esmeray.train_config.section import DEFAULT_TOKENS, ComputeSection, Overrides, PositiveInt, Precision
-
-if TYPE_CHECKING:
-    from esmeray.inference.classifier import ClassifierPipeline
-    from esmeray.inference.classify.labelled import TextPart
-    from esmeray.inference.classify.prediction_table import Writer
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
 CHUNK_CHARACTERS = 4_000_000
@@ -86,7 +76,7 @@ def main(arguments: Arguments, overrides: Overrides) -> None:
     if not first:
         raise DataError("no records are left after applying the policies of data.ingest and data.labels")
     from esmeray.inference.classifier import ClassifierPipeline  # here: it loads torch
-    from esmeray.inference.classify.prediction_table import writing_predictions
+    from esmeray.inference.classify.prediction_table import predict_all, writing_predictions
 
     options = predict.model_dump(include={"device", "precision", "tokens"})
     pipeline = ClassifierPipeline.load(arguments.model, data=config.data, **options)
@@ -95,7 +85,7 @@ def main(arguments: Arguments, overrides: Overrides) -> None:
         arguments.made_file(target) as building,
         writing_predictions(building, output.name, space, config.data.labels.separator) as write,
     ):
-        records, cropped = _predict_all(pipeline, chain(first, chunks), write)
+        records, cropped = predict_all(pipeline, chain(first, chunks), write)
     publish(output)  # where it is a URI; what stands there was written to a local file so far
     seconds = time.perf_counter() - start_s
     print(
@@ -108,21 +98,3 @@ def main(arguments: Arguments, overrides: Overrides) -> None:
             "--data.max_length takes more"
         )
     print("\n".join(f"  {line}" for line in count_lines(stream.counts)))
-
-
-def _predict_all(pipeline: ClassifierPipeline, chunks: Iterable[TextPart], write: Writer) -> tuple[int, int]:
-    """Read, predict and write chunk after chunk; the number of records, and of those that were cropped."""
-    records = cropped = 0
-    before = 0.0
-    with record_bar("predicting") as bar:
-        for ids, texts, share in chunks:
-            # Defaults keep the values of this chunk, which the loop changes.
-            def show(done: int, total: int, first=before, width=share - before, earlier=records) -> None:
-                bar(first + width * done / total, earlier + done)
-
-            predictions = pipeline.predict(texts, progress=show)
-            write(ids, predictions)
-            records += len(ids)
-            cropped += int((predictions.cropped > 0).sum())
-            before = share
-    return records, cropped

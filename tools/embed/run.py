@@ -18,25 +18,18 @@ Examples:
 --embed.outputs residues mean --embed.long window --embed.max_length 1022
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from esmeray.cluster.placement import LOCAL, find, local_resources
 from esmeray.cluster.section import RaySection
 from esmeray.common.command_line import next_command, result_console
 from esmeray.common.remote import uri_of
-from esmeray.common.text import counted, duration
 from esmeray.dataset.embeddings.manifest import MANIFEST_FILE, read_manifest
 from esmeray.inference.embedding.plan import check_registered
 from esmeray.inference.embedding.section import EmbedJobSection
 from esmeray.run_folder.section import StorageSection
 from esmeray.tools.grammar import ClusterSection, IngestedSection, Overwriting, command
-
-if TYPE_CHECKING:
-    from esmeray.inference.embedding.job import Estimate
 
 
 class Arguments(Overwriting):
@@ -74,7 +67,7 @@ def main(arguments: Arguments) -> None:
     console = result_console()
     if arguments.dry_run:
         for planned in estimate(job, arguments.data.ingest, cluster=cluster):
-            console.print(*_lines(planned), sep="\n", markup=False)
+            console.print(*planned.lines(), sep="\n", markup=False)
         return
     console.print(table(run_job(job, arguments.data.ingest, cluster=cluster, overwrite=arguments.overwrite)))
     console.print(f"written: {uri_of(job.output) or job.output}", *_next_commands(job.output), sep="\n", markup=False)
@@ -87,17 +80,3 @@ def _next_commands(folder: Path) -> Iterator[str]:
         if names:
             folder = path.parent
             yield next_command("embed", "plot", folder, "--plot.name", names[0], "--plot.output", f"{folder}-map")
-
-
-def _lines(estimate: Estimate) -> list[str]:
-    plan, facts = estimate.plan, estimate.facts
-    records, distinct = plan.sequences.size, plan.num_sequences
-    random = " (random weights)" if facts.random_weights else ""
-    return [
-        f"{facts.name}{random} on {facts.device_name}",
-        f"  {counted(records, 'protein{s}')}, {records - distinct:,} duplicates, {distinct:,} to compute",
-        f"  {int(plan.lengths.sum()):,} residues, {plan.long_sequences:,} sequences longer than the limit",
-        f"  {counted(plan.num_shards, 'shard{s}')}, batches of {plan.budget:,} tokens",
-        f"  {estimate.disk_bytes / 1e9:.3g} GB on disk: {', '.join(output.name for output in facts.outputs)}",
-        f"  {duration(estimate.seconds)} at {estimate.residues_per_s:,.0f} residues/s, beside start and writing",
-    ]
