@@ -88,8 +88,14 @@ def write_page(path: Path, points: Points, title: str, x: str, y: str, label: st
             name=name,
             showlegend=is_class,
         )
-    stars = {"symbol": "star", "color": "#ffe600", "size": 16, "line": {"color": INK, "width": 1.5}}
-    figure.add_scattergl(x=[], y=[], mode="markers", marker=stars, hoverinfo="skip", showlegend=False)
+    figure.add_scattergl(
+        x=[],
+        y=[],
+        mode="markers",
+        marker={"symbol": "star", "color": "#ffe600", "size": 16, "line": {"color": INK, "width": 1.5}},
+        hoverinfo="skip",
+        showlegend=False,
+    )
     page = figure.to_html(post_script=SEARCH, div_id="plot", default_height="88vh", config={"displaylogo": False})
     path.write_text(page, encoding="utf-8")
 

@@ -338,9 +338,11 @@ def run(
     proteins = {output.name for output in outputs if output.per == "protein"} | {"finite"}
 
     def launch(indices: Places) -> dict[str, Tensor]:
-        rows = texts.launch(model, indices, outputs)
         # Cast on the device, before the copy: half the bytes go to the host. Of proteins there is little to save.
-        return {name: row if name in proteins else row.to(dtype) for name, row in rows.items()}
+        return {
+            name: row if name in proteins else row.to(dtype)
+            for name, row in texts.launch(model, indices, outputs).items()
+        }
 
     loop = ForwardLoop(model.device, launch, texts.name)
     with record_function("pack"):
@@ -353,8 +355,9 @@ def run(
                 f"the model gives NaN or infinity in the batch of {names} ...; check its weights, or choose another "
                 "precision"
             )
-        arrays = {name: _array(tensor) for name, tensor in tensors.items()}
-        yield BatchRows(indices, texts.lengths[indices], arrays, loop.splits)
+        yield BatchRows(
+            indices, texts.lengths[indices], {name: _array(tensor) for name, tensor in tensors.items()}, loop.splits
+        )
 
 
 def _array(tensor: Tensor) -> NDArray:

@@ -46,8 +46,9 @@ class Scorer:
         if self._method == "pseudo":
             # The wild type is the first row, so that a resumed job does not compute it again.
             sequences = [wild, *(mutant.sequence(wild) for mutant in mutants)]
-            likelihoods = self.model.log_likelihoods
-            sums_N1 = self._rows("pseudo", sequences, len(wild) * width, lambda items: likelihoods(items)[:, None])
+            sums_N1 = self._rows(
+                "pseudo", sequences, len(wild) * width, lambda items: self.model.log_likelihoods(items)[:, None]
+            )
             return sums_N1[1:, 0] - sums_N1[0, 0]
         if any(mutant.whole is not None for mutant in mutants):
             raise DataError(f"method {self._method}: has no score of insertions and deletions; give pseudo")

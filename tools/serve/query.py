@@ -61,9 +61,8 @@ def _key(file: Path | None) -> str | None:
     if file is None:
         key = os.environ.get("ESMERAY_KEY")
         return checked_key(key, "ESMERAY_KEY") if key else None
-    with reading(file):
-        text = file.read_bytes().decode("ascii", "replace")  # what is no text is no key, which is said below
-    return checked_key(text.strip(), f"--query.key_file {file}")
+    with reading(file):  # what is no text is no key, which is refused as one
+        return checked_key(file.read_bytes().decode("ascii", "replace").strip(), f"--query.key_file {file}")
 
 
 def _records(source: FastaSource, bar: Callable[[float, int], None]) -> Iterator[tuple[str, str]]:
