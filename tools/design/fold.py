@@ -87,8 +87,6 @@ def main(arguments: Arguments) -> None:
 
     from esmeray.inference.folding.job import FoldingSettings, actors, predict_structures
 
-    options: dict[str, Any] = {"tokens": section.tokens, "cache_bytes": int(section.cache_gb * 1e9)}
-
     def predictor(has_gpu: bool, cpus: int | None) -> FoldingSettings:
         device, modules = section.device or ("cuda" if has_gpu else "cpu"), tuple(section.predictor_module)
         if device == "cuda" and not has_gpu:
@@ -96,7 +94,11 @@ def main(arguments: Arguments) -> None:
         return FoldingSettings(section.predictor, section.model, section.cache.absolute(), device, modules, cpus)
 
     with record_bar("predicting") as bar:
-        options["progress"] = lambda done, total: bar(done / max(1, total), done)
+        options: dict[str, Any] = {
+            "tokens": section.tokens,
+            "cache_bytes": int(section.cache_gb * 1e9),
+            "progress": lambda done, total: bar(done / max(1, total), done),
+        }
         # A process of its own where one is enough: a cluster takes seconds to start.
         if section.workers is None:
             report = predict_structures(sequences, predictor(torch.cuda.is_available(), None), **options)
