@@ -104,8 +104,9 @@ def table(reports: Sequence[dict[str, Any]]) -> Table:
 
 def _statistics(values: list[float]) -> dict[str, float] | None:
     """Of the batches after the warm-up."""
-    statistics = {"mean": fmean, "deviation": pstdev, "min": min, "max": max}
-    return {name: statistic(values) for name, statistic in statistics.items()} if values else None
+    if not values:
+        return None
+    return {"mean": fmean(values), "deviation": pstdev(values), "min": min(values), "max": max(values)}
 
 
 def _number(value: float | None) -> str:
