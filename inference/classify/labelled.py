@@ -93,6 +93,7 @@ def own_texts(
     checkpoints name.
     """
     run = RunFolder(section.storage_path, section.name)
+    # Minutes where the labelled store is gone and the source is large: the bar says what is waited for.
     with conversion_bar("reading the run's data") as progress:
         store = LabelledStore(ensure_labelled_store(data, tokenizer, run.stores, progress))
     if store.label_space != space:

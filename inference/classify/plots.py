@@ -163,6 +163,7 @@ def _ranking_curves(probabilities_NC: NDArray, targets: NDArray, names: Sequence
         name = _legible(names[index])
         scores = probabilities_NC[known, index]
         false_rate, recall, _ = roc_curve(positive, scores)
+        # With the area below, by which curves are ordered and named.
         rocs.append((roc_auc_score(positive, scores), RocCurveDisplay(fpr=false_rate, tpr=recall, name=name)))
         precision, recall, _ = precision_recall_curve(positive, scores, drop_intermediate=True)
         display = PrecisionRecallDisplay(precision, recall, name=name)
