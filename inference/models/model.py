@@ -338,11 +338,9 @@ def run(
     proteins = {output.name for output in outputs if output.per == "protein"} | {"finite"}
 
     def launch(indices: Places) -> dict[str, Tensor]:
+        rows = texts.launch(model, indices, outputs)
         # Cast on the device, before the copy: half the bytes go to the host. Of proteins there is little to save.
-        return {
-            name: row if name in proteins else row.to(dtype)
-            for name, row in texts.launch(model, indices, outputs).items()
-        }
+        return {name: row if name in proteins else row.to(dtype) for name, row in rows.items()}
 
     loop = ForwardLoop(model.device, launch, texts.name)
     with record_function("pack"):

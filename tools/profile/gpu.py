@@ -208,17 +208,21 @@ def check_cudnn() -> Finding:
     """Report cuDNN's version; torch raises where it refuses the one that it finds."""
     import torch
 
-    if not torch.backends.cudnn.is_available():
-        return Finding("missing", "not in this build of torch", _CUDA_BUILD)
-    return Finding("ok", str(torch.backends.cudnn.version()))
+    return (
+        Finding("ok", str(torch.backends.cudnn.version()))
+        if torch.backends.cudnn.is_available()
+        else Finding("missing", "not in this build of torch", _CUDA_BUILD)
+    )
 
 
 def check_nccl() -> Finding:
     import torch
 
-    if not torch.distributed.is_nccl_available():
-        return Finding("missing", "not in this build of torch; the CPU needs none", _CUDA_BUILD)
-    return Finding("ok", ".".join(map(str, torch.cuda.nccl.version())))
+    return (
+        Finding("ok", ".".join(map(str, torch.cuda.nccl.version())))
+        if torch.distributed.is_nccl_available()
+        else Finding("missing", "not in this build of torch; the CPU needs none", _CUDA_BUILD)
+    )
 
 
 def check_deepspeed() -> Finding:
