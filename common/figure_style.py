@@ -3,6 +3,8 @@
 In: a Matplotlib figure. Out: a PNG that is complete or not there.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -18,21 +20,32 @@ INK = "#2b2f36"
 GRID = "#e6e8eb"
 
 
-def new_figure(width: float, height: float, title: str) -> Figure:
-    """An empty figure, inches wide and high, with a heading; nothing of pyplot's global state is touched."""
+@contextmanager
+def picture(path: Path | str, width: float, height: float, title: str) -> Iterator[Figure]:
+    """An empty figure, inches wide and high, with a heading; written as PNG when the block ends.
+
+    The file is replaced only when the new one is complete; its folder is made if need be. Nothing of pyplot's global
+    state is touched.
+    """
     figure = Figure(figsize=(width, height), dpi=120, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)  # by itself: pyplot would keep each figure, and choose a backend that may want a display
     # Names of files and runs are shown as they are: two dollars in one are no formula.
     figure.suptitle(title, fontsize=14, fontweight="bold", color=INK, x=0.01, ha="left", parse_math=False)
-    return figure
+    yield figure
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_file(path) as temporary:  # a run's curves are looked at while they are drawn anew
+        figure.savefig(temporary, format="png")
 
 
 def heading(axes: Axes, text: str) -> None:
     axes.set_title(text, loc="left", fontsize=11, color=INK)
 
 
-def style(axes: Axes) -> None:
-    """Quiet axes, with lines to read heights by."""
+def style(axes: Axes, title: str = "") -> None:
+    """Quiet axes, with lines to read heights by, and a heading where one is given."""
+    if title:
+        heading(axes, title)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(GREY)
     axes.tick_params(colors=INK, labelsize=9)
@@ -60,11 +73,3 @@ def legend(axes: Axes, over_curves: bool = False) -> None:
     if axes.get_legend_handles_labels()[0]:
         ground = axes.legend(frameon=over_curves, fontsize=9, labelcolor=INK).get_frame()
         ground.set(facecolor="white", edgecolor="none", alpha=0.85)
-
-
-def save(figure: Figure, path: Path | str) -> None:
-    """Write the PNG, which is replaced only when the new one is complete; its folder is made if need be."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_file(path) as temporary:  # a run's curves are looked at while they are drawn anew
-        figure.savefig(temporary, format="png")

@@ -29,7 +29,7 @@ _MODULES = {
     "read_embeddings": "dataset.embeddings.reader",
     "read_ontology": "function.ontology",
     "read_scores": "function.annotations",
-    "score_mutants": "inference.mutations.scoring",
+    "score_mutants": "inference.mutations.fitted",
     "train": "tools.train._experiment",
 }
 __all__ = [*_MODULES]

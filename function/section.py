@@ -1,4 +1,4 @@
-"""Settings of vectors of proteins, and of the evaluation of their terms."""
+"""Settings of vectors of proteins, and of the prediction and evaluation of their terms."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -33,6 +33,19 @@ class EmbeddingsSection(Section):
         if self.store is not None and self.model == COMPOSITION:
             raise ValueError("store has vectors of a model: set model to the one that computed them")
         return self
+
+
+class PredictTermsSection(Section):
+    """Sequences, and what is written."""
+
+    input: list[str] = Field(min_length=1)
+    """FASTA files, folders, quoted globs, or one store."""
+    output: Path
+    """TSV file to write."""
+    terms: PositiveInt = 500
+    """Most terms of a protein, over all aspects."""
+    part: Literal["blend", "naive", "homology", "neighbours", "network"] = "blend"
+    """Scores to write: the blend, or those of one of its parts alone."""
 
 
 class EvaluationSection(Section):

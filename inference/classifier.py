@@ -126,8 +126,7 @@ class ClassifierPipeline:
 
     @property
     def classifier(self) -> Classifier:
-        classifier: Classifier = self.model.heads["classifier"]
-        return classifier
+        return self.model.heads["classifier"]
 
     @property
     def label_space(self) -> LabelSpace:
@@ -151,5 +150,10 @@ class ClassifierPipeline:
                 result[ends_N[index] - widths_N[index] : ends_N[index]] = rows
             done += batch.indices.size
             progress(done, len(texts))
-        lengths_N = tokenized.lengths if self.classifier.per_residue else None
-        return Predictions(self.label_space, result, lengths_N, tokenized.cropped, self.crop)
+        return Predictions(
+            self.label_space,
+            result,
+            lengths=tokenized.lengths if self.classifier.per_residue else None,
+            cropped=tokenized.cropped,
+            crop=self.crop,
+        )

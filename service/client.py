@@ -36,9 +36,6 @@ CONNECT_RETRIES = 5
 _AGAIN = (429, 503)
 _LOST = "Internal Server Error"
 """Ray Serve's own answer, with 500, where a machine was lost with the process that held the request."""
-_PROBLEM = "application/problem+json"
-"""Kind of the service's own refusals."""
-_KEY = re.compile(r"[!-~]+")
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.25, 30.0
 
 GivenSequence = str | tuple[str, str]
@@ -50,7 +47,7 @@ def checked_key(key: str, source: str) -> str:
 
     A header takes nothing else: httpx would refuse each request with the whole header in its message.
     """
-    if not _KEY.fullmatch(key):
+    if not re.fullmatch(r"[!-~]+", key):
         raise ConfigError(
             f"{source}: holds no API key: that is one word of printable ASCII, alone, as 'esmeray serve key' prints it"
         )
@@ -93,9 +90,11 @@ class Client:
         # httpx escapes what no host may hold, and would look for a machine of that name.
         if url.scheme not in ("http", "https") or not url.host or "%" in url.host:
             raise ConfigError(f"{address}: no address of a service; write it as http://HOST:PORT")
-        headers = {} if key is None else {"Authorization": f"Bearer {checked_key(key, 'key')}"}
         self._http = httpx.AsyncClient(
-            base_url=address, headers=headers, timeout=timeout_s, limits=httpx.Limits(max_connections=concurrency)
+            base_url=address,
+            headers={} if key is None else {"Authorization": f"Bearer {checked_key(key, 'key')}"},
+            timeout=timeout_s,
+            limits=httpx.Limits(max_connections=concurrency),
         )
         self._model = model
         self._concurrency = concurrency
@@ -185,7 +184,10 @@ class Client:
                 if answer.is_success:
                     return answer
                 refusal = DataError(f"{path}: refused with {answer.status_code}: {_detail(answer)}")
-                is_there = not _is_of_proxy(answer)
+                # A 404 of Ray Serve's proxy, or another's, before the service has started or after it has ended. The
+                # service's own, of an unknown model, is final and of another type.
+                kind = answer.headers.get("Content-Type", "")
+                is_there = answer.status_code != 404 or kind.startswith("application/problem+json")
                 is_lost = answer.status_code == 500 and answer.text == _LOST
                 if is_there and not is_lost and answer.status_code not in _AGAIN:
                     raise refusal
@@ -223,12 +225,6 @@ def _arrays(column: pa.ChunkedArray) -> Sequence[NDArray]:
     rows = values if is_vectors else values.flatten()
     array = rows.flatten().to_numpy().reshape(len(rows), -1)
     return list(array) if is_vectors else np.split(array, values.offsets.to_numpy()[1:-1])
-
-
-def _is_of_proxy(answer: httpx.Response) -> bool:
-    """Test for a 404 of Ray Serve's proxy, or another's, before the service has started or after it has ended."""
-    # The service's own 404, of an unknown model, is final and of another type.
-    return answer.status_code == 404 and not answer.headers.get("Content-Type", "").startswith(_PROBLEM)
 
 
 def _detail(answer: httpx.Response) -> str:

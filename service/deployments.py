@@ -40,9 +40,11 @@ class Ingress:
             name: Call(_cancellable(handle.about), _cancellable(handle.run), _cancellable(handle.tokens))
             for name, handle in handles.items()
         }
-        models = Models(calls, Metrics(), LOST, (BackPressureError,))
-        # Serve's proxy adds the header itself.
-        self._app = build_app(ServeSection(**config), models, adds_request_id=False)
+        self._app = build_app(
+            ServeSection(**config),
+            Models(calls, Metrics(), LOST, (BackPressureError,)),
+            adds_request_id=False,  # Serve's proxy adds the header itself
+        )
 
     def __serve_build_asgi_app__(self) -> Any:
         return self._app
@@ -102,8 +104,6 @@ def version_of(source: str) -> str:
 
 
 def _deployment(model: ServedModel, device: str) -> serve.Application:
-    # A changed version: a single replica serves until its successor is loaded, of several one ends first.
-    surge = 100 if model.replicas == 1 else 0
     scaling = {
         "min_replicas": model.replicas,
         "max_replicas": model.max_replicas,
@@ -115,7 +115,8 @@ def _deployment(model: ServedModel, device: str) -> serve.Application:
         max_ongoing_requests=ONGOING,
         graceful_shutdown_timeout_s=DRAIN_S,
         health_check_period_s=2.0,  # by default 10, until which requests go to one that is lost
-        max_surge_percent=surge,
+        # A changed version: a single replica serves until its successor is loaded, of several one ends first.
+        max_surge_percent=100 if model.replicas == 1 else 0,
         logging_config=_LOGGING,
         # Serve takes one of the two, and refuses both.
         **({"num_replicas": model.replicas} if model.max_replicas is None else {"autoscaling_config": scaling}),

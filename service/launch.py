@@ -90,9 +90,14 @@ def _serve(
             device = "cuda" if any(node.gpus for node in nodes) else "cpu"
             _check_resources(config, sum(node.cpus for node in nodes), sum(node.gpus for node in nodes), device)
             show(f"loading {', '.join(model.name for model in config.models)}")
-            http = {"host": config.host, "port": config.port, "keep_alive_timeout_s": KEEP_ALIVE_S}
-            tls = {"ssl_certfile": config.access.tls_certificate, "ssl_keyfile": config.access.tls_key}
-            _start_proxies(serve, http | tls, say)
+            http = {
+                "host": config.host,
+                "port": config.port,
+                "keep_alive_timeout_s": KEEP_ALIVE_S,
+                "ssl_certfile": config.access.tls_certificate,
+                "ssl_keyfile": config.access.tls_key,
+            }
+            _start_proxies(serve, http, say)
             try:
                 serve.run(application(config, device), name=APPLICATION, route_prefix="/")
             except RuntimeError as error:
@@ -129,8 +134,9 @@ def _start_proxies(serve: Any, options: dict[str, Any], say: Callable[[str], Non
         return
     except RayTaskError as error:  # of the proxy itself, as on another cluster where the port is taken
         serve.shutdown()
-        reason = first_line(error.cause or error)
-        raise ResourceError(f"serve.port: {reason}; choose another by --serve.port") from error
+        raise ResourceError(
+            f"serve.port: {first_line(error.cause or error)}; choose another by --serve.port"
+        ) from error
     except (TimeoutError, RayActorError):  # one that takes too long is replaced by Serve
         say("Ray Serve's proxy is slow to come up: waiting for it")
     deadline_s = time.monotonic() + PROXY_TIMEOUT_S

@@ -58,9 +58,9 @@ def main(argv: list[str]) -> int:
 
 def subcommands(command: str) -> list[str]:
     """Names of a command's subcommands, in order."""
-    path = [str(Path(__file__).with_name(command))]
+    modules = pkgutil.iter_modules([str(Path(__file__).with_name(command))])
     # A leading _ marks what subcommands share.
-    names = sorted(module.name for module in pkgutil.iter_modules(path) if not module.name.startswith("_"))
+    names = sorted(module.name for module in modules if not module.name.startswith("_"))
     if command in ALONE:
         names.remove("run")
     return names
@@ -83,8 +83,8 @@ def _module(command: str, names: list[str], arguments: list[str]) -> tuple[str, 
 
 def example(command: str, module: str | None = None) -> str:
     """The first example of a subcommand; of the one that shows the command best where none is named."""
-    text = _docstring(command, module or COMMANDS[command][0])
-    return next(line.strip() for line in text.splitlines() if line.startswith("  esmeray "))
+    lines = _docstring(command, module or COMMANDS[command][0]).splitlines()
+    return next(line.strip() for line in lines if line.startswith("  esmeray "))
 
 
 def _overview() -> str:
@@ -103,8 +103,8 @@ def _command_overview(command: str, names: list[str]) -> str:
     usage = f"usage: {program_of(command)} {'[SUBCOMMAND]' if command in ALONE else 'SUBCOMMAND'} ..."
     lines = []
     for name in names:
-        subject = _docstring(command, name).splitlines()[0]
-        lines += [f"  {name:<{width}}  {subject}", f"  {'':<{width}}  {example(command, name)}"]
+        lines.append(f"  {name:<{width}}  {_docstring(command, name).splitlines()[0]}")
+        lines.append(f"  {'':<{width}}  {example(command, name)}")
     end = f"{program_of(command)} SUBCOMMAND --help explains one.{' Without one:' if command in ALONE else ''}"
     return "\n".join([usage, "", *lines, "", end, ""])
 
@@ -115,15 +115,11 @@ def _docstring(command: str, module: str) -> str:
     return ast.get_docstring(ast.parse(source)) or ""
 
 
-def _terminate(*_: object) -> None:
-    """Leave by an exception, so that what is half done is removed on the way out."""
-    raise SystemExit(TERMINATED)
-
-
 def entry_point() -> None:
     """Run the process's command line and end with its exit code."""
-    # Slurm and Kubernetes end jobs by SIGTERM, whose default leaves no time to clean up.
-    signal.signal(signal.SIGTERM, _terminate)
+    # Slurm and Kubernetes end jobs by SIGTERM, whose default leaves no time to clean up. By an exception what is half
+    # done is removed on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     sys.exit(run(main))
 
 

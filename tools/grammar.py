@@ -5,13 +5,17 @@ the option, or file and line; where something is missing the line ends with the 
 """
 
 import argparse
+import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 from pydantic.fields import FieldInfo
 
 from esmeray.common.command_line import program_of
 from esmeray.common.errors import ConfigError
+from esmeray.common.publishing import made_file, made_folder, refuse_existing, refuse_file
 from esmeray.common.text import did_you_mean
 from esmeray.dataset.section import IngestSection
 from esmeray.train_config.loading import MissingError, load_settings, read_file
@@ -28,8 +32,6 @@ from esmeray.train_config.section import (
 )
 from esmeray.training.config import Config
 
-_HELP_COLUMN = 38
-
 
 class Command(Section):
     """Base of what a command takes: sections, whose settings a file may hold as well, and words.
@@ -40,10 +42,35 @@ class Command(Section):
 
 
 class Overwriting(Command):
-    """Flag of commands that write."""
+    """Flag of commands that write. ``made_by`` is the name in the manifests of what they make."""
+
+    # Not the command's own name, which may change: outputs that people have are known by it.
+    made_by: ClassVar[str]
 
     overwrite: bool = False
     """Replace what this command made and nobody changed since."""
+
+    def refuse_existing(self, target: Path | None) -> None:
+        """:func:`esmeray.common.publishing.refuse_existing`, where something is to be written."""
+        if target is not None:
+            refuse_existing(target, self.made_by, self.overwrite)
+
+    def refuse_file(self, target: Path | None) -> None:
+        """:func:`esmeray.common.publishing.refuse_file`, where something is to be written."""
+        if target is not None:
+            refuse_file(target, self.made_by, self.overwrite)
+
+    def made_folder(self, target: Path) -> AbstractContextManager[Path]:
+        return made_folder(target.absolute(), self.made_by, self.overwrite)
+
+    def made_file(self, target: Path) -> AbstractContextManager[Path]:
+        return made_file(target, self.made_by, self.overwrite)
+
+    def write_json(self, target: Path | None, content: dict[str, Any], indent: int = 1) -> None:
+        """Make a file of JSON, where one is to be written."""
+        if target is not None:
+            with self.made_file(target) as building:
+                building.write_text(json.dumps(content, indent=indent) + "\n", encoding="utf-8")
 
 
 class OnModel(Overwriting):
@@ -76,19 +103,33 @@ class ClusterSection(Section):
 Arguments = TypeVar("Arguments", bound=Command)
 
 
-def parse(argv: list[str], command: str, text: str | None, schema: type[Arguments]) -> Arguments:
-    """What a command takes, checked; ``text`` is its module's docstring.
+def command(
+    name: str, text: str | None, schema: type[Arguments], experiment: bool = False
+) -> Callable[[Callable[..., int | None]], Callable[[list[str]], int]]:
+    """``main(argv)`` of a command, from the function that works by what it takes and returns its exit code (None: 0).
+
+    ``text`` is the docstring of its module. ``experiment``: the function gets beside the settings of an experiment,
+    unchecked, which override what a run recorded.
+    """
+
+    def decorate(work: Callable[..., int | None]) -> Callable[[list[str]], int]:
+        def main(argv: list[str]) -> int:
+            arguments, settings = parse(argv, name, text, schema, Config if experiment else Section)
+            return (work(arguments, settings) if experiment else work(arguments)) or 0
+
+        return main
+
+    return decorate
+
+
+def parse(
+    argv: list[str], name: str, text: str | None, schema: type[Arguments], run: type[Section] = Section
+) -> tuple[Arguments, Overrides]:
+    """What a command takes, checked, and the settings of ``run`` that it does not take itself, unchecked.
 
     Prints the help and ends the process where that is asked for. Raises ConfigError with one line a problem.
     """
-    return parse_with_run(argv, command, text, schema, Section)[0]
-
-
-def parse_with_run(
-    argv: list[str], command: str, text: str | None, schema: type[Arguments], run: type[Section] = Config
-) -> tuple[Arguments, Overrides]:
-    """As :func:`parse`, with the settings of an experiment, unchecked: they override what a run recorded."""
-    words, overrides = read_words(argv, command, text, schema, run)
+    words, overrides = read_words(argv, name, text, schema, run)
     own: Overrides = {(name,): getattr(words, name) for (name,) in own_settings(schema)}
     of_run: Overrides = {}
     for key, value in overrides.items():
@@ -101,7 +142,7 @@ def parse_with_run(
     try:
         return load_settings(schema, words.config, own), of_run
     except MissingError as error:
-        raise ConfigError(f"{error}; {example_of(text, command)}") from None
+        raise ConfigError(f"{error}; {example_of(text, name)}") from None
 
 
 def read_words(
@@ -159,16 +200,20 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(
             usage=_escaped(" ".join([program_of(command), *targets, *settings, *options])),
             description=text,
-            formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=_HELP_COLUMN),
+            formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=38),
             allow_abbrev=False,  # --data.s would change its meaning with each new setting
             argument_default=argparse.SUPPRESS,  # what is not given overrides nothing
         )
         self.set_defaults(config=None)
         for name, field in words.items():
             if name in required:
-                # None at all is refused below, with an example, where argparse would print the usage.
-                number = "*" if list_type(field.annotation) else "?"
-                self.add_argument(name, nargs=number, metavar=name.upper(), help=_help(field))
+                self.add_argument(
+                    name,
+                    # None at all is refused below, with an example, where argparse would print the usage.
+                    nargs="*" if list_type(field.annotation) else "?",
+                    metavar=name.upper(),
+                    help=_help(field),
+                )
             elif field.annotation is bool:
                 self.add_argument(_option(name), dest=name, action="store_true", default=False, help=_help(field))
             else:
@@ -237,9 +282,8 @@ def _value(annotation: Any, words: str | list[str], option: str) -> Any:
     items = words if isinstance(words, list) else [words]
     if not items:
         raise ConfigError(f"{option}: a value is missing")
-    is_list = list_type(annotation) is not None
     optional = may_be_none(annotation)
     # YAML has null and [], the command line no way to write them.
-    if (optional or is_list) and [item.lower() for item in items] in (["none"], ["null"]):
+    if (optional or list_type(annotation)) and [item.lower() for item in items] in (["none"], ["null"]):
         return None if optional else []
     return words

@@ -62,8 +62,8 @@ def command_schemas() -> dict[str, type[Command]]:
         for module in alone + subcommands(command):
             schema = getattr(import_module(f"esmeray.tools.{command}.{module}"), "Arguments", Command)
             # Commands that take a run, or nothing, have no settings to describe.
-            own = {name for name, field in schema.model_fields.items() if is_section(field.annotation)}
-            if own - Config.model_fields.keys():
+            sections = {name for name, field in schema.model_fields.items() if is_section(field.annotation)}
+            if sections - Config.model_fields.keys():
                 schemas[command if module in alone else f"{command} {module}"] = schema
     return schemas
 

@@ -18,8 +18,7 @@ from esmeray.common.figure_style import (
     RED,
     heading,
     legend,
-    new_figure,
-    save,
+    picture,
     style,
 )
 from esmeray.tuning.records import NAMES, STATUSES, Trial, value_text
@@ -34,12 +33,11 @@ _FEWEST_TRIALS = 4
 
 def draw_search(results: Results, path: Path, title: str) -> None:
     """Draw speed, memory and importances as one PNG, which is replaced only when the new one is complete."""
-    figure = new_figure(13, 7.6, textwrap.fill(title, 105))
-    grid = figure.add_gridspec(2, 2, height_ratios=[1.5, 1.0])
-    _draw_speed(figure.add_subplot(grid[0, 0]), results)
-    _draw_memory(figure.add_subplot(grid[0, 1]), results)
-    _draw_importance(figure.add_subplot(grid[1, :]), results)
-    save(figure, path)
+    with picture(path, 13, 7.6, textwrap.fill(title, 105)) as figure:
+        grid = figure.add_gridspec(2, 2, height_ratios=[1.5, 1.0])
+        _draw_speed(figure.add_subplot(grid[0, 0]), results)
+        _draw_memory(figure.add_subplot(grid[0, 1]), results)
+        _draw_importance(figure.add_subplot(grid[1, :]), results)
 
 
 def importances(results: Results) -> dict[str, float]:
@@ -118,8 +116,7 @@ def _draw_curves(axes: Axes, results: Results, height: Callable[[Trial], float])
 
 
 def _draw_importance(axes: Axes, results: Results) -> None:
-    heading(axes, "Share of each setting in the differences of speed (fANOVA)")
-    style(axes)
+    style(axes, "Share of each setting in the differences of speed (fANOVA)")
     axes.grid(visible=False)
     shares = dict(reversed(importances(results).items()))
     if not shares:

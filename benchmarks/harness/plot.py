@@ -7,7 +7,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from esmeray.benchmarks.harness.results import ComparisonResult, Results
 from esmeray.benchmarks.harness.table import ratio_text
-from esmeray.common.figure_style import GREEN, GREY, INK, RED, new_figure, save, style
+from esmeray.common.figure_style import GREEN, GREY, INK, RED, picture, style
 
 _COLOURS = {"reached": GREEN, "missed": RED, "no floor": GREY}
 
@@ -17,21 +17,20 @@ def draw_results(results: Results, path: Path) -> None:
     rows = [(case, comparison) for case in results.cases for comparison in case.comparisons]
     smoke = " (smoke run: means nothing)" if results.smoke else ""
     title = f"{results.machine.slug}: how many times better than the peer{smoke}"
-    figure = new_figure(10, 1.7 + 0.42 * len(rows), title)
-    axes = figure.add_subplot()
-    style(axes)
-    axes.set_xscale("log")  # twice as fast and half as fast are as far from 1
-    for row, (_, comparison) in enumerate(rows):
-        _bar(axes, row, comparison)
-    labels = [f"{case.stage}: {comparison.title}\nbeside {comparison.peer}" for case, comparison in rows]
-    axes.set_yticks(range(len(rows)), labels)
-    axes.tick_params(axis="y", length=0)
-    axes.invert_yaxis()
-    axes.axvline(1, color=GREY, linewidth=0.8, zorder=0)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_xlabel("ratio, ours to peer; whisker: its interval; black: floor; green: reached, red: missed")
-    save(figure, path)
+    with picture(path, 10, 1.7 + 0.42 * len(rows), title) as figure:
+        axes = figure.add_subplot()
+        style(axes)
+        axes.set_xscale("log")  # twice as fast and half as fast are as far from 1
+        for row, (_, comparison) in enumerate(rows):
+            _bar(axes, row, comparison)
+        labels = [f"{case.stage}: {comparison.title}\nbeside {comparison.peer}" for case, comparison in rows]
+        axes.set_yticks(range(len(rows)), labels)
+        axes.tick_params(axis="y", length=0)
+        axes.invert_yaxis()
+        axes.axvline(1, color=GREY, linewidth=0.8, zorder=0)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.set_xlabel("ratio, ours to peer; whisker: its interval; black: floor; green: reached, red: missed")
 
 
 def _bar(axes: Axes, row: int, comparison: ComparisonResult) -> None:

@@ -19,9 +19,8 @@ from esmeray.dataset.section import IngestSection
 from esmeray.function.annotations import information_accretion, read_annotations, read_scores
 from esmeray.function.evaluation import evaluate_functions
 from esmeray.function.ontology import read_ontology
-from esmeray.function.section import EvaluationSection
+from esmeray.function.section import EvaluationSection, PredictTermsSection
 from esmeray.inference.function.prediction import predict
-from esmeray.inference.function.section import PredictTermsSection
 from esmeray.tools.train._experiment import trained
 
 ASPECTS = {"MF": "mfo", "BP": "bpo", "CC": "cco"}

@@ -30,7 +30,6 @@ from esmeray.dataset.targets import has_target
 
 _BY_COLUMN = ("multilabel", "regression")
 _WORD = r"\b\w+\b"
-_ITERATIONS = 2000
 
 
 def baselines(
@@ -63,7 +62,7 @@ def baselines(
         features, name, strength = (words.fit_transform(known_texts), words.transform(texts)), "TF-IDF", 20.0
     else:
         features, name, strength = (composition(known_texts), composition(texts)), "composition", 1.0
-    model: Any = LogisticRegression(C=strength, max_iter=_ITERATIONS)
+    model: Any = LogisticRegression(C=strength, max_iter=2000)
     linear = "logistic regression"
     if kind == "regression":
         model, linear = Ridge(), "ridge regression"
@@ -109,10 +108,8 @@ def _fitted(
         if len(np.unique(target_N[known])) < 2:  # a classifier refuses a single class
             continue
         estimator.fit(training[known], target_N[known])
-        if kind == "regression":
-            result[:, column] = estimator.predict(wanted)
-        else:
-            result[:, column] = estimator.predict_proba(wanted)[:, 1]
+        is_regression = kind == "regression"
+        result[:, column] = estimator.predict(wanted) if is_regression else estimator.predict_proba(wanted)[:, 1]
     return result
 
 

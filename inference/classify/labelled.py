@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esmeray.common.errors import ConfigError, DataError
-from esmeray.common.progress import ProgressCallback, no_progress
+from esmeray.common.progress import conversion_bar
 from esmeray.dataset.fasta.counts import IngestCounts
 from esmeray.dataset.fasta.records import hashes_of
 from esmeray.dataset.labels.conversion import ensure_labelled_store
@@ -85,16 +85,17 @@ def own_texts(
     tokenizer: TokenizerSection,
     space: LabelSpace,
     part: Part,
-    progress: ProgressCallback = no_progress,
 ) -> LabelledTexts:
     """The records that a run was trained on, or held out, by its own split.
 
-    ``progress`` is called while the files are read, where the run's labelled store is gone. Raises DataError where the
-    source gives other labels than the model has or the split has no such part, CheckpointError where the source is not
-    the one that the run's checkpoints name.
+    They are read again where the run's labelled store is gone. Raises DataError where the source gives other labels
+    than the model has or the split has no such part, CheckpointError where the source is not the one that the run's
+    checkpoints name.
     """
     run = RunFolder(section.storage_path, section.name)
-    store = LabelledStore(ensure_labelled_store(data, tokenizer, run.stores, progress))
+    # Minutes where the labelled store is gone and the source is large: the bar says what is waited for.
+    with conversion_bar("reading the run's data") as progress:
+        store = LabelledStore(ensure_labelled_store(data, tokenizer, run.stores, progress))
     if store.label_space != space:
         raise DataError(f"{', '.join(data.source)}: gives other labels than the model was trained for")
     # Its source may have changed since: a split made anew would mix what was trained on with what was held out.
@@ -104,14 +105,12 @@ def own_texts(
     records = in_parts if part == "all" else parts[part]
     if not records.size:
         raise DataError(f"the run's split has no record of part {part}")
-    if per_residue := space.kind == "per_residue":
-        targets = np.concatenate([store.residue_targets(record) for record in records.tolist()])
-    else:
-        targets = store.targets[records]
+    numbers = records.tolist()
+    per_residue = space.kind == "per_residue"
     return LabelledTexts(
-        ids=[store.store.id(record) for record in records.tolist()],
-        texts=[store.store.text(record) for record in records.tolist()],
-        targets=targets,
+        ids=list(map(store.store.id, numbers)),
+        texts=list(map(store.store.text, numbers)),
+        targets=np.concatenate([*map(store.residue_targets, numbers)]) if per_residue else store.targets[records],
         weights=None if store.weights is None else store.weights[records],
         counts={**_left_out(store.counts), "records_of_other_parts": in_parts.size - records.size},
         per_residue=per_residue,
@@ -127,15 +126,14 @@ def in_training(run: RunSection, data: DataSection, texts: Sequence[str]) -> NDA
     checkpoint = CheckpointStore(folder_of_run.checkpoints).newest_intact()
     if checkpoint is None:
         return None
-    named = [Path(source) for source in (data.store, *data.source) if source]
-    for folder in (*folder_of_run.stores.glob("*"), *named):
+    for folder in (*folder_of_run.stores.glob("*"), *map(Path, filter(None, (data.store, *data.source)))):
         if not (folder / MANIFEST_FILE).is_file():  # a source may be a file of any kind
             continue
         with suppress(DataError):  # a damaged store of another run is no reason to end here
             labelled = LabelledStore(folder)
             if labelled.checksum == checkpoint.manifest().store_checksum:
-                trained_N = labelled.store.sequence_hashes[labelled.training]
-                return np.isin(hashes_of([text.encode() for text in texts]), trained_N)
+                hashes_N = hashes_of([text.encode() for text in texts])
+                return np.isin(hashes_N, labelled.store.sequence_hashes[labelled.training])
     return None
 
 

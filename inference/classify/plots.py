@@ -4,7 +4,6 @@ one PNG each, legible with a hundred classes. Shape legend: N records or residue
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -22,7 +21,7 @@ from sklearn.metrics import (
     roc_curve,
 )
 
-from esmeray.common.figure_style import BLUE, GREEN, GREY, INK, ORANGE, RED, heading, legend, new_figure, save, style
+from esmeray.common.figure_style import BLUE, GREEN, GREY, INK, ORANGE, RED, legend, picture, style
 from esmeray.common.text import counted
 from esmeray.dataset.targets import IGNORED_TARGET
 from esmeray.model.metrics.weighted import CALIBRATION_BINS
@@ -59,20 +58,24 @@ def draw_confusion(path: Path | str, counts_CC: NDArray[np.integer], names: Sequ
     # Room for the longest name at either side: Matplotlib clips what a figure has no room for.
     margin = 1.2 + font / 72 * 0.55 * max(map(len, labels), default=0)
     side = max(len(labels) * cell_inches + margin, 5.0)
-    figure = new_figure(side, side, title)
-    axes = figure.subplots()
-    display = ConfusionMatrixDisplay(shares_CC, display_labels=labels)
-    # By square root, so that one record in a hundred still shows.
-    look: dict[str, Any] = {"cmap": "Blues", "colorbar": False, "im_kw": {"norm": PowerNorm(0.5, 0, 1)}}
-    small = {"fontsize": 7} if is_numbered else None
-    display.plot(ax=axes, include_values=is_numbered, xticks_rotation="vertical", text_kw=small, **look)
-    if is_numbered:  # the colour is the share of the row, the number that of rows
-        for cell, text in np.ndenumerate(display.text_):
-            text.set_text(f"{counts_CC[cell]:,}" if counts_CC[cell] else "")
-    axes.tick_params(colors=INK, labelsize=font)
-    axes.set_xlabel("predicted\n(darker: larger share of its row)", color=INK)
-    axes.set_ylabel("true class", color=INK)
-    save(figure, path)
+    with picture(path, side, side, title) as figure:
+        axes = figure.subplots()
+        display = ConfusionMatrixDisplay(shares_CC, display_labels=labels)
+        display.plot(
+            ax=axes,
+            include_values=is_numbered,
+            xticks_rotation="vertical",
+            text_kw={"fontsize": 7} if is_numbered else None,
+            cmap="Blues",
+            colorbar=False,
+            im_kw={"norm": PowerNorm(0.5, 0, 1)},  # by square root, so that one record in a hundred still shows
+        )
+        if is_numbered:  # the colour is the share of the row, the number that of rows
+            for cell, text in np.ndenumerate(display.text_):
+                text.set_text(f"{counts_CC[cell]:,}" if counts_CC[cell] else "")
+        axes.tick_params(colors=INK, labelsize=font)
+        axes.set_xlabel("predicted\n(darker: larger share of its row)", color=INK)
+        axes.set_ylabel("true class", color=INK)
 
 
 def draw_roc_pr(path: Path | str, probabilities_NC: NDArray, targets: NDArray, names: Sequence[str]) -> None:
@@ -82,14 +85,13 @@ def draw_roc_pr(path: Path | str, probabilities_NC: NDArray, targets: NDArray, n
     two classes, the second is drawn.
     """
     rocs, precisions = _ranking_curves(probabilities_NC, targets, names)
-    figure = new_figure(12, 5.8, f"Ranking of {counted(len(rocs), 'class{es}')} against the rest")
-    roc, precision = figure.subplots(1, 2)
-    _draw_curves(roc, rocs, "Recall against false positives (ROC)", "false positive rate", "recall")
-    roc.plot([0, 1], [0, 1], color=GREY, linestyle=":", linewidth=1.2, label="0.500  chance")
-    _draw_curves(precision, precisions, "Precision against recall", "recall", "precision")
-    for axes in (roc, precision):
-        legend(axes, over_curves=True)
-    save(figure, path)
+    with picture(path, 12, 5.8, f"Ranking of {counted(len(rocs), 'class{es}')} against the rest") as figure:
+        roc, precision = figure.subplots(1, 2)
+        _draw_curves(roc, rocs, "Recall against false positives (ROC)", "false positive rate", "recall")
+        roc.plot([0, 1], [0, 1], color=GREY, linestyle=":", linewidth=1.2, label="0.500  chance")
+        _draw_curves(precision, precisions, "Precision against recall", "recall", "precision")
+        for axes in (roc, precision):
+            legend(axes, over_curves=True)
 
 
 def draw_reliability(path: Path | str, probabilities_NC: NDArray, targets: NDArray) -> None:
@@ -98,23 +100,20 @@ def draw_reliability(path: Path | str, probabilities_NC: NDArray, targets: NDArr
     Targets as of :func:`draw_roc_pr`; of (N,) classes the likeliest counts, of (N, C) labels each.
     """
     confidences, outcomes = _confidences(probabilities_NC, targets)
-    figure = new_figure(6.4, 7.2, "Calibration")
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
-    heading(above, "Observed frequency against confidence")
-    heading(below, "Predictions of each confidence")
-    if len(confidences):  # scikit-learn refuses none at all
-        # In the bins of the metric, so that the picture is that of the calibration error beside it.
-        CalibrationDisplay.from_predictions(
-            outcomes, confidences, n_bins=CALIBRATION_BINS, pos_label=True, ax=above, name="observed", color=BLUE
-        )
-        weights = np.full(len(confidences), 1 / len(confidences))
-        below.hist(confidences, CALIBRATION_BINS, (0, 1), weights=weights, color=GREY, rwidth=0.94)
-    above.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="", ylabel="share that is right")
-    below.set(xlabel="confidence", ylabel="share of all")
-    legend(above)
-    style(above)
-    style(below)
-    save(figure, path)
+    with picture(path, 6.4, 7.2, "Calibration") as figure:
+        above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
+        if len(confidences):  # scikit-learn refuses none at all
+            # In the bins of the metric, so that the picture is that of the calibration error beside it.
+            CalibrationDisplay.from_predictions(
+                outcomes, confidences, n_bins=CALIBRATION_BINS, pos_label=True, ax=above, name="observed", color=BLUE
+            )
+            shares_N = np.full(len(confidences), 1 / len(confidences))
+            below.hist(confidences, CALIBRATION_BINS, (0, 1), weights=shares_N, color=GREY, rwidth=0.94)
+        above.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="", ylabel="share that is right")
+        below.set(xlabel="confidence", ylabel="share of all")
+        legend(above)
+        style(above, "Observed frequency against confidence")
+        style(below, "Predictions of each confidence")
 
 
 def draw_predictions(path: Path | str, predicted_NC: NDArray, measured_NC: NDArray, names: Sequence[str]) -> None:
@@ -125,30 +124,28 @@ def draw_predictions(path: Path | str, predicted_NC: NDArray, measured_NC: NDArr
     title = "Measured against predicted"
     if len(shown) < len(names):
         title += f": the first {len(shown)} of {len(names)} columns"
-    figure = new_figure(1.2 + 4.2 * across, 0.8 + 4.0 * down, title)
-    panels = figure.subplots(down, across, squeeze=False).ravel()
-    for axes, name, predicted_N, measured_N in zip(panels, shown, predicted_NC.T, measured_NC.T, strict=False):
-        known_N = np.isfinite(measured_N)
-        records = int(known_N.sum())
-        sampled = f", {_MOST_POINTS:,} drawn" if records > _MOST_POINTS else ""
-        if records:
-            PredictionErrorDisplay.from_predictions(
-                measured_N[known_N],
-                predicted_N[known_N],
-                kind="actual_vs_predicted",
-                subsample=min(_MOST_POINTS, records),  # more are one blot, and slow to draw
-                random_state=0,
-                ax=axes,
-                scatter_kwargs={"s": 9, "color": BLUE, "alpha": 0.5, "linewidths": 0},
-                line_kwargs={"color": GREY, "linestyle": ":"},
-            )
-            axes.set_aspect("auto")  # the display's is equal: a few outliers would leave a line of a panel
-        axes.set(xlabel="predicted", ylabel="measured")
-        heading(axes, f"{_legible(name)} ({records:,} records{sampled})")
-        style(axes)
-    for axes in panels[len(shown) :]:
-        axes.set_visible(False)
-    save(figure, path)
+    with picture(path, 1.2 + 4.2 * across, 0.8 + 4.0 * down, title) as figure:
+        panels = figure.subplots(down, across, squeeze=False).ravel()
+        for axes, name, predicted_N, measured_N in zip(panels, shown, predicted_NC.T, measured_NC.T, strict=False):
+            known_N = np.isfinite(measured_N)
+            records = int(known_N.sum())
+            sampled = f", {_MOST_POINTS:,} drawn" if records > _MOST_POINTS else ""
+            if records:
+                PredictionErrorDisplay.from_predictions(
+                    measured_N[known_N],
+                    predicted_N[known_N],
+                    kind="actual_vs_predicted",
+                    subsample=min(_MOST_POINTS, records),  # more are one blot, and slow to draw
+                    random_state=0,
+                    ax=axes,
+                    scatter_kwargs={"s": 9, "color": BLUE, "alpha": 0.5, "linewidths": 0},
+                    line_kwargs={"color": GREY, "linestyle": ":"},
+                )
+                axes.set_aspect("auto")  # the display's is equal: a few outliers would leave a line of a panel
+            axes.set(xlabel="predicted", ylabel="measured")
+            style(axes, f"{_legible(name)} ({records:,} records{sampled})")
+        for axes in panels[len(shown) :]:
+            axes.set_visible(False)
 
 
 def _ranking_curves(probabilities_NC: NDArray, targets: NDArray, names: Sequence[str]) -> tuple[Displays, Displays]:
@@ -166,11 +163,11 @@ def _ranking_curves(probabilities_NC: NDArray, targets: NDArray, names: Sequence
         name = _legible(names[index])
         scores = probabilities_NC[known, index]
         false_rate, recall, _ = roc_curve(positive, scores)
-        area = float(roc_auc_score(positive, scores))
-        rocs.append((area, RocCurveDisplay(fpr=false_rate, tpr=recall, name=name)))
+        # With the area below, by which curves are ordered and named.
+        rocs.append((roc_auc_score(positive, scores), RocCurveDisplay(fpr=false_rate, tpr=recall, name=name)))
         precision, recall, _ = precision_recall_curve(positive, scores, drop_intermediate=True)
-        area = float(average_precision_score(positive, scores))
-        precisions.append((area, PrecisionRecallDisplay(precision, recall, name=name)))
+        display = PrecisionRecallDisplay(precision, recall, name=name)
+        precisions.append((average_precision_score(positive, scores), display))
     return rocs, precisions
 
 
@@ -186,8 +183,7 @@ def _draw_curves(axes: Axes, curves: Displays, title: str, x: str, y: str) -> No
         if id(display) in colours:
             look = {"color": colours[id(display)], "linewidth": 1.4, "label": f"{area:.3f}  {display.name}"}
         display.plot(axes, curve_kwargs=look)
-    heading(axes, title)
-    style(axes)
+    style(axes, title)
     axes.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.02), xlabel=x, ylabel=y, aspect="auto")
 
 

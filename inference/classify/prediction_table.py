@@ -9,7 +9,7 @@ Shape legend: N texts, C classes or numbers.
 """
 
 import csv
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from esmeray.common.progress import record_bar
 from esmeray.dataset.labels.label_space import LabelSpace
-from esmeray.inference.classifier import Predictions
+from esmeray.inference.classifier import ClassifierPipeline, Predictions
+from esmeray.inference.classify.labelled import TextPart
 
 Writer = Callable[[Sequence[str], Predictions], None]
 """Appends the rows of these ids."""
@@ -40,8 +42,8 @@ def writing_predictions(path: Path, final_name: str, space: LabelSpace, separato
         with pq.ParquetWriter(path, schema) as file:
 
             def write_parquet(ids: Sequence[str], predictions: Predictions) -> None:
-                columns = dict(zip(schema.names, _columns(ids, predictions, separator), strict=True))
-                file.write_table(pa.Table.from_pydict(columns, schema))
+                columns = zip(schema.names, _columns(ids, predictions, separator), strict=True)
+                file.write_table(pa.Table.from_pydict(dict(columns), schema))
 
             yield write_parquet
         return
@@ -53,6 +55,24 @@ def writing_predictions(path: Path, final_name: str, space: LabelSpace, separato
             rows.writerows(zip(*map(_words, _columns(ids, predictions, separator)), strict=True))
 
         yield write_text
+
+
+def predict_all(pipeline: ClassifierPipeline, chunks: Iterable[TextPart], write: Writer) -> tuple[int, int]:
+    """Read, predict and write chunk after chunk; the number of records, and of those that were cropped."""
+    records = cropped = 0
+    before = 0.0
+    with record_bar("predicting") as bar:
+        for ids, texts, share in chunks:
+            # Defaults keep the values of this chunk, which the loop changes.
+            def show(done: int, total: int, first=before, width=share - before, earlier=records) -> None:
+                bar(first + width * done / total, earlier + done)
+
+            predictions = pipeline.predict(texts, progress=show)
+            write(ids, predictions)
+            records += len(ids)
+            cropped += int((predictions.cropped > 0).sum())
+            before = share
+    return records, cropped
 
 
 def _columns(ids: Sequence[str], predictions: Predictions, separator: str) -> list[Any]:

@@ -15,9 +15,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from esmeray.common.progress import record_bar
 from esmeray.common.statistics import SHARE
 from esmeray.dataset.labels.label_space import LabelSpace
+from esmeray.dataset.section import TokenizerSection
 from esmeray.dataset.targets import has_target
+from esmeray.inference.classifier import ClassifierPipeline
+from esmeray.inference.classify.baselines import baselines
+from esmeray.inference.classify.labelled import LabelledTexts
 from esmeray.inference.classify.plots import draw_confusion, draw_predictions, draw_reliability, draw_roc_pr
 from esmeray.model.metrics.classification import (
     bootstrap_intervals,
@@ -58,6 +63,32 @@ class Scored:
         return None if self.lengths is None else np.repeat(np.arange(len(self.ids)), self.lengths)
 
 
+def scored_by(
+    pipeline: ClassifierPipeline, tokenizer: TokenizerSection, texts: LabelledTexts, training: LabelledTexts | None
+) -> tuple[Scored, dict[str, Any], dict[str, int]]:
+    """The records with the model's predictions, those of the baselines by name, and counts of records.
+
+    Of per-residue labels both are of the residues that are left of cropped sequences.
+    """
+    space = pipeline.label_space
+    with record_bar("predicting") as bar:
+        predictions = pipeline.predict(texts.texts, progress=lambda done, total: bar(done / total, done))
+    others = {}
+    if training is not None:
+        others = baselines(
+            space.kind, tokenizer.content, training.texts, training.targets, texts.texts, space.num_outputs
+        )
+    targets = texts.targets
+    if (rows := predictions.kept_residues()) is not None:
+        targets, others = targets[rows], {name: values[rows] for name, values in others.items()}
+    # Reasons that left nothing out would only lengthen the report.
+    counts = {name: number for name, number in texts.counts.items() if number}
+    if cropped := int((predictions.cropped > 0).sum()):
+        counts["records_cropped"] = cropped
+    scored = Scored(space, texts.ids, predictions.probabilities, targets, texts.weights, predictions.lengths)
+    return scored, others, counts
+
+
 def evaluation_of(
     scored: Scored,
     baselines: Mapping[str, NDArray],
@@ -77,9 +108,17 @@ def evaluation_of(
 
     def metrics_of(predictions: NDArray, rows: NDArray[np.bool_] | slice = slice(None)) -> dict[str, Any]:
         weights_of_rows = None if weights is None else weights[rows]
-        # Whole records are drawn: residues of one protein are alike, and drawn alone would make intervals too narrow.
-        drawn = {"weights": weights_of_rows, "groups": None if groups is None else groups[rows]}
-        intervals = bootstrap_intervals(kind, predictions[rows], targets[rows], samples, seed, **drawn)
+        intervals = bootstrap_intervals(
+            kind,
+            predictions[rows],
+            targets[rows],
+            samples,
+            seed,
+            weights=weights_of_rows,
+            # Whole records are drawn: residues of one protein are alike, and drawn alone would make intervals too
+            # narrow.
+            groups=None if groups is None else groups[rows],
+        )
         return {
             "metrics": classification_metrics(kind, predictions[rows], targets[rows], weights_of_rows),
             "intervals": {name: list(interval) for name, interval in intervals.items()},
@@ -127,8 +166,9 @@ def write_report(
     content["pictures"] = sorted(path.name for path in folder.glob("*.png"))
     if "confused" in evaluation:
         names = scored.label_space.names
-        table = pd.DataFrame(confusion_matrix(scored.probabilities, scored.targets), names, names)
-        table.to_csv(folder / "confusion.tsv", sep="\t", index_label="true class", lineterminator="\n")
+        pd.DataFrame(confusion_matrix(scored.probabilities, scored.targets), names, names).to_csv(
+            folder / "confusion.tsv", sep="\t", index_label="true class", lineterminator="\n"
+        )
     (folder / "report.md").write_text(_report_text(content), encoding="utf-8")
     # NaN would be no JSON: metrics that are undefined are left out before.
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
@@ -145,8 +185,10 @@ def metrics_lines(evaluation: Mapping[str, Any], best_of: str | None = None) -> 
     # A baseline may have a metric that the model lacks, where it is undefined for one of them.
     present = {name for column in columns.values() for name in column["metrics"]}
     first = [best_of] if best_of in present else []
-    order = dict.fromkeys(first + list(evaluation["metrics"]) + sorted(present))
-    rows = [[name, *(_value(column, name) for column in columns.values())] for name in order]
+    rows = [
+        [name, *(_value(column, name) for column in columns.values())]
+        for name in dict.fromkeys(first + list(evaluation["metrics"]) + sorted(present))
+    ]
     chosen = f" The model was chosen by {best_of}, the first row." if first else ""
     bootstrap = evaluation["bootstrap"]
     note = (
@@ -201,7 +243,12 @@ def _confused(scored: Scored) -> list[dict[str, Any]]:
 def _report_text(evaluation: Mapping[str, Any]) -> str:
     lines = ["# Evaluation", "", *metrics_lines(evaluation, evaluation["best_of"])]
     if evaluation.get("confused"):
-        lines += _confused_section(evaluation["confused"])
+        rows = [
+            [pair["truth"], pair["predicted"], f"{pair['rows']:,}", f"{pair['share']:.1%}", ", ".join(pair["examples"])]
+            for pair in evaluation["confused"]
+        ]
+        header = ["truth", "predicted", "number", "share of the true class", "most confident examples"]
+        lines += ["## Most frequent confusions", "", *_table(header, rows), ""]
     lines += _classes_section(evaluation["kind"], evaluation["classes"])
     for title, entries in (("Records", evaluation["counts"]), ("About", evaluation["facts"])):
         if entries:
@@ -211,15 +258,6 @@ def _report_text(evaluation: Mapping[str, Any]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _confused_section(confused: Sequence[Mapping[str, Any]]) -> list[str]:
-    rows = [
-        [pair["truth"], pair["predicted"], f"{pair['rows']:,}", f"{pair['share']:.1%}", ", ".join(pair["examples"])]
-        for pair in confused
-    ]
-    header = ["truth", "predicted", "number", "share of the true class", "most confident examples"]
-    return ["## Most frequent confusions", "", *_table(header, rows), ""]
-
-
 def _classes_section(kind: str, classes: Sequence[Mapping[str, Any]]) -> list[str]:
     title, columns = "Classes", ["records", "predicted", "precision", "recall", "f1", "auroc", "average_precision"]
     if kind == "regression":
@@ -227,9 +265,9 @@ def _classes_section(kind: str, classes: Sequence[Mapping[str, Any]]) -> list[st
     # A GO model has thousands of terms; evaluation.json has all.
     shown = sorted(classes, key=lambda entry: -entry["records"])[:_CLASSES_SHOWN]
     rows = [[entry["name"], *(_cell(name, entry.get(name, "–")) for name in columns)] for entry in shown]
-    header = ["name", *(name.replace("_", " ") for name in columns)]
+    table = _table(["name", *(name.replace("_", " ") for name in columns)], rows)
     more = f"The {len(shown)} most frequent of {len(classes):,}.\n" if len(shown) < len(classes) else ""
-    return [f"## {title}", "", *_table(header, rows), "", more]
+    return [f"## {title}", "", *table, "", more]
 
 
 def _value(scores: Mapping[str, Any], name: str) -> str:

@@ -79,8 +79,15 @@ def structures_of_store(store: StructureStore, records: NDArray[np.int64]) -> It
     for record in records.tolist():
         residues = store.store.text(record)
         atoms, confidence, chains = store.atoms(record, 0, len(residues))
-        names = tuple(map(str, range(int(chains.max(initial=0)) + 1)))
-        yield Structure(store.store.id(record), residues, atoms.astype(np.float32), confidence, chains, names)
+        yield Structure(
+            store.store.id(record),
+            residues,
+            atoms.astype(np.float32),
+            confidence,
+            chains,
+            # A store has numbers of chains alone, not the names that their files gave them.
+            chain_names=tuple(map(str, range(int(chains.max(initial=0)) + 1))),
+        )
 
 
 def elements_of(structure: Structure) -> NDArray[np.int64]:

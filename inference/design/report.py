@@ -5,7 +5,6 @@ Shape legend: N designs, L residues, A = 20 amino acids.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,7 +12,7 @@ from biotite.visualize import plot_scaled_text
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from esmeray.common.figure_style import GREY, INK, heading, new_figure, save
+from esmeray.common.figure_style import GREY, INK, heading, picture
 from esmeray.common.text import counted
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.inference.design.sampling import Design
@@ -33,8 +32,14 @@ def write_probabilities(path: Path, name: str, native: str, designs: Sequence[De
     """Append a line for each position: structure, position from 1, native residue, mean probability of each amino acid
     over the designs."""
     mean_LA = np.mean([design.probabilities for design in designs], axis=0)
-    positions = {"structure": name, "position": range(1, len(native) + 1), "native": [*native]}
-    table = pd.concat([pd.DataFrame(positions), pd.DataFrame(mean_LA, columns=[*AMINO_ACIDS])], axis=1)
+    table = pd.DataFrame(
+        {
+            "structure": name,
+            "position": range(1, len(native) + 1),
+            "native": [*native],
+            **dict(zip(AMINO_ACIDS, mean_LA.T, strict=True)),
+        }
+    )
     # Appended: a file of all structures, of which each is written when its designs are done.
     table.to_csv(path, sep="\t", index=False, float_format="%.4f", mode="a", header=not path.exists())
 
@@ -48,16 +53,16 @@ def draw_logo(path: Path, name: str, native: str, designs: Sequence[Design]) -> 
     shown = "" if rows * _ROW >= len(native) else f", the first {rows * _ROW} positions"
     distinct = len({design.residues for design in designs})
     equal = "" if distinct == len(designs) else f", {distinct} of them different"
-    figure = new_figure(12, 1.5 * rows + 0.8, f"{name}: {counted(len(designs), 'design{s}')}{equal}{shown}")
-    for row in range(rows):
-        axes = figure.add_subplot(rows, 1, row + 1)
-        start = row * _ROW
-        _logo_row(axes, start, native[start : start + _ROW], shares_LA[start:], surest_L[start:])
-        if not row:
-            heading(
-                axes, "below: native residues, coloured where most designs agree; line: probability of the likeliest"
-            )
-    save(figure, path)
+    with picture(path, 12, 1.5 * rows + 0.8, f"{name}: {counted(len(designs), 'design{s}')}{equal}{shown}") as figure:
+        for row in range(rows):
+            axes = figure.add_subplot(rows, 1, row + 1)
+            start = row * _ROW
+            _logo_row(axes, start, native[start : start + _ROW], shares_LA[start:], surest_L[start:])
+            if not row:
+                heading(
+                    axes,
+                    "below: native residues, coloured where most designs agree; line: probability of the likeliest",
+                )
 
 
 def _logo_row(axis: Axes, start: int, native: str, shares: NDArray, surest: NDArray) -> None:
@@ -71,14 +76,19 @@ def _logo_row(axis: Axes, start: int, native: str, shares: NDArray, surest: NDAr
                 bottom += share
         # More than half of the designs: the commonest residue would be decided by the alphabet where two are equal.
         agrees = native_letter in AMINO_ACIDS and shares[column, AMINO_ACIDS.index(native_letter)] > 0.5
-        colour = _COLOURS[native_letter] if agrees else GREY
-        look: dict[str, Any] = {"fontsize": 8, "family": "monospace", "color": colour}
-        axis.text(column + 0.5, -0.22, native_letter, ha="center", va="center", **look)
+        axis.text(
+            column + 0.5,
+            -0.22,
+            native_letter,
+            ha="center",
+            va="center",
+            fontsize=8,
+            family="monospace",
+            color=_COLOURS[native_letter] if agrees else GREY,
+        )
     axis.plot(np.arange(len(native)) + 0.5, surest[: len(native)], color=INK, linewidth=0.8)
-    axis.set_xlim(0, _ROW)  # the last row too: its letters are as wide as the others'
-    axis.set_ylim(-0.4, 1.02)
-    axis.set_yticks([0, 1])
+    # The last row is as wide, too: its letters are as wide as the others'.
+    axis.set(xlim=(0, _ROW), ylim=(-0.4, 1.02), yticks=[0, 1])
     ticks = [column for column in range(len(native)) if (start + column + 1) % 10 == 0]
     axis.set_xticks([tick + 0.5 for tick in ticks], [str(start + tick + 1) for tick in ticks], fontsize=7)
-    for side in ("top", "right", "bottom"):
-        axis.spines[side].set_visible(False)
+    axis.spines[["top", "right", "bottom"]].set_visible(False)

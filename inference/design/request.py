@@ -77,5 +77,4 @@ def load_model(source: Path, options: DesignModelSection) -> "tuple[SequenceDiff
     if options.label is not None and options.label not in model.labels:
         known = ", ".join(model.labels) or "none"
         raise ConfigError(f"label {options.label}: the model knows {known}")
-    label = NO_LABEL if options.label is None else model.labels.index(options.label)
-    return model, label
+    return model, NO_LABEL if options.label is None else model.labels.index(options.label)

@@ -94,8 +94,9 @@ def structure_batch(structure: Structure, sequences: list[str], label: int = NO_
     coordinates = torch.tensor(structure.coordinates, dtype=torch.float32)
     coordinates_T43 = functional.pad(coordinates, (0, 0, 0, 0, 1, 1), value=torch.nan).repeat(copies, 1, 1)
     chains_T = functional.pad(torch.from_numpy(structure.chains.astype(np.int64)), (1, 1)).repeat(copies)
-    by_token = {COORDINATES: coordinates_T43, CHAINS: chains_T}
-    return pack_sequences(sequences).adding(by_token, {LABELS: torch.full((copies,), label)})
+    return pack_sequences(sequences).adding(
+        {COORDINATES: coordinates_T43, CHAINS: chains_T}, {LABELS: torch.full((copies,), label)}
+    )
 
 
 def amino_acid_logits(model: SequenceDiffusion, logits_TK: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ A masked diffusion model with the linear schedule is an autoregressive model in 
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -42,8 +41,7 @@ def log_likelihoods(
     at_once = max(1, tokens // (length + 2))
     random = torch.Generator().manual_seed(0)  # the same positions for every sequence, so that scores compare
     order = torch.rand(DRAWS, length, generator=random).argsort(1).argsort(1)
-    hidden_counts = torch.tensor([max(1, round(length * (draw + 0.5) / DRAWS)) for draw in range(DRAWS)])
-    hidden = order < hidden_counts[:, None]
+    hidden = order < torch.tensor([[max(1, round(length * (draw + 0.5) / DRAWS))] for draw in range(DRAWS)])
     jobs = [(number, draw) for number in range(len(sequences)) for draw in range(DRAWS)]
     device = next(model.parameters()).device
 
@@ -52,9 +50,8 @@ def log_likelihoods(
         chunk = [jobs[index] for index in indices.tolist()]
         texts = [sequences[number] for number, _ in chunk]
         batch = structure_batch(structure, texts, label).to(device)
-        rows = batch.tokens.view(len(chunk), length + 2)[:, 1:-1]
         is_hidden = hidden[[draw for _, draw in chunk]].to(device)
-        rows.masked_fill_(is_hidden, MASK)
+        batch.tokens.view(len(chunk), length + 2)[:, 1:-1].masked_fill_(is_hidden, MASK)
         logits = amino_acid_logits(model, model.logits(batch, model.conditions(batch)))
         log_p = logits.view(len(chunk), length + 2, 20)[:, 1:-1].log_softmax(-1)
         wanted = torch.tensor([[AMINO_ACIDS.find(letter) for letter in text] for text in texts], device=device)
@@ -77,21 +74,14 @@ def recovery(designed: str, native: str) -> float:
     return sum(letter == other for letter, other in judged) / max(1, len(judged))
 
 
-class Nearest(NamedTuple):
-    """The known sequence of the highest score, and the share of the design's residues that differ from it, where
-    they are not aligned included."""
-
-    record: str
-    novelty: float
-
-
-def nearest(residues: str, known: Search) -> Nearest:
-    """Compare a sequence with all of a store."""
+def nearest(residues: str, known: Search) -> tuple[str, float]:
+    """The id of the sequence of a store that has the highest score, and the share of the residues that differ from it,
+    where they are not aligned included."""
     query = residues.encode()
     hits = known.hits(query, count=1, evalue=float("inf"))
     if not hits:  # nothing scores above 0: all of it is new, whatever the record
-        return Nearest(known.store.id(0), 1.0)
+        return known.store.id(0), 1.0
     target = known.store.text(hits[0].record)
     pairs = known.alignment(query, hits[0]).tolist()
     matches = sum(residues[q] == target[t] for q, t in pairs if q >= 0 and t >= 0)
-    return Nearest(known.store.id(hits[0].record), 1 - matches / len(residues))
+    return known.store.id(hits[0].record), 1 - matches / len(residues)

@@ -74,9 +74,11 @@ class Assembly:
             for start, stop in parts(len(self._store), rows):
                 records = range(start, stop)
                 keys = [self._key(record) for record in records] if file_format.has_keys else None
-                values = self._values(output, start, stop)
                 yield Block(
-                    [self._store.id(record) for record in records], self._store.lengths[start:stop], values, keys
+                    [self._store.id(record) for record in records],
+                    self._store.lengths[start:stop],
+                    self._values(output, start, stop),
+                    keys,
                 )
 
         def largest() -> Values:  # of all shards: int8 has one scale for a channel, whatever part of a file is read
@@ -139,6 +141,5 @@ class Assembly:
         return index
 
     def _key(self, record: int) -> str:
-        if self._settings.hdf5_key == "id":
-            return hdf5_key(self._store.id(record))
-        return biotrainer_key(self._store.text(record))
+        by_id = self._settings.hdf5_key == "id"
+        return hdf5_key(self._store.id(record)) if by_id else biotrainer_key(self._store.text(record))

@@ -86,10 +86,9 @@ class ClusterEngine:
         source = absolute_path(source, PATH_OR_NAME)  # actors have another working folder
         if (uri := files.uri) is not None:
             retried(lambda: upload_folder(store.path, f"{uri}.store", MANIFEST_FILE), uri)
-        actor = ActorSettings(job, source, store.path, stage_dir, ShardFiles(files.folder.absolute(), uri))
         self._pool = ActorPool(
             _EmbeddingActor,
-            actor,
+            ActorSettings(job, source, store.path, stage_dir, ShardFiles(files.folder.absolute(), uri)),
             job.workers or 1,
             {"num_cpus": job.cpus_per_worker, "num_gpus": job.gpus_per_worker if job.device == "cuda" else 0},
             at_once=SHARDS_AT_ONCE,

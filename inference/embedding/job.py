@@ -27,6 +27,7 @@ from esmeray.common.errors import ConfigError, ResourceError
 from esmeray.common.progress import status_line
 from esmeray.common.publishing import made_folder, refuse_existing, writing
 from esmeray.common.remote import publish, target_path, uri_of
+from esmeray.common.text import counted, duration
 from esmeray.dataset.embeddings.manifest import MANIFEST_FILE, read_manifest
 from esmeray.dataset.section import IngestSection
 from esmeray.dataset.store.conversion import job_store
@@ -93,8 +94,9 @@ def run_job(
         for model in models:
             model.compute([manifest.job for manifest in complete])
         if complete:
-            paths = sorted(output.glob(f"**/{report_name('*')}"))
-            return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+            return [
+                json.loads(path.read_text(encoding="utf-8")) for path in sorted(output.glob(f"**/{report_name('*')}"))
+            ]
         with made_folder(output, MADE_BY, overwrite) as building, status_line() as show:
             reports = []
             for model in models:
@@ -115,6 +117,19 @@ class Estimate(NamedTuple):
     disk_bytes: int
     residues_per_s: float
     seconds: float
+
+    def lines(self) -> list[str]:
+        plan, facts = self.plan, self.facts
+        records, distinct = plan.sequences.size, plan.num_sequences
+        random = " (random weights)" if facts.random_weights else ""
+        return [
+            f"{facts.name}{random} on {facts.device_name}",
+            f"  {counted(records, 'protein{s}')}, {records - distinct:,} duplicates, {distinct:,} to compute",
+            f"  {int(plan.lengths.sum()):,} residues, {plan.long_sequences:,} sequences longer than the limit",
+            f"  {counted(plan.num_shards, 'shard{s}')}, batches of {plan.budget:,} tokens",
+            f"  {self.disk_bytes / 1e9:.3g} GB on disk: {', '.join(output.name for output in facts.outputs)}",
+            f"  {duration(self.seconds)} at {self.residues_per_s:,.0f} residues/s, beside start and writing",
+        ]
 
 
 def estimate(
@@ -184,8 +199,7 @@ def _resolved(job: EmbedJobSection, cluster: RaySection | None) -> EmbedJobSecti
         raise ResourceError("--embed.device cuda: there is no GPU here; use cpu")
     shares = gpus / job.gpus_per_worker if device == "cuda" else sum(node.cpus for node in nodes) / job.cpus_per_worker
     workers = 1 if cluster is None else job.workers or max(1, int(shares))
-    compute = job.resolved(device == "cuda")
-    return job.model_copy(update={**compute._asdict(), "device": device, "workers": workers})
+    return job.model_copy(update={**job.resolved(device == "cuda")._asdict(), "device": device, "workers": workers})
 
 
 @contextmanager

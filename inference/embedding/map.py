@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from esmeray.common.figure_style import BLUE, GREEN, GRID, INK, MAGENTA, ORANGE, RED, new_figure, save, style
+from esmeray.common.figure_style import BLUE, GREEN, GRID, INK, MAGENTA, ORANGE, RED, picture, style
 
 COLOURS = (BLUE, ORANGE, GREEN, RED, "#7b5aa6", "#4ab4c4", MAGENTA, "#8c564b", "#e7c21a", "#7fb93d", "#1f3d7a")
 SEARCH = """
@@ -51,24 +51,22 @@ class Points(NamedTuple):
 
 
 def draw(path: Path, points: Points, title: str, x: str, y: str, label: str) -> None:
-    figure = new_figure(9.5, 7, title)
-    axes = figure.subplots()
-    style(axes)
-    axes.grid(color=GRID, linewidth=0.8)
-    axes.set(xlabel=x, ylabel=y)
-    handles = []
-    for name, rows, colour in _groups(points, label):
-        look = {"color": colour} if isinstance(colour, str) else {"c": colour}
-        # Smaller where there are many, so that they do not cover each other; never too small to be seen.
-        area = np.clip(20_000 / len(points.ids), 5, 30)
-        drawn = axes.scatter(points.xy[rows, 0], points.xy[rows, 1], s=area, linewidths=0, **look)
-        text = name.replace("$", r"\$")  # which begins mathematics in Matplotlib, and may stand in a name
-        if isinstance(colour, str):
-            handles.append(Line2D([], [], color=colour, marker="o", linestyle="", label=text))
-        else:
-            figure.colorbar(drawn, label=text, shrink=0.6).outline.set_visible(False)
-    figure.legend(handles=handles, loc="outside right upper", frameon=False, fontsize=9, labelcolor=INK)
-    save(figure, path)
+    with picture(path, 9.5, 7, title) as figure:
+        axes = figure.subplots()
+        style(axes)
+        axes.grid(color=GRID, linewidth=0.8)
+        axes.set(xlabel=x, ylabel=y)
+        handles = []
+        for name, rows, colour in _groups(points, label):
+            # Smaller where there are many, so that they do not cover each other; never too small to be seen.
+            area = np.clip(20_000 / len(points.ids), 5, 30)
+            drawn = axes.scatter(points.xy[rows, 0], points.xy[rows, 1], s=area, linewidths=0, c=colour)
+            text = name.replace("$", r"\$")  # which begins mathematics in Matplotlib, and may stand in a name
+            if isinstance(colour, str):
+                handles.append(Line2D([], [], color=colour, marker="o", linestyle="", label=text))
+            else:
+                figure.colorbar(drawn, label=text, shrink=0.6).outline.set_visible(False)
+        figure.legend(handles=handles, loc="outside right upper", frameon=False, fontsize=9, labelcolor=INK)
 
 
 def write_page(path: Path, points: Points, title: str, x: str, y: str, label: str) -> None:
@@ -90,8 +88,14 @@ def write_page(path: Path, points: Points, title: str, x: str, y: str, label: st
             name=name,
             showlegend=is_class,
         )
-    stars = {"symbol": "star", "color": "#ffe600", "size": 16, "line": {"color": INK, "width": 1.5}}
-    figure.add_scattergl(x=[], y=[], mode="markers", marker=stars, hoverinfo="skip", showlegend=False)
+    figure.add_scattergl(
+        x=[],
+        y=[],
+        mode="markers",
+        marker={"symbol": "star", "color": "#ffe600", "size": 16, "line": {"color": INK, "width": 1.5}},
+        hoverinfo="skip",
+        showlegend=False,
+    )
     page = figure.to_html(post_script=SEARCH, div_id="plot", default_height="88vh", config={"displaylogo": False})
     path.write_text(page, encoding="utf-8")
 

@@ -22,7 +22,7 @@ from esmeray.inference.embedding.assembly import Assembly
 from esmeray.inference.embedding.plan import JobFacts, Plan, check_settings, distinct_sequences, make_plan
 from esmeray.inference.embedding.report import Spent, performance, report_name
 from esmeray.inference.embedding.section import EmbedJobSection, EmbedSection
-from esmeray.inference.embedding.shard_files import Cache, ShardFiles, ShardRow
+from esmeray.inference.embedding.shard_files import Cache, ShardFiles
 from esmeray.inference.embedding.worker import LocalEngine
 from esmeray.run_folder.job import JOB_FILE, accept, differences, other_job
 
@@ -37,10 +37,6 @@ class ModelJob:
     ) -> None:
         self.settings, self.cluster, self.source, self.files, self.store = settings, cluster, source, files, store
         self.folder = files.folder
-        self.facts: JobFacts
-        self.plan: Plan
-        self.job: dict[str, Any] = {}
-        self.rows: dict[int, ShardRow] = {}
         self.spent = Spent()
 
     def compute(self, complete: list[dict[str, Any]]) -> None:
@@ -50,13 +46,12 @@ class ModelJob:
             show(f"loading {self.source}")
             engine = self._engine()
         try:
-            self.facts = engine.facts
+            self.facts: JobFacts = engine.facts
             check_settings(self.settings, self.facts.outputs)
-            cache = None
-            if self.settings.cache is not None:
-                cache = Cache(self.settings.cache.absolute(), self.facts, self.settings)
+            root = self.settings.cache
+            cache = None if root is None else Cache(root.absolute(), self.facts, self.settings)
             self.plan = self._plan(cache)
-            self.job = {
+            self.job: dict[str, Any] = {
                 "input": self.store.checksum,
                 "model": self.facts.fingerprint,
                 "device": self.facts.device_name,
@@ -70,8 +65,9 @@ class ModelJob:
             if complete:
                 changes = [differences(before, self.job) for before in complete]
                 if all(changes):
-                    remedy = "choose another --embed.output, or pass --overwrite"
-                    raise other_job(self.settings.output, changes[0][0], remedy)
+                    raise other_job(
+                        self.settings.output, changes[0][0], "choose another --embed.output, or pass --overwrite"
+                    )
                 return
             accept(self.folder.parent, self.job, f"{self.folder.name}/{JOB_FILE}")
             self.files.keep(self.folder / JOB_FILE)
@@ -97,8 +93,12 @@ class ModelJob:
                     self.spent.seconds = before.seconds + now_s - start_s
                     self.spent.computing_s = before.computing_s + now_s - computing_s
                     self._write_spent()
-                    rate = row.residues / row.seconds
-                    log.info("shard %d: %d sequences, %.0f residues/s", row.number, row.sequences, rate)
+                    log.info(
+                        "shard %d: %d sequences, %.0f residues/s",
+                        row.number,
+                        row.sequences,
+                        row.residues / row.seconds,
+                    )
                     if row.splits:
                         log.warning("shard %d: %d batches were split for want of memory", row.number, row.splits)
                     if cache is not None:

@@ -141,12 +141,11 @@ def make_plan(
     num_known = int(cached.sum())
     tokens = lengths + SPECIAL_TOKENS_PER_SEQUENCE
     known_bounds = _bounds(tokens[:num_known], settings.shard_tokens)
-    bounds = np.concatenate([known_bounds, num_known + _bounds(tokens[num_known:], settings.shard_tokens)[1:]])
     return Plan(
         sequences=numbers[sequences],
         records=records[order],
         lengths=lengths,
-        bounds=bounds,
+        bounds=np.concatenate([known_bounds, num_known + _bounds(tokens[num_known:], settings.shard_tokens)[1:]]),
         num_cached=known_bounds.size - 1,
         long_sequences=int(long.sum()),
         residues_left_out=cropped,
@@ -204,8 +203,10 @@ def check_registered(settings: EmbedSection) -> None:
     names = [("outputs", "output", name, output_names()) for name in settings.outputs]
     for key, kind, name, known in [*names, ("format", "format", settings.format, formats)]:
         if name not in known:
-            wrong = f"--embed.{key} {name}: there is no such {kind}{did_you_mean(name, known)}"
-            raise ConfigError(f"{wrong}; choose of {', '.join(known)}")
+            raise ConfigError(
+                f"--embed.{key} {name}: there is no such {kind}{did_you_mean(name, known)}; choose of "
+                f"{', '.join(known)}"
+            )
 
 
 def check_settings(settings: EmbedSection, outputs: tuple[Output, ...]) -> None:
@@ -213,10 +214,9 @@ def check_settings(settings: EmbedSection, outputs: tuple[Output, ...]) -> None:
     for output in outputs:
         file_format = format_of(settings, output)
         if settings.dtype not in file_format.dtypes:
-            known = ", ".join(file_format.dtypes)
             raise ConfigError(
-                f"--embed.dtype {settings.dtype}: {file_format.name}, the format of {output.name}, holds {known}; "
-                "choose one of these, or another --embed.format or --embed.outputs"
+                f"--embed.dtype {settings.dtype}: {file_format.name}, the format of {output.name}, holds "
+                f"{', '.join(file_format.dtypes)}; choose one of these, or another --embed.format or --embed.outputs"
             )
     if settings.long == "window" and settings.max_length is not None and settings.overlap >= settings.max_length:
         raise ConfigError(f"--embed.overlap {settings.overlap}: must be less than max_length, {settings.max_length}")

@@ -42,7 +42,6 @@ def performance(
     busy_s = spent.computing_s  # without loading the model and writing the final files, which no larger job repeats
     residues, tokens = sum(row.residues for row in computed), sum(row.tokens for row in computed)
     sequences, records = sum(row.sequences for row in computed), plan.sequences.size
-    cached = sum(row.sequences for row in rows if row.cached)
     peak = peak_tflops(facts.device_name, settings.precision or "fp32")
     # All workers' FLOP over one wall time, and so to be compared with the peak of as many devices.
     flops_per_s = sum(row.flops for row in computed) / busy_s if busy_s else 0.0
@@ -59,7 +58,7 @@ def performance(
         "computed_sequences": sequences,
         "duplicates": records - plan.num_sequences,
         # Of distinct sequences: a duplicate is found without a cache.
-        "cache_hit_rate": cached / plan.num_sequences,
+        "cache_hit_rate": sum(row.sequences for row in rows if row.cached) / plan.num_sequences,
         "long_sequences": plan.long_sequences,
         "long_policy": settings.long,
         "residues_left_out": plan.residues_left_out,

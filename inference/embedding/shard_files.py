@@ -29,7 +29,6 @@ from esmeray.run_folder.job import PIECES
 Computed = Mapping[str, Mapping[str, NDArray]]
 """Arrays by name, by output."""
 
-_AGAIN = "it is computed again"
 log = logging.getLogger(__name__)
 
 
@@ -93,8 +92,8 @@ class ShardFiles:
     def keep(self, path: Path) -> None:
         """Upload a file of the folder; waits for a store that is away."""
         if (uri := self.uri) is not None:
-            address = f"{uri}/{path.relative_to(self.folder)}"
-            retried(lambda: upload(path, address), uri, setting("patience_s"), log.warning)
+            name = path.relative_to(self.folder)
+            retried(lambda: upload(path, f"{uri}/{name}"), uri, setting("patience_s"), log.warning)
 
     def fetch(self) -> None:
         """Have here what other nodes, or an earlier start, have uploaded."""
@@ -119,7 +118,7 @@ class ShardFiles:
                 path.unlink(missing_ok=True)
             elif path.parent.name == PIECES:
                 try:
-                    with parsing(path, _AGAIN):
+                    with parsing(path, "it is computed again"):
                         row = ShardRow.model_validate_json(path.read_bytes())
                     for output in row.xxh128:
                         self.verified(output, row)
@@ -164,8 +163,13 @@ class Cache:
                 offsets = np.cumsum([0, *map(len, arrays)], dtype=np.int64)
                 computed[name] = {"offsets": offsets, "values": np.concatenate(arrays)}
             residues = int(shard.lengths.sum())
-            tokens = residues + SPECIAL_TOKENS_PER_SEQUENCE * shard.records.size
-            row = ShardRow(number=number, sequences=shard.records.size, residues=residues, tokens=tokens, cached=True)
+            row = ShardRow(
+                number=number,
+                sequences=shard.records.size,
+                residues=residues,
+                tokens=residues + SPECIAL_TOKENS_PER_SEQUENCE * shard.records.size,
+                cached=True,
+            )
             rows.append(files.write(computed, row))
         return rows
 

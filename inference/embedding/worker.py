@@ -50,10 +50,13 @@ class ShardTexts:
     def launch(self, model: Model, indices: Indices, outputs: Sequence[Output]) -> dict[str, Tensor]:
         sequences, window = self._read(indices), self._shard.window
         if window is not None and self.lengths[indices[0]] > window:  # the plan has it alone in its batch
-            # A window moves on by at least one residue, however the settings go together with the model's limit.
-            overlap = min(self._overlap, window - 1)
             return model.rows_over_windows(
-                sequences[0], outputs, length=window, overlap=overlap, token_budget=self._shard.budget
+                sequences[0],
+                outputs,
+                length=window,
+                # A window moves on by at least one residue, however the settings go together with the model's limit.
+                overlap=min(self._overlap, window - 1),
+                token_budget=self._shard.budget,
             )
         return model.rows(model.pack(sequences).to(model.device), outputs)
 
@@ -80,8 +83,11 @@ class ShardWorker:
                     f"--embed.outputs {wrong[0]}: it can't be averaged over windows; choose --embed.long crop"
                 )
         crop = "start" if settings.long == "crop" else f"{settings.long} {settings.overlap}"
-        cache_keys = {output.name: model.cache_key(output, settings.max_length, crop) for output in outputs}
-        self.facts = JobFacts(**vars(model.facts), outputs=outputs, cache_keys=cache_keys)
+        self.facts = JobFacts(
+            **vars(model.facts),
+            outputs=outputs,
+            cache_keys={output.name: model.cache_key(output, settings.max_length, crop) for output in outputs},
+        )
         self._warm_up = WARM_UP_BATCHES  # of the process, not of a shard: kernels are chosen and memory reserved once
 
     def compute(
@@ -133,16 +139,19 @@ class ShardWorker:
         return {**arrays, "values": values}
 
     def _memory(self) -> int:
-        if self.model.device.type == "cuda":
-            return int(torch.cuda.memory_allocated(self.model.device))
-        return int(psutil.Process().memory_info().rss)  # torch has no count of its own on the CPU
+        device = self.model.device
+        # Of the process on the CPU, where torch has no count of its own.
+        return torch.cuda.memory_allocated(device) if device.type == "cuda" else psutil.Process().memory_info().rss
 
 
 def open_worker(source: str, job: EmbedJobSection, store: Store) -> ShardWorker:
     """A worker with a model of a job, of which only the heads are loaded that its outputs take."""
-    heads = [kind.head for kind in map(kind_of, job.outputs) if kind.head]
     model = open_model(
-        source, job.precision or "fp32", job.device or "cpu", heads=heads, random_weights=job.random_weights
+        source,
+        job.precision or "fp32",
+        job.device or "cpu",
+        heads=[kind.head for kind in map(kind_of, job.outputs) if kind.head],
+        random_weights=job.random_weights,
     )
     return ShardWorker(model, store, job)
 

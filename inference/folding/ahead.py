@@ -38,9 +38,8 @@ def predicting(section: PredictionsSection, cluster: RaySection, sequences: Call
     can't be loaded, or training would take every GPU.
     """
     assert section.folder is not None and section.model is not None
-    cache = Path(section.folder).absolute()
-    if any(cache.glob("shard-*")):  # the folder that 'esmeray design fold' printed
-        cache = cache.parent
+    named = Path(section.folder).absolute()
+    cache = named.parent if any(named.glob("shard-*")) else named  # the folder that 'esmeray design fold' printed
     on_gpu = bool(ray.cluster_resources().get("GPU"))
     if on_gpu and cluster.num_workers == "auto":
         raise ConfigError("ray.num_workers auto takes every GPU: give a number that leaves some to the predictor")

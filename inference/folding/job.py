@@ -8,6 +8,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,15 +69,13 @@ class Folder:
 
     def load(self) -> str:
         """Load the predictor; its fingerprint."""
-        import importlib
-
         import torch
 
-        if self._settings.cpus is not None:
-            torch.set_num_threads(self._settings.cpus)
-        for module in self._settings.modules:  # here, as an actor's process has nothing of what the driver imported
-            importlib.import_module(module)
         settings = self._settings
+        if settings.cpus is not None:
+            torch.set_num_threads(settings.cpus)
+        for module in settings.modules:  # here, as an actor's process has nothing of what the driver imported
+            import_module(module)
         self._predictor = predictor(settings.predictor, settings.source, settings.device, settings.section)
         return self._predictor.fingerprint
 
@@ -92,10 +91,9 @@ class Folder:
         except torch.OutOfMemoryError as error:
             # Not halved, as batches of inference are: the last bit depends on the batch, and a job that was ended or
             # moved to another GPU resumes with the batches that it would have taken.
-            longest = max(map(len, sequences))
             raise ResourceError(
-                f"predicting {len(sequences)} sequences of up to {longest} residues needs more memory than the device "
-                f"has: lower {self._settings.section}.tokens, or leave long sequences out"
+                f"predicting {len(sequences)} sequences of up to {max(map(len, sequences))} residues needs more memory "
+                f"than the device has: lower {self._settings.section}.tokens, or leave long sequences out"
             ) from error
         # Before it is cached: a structure that is there is never predicted again.
         if not all(np.isfinite(structure.coordinates).all() for structure in predicted):
@@ -120,9 +118,16 @@ def actors(
         if first != other:
             raise DataError(f"{settings.source}: nodes have different weights ({first}, {other}); give all the same")
 
-    resources = {"num_cpus": cpus, "num_gpus": gpus if settings.device == "cuda" else 0}
     return ActorPool(
-        Folder, settings, count, resources, at_once=1, max_failures=max_failures, log=log, ended=ended, same=same
+        Folder,
+        settings,
+        count,
+        {"num_cpus": cpus, "num_gpus": gpus if settings.device == "cuda" else 0},
+        at_once=1,
+        max_failures=max_failures,
+        log=log,
+        ended=ended,
+        same=same,
     )
 
 

@@ -69,8 +69,11 @@ def _fitted(folder: Path, export: Path, terms: TermsSection) -> dict[str, Any]:
         if not scores:  # the network alone, which learnt no term of this aspect
             continue
         weights = fit_blend(scores, aspect.terms[rows], aspect.accretion)
-        values = _values(data, name, rows, {**scores, "blend": blended(scores, weights)})
-        blend[name] = {"weights": weights, "proteins": len(rows), "validation": values}
+        blend[name] = {
+            "weights": weights,
+            "proteins": len(rows),
+            "validation": _values(data, name, rows, {**scores, "blend": blended(scores, weights)}),
+        }
     return blend
 
 
@@ -84,10 +87,9 @@ def _values(
     settings = EvaluationSection(draws=0, orphans=False)
     values = {}
     for predictor, predicted in scores.items():
-        evaluation = evaluate_functions(
+        metrics = evaluate_functions(
             aspect.aspect, truth, predicted, accretion_V=aspect.accretion, settings=settings
-        )
-        metrics = evaluation.metrics
+        ).metrics
         values[predictor] = {metric: metrics[metric].value if metrics else 0.0 for metric in _METRICS}
     return values
 

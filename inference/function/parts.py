@@ -91,8 +91,10 @@ class Parts:
             rows.append(self._search.hits(query, homology.candidates, homology.max_evalue, candidates))
         ends = np.cumsum([0, *map(len, rows)])
         hits = [hit for row in rows for hit in row]
-        columns = np.array([hit.record for hit in hits], np.int64)
-        return csr_array((np.array([hit.bits for hit in hits]), columns, ends), shape=(len(texts), len(self.data.ids)))
+        return csr_array(
+            (np.array([hit.bits for hit in hits]), np.array([hit.record for hit in hits], np.int64), ends),
+            shape=(len(texts), len(self.data.ids)),
+        )
 
     def _learnt(self, texts: Sequence[str], vectors_NC: Vectors | None) -> dict[str, csr_array]:
         """(N, V) probabilities of each aspect that has terms which the network knows; none where it is no part."""

@@ -23,9 +23,9 @@ from esmeray.dataset.store.reader import Store
 from esmeray.function.ontology import propagate
 from esmeray.function.predictors import blended
 from esmeray.function.proteins import FunctionData, read
+from esmeray.function.section import PredictTermsSection
 from esmeray.inference.function.blend import BLEND_FILE, FOLDER
 from esmeray.inference.function.parts import Parts, takes_vectors
-from esmeray.inference.function.section import PredictTermsSection
 from esmeray.inference.function.vectors import load_known, vectors_of
 from esmeray.run_folder.job import Journal, accept, journal, unfinished
 from esmeray.run_folder.paths import EXPORT
@@ -96,8 +96,10 @@ def _predict(
     parts = Parts(run / EXPORT, settings, data, known_RC, training=False)
     with record_bar("predicting") as bar:
         for start, stop in blocks:
-            texts = [store.text(record) for record in range(start, stop)]
-            queries = parts.queries(texts, None if vectors_NC is None else vectors_NC[start:stop])
+            queries = parts.queries(
+                [store.text(record) for record in range(start, stop)],
+                None if vectors_NC is None else vectors_NC[start:stop],
+            )
             predicted = {}
             for name, aspect_weights in weights.items():
                 blend = _thousandths(blended(parts.scores(name, queries), aspect_weights))

@@ -72,8 +72,7 @@ def load_known(folder: Path, computed: Path) -> Vectors:
     if weights.is_file() and verified(weights).read_text(encoding="utf-8") != _space(computed):
         raise DataError(f"{folder}: was computed by other weights than the run's model has now; train again")
     with parsing(vectors, "train again"):
-        known: Vectors = np.load(vectors)
-        return known
+        return np.load(vectors)
 
 
 def _space(folder: Path) -> str:

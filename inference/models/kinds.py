@@ -131,8 +131,7 @@ def output_names() -> list[str]:
 @cache
 def kind_of(name: str) -> OutputKind:
     """The kind of this name."""
-    kind: OutputKind = added("outputs").get(name) or import_module(f"{outputs.__name__}.{name}").KIND
-    return kind
+    return added("outputs").get(name) or import_module(f"{outputs.__name__}.{name}").KIND
 
 
 def prediction_of(task: str | None) -> str | None:

@@ -123,8 +123,9 @@ class Model:
                 # The default has the plain name: whoever reads a file of means need not know how many layers there are.
                 full_name = name if list(layers) == [-1] else f"{name}_layer_{layer}"
                 text, semicolon, note = kind.description.partition(";")
-                description = f"{text}, layer {layer}{semicolon}{note}"
-                outputs.append(Output(full_name, name, layer, known[name], per, description))
+                outputs.append(
+                    Output(full_name, name, layer, known[name], per, f"{text}, layer {layer}{semicolon}{note}")
+                )
         return tuple(outputs)
 
     def cache_key(self, output: Output, max_length: int | None, crop: str) -> str:
@@ -134,8 +135,9 @@ class Model:
         # By the backbone's weights alone: models on one frozen backbone share its features. What a head computes is of
         # its weights too: two autoencoders on one backbone have other latents.
         weights = self._weights if kind_of(output.kind).head is None else self.facts.fingerprint
-        tokenizer = self.tokenizer.fingerprint
-        return features_fingerprint(self.backbone, weights, tokenizer, max_length, crop, self.facts.precision, name)
+        return features_fingerprint(
+            self.backbone, weights, self.tokenizer.fingerprint, max_length, crop, self.facts.precision, name
+        )
 
     @record_function("tokenize")
     def tokenize(self, texts: Sequence[str], max_length: int | None = None, crop: FixedCrop = "start") -> Tokenized:
@@ -250,16 +252,14 @@ class Model:
             read = packed.batch.tokens if kind.reads == "tokens" else features[kind.features, output.layer]
             rows[output.name] = kind.rows(self, read, packed)
         # One flag in place of a look at the values here, which would wait for the device.
-        finite = torch.stack([tensor.isfinite().all() for tensor in rows.values()]).all()
-        return {**rows, "finite": finite}
+        return {**rows, "finite": torch.stack([tensor.isfinite().all() for tensor in rows.values()]).all()}
 
 
 def _beside_backbone(head: nn.Module) -> nn.Module:
     """What a head has of its own: the model of a task holds the backbone as well."""
-    children: Mapping[str, nn.Module] = dict(head.named_children())
-    if "backbone" not in children:
+    if "backbone" not in dict(head.named_children()):
         return head
-    return nn.ModuleList(child for name, child in children.items() if name != "backbone")
+    return nn.ModuleList(child for name, child in head.named_children() if name != "backbone")
 
 
 def _check_finite(name: str, modules: Sequence[nn.Module]) -> None:
@@ -353,8 +353,9 @@ def run(
                 f"the model gives NaN or infinity in the batch of {names} ...; check its weights, or choose another "
                 "precision"
             )
-        arrays = {name: _array(tensor) for name, tensor in tensors.items()}
-        yield BatchRows(indices, texts.lengths[indices], arrays, loop.splits)
+        yield BatchRows(
+            indices, texts.lengths[indices], {name: _array(tensor) for name, tensor in tensors.items()}, loop.splits
+        )
 
 
 def _array(tensor: Tensor) -> NDArray:

@@ -9,7 +9,7 @@ from esmeray.inference.models.kinds import prediction_of
 from esmeray.inference.models.model import Model
 from esmeray.inference.models.source import check_model, config_of, limit_of, naming
 from esmeray.model.device import check_device, choose_device
-from esmeray.tasks.opening import Opened, open_exported, open_network
+from esmeray.tasks.opening import open_exported, open_network
 from esmeray.train_config.section import Precision
 
 
@@ -46,10 +46,9 @@ def open_model(
             opened = open_exported(located.task, located.folder)
         else:
             opened = open_network(located.path, with_head=heads is None or "masked_lm" in heads)
-    # Heads that nobody asked for cost memory, and their weights would be part of the fingerprint.
-    wanted = {name: head for name, head in opened.heads.items() if heads is None or name in heads}
     return Model(
-        Opened(opened.backbone, opened.tokenizer, wanted),
+        # Heads that nobody asked for cost memory, and their weights would be part of the fingerprint.
+        opened._replace(heads={name: head for name, head in opened.heads.items() if heads is None or name in heads}),
         name=str(source),
         task=located.task,
         precision=precision,

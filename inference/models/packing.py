@@ -59,6 +59,5 @@ def pack(tokenizer: SequenceTokenizer, pieces: Sequence[NDArray[np.int32]]) -> P
 def packed(tokenizer: SequenceTokenizer, tokens_T: NDArray[np.integer], lengths_N: NDArray[np.int64]) -> Packed:
     """(T,) ids of N texts of these lengths, special tokens included, as one batch on the CPU."""
     batch = packed_from_tokens(tokens_T, lengths_N)
-    mask_T = residue_mask(batch, len(tokenizer.prefix), len(tokenizer.suffix))
     # Found here, on the CPU: nonzero on CUDA waits for the device, as its result has a size that the host must know.
-    return Packed(batch, mask_T.nonzero()[:, 0])
+    return Packed(batch, residue_mask(batch, len(tokenizer.prefix), len(tokenizer.suffix)).nonzero()[:, 0])

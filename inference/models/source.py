@@ -44,9 +44,8 @@ def find_model(source: str | Path, key: str = "model") -> ModelSource:
     if has_random_weights(BackboneSection(source=source)):
         return ModelSource(source, None, random_weights=True)
     folder = local_folder(source, key)
-    if folder is None:
-        return ModelSource(source, None)
-    return ModelSource(str(folder), task_of(folder))
+    # Without a folder it is a hub name: what it holds is known once transformers opens it.
+    return ModelSource(source, None) if folder is None else ModelSource(str(folder), task_of(folder))
 
 
 def check_model(source: str | Path, random_weights: bool, key: str = "model") -> ModelSource:

@@ -1,12 +1,13 @@
-"""Scores by several models, of which a model may be one that was fitted to measured mutants: a folder with
-mutations.json. Shape legend: N mutants, D features.
+"""Scores by several models, also from Python, of which a model may be one that was fitted to measured mutants: a folder
+with mutations.json. Shape legend: N mutants, D features.
 """
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,6 +98,40 @@ def scores_of(
     return np.array(scores)
 
 
+def score_mutants(
+    model: str | Path,
+    sequence: str,
+    mutants: Sequence[str],
+    *,
+    method: Literal["wild_type", "masked", "pseudo"] = "masked",
+    first_position: int = 1,
+    device: str | None = None,
+) -> NDArray[np.float64]:
+    """(N,) zero-shot scores of mutants, log-probability ratios to the wild type (Meier et al. 2021), or what a model of
+    ``esmeray mutations fit`` predicts.
+
+    Args:
+        model: a masked language model, as :func:`esmeray.open_model` takes it, or a fitted one.
+        sequence: the wild type.
+        mutants: as A24G or A24G:C25D.
+        method: wild_type is one pass, masked one for each mutated position, pseudo one for each position of each
+            mutant (Salazar et al. 2020).
+        first_position: number of the first residue.
+        device: cpu, cuda, cuda:1 ...; by default CUDA where there is one.
+
+    Raises ValueError for a mutant that the wild type can't have, ConfigError for another kind of model.
+
+    >>> esmeray.score_mutants("esm2", "MKTAYIAKQR", ["K2R", "T3S:A4G"], method="wild_type").shape
+    (2,)
+    """
+    protein = Protein(sequence, first_position)
+    # A job as the command's, in a folder that goes: nothing of a call from Python is resumed.
+    section = MutationsSection(sequence=Path(), method=method, device=device)
+    with TemporaryDirectory() as folder:
+        (scores_N,) = scores_of([str(model)], protein, [*map(protein.mutant, mutants)], section, Path(folder), {})
+    return scores_N
+
+
 def fit_table(
     source: str, protein: Protein, table: MutantTable, section: MutationFitSection, folder: Path
 ) -> tuple[Fitted, Evaluations]:
@@ -157,10 +192,8 @@ def _inputs(
             f"the model is fitted with the scores of a column {column!r}: esmeray mutations score takes them from its "
             f"table by --score.compare {column}"
         )
-    if section.features == "one_hot":
-        features = with_composition(one_hot(protein, mutants))
-    else:
-        features = open_scorer().embeddings(mutants)
+    is_one_hot = section.features == "one_hot"
+    features = with_composition(one_hot(protein, mutants)) if is_one_hot else open_scorer().embeddings(mutants)
     return features, open_scorer().zero_shot(mutants) if column is None else columns[column]
 
 
@@ -187,8 +220,7 @@ def _cross_validations(
             scores = {"model": validate(features_ND, zero_shot_N)}
             if substitutions:  # insertions have no one-hot features
                 scores["ridge on one-hot"] = validate(one_hot(protein, mutants), 0 * zero_shot_N)
-            name = f"Folds {kind}, {'all' if size is None else size} training mutants"
             evaluation = evaluation_of(scores, measured_N, **resampled)
             evaluation["baselines"] = {"zero-shot score": zero_shot, **evaluation["baselines"]}
-            evaluations[name] = evaluation
+            evaluations[f"Folds {kind}, {'all' if size is None else size} training mutants"] = evaluation
     return evaluations

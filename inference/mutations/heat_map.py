@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.colors import CenteredNorm
 from numpy.typing import NDArray
 
-from esmeray.common.figure_style import INK, new_figure, save
+from esmeray.common.figure_style import INK, picture
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.inference.mutations.variants import Mutation, Protein
 
@@ -25,21 +25,22 @@ def draw_scan(
         scores_20L[AMINO_ACIDS.index(mutation.mutant), mutation.offset] = score
     starts = range(0, length, _PANEL_POSITIONS)
     shown = min(length, _PANEL_POSITIONS)
-    figure = new_figure(max(6.0, 0.14 * shown + 1.5), 3.2 * len(starts) + 0.6, title)
-    panels = figure.subplots(len(starts), squeeze=False)[:, 0]
-    # As far to both sides: stretched to the extremes of each, a gain of 0.3 was as dark as a loss of 3.
-    norm = CenteredNorm(0.0, max(1e-3, float(np.nanmax(np.abs(scores_20L)))))
-    for start, axes in zip(starts, panels, strict=True):
-        offsets = np.arange(start, min(start + _PANEL_POSITIONS, length))
-        image = axes.imshow(scores_20L[:, offsets], cmap="RdBu", norm=norm, aspect="auto", interpolation="nearest")
-        rows = np.array([AMINO_ACIDS.find(protein.sequence[offset]) for offset in offsets.tolist()], dtype=float)
-        axes.plot(offsets - start, np.where(rows < 0, np.nan, rows), ".", color=INK, markersize=4)
-        # As wide as the others, also where the last panel has few columns: a position is the same width everywhere.
-        axes.set_xlim(-0.5, shown - 0.5)
-        axes.set_yticks(range(len(AMINO_ACIDS)), [*AMINO_ACIDS], fontsize=7, family="monospace")
-        # By the protein's own numbers, which need not start at 1: ticks are those that a paper would name.
-        positions = offsets + protein.first
-        axes.set_xticks(offsets[positions % 10 == 0] - start, [*map(str, positions[positions % 10 == 0])], fontsize=8)
-        axes.set_facecolor("#e6e8eb")
-    figure.colorbar(image, ax=panels, label="score; dots: wild type", shrink=0.6, aspect=30)
-    save(figure, path)
+    with picture(path, max(6.0, 0.14 * shown + 1.5), 3.2 * len(starts) + 0.6, title) as figure:
+        panels = figure.subplots(len(starts), squeeze=False)[:, 0]
+        # As far to both sides: stretched to the extremes of each, a gain of 0.3 was as dark as a loss of 3.
+        norm = CenteredNorm(0.0, max(1e-3, float(np.nanmax(np.abs(scores_20L)))))
+        for start, axes in zip(starts, panels, strict=True):
+            offsets = np.arange(start, min(start + _PANEL_POSITIONS, length))
+            image = axes.imshow(scores_20L[:, offsets], cmap="RdBu", norm=norm, aspect="auto", interpolation="nearest")
+            rows = np.array([AMINO_ACIDS.find(protein.sequence[offset]) for offset in offsets.tolist()], dtype=float)
+            axes.plot(offsets - start, np.where(rows < 0, np.nan, rows), ".", color=INK, markersize=4)
+            # As wide as the others, also where the last panel has few columns: a position is the same width everywhere.
+            axes.set_xlim(-0.5, shown - 0.5)
+            axes.set_yticks(range(len(AMINO_ACIDS)), [*AMINO_ACIDS], fontsize=7, family="monospace")
+            # By the protein's own numbers, which need not start at 1: ticks are those that a paper would name.
+            positions = offsets + protein.first
+            axes.set_xticks(
+                offsets[positions % 10 == 0] - start, [*map(str, positions[positions % 10 == 0])], fontsize=8
+            )
+            axes.set_facecolor("#e6e8eb")
+        figure.colorbar(image, ax=panels, label="score; dots: wild type", shrink=0.6, aspect=30)

@@ -46,8 +46,9 @@ class Scorer:
         if self._method == "pseudo":
             # The wild type is the first row, so that a resumed job does not compute it again.
             sequences = [wild, *(mutant.sequence(wild) for mutant in mutants)]
-            likelihoods = self.model.log_likelihoods
-            sums_N1 = self._rows("pseudo", sequences, len(wild) * width, lambda items: likelihoods(items)[:, None])
+            sums_N1 = self._rows(
+                "pseudo", sequences, len(wild) * width, lambda items: self.model.log_likelihoods(items)[:, None]
+            )
             return sums_N1[1:, 0] - sums_N1[0, 0]
         if any(mutant.whole is not None for mutant in mutants):
             raise DataError(f"method {self._method}: has no score of insertions and deletions; give pseudo")
@@ -57,8 +58,7 @@ class Scorer:
         logs_L20 = np.zeros((len(wild), len(AMINO_ACIDS)))
 
         def logs_of(items: Sequence[int]) -> NDArray[np.float64]:
-            wanted = np.column_stack([np.zeros(len(items), np.int64), items])
-            return self.model.log_probabilities([wild], wanted, masked)
+            return self.model.log_probabilities([wild], np.array([(0, offset) for offset in items]), masked)
 
         # Not masked, all positions of a protein that is no longer than a window share one pass.
         one_pass = not masked and width == len(wild)
@@ -67,8 +67,8 @@ class Scorer:
 
     def embeddings(self, mutants: Sequence[Mutant]) -> NDArray[np.float64]:
         """(N, D) of the mutants' sequences."""
-        sequences = [mutant.sequence(self._protein.sequence) for mutant in mutants]
-        return self._rows("embeddings", sequences, len(self._protein.sequence), self.model.embeddings)
+        wild = self._protein.sequence
+        return self._rows("embeddings", [mutant.sequence(wild) for mutant in mutants], len(wild), self.model.embeddings)
 
     def _rows(
         self, name: str, items: Sequence[Item], tokens: int, compute: Callable[[Sequence[Item]], NDArray[np.float64]]
@@ -78,9 +78,14 @@ class Scorer:
             return np.empty((0, len(AMINO_ACIDS)))
         # By the weights: a folder of scores may hold those of several models, each with a journal of its own.
         folder = self._folder / f"{name}-{self.facts.fingerprint}"
-        work = xxhash.xxh3_128_hexdigest(json.dumps([self._protein.sequence, *items]).encode())
-        limits = {"max_length": self.model.max_length, "tokens": self.model.tokens}
-        accept(folder, {"model": self.facts.name, "precision": self.facts.precision, **limits, "mutants": work})
+        job = {
+            "model": self.facts.name,
+            "precision": self.facts.precision,
+            "max_length": self.model.max_length,
+            "tokens": self.model.tokens,
+            "mutants": xxhash.xxh3_128_hexdigest(json.dumps([self._protein.sequence, *items]).encode()),
+        }
+        accept(folder, job)
         at_once = max(1, PIECE_TOKENS // tokens)
         starts = range(0, len(items), at_once)
         with journal(folder) as kept, record_bar(name) as bar:

@@ -57,8 +57,7 @@ class MaskedModel:
                 logits_MK[positions] = logits_LK[windows.rows[positions]]
         # Normalised over the whole vocabulary before the columns are taken: ratios of two amino acids are the same, but
         # a pseudo-log-likelihood counts what the model gives to other tokens. In float64: thousands of them are summed.
-        logs_M20: NDArray[np.float64] = log_softmax(logits_MK, axis=1)[:, self._columns]
-        return logs_M20
+        return log_softmax(logits_MK, axis=1)[:, self._columns]
 
     def log_likelihoods(self, sequences: Sequence[str]) -> NDArray[np.float64]:
         """(N,) pseudo-log-likelihood (Salazar et al. 2020, equation 1): the sum over the amino acids of a sequence of
@@ -105,8 +104,7 @@ class _Windows:
         keys_M4 = np.column_stack([numbers_M, starts_M, widths_M, hidden_M])
         self._windows, window_M = np.unique(keys_M4, axis=0, return_inverse=True)
         self.lengths: NDArray[np.int64] = self._windows[:, 2]
-        ends = np.cumsum(np.bincount(window_M))[:-1]
-        self.positions = np.split(np.argsort(window_M, kind="stable"), ends)
+        self.positions = np.split(np.argsort(window_M, kind="stable"), np.cumsum(np.bincount(window_M))[:-1])
 
     def batches(self, token_budget: int | None) -> list[Indices]:
         assert token_budget is not None

@@ -46,9 +46,7 @@ def fit(features_ND: Features, zero_shot_N: NDArray[np.float64], measured_N: NDA
     thousands remain, and the time of a fit is cubic in the smaller of rows and columns.
     """
     own_N = _own_columns(features_ND) if issparse(features_ND) else None
-    shared = np.arange(features_ND.shape[1])
-    if own_N is not None:
-        shared = np.setdiff1d(features_ND.indices, own_N)
+    shared = np.arange(features_ND.shape[1]) if own_N is None else np.setdiff1d(features_ND.indices, own_N)
     dense_NS = features_ND[:, shared].toarray() if issparse(features_ND) else features_ND
     mean_S, mean = dense_NS.mean(axis=0), zero_shot_N.mean()
     centred_NS = dense_NS - mean_S
@@ -134,6 +132,6 @@ def cross_validated(
             if size > len(train):
                 raise ConfigError(f"sizes {size}: a training part has {len(train):,} mutants; give fewer")
             train = random.choice(train, size, replace=False)
-        model = fit(features_ND[train], zero_shot_N[train], measured_N[train])
-        predicted_N[test] = model.predict(features_ND[test], zero_shot_N[test])
+        ridge = fit(features_ND[train], zero_shot_N[train], measured_N[train])
+        predicted_N[test] = ridge.predict(features_ND[test], zero_shot_N[test])
     return predicted_N

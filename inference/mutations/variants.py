@@ -60,8 +60,10 @@ class Protein:
             raise ValueError("is none; write it as A12G")
         offset = int(match[2]) - self.first
         if not 0 <= offset < len(self.sequence):
-            last = self.first + len(self.sequence) - 1
-            raise ValueError(f"position {match[2]} is not of the sequence, which has {self.first} to {last}")
+            raise ValueError(
+                f"position {match[2]} is not of the sequence, which has {self.first} to "
+                f"{self.first + len(self.sequence) - 1}"
+            )
         # Almost always numbers that start elsewhere, which would else give scores of other mutants.
         if self.sequence[offset] != match[1]:
             raise ValueError(f"the sequence has another residue at position {match[2]}")

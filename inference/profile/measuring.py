@@ -72,8 +72,8 @@ class Subject(NamedTuple):
     limit: Limit
 
     def run(self, texts: Sequence[str], token_budget: int | None = None) -> list[BatchRows]:
-        tokenized = self.model.tokenize(texts, *self.limit)
-        return list(run(self.model, TokenizedTexts(tokenized, self.model), self.outputs, token_budget))
+        tokenized = TokenizedTexts(self.model.tokenize(texts, *self.limit), self.model)
+        return list(run(self.model, tokenized, self.outputs, token_budget))
 
     def token_counts(self, texts: Sequence[str]) -> NDArray[np.int64]:
         """(N,) tokens of each text, special tokens included."""
@@ -187,8 +187,12 @@ def _accuracy(subject: Subject, labelled: LabelledTexts, show: Callable[[str], N
     )
     rows = predictions.kept_residues()
     targets = labelled.targets if rows is None else labelled.targets[rows]
-    metrics = classification_metrics(pipeline.label_space.kind, predictions.probabilities, targets)
-    return {"samples": count, "seconds": seconds, "samples_per_s": count / seconds, "metrics": metrics}
+    return {
+        "samples": count,
+        "seconds": seconds,
+        "samples_per_s": count / seconds,
+        "metrics": classification_metrics(pipeline.label_space.kind, predictions.probabilities, targets),
+    }
 
 
 # --- time by stage
@@ -241,11 +245,15 @@ def profile_stages(subject: Subject, job: Job, folder: Path) -> dict[str, Any]:
 
 def profiler_of(on_cuda: bool, **options: Any) -> profile:
     """A profiler with shapes and stacks; options are torch's."""
-    # Without 'verbose' the events carry no Python stacks (torch 2.0 and later, pytorch/pytorch#100253).
-    verbose = torch._C._profiler._ExperimentalConfig(verbose=True)
-    activities = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * on_cuda]
-    options |= dict.fromkeys(("record_shapes", "profile_memory", "with_stack"), True)
-    return profile(activities=activities, experimental_config=verbose, **options)
+    return profile(
+        activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * on_cuda],
+        # Without 'verbose' the events carry no Python stacks (torch 2.0 and later, pytorch/pytorch#100253).
+        experimental_config=torch._C._profiler._ExperimentalConfig(verbose=True),
+        record_shapes=True,
+        profile_memory=True,
+        with_stack=True,
+        **options,
+    )
 
 
 def write_trace(profiler: profile, folder: Path, on_cuda: bool) -> None:
@@ -266,10 +274,9 @@ def operators(profiler: profile, on_cuda: bool) -> list[dict[str, Any]]:
         if event.device_type == DeviceType.CPU and ".py(" not in event.key and not event.key.startswith("<")
     }
     total_us = sum(times_us.values()) or 1.0
-    largest = sorted(times_us, key=times_us.__getitem__, reverse=True)[:3]
     return [
         {"name": e.key, "calls": e.count, "self_ms": times_us[e] / 1e3, "share": times_us[e] / total_us}
-        for e in largest
+        for e in sorted(times_us, key=times_us.__getitem__, reverse=True)[:3]
     ]
 
 
@@ -281,9 +288,12 @@ def _peaks(model: Model) -> dict[str, float | str]:
     size = 8192 if on_cuda else 2048
     flops = 1e12 * known if known else product_flops_per_s(device, DTYPES[model.facts.precision], size)
     source = torch.zeros(2**30 if on_cuda else 2**26, dtype=torch.int8, device=device)
-    # A copy reads and writes: twice its bytes pass the memory.
-    bytes_per_s = 2 * copy_bytes_per_s(source, torch.empty_like(source))
-    return {"flops_per_s": flops, "flops_from": "data sheet" if known else "measured", "bytes_per_s": bytes_per_s}
+    return {
+        "flops_per_s": flops,
+        "flops_from": "data sheet" if known else "measured",
+        # A copy reads and writes: twice its bytes pass the memory.
+        "bytes_per_s": 2 * copy_bytes_per_s(source, torch.empty_like(source)),
+    }
 
 
 def _by_stage(profiler: profile, on_cuda: bool) -> tuple[Counter[str], int]:
@@ -326,12 +336,11 @@ def _least_seconds(subject: Subject, tokens_N: np.ndarray, elements: int, peaks:
     facts = subject.model.facts
     bytes_each = DTYPES[facts.precision].itemsize
     tokens = float(tokens_N.sum())
-    pooled = sum(output.channels for output in subject.outputs) * tokens
     return {
         "products": facts.flops_per_token * tokens / peaks["flops_per_s"],
         "attention": facts.attention_flops * float((tokens_N.astype(float) ** 2).sum()) / peaks["flops_per_s"],
         NORMS: 2 * bytes_each * elements / peaks["bytes_per_s"],
-        "pooling": bytes_each * pooled / peaks["bytes_per_s"],
+        "pooling": bytes_each * tokens * sum(output.channels for output in subject.outputs) / peaks["bytes_per_s"],
     }
 
 
@@ -394,8 +403,11 @@ def _summary(runs: Sequence[dict[str, float]]) -> dict[str, Any]:
 
 def _distribution(values: Sequence[float]) -> dict[str, float]:
     """Mean, standard deviation (0 of a single value) and percentiles."""
-    percentiles = {f"p{percent}": float(np.percentile(values, percent)) for percent in (5, 50, 95, 99)}
-    return {"mean": fmean(values), "std": stdev(values) if len(values) > 1 else 0.0, **percentiles}
+    return {
+        "mean": fmean(values),
+        "std": stdev(values) if len(values) > 1 else 0.0,
+        **{f"p{percent}": float(np.percentile(values, percent)) for percent in (5, 50, 95, 99)},
+    }
 
 
 def _batches(subject: Subject, texts: Sequence[str], unit: str, value: int) -> Iterator[Sequence[str]]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from esmeray.common.figure_style import BLUE, GREY, ORANGE, RED, heading, legend, new_figure, save, style
+from esmeray.common.figure_style import BLUE, GREY, ORANGE, RED, legend, picture, style
 
 Row = Mapping[str, Any]
 _PANELS = (
@@ -57,8 +57,10 @@ def _stage_lines(profile: Mapping[str, Any]) -> Iterator[str]:
             f"({peaks['flops_from']}), {peaks['bytes_per_s'] / 1e9:,.3g} GB/s (measured copy)"
         )
     else:
-        memory = f"{profile['peak_memory_bytes'] / 2**30:,.2f} GiB of memory at most"
-        yield f"{profile['tokens_per_s']:,.0f} tokens/s in batches of {profile['tokens_of_a_batch']:,}, {memory}"
+        yield (
+            f"{profile['tokens_per_s']:,.0f} tokens/s in batches of {profile['tokens_of_a_batch']:,}, "
+            f"{profile['peak_memory_bytes'] / 2**30:,.2f} GiB of memory at most"
+        )
     yield from ("", f"{'stage':<20}{'ms a batch':>12}{'share':>9}{'of its limit':>14}")
     for name, stage in profile["stages"].items():
         milliseconds = f"{1e3 * stage['seconds'] / profile['batches']:,.3f}" if "seconds" in stage else ""
@@ -66,8 +68,10 @@ def _stage_lines(profile: Mapping[str, Any]) -> Iterator[str]:
         yield f"{name:<20}{milliseconds:>12}{stage['share']:>9.1%}{limit:>14}".rstrip()
     yield from ("", "Operators that take most time themselves")
     for rank, operator in enumerate(profile["operators"], 1):
-        time = f"{operator['share']:.1%}, {operator['self_ms']:,.2f} ms in {operator['calls']:,} calls"
-        yield f"  {rank}. {operator['name']}: {time}"
+        yield (
+            f"  {rank}. {operator['name']}: {operator['share']:.1%}, {operator['self_ms']:,.2f} ms in "
+            f"{operator['calls']:,} calls"
+        )
 
 
 def _batch_lines(measured: Mapping[str, Any]) -> Iterator[str]:
@@ -79,8 +83,10 @@ def _batch_lines(measured: Mapping[str, Any]) -> Iterator[str]:
         smallest = min(done, key=lambda row: row[unit])
         alone = smallest["latency_per_sample_ms"]
         yield f"Latency per sample: {alone['mean']:,.2f} ms, p95 {alone['p95']:,.2f} ms ({name} {smallest[unit]:,})"
-        rate = f"{fastest['samples_per_s']:,.1f} samples/s ({fastest['tokens_per_s']:,.0f} tokens/s)"
-        yield f"Highest throughput: {rate} at {name} {fastest[unit]:,}"
+        yield (
+            f"Highest throughput: {fastest['samples_per_s']:,.1f} samples/s ({fastest['tokens_per_s']:,.0f} tokens/s) "
+            f"at {name} {fastest[unit]:,}"
+        )
     head = (name, "ms/sample", "p95", "ms/batch", "p95", "p99", "samples/s", "CPU MB", "GPU MB")
     for cells in (head, *(_cells(unit, row) for row in rows)):
         yield "  ".join(f"{cell:>10}" for cell in cells).rstrip()
@@ -92,8 +98,8 @@ def _cells(unit: str, row: Row) -> tuple[str, ...]:
     sample, batch = row["latency_per_sample_ms"], row["latency_per_batch_ms"]
     times = [f"{ms:,.2f}" for ms in (sample["mean"], sample["p95"], batch["mean"], batch["p95"], batch["p99"])]
     cpu_mb, gpu_mb = row["cpu_memory_peak_mb"], row["gpu_memory_peak_mb"]
-    memory = f"{cpu_mb:,.0f}", "-" if gpu_mb is None else f"{gpu_mb:,.0f}"
-    return f"{row[unit]:,}", *times, f"{row['samples_per_s']:,.1f}", *memory
+    gpu_memory = "-" if gpu_mb is None else f"{gpu_mb:,.0f}"
+    return f"{row[unit]:,}", *times, f"{row['samples_per_s']:,.1f}", f"{cpu_mb:,.0f}", gpu_memory
 
 
 def draw_stages(path: Path, profile: Mapping[str, Any], title: str) -> None:
@@ -101,41 +107,36 @@ def draw_stages(path: Path, profile: Mapping[str, Any], title: str) -> None:
     rates = {
         name: profile["tokens"] / stage["seconds"] for name, stage in profile["stages"].items() if stage["seconds"]
     }
-    figure = new_figure(9, 1.2 + 0.3 * len(rates), title)
-    axes = figure.subplots()
-    heading(axes, "Tokens per second of each stage")
-    style(axes)
-    bars = axes.barh(list(rates), list(rates.values()), height=0.66, color=BLUE)
-    axes.bar_label(bars, [f"{rate:,.0f}" for rate in rates.values()], padding=3, fontsize=8)
-    axes.invert_yaxis()
-    # Stages differ by orders of magnitude; at the right is room for the numbers.
-    axes.set_xscale("log")
-    axes.set_xlim(min(rates.values()) / 3, max(rates.values()) * 8)
-    save(figure, path)
+    with picture(path, 9, 1.2 + 0.3 * len(rates), title) as figure:
+        axes = figure.subplots()
+        style(axes, "Tokens per second of each stage")
+        bars = axes.barh(list(rates), list(rates.values()), height=0.66, color=BLUE)
+        axes.bar_label(bars, [f"{rate:,.0f}" for rate in rates.values()], padding=3, fontsize=8)
+        axes.invert_yaxis()
+        # Stages differ by orders of magnitude; at the right is room for the numbers.
+        axes.set(xscale="log", xlim=(min(rates.values()) / 3, max(rates.values()) * 8))
 
 
 def draw_batches(path: Path, measured: Mapping[str, Any], title: str) -> None:
     """Six panels over the batch sizes; that of GPU memory is empty where there is no GPU."""
-    unit, figure = measured["unit"], new_figure(13, 7.2, title)
-    done = [row for row in measured["rows"] if not row["error"]]
-    sizes = [row[unit] for row in done]
-    for axes, (name, key, lines) in zip(figure.subplots(2, 3).ravel(), _PANELS, strict=True):
-        heading(axes, name)
-        style(axes)
-        values = [row[key] for row in done]
-        for line, colour in zip(lines or ("",), (BLUE, ORANGE, RED, GREY), strict=False):
-            heights = [value[line] if line else value for value in values]
-            if None not in heights:  # without a GPU its memory is None
-                axes.plot(sizes, heights, color=colour, marker="o", markersize=4, label=line or None)
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(sizes)  # those that were measured, not powers of two between them
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.margins(x=0.06, y=0.08)
-        axes.set_ylim(bottom=0)  # else a difference of 2 % would look like a cliff
-        axes.set_xlabel(unit.replace("_", " "))
-        legend(axes)
-    save(figure, path)
+    unit = measured["unit"]
+    with picture(path, 13, 7.2, title) as figure:
+        done = [row for row in measured["rows"] if not row["error"]]
+        sizes = [row[unit] for row in done]
+        for axes, (name, key, lines) in zip(figure.subplots(2, 3).ravel(), _PANELS, strict=True):
+            style(axes, name)
+            for line, colour in zip(lines or ("",), (BLUE, ORANGE, RED, GREY), strict=False):
+                heights = [row[key][line] if line else row[key] for row in done]
+                if None not in heights:  # without a GPU its memory is None
+                    axes.plot(sizes, heights, color=colour, marker="o", markersize=4, label=line or None)
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(sizes)  # those that were measured, not powers of two between them
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+            axes.xaxis.set_minor_locator(NullLocator())
+            axes.margins(x=0.06, y=0.08)
+            axes.set_ylim(bottom=0)  # else a difference of 2 % would look like a cliff
+            axes.set_xlabel(unit.replace("_", " "))
+            legend(axes)
 
 
 def draw_heatmap(path: Path, measured: Mapping[str, Any], title: str) -> None:
@@ -144,40 +145,40 @@ def draw_heatmap(path: Path, measured: Mapping[str, Any], title: str) -> None:
     # Without a GPU its line would be empty.
     lines = [line for line in _HEATMAP if done and done[0][line[1]] is not None]
     values = np.array([[row[key][entry] if entry else row[key] for row in done] for _, key, entry, _ in lines], float)
-    figure = new_figure(max(7.0, 3.6 + 1.15 * len(done)), 1.6 + 0.46 * max(1, len(lines)), title)
-    axes = figure.subplots()
-    if done:
-        # Each line by itself: milliseconds and megabytes have no common scale.
-        signed = values * np.array([[sign] for *_, sign in lines])
-        low, high = signed.min(axis=1, keepdims=True), signed.max(axis=1, keepdims=True)
-        goodness = np.divide(signed - low, high - low, out=np.full_like(values, 0.5), where=high > low)
-        axes.imshow(goodness, cmap="RdYlGn", vmin=0, vmax=1, aspect="auto", alpha=0.6)
-    for (line, column), value in np.ndenumerate(values):
-        axes.text(column, line, f"{value:,.0f}" if value >= 1000 else f"{value:.4g}", ha="center", va="center")
-    axes.set_xticks(range(len(done)), [f"{row[unit]:,}" for row in done])
-    axes.set_yticks(range(len(lines)), [name for name, *_ in lines])
-    axes.set_xlabel(f"{unit.replace('_', ' ')} (green: the best of its line)")
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
-    save(figure, path)
+    with picture(path, max(7.0, 3.6 + 1.15 * len(done)), 1.6 + 0.46 * max(1, len(lines)), title) as figure:
+        axes = figure.subplots()
+        if done:
+            # Each line by itself: milliseconds and megabytes have no common scale.
+            signed = values * np.array([[sign] for *_, sign in lines])
+            low, high = signed.min(axis=1, keepdims=True), signed.max(axis=1, keepdims=True)
+            goodness = np.divide(signed - low, high - low, out=np.full_like(values, 0.5), where=high > low)
+            axes.imshow(goodness, cmap="RdYlGn", vmin=0, vmax=1, aspect="auto", alpha=0.6)
+        for (line, column), value in np.ndenumerate(values):
+            axes.text(column, line, f"{value:,.0f}" if value >= 1000 else f"{value:.4g}", ha="center", va="center")
+        axes.set_xticks(range(len(done)), [f"{row[unit]:,}" for row in done])
+        axes.set_yticks(range(len(lines)), [name for name, *_ in lines])
+        axes.set_xlabel(f"{unit.replace('_', ' ')} (green: the best of its line)")
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
 
 
 def draw_devices(path: Path, models: Sequence[dict[str, Any]]) -> None:
     """Residues/s on a logarithmic scale: medians, with whiskers from the lowest to the highest round."""
     names = list(models[0]["devices"])
-    figure = new_figure(3.0 + 2.0 * len(models), 4.2, f"{names[0]} beside {names[1]}, residues/s")
-    axes = figure.subplots()
-    style(axes)
-    axes.set_yscale("log")
-    for offset, name, colour in zip((-0.2, 0.2), names, (BLUE, ORANGE), strict=True):
-        rates = np.array([model["devices"][name]["residues_per_s"] for model in models])
-        middles = np.median(rates, axis=1)
-        reach = middles - rates.min(axis=1), rates.max(axis=1) - middles
-        centres = np.arange(len(models)) + offset
-        bars = axes.bar(centres, middles, 0.38, yerr=reach, color=colour, capsize=3, label=name)
-        axes.bar_label(bars, [f"{middle:,.0f}" for middle in middles], fontsize=8, padding=2)
-    labels = [f"{Path(model['model']).name}\n{model['speed_up']['value']:.2f} times" for model in models]
-    axes.set_xticks(range(len(models)), labels)
-    axes.margins(y=0.2)
-    legend(axes)
-    save(figure, path)
+    with picture(path, 3.0 + 2.0 * len(models), 4.2, f"{names[0]} beside {names[1]}, residues/s") as figure:
+        axes = figure.subplots()
+        style(axes)
+        axes.set_yscale("log")
+        for offset, name, colour in zip((-0.2, 0.2), names, (BLUE, ORANGE), strict=True):
+            rates = np.array([model["devices"][name]["residues_per_s"] for model in models])
+            middles = np.median(rates, axis=1)
+            reach = middles - rates.min(axis=1), rates.max(axis=1) - middles
+            centres = np.arange(len(models)) + offset
+            bars = axes.bar(centres, middles, 0.38, yerr=reach, color=colour, capsize=3, label=name)
+            axes.bar_label(bars, [f"{middle:,.0f}" for middle in middles], fontsize=8, padding=2)
+        axes.set_xticks(
+            range(len(models)),
+            [f"{Path(model['model']).name}\n{model['speed_up']['value']:.2f} times" for model in models],
+        )
+        axes.margins(y=0.2)
+        legend(axes)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 
-from esmeray.common.figure_style import BLUE, GREEN, GREY, INK, ORANGE, RED, heading, legend, new_figure, save, style
+from esmeray.common.figure_style import BLUE, GREEN, GREY, INK, ORANGE, RED, legend, picture, style
 from esmeray.monitoring.gpu_log.analysis import GpuSummary
 from esmeray.monitoring.gpu_log.reader import NAME, TIME, GpuLog
 
@@ -37,21 +37,19 @@ _PANELS = (
 
 def draw_log(log: GpuLog, summaries: Sequence[GpuSummary], path: Path) -> None:
     models = sorted({name for table in log.gpus.values() for name in table[NAME] if name})
-    figure = new_figure(12, 8.5, f"{log.path.name}: {len(log.gpus)} x {', '.join(models) or 'GPU'}")
-    seconds = max(float(table[TIME].iloc[-1]) for table in log.gpus.values())
-    unit, name = (1.0, "s") if seconds < 180 else (60.0, "min") if seconds < 7200 else (3600.0, "h")
-    every = figure.subplots(len(_PANELS), 1, sharex=True)
-    for axes, panel in zip(every, _PANELS, strict=True):
-        _draw(axes, panel, log, summaries, unit)
-    every[-1].set_xlabel(f"Time ({name})", color=INK)
-    every[-1].set_xlim(0, max(seconds, 1.0) / unit)
-    legend(every[0], over_curves=True)  # colours are the same in all panels
-    save(figure, path)
+    with picture(path, 12, 8.5, f"{log.path.name}: {len(log.gpus)} x {', '.join(models) or 'GPU'}") as figure:
+        seconds = max(float(table[TIME].iloc[-1]) for table in log.gpus.values())
+        unit, name = (1.0, "s") if seconds < 180 else (60.0, "min") if seconds < 7200 else (3600.0, "h")
+        every = figure.subplots(len(_PANELS), 1, sharex=True)
+        for axes, panel in zip(every, _PANELS, strict=True):
+            _draw(axes, panel, log, summaries, unit)
+        every[-1].set_xlabel(f"Time ({name})", color=INK)
+        every[-1].set_xlim(0, max(seconds, 1.0) / unit)
+        legend(every[0], over_curves=True)  # colours are the same in all panels
 
 
 def _draw(axes: Axes, panel: Panel, log: GpuLog, summaries: Sequence[GpuSummary], unit: float) -> None:
-    heading(axes, panel.title)
-    style(axes)
+    style(axes, panel.title)
     for summary in summaries:
         for kind in panel.shaded:
             for start, end in summary.spans_s[kind]:

@@ -23,9 +23,8 @@ from esmeray.common.figure_style import (
     RED,
     heading,
     legend,
-    new_figure,
     number_text,
-    save,
+    picture,
     style,
     style_steps,
 )
@@ -45,50 +44,48 @@ def draw_curves(records: Iterable[Record], path: Path, title: str, labels: Metri
     ``labels`` name the metrics of validations that are drawn, in the order in which they get their colours.
     """
     kinds = _by_kind(records)
-    figure = new_figure(11, 6.4, title)
-    losses, metrics, rates, speeds = figure.subplots(2, 2, sharex=True).ravel()
-    _draw_losses(losses, kinds, labels)
-    _draw_metrics(metrics, kinds["validation"], labels)
-    heading(rates, "Learning rate")
-    rates.plot(*_series(kinds["train"], "learning_rate"), color=GREY, linewidth=1.8)
-    rates.set_ylim(bottom=0)
-    rates.yaxis.set_major_formatter(number_text)
-    _draw_speed(speeds, kinds["train"])
-    resumed = sorted({event["step"] for event in kinds["event"] if event["event"] == "resumed"})
-    for axes in (losses, metrics, rates, speeds):
-        style_steps(axes)
-        for step in resumed:
-            axes.axvline(step, color=INK, linestyle=":", linewidth=1.0, alpha=0.7, zorder=0)
-    if resumed:
-        look = {"fontsize": 8, "color": INK, "rotation": 90, "ha": "right", "va": "bottom"}
-        losses.annotate("resumed", (resumed[0], 0.02), xycoords=("data", "axes fraction"), **look)
-    for axes in (rates, speeds):
-        axes.set_xlabel("step", color=INK)
-    save(figure, path)
+    with picture(path, 11, 6.4, title) as figure:
+        losses, metrics, rates, speeds = figure.subplots(2, 2, sharex=True).ravel()
+        _draw_losses(losses, kinds, labels)
+        _draw_metrics(metrics, kinds["validation"], labels)
+        heading(rates, "Learning rate")
+        rates.plot(*_series(kinds["train"], "learning_rate"), color=GREY, linewidth=1.8)
+        rates.set_ylim(bottom=0)
+        rates.yaxis.set_major_formatter(number_text)
+        _draw_speed(speeds, kinds["train"])
+        resumed = sorted({event["step"] for event in kinds["event"] if event["event"] == "resumed"})
+        for axes in (losses, metrics, rates, speeds):
+            style_steps(axes)
+            for step in resumed:
+                axes.axvline(step, color=INK, linestyle=":", linewidth=1.0, alpha=0.7, zorder=0)
+        if resumed:
+            look = {"fontsize": 8, "color": INK, "rotation": 90, "ha": "right", "va": "bottom"}
+            losses.annotate("resumed", (resumed[0], 0.02), xycoords=("data", "axes fraction"), **look)
+        for axes in (rates, speeds):
+            axes.set_xlabel("step", color=INK)
 
 
 def draw_comparison(runs: Mapping[str, Sequence[Record]], path: Path) -> None:
     """Draw the losses of runs, records of metrics.jsonl by name, over time and tokens to a PNG."""
-    figure = new_figure(11, 4.6, "Loss")
-    over_time, over_tokens = figure.subplots(1, 2, sharey=True)
-    losses = []
-    for (name, records), color in zip(runs.items(), cycle((BLUE, ORANGE, GREEN, RED, MAGENTA, GREY))):
-        points = list(_points_of(records))
-        # The label stands on one of the two, or the legend would have every run twice.
-        for kind, label, width in (("train", None, 0.8), ("validation", name, 2.0)):
-            drawn = [(*position, record["loss"]) for *position, record in points if record["kind"] == kind]
-            minutes, tokens, values = np.array(drawn, dtype=np.float64).reshape(-1, 3).T
-            look = {"color": color, "label": label, "linewidth": width, "alpha": 0.35 if label is None else 1.0}
-            over_time.plot(minutes, values, **look)
-            over_tokens.plot(tokens, values, **look)
-            losses.append(values)
-    over_time.set_ylim(*_limits(*losses))
-    for axes, unit in ((over_time, "minutes of training"), (over_tokens, "tokens")):
-        style(axes)
-        axes.set_xlabel(unit, color=INK)
-    over_tokens.xaxis.set_major_formatter(EngFormatter(sep=""))
-    legend(over_time)
-    save(figure, path)
+    with picture(path, 11, 4.6, "Loss") as figure:
+        over_time, over_tokens = figure.subplots(1, 2, sharey=True)
+        losses = []
+        for (name, records), color in zip(runs.items(), cycle((BLUE, ORANGE, GREEN, RED, MAGENTA, GREY))):
+            points = list(_points_of(records))
+            # The label stands on one of the two, or the legend would have every run twice.
+            for kind, label, width in (("train", None, 0.8), ("validation", name, 2.0)):
+                drawn = [(*position, record["loss"]) for *position, record in points if record["kind"] == kind]
+                minutes, tokens, values = np.array(drawn, dtype=np.float64).reshape(-1, 3).T
+                look = {"color": color, "label": label, "linewidth": width, "alpha": 0.35 if label is None else 1.0}
+                over_time.plot(minutes, values, **look)
+                over_tokens.plot(tokens, values, **look)
+                losses.append(values)
+        over_time.set_ylim(*_limits(*losses))
+        for axes, unit in ((over_time, "minutes of training"), (over_tokens, "tokens")):
+            style(axes)
+            axes.set_xlabel(unit, color=INK)
+        over_tokens.xaxis.set_major_formatter(EngFormatter(sep=""))
+        legend(over_time)
 
 
 def _points_of(records: Sequence[Record]) -> Iterator[tuple[float, int, Record]]:

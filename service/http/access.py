@@ -139,9 +139,12 @@ class Access:
         # In each ingress process its own: they share no memory, so several together let more through.
         wait_s = self._buckets.setdefault((key.name, unit), _Bucket(per_minute)).take(amount)
         if wait_s:
-            detail = f"the key's {per_minute:,} {unit} a minute are used up; try again later"
-            # Rounded up: who comes back a fraction early would be refused again.
-            raise RefusalError(429, detail, retry_after_s=int(wait_s) + 1, limit=f"{unit}_per_minute")
+            raise RefusalError(
+                429,
+                f"the key's {per_minute:,} {unit} a minute are used up; try again later",
+                retry_after_s=int(wait_s) + 1,  # rounded up: who comes back a fraction early would be refused again
+                limit=f"{unit}_per_minute",
+            )
 
 
 def check_page(host: str, scope: Scope, headers: dict[bytes, bytes]) -> None:

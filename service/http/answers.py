@@ -54,8 +54,7 @@ def json_answer(content: Any) -> Response:
         arrays.append(values)
         return mark
 
-    texts = to_json(content, fallback=marked).split(f'"{mark}"'.encode())
-    pieces = _json_pieces(texts, arrays)
+    pieces = _json_pieces(to_json(content, fallback=marked).split(f'"{mark}"'.encode()), arrays)
     # A generator that is not async is run in a thread by Starlette.
     if sum(values.size for values in arrays) <= TOGETHER:
         return Response(b"".join(pieces), media_type="application/json")

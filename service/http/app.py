@@ -58,8 +58,9 @@ def build_app(config: ServeSection, models: Models, *, adds_request_id: bool = T
             if not callable(hook):
                 raise ValueError("it is no function")
         except (ImportError, AttributeError, ValueError) as error:
-            refusal = f"startup_hook: {name}: can't be imported ({error}); name it as MODULE:FUNCTION"
-            raise ConfigError(refusal) from error
+            raise ConfigError(
+                f"startup_hook: {name}: can't be imported ({error}); name it as MODULE:FUNCTION"
+            ) from error
         hook(app)
     # Outside of everything, the hook's middleware too: what is refused by its size or key costs nothing else.
     return Guard(app, service, adds_request_id)

@@ -32,7 +32,6 @@ _MASKED_LETTERS = re.compile(rf"(?:[A-Za-z.-]|{MASK_TEXT})+")
 _LONGEST_ID = 256
 _MOST_HEADER_BYTES = 4 * _LONGEST_ID  # a letter of UTF-8 has four bytes at most
 _MASK = MASK_TEXT.encode()
-_BLANKS = b" \t\r\n\v\f"
 SMALL_BYTES = 65_536
 """Bodies up to this size are parsed at once; larger ones by one thread, one after the other, beside the event loop."""
 _PARSER = ThreadPoolExecutor(1, thread_name_prefix="parse")
@@ -166,8 +165,12 @@ def checked(
             text = text.strip().removesuffix("*")  # the end of a translation, as many files of FASTA have it
         length = residues_of(text)
         if length > longest:
-            detail = f"record {name}: {length:,} residues, more than {longest:,}; send a shorter one"
-            raise RefusalError(422, detail, record=name, limit="sequence_residues")
+            raise RefusalError(
+                422,
+                f"record {name}: {length:,} residues, more than {longest:,}; send a shorter one",
+                record=name,
+                limit="sequence_residues",
+            )
         total += length
         _check_number(total, "residues", limits)  # before each letter is looked at: of more, it would take seconds
         if about.one_token_per_residue:
@@ -229,7 +232,7 @@ def _fasta(body: bytes, limits: LimitsSection) -> list[dict[str, str]]:
     residues = 0
     for number, record in enumerate(body[1:].split(b"\n>"), 1):
         header, _, lines = record.partition(b"\n")
-        sequence = lines.translate(None, _BLANKS)
+        sequence = lines.translate(None, b" \t\r\n\v\f")
         residues += len(sequence) - sequence.count(_MASK) * (len(_MASK) - 1)
         _check_number(residues, "residues", limits)
         # Cut before it is decoded: a header may be all of the body.

@@ -51,9 +51,8 @@ class Guard:
         service = self.service
         headers = dict(scope["headers"])
         # A caller's own id, so that its logs and ours are compared; nothing that could forge a line of the log.
-        request_id = headers.get(REQUEST_ID, b"").decode("latin-1")
-        if not _REQUEST_ID.fullmatch(request_id):
-            request_id = uuid.uuid4().hex
+        callers_id = headers.get(REQUEST_ID, b"").decode("latin-1")
+        request_id = callers_id if _REQUEST_ID.fullmatch(callers_id) else uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
         answer = _Answer(send, request_id, [(REQUEST_ID, request_id.encode())] if self.adds_request_id else [])
         body = _Body(receive, self, time.monotonic() + service.limits.body_s)
@@ -106,14 +105,13 @@ class Guard:
         if endpoint in _NOT_LOGGED:  # probes, every few seconds
             return
         state = scope["state"]
-        facts = {name: state[name] for name in ("model", "sequences", "residues") if name in state}
         line = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "request": answer.request_id,
             "endpoint": endpoint,
             "status": answer.status,
             "key": state["key"].name if "key" in state else None,
-            **facts,
+            **{name: state[name] for name in ("model", "sequences", "residues") if name in state},
             "seconds": round(seconds, 4),
             "bytes": answer.sent_bytes,
         }
@@ -150,8 +148,7 @@ class _Body:
             async with asyncio.timeout(max(0.0, self.until_s - time.monotonic())):
                 message = await self.receive()
         except TimeoutError:
-            detail = f"the body took more than {limits.body_s:g} s to arrive"
-            raise RefusalError(408, detail, limit="body_s") from None
+            raise RefusalError(408, f"the body took more than {limits.body_s:g} s to arrive", limit="body_s") from None
         size = len(message.get("body", b""))
         self.arrived_bytes += size
         self.guard.body_bytes += size
@@ -159,15 +156,17 @@ class _Body:
             raise _too_large(limits)
         # Small ones have room beyond it, which the number of requests bounds: a few slow large ones shut nobody out.
         if self.guard.body_bytes > limits.bodies_bytes and self.arrived_bytes > SMALL_BYTES:
-            detail = "the bodies of other requests leave no room for this one; try again later"
-            raise RefusalError(503, detail, 1, limit="bodies_bytes")
+            raise RefusalError(
+                503, "the bodies of other requests leave no room for this one; try again later", 1, limit="bodies_bytes"
+            )
         self.is_whole = not message.get("more_body", False)
         return message
 
 
 def _too_large(limits: LimitsSection) -> RefusalError:
-    detail = f"the body has more than {limits.body_bytes:,} bytes; send fewer sequences at once"
-    return RefusalError(413, detail, limit="body_bytes")
+    return RefusalError(
+        413, f"the body has more than {limits.body_bytes:,} bytes; send fewer sequences at once", limit="body_bytes"
+    )
 
 
 @dataclass(eq=False)

@@ -12,7 +12,6 @@ from starlette.responses import Response
 MOST_BYTES = 4096
 TEI_ROUTES = ("/embed", "/embed_all", "/info", "/tokenize")
 _TEI_TYPES = {400: "empty", 401: "unauthorized", 422: "validation", 424: "backend", 429: "overloaded", 503: "unhealthy"}
-_LONGEST_DETAIL = 600
 ROOM_TOKENS = "X-Room-Tokens"
 """Header of a refusal for overload: tokens of a request that would have been taken."""
 
@@ -37,19 +36,18 @@ class RefusalError(Exception):
 
     def response(self, path: str, request_id: str) -> Response:
         # What it has of the request, an id or a path, is a stranger's, and ends up in terminals.
-        detail = printable(self.detail, _LONGEST_DETAIL)
+        detail = printable(self.detail, longest=600)
         if path in TEI_ROUTES:
             other_type = "validation" if self.status < 500 else "backend"
             body: dict[str, Any] = {"error": detail, "error_type": _TEI_TYPES.get(self.status, other_type)}
             media_type = "application/json"
         else:
-            facts = {key: printable(value) if isinstance(value, str) else value for key, value in self.facts.items()}
             body = {
                 "type": "about:blank",
                 "title": HTTPStatus(self.status).phrase,
                 "status": self.status,
                 "detail": detail,
-                **facts,
+                **{key: printable(value) if isinstance(value, str) else value for key, value in self.facts.items()},
                 "request_id": request_id,
             }
             media_type = "application/problem+json"

@@ -51,8 +51,8 @@ class Computer:
         precision = served.precision or "fp32"
         tokens = served.tokens or DEFAULT_TOKENS
         if prediction is None:  # the defaults are those of embed, else of the classifier's tools
-            compute = ComputeSection(precision=served.precision, tokens=served.tokens)
-            precision, tokens = compute.resolved(device == "cuda")
+            section = ComputeSection(precision=served.precision, tokens=served.tokens)
+            precision, tokens = section.resolved(device == "cuda")
         self._model = model = open_model(
             served.source, precision, device, random_weights=served.random_weights, key="models"
         )
@@ -141,9 +141,9 @@ class Computer:
 
     def _computed(self, items: Sequence[Item], indices: Sequence[int]) -> dict[int, NDArray[np.float32]]:
         """Results of texts, all outputs from one pass: the batcher has made the batch."""
-        results: dict[int, NDArray[np.float32]] = {}
         if not indices:
-            return results
+            return {}
+        results: dict[int, NDArray[np.float32]] = {}
         payloads = (items[index].payload for index in indices)
         pieces = [payload.masked() if isinstance(payload, MaskedPiece) else payload for payload in payloads]
         names = {"logits" if items[index].output == MASKED else items[index].output for index in indices}

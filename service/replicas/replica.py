@@ -49,8 +49,13 @@ class ModelReplica:
         self._computer = Computer(self._model, device)
         loaded_s = time.perf_counter()
         self._warm_up()
-        seconds = loaded_s - start_s, time.perf_counter() - loaded_s
-        log.info("%s: loaded in %.1f s, warmed up in %.1f s, version %s", self._model.name, *seconds, version)
+        log.info(
+            "%s: loaded in %.1f s, warmed up in %.1f s, version %s",
+            self._model.name,
+            loaded_s - start_s,
+            time.perf_counter() - loaded_s,
+            version,
+        )
 
     async def about(self) -> About:
         return self._computer.about

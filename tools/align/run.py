@@ -24,21 +24,18 @@ from pydantic import Field
 
 from esmeray.common.errors import ConfigError
 from esmeray.common.progress import record_bar
-from esmeray.common.publishing import made_file, refuse_file
 from esmeray.common.text import counted
 from esmeray.dataset.embeddings.manifest import read_manifest
 from esmeray.dataset.store.conversion import job_store
 from esmeray.dataset.store.reader import Store
 from esmeray.run_folder.job import Journal, accept, journal, unfinished
-from esmeray.tools.grammar import IngestedSection, Overwriting, parse
+from esmeray.tools.grammar import IngestedSection, Overwriting, command
 from esmeray.train_config.section import PositiveFloat, PositiveInt, Section
 
 if TYPE_CHECKING:
     from esmeray.alignment.prefilter import EmbeddingNeighbours, SharedWords
     from esmeray.alignment.scoring import Scoring
     from esmeray.alignment.search import Search
-
-MADE_BY = "align"
 
 
 class AlignSection(Section):
@@ -79,15 +76,17 @@ class AlignSection(Section):
 class Arguments(Overwriting):
     """An alignment."""
 
+    made_by = "align"
+
     align: AlignSection
     data: IngestedSection = IngestedSection()
 
 
-def main(argv: list[str]) -> int:
-    arguments = parse(argv, "align", __doc__, Arguments)
+@command("align", __doc__, Arguments)
+def main(arguments: Arguments) -> None:
     section = arguments.align
     # Whatever can be refused is refused before anything is computed.
-    refuse_file(section.output, MADE_BY, arguments.overwrite)
+    arguments.refuse_file(section.output)
     embeddings = [section.query_embeddings, section.store_embeddings]
     if {section.prefilter == "embedding"} != {folder is not None for folder in embeddings}:
         raise ConfigError("align.prefilter: embedding takes query_embeddings and store_embeddings, and no other does")
@@ -103,7 +102,8 @@ def main(argv: list[str]) -> int:
     if by.statistics is None and section.evalue < math.inf:
         raise ConfigError("BLAST has no E-values for this matrix with these gap penalties; give --align.evalue inf")
     start_s = time.perf_counter()
-    with unfinished(section.output, MADE_BY) as folder:
+    hits = 0
+    with unfinished(section.output, arguments.made_by) as folder:
         queries = job_store([section.queries], arguments.data.ingest, folder)
         job = {
             **section.model_dump(include={"hits", "prefilter", "candidates"}),
@@ -117,22 +117,19 @@ def main(argv: list[str]) -> int:
         accept(folder, job)
         with journal(folder) as kept:
             scores = _on_gpu(store, by) if section.device == "cuda" else None
-            search = Search(store, by, threads=section.threads, scores=scores)
-            _align(search, queries, section, kept)
+            _align(Search(store, by, threads=section.threads, scores=scores), queries, section, kept)
         # The journal has every hit already; the file is made in one go, so that it is whole or not there.
         with (
-            made_file(section.output, MADE_BY, arguments.overwrite) as building,
+            arguments.made_file(section.output) as building,
             building.open("w", encoding="utf-8") as file,
         ):
             if section.header:
                 file.write(f"{HEADER}\n")
-            hits = 0
             for line in kept.lines():
                 file.write(line)
                 hits += 1
     aligned = f"{counted(len(queries), 'protein{s}')} with {len(store):,}"
     print(f"{section.output}: {counted(hits, 'hit{s}')} of {aligned} ({time.perf_counter() - start_s:.1f} s)")
-    return 0
 
 
 def _align(search: "Search", queries: Store, section: AlignSection, kept: Journal) -> None:
@@ -142,8 +139,7 @@ def _align(search: "Search", queries: Store, section: AlignSection, kept: Journa
         for number in range(kept.done, len(queries)):
             name, query = queries.id(number), queries.sequence(number).tobytes()
             records = prefilter(name, query, section.candidates) if prefilter else None
-            hits = search.hits(query, section.hits, section.evalue, records)
-            kept.add(search.row(name, query, hit) for hit in hits)
+            kept.add(search.row(name, query, hit) for hit in search.hits(query, section.hits, section.evalue, records))
             bar(kept.done / len(queries), kept.done)
 
 

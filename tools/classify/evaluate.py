@@ -15,28 +15,13 @@ Examples:
   esmeray classify evaluate runs/locations --evaluate.input table.csv --evaluate.part test --evaluate.baselines true
 """
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from esmeray.common.progress import conversion_bar, record_bar
-from esmeray.common.publishing import made_folder, refuse_existing
 from esmeray.common.text import counted
 from esmeray.dataset.section import Part
 from esmeray.inference.models.source import config_of, label_space_of
 from esmeray.tools.classify.predict import ClassifierRunSection
-from esmeray.tools.grammar import OnModel, parse_with_run
-
-if TYPE_CHECKING:
-    from esmeray.dataset.labels.label_space import LabelSpace
-    from esmeray.dataset.section import TokenizerSection
-    from esmeray.inference.classifier import ClassifierPipeline
-    from esmeray.inference.classify.labelled import LabelledTexts
-    from esmeray.inference.classify.report import Scored
-    from esmeray.training.config import Config
-
-MADE_BY = "evaluate"
+from esmeray.tools.grammar import OnModel, Overrides, command
 
 
 class ClassifyEvaluateSection(ClassifierRunSection):
@@ -56,42 +41,47 @@ class ClassifyEvaluateSection(ClassifierRunSection):
 class Arguments(OnModel):
     """The classifier, and the records."""
 
+    made_by = "evaluate"
+
     evaluate: ClassifyEvaluateSection = ClassifyEvaluateSection()
 
 
-def main(argv: list[str]) -> int:
-    arguments, overrides = parse_with_run(argv, "classify evaluate", __doc__, Arguments)
+@command("classify evaluate", __doc__, Arguments, experiment=True)
+def main(arguments: Arguments, overrides: Overrides) -> None:
     evaluate = arguments.evaluate
     # What is wrong with the model's folder, the settings or the data is reported before torch is loaded.
-    from esmeray.inference.classify.labelled import in_training, read_texts, without_texts
+    from esmeray.inference.classify.labelled import in_training, own_texts, read_texts, without_texts
 
     space = label_space_of(arguments.model)
     # Options on the command line are for the file: records of the run are found by the settings that it had.
     recorded, config = config_of(arguments.model), config_of(arguments.model, overrides)
     part = evaluate.part or ("all" if evaluate.input else "validation")
     output = evaluate.output or _output(arguments.model, evaluate, part)
-    refuse_existing(output, MADE_BY, arguments.overwrite)
+    arguments.refuse_existing(output)
     trained_N = None  # as long as it is not known
     if evaluate.input is None:
-        texts = _own_texts(recorded, space, part)
+        texts = own_texts(recorded.run, recorded.data, recorded.model.tokenizer, space, part)
     else:
         texts = read_texts([evaluate.input], config.data, config.model.tokenizer, space, part, overrides)
         trained_N = in_training(recorded.run, recorded.data, texts.texts)
     training = None
     if evaluate.baselines:
+        known = own_texts(recorded.run, recorded.data, recorded.model.tokenizer, space, "training")
         # A baseline that was fitted to what it is evaluated on would look better than it is.
-        training = without_texts(_own_texts(recorded, space, "training"), set(texts.texts))
+        training = without_texts(known, set(texts.texts))
     from esmeray.inference.classifier import ClassifierPipeline  # here: it loads torch
 
-    options = evaluate.model_dump(include={"device", "precision", "tokens"})
-    pipeline = ClassifierPipeline.load(arguments.model, data=config.data, **options)
-    from esmeray.inference.classify.report import evaluation_of, metrics_lines, write_report
+    pipeline = ClassifierPipeline.load(
+        arguments.model, data=config.data, **evaluate.model_dump(include={*ClassifierRunSection.model_fields})
+    )
+    from esmeray.inference.classify.report import evaluation_of, metrics_lines, scored_by, write_report
 
-    with made_folder(output.absolute(), MADE_BY, arguments.overwrite) as building:
-        scored, baselines, counts = _predicted(pipeline, config.model.tokenizer, texts, training)
+    with arguments.made_folder(output) as building:
+        scored, baselines, counts = scored_by(pipeline, config.model.tokenizer, texts, training)
         classifier = config.model.classifier
-        resampled = {"samples": classifier.bootstrap, "seed": config.run.seed}
-        evaluation = evaluation_of(scored, baselines, trained_N=trained_N, **resampled)
+        evaluation = evaluation_of(
+            scored, baselines, trained_N=trained_N, samples=classifier.bootstrap, seed=config.run.seed
+        )
         facts = {
             "model": str(arguments.model),
             "data": evaluate.input or f"the run's own ({', '.join(config.data.source)})",
@@ -109,7 +99,6 @@ def main(argv: list[str]) -> int:
     for name, number in counts.items():
         print(f"  {counted(number, name.replace('_', ' ').replace('records ', 'record{s} '))}")
     print(f"written: {output}/report.md and evaluation.json")
-    return 0
 
 
 def _output(model: Path, evaluate: ClassifyEvaluateSection, part: Part) -> Path:
@@ -122,38 +111,3 @@ def _output(model: Path, evaluate: ClassifyEvaluateSection, part: Part) -> Path:
     # The model may be a run, or the export in it.
     run = next((path for path in (folder, folder.parent) if (path / "metrics.jsonl").is_file()), None)
     return Path(f"evaluation-{name}") if run is None else run / "evaluations" / name
-
-
-def _own_texts(recorded: Config, space: LabelSpace, part: Part) -> LabelledTexts:
-    from esmeray.inference.classify.labelled import own_texts
-
-    with conversion_bar("reading the run's data") as progress:
-        return own_texts(recorded.run, recorded.data, recorded.model.tokenizer, space, part, progress)
-
-
-def _predicted(
-    pipeline: ClassifierPipeline, tokenizer: TokenizerSection, texts: LabelledTexts, training: LabelledTexts | None
-) -> tuple[Scored, dict[str, Any], dict[str, int]]:
-    """The records with the model's predictions, those of the baselines by name, and counts of records.
-
-    Of per-residue labels both are of the residues that are left of cropped sequences.
-    """
-    from esmeray.inference.classify.baselines import baselines
-    from esmeray.inference.classify.report import Scored
-
-    space = pipeline.label_space
-    with record_bar("predicting") as bar:
-        predictions = pipeline.predict(texts.texts, progress=lambda done, total: bar(done / total, done))
-    others = {}
-    if training is not None:
-        known = training.texts, training.targets
-        others = baselines(space.kind, tokenizer.content, *known, texts.texts, space.num_outputs)
-    targets = texts.targets
-    if (rows := predictions.kept_residues()) is not None:
-        targets, others = targets[rows], {name: values[rows] for name, values in others.items()}
-    # Reasons that left nothing out would only lengthen the report.
-    counts = {name: number for name, number in texts.counts.items() if number}
-    if cropped := int((predictions.cropped > 0).sum()):
-        counts["records_cropped"] = cropped
-    scored = Scored(space, texts.ids, predictions.probabilities, targets, texts.weights, predictions.lengths)
-    return scored, others, counts

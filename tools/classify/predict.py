@@ -14,30 +14,18 @@ Examples:
 --predict.precision bf16 --predict.tokens 65536 --data.ingest.duplicate_ids first
 """
 
-from __future__ import annotations
-
 import time
-from collections.abc import Iterable
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from esmeray.common.errors import ConfigError, DataError
-from esmeray.common.progress import record_bar
-from esmeray.common.publishing import made_file, refuse_file
 from esmeray.common.remote import publish, target_path, uri_of
 from esmeray.common.text import counted
 from esmeray.dataset.fasta.counts import count_lines
 from esmeray.inference.models.source import config_of, label_space_of
-from esmeray.tools.grammar import OnModel, parse_with_run
-from esmeray.train_config.section import DEFAULT_TOKENS, ComputeSection, PositiveInt, Precision
+from esmeray.tools.grammar import OnModel, command
+from esmeray.train_config.section import DEFAULT_TOKENS, ComputeSection, Overrides, PositiveInt, Precision
 
-if TYPE_CHECKING:
-    from esmeray.inference.classifier import ClassifierPipeline
-    from esmeray.inference.classify.labelled import TextPart
-    from esmeray.inference.classify.prediction_table import Writer
-
-MADE_BY = "predict"
 SUFFIXES = (".csv", ".tsv", ".parquet")
 CHUNK_CHARACTERS = 4_000_000
 """Texts that are sorted and packed together: about 10,000 proteins."""
@@ -64,17 +52,19 @@ class ClassifyPredictSection(ClassifierRunSection):
 class Arguments(OnModel):
     """The classifier, and the texts."""
 
+    made_by = "predict"
+
     predict: ClassifyPredictSection
 
 
-def main(argv: list[str]) -> int:
-    arguments, overrides = parse_with_run(argv, "classify predict", __doc__, Arguments)
+@command("classify predict", __doc__, Arguments, experiment=True)
+def main(arguments: Arguments, overrides: Overrides) -> None:
     predict = arguments.predict
     output = predict.output
     if not output.name.endswith(SUFFIXES):
         raise ConfigError(f"--predict.output {output}: must end in {' or '.join(SUFFIXES)}")
     target = target_path(output, arguments.overwrite)
-    refuse_file(target, MADE_BY, arguments.overwrite)
+    arguments.refuse_file(target)
     # What is wrong with the model's folder, the settings or the first records is reported before torch is loaded.
     from esmeray.inference.classify.labelled import TextStream
 
@@ -86,16 +76,16 @@ def main(argv: list[str]) -> int:
     if not first:
         raise DataError("no records are left after applying the policies of data.ingest and data.labels")
     from esmeray.inference.classifier import ClassifierPipeline  # here: it loads torch
-    from esmeray.inference.classify.prediction_table import writing_predictions
+    from esmeray.inference.classify.prediction_table import predict_all, writing_predictions
 
     options = predict.model_dump(include={"device", "precision", "tokens"})
     pipeline = ClassifierPipeline.load(arguments.model, data=config.data, **options)
     start_s = time.perf_counter()  # loading the model is no part of the rate
     with (
-        made_file(target, MADE_BY, arguments.overwrite) as building,
+        arguments.made_file(target) as building,
         writing_predictions(building, output.name, space, config.data.labels.separator) as write,
     ):
-        records, cropped = _predict_all(pipeline, chain(first, chunks), write)
+        records, cropped = predict_all(pipeline, chain(first, chunks), write)
     publish(output)  # where it is a URI; what stands there was written to a local file so far
     seconds = time.perf_counter() - start_s
     print(
@@ -108,22 +98,3 @@ def main(argv: list[str]) -> int:
             "--data.max_length takes more"
         )
     print("\n".join(f"  {line}" for line in count_lines(stream.counts)))
-    return 0
-
-
-def _predict_all(pipeline: ClassifierPipeline, chunks: Iterable[TextPart], write: Writer) -> tuple[int, int]:
-    """Read, predict and write chunk after chunk; the number of records, and of those that were cropped."""
-    records = cropped = 0
-    before = 0.0
-    with record_bar("predicting") as bar:
-        for ids, texts, share in chunks:
-            # Defaults keep the values of this chunk, which the loop changes.
-            def show(done: int, total: int, first=before, width=share - before, earlier=records) -> None:
-                bar(first + width * done / total, earlier + done)
-
-            predictions = pipeline.predict(texts, progress=show)
-            write(ids, predictions)
-            records += len(ids)
-            cropped += int((predictions.cropped > 0).sum())
-            before = share
-    return records, cropped

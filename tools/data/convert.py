@@ -21,9 +21,8 @@ from esmeray.common.errors import ConfigError
 from esmeray.common.progress import conversion_bar
 from esmeray.common.text import counted
 from esmeray.dataset.fasta.counts import IngestCounts, count_lines
-from esmeray.dataset.section import IngestSection
 from esmeray.dataset.store.conversion import check, convert
-from esmeray.tools.grammar import IngestedSection, Overwriting, example_of, parse
+from esmeray.tools.grammar import IngestedSection, Overwriting, command, example_of
 from esmeray.train_config.section import Section
 
 
@@ -50,11 +49,14 @@ class Arguments(Overwriting):
     data: FastaSection
 
 
-def main(argv: list[str]) -> int:
-    arguments = parse(argv, "data convert", __doc__, Arguments)
+@command("data convert", __doc__, Arguments)
+def main(arguments: Arguments) -> None:
     sources, ingest, target = arguments.data.source, arguments.data.ingest, arguments.convert.store
     if arguments.check:  # needs no store, which is why convert.store has a default
-        return _check(sources, ingest)
+        with conversion_bar("checking") as progress:
+            checked = check(sources, ingest, progress=progress)
+        _print_summary(f"{', '.join(sources)}: sound, {_holds(checked.records, checked.residues)}", checked.counts)
+        return
     if target is None:
         raise ConfigError(f"missing: --convert.store; {example_of(__doc__, 'data convert')}")
     start_s = time.perf_counter()
@@ -65,14 +67,6 @@ def main(argv: list[str]) -> int:
     size = f"{manifest.data_bytes / 1e6:,.1f} MB, in {elapsed_s:.1f} s ({rate:,.0f} records/s)"
     _print_summary(f"{target}: {_holds(manifest.num_records, manifest.num_residues)}, {size}", manifest.counts)
     say(next_command("train", "--config", "masked_lm", "--data.source", target))
-    return 0
-
-
-def _check(sources: list[str], ingest: IngestSection) -> int:
-    with conversion_bar("checking") as progress:
-        checked = check(sources, ingest, progress=progress)
-    _print_summary(f"{', '.join(sources)}: sound, {_holds(checked.records, checked.residues)}", checked.counts)
-    return 0
 
 
 def _holds(records: int, residues: int) -> str:

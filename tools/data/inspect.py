@@ -24,9 +24,8 @@ from esmeray.dataset.labels.store import MANIFEST_FILE as LABELS_MANIFEST
 from esmeray.dataset.labels.store import LabelledStore
 from esmeray.dataset.store.format import SampleSource
 from esmeray.dataset.store.reader import Store
-from esmeray.tools.grammar import Command, parse
+from esmeray.tools.grammar import Command, command
 
-_BAR_WIDTH = 40
 _BIN_EDGES = (0, 50, 100, 200, 300, 400, 500, 750, 1000, 1500, 2000, 5000, 10_000, 20_000, 50_000)
 
 
@@ -41,8 +40,8 @@ class Arguments(Command):
     """Print one JSON object in place of the tables."""
 
 
-def main(argv: list[str]) -> int:
-    arguments = parse(argv, "data inspect", __doc__, Arguments)
+@command("data inspect", __doc__, Arguments)
+def main(arguments: Arguments) -> None:
     path = arguments.store
     verify: Literal["full", "quick"] = "full" if arguments.verify else "quick"
     # A labelled store is a store with a manifest of labels beside its own.
@@ -54,7 +53,7 @@ def main(argv: list[str]) -> int:
         facts["labels"] = _label_facts(labelled)
     if arguments.json_:
         print(json.dumps(facts, indent=1))
-        return 0
+        return
     console = result_console()
     console.print(_overview(str(path), store, count_lines(counts), facts))
     lengths = [(f"{bar['from']:,} to {bar['to'] - 1:,}", bar["records"]) for bar in facts["lengths"]["histogram"]]
@@ -63,7 +62,6 @@ def main(argv: list[str]) -> int:
         tables.append(_label_table(facts["labels"]))
     for table in tables:
         console.print("", table, sep="\n")
-    return 0
 
 
 def _facts(store: Store) -> dict[str, Any]:
@@ -75,8 +73,10 @@ def _facts(store: Store) -> dict[str, Any]:
     edges = np.array([*_BIN_EDGES, max(int(longest), _BIN_EDGES[-1]) + 1])
     numbers, _ = np.histogram(lengths, bins=edges)
     filled = np.flatnonzero(numbers)  # bins at both ends that no record is in are left out
-    bins = zip(edges.tolist(), edges[1:].tolist(), numbers.tolist(), strict=False)
-    histogram = [{"from": start, "to": end, "records": number} for start, end, number in bins]
+    histogram = [
+        {"from": start, "to": end, "records": number}
+        for start, end, number in zip(edges.tolist(), edges[1:].tolist(), numbers.tolist(), strict=False)
+    ]
     # By blocks: the residues of a store of UniRef are tens of gigabytes.
     residues = np.sum([np.bincount(block, minlength=256) for block in store.residue_blocks()], axis=0)
     return {
@@ -138,14 +138,16 @@ def _overview(name: str, store: Store, counts: list[str], facts: dict[str, Any])
 
 def _label_table(labels: dict[str, Any]) -> Table:
     rows = {"all": labels["parts"], **labels.get("classes", {})}
-    cells = [[escape(name), *(f"{number:,}" for number in numbers.values())] for name, numbers in rows.items()]
-    return _table([labels["kind"], *labels["parts"]], cells)
+    return _table(
+        [labels["kind"], *labels["parts"]],
+        [[escape(name), *(f"{number:,}" for number in numbers.values())] for name, numbers in rows.items()],
+    )
 
 
 def _bars(title: str, rows: list[tuple[str, int]]) -> Table:
     most, total = max(number for _, number in rows), sum(number for _, number in rows)
     cells = [
-        [label, f"{number:,}", f"{100 * number / total:.2f} %", "█" * round(_BAR_WIDTH * number / most)]
+        [label, f"{number:,}", f"{100 * number / total:.2f} %", "█" * round(40 * number / most)]
         for label, number in rows
     ]
     table = _table([title, "number", "share", ""], cells)
@@ -154,8 +156,12 @@ def _bars(title: str, rows: list[tuple[str, int]]) -> Table:
 
 
 def _table(header: list[str], rows: list[list[str]]) -> Table:
-    columns = [Column(heading, justify="right") for heading in header]
-    table = Table(*columns, box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table = Table(
+        *(Column(heading, justify="right") for heading in header),
+        box=None,
+        padding=(0, 2, 0, 0),
+        header_style="bold",
+    )
     for row in rows:
         table.add_row(*row)
     return table

@@ -23,7 +23,7 @@ from esmeray.common.text import counted
 from esmeray.dataset.section import DataSection, PredictionsSection, StructuresSection
 from esmeray.dataset.structures.conversion import convert_structures
 from esmeray.dataset.structures.store import StructureStore
-from esmeray.tools.grammar import Overwriting, parse
+from esmeray.tools.grammar import Overwriting, command
 from esmeray.train_config.section import Section, Share
 
 
@@ -52,8 +52,8 @@ class Arguments(Overwriting):
     data: StructureFilesSection
 
 
-def main(argv: list[str]) -> int:
-    arguments = parse(argv, "data structures", __doc__, Arguments)
+@command("data structures", __doc__, Arguments)
+def main(arguments: Arguments) -> None:
     target, source = Path(arguments.structures.store), arguments.data
     start_s = time.perf_counter()
     # What training would read of it; the source is given apart.
@@ -65,4 +65,3 @@ def main(argv: list[str]) -> int:
     held_out = f"{store.validation.size:,} held out, in {time.perf_counter() - start_s:.1f} s"
     print("\n".join([f"{target}: {size}, {held_out}", *(f"  {line}" for line in made.counts.lines())]))
     say(next_command("train", "--config", "structdiff", "--data.source", target))
-    return 0

@@ -11,7 +11,6 @@ Examples:
 """
 
 import dataclasses
-import json
 import sys
 from pathlib import Path
 from typing import Literal
@@ -22,15 +21,12 @@ from rich.table import Table
 from esmeray.common.command_line import result_console
 from esmeray.common.errors import DataError
 from esmeray.common.progress import record_bar
-from esmeray.common.publishing import made_file, refuse_file
 from esmeray.common.text import counted
 from esmeray.dataset.structures.predictions import PredictedStructures
 from esmeray.dataset.structures.store import StructureStore
 from esmeray.inference.design.request import DesignModelSection, exported_design, load_model
-from esmeray.tools.grammar import OnModel, parse
+from esmeray.tools.grammar import OnModel, command
 from esmeray.train_config.section import PositiveInt
-
-MADE_BY = "evaluate_design"
 
 
 class DesignEvaluateSection(DesignModelSection):
@@ -51,17 +47,20 @@ class DesignEvaluateSection(DesignModelSection):
 class Arguments(OnModel):
     """The model, and the native structures."""
 
+    made_by = "evaluate_design"
+
     evaluate: DesignEvaluateSection
 
 
-def main(argv: list[str]) -> int:
-    arguments = parse(argv, "design evaluate", __doc__, Arguments)
+@command("design evaluate", __doc__, Arguments)
+def main(arguments: Arguments) -> None:
     options = arguments.evaluate
-    if options.output is not None:  # before the minutes of evaluating, not after them
-        refuse_file(options.output, MADE_BY, arguments.overwrite)
+    arguments.refuse_file(options.output)  # before the minutes of evaluating, not after them
     exported_design(arguments.model)  # another kind of model is refused before torch is loaded
-    predictions = None if options.predictions is None else PredictedStructures(options.predictions)
-    store = StructureStore(options.store, predictions=predictions)
+    store = StructureStore(
+        options.store,
+        predictions=None if options.predictions is None else PredictedStructures(options.predictions),
+    )
     parts = {"all": np.arange(len(store)), "training": store.training, "validation": store.validation}
     records = parts[options.part]
     if not records.size:
@@ -71,12 +70,21 @@ def main(argv: list[str]) -> int:
     from esmeray.inference.design.evaluation import evaluate_designs
 
     with record_bar("evaluating") as bar:
-        budget = {"steps": options.steps, "tokens": options.tokens}
         evaluation = evaluate_designs(
-            model, store, records, **budget, progress=lambda done, total: bar(done / total, done)
+            model,
+            store,
+            records,
+            steps=options.steps,
+            tokens=options.tokens,
+            progress=lambda done, total: bar(done / total, done),
         )
-    title = counted(evaluation.proteins, "protein{s}")
-    table = Table("metric", "value", "95 % interval", title=title, title_justify="left")
+    table = Table(
+        "metric",
+        "value",
+        "95 % interval",
+        title=counted(evaluation.proteins, "protein{s}"),
+        title_justify="left",
+    )
     for name, (value, low, high) in evaluation.metrics.items():
         table.add_row(name, f"{value:.3f}", f"{low:.3f} to {high:.3f}")
     result_console().print(table)
@@ -92,11 +100,6 @@ def main(argv: list[str]) -> int:
             f"{store.validation.size:,} of them are the store's validation part: --evaluate.part validation",
             file=sys.stderr,
         )
-    if options.output is not None:
-        metrics = {
-            name: {"value": value, "interval": interval} for name, (value, *interval) in evaluation.metrics.items()
-        }
-        content = {"part": options.part, **dataclasses.asdict(evaluation), "metrics": metrics}
-        with made_file(options.output, MADE_BY, arguments.overwrite) as building:
-            building.write_text(json.dumps(content, indent=2) + "\n")
-    return 0
+    metrics = {name: {"value": value, "interval": interval} for name, (value, *interval) in evaluation.metrics.items()}
+    content = {"part": options.part, **dataclasses.asdict(evaluation), "metrics": metrics}
+    arguments.write_json(options.output, content, indent=2)

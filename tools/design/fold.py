@@ -26,7 +26,7 @@ from esmeray.common.progress import record_bar
 from esmeray.common.text import counted
 from esmeray.dataset.structures.conversion import read_proteins
 from esmeray.dataset.tokens.model_folder import check_model
-from esmeray.tools.grammar import ClusterSection, Command, parse
+from esmeray.tools.grammar import ClusterSection, Command, command
 from esmeray.train_config.section import NonNegativeInt, PositiveFloat, PositiveInt, Section
 
 
@@ -68,8 +68,8 @@ class Arguments(Command):
     ray: ClusterSection = ClusterSection()
 
 
-def main(argv: list[str]) -> int:
-    arguments = parse(argv, "design fold", __doc__, Arguments)
+@command("design fold", __doc__, Arguments)
+def main(arguments: Arguments) -> None:
     section = arguments.fold
     address = arguments.ray.address
     if section.workers is not None:
@@ -87,8 +87,6 @@ def main(argv: list[str]) -> int:
 
     from esmeray.inference.folding.job import FoldingSettings, actors, predict_structures
 
-    options: dict[str, Any] = {"tokens": section.tokens, "cache_bytes": int(section.cache_gb * 1e9)}
-
     def predictor(has_gpu: bool, cpus: int | None) -> FoldingSettings:
         device, modules = section.device or ("cuda" if has_gpu else "cpu"), tuple(section.predictor_module)
         if device == "cuda" and not has_gpu:
@@ -96,7 +94,11 @@ def main(argv: list[str]) -> int:
         return FoldingSettings(section.predictor, section.model, section.cache.absolute(), device, modules, cpus)
 
     with record_bar("predicting") as bar:
-        options["progress"] = lambda done, total: bar(done / max(1, total), done)
+        options: dict[str, Any] = {
+            "tokens": section.tokens,
+            "cache_bytes": int(section.cache_gb * 1e9),
+            "progress": lambda done, total: bar(done / max(1, total), done),
+        }
         # A process of its own where one is enough: a cluster takes seconds to start.
         if section.workers is None:
             report = predict_structures(sequences, predictor(torch.cuda.is_available(), None), **options)
@@ -106,12 +108,15 @@ def main(argv: list[str]) -> int:
             with connected(RaySection(address=address)):
                 # The cluster's GPUs count, not this machine's, which may be a login node.
                 on_actors = predictor(any(node.gpus for node in cluster_resources()), section.cpus_per_worker)
-                count, cpus, gpus = section.workers, section.cpus_per_worker, section.gpus_per_worker
-                workers = actors(on_actors, count, cpus, gpus, max_failures=section.max_failures)
+                workers = actors(
+                    on_actors,
+                    section.workers,
+                    section.cpus_per_worker,
+                    section.gpus_per_worker,
+                    max_failures=section.max_failures,
+                )
                 report = predict_structures(sequences, on_actors, workers=workers, **options)
-    console = result_console()
     removed = f", {counted(report.removed_shards, 'shard{s}')} removed for its size" if report.removed_shards else ""
     distinct = counted(report.sequences, "distinct sequence{s}")
     share = report.cached / max(1, report.sequences)
-    console.print(f"{report.folder}: {distinct}, {share:.1%} of them there before{removed}", markup=False)
-    return 0
+    result_console().print(f"{report.folder}: {distinct}, {share:.1%} of them there before{removed}", markup=False)

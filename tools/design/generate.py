@@ -30,16 +30,14 @@ from pydantic import Field
 
 from esmeray.common.errors import ConfigError
 from esmeray.common.progress import record_bar
-from esmeray.common.publishing import made_folder, refuse_existing
 from esmeray.common.text import counted
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.dataset.store.reader import Store
 from esmeray.dataset.structures.store import Structure
 from esmeray.inference.design.request import DesignStructuresSection, exported_design, load_model, structures_of
-from esmeray.tools.grammar import OnModel, parse
+from esmeray.tools.grammar import OnModel, command
 from esmeray.train_config.section import NonNegativeFloat, NonNegativeInt, PositiveInt
 
-MADE_BY = "generate"
 _RANGE = re.compile(r"(?:(?P<chain>\w+):)?(?P<first>\d+)(?:-(?P<last>\d+))?")
 
 
@@ -75,21 +73,22 @@ class GenerateSection(DesignStructuresSection):
 class Arguments(OnModel):
     """The model, and the structures."""
 
+    made_by = "generate"
+
     generate: GenerateSection
 
 
-def main(argv: list[str]) -> int:
-    arguments = parse(argv, "design generate", __doc__, Arguments)
+@command("design generate", __doc__, Arguments)
+def main(arguments: Arguments) -> None:
     options = arguments.generate
     # A structure has a length of its own.
     if bool(options.structures) == (options.length is not None):
         raise ConfigError("give either --generate.structures or --generate.length")
     if options.length and (options.fix or options.tie):
         raise ConfigError("--generate.fix and --generate.tie are of a structure; leave them out with --generate.length")
-    wrong = sorted(set(options.omit) - set(AMINO_ACIDS))
-    if wrong or set(options.omit) == set(AMINO_ACIDS):
+    if not set(options.omit) < set(AMINO_ACIDS):
         raise ConfigError(f"--generate.omit {options.omit}: name amino acids by their letters, and leave one")
-    refuse_existing(options.output, MADE_BY, arguments.overwrite)
+    arguments.refuse_existing(options.output)
     exported_design(arguments.model)
     # Without a structure: one of residues without coordinates, for which the model was trained as well.
     structures = [Structure.unknown("free", "X" * options.length)] if options.length else structures_of(options)
@@ -109,7 +108,7 @@ def main(argv: list[str]) -> int:
     distinct = 0
     works = total * (1 if known is None else 2)  # a known store is searched once for each design
     sampling = {name: getattr(options, name) for name in ("temperature", "steps", "guidance", "order")}
-    with made_folder(options.output, MADE_BY, arguments.overwrite) as folder, record_bar("generating") as bar:
+    with arguments.made_folder(options.output) as folder, record_bar("generating") as bar:
         for structure, (fixed, tied) in zip(structures, constraints, strict=True):
             request = Request(structure, fixed, options.omit, tied, label, **sampling)
             designs = []
@@ -128,8 +127,9 @@ def main(argv: list[str]) -> int:
                     if designs[first] is not design:  # at a low temperature the likeliest sequence comes again
                         values["same_as"] = f"{structure.id}_{designs[first].seed + 1}"
                     if len(structure.chain_names) > 1:
-                        lengths = np.bincount(structure.chains)
-                        values["chains"] = ",".join(map("{}:{}".format, structure.chain_names, lengths))
+                        values["chains"] = ",".join(
+                            map("{}:{}".format, structure.chain_names, np.bincount(structure.chains))
+                        )
                     if options.structures:  # else there is no native residue to recover
                         values["recovery"] = f"{recovery(design.residues, structure.residues):.3f}"
                     if search is not None:
@@ -144,7 +144,6 @@ def main(argv: list[str]) -> int:
     equal = f", {total - distinct:,} of them equal to an earlier one (same_as in designs.fasta)"
     words = f"{counted(total, 'sequence{s}')} for {counted(len(structures), 'structure{s}')}"
     print(f"{options.output}: {words}{equal if distinct < total else ''}")
-    return 0
 
 
 def fixed_positions(text: str, structure: Structure) -> tuple[int, ...]:

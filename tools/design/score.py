@@ -15,13 +15,10 @@ from pydantic import Field
 
 from esmeray.common.errors import ConfigError, DataError
 from esmeray.common.progress import record_bar
-from esmeray.common.publishing import made_file, refuse_file
 from esmeray.common.text import counted
 from esmeray.dataset.structures.conversion import read_proteins
 from esmeray.inference.design.request import DesignStructuresSection, exported_design, load_model, structures_of
-from esmeray.tools.grammar import OnModel, parse
-
-MADE_BY = "score_design"
+from esmeray.tools.grammar import OnModel, command
 
 
 class ScoreSection(DesignStructuresSection):
@@ -36,13 +33,15 @@ class ScoreSection(DesignStructuresSection):
 class Arguments(OnModel):
     """The model, structures and sequences."""
 
+    made_by = "score_design"
+
     score: ScoreSection
 
 
-def main(argv: list[str]) -> int:
-    arguments = parse(argv, "design score", __doc__, Arguments)
+@command("design score", __doc__, Arguments)
+def main(arguments: Arguments) -> None:
     options = arguments.score
-    refuse_file(options.output, MADE_BY, arguments.overwrite)
+    arguments.refuse_file(options.output)
     exported_design(arguments.model)
     if not options.structures:
         raise ConfigError("--score.structures: name files of the structures to score on")
@@ -59,14 +58,15 @@ def main(argv: list[str]) -> int:
 
     rows = 0
     with (
-        made_file(options.output, MADE_BY, arguments.overwrite) as building,
+        arguments.made_file(options.output) as building,
         building.open("w", encoding="utf-8") as file,
         record_bar("scoring") as bar,
     ):
         file.write("structure\tsequence\tlog_likelihood\trecovery\n")
         for number, (structure, sequences) in enumerate(zip(structures, fitting, strict=True), 1):
-            texts = [text for _, text in sequences]
-            scores = log_likelihoods(model, structure, texts, label=label, tokens=options.tokens)
+            scores = log_likelihoods(
+                model, structure, [text for _, text in sequences], label=label, tokens=options.tokens
+            )
             for (name, text), score in zip(sequences, scores, strict=True):
                 file.write(f"{structure.id}\t{name}\t{score:.4f}\t{recovery(text, structure.residues):.4f}\n")
             rows += len(sequences)
@@ -77,4 +77,3 @@ def main(argv: list[str]) -> int:
     if left_out:
         print(f"{counted(left_out, 'sequence{s}')} of another length than every structure left out", file=sys.stderr)
     print(f"{options.output}: {counted(rows, 'score{s}')} on {counted(len(structures), 'structure{s}')}")
-    return 0

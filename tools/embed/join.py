@@ -16,15 +16,12 @@ from pydantic import Field
 
 from esmeray.common.errors import ConfigError
 from esmeray.common.progress import record_bar
-from esmeray.common.publishing import made_folder, refuse_existing
 from esmeray.common.text import counted
 from esmeray.dataset.embeddings.formats.registry import TableFormat
 from esmeray.dataset.embeddings.joining import join
 from esmeray.dataset.embeddings.reader import open_vectors
-from esmeray.tools.grammar import Overwriting, parse
+from esmeray.tools.grammar import Overwriting, command
 from esmeray.train_config.section import Section
-
-MADE_BY = "concat_embeddings"
 
 
 class JoinSection(Section):
@@ -43,14 +40,16 @@ class JoinSection(Section):
 class Arguments(Overwriting):
     """Embeddings of the same proteins."""
 
+    made_by = "concat_embeddings"
+
     join: JoinSection
 
 
-def main(argv: list[str]) -> int:
-    arguments = parse(argv, "embed join", __doc__, Arguments)
+@command("embed join", __doc__, Arguments)
+def main(arguments: Arguments) -> None:
     section = arguments.join
     folders, output = section.folders, section.output
-    refuse_existing(output, MADE_BY, arguments.overwrite)
+    arguments.refuse_existing(output)
     # A literal in the schema would be a second list of the formats that there are.
     if section.format not in (None, *get_args(TableFormat)):
         raise ConfigError(f"--join.format {section.format}: expected one of {', '.join(get_args(TableFormat))}")
@@ -61,12 +60,11 @@ def main(argv: list[str]) -> int:
     sources = {f"{source.folder}/{source.name}": source for source in map(open_vectors, folders, names)}
     if len(sources) < len(folders):
         raise ConfigError("the same output of a folder is given twice; choose another by --join.names")
-    of_first = next(iter(sources.values())).output.format
-    file_format = section.format or ("npy" if of_first == "npy" else "parquet")
-    with record_bar("joining") as bar, made_folder(output.absolute(), MADE_BY, arguments.overwrite) as building:
+    first = next(iter(sources.values()))
+    file_format = section.format or ("npy" if first.output.format == "npy" else "parquet")
+    with record_bar("joining") as bar, arguments.made_folder(output) as building:
         joined = join(building, sources, file_format, bar)
-    records = counted(len(next(iter(sources.values()))), "record{s}")
+    shape = f"{counted(len(first), 'record{s}')} of {joined.channels:,} channels"
     size = (output / joined.files[0]).stat().st_size
-    print(f"{output}: {records} of {joined.channels:,} channels, {joined.dtype}, {joined.format}, {size:,} bytes")
+    print(f"{output}: {shape}, {joined.dtype}, {joined.format}, {size:,} bytes")
     print("\n".join(f"  {channels:>7,}  {name}" for name, channels in joined.columns.items()))
-    return 0

@@ -19,15 +19,13 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from esmeray.common.errors import ConfigError, DataError
-from esmeray.common.publishing import made_folder, refuse_existing
 from esmeray.common.text import counted
 from esmeray.dataset.embeddings.reader import Embeddings, Values, open_vectors
 from esmeray.dataset.labels.values import text_of
 from esmeray.dataset.table import Table
-from esmeray.tools.grammar import Overwriting, parse
+from esmeray.tools.grammar import Overwriting, command
 from esmeray.train_config.section import Section
 
-MADE_BY = "plot_embeddings"
 SEED = 0
 
 
@@ -53,16 +51,17 @@ class PlotSection(Section):
 class Arguments(Overwriting):
     """The embeddings."""
 
+    made_by = "plot_embeddings"
+
     folder: Path
     """Folder of embeddings to draw."""
     plot: PlotSection
 
 
-def main(argv: list[str]) -> int:
-    arguments = parse(argv, "embed plot", __doc__, Arguments)
+@command("embed plot", __doc__, Arguments)
+def main(arguments: Arguments) -> None:
     section = arguments.plot
-    output = section.output
-    refuse_existing(output, MADE_BY, arguments.overwrite)
+    arguments.refuse_existing(section.output)
     # An extra of the package: most users draw components alone.
     if section.method == "umap" and find_spec("umap") is None:
         raise ConfigError("--plot.method umap: umap-learn is not installed; pip install umap-learn")
@@ -84,17 +83,16 @@ def main(argv: list[str]) -> int:
         [block_nC[chosen_N[start : start + len(block_nC)]] for start, block_nC in embeddings.finite_blocks()]
     )
     xy_P2, axes = _projected(vectors_PC, section.method)
-    ids_N = np.array(embeddings.ids, dtype=object)
-    points = Points(ids_N[chosen_N], embeddings.lengths[chosen_N], labels[chosen_N], xy_P2)
+    ids_P = np.array(embeddings.ids, dtype=object)[chosen_N]
+    points = Points(ids_P, embeddings.lengths[chosen_N], labels[chosen_N], xy_P2)
     number = counted(records, "protein{s}")
     drawn = number if size == records else f"a random sample of {size:,} of {number}"
     texts = f"{embeddings.name}: {drawn}", *axes, section.label_column if section.labels else "residues"
-    with made_folder(output.absolute(), MADE_BY, arguments.overwrite) as building:
+    with arguments.made_folder(section.output) as building:
         draw(building / "embeddings.png", points, *texts)
         write_page(building / "embeddings.html", points, *texts)
     unlabelled = size - points.are_labelled.sum()
-    print(f"{output}: embeddings.png and embeddings.html of {drawn}, {unlabelled:,} without a label")
-    return 0
+    print(f"{section.output}: embeddings.png and embeddings.html of {drawn}, {unlabelled:,} without a label")
 
 
 def _labels(path: Path, id_column: str, label_column: str, embeddings: Embeddings) -> NDArray:

@@ -18,33 +18,24 @@ Examples:
 --embed.outputs residues mean --embed.long window --embed.max_length 1022
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from esmeray.cluster.placement import LOCAL, find, local_resources
 from esmeray.cluster.section import RaySection
 from esmeray.common.command_line import next_command, result_console
-from esmeray.common.publishing import refuse_existing
 from esmeray.common.remote import uri_of
-from esmeray.common.text import counted, duration
 from esmeray.dataset.embeddings.manifest import MANIFEST_FILE, read_manifest
 from esmeray.inference.embedding.plan import check_registered
 from esmeray.inference.embedding.section import EmbedJobSection
 from esmeray.run_folder.section import StorageSection
-from esmeray.tools.grammar import ClusterSection, IngestedSection, Overwriting, parse
-
-if TYPE_CHECKING:
-    from esmeray.inference.embedding.job import Estimate
-
-MADE_BY = "embed"
+from esmeray.tools.grammar import ClusterSection, IngestedSection, Overwriting, command
 
 
 class Arguments(Overwriting):
     """What to do with the job."""
+
+    made_by = "embed"
 
     dry_run: bool = False
     """Report sequences, bytes and time after a measurement; write nothing."""
@@ -54,14 +45,14 @@ class Arguments(Overwriting):
     ray: ClusterSection = ClusterSection()
 
 
-def main(argv: list[str]) -> int:
+@command("embed run", __doc__, Arguments)
+def main(arguments: Arguments) -> None:
     """Plan, compute, publish, and print the table of performance."""
-    arguments = parse(argv, "embed run", __doc__, Arguments)
     job = arguments.embed
     arguments.storage.apply()
     # A finished output may be this job's, which is then complete: run_job compares them.
     if arguments.overwrite or not any(job.output.glob("**/embeddings.json")):
-        refuse_existing(job.output, MADE_BY, arguments.overwrite)
+        arguments.refuse_existing(job.output)
     check_registered(job)
     ((_, gpus),) = local_resources()
     section = RaySection(address=arguments.ray.address)
@@ -75,12 +66,11 @@ def main(argv: list[str]) -> int:
 
     console = result_console()
     if arguments.dry_run:
-        estimates = estimate(job, arguments.data.ingest, cluster=cluster)
-        console.print(*chain.from_iterable(map(_lines, estimates)), sep="\n", markup=False)
-        return 0
+        for planned in estimate(job, arguments.data.ingest, cluster=cluster):
+            console.print(*planned.lines(), sep="\n", markup=False)
+        return
     console.print(table(run_job(job, arguments.data.ingest, cluster=cluster, overwrite=arguments.overwrite)))
     console.print(f"written: {uri_of(job.output) or job.output}", *_next_commands(job.output), sep="\n", markup=False)
-    return 0
 
 
 def _next_commands(folder: Path) -> Iterator[str]:
@@ -88,19 +78,5 @@ def _next_commands(folder: Path) -> Iterator[str]:
     for path in sorted(folder.glob(f"**/{MANIFEST_FILE}")):
         names = [name for name, output in read_manifest(path.parent).outputs.items() if output.per == "protein"]
         if names:
-            options = ["--plot.name", names[0], "--plot.output", f"{path.parent}-map"]
-            yield next_command("embed", "plot", path.parent, *options)
-
-
-def _lines(estimate: Estimate) -> list[str]:
-    plan, facts = estimate.plan, estimate.facts
-    records, distinct = plan.sequences.size, plan.num_sequences
-    random = " (random weights)" if facts.random_weights else ""
-    return [
-        f"{facts.name}{random} on {facts.device_name}",
-        f"  {counted(records, 'protein{s}')}, {records - distinct:,} duplicates, {distinct:,} to compute",
-        f"  {int(plan.lengths.sum()):,} residues, {plan.long_sequences:,} sequences longer than the limit",
-        f"  {counted(plan.num_shards, 'shard{s}')}, batches of {plan.budget:,} tokens",
-        f"  {estimate.disk_bytes / 1e9:.3g} GB on disk: {', '.join(output.name for output in facts.outputs)}",
-        f"  {duration(estimate.seconds)} at {estimate.residues_per_s:,.0f} residues/s, beside start and writing",
-    ]
+            folder = path.parent
+            yield next_command("embed", "plot", folder, "--plot.name", names[0], "--plot.output", f"{folder}-map")

@@ -19,13 +19,10 @@ import numpy as np
 
 from esmeray.common.errors import ConfigError
 from esmeray.common.progress import record_bar
-from esmeray.common.publishing import made_file, refuse_file
 from esmeray.common.text import counted
 from esmeray.dataset.embeddings.reader import Embeddings, Values, open_vectors
-from esmeray.tools.grammar import Overwriting, parse
+from esmeray.tools.grammar import Overwriting, command
 from esmeray.train_config.section import PositiveInt, Section
-
-MADE_BY = "search"
 
 
 class SearchSection(Section):
@@ -52,15 +49,17 @@ class SearchSection(Section):
 class Arguments(Overwriting):
     """The database."""
 
+    made_by = "search"
+
     database: Path
     """Folder of embeddings to search in."""
     search: SearchSection
 
 
-def main(argv: list[str]) -> int:
-    arguments = parse(argv, "embed search", __doc__, Arguments)
+@command("embed search", __doc__, Arguments)
+def main(arguments: Arguments) -> None:
     section = arguments.search
-    refuse_file(section.output, MADE_BY, arguments.overwrite)
+    arguments.refuse_file(section.output)
     database = open_vectors(arguments.database, section.name)
     queries = open_vectors(section.queries, section.name) if section.queries else database
     queries.refuse_other_space(database)
@@ -69,7 +68,7 @@ def main(argv: list[str]) -> int:
     index = _index(database, section)
     own = queries is database
     with (
-        made_file(section.output, MADE_BY, arguments.overwrite) as building,
+        arguments.made_file(section.output) as building,
         building.open("w", encoding="utf-8") as file,
         record_bar("searching") as bar,
     ):
@@ -89,7 +88,6 @@ def main(argv: list[str]) -> int:
     searched = f"{counted(len(queries), 'protein{s}')} searched in {len(database):,}"
     kind = f"{section.metric}, {section.index}, {time.perf_counter() - start_s:.1f} s"
     print(f"{section.output}: {counted(hits, 'hit{s}')} of {searched} ({kind})")
-    return 0
 
 
 def _vectors(embeddings: Embeddings, metric: str, rows: int = 16_384) -> Iterator[tuple[int, Values]]:
@@ -111,8 +109,9 @@ def _index(database: Embeddings, section: SearchSection) -> Any:
     if lists > records:
         raise ConfigError(f"--search.ivf_lists {lists}: more than the {records:,} proteins of {database.folder}")
     kind = faiss.METRIC_L2 if metric == "l2" else faiss.METRIC_INNER_PRODUCT
-    description = "Flat" if section.index == "exact" else f"IVF{lists},Flat"
-    index: Any = faiss.index_factory(database.channels, description, kind)
+    index: Any = faiss.index_factory(
+        database.channels, "Flat" if section.index == "exact" else f"IVF{lists},Flat", kind
+    )
     if section.index == "ivf":
         index.nprobe = section.ivf_probes
         # A sample of 64 vectors a cluster, above the 39 for which faiss asks: the whole need not be in memory twice.

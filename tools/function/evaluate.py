@@ -20,7 +20,6 @@ from rich.table import Table
 
 from esmeray.common.command_line import result_console
 from esmeray.common.errors import ConfigError, DataError
-from esmeray.common.publishing import made_folder, refuse_existing
 from esmeray.common.text import counted
 from esmeray.function.annotations import (
     EXPERIMENTAL,
@@ -33,34 +32,32 @@ from esmeray.function.annotations import (
 from esmeray.function.evaluation import Evaluation, evaluate_functions
 from esmeray.function.ontology import read_ontology
 from esmeray.function.section import EvaluateTermsSection, EvaluationSection
-from esmeray.tools.grammar import Overwriting, parse
+from esmeray.tools.grammar import Overwriting, command
 
 log = logging.getLogger(__name__)
-
-MADE_BY = "evaluate_function"
 
 
 class Arguments(Overwriting):
     """The predictions."""
+
+    made_by = "evaluate_function"
 
     predictions: Path
     """TSV of protein, term and score in 0 to 1."""
     evaluate: EvaluateTermsSection
 
 
-def main(argv: list[str]) -> int:
-    arguments = parse(argv, "function evaluate", __doc__, Arguments)
+@command("function evaluate", __doc__, Arguments)
+def main(arguments: Arguments) -> None:
     section = arguments.evaluate
     if section.ia and section.ia_from:
         raise ConfigError("--evaluate.ia and --evaluate.ia_from exclude each other; give one")
-    if section.output is not None:
-        refuse_existing(section.output, MADE_BY, arguments.overwrite)
+    arguments.refuse_existing(section.output)
     evaluations = _evaluated(arguments.predictions, section)
     _print(evaluations)  # before the folder: if writing fails, the numbers are there
     if section.output is not None:
-        with made_folder(section.output, MADE_BY, arguments.overwrite) as building:
+        with arguments.made_folder(section.output) as building:
             _write(building, evaluations, section)
-    return 0
 
 
 def _evaluated(predictions: Path, section: EvaluateTermsSection) -> dict[str, Evaluation]:
@@ -79,8 +76,8 @@ def _evaluated(predictions: Path, section: EvaluateTermsSection) -> dict[str, Ev
     # Scores of other proteins count nowhere; they are not kept.
     proteins = {name: annotations.proteins for name, annotations in truth.items()}
     evaluations = {}
-    predicted = read_scores(predictions, ontology, proteins, aspect=section.aspect, unknown=unknown)
-    for name, scores in predicted.items():
+    scores_of = read_scores(predictions, ontology, proteins, aspect=section.aspect, unknown=unknown)
+    for name, scores in scores_of.items():
         evaluation = evaluate_functions(
             ontology.aspects[name],
             truth[name],
@@ -92,12 +89,15 @@ def _evaluated(predictions: Path, section: EvaluateTermsSection) -> dict[str, Ev
         )
         if evaluation.metrics:  # none where no protein is left: an Fmax of 0 would be a claim
             evaluations[name] = evaluation
-    reason = "nothing is left to predict, or no score of such a protein reaches a threshold"
     for name in sorted(truth.keys() - evaluations.keys()):
-        log.warning("%s is left out: %s", name, reason)
+        log.warning(
+            "%s is left out: nothing is left to predict, or no score of such a protein reaches a threshold", name
+        )
     if not evaluations:
-        problem = "no score reaches a threshold for a protein with annotations that count"
-        raise DataError(f"{predictions}: {problem}; check it, the known annotations and the terms")
+        raise DataError(
+            f"{predictions}: no score reaches a threshold for a protein with annotations that count; check it, the "
+            "known annotations and the terms"
+        )
     return evaluations
 
 
@@ -108,19 +108,20 @@ def _print(evaluations: dict[str, Evaluation]) -> None:
         for metric, (value, interval, threshold) in evaluation.metrics.items():
             between = f"{interval[0]:.3f} to {interval[1]:.3f}" if interval else ""
             table.add_row(metric, f"{value:.3f}", between, "" if threshold is None else f"{threshold:.3g}")
-        proteins = counted(evaluation.proteins, "protein{s}")
-        console.print(f"{name}: {proteins}, {evaluation.predicted:,} with predictions")
+        console.print(
+            f"{name}: {counted(evaluation.proteins, 'protein{s}')}, {evaluation.predicted:,} with predictions"
+        )
         console.print(table)
 
 
 def _write(folder: Path, evaluations: dict[str, Evaluation], settings: EvaluationSection) -> None:
     import pandas as pd  # here: it takes a moment
 
-    aspects: dict[str, Any] = {}
     curves = [
         pd.DataFrame({"ns": aspect, "tau": evaluation.thresholds, **evaluation.curves})
         for aspect, evaluation in evaluations.items()
     ]
+    aspects: dict[str, Any] = {}
     for aspect, evaluation in evaluations.items():
         metrics = {name: metric._asdict() for name, metric in evaluation.metrics.items()}
         aspects[aspect] = {"proteins": evaluation.proteins, "predicted": evaluation.predicted, "metrics": metrics}
@@ -136,26 +137,22 @@ def _draw_curves(evaluations: dict[str, Evaluation], path: Path) -> None:
     from esmeray.common.figure_style import (  # here: it loads matplotlib
         BLUE,
         ORANGE,
-        heading,
         legend,
-        new_figure,
-        save,
+        picture,
         style,
     )
 
     kinds = {"": ("all terms alike", BLUE), "_w": ("by information accretion", ORANGE)}
-    figure = new_figure(5 * len(evaluations), 4.6, "Precision and recall")
-    for number, (name, evaluation) in enumerate(evaluations.items(), 1):
-        axes = figure.add_subplot(1, len(evaluations), number)
-        style(axes)
-        heading(axes, f"{name.replace('_', ' ')}, {evaluation.proteins:,} proteins")
-        for ending, (label, colour) in kinds.items():
-            if f"f{ending}" in evaluation.curves:
-                recall_T, precision_T = evaluation.curves[f"rc{ending}"], evaluation.curves[f"pr{ending}"]
-                best = int(evaluation.curves[f"f{ending}"].argmax())
-                value = evaluation.metrics[f"fmax{ending}"].value
-                axes.plot(recall_T, precision_T, color=colour, label=f"{label}: Fmax {value:.3f}")
-                axes.plot(recall_T[best], precision_T[best], "o", color=colour)
-        axes.set(xlabel="recall", ylabel="precision", xlim=(0, 1.02), ylim=(0, 1.02))
-        legend(axes, over_curves=True)
-    save(figure, path)
+    with picture(path, 5 * len(evaluations), 4.6, "Precision and recall") as figure:
+        for number, (name, evaluation) in enumerate(evaluations.items(), 1):
+            axes = figure.add_subplot(1, len(evaluations), number)
+            style(axes, f"{name.replace('_', ' ')}, {evaluation.proteins:,} proteins")
+            for ending, (label, colour) in kinds.items():
+                if f"f{ending}" in evaluation.curves:
+                    recall_T, precision_T = evaluation.curves[f"rc{ending}"], evaluation.curves[f"pr{ending}"]
+                    best = int(evaluation.curves[f"f{ending}"].argmax())
+                    value = evaluation.metrics[f"fmax{ending}"].value
+                    axes.plot(recall_T, precision_T, color=colour, label=f"{label}: Fmax {value:.3f}")
+                    axes.plot(recall_T[best], precision_T[best], "o", color=colour)
+            axes.set(xlabel="recall", ylabel="precision", xlim=(0, 1.02), ylim=(0, 1.02))
+            legend(axes, over_curves=True)

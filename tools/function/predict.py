@@ -10,28 +10,26 @@ Examples:
 --predict.part homology --predict.terms 100
 """
 
-from esmeray.common.publishing import refuse_file
 from esmeray.common.text import counted
-from esmeray.inference.function.section import PredictTermsSection
-from esmeray.tools.grammar import IngestedSection, OnRun, parse
-
-MADE_BY = "predict_function"
+from esmeray.function.section import PredictTermsSection
+from esmeray.tools.grammar import IngestedSection, OnRun, command
 
 
 class Arguments(OnRun):
     """The run, and the proteins."""
 
+    made_by = "predict_function"
+
     predict: PredictTermsSection
     data: IngestedSection = IngestedSection()
 
 
-def main(argv: list[str]) -> int:
-    arguments = parse(argv, "function predict", __doc__, Arguments)
+@command("function predict", __doc__, Arguments)
+def main(arguments: Arguments) -> None:
     output = arguments.predict.output
     # The prediction does so as well, but after torch is loaded.
-    refuse_file(output, MADE_BY, arguments.overwrite)
+    arguments.refuse_file(output)
     from esmeray.inference.function.prediction import predict  # here: it loads torch
 
     number = predict(arguments.run, arguments.predict, arguments.data.ingest, overwrite=arguments.overwrite)
     print(f"{output}: {counted(number, 'protein{s}')}")
-    return 0

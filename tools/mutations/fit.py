@@ -16,7 +16,7 @@ from esmeray.inference.mutations.section import MutationFitSection
 from esmeray.inference.mutations.table import read_mutants, read_protein
 from esmeray.model.export.exported_folder import MADE_BY
 from esmeray.run_folder.job import unfinished
-from esmeray.tools.grammar import parse
+from esmeray.tools.grammar import command
 from esmeray.tools.mutations.score import OnMaskedModel
 
 
@@ -26,8 +26,8 @@ class Arguments(OnMaskedModel):
     fit: MutationFitSection
 
 
-def main(argv: list[str]) -> int:
-    arguments = parse(argv, "mutations fit", __doc__, Arguments)
+@command("mutations fit", __doc__, Arguments)
+def main(arguments: Arguments) -> None:
     section = arguments.fit
     refuse_existing(section.output, MADE_BY, arguments.overwrite)
     # Columns with numbers, and the option that a message names where one is missing.
@@ -42,4 +42,3 @@ def main(argv: list[str]) -> int:
         fitted, evaluations = fit_table(str(arguments.model), protein, table, section, folder)
         export(fitted, evaluations, section.output, arguments.overwrite)
     print("\n".join([*table.lines(), *report_lines(evaluations), f"written: {section.output}"]))
-    return 0

@@ -9,27 +9,26 @@ Examples:
 --scan.method wild_type --scan.first_position 24
 """
 
-from esmeray.common.publishing import made_folder, refuse_existing
 from esmeray.common.text import counted
 from esmeray.inference.mutations.section import MutationScanSection
 from esmeray.inference.mutations.table import read_protein, write_scores
 from esmeray.run_folder.job import unfinished
-from esmeray.tools.grammar import parse
+from esmeray.tools.grammar import command
 from esmeray.tools.mutations.score import OnMaskedModel, job_of
-
-MADE_BY = "scan_mutations"
 
 
 class Arguments(OnMaskedModel):
     """The model, and the protein."""
 
+    made_by = "scan_mutations"
+
     scan: MutationScanSection
 
 
-def main(argv: list[str]) -> int:
-    arguments = parse(argv, "mutations scan", __doc__, Arguments)
+@command("mutations scan", __doc__, Arguments)
+def main(arguments: Arguments) -> None:
     section = arguments.scan
-    refuse_existing(section.output, MADE_BY, arguments.overwrite)
+    arguments.refuse_existing(section.output)
     sources = [str(arguments.model), *section.more_models]
     with unfinished(section.output, job_of("scan", sources, section)) as folder:
         protein = read_protein(section, folder)
@@ -45,10 +44,9 @@ def main(argv: list[str]) -> int:
             "position": [mutation.offset + protein.first for mutation in mutations],
             "score": scores_N,
         }
-        with made_folder(section.output.absolute(), MADE_BY, arguments.overwrite) as building:
+        with arguments.made_folder(section.output) as building:
             write_scores(building / "mutants.csv", "mutants.csv", columns)
             title = f"{section.sequence.name} by {arguments.model}, {section.method}"
             draw_scan(building / "heat_map.png", protein, mutations, scores_N, title)
     best = columns["mutant"][int(scores_N.argmax())]
     print(f"{section.output}: {counted(len(mutants), 'mutant{s}')}, the best is {best} ({scores_N.max():.3f})")
-    return 0

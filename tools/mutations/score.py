@@ -21,14 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esmeray.common.errors import ConfigError
-from esmeray.common.publishing import made_file, refuse_file
 from esmeray.common.text import counted
 from esmeray.inference.mutations.section import MutationScoreSection, MutationsSection
 from esmeray.inference.mutations.table import MutantTable, read_mutants, read_protein, write_scores
 from esmeray.run_folder.job import unfinished
-from esmeray.tools.grammar import Overwriting, parse
+from esmeray.tools.grammar import Overwriting, command
 
-MADE_BY = "score_mutations"
 SUFFIXES = (".csv", ".tsv", ".parquet")
 
 
@@ -42,16 +40,18 @@ class OnMaskedModel(Overwriting):
 class Arguments(OnMaskedModel):
     """The model, and the mutants."""
 
+    made_by = "score_mutations"
+
     score: MutationScoreSection
 
 
-def main(argv: list[str]) -> int:
-    arguments = parse(argv, "mutations score", __doc__, Arguments)
+@command("mutations score", __doc__, Arguments)
+def main(arguments: Arguments) -> None:
     section = arguments.score
     # The ending is the format: nothing else says which is meant.
     if not section.output.name.endswith(SUFFIXES):
         raise ConfigError(f"--score.output {section.output}: must end in {' or '.join(SUFFIXES)}")
-    refuse_file(section.output, MADE_BY, arguments.overwrite)
+    arguments.refuse_file(section.output)
     start_s = time.perf_counter()
     measured = [] if section.measured_column is None else [section.measured_column]
     numbers = {**dict.fromkeys(measured, "score.measured_column"), **dict.fromkeys(section.compare, "score.compare")}
@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
         from esmeray.inference.mutations.fitted import scores_of
 
         scores_MN = scores_of(sources, protein, table.mutants, section, folder, table.numbers)
-        with made_file(section.output, MADE_BY, arguments.overwrite) as building:
+        with arguments.made_file(section.output) as building:
             write_scores(building, section.output.name, _columns(table, scores_MN))
     scored = f"{counted(len(table.texts), 'mutant{s}')} in {time.perf_counter() - start_s:.1f} s"
     print("\n".join([f"{section.output}: {scored} ({section.method})", *table.lines()]))
@@ -72,9 +72,8 @@ def main(argv: list[str]) -> int:
         from esmeray.inference.mutations.metrics import evaluation_of
 
         scores = {"model": scores_MN.mean(axis=0), **{name: table.numbers[name] for name in section.compare}}
-        measured_N = table.numbers[section.measured_column]
-        print("\n".join(metrics_lines(evaluation_of(scores, measured_N, samples=section.bootstrap))))
-    return 0
+        evaluation = evaluation_of(scores, table.numbers[section.measured_column], samples=section.bootstrap)
+        print("\n".join(metrics_lines(evaluation)))
 
 
 def job_of(command: str, sources: list[str], section: MutationsSection) -> str:

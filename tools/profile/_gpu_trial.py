@@ -80,8 +80,8 @@ def train_two_steps(precision: Precision, device: torch.device) -> str:
 
 def _masked_batch() -> PackedBatch:
     batch = pack_sequences(_SEQUENCES)
-    residues = (batch.tokens != CLS) & (batch.tokens != EOS)
-    masked = residues & (batch.positions % 7 == 0)  # a seventh, near the 15 % of training, and the same each time
+    # A seventh, near the 15 % of training, and the same each time.
+    masked = (batch.tokens != CLS) & (batch.tokens != EOS) & (batch.positions % 7 == 0)
     targets = torch.where(masked, batch.tokens, IGNORED_TARGET)
     return replace(batch, tokens=torch.where(masked, MASK, batch.tokens), by_token={TARGETS: targets})
 

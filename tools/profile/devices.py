@@ -27,15 +27,11 @@ from rich.table import Column, Table
 from esmeray.common.command_line import result_console
 from esmeray.common.errors import ConfigError
 from esmeray.common.progress import status_line
-from esmeray.common.publishing import made_folder
 from esmeray.common.timing import measure, ratio, round_ratios, timed
 from esmeray.inference.embedding.section import EmbedSection
-from esmeray.tools.grammar import Overwriting, example_of, parse_with_run
-from esmeray.train_config.section import PositiveInt, Precision, Section
+from esmeray.tools.grammar import Overwriting, command, example_of
+from esmeray.train_config.section import Overrides, PositiveInt, Precision, Section
 from esmeray.training.config import load_config
-
-MADE_BY = "profile devices"
-_NUMBERS = ("proteins/s", "residues/s", "speed-up", "saved per 1M", "lowest cosine", "difference")
 
 
 class DeviceProfileSection(Section):
@@ -58,16 +54,18 @@ class DeviceProfileSection(Section):
 class Arguments(Overwriting):
     """Models on both devices."""
 
+    made_by = "profile devices"
+
     profile: DeviceProfileSection = DeviceProfileSection()
 
 
-def main(argv: list[str]) -> int:
-    arguments, overrides = parse_with_run(argv, MADE_BY, __doc__, Arguments)
+@command("profile devices", __doc__, Arguments, experiment=True)
+def main(arguments: Arguments, overrides: Overrides) -> None:
     settings = arguments.profile
     if not settings.models or ("data", "source") not in overrides:
-        raise ConfigError(f"missing: --profile.models or --data.source; {example_of(__doc__, MADE_BY)}")
+        raise ConfigError(f"missing: --profile.models or --data.source; {example_of(__doc__, 'profile devices')}")
     data = load_config(None, overrides).data
-    with made_folder(Path(settings.output).absolute(), MADE_BY, arguments.overwrite) as building:
+    with arguments.made_folder(Path(settings.output)) as building:
         import torch  # here: it takes seconds
 
         from esmeray.dataset.store.conversion import job_store
@@ -86,7 +84,6 @@ def main(argv: list[str]) -> int:
         draw_devices(building / "devices.png", models)
     console.print(_table(models))
     console.print(f"written: {settings.output}", markup=False)
-    return 0
 
 
 def compare(
@@ -137,9 +134,8 @@ def compare(
 
 def _means(batches: Sequence[Any]) -> NDArray[np.float32]:
     """(N, D) of batches of rows, in the order of the texts: each device's budget makes other batches of them."""
-    indices_N = np.concatenate([batch.indices for batch in batches])
-    rows_ND = np.concatenate([batch.arrays["mean"] for batch in batches])
-    return rows_ND[np.argsort(indices_N)]
+    order_N = np.argsort(np.concatenate([batch.indices for batch in batches]))
+    return np.concatenate([batch.arrays["mean"] for batch in batches])[order_N]
 
 
 def agreement(first_ND: NDArray[np.float32], second_ND: NDArray[np.float32]) -> dict[str, float]:
@@ -154,13 +150,16 @@ def agreement(first_ND: NDArray[np.float32], second_ND: NDArray[np.float32]) -> 
 
 
 def _table(models: Sequence[Mapping[str, Any]]) -> Table:
-    numbers = [Column(name, justify="right") for name in _NUMBERS]
+    names = ("proteins/s", "residues/s", "speed-up", "saved per 1M", "lowest cosine", "difference")
+    numbers = [Column(name, justify="right") for name in names]
     table = Table("model", "device", *numbers, box=None, padding=(0, 2, 0, 0))
     for model in models:
-        speed_up = "{value:.2f} ({low:.2f} to {high:.2f})".format(**model["speed_up"])
-        saved = f"{model['hours_saved_per_million_proteins']:,.3g} h"
-        agreed = "{lowest_cosine:.5f}", "{largest_relative_difference:.1e}"
-        of_both = [speed_up, saved, *(text.format(**model["agreement"]) for text in agreed)]
+        of_both = [
+            "{value:.2f} ({low:.2f} to {high:.2f})".format(**model["speed_up"]),
+            f"{model['hours_saved_per_million_proteins']:,.3g} h",
+            "{lowest_cosine:.5f}".format(**model["agreement"]),
+            "{largest_relative_difference:.1e}".format(**model["agreement"]),
+        ]
         for name, device in model["devices"].items():
             rates = [f"{median(device[f'{unit}_per_s']):,.1f}" for unit in ("proteins", "residues")]
             table.add_row(model["model"], name, *rates, *of_both)

@@ -24,7 +24,7 @@ import pynvml
 
 from esmeray.common.errors import EsmerayError, ResourceError
 from esmeray.common.text import counted, first_line
-from esmeray.tools.grammar import Command, parse
+from esmeray.tools.grammar import Command, command
 
 _INSTALL = "pip install -r requirements.lock"
 _CUDA_BUILD = "torch's CUDA build brings it"
@@ -54,8 +54,8 @@ class Driver(NamedTuple):
     cuda: tuple[int, int] = (0, 0)
 
 
-def main(argv: list[str]) -> int:
-    arguments = parse(argv, "profile gpu", __doc__, Arguments)
+@command("profile gpu", __doc__, Arguments)
+def main(arguments: Arguments) -> int:
     driver, nvml = check_driver()  # first: whether torch is wrong depends on the GPUs that the driver sees
     # In the order in which each builds on those before it.
     checks: dict[str, Callable[[], Finding]] = {
@@ -70,10 +70,9 @@ def main(argv: list[str]) -> int:
     }
     # Each is printed as it comes: importing DeepSpeed takes seconds.
     verdicts = {part: _report(part, check) for part, check in checks.items()}
-    if not arguments.verify:
-        return 0
     # Steps that work on the CPU don't help who has a GPU that torch can't use.
-    return 0 if _steps_work() and verdicts["CUDA"] != "mismatch" else ResourceError.exit_code
+    is_sound = not arguments.verify or (_steps_work() and verdicts["CUDA"] != "mismatch")
+    return 0 if is_sound else ResourceError.exit_code
 
 
 def _steps_work() -> bool:
@@ -92,8 +91,11 @@ def _steps_work() -> bool:
                 with _quiet():
                     finding = Finding("ok", f"2 on {device}: {train_two_steps(precision, device)}")
             except Exception as error:  # noqa: BLE001 - whatever breaks is the verdict
-                remedy = f"training would not work on {device} either: see the lines above"
-                finding = Finding("failed", f"on {device}: {_first_line(error)}", remedy)
+                finding = Finding(
+                    "failed",
+                    f"on {device}: {_first_line(error)}",
+                    f"training would not work on {device} either: see the lines above",
+                )
             works &= _print(f"{precision} steps", finding) == "ok"
     return works
 
@@ -129,8 +131,11 @@ def check_driver() -> tuple[Driver, Finding]:
         return driver, Finding("ok", f"driver {driver.version}, runs CUDA up to {major}.{minor}, {gpus or 'no GPU'}")
     except pynvml.NVMLError as error:
         if error.value in (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED):
-            remedy = "where there is a GPU, install NVIDIA's driver, or start the container with --gpus all"
-            return Driver(), Finding("missing", str(error), remedy)
+            return Driver(), Finding(
+                "missing",
+                str(error),
+                "where there is a GPU, install NVIDIA's driver, or start the container with --gpus all",
+            )
         return Driver(), Finding("mismatch", str(error), "look at nvidia-smi and the kernel's log, restart the machine")
     finally:
         with contextlib.suppress(pynvml.NVMLError):  # where it was not initialised there is nothing to shut down
@@ -152,13 +157,17 @@ def check_cuda(driver: Driver) -> Finding:
     if not driver.gpus:
         return Finding("missing", "no GPU is seen", "nothing to do without a GPU: training runs on the CPU")
     if built_for is None:
-        remedy = f"install torch's CUDA build: pip install --force-reinstall torch=={pinned_version('torch')}"
-        return Finding("mismatch", f"{driver.gpus} here, but this build of torch has no CUDA", remedy)
+        return Finding(
+            "mismatch",
+            f"{driver.gpus} here, but this build of torch has no CUDA",
+            f"install torch's CUDA build: pip install --force-reinstall torch=={pinned_version('torch')}",
+        )
     hidden = os.environ.get(_HIDES_GPUS)
     if hidden is not None and hidden.split(",")[0].strip() in ("", "-1", "NoDevFiles"):
-        seen = f"{_HIDES_GPUS}={hidden!r} hides {driver.gpus}"
         # No mismatch: jobs are kept from GPUs like this on purpose.
-        return Finding("missing", seen, f"unset {_HIDES_GPUS} to train on it")
+        return Finding(
+            "missing", f"{_HIDES_GPUS}={hidden!r} hides {driver.gpus}", f"unset {_HIDES_GPUS} to train on it"
+        )
     if driver.cuda[0] < int(built_for.partition(".")[0]):  # within a major version any driver runs any minor one
         newest = ".".join(map(str, driver.cuda))
         seen = f"torch is built for CUDA {built_for}, the driver {driver.version} runs {newest} at most"
@@ -169,8 +178,11 @@ def check_cuda(driver: Driver) -> Finding:
         reason = "torch gives no reason"
     except (RuntimeError, AssertionError) as error:
         reason = _first_line(error)
-    remedy = "look at nvidia-smi and the kernel's log, then restart the machine"
-    return Finding("mismatch", f"{driver.gpus} here, but torch can't use it ({reason})", remedy)
+    return Finding(
+        "mismatch",
+        f"{driver.gpus} here, but torch can't use it ({reason})",
+        "look at nvidia-smi and the kernel's log, then restart the machine",
+    )
 
 
 def _usable_gpus() -> Finding:
@@ -184,8 +196,11 @@ def _usable_gpus() -> Finding:
         try:
             torch.ones(1, device=f"cuda:{index}").add_(1).item()  # item() waits: kernels fail after their launch
         except RuntimeError as error:
-            remedy = f"torch is built for {' '.join(torch.cuda.get_arch_list())}: install a build for this GPU"
-            return Finding("mismatch", f"{described[-1]} runs no kernel ({_first_line(error)})", remedy)
+            return Finding(
+                "mismatch",
+                f"{described[-1]} runs no kernel ({_first_line(error)})",
+                f"torch is built for {' '.join(torch.cuda.get_arch_list())}: install a build for this GPU",
+            )
     return Finding("ok", ", ".join(described))
 
 
@@ -193,17 +208,21 @@ def check_cudnn() -> Finding:
     """Report cuDNN's version; torch raises where it refuses the one that it finds."""
     import torch
 
-    if not torch.backends.cudnn.is_available():
-        return Finding("missing", "not in this build of torch", _CUDA_BUILD)
-    return Finding("ok", str(torch.backends.cudnn.version()))
+    return (
+        Finding("ok", str(torch.backends.cudnn.version()))
+        if torch.backends.cudnn.is_available()
+        else Finding("missing", "not in this build of torch", _CUDA_BUILD)
+    )
 
 
 def check_nccl() -> Finding:
     import torch
 
-    if not torch.distributed.is_nccl_available():
-        return Finding("missing", "not in this build of torch; the CPU needs none", _CUDA_BUILD)
-    return Finding("ok", ".".join(map(str, torch.cuda.nccl.version())))
+    return (
+        Finding("ok", ".".join(map(str, torch.cuda.nccl.version())))
+        if torch.distributed.is_nccl_available()
+        else Finding("missing", "not in this build of torch; the CPU needs none", _CUDA_BUILD)
+    )
 
 
 def check_deepspeed() -> Finding:
@@ -230,8 +249,8 @@ def check_kernels() -> Finding:
         from deepspeed.ops.op_builder import builder
         from deepspeed.ops.op_builder.all_ops import ALL_OPS
 
-        ops = {name: op for name, op in ALL_OPS.items() if name != "deepspeed_not_implemented"}
-        fit = [name for name, op in ops.items() if builder.probe_is_compatible(op)]
+        ops = [op for name, op in ALL_OPS.items() if name != "deepspeed_not_implemented"]
+        fit = [op for op in ops if builder.probe_is_compatible(op)]
     return Finding("ok", f"{len(fit)} of {len(ops)} can be compiled; training needs none of them")
 
 
@@ -248,9 +267,8 @@ def check_ray() -> Finding:
 
 
 def pinned_version(package: str) -> str:
-    pattern = rf"^{package}(?:\[[^]]*\])?==([^\s;]+)"
     # The package's own metadata: in a wheel there is no requirements.txt.
-    pin = re.search(pattern, "\n".join(requires("esmeray") or []), re.MULTILINE)
+    pin = re.search(rf"^{package}(?:\[[^]]*\])?==([^\s;]+)", "\n".join(requires("esmeray") or []), re.MULTILINE)
     assert pin is not None
     return pin[1]
 
@@ -258,9 +276,8 @@ def pinned_version(package: str) -> str:
 def _pinned(package: str, seen: str) -> Finding:
     """ok, or that the package is of another version than Esmeray is tested with."""
     pin = pinned_version(package)
-    if version(package).partition("+")[0] == pin:  # 2.13.0+cpu is 2.13.0
-        return Finding("ok", seen)
-    return Finding("mismatch", seen, f"Esmeray is tested with {pin}: {_INSTALL}")
+    is_pinned = version(package).partition("+")[0] == pin  # 2.13.0+cpu is 2.13.0
+    return Finding("ok", seen) if is_pinned else Finding("mismatch", seen, f"Esmeray is tested with {pin}: {_INSTALL}")
 
 
 def _first_line(error: BaseException) -> str:

@@ -10,21 +10,17 @@ Examples:
   nvidia-smi -l 1 --format=csv --query-gpu=$FIELDS > gpus.csv
 """
 
-import json
 from pathlib import Path
 
 from rich.text import Text
 
 from esmeray.common.command_line import result_console
 from esmeray.common.errors import ConfigError
-from esmeray.common.publishing import made_file, refuse_file
 from esmeray.monitoring.gpu_log.analysis import interval_s, summarise
 from esmeray.monitoring.gpu_log.plot import draw_log
 from esmeray.monitoring.gpu_log.reader import TIME, read_gpu_log
-from esmeray.tools.grammar import Overwriting, parse
+from esmeray.tools.grammar import Overwriting, command
 from esmeray.train_config.section import Section
-
-MADE_BY = "profile log"
 
 
 class LogProfileSection(Section):
@@ -39,28 +35,28 @@ class LogProfileSection(Section):
 class Arguments(Overwriting):
     """The log."""
 
+    made_by = "profile log"
+
     log: Path
     """CSV file that nvidia-smi wrote."""
     profile: LogProfileSection = LogProfileSection()
 
 
-def main(argv: list[str]) -> int:
-    arguments = parse(argv, MADE_BY, __doc__, Arguments)
+@command("profile log", __doc__, Arguments)
+def main(arguments: Arguments) -> None:
     section = arguments.profile
     output = Path(section.output or arguments.log.with_suffix(".png"))
     json_output = Path(section.json_output) if section.json_output else None
     for path in filter(None, (output, json_output)):
         if path.resolve() == arguments.log.resolve():
             raise ConfigError(f"{path} is the log itself; give another file to write to")
-        refuse_file(path, MADE_BY, arguments.overwrite)
+        arguments.refuse_file(path)
     log = read_gpu_log(arguments.log)
     summaries = summarise(log)
-    with made_file(output, MADE_BY, arguments.overwrite) as building:
+    with arguments.made_file(output) as building:
         draw_log(log, summaries, building)
-    if json_output is not None:
-        facts = {"log": str(log.path), "start": log.start, "gpus": [summary.as_dict() for summary in summaries]}
-        with made_file(json_output, MADE_BY, arguments.overwrite) as building:
-            building.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    facts = {"log": str(log.path), "start": log.start, "gpus": [summary.as_dict() for summary in summaries]}
+    arguments.write_json(json_output, facts)
     console = result_console()
     table = next(iter(log.gpus.values()))  # nvidia-smi samples all GPUs at once: one has the times of all
     console.print(Text(f"{log.path}: {table[TIME].iloc[-1]:.0f} s, a sample every {interval_s(table):.2g} s"))
@@ -73,4 +69,3 @@ def main(argv: list[str]) -> int:
         for note in summary.notes:
             console.print(Text(f"  {note}", style="dim"))
     print(f"written: {output}" + (f" and {json_output}" if json_output else ""))
-    return 0

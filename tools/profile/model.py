@@ -25,30 +25,29 @@ from rich.text import Text
 from esmeray.common.command_line import result_console
 from esmeray.common.errors import ConfigError
 from esmeray.common.progress import status_line
-from esmeray.common.publishing import made_folder
 from esmeray.inference.profile.section import ModelProfileSection
-from esmeray.tools.grammar import Overwriting, example_of, parse_with_run
+from esmeray.tools.grammar import Overrides, Overwriting, command, example_of
 from esmeray.training.config import load_config
-
-MADE_BY = "profile model"
 
 
 class Arguments(Overwriting):
     """The model."""
+
+    made_by = "profile model"
 
     model: str
     """Folder, hub name or run, or an experiment's file."""
     profile: ModelProfileSection = ModelProfileSection()
 
 
-def main(argv: list[str]) -> int:
-    arguments, overrides = parse_with_run(argv, MADE_BY, __doc__, Arguments)
+@command("profile model", __doc__, Arguments, experiment=True)
+def main(arguments: Arguments, overrides: Overrides) -> None:
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # above those of torch's profiler, which reports start and stop
     output = Path(arguments.profile.output or f"profile-{Path(arguments.model).stem}").absolute()
     is_experiment = arguments.model.endswith((".yaml", ".yml"))
     if not is_experiment and ("data", "source") not in overrides:
-        raise ConfigError(f"missing: --data.source; {example_of(__doc__, MADE_BY)}")
-    with made_folder(output, MADE_BY, arguments.overwrite) as building, status_line() as show:
+        raise ConfigError(f"missing: --data.source; {example_of(__doc__, 'profile model')}")
+    with arguments.made_folder(output) as building, status_line() as show:
         # Here: both load torch, training DeepSpeed as well.
         if is_experiment:
             from esmeray.tools.profile._training import profile_training
@@ -61,7 +60,6 @@ def main(argv: list[str]) -> int:
             profile = profile_model(arguments.model, arguments.profile, overrides, building, show)
         lines = _write(profile, building)
     result_console().print(Text("\n".join(lines)), Text(f"written: {output}"), sep="\n")
-    return 0
 
 
 def _write(profile: Mapping[str, Any], folder: Path) -> list[str]:

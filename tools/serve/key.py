@@ -16,7 +16,7 @@ from esmeray.common.publishing import write_atomically, writing
 from esmeray.service.http.access import new_key, read_keys
 from esmeray.service.http.app import scopes
 from esmeray.service.section import KeySection
-from esmeray.tools.grammar import Command, parse
+from esmeray.tools.grammar import Command, command
 
 
 class Arguments(Command):
@@ -25,8 +25,9 @@ class Arguments(Command):
     key: KeySection
 
 
-def main(argv: list[str]) -> int:
-    section = parse(argv, "serve key", __doc__, Arguments).key
+@command("serve key", __doc__, Arguments)
+def main(arguments: Arguments) -> None:
+    section = arguments.key
     if not {*section.endpoints} <= {"*", *scopes()}:
         raise ConfigError(f"--key.endpoints: endpoints are {', '.join(scopes())}, or '*' for all")
     keys = read_keys(section.file) if section.file.exists() else []
@@ -40,4 +41,3 @@ def main(argv: list[str]) -> int:
         write_atomically(section.file, content)
         section.file.chmod(0o600)
     print(text)
-    return 0

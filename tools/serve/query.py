@@ -21,14 +21,12 @@ import pyarrow.parquet as pq
 
 from esmeray.common.errors import reading
 from esmeray.common.progress import record_bar
-from esmeray.common.publishing import made_file, refuse_file
 from esmeray.common.text import counted
 from esmeray.dataset.fasta.reader import FastaSource
 from esmeray.service.client import Client, checked_key
 from esmeray.service.section import QuerySection
-from esmeray.tools.grammar import Overwriting, parse
+from esmeray.tools.grammar import Overwriting, command
 
-MADE_BY = "query"
 ROWS = 1024
 """Of a row group."""
 
@@ -36,25 +34,26 @@ ROWS = 1024
 class Arguments(Overwriting):
     """What to ask for."""
 
+    made_by = "query"
+
     query: QuerySection
 
 
-def main(argv: list[str]) -> int:
-    arguments = parse(argv, "serve query", __doc__, Arguments)
+@command("serve query", __doc__, Arguments)
+def main(arguments: Arguments) -> None:
     section = arguments.query
-    refuse_file(section.output, MADE_BY, arguments.overwrite)
+    arguments.refuse_file(section.output)
     source = FastaSource(section.input)
     client = Client(section.address, key=_key(section.key_file), model=section.model, concurrency=section.concurrency)
     # Requests run ahead of the file by the client's concurrency: neither the input nor the answers are ever in memory.
     with (
         client,
-        made_file(section.output, MADE_BY, arguments.overwrite) as building,
+        arguments.made_file(section.output) as building,
         record_bar("asking") as bar,
     ):
         write = _write_classes if section.task == "classify" else _write_arrays
         number = write(building, client, _records(source, bar), section.task)
     print(f"{section.output}: {section.task} of {counted(number, 'protein{s}')}")
-    return 0
 
 
 def _key(file: Path | None) -> str | None:
@@ -62,9 +61,8 @@ def _key(file: Path | None) -> str | None:
     if file is None:
         key = os.environ.get("ESMERAY_KEY")
         return checked_key(key, "ESMERAY_KEY") if key else None
-    with reading(file):
-        text = file.read_bytes().decode("ascii", "replace")  # what is no text is no key, which is said below
-    return checked_key(text.strip(), f"--query.key_file {file}")
+    with reading(file):  # what is no text is no key, which is refused as one
+        return checked_key(file.read_bytes().decode("ascii", "replace").strip(), f"--query.key_file {file}")
 
 
 def _records(source: FastaSource, bar: Callable[[float, int], None]) -> Iterator[tuple[str, str]]:

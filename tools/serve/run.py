@@ -30,7 +30,7 @@ class Arguments(Command, ServiceSettings):
 
 
 def main(argv: list[str]) -> int:
-    arguments = parse(argv, "serve run", __doc__, Arguments)
+    arguments, _ = parse(argv, "serve run", __doc__, Arguments)
     # As words once more: SIGHUP reads the file again, and the options override it again.
     words, overrides = read_words(argv, "serve run", __doc__, Arguments)
     load = partial(load_settings, ServiceSettings, words.config, overrides)

@@ -52,8 +52,7 @@ def trained(file: str | Path, overrides: Overrides) -> tuple[int, RunFolder]:
     # A task's own preparation, such as vectors of proteins, which training takes from the disk.
     if task.before is not None:
         section = resolve_name(task.before)(config.run, config.data, getattr(config.model, config.model.task))
-        model = config.model.model_copy(update={config.model.task: section})
-        config = config.model_copy(update={"model": model})
+        config = config.model_copy(update={"model": config.model.model_copy(update={config.model.task: section})})
     code = train(config, beside)
     if code == 0:
         # Before the task's work, since it uploads what is newer than itself.
@@ -67,8 +66,7 @@ def trained(file: str | Path, overrides: Overrides) -> tuple[int, RunFolder]:
 
 def _next_commands(commands: tuple[str, ...], run: RunFolder, source: list[str]) -> Iterator[str]:
     """The task's commands with the names of this run; the sample is no file that one of them could read."""
-    sequences = ["new.fasta"] if source == [SAMPLE] else source
-    values = {"{run}": [str(run.uri or run.path)], "{input}": sequences}
+    values = {"{run}": [str(run.uri or run.path)], "{input}": ["new.fasta"] if source == [SAMPLE] else source}
     for command in commands:
         words = command.replace("{name}", run.path.name).split()
         yield next_command(*chain.from_iterable(values.get(word, [word]) for word in words))

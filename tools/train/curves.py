@@ -10,15 +10,14 @@ Examples:
 from pathlib import Path
 
 from esmeray.common.errors import ConfigError
-from esmeray.common.publishing import made_file
 from esmeray.run_folder.metrics_log import read_metrics
-from esmeray.tools.grammar import Overwriting, parse
-
-MADE_BY = "train_curves"
+from esmeray.tools.grammar import Overwriting, command
 
 
 class Arguments(Overwriting):
     """The runs, and where the picture goes."""
+
+    made_by = "train_curves"
 
     run: list[Path]
     """Folders of the runs."""
@@ -26,8 +25,8 @@ class Arguments(Overwriting):
     """PNG to make (default: curves.png)."""
 
 
-def main(argv: list[str]) -> int:
-    arguments = parse(argv, "train curves", __doc__, Arguments)
+@command("train curves", __doc__, Arguments)
+def main(arguments: Arguments) -> None:
     names = [path.resolve().name for path in arguments.run]
     repeated = {name for name in names if names.count(name) > 1}
     if repeated:  # the legend would have two lines of one name
@@ -35,7 +34,6 @@ def main(argv: list[str]) -> int:
     runs = {name: read_metrics(path / "metrics.jsonl") for name, path in zip(names, arguments.run, strict=True)}
     from esmeray.monitoring.watch.curves import draw_comparison  # here: it loads Matplotlib
 
-    with made_file(arguments.output.absolute(), MADE_BY, arguments.overwrite) as building:
+    with arguments.made_file(arguments.output.absolute()) as building:
         draw_comparison(runs, building)
     print(arguments.output)
-    return 0

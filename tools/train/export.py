@@ -15,7 +15,7 @@ from esmeray.common.publishing import refuse_existing
 from esmeray.model.export.exported_folder import MADE_BY
 from esmeray.run_folder.checkpoints import CheckpointFolder, CheckpointStore
 from esmeray.run_folder.paths import RunFolder
-from esmeray.tools.grammar import OnRun, parse
+from esmeray.tools.grammar import OnRun, command
 from esmeray.train_config.section import Section
 
 
@@ -36,8 +36,8 @@ class Arguments(OnRun):
     export: ExportSection = ExportSection()
 
 
-def main(argv: list[str]) -> int:
-    arguments = parse(argv, "train export", __doc__, Arguments)
+@command("train export", __doc__, Arguments)
+def main(arguments: Arguments) -> None:
     run = RunFolder(arguments.run.parent, arguments.run.name)
     if not run.config.exists():
         raise ConfigError(f"{run.path}: no run there (it has no config.yaml); give its folder, as runs/NAME")
@@ -52,7 +52,6 @@ def main(argv: list[str]) -> int:
 
     state = full_precision_state(folder, WEIGHT_MEAN if arguments.export.weights == "mean" else FP32)
     print(export_state(state, folder, run, output, arguments.overwrite))
-    return 0
 
 
 def _chosen(store: CheckpointStore, name: str) -> CheckpointFolder:

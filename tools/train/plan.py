@@ -11,21 +11,18 @@ Examples:
   esmeray train plan --plan.gpus 32 --plan.stage 3 --plan.json_output plan.json
 """
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 from esmeray.common.errors import ConfigError, ResourceError
-from esmeray.common.publishing import made_file, refuse_file
 from esmeray.common.text import counted, did_you_mean, duration
 from esmeray.model.section import BackboneSection
 from esmeray.tasks.section import ModelSection
-from esmeray.tools.grammar import Overwriting, parse
+from esmeray.tools.grammar import Overwriting, command
 from esmeray.training.launch import scale
 from esmeray.training.launch.scale import PlanSection
 
-MADE_BY = "train plan"
 LEAST_TOKENS = 1024
 """Token budget below which the longest proteins of ESM-2's training do not fit."""
 
@@ -33,26 +30,23 @@ LEAST_TOKENS = 1024
 class Arguments(Overwriting):
     """The plan."""
 
+    made_by = "train plan"
+
     plan: PlanSection = PlanSection()
 
 
-def main(argv: list[str]) -> int:
-    arguments = parse(argv, MADE_BY, __doc__, Arguments)
+@command("train plan", __doc__, Arguments)
+def main(arguments: Arguments) -> None:
     plan = arguments.plan
     if plan.stage == 1 and plan.precision == "bf16":  # as training/engine/engine.py does
         plan = plan.model_copy(update={"stage": 2})
     if plan.stage == 3 and plan.optimizer == "muon":
         raise ConfigError("plan.optimizer muon: under ZeRO-3 no worker has a whole matrix: set plan.stage to 2")
     output = Path(plan.json_output).expanduser() if plan.json_output else None
-    if output is not None:
-        refuse_file(output, MADE_BY, arguments.overwrite)
+    arguments.refuse_file(output)
     scaled = scale_run(work_of(plan), plan, device_of(plan))
     print("\n".join(lines(plan, scaled)))
-    if output is not None:
-        with made_file(output, MADE_BY, arguments.overwrite) as building:
-            facts = {"settings": plan.model_dump(mode="json"), **scaled}
-            building.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    return 0
+    arguments.write_json(output, {"settings": plan.model_dump(mode="json"), **scaled})
 
 
 def work_of(plan: PlanSection) -> scale.Work:
@@ -66,14 +60,13 @@ def work_of(plan: PlanSection) -> scale.Work:
     # Empty: of 15 billion parameters the shapes alone, which take no memory.
     section = ModelSection(task="masked_lm", backbone=BackboneSection(source=plan.model))
     model = MaskedLM.build(section, seed=0, empty=True)
-    config, product_flops = model.backbone.config, training_flops_per_token(model, 0.0)
-    attention_flops = training_flops_per_token(model, plan.context) - product_flops
+    product_flops = training_flops_per_token(model, 0.0)
     return scale.Work(
         count_parameters(model),
-        config.num_hidden_layers,
-        config.hidden_size,
+        model.backbone.config.num_hidden_layers,
+        model.backbone.config.hidden_size,
         product_flops,
-        attention_flops,
+        training_flops_per_token(model, plan.context) - product_flops,
     )
 
 

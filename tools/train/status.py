@@ -19,7 +19,7 @@ from esmeray.common.command_line import say
 from esmeray.common.errors import ConfigError
 from esmeray.monitoring.watch.status import RunStatus
 from esmeray.tasks.registry import metric_labels
-from esmeray.tools.grammar import Command, parse
+from esmeray.tools.grammar import Command, command
 
 EVERY_S = 1.0
 """Between two looks at the files."""
@@ -34,20 +34,19 @@ class Arguments(Command):
     """Print anew until the run has finished or failed."""
 
 
-def main(argv: list[str]) -> int:
-    arguments = parse(argv, "train status", __doc__, Arguments)
+@command("train status", __doc__, Arguments)
+def main(arguments: Arguments) -> None:
     status = _begun(arguments.run, wait=arguments.follow)
     status.update()
     if not arguments.follow:
         print("\n".join(status.lines()))
-        return 0
+        return
     # Refreshed by hand: a thread of rich's own would redraw lines that have not changed.
     with Live(Text("\n".join(status.lines())), auto_refresh=False) as live:
         while not status.has_ended:  # a killed run has not: it may be resumed
             time.sleep(EVERY_S)
             status.update()
             live.update(Text("\n".join(status.lines())), refresh=True)
-    return 0
 
 
 def _begun(folder: Path, *, wait: bool) -> RunStatus:

@@ -9,8 +9,7 @@ from esmeray.inference.models.kinds import HasOutputs, OutputKind
 
 def latents(model: HasOutputs, hidden_TD: Tensor) -> Tensor:
     """(T, Z) fp32."""
-    latents_TZ: Tensor = model.heads["autoencoder"].latents(hidden_TD)
-    return latents_TZ
+    return model.heads["autoencoder"].latents(hidden_TD)
 
 
 def latent_size(model: HasOutputs) -> int | None:
@@ -20,8 +19,7 @@ def latent_size(model: HasOutputs) -> int | None:
 
 def decoded(model: HasOutputs, latents: Sequence[Tensor]) -> Sequence[Tensor]:
     """(L, K) logits of the residues of each protein, from its latents (L, Z)."""
-    logits: Sequence[Tensor] = model.heads["autoencoder"].decode(latents)[1]
-    return logits
+    return model.heads["autoencoder"].decode(latents)[1]
 
 
 KIND = OutputKind(

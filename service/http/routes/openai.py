@@ -45,10 +45,13 @@ async def embeddings(
     values = list(vectors)
     if body.encoding_format == "base64":  # little-endian fp32, as OpenAI's clients read it
         values = [base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii") for vector in vectors]
-    data = [{"object": "embedding", "index": number, "embedding": value} for number, value in enumerate(values)]
     tokens = sum(map(len, query.texts)) + 2 * len(query.texts)  # <cls> and <eos> of each
-    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    content = {"object": "list", "data": data, "model": query.about.name, "usage": usage}
+    content = {
+        "object": "list",
+        "data": [{"object": "embedding", "index": number, "embedding": value} for number, value in enumerate(values)],
+        "model": query.about.name,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    }
     return await arrays_answer(kind, query.ids, vectors, "embedding", content)
 
 
@@ -60,5 +63,10 @@ async def models(request: Request, service: Shared) -> Response:
 
 
 def _shown(about: About) -> dict[str, Any]:
-    beside = {name: getattr(about, name) for name in SHOWN}
-    return {"id": about.name, "object": "model", "created": 0, "owned_by": "esmeray", **beside}
+    return {
+        "id": about.name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "esmeray",
+        **{name: getattr(about, name) for name in SHOWN},
+    }

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from matplotlib import image
 
-from esmeray.monitoring.watch import curves
+from esmeray.common import figure_style
 from esmeray.run_folder.metrics_log import MetricsLog
 
 
@@ -40,8 +40,8 @@ def runs(tmp_path):
 
 def test_runs_are_drawn_over_training_time_and_tokens_and_a_pause_does_not_count(command, runs, tmp_path, monkeypatch):
     figures = []
-    save = curves.save
-    monkeypatch.setattr(curves, "save", lambda figure, path: (figures.append(figure), save(figure, path)))
+    canvas = figure_style.FigureCanvasAgg
+    monkeypatch.setattr(figure_style, "FigureCanvasAgg", lambda figure: (figures.append(figure), canvas(figure)))
     command.done("train", "curves", *runs, "--output", tmp_path / "out.png")
     assert len(np.unique(image.imread(tmp_path / "out.png")[..., 0])) > 20
     over_time, over_tokens = figures[0].axes
