@@ -24,7 +24,7 @@ class Probe:
     def has_the_code(self):
         import pathlib
         here = pathlib.Path.cwd()
-        return ["runtime_resources" in here.parts, (here / "train_config" / "schema.py").exists()]
+        return ["runtime_resources" in here.parts, (here / "train_config" / "loading.py").exists()]
 
 with connected(RaySection()):
     print(hardware())
