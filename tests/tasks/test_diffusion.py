@@ -13,7 +13,7 @@ from tests.runs import merged, run_folder, tiny_config, validations
 from tests.training.runs import assert_same_run, stop_after, train
 
 DIFFUSION = {
-    "data": {"max_length": 150, "sample": {"records": 60}, "validation_share": 0.2},
+    "data": {"max_length": 150, "sample": {"records": 40}, "validation_share": 0.2},
     "batch": {"tokens": 512, "global_tokens": 1024},
     "model": {
         "task": "diffusion",
