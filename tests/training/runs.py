@@ -138,7 +138,12 @@ def damage(folder: Path, name: str = "*optim_states.pt") -> None:
 def assert_same_run(config: Config, expected: Config) -> None:
     """The same losses and the same model, to the bit."""
     assert train_losses(config) == train_losses(expected)
-    wanted, actual = exported_weights(expected), exported_weights(config)
+    assert_same_weights(config, expected)
+
+
+def assert_same_weights(config: Config, expected: Config) -> None:
+    wanted = exported_weights(expected)
+    actual = exported_weights(config)
     assert wanted and wanted.keys() == actual.keys()
     assert all(torch.equal(actual[name], weight) for name, weight in wanted.items())
 

@@ -92,23 +92,6 @@ STEP = step_of(batch_of(3, 5, 4, 4), batch_of(8, 8))
 TOTAL = 2 * sum(range(16))
 
 
-@pytest.mark.parametrize(
-    ("engine", "passes"),
-    [
-        (Engine(), [16, 16]),
-        (Engine(forward_fits=10), [8, 8, 8, 8]),
-        (Engine(forward_fits=8, backward_fits=8), [8, 8, 8, 8]),
-        (Engine(backward_fits=10), [8, 8, 8, 8]),
-    ],
-    ids=["enough", "forward", "exactly enough", "backward"],
-)
-def test_gradient_and_sums_are_those_of_whole_batches(engine, passes, tmp_path):
-    sums = stepper_of(engine, tmp_path).forward_backward(STEP, 32)
-    assert engine.passes == passes
-    assert engine.gradient == TOTAL
-    assert float(sums.own["loss"]) == TOTAL
-
-
 @pytest.mark.parametrize("reduces", ["never", "late", "early"])
 @pytest.mark.parametrize("runs_out", [1, 2])
 def test_worker_with_memory_enough_splits_as_the_others_do(reduces, runs_out, tmp_path):
@@ -136,11 +119,12 @@ def test_no_collective_is_joined_where_another_worker_ran_out(tmp_path):
     assert engine.collectives == 0
 
 
-@pytest.mark.parametrize("where", ["forward_fits", "backward_fits"])
-def test_single_sequence_that_does_not_fit_is_refused_by_its_length(where, tmp_path):
-    engine = Engine(**{where: 10})
-    with pytest.raises(ResourceError, match="single sequence of 16 tokens"):
-        stepper_of(engine, tmp_path).forward_backward(step_of(batch_of(16)), 16)
+def test_single_sequence_that_does_not_fit_is_refused_by_its_length_and_used_up_halvings_end_it(tmp_path):
+    for engine in (Engine(forward_fits=10), Engine(backward_fits=10)):
+        with pytest.raises(ResourceError, match="single sequence of 16 tokens"):
+            stepper_of(engine, tmp_path).forward_backward(step_of(batch_of(16)), 16)
+    with pytest.raises(ResourceError, match="also with batches in 2 parts"):
+        stepper_of(Engine(forward_fits=3), tmp_path, max_halvings=1).forward_backward(STEP, 32)
 
 
 def test_several_workers_start_anew_where_a_backward_pass_broke_off_after_a_collective(tmp_path):
@@ -148,11 +132,6 @@ def test_several_workers_start_anew_where_a_backward_pass_broke_off_after_a_coll
     with pytest.raises(NewStartError, match="last checkpoint, with every batch in 2 parts"):
         stepper_of(engine, tmp_path).forward_backward(STEP, 32)
     assert '"parts": 2' in (tmp_path / "guard.json").read_text()
-
-
-def test_used_up_halvings_end_it(tmp_path):
-    with pytest.raises(ResourceError, match="also with batches in 2 parts"):
-        stepper_of(Engine(forward_fits=3), tmp_path, max_halvings=1).forward_backward(STEP, 32)
 
 
 def test_other_errors_are_not_taken_for_memory(tmp_path):
