@@ -80,20 +80,14 @@ def test_help_of_every_tool_imports_nothing_heavy(tmp_path):
 MISTAKES = [
     ("esm2ae", "--data.source none.fasta", "none.fasta"),
     ("esm2ae", "--model.backbone.heads 7", "can't be split over 7 heads"),
-    ("protein_classifier", "--model.backbone.source none", "none"),
     ("protein_classifier", "--model.classifier.best_metric none", "'none'"),
-    ("protein_classifier", "--model.classifier.loss mse", "mse"),
     ("protein_classifier", "--model.backbone.lora.rank 2 --model.backbone.lora.targets kweri --dry_run", "'kweri'"),
     ("text_classifier", "--data.labels.label_columns absent", "absent"),
 ]
-
-
 TOOLS = [
     ("tune tokens --config esm2ae --data.source none.fasta", 3, "none.fasta"),
-    ("classify predict absent --predict.input a.csv --predict.output b.csv", 2, "absent"),
     ("classify predict model --predict.input a.csv --predict.output there.csv", 2, "there.csv: exists"),
     ("classify predict model --predict.input a.csv --predict.output b.csv", 3, "model"),
-    ("classify predict model --data.labels.kinds x", 2, "did you mean --data.labels.kind?"),
     ("classify evaluate model --evaluate.input a.csv", 3, "model"),
     ("train export absent", 2, "absent"),
 ]
