@@ -10,16 +10,12 @@ from typing import Any
 import pytest
 
 from esmeray.cluster import connection
-from esmeray.cluster.collective import WorkerContext
 from esmeray.common.errors import CheckpointError, ConfigError, DataError, ResourceError
-from esmeray.dataset.store.conversion import ensure_store
 from esmeray.run_folder.paths import RunFolder
-from esmeray.train_config.loading import dump_config
-from esmeray.train_config.natures import with_absolute_paths
 from esmeray.training.config import Config
 from esmeray.training.launch.driver import dry_run, train
-from esmeray.training.loop.worker import train_worker
 from tests.runs import run_folder, tiny_config
+from tests.training.runs import finish
 
 
 def write_fasta(path: Path, seed: int) -> str:
@@ -27,13 +23,6 @@ def write_fasta(path: Path, seed: int) -> str:
     records = (f">p{number}\n{''.join(draw.choices('ACDEFGHIKL', k=40))}\n" for number in range(60))
     path.write_text("".join(records))
     return str(path)
-
-
-def finish(config: Config) -> None:
-    run = run_folder(config)
-    run.path.mkdir(parents=True)
-    run.config.write_text(dump_config(with_absolute_paths(config)))
-    train_worker(config, WorkerContext(), str(ensure_store(config.data, run.stores)))
 
 
 @pytest.fixture(scope="module")
