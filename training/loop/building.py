@@ -48,6 +48,7 @@ class Worker:
     experiment: Experiment
     engine: TrainingEngine
     guard: MemoryGuard | None
+    training: TrainingSection
     course: Course
     checkpoint: CheckpointSection
     checkpoints: Checkpoints
@@ -124,7 +125,9 @@ def build_worker(
     is_limited = context.replaced and config.data.predictions.on_miss != "wait"
     # Last: features of a frozen backbone, say, may have taken hours.
     observers.watchdog = Watchdog(run.logs, context.rank, training.watchdog_s if is_limited else None)
-    return Worker(run, control, experiment, engine, guard, course, config.checkpoint, checkpoints, saver, observers)
+    return Worker(
+        run, control, experiment, engine, guard, training, course, config.checkpoint, checkpoints, saver, observers
+    )
 
 
 def _prepared_model(

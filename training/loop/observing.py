@@ -151,7 +151,7 @@ class StepResults:
 
     def _is_fault(self, taken: _Taken, totals: dict[str, Tensor]) -> bool:
         """Test for a skipped step that is a fault; with fp16, one that only lowers the loss scale is none."""
-        if self._experiment.training.precision != "fp16" or taken.lowest_scale:
+        if self._experiment.settings.precision != "fp16" or taken.lowest_scale:
             return True
         return not math.isfinite(float(totals["loss"]))
 

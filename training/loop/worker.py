@@ -90,7 +90,7 @@ def loop(worker: Worker, position: Position) -> Outcome:
     """Step until the planned end, a request to stop or a failure that would repeat."""
     experiment, engine, control = worker.experiment, worker.engine, worker.control
     observers, saver, course = worker.observers, worker.saver, worker.course
-    training = experiment.training
+    training = worker.training
     observers.step = position.step
     stopping = EarlyStopping(experiment.patience, _earlier_costs(experiment, control, observers, position.step))
     if position.step == 0:
