@@ -124,7 +124,7 @@ def loop(worker: Worker, position: Position) -> Outcome:
             result = engine.step(rate, muon_momentum(position.step, training.muon))
         position = _advance(position, step, agreement)
         observers.step = position.step
-        clock.stepped(agreement.tokens, step.num_tokens, len(step) * experiment.batch.tokens)
+        clock.stepped(agreement.tokens, step.num_tokens, len(step) * experiment.settings.batch.tokens)
         observers.watchdog.stepped()
         position = results.add(position, step.batches, sums, result, rate)
         if position.step_in_epoch == 0 and observers.sampler is not None:
