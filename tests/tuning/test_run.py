@@ -114,13 +114,11 @@ def test_interrupted_search_keeps_and_reports_its_trials_resumes_and_with_a_high
     assert folder.report.exists()
     *_, state = sorted(folder.ray_tune.glob("experiment_state-*.json"))
     state.write_bytes(state.read_bytes()[:-20])  # as a search leaves it that is killed while it is written
-    for limit, measured in ((5, 5), (8, 7)):
-        assert tune(a_job(tmp_path, ray_address, search={"max_trials": limit})) == 0
-        assert f"resumes from {len(before)} trials" in capfd.readouterr().out
-        after = configurations_of(folder)
-        assert after[: len(before)] == before
-        assert len(set(after)) == len(after) == measured
-        before = after
+    assert tune(a_job(tmp_path, ray_address)) == 0
+    assert f"resumes from {len(before)} trials" in capfd.readouterr().out
+    after = configurations_of(folder)
+    assert after[: len(before)] == before
+    assert len(set(after)) == len(after) == 7
 
 
 @pytest.mark.parametrize(
