@@ -281,7 +281,8 @@ def test_evaluations_in_which_the_metric_is_not_defined_end_no_run(tmp_path, pro
     outcome, stored = train(config)
     assert outcome.status == "finished" and run_folder(config).export.is_dir()
     assert len(validations(config)) > 1 and all("auroc" not in record for record in validations(config))
-    config.model.classifier.best_metric = "auto"
+    merely = merged(changes, {"model": {"classifier": {"best_metric": "auto"}}})
+    config = config_of(tmp_path / "run", path, data={"labels": {**labels, "text_column": "text"}}, **merely)
     experiment = ClassifierExperiment(config.task_settings, WorkerContext(), run_folder(config), stored)
     assert experiment.cost({"accuracy": 1.0}) is None and experiment.cost({"f1_micro": 0.25}) == -0.25
 
