@@ -17,6 +17,7 @@ import psutil
 
 from esmeray.common.publishing import exclusive
 
+REPOSITORY = Path(__file__).resolve().parent.parent
 TOKEN = "test-" + "0" * 59
 START_TIMEOUT_S = 120
 MARK = "ESMERAY_MACHINES"
@@ -131,6 +132,12 @@ def started_cluster(*cpus: int, mode: str = "token") -> Iterator[StartedCluster]
         yield cluster
     finally:
         cluster.close()
+
+
+def python(program: str, *arguments: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """A program's end, in a process of its own from the repository's root."""
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
 
 
 def shell(*commands: str) -> None:

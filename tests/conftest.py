@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from esmeray.dataset.store.conversion import ensure_store
-from tests.clusters import TOKEN
+from tests.clusters import REPOSITORY, TOKEN
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from tests.service.serving import Serving
     from tests.worker_group import WorkerGroup
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 # At Ray's own 15, what the tests beside start leaves its workers a thirtieth of a core, and their time limits pass.
 os.environ.setdefault("RAY_worker_niceness", "0")
 # Clusters that tests start have a token of their own, and the user's file of it stays as it is.

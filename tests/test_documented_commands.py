@@ -11,10 +11,8 @@ import pytest
 
 from esmeray.benchmarks.__main__ import load_stages
 from esmeray.benchmarks.gpu.script import parsed
-from esmeray.cluster.collective import WorkerContext
 from esmeray.common.command_line import run
 from esmeray.dataset.labels.samples import located_records, message_records
-from esmeray.dataset.store.conversion import ensure_store
 from esmeray.function.ontology import read_ontology
 from esmeray.inference.mutations.variants import Protein
 from esmeray.model.export.backbone import export
@@ -27,8 +25,6 @@ from esmeray.tools.serve import query
 from esmeray.tools.tune import _search
 from esmeray.train_config.loading import dump_config
 from esmeray.train_config.section import Section, settings_of
-from esmeray.training.config import Config
-from esmeray.training.loop.worker import train_worker
 from tests.conftest import REPOSITORY
 from tests.dataset.tokenizer_folders import esm
 from tests.embeddings import make_embeddings, random_vectors
@@ -36,10 +32,11 @@ from tests.function.generated import generate
 from tests.model.small_models import save_masked_lm
 from tests.model.support import random_sequences
 from tests.monitoring.gpu_traces import healthy
-from tests.runs import merged, run_folder, tiny_config
+from tests.runs import merged, tiny_config
 from tests.structures import folds, pdb_lines, save_esmfold, structure_store, write_pdb
 from tests.tasks.test_classification import train
 from tests.tasks.test_diffusion_model import trained
+from tests.training.runs import finish
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 EXPERIMENTS = sorted((REPOSITORY / "train_config").glob("*.yaml"))
@@ -89,7 +86,7 @@ def made(tmp_path_factory, process_group) -> Path:
     folder = tmp_path_factory.mktemp("documented")
     (folder / "train_config").symlink_to(REPOSITORY / "train_config")
     write_data(folder)
-    finished_autoencoder(tiny_config(folder / "runs", run={"name": "esm2ae"}))
+    finish(tiny_config(folder / "runs", run={"name": "esm2ae"}))
     export(trained(), folder / "runs" / "structdiff" / "export")
     write_structures(folder)
     write_terms(folder)
@@ -115,13 +112,6 @@ def made(tmp_path_factory, process_group) -> Path:
     best.parent.mkdir()
     best.write_text(dump_config(proteins))
     return folder
-
-
-def finished_autoencoder(config: Config) -> None:
-    run = run_folder(config)
-    run.path.mkdir(parents=True)
-    run.config.write_text(dump_config(config))
-    train_worker(config, WorkerContext(), str(ensure_store(config.data, run.path.parent / "stores")))
 
 
 def write_data(folder: Path) -> None:

@@ -45,6 +45,7 @@ from tests.inference.embedding.jobs import final_bytes, replace, request
 from tests.model.support import random_sequences
 from tests.object_store import ObjectStore, object_store
 from tests.runs import events, exported_weights, run_folder, tiny_config, train_losses
+from tests.training.runs import assert_same_run
 from tests.worker_group import WorkerGroup
 
 FASTA = "s3://bucket/data/proteins.fasta.gz"
@@ -155,13 +156,6 @@ def train_in_this_process(config: dict[str, Any]) -> int:
         TaskPlan.in_process = False
 
 
-def assert_same(config: Config, expected: Config) -> None:
-    assert train_losses(config) == train_losses(expected)
-    actual = exported_weights(config)
-    for name, weights in exported_weights(expected).items():
-        assert torch.equal(actual[name], weights)
-
-
 def test_a_killed_run_resumes_on_a_fresh_machine_to_equal_weights(
     store: ObjectStore, tmp_path: Path, process_group: None, capsys: pytest.CaptureFixture[str]
 ):
@@ -192,7 +186,7 @@ def test_a_killed_run_resumes_on_a_fresh_machine_to_equal_weights(
     assert train_in_this_process(config.model_dump()) == 0
     (resumed,) = events(config, "resumed")
     assert resumed["checkpoint"] == complete[-1] < begun[-1]
-    assert_same(config, expected)
+    assert_same_run(config, expected)
     names = listing(RUN)
     manifests = [name for name in names if name.endswith("manifest.json")]
     assert manifests == [f"checkpoints/step-0000000{step}/manifest.json" for step in (6, 8)]
@@ -260,12 +254,13 @@ def test_nodes_that_share_no_folder_train_on_while_the_store_is_away_and_others_
     use_node("others-0", tmp_path)
     (resumed,) = events(config, "resumed")
     assert resumed["step"] == 6
-    actual, losses, metrics = exported_weights(config), train_losses(config), run_folder(config).metrics
+    weights = exported_weights(config)
+    losses = train_losses(config)
+    metrics = run_folder(config).metrics
     assert listing("s3://bucket/apart/tiny")["metrics.jsonl"]["size"] == metrics.stat().st_size, "no older copy"
     use_node("undisturbed-0", tmp_path)
     assert losses == train_losses(expected)
-    for name, weights in exported_weights(expected).items():
-        assert torch.equal(actual[name], weights)
+    assert all(torch.equal(weights[name], weight) for name, weight in exported_weights(expected).items())
 
 
 def test_a_job_embeds_from_and_to_the_store_and_resumes_on_a_fresh_machine(

@@ -44,11 +44,11 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="Markdown file for the table of results")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    lines, wrong = list[str](), list[str]()
-    for phases in [[phase] for phase in given.phases if phase in ALONE] + [[p for p in given.phases if p in PHASES]]:
-        if phases:
-            rows, problems = ALONE.get(phases[0], disturbed)(given)
-            lines, wrong = [*lines, *rows, ""], wrong + problems
+    parts = [ALONE[phase] for phase in given.phases if phase in ALONE]
+    parts += [disturbed] if {*PHASES} & {*given.phases} else []
+    results = [part(given) for part in parts]
+    lines = [line for rows, _ in results for line in (*rows, "")]
+    wrong = [problem for _, problems in results for problem in problems]
     if given.out:
         given.out.write_text("\n".join(lines))
     print(f"{len(wrong)} wrong: {wrong}")
@@ -124,18 +124,17 @@ def schedule(chance: random.Random, kinds: list[str], phases: list[str], spacing
 
 def table(rounds: list[Round]) -> Iterator[str]:
     """A row for each kind of fault, and one for all."""
-    yield "| | fault | in | times | s until the next step (longest) | steps again | goodput | rounds equal |"
-    yield "|---|---|---|---|---|---|---|---|"
+    yield "| | fault | in | times | s until the next step (longest) | rounds equal |"
+    yield "|---|---|---|---|---|---|"
     met = [(type(round_).__name__.lower(), fault.kind, fault, round_) for round_ in rounds for fault in round_.faults]
     met += [(subject, "all", fault, round_) for subject, _, fault, round_ in met]
     for subject, kind in sorted({row[:2] for row in met}):
         faults, own = zip(*[row[2:] for row in met if row[:2] == (subject, kind)], strict=True)
         back = [fault.back_s for fault in faults if fault.back_s is not None]
         seconds = f"{median(back):.1f} ({max(back):.1f})" if back else "–"
-        goodput = sum(fault.useful_s for fault in faults) / sum(fault.until - fault.time for fault in faults)
-        phases, again = ", ".join({fault.phase: 0 for fault in faults}), median(fault.again for fault in faults)
+        phases = ", ".join({fault.phase: 0 for fault in faults})
         equal = f"{sum(not round_.wrong for round_ in own)}/{len(own)}"
-        yield f"| {subject} | {kind} | {phases} | {len(faults)} | {seconds} | {again:.0f} | {goodput:.0%} | {equal} |"
+        yield f"| {subject} | {kind} | {phases} | {len(faults)} | {seconds} | {equal} |"
 
 
 if __name__ == "__main__":

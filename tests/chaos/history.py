@@ -89,12 +89,8 @@ def _loss(steps: list[dict[str, Any]]) -> float:
     return sum(float.fromhex(step["loss"]) for step in steps)
 
 
-def cost(attempts: list[Attempt], time: float, until: float) -> tuple[int, float | None, float]:
-    """Of a fault, ``until`` the next one: steps taken again, seconds to the next step and in those that count."""
-    later = [attempt for attempt in attempts if time < attempt.time < until]
-    next_steps = [a.ended(n) for a in later or attempts for n in a.steps if time < a.ended(n) < until]
-    before = [n for a in attempts for n in a.steps if later and a.time < time and a.ended(n) < later[0].time]
-    again = max(before, default=0) - min((attempt.begins for attempt in later), default=0)
-    useful = [(attempt.ended(n - 1), attempt.ended(n)) for n, attempt in committed(attempts).items()]
-    useful_s = sum(max(0, min(end, until) - max(begin, time)) for begin, end in useful)
-    return max(0, again) if later else 0, min(next_steps) - time if next_steps else None, useful_s
+def seconds_to_a_step(attempts: list[Attempt], time: float, until: float) -> float | None:
+    """Seconds from a fault to the next step, in an attempt begun ``until`` the next fault where there is one."""
+    later = [attempt for attempt in attempts if time < attempt.time < until] or attempts
+    ends = [attempt.ended(number) for attempt in later for number in attempt.steps]
+    return min((end - time for end in ends if time < end < until), default=None)

@@ -19,7 +19,7 @@ from esmeray.benchmarks.programs.servers import free_port
 from esmeray.train_config.loading import dump_config
 from esmeray.tuning.records import SearchFolder, Trial, read_trials
 from tests.chaos.faults import FAULTS
-from tests.chaos.history import TOLERANCE, committed, cost, problems, read_history
+from tests.chaos.history import TOLERANCE, committed, problems, read_history, seconds_to_a_step
 from tests.clusters import Machines, Mend
 from tests.conftest import REPOSITORY
 from tests.inference.embedding.jobs import final_bytes, small_model_folder, write_proteins
@@ -42,17 +42,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Met:
-    """A fault to be met, and what it cost from then on until the next one."""
+    """A fault to be met, when it was, and the seconds until a step was taken again."""
 
     kind: str
     phase: str
     step: int
     rank: int = 0
     time: float = 0.0
-    until: float = 0.0
-    again: int = 0
     back_s: float | None = None
-    useful_s: float = 0.0
 
 
 class Round:
@@ -88,9 +85,7 @@ class Round:
         return self.result() == self.undisturbed.result()
 
     def check(self) -> list[str]:
-        """Compare the outcome with that of the undisturbed round; sets what the faults cost."""
-        for fault in self.faults:
-            fault.useful_s = (fault.until - fault.time) * min(1, self.undisturbed.seconds / self.seconds)
+        """Compare the outcome with that of the undisturbed round."""
         return [] if self.same() else ["the result is not that of the undisturbed round"]
 
     def left(self) -> list[Any]:
@@ -115,10 +110,9 @@ class Round:
             self._mend(time.monotonic())
             time.sleep(0.02)
             code = self.process.poll()
-        self.seconds = (ended := time.monotonic()) - began
+        ended = time.monotonic()
+        self.seconds = ended - began
         self._mend(float("inf"))
-        for fault, until in zip(self.faults, [*(fault.time for fault in self.faults[1:]), ended], strict=False):
-            fault.until = until
         self.unmet, self.faults = self.faults[struck:], self.faults[:struck]  # it ended while one was being mended
         self.wrong = [] if struck or not self.unmet else ["no fault was met"]
         if code != 0:
@@ -183,8 +177,9 @@ class Training(Round):
     def check(self) -> list[str]:
         (planned,), losses, weights = self.undisturbed.outcome()
         attempts, own_losses, exported = self.outcome()
-        for fault in self.faults:
-            fault.again, fault.back_s, fault.useful_s = cost(attempts, fault.time, fault.until)
+        ends = [*(fault.time for fault in self.faults[1:]), float("inf")]
+        for fault, until in zip(self.faults, ends, strict=True):
+            fault.back_s = seconds_to_a_step(attempts, fault.time, until)
         is_complete = own_losses.keys() == losses.keys()
         found = problems(attempts, planned) + ([] if is_complete else ["metrics.jsonl is not a line a step"])
         same_workers = all(attempt.world == planned.world for attempt in committed(attempts).values())

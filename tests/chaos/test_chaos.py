@@ -38,8 +38,7 @@ def test_a_run_with_a_stopped_worker_and_a_killed_driver_takes_each_planned_step
     round_ = Training(undisturbed.machines, faults, 3, undisturbed).run()
     assert not round_.wrong
     stopped, killed = faults
-    assert stopped.again > 0 and stopped.back_s is not None
-    assert killed.back_s is not None  # the worker may publish what it was at, and then no step is taken again
+    assert stopped.back_s is not None and killed.back_s is not None
     run = run_folder(round_.config)
     first = events(round_.config, "resumed")[0]
     # On a busy machine the fault is met later, and a checkpoint may be as new as the copies.
@@ -74,19 +73,3 @@ def test_a_flipped_bit_is_noticed_in_one_line_or_harmless(tmp_path: Path):
     flips = [made.flip(0, number) for number in range(10)]
     assert not [str(flip) for flip in flips if not flip.is_right]
     assert {flip.thing for flip in flips} == {*made.things} and "noticed" in {flip.outcome for flip in flips}
-
-
-ENDED = bits.Ended(0, "usual\n", {"out": b"1"})
-JUDGED = {
-    "harmless": ENDED,
-    "noticed": bits.Ended(3, "usual\nerror: out: damaged\n", {}),
-    "silent": bits.Ended(0, "usual\n", {"out": b"2"}),
-    "traceback": bits.Ended(1, "Traceback (most recent call last):\nKeyError: 1\n", {}),
-    "killed by signal 7": bits.Ended(-7, "", {}),
-    "more than one line": bits.Ended(3, "error: out: damaged\nerror: out: wrong\n", {}),
-}
-
-
-@pytest.mark.parametrize("outcome", JUDGED)
-def test_what_came_of_a_flip_is_judged(outcome: str):
-    assert bits.outcome(JUDGED[outcome], ENDED) == outcome

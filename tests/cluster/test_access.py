@@ -2,15 +2,12 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from esmeray.train_config.loading import dump_config
-from tests.clusters import TOKEN, started_cluster
-from tests.conftest import REPOSITORY
+from tests.clusters import TOKEN, python, started_cluster
 from tests.runs import tiny_config
 
 OTHER = "0" * 64
@@ -56,11 +53,6 @@ for variables in json.loads(sys.argv[1]):
     for name in variables:
         del os.environ[name]
 """
-
-
-def python(program: str, *arguments: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", program, *arguments]
-    return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
 
 
 def shell(address: str, folder: Path) -> dict[str, str]:

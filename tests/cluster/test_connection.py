@@ -3,14 +3,13 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from esmeray.cluster.placement import Capacity
-from tests.clusters import StartedCluster, started_cluster
+from tests.clusters import StartedCluster, python, started_cluster
 from tests.conftest import REPOSITORY
 
 TWO_MACHINES = """
@@ -24,7 +23,7 @@ class Probe:
     def has_the_code(self):
         import pathlib
         here = pathlib.Path.cwd()
-        return ["runtime_resources" in here.parts, (here / "train_config" / "schema.py").exists()]
+        return ["runtime_resources" in here.parts, (here / "train_config" / "loading.py").exists()]
 
 with connected(RaySection()):
     print(hardware())
@@ -42,14 +41,9 @@ def two_machines() -> Iterator[StartedCluster]:
         yield cluster
 
 
-def run(program: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", program, *arguments]
-    return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
-
-
 @pytest.mark.slow
 def test_code_goes_along_to_the_machines_of_a_cluster_and_what_others_leave_of_them_counts(two_machines):
-    done = run(TWO_MACHINES, two_machines.client, **two_machines.environment)
+    done = python(TWO_MACHINES, two_machines.client, environment=two_machines.environment)
     assert done.returncode == 0, done.stderr
     has = "the cluster has 2 CPU cores and 0 GPUs on 2 machines"
     held = [str(Capacity(now, 2, has)) for now in (1, 2)]
@@ -59,17 +53,17 @@ def test_code_goes_along_to_the_machines_of_a_cluster_and_what_others_leave_of_t
 APART = ["unshare", "--mount", *([] if os.getuid() == 0 else ["--map-root-user"])]
 """Runs a program that has its own view of mounted folders, as another machine has."""
 CONNECT = """
-import sys
+import json, sys
 from pathlib import Path
 from esmeray.cluster.connection import connected
 from esmeray.common.errors import ResourceError
 from esmeray.cluster.section import RaySection
 
 try:
-    with connected(RaySection(), Path(sys.argv[1])):
+    with connected(RaySection(**json.loads(sys.argv[1])), *map(Path, sys.argv[2:])):
         print("connected")
 except ResourceError as error:
-    print(error)
+    print(str(error).partition(" You can")[0])
 """
 
 
@@ -85,30 +79,18 @@ def test_what_a_third_machine_lacks_is_one_line(two_machines, tmp_path: Path):
     two_machines.add(1, *APART, "sh", "-c", f'{mounts} && mount -t tmpfs none {shared} && exec "$@"', "sh")
     # A job whose code is the nodes' own.
     job = json.dumps({"runtime_env": {"working_dir": str(shared)}})
-    done = run(CONNECT, str(shared), **two_machines.environment | {"RAY_JOB_CONFIG_JSON_ENV_VAR": job})
+    environment = two_machines.environment | {"RAY_JOB_CONFIG_JSON_ENV_VAR": job}
+    done = python(CONNECT, "{}", str(shared), environment=environment)
     assert (done.returncode, done.stderr, done.stdout.count("\n")) == (0, "", 1), done
     assert "has torch 9.9 (2.13.0" in done.stdout
     assert "other code of Esmeray" in done.stdout
     assert f"another folder at {shared}" in done.stdout
 
 
-TAKEN_PORT = """
-import sys
-from esmeray.cluster.section import RaySection
-from esmeray.cluster.connection import connected
-from esmeray.common.errors import ResourceError
-
-try:
-    with connected(RaySection(address="local", dashboard_port=int(sys.argv[1]))):
-        print("never")
-except ResourceError as error:
-    print(str(error).partition(" You can")[0])
-"""
-
-
 def test_a_local_cluster_whose_port_is_taken_is_refused_in_one_line():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = run(TAKEN_PORT, str(port), **os.environ)
+        section = json.dumps({"address": "local", "dashboard_port": port})
+        done = python(CONNECT, section, environment={**os.environ})
     refused = f"no Ray cluster can be started here (Failed to bind to 127.0.0.1:{port} because it's already occupied."
     assert (done.stdout, done.stderr) == (f"ray.address: {refused}\n", "")

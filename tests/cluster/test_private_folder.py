@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from esmeray.cluster import private_folder as module
-from esmeray.cluster.private_folder import check_private, ray_folder
+from esmeray.cluster.private_folder import ray_folder
 from esmeray.common.errors import ResourceError
 
 
@@ -55,12 +55,3 @@ def test_one_that_others_could_have_made_or_may_enter_is_refused_in_one_line(fol
         ResourceError, match=f"^{folder}: is a link, or another user owns it or has access to it; remove"
     ):
         ray_folder()
-
-
-def test_a_file_that_its_owner_alone_reads_is_private(tmp_path: Path):
-    file = tmp_path / "token"
-    file.touch(mode=0o600)
-    check_private(file, "")
-    file.chmod(0o640)
-    with pytest.raises(ResourceError, match="has access to it; chmod"):
-        check_private(file, "chmod 600")

@@ -77,15 +77,6 @@ def train(config: Config) -> tuple[Outcome, Path]:
     return train_worker(config, WorkerContext(), str(path)), path
 
 
-def test_loader_processes_give_the_same_run(process_group, table, tmp_path, loader_processes):
-    short = {"training": {"max_steps": 6, "evaluate_every_steps": 3}, "model": {"backbone": {"frozen": False}}}
-    runs = [config_of(tmp_path / str(count), table, data={"num_workers": count}, **short) for count in (0, 2)]
-    for config in runs:
-        assert train(config)[0].status == "finished"
-        assert len(loader_processes) == config.data.num_workers
-    assert train_losses(runs[0]) == train_losses(runs[1])
-
-
 @pytest.fixture(scope="module")
 def trained(process_group, table, tmp_path_factory) -> tuple[Config, LabelledStore]:
     config = config_of(tmp_path_factory.mktemp("trained"), table)
@@ -97,8 +88,7 @@ def trained(process_group, table, tmp_path_factory) -> tuple[Config, LabelledSto
 def test_it_learns_what_can_be_learnt_and_its_metrics_are_those_of_scikit_learn(trained):
     config, labelled = trained
     first, *_, last = validations(config)
-    assert last["accuracy"] > 0.9 > first["accuracy"] + 0.2
-    assert last["loss"] < first["loss"]
+    assert last["accuracy"] > 0.9 > first["accuracy"] + 0.2 and last["loss"] < first["loss"]
     assert_figures_are_those_of_scikit_learn(config, labelled)
 
 
@@ -171,10 +161,10 @@ def test_training_ends_when_it_no_longer_gets_better(table, tmp_path, process_gr
     assert "2 evaluations without a better one" in outcome.message
 
 
-def test_a_stopped_run_resumes_to_the_same_end_with_sequences_from_the_node_s_own_disk(
-    trained, table, tmp_path, process_group
+def test_a_stopped_run_resumes_to_the_same_end_with_loader_processes_and_sequences_from_the_node_s_own_disk(
+    trained, table, tmp_path, loader_processes
 ):
-    config = config_of(tmp_path, table, data={"stage_dir": str(tmp_path / "local")})
+    config = config_of(tmp_path, table, data={"stage_dir": str(tmp_path / "local"), "num_workers": 2})
     run = run_folder(config)
     path = prepared(config)
 
@@ -184,7 +174,7 @@ def test_a_stopped_run_resumes_to_the_same_end_with_sequences_from_the_node_s_ow
 
     assert train_worker(config, WorkerContext(report=report), str(path)).status == "stopped"
     outcome, _ = train(config)
-    assert outcome.status == "finished"
+    assert outcome.status == "finished" and len(loader_processes) == 2 * 2
     assert [path.name.partition("-")[0] for path in (tmp_path / "local").iterdir()] == ["sequences"]
     assert train_losses(config) == train_losses(trained[0])
 
@@ -327,17 +317,6 @@ def test_lists_of_names_train_by_weights_of_labels(tmp_path, process_group, monk
             refused()
 
 
-def test_kept_features_need_not_hold_the_first_record(tmp_path, process_group):
-    draw = random.Random(4)
-    rows = [f"{''.join(draw.choices('ACDEF', k=30))},{'xy'[n % 2]},{'test' if n < 3 else 'train'}" for n in range(23)]
-    path = write_table(tmp_path / "first.csv", "text,label,part", [*rows, "MKT,x,valid"])
-    labels = {"text_column": "text", "split": "column", "split_column": "part"}
-    changes = {"training": {"max_steps": 4}, "batch": {"global_tokens": 768}, "model": {"backbone": {"frozen": True}}}
-    config = config_of(tmp_path / "run", path, data={"labels": labels, "crop": "start"}, **changes)
-    outcome, _ = train(config)
-    assert outcome.status == "finished"
-
-
 @pytest.mark.parametrize("backbone", [{"source": "t5"}, {"padded": True, "source": "bert"}])
 def test_zero_3_is_refused_for_a_padded_backbone_before_any_worker_starts(table, tmp_path, backbone):
     config = config_of(tmp_path, table, deepspeed={"stage": 3}, model={"backbone": backbone})
@@ -361,17 +340,22 @@ def test_sequences_longer_than_the_backbone_s_positions_are_refused_before_any_w
 def test_a_head_trained_from_kept_features_is_the_one_trained_by_computing_them(
     table, tmp_path, process_group, pooling, precision
 ):
+    """Also where they need not hold the first records."""
+    header, *rows = table.read_text().splitlines()
+    parts = ["test", "test", "train", "valid", "train"] * 30
+    rows = [f"{row},{part}" for row, part in zip(rows, parts, strict=True)]
+    path = write_table(tmp_path / "parts.csv", f"{header},part", rows)
     runs = {}
     for cached in (True, False):
         changes = {
-            "data": {"crop": "ends"},
+            "data": {"crop": "ends", "labels": {"split": "column", "split_column": "part"}},
             "model": {"backbone": {"frozen": True, "cache_features": cached}, "classifier": {"pooling": pooling}},
             "training": {"max_steps": 8, "precision": precision},
         }
-        runs[cached] = config_of(tmp_path / str(cached), table, **changes)
-        outcome, path = train(runs[cached])
+        runs[cached] = config_of(tmp_path / str(cached), path, **changes)
+        outcome, store = train(runs[cached])
         assert outcome.status == "finished"
-        assert (path.parent / "features").exists() is cached
+        assert (store.parent / "features").exists() is cached
     tolerance = 1e-5 if precision == "fp32" else 2e-2
     assert train_losses(runs[True]) == pytest.approx(train_losses(runs[False]), rel=tolerance)
     kept, computed = (validations(runs[cached])[-1] for cached in (True, False))
@@ -379,12 +363,13 @@ def test_a_head_trained_from_kept_features_is_the_one_trained_by_computing_them(
 
 
 def test_features_are_computed_once_for_all_runs_on_the_same_backbone(table, tmp_path, process_group, monkeypatch):
-    backbone = {"frozen": True}
     changes = {
         "data": {"crop": "start"},
-        "model": {"backbone": backbone},
+        "model": {"backbone": {"frozen": True}},
         "training": {"max_steps": 2, "warmup_steps": 1, "gpu_log_interval": 0.05},
     }
+    with pytest.raises(ConfigError, match=r"set data\.crop to start or ends"):
+        train(config_of(tmp_path / "random windows", table, model=changes["model"]))
     first = config_of(tmp_path, table, **changes)
     train(first)
     monkeypatch.setattr(features, "write_shard", lambda *_: pytest.fail("features were computed again"))
@@ -397,12 +382,6 @@ def test_features_are_computed_once_for_all_runs_on_the_same_backbone(table, tmp
 def hit_rate(config: Config) -> float:
     samples = read_metrics(run_folder(config).monitoring / "worker-00000.jsonl")
     return samples[-1]["metrics"]["worker/0/feature_cache_hit_rate"]
-
-
-def test_random_windows_can_not_be_kept(table, tmp_path, process_group):
-    config = config_of(tmp_path, table, model={"backbone": {"frozen": True}})
-    with pytest.raises(ConfigError, match=r"set data\.crop to start or ends"):
-        train(config)
 
 
 @pytest.mark.slow

@@ -21,7 +21,6 @@ from tests.model.small_models import save_masked_lm
 from tests.model.support import assert_near, random_sequences
 
 PROTEINS = random_sequences([25, 3, 60])
-SOURCES = ["esm2_t6_8M", "bert", "qwen2", "t5"]
 LORA = {"rank": 4, "targets": ["attention"]}
 
 
@@ -58,12 +57,15 @@ def assert_card_gives_the_same(folder, model, tokenizer):
 
 @pytest.mark.parametrize(
     ("source", "form"),
-    [("esm2_t6_8M", "none"), ("qwen2", "merged"), ("t5", "none"), *((kind, "adapter") for kind in SOURCES)],
+    [("esm2_t6_8M", "none"), ("t5", "none"), ("qwen2", "merged"), ("bert", "adapter"), ("t5", "adapter")],
 )
 def test_an_export_gives_the_same_by_its_card_and_restored(tmp_path, source, form, caplog, monkeypatch):
     lora = {} if form == "none" else {"lora": {**LORA, "export": form}}
     model, tokenizer = tiny_classifier(source, backbone=lora, classifier={"head": "mlp"})
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
     folder = export_classifier(model, tmp_path / "model", tokenizer)
+    after = model.state_dict()
+    assert after.keys() == before.keys() and all(torch.equal(after[name], before[name]) for name in before)
     assert (folder / "adapter_config.json").exists() == (form == "adapter")
     with monkeypatch.context() as patch:
         patch.setattr(logging.getLogger("transformers"), "propagate", True)
@@ -75,9 +77,9 @@ def test_an_export_gives_the_same_by_its_card_and_restored(tmp_path, source, for
     suffixes = {path.suffix for path in folder.rglob("*") if path.is_file()}
     assert suffixes <= {".json", ".safetensors", ".txt", ".md"}
 
-    before = torch.random.get_rng_state()
+    random_state = torch.random.get_rng_state()
     restored, same_tokenizer = load_classifier(folder)
-    assert torch.equal(torch.random.get_rng_state(), before)
+    assert torch.equal(torch.random.get_rng_state(), random_state)
     assert not restored.training and hasattr(restored.backbone.model, "peft_config") == (form == "adapter")
     assert (restored.section, restored.label_space) == (model.section, model.label_space)
     assert same_tokenizer.fingerprint == tokenizer.fingerprint
@@ -93,12 +95,7 @@ def test_an_export_gives_the_same_by_its_card_and_restored(tmp_path, source, for
 
 
 @pytest.mark.parametrize(
-    ("source", "kind", "crop"),
-    [
-        ("esm2_t6_8M", "multiclass", "random"),
-        ("esm2_t6_8M", "per_residue", "ends"),
-        ("qwen2", "multiclass", "ends"),
-    ],
+    ("source", "kind", "crop"), [("esm2_t6_8M", "per_residue", "random"), ("qwen2", "multiclass", "ends")]
 )
 def test_the_card_crops_longer_texts_as_predict_does(tmp_path, source, kind, crop):
     kept = 5
@@ -120,8 +117,7 @@ CARDS = {kind: {"kind": kind} for kind in NAMES} | {
     "max": {"classifier": {"pooling": "max"}},
     "cls": {"classifier": {"pooling": "cls", "head": "mlp"}},
     "last": {"classifier": {"pooling": "last"}},
-    "attentive": {"classifier": {"pooling": "light_attention", "light_attention_kernel": 4}},
-    "attentive_mlp": {"classifier": {"pooling": "light_attention", "head": "mlp"}},
+    "attentive": {"classifier": {"pooling": "light_attention", "light_attention_kernel": 4, "head": "mlp"}},
 }
 
 
@@ -161,18 +157,6 @@ def test_an_adapter_of_weights_from_the_hub_names_them_and_their_revision(tmp_pa
     assert not (folder / "base").exists()
     card = (folder / "README.md").read_text()
     assert f"from_pretrained('facebook/esm2_t6_8M_UR50D', revision='{revision}', add_pooling_layer=False)" in card
-
-
-def test_an_export_leaves_the_model_as_it_was(tmp_path):
-    model, tokenizer = tiny_classifier(backbone={"lora": LORA})
-    model.train()
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    trainable = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    export_classifier(model, tmp_path / "model", tokenizer)
-    state = model.state_dict()
-    assert state.keys() == before.keys() and all(torch.equal(state[name], before[name]) for name in before)
-    assert model.training and model.backbone.config.num_labels == 2
-    assert trainable == [name for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
 @pytest.fixture(scope="module")

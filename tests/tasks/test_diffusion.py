@@ -13,8 +13,7 @@ from tests.runs import merged, run_folder, tiny_config, validations
 from tests.training.runs import assert_same_run, stop_after, train
 
 DIFFUSION = {
-    "data": {"max_length": 150, "sample": {"records": 60}, "validation_share": 0.2},
-    "batch": {"tokens": 512, "global_tokens": 1024},
+    "data": {"max_length": 150, "sample": {"records": 40}, "validation_share": 0.2},
     "model": {
         "task": "diffusion",
         "backbone": {"hidden_size": 32, "heads": 4},
@@ -30,13 +29,13 @@ def diffusion_config(folder: Path, **changes: Any) -> tuple[Config, str]:
 
 
 def test_it_learns_what_the_fold_says_and_its_export_opens(process_group, tmp_path: Path):
-    changes = {"training": {"max_steps": 60, "evaluate_every_steps": 30, "learning_rate": 5e-3}}
+    changes = {"training": {"max_steps": 40, "evaluate_every_steps": 20, "learning_rate": 7e-3}}
     config, path = diffusion_config(tmp_path, **changes)
     train(config, path)
     first, *_, last = validations(config)
     assert last["loss"] < first["loss"] and last["loss"] < last["unconditional_loss"] - 0.1
     assert last["residue_recovery"] > 0.15
-    model = open_diffusion(run_folder(config).export)
+    model, _ = open_diffusion(run_folder(config).export)
     assert model.section == config.model.diffusion
 
 
@@ -61,13 +60,13 @@ def test_sequences_of_a_class_are_written_and_guidance_makes_more_of_it(tmp_path
     fasta.write_text("".join(f">{name}\n{text}\n" for (name, _), text in zip(rows, texts, strict=True)))
     labels.write_text("id,label\n" + "".join(f"{name},{label}\n" for name, label in rows))
     data = {"source": [str(fasta)], "structures": {"labels": str(labels)}}
-    config, path = diffusion_config(tmp_path, data=data, training={"max_steps": 60, "learning_rate": 1e-2})
+    config, path = diffusion_config(tmp_path, data=data, training={"max_steps": 40, "learning_rate": 1e-2})
     train(config, path)
-    model = open_diffusion(run_folder(config).export)
+    model, _ = open_diffusion(run_folder(config).export)
     assert model.labels == ("D", "K")
     nothing = Structure.unknown("free", "X" * 20)
     shares = []
     for guidance in (0.0, 1.0, 3.0):
         asked = Request(nothing, label=1, temperature=1.0, steps=10, guidance=guidance)
-        shares.append(sum(design.residues.count("K") for design in generate(model, asked, 20)) / 400)
-    assert shares == sorted(shares) and shares[1] > 0.5 and shares[2] > shares[0] + 0.2
+        shares.append(sum(design.residues.count("K") for design in generate(model, asked, 10)) / 200)
+    assert min(shares[1:]) > shares[0] + 0.5

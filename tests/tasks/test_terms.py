@@ -1,6 +1,7 @@
 """Function prediction as a task: who is held out, what is refused, what the network learns."""
 
 import logging
+import re
 from pathlib import Path
 
 import numpy as np
@@ -49,19 +50,11 @@ def test_data_of_a_store_is_that_of_the_files_it_was_made_of_and_propagated(file
         assert not ((aspect.terms @ aspect.aspect.parents) > aspect.terms).nnz, "annotations are propagated"
 
 
-def test_listed_proteins_are_held_out(files, tmp_path):
-    ids = [line.split("\t")[0] for line in Path(files["annotations"]).read_text().splitlines()][:6]
-    (tmp_path / "ids.txt").write_text("\n".join(ids))
-    data = prepared(tmp_path, files | {"validation": str(tmp_path / "ids.txt")})
-    assert held_out(data) == set(ids)
-
-
-def test_clusters_are_held_out_whole(files, tmp_path):
-    names = [
-        line[1:].strip()
-        for line in (tmp_path / "made" / "train.fasta").read_text().splitlines()
-        if line.startswith(">")
-    ]
+def test_listed_proteins_and_whole_clusters_are_held_out(files, tmp_path):
+    text = (tmp_path / "made" / "train.fasta").read_text()
+    names = re.findall(r"^>(\S+)", text, re.MULTILINE)
+    (tmp_path / "ids.txt").write_text("\n".join(names[:6]))
+    assert held_out(prepared(tmp_path, files | {"validation": str(tmp_path / "ids.txt")})) == {*names[:6]}
     rows = [f"{name.partition('_')[0]}\t{name}\n" for name in names]
     (tmp_path / "clusters.tsv").write_text("".join(rows))
     terms = files | {"clusters": str(tmp_path / "clusters.tsv")}

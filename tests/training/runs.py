@@ -12,9 +12,11 @@ from safetensors.torch import load_file
 
 from esmeray.cluster.collective import WorkerContext
 from esmeray.common.errors import ResourceError
+from esmeray.dataset.store.conversion import ensure_store
 from esmeray.run_folder.paths import Outcome
 from esmeray.tools.train.export import main as export
 from esmeray.train_config.loading import dump_config
+from esmeray.train_config.natures import with_absolute_paths
 from esmeray.training.config import Config
 from esmeray.training.engine.engine import TrainingEngine
 from esmeray.training.loop.worker import train_worker
@@ -28,6 +30,14 @@ Disturbance = Callable[[int], AbstractContextManager[Any]]
 def train(config: Config, store_path: str) -> Outcome:
     run_folder(config).clear_requests()
     return train_worker(config, WorkerContext(), store_path)
+
+
+def finish(config: Config) -> None:
+    """Train to the end from the data, in a folder as the driver leaves it to the workers."""
+    run = run_folder(config)
+    run.path.mkdir(parents=True)
+    run.config.write_text(dump_config(with_absolute_paths(config)))
+    train(config, str(ensure_store(config.data, run.stores)))
 
 
 def stop_after(config: Config, store_path: str, step: int) -> None:
@@ -138,7 +148,12 @@ def damage(folder: Path, name: str = "*optim_states.pt") -> None:
 def assert_same_run(config: Config, expected: Config) -> None:
     """The same losses and the same model, to the bit."""
     assert train_losses(config) == train_losses(expected)
-    wanted, actual = exported_weights(expected), exported_weights(config)
+    assert_same_weights(config, expected)
+
+
+def assert_same_weights(config: Config, expected: Config) -> None:
+    wanted = exported_weights(expected)
+    actual = exported_weights(config)
     assert wanted and wanted.keys() == actual.keys()
     assert all(torch.equal(actual[name], weight) for name, weight in wanted.items())
 

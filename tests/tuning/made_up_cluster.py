@@ -14,7 +14,7 @@ from esmeray.tuning.section import TuneConfig
 from tests.runs import tiny_config
 from tests.tuning.formula_group import FormulaGroup
 
-DEVICES, TRIALS, PATIENCE_S = 2, 8, 120.0
+DEVICES, TRIALS, PATIENCE_S = 2, 6, 120.0
 FIXED = {"num_workers": [1], "gradient_checkpointing": [False], "precision": ["fp32"]}
 SPACE = {"tokens": [64, 128, 256, 512], "prefetch": [1, 2], **FIXED}
 
@@ -34,10 +34,10 @@ class MeetingGroup(FormulaGroup):
 
 
 def main(folder: Path) -> int:
-    """Search in a folder; what was begun there is resumed."""
+    """Search in a folder."""
     ray.init(num_cpus=DEVICES, num_gpus=DEVICES, include_dashboard=False, log_to_driver=False)
     search = TuneConfig.model_validate({"name": "fast", "space": SPACE, "search": {"max_trials": TRIALS}})
-    group = functools.partial(MeetingGroup, delay_s=0.5, failing=False)
+    group = functools.partial(MeetingGroup, delay_s=0.1, failing=False)
     return tune(Job(tiny_config(folder, ray={"num_workers": 1}), search, group))
 
 

@@ -75,8 +75,7 @@ def test_trial_that_is_too_slow_to_win_ends_early_by_less_of_a_difference_with_e
         assert (len(result.windows), result.status) == (windows, "ok" if windows == 3 else "pruned")
 
 
-@pytest.mark.parametrize(("spoiled", "status"), [(None, "ok"), (2, "nan")])
-def test_results_read_a_step_later_say_the_same(process_group, store_path, tmp_path, monkeypatch, spoiled, status):
+def test_nan_is_seen_where_results_are_read_a_step_later(process_group, store_path, tmp_path, monkeypatch):
     """As on a GPU."""
     steps = []
 
@@ -84,14 +83,14 @@ def test_results_read_a_step_later_say_the_same(process_group, store_path, tmp_p
         def step(self, step: StepBatches, global_targets: int) -> bool:
             self._late = True
             steps.append(step)
-            if len(steps) == spoiled:
+            if len(steps) == 2:
                 for parameter in self.model.parameters():
                     parameter.data.fill_(torch.nan)
             return super().step(step, global_targets)
 
     monkeypatch.setattr(module, "TrainingWork", LateWork)
     result = measured(tiny_config(tmp_path), store_path)
-    assert result.status == status, result.reason
+    assert result.status == "nan", result.reason
     assert len(steps) > 2
 
 

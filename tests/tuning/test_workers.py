@@ -3,10 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from ray.exceptions import GetTimeoutError
 
 from esmeray.cluster.placement import Workers
-from esmeray.common.errors import ResourceError
 from esmeray.monitoring.sampling.host import memory_of_this_machine
 from esmeray.tuning import workers as module
 from esmeray.tuning.records import Job
@@ -48,12 +46,3 @@ def test_two_workers_share_the_memory_and_survive_nan_and_out_of_memory_in_one(
     assert 0 < too_large.peak_memory_bytes < too_large.total_memory_bytes
     assert list(tmp_path.iterdir()) == []
     group.close()
-
-
-def test_workers_that_do_not_start_are_no_result(ray_address, store_path, tmp_path, monkeypatch):
-    def fail(group) -> None:
-        raise GetTimeoutError("no room")
-
-    monkeypatch.setattr(module.WorkerGroup, "_connect", fail)
-    with pytest.raises(ResourceError, match="did not start: no room"):
-        a_group({}, Workers(1, 1, use_gpu=False), Job(tiny_config(tmp_path), QUICK, store_path=str(store_path)))

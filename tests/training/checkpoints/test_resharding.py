@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 
-import pytest
 import torch
 from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
 from hypothesis import given, settings
@@ -89,17 +88,6 @@ def vectors_of(shards: list[dict], group: int, key: str) -> list[torch.Tensor]:
         return [shard[optimizer]["state"][group][key] for shard in shards]
     weights = "fp32_flat_groups" if shards[0]["zero_stage"] == 3 else "single_partition_of_fp32_groups"
     return [shard[weights][group] for shard in shards]
-
-
-@pytest.mark.parametrize("workers", [1, 3])
-def test_stage_3_splits_groups_as_the_engine_does(workers):
-    groups = named([[(2, 3), (4, 1), (5, 5)], [(1, 7)]])
-    split = [{"0.0": groups[0]["0.0"]}, {name: groups[0][name] for name in ("0.1", "0.2")}, groups[1]]
-    shards = cut(groups, [written_by_one(3, groups, 0)], split, workers)
-    assert_holds(split, shards)
-    numbers = [group["params"] for group in shards[0]["optimizer_state_dict"]["param_groups"]]
-    assert numbers == [[0, 1], [2]]
-    assert_holds(groups, cut(split, shards, groups, 2))
 
 
 def test_state_of_an_optimizer_that_took_no_step_is_none():

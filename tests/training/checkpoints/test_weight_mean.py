@@ -7,23 +7,20 @@ from safetensors.torch import load_file
 from esmeray.common.errors import CheckpointError, ConfigError
 from esmeray.run_folder.checkpoints import CheckpointStore
 from esmeray.tools.train.export import main as export
-from esmeray.train_config.loading import dump_config
 from esmeray.training.checkpoints.consolidation import full_precision_state
 from esmeray.training.engine.deepspeed_settings import deepspeed_settings
 from esmeray.training.engine.zero import WEIGHT_MEAN
 from esmeray.training.section import DeepSpeedSection, TrainingSection
 from tests.runs import exported_weights, run_folder, tiny_config
-from tests.training.runs import train
+from tests.training.runs import finish
 
 
-def test_exported_mean_is_that_of_the_weights_of_all_steps(process_group, store_path, tmp_path: Path):
+def test_exported_mean_is_that_of_the_weights_of_all_steps(process_group, tmp_path: Path):
     training = {"max_steps": 6, "evaluate_every_steps": 100, "optimizer": "muon", "weight_mean": 0.3}
     checkpoint = {"every_steps": 1, "keep_last": 6, "keep_best": 0}
     config = tiny_config(tmp_path, training=training, checkpoint=checkpoint, model={"task": "masked_lm"})
     run = run_folder(config)
-    run.path.mkdir(exist_ok=True)
-    run.config.write_text(dump_config(config))
-    train(config, store_path)
+    finish(config)
     last, *earlier = CheckpointStore(run.checkpoints).complete()
     first, *later = [full_precision_state(folder) for folder in reversed([last, *earlier])]
     mean = first

@@ -13,18 +13,6 @@ def writer(store: CheckpointStore, rank: int = 0, world_size: int = 1, **options
     return CheckpointWriter(store, rank, range(world_size), section)
 
 
-def test_checkpoint_reads_back_and_verifies(tmp_path):
-    store = CheckpointStore(tmp_path)
-    state = {"weights": torch.arange(10.0), "step": 3}
-    writer(store).write([("shards/a.pt", state)], a_manifest(3))
-    (folder,) = store.complete()
-    assert folder.verify().position.step == folder.step == 3
-    assert (tmp_path / "latest").read_text() == "step-00000003\n"
-    loaded = load_tensors(folder.path / "shards/a.pt")
-    assert torch.equal(loaded["weights"], state["weights"])
-    assert not list(tmp_path.glob("*.partial"))
-
-
 def test_checkpoint_exists_only_when_every_rank_has_written(tmp_path):
     store = CheckpointStore(tmp_path)
     first = writer(store, rank=0, world_size=2, asynchronous=True)

@@ -10,7 +10,6 @@ from esmeray.dataset.batches.loader import ResidueSource
 from esmeray.dataset.batches.preparation import PreparationSettings
 from esmeray.dataset.batches.steps import TrainingSteps
 from esmeray.dataset.store.reader import Store
-from esmeray.dataset.tokens.esm import CLS, EOS, pack_sequences
 from esmeray.run_folder.checkpoints import CheckpointFolder, CheckpointStore
 from esmeray.tasks.masked_lm.section import MaskedLMSection
 from esmeray.training.checkpoints.consolidation import full_precision_state
@@ -19,17 +18,11 @@ from esmeray.training.engine.deepspeed_settings import deepspeed_settings
 from esmeray.training.engine.engine import TrainingEngine
 from esmeray.training.section import CheckpointSection, DeepSpeedSection, TrainingSection
 from tests.dataset.store_fixtures import make_store
-from tests.model.support import WAITING, Operators, build_model
+from tests.model.support import WAITING, Operators, build_model, residue_batch
 from tests.runs import a_manifest, tiny_config
 
 CPU = torch.device("cpu")
 SEQUENCES = ["MKTAYIAKQR", "GAVLIPFW", "MSTNQDEHKRC"]
-
-
-def batch_with_targets():
-    batch = pack_sequences(SEQUENCES)
-    targets = torch.where((batch.tokens == CLS) | (batch.tokens == EOS), -100, batch.tokens)
-    return batch.adding({"targets": targets})
 
 
 def make_engine(stage: int, precision: str = "fp32", task: str = "masked_lm", **training) -> TrainingEngine:
@@ -39,14 +32,14 @@ def make_engine(stage: int, precision: str = "fp32", task: str = "masked_lm", **
 
 
 def train_step(engine: TrainingEngine, spoil: bool = False):
-    batch = batch_with_targets()
+    batch = residue_batch(SEQUENCES)
     output = engine(batch)
     loss_sum = output.loss_sum * float("nan") if spoil else output.loss_sum
     engine.backward(loss_sum, int(output.num_targets))
     return float(output.loss_sum.detach()), engine.step(learning_rate=1e-2)
 
 
-@pytest.mark.parametrize(("precision", "optimizer"), [("bf16", "adamw"), ("fp32", "adamw"), ("bf16", "muon")])
+@pytest.mark.parametrize(("precision", "optimizer"), [("fp32", "adamw"), ("bf16", "muon")])
 def test_no_operator_of_a_step_waits_for_the_device(process_group, tmp_path, precision, optimizer, monkeypatch):
     """With training's own batches: none looks for targets, reads a value or copies one from the host."""
     from deepspeed.accelerator import get_accelerator
@@ -79,11 +72,15 @@ WITH_OPTIMIZER = [(*case, "adamw") for case in STAGES] + [(*case, "muon") for ca
 
 
 @pytest.mark.parametrize(("stage", "precision", "optimizer"), WITH_OPTIMIZER)
-def test_checkpoint_holds_the_weights_and_training_resumes_from_it_bit_for_bit(
+def test_nan_step_changes_no_weight_and_training_resumes_from_a_checkpoint_of_the_weights_bit_for_bit(
     process_group, tmp_path, stage, precision, optimizer
 ):
     engine = make_engine(stage, precision, optimizer=optimizer)
     train_step(engine)
+    before = engine.full_precision_state()
+    _, result = train_step(engine, spoil=True)
+    assert not result.gradient_norm.isfinite()
+    assert all(torch.equal(before[name], weight) for name, weight in engine.full_precision_state().items())
     folder = save(engine, tmp_path)
     state = full_precision_state(folder)
     restored = build_model(tiny_config(tmp_path, model={"task": "masked_lm"}).model, seed=1)
@@ -94,23 +91,10 @@ def test_checkpoint_holds_the_weights_and_training_resumes_from_it_bit_for_bit(
         assert torch.equal(state[name], value), name
         assert name not in own or torch.equal(own[name], value), "also where tied weights have another name"
     expected = [train_step(engine)[0] for _ in range(2)]
+    assert math.isfinite(sum(expected))
     resumed = make_engine(stage, precision, optimizer=optimizer)
     resumed.load_shards(folder)
     assert [train_step(resumed)[0] for _ in range(2)] == expected
-
-
-@pytest.mark.parametrize(("stage", "precision", "optimizer"), WITH_OPTIMIZER)
-def test_nan_step_changes_no_weight(process_group, stage, precision, optimizer):
-    engine = make_engine(stage, precision, optimizer=optimizer)
-    train_step(engine)
-    before = engine.full_precision_state()
-    _, result = train_step(engine, spoil=True)
-    assert not result.gradient_norm.isfinite()
-    after = engine.full_precision_state()
-    assert all(torch.equal(before[name], after[name]) for name in before)
-    loss, result = train_step(engine)
-    assert result.gradient_norm.isfinite()
-    assert math.isfinite(loss)
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])

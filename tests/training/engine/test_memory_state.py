@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from esmeray.cluster.collective import ControlGroup, WorkerContext
+from esmeray.cluster.collective import WorkerContext
 from esmeray.common.errors import ConfigError
 from esmeray.training.checkpoints.writer import load_tensors
 from esmeray.training.engine import memory_state
-from esmeray.training.engine.memory_state import MemoryState, copy_bytes
+from esmeray.training.engine.memory_state import copy_bytes
 from esmeray.training.loop.worker import train_worker
-from esmeray.training.section import CheckpointSection
 from tests.runs import events, run_folder, tiny_config
 from tests.training.runs import Turn, assert_same_run, damage, lost_in_step, train, train_in_turn
 from tests.worker_group import WorkerGroup
@@ -34,17 +33,20 @@ def shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_lost_worker_resumes_from_the_step_before_and_nothing_is_left(undisturbed, store_path, tmp_path, shared_memory):
+def test_lost_worker_resumes_from_the_step_before_also_to_stop_at_once_and_nothing_is_left(
+    undisturbed, store_path, tmp_path, shared_memory
+):
     config = tiny_config(tmp_path, **EVERY_STEP)
     with lost_in_step(7):
         train(config, store_path)
     (kept,) = shared_memory.glob("esmeray-*/rank-00000")
     assert sorted(path.name for path in kept.glob("step-*")) == ["step-00000005", "step-00000006"]
     assert kept.parent.stat().st_mode & 0o077 == 0, "weights are not for others to read"
+    run_folder(config).request_stop()
+    assert train_worker(config, WorkerContext(), store_path).status == "stopped"
     train(config, store_path)
-    assert [(event["step"], event["checkpoint"]) for event in events(config, "resumed")] == [
-        (6, "step-00000006 in memory")
-    ]
+    resumed_from = [event["checkpoint"] for event in events(config, "resumed")]
+    assert resumed_from == ["step-00000006 in memory", "step-00000006"]
     assert_same_run(config, undisturbed)
     assert not [*shared_memory.iterdir()]
 
@@ -66,17 +68,6 @@ def test_a_copy_that_is_damaged_or_of_another_command_is_not_used(undisturbed, s
     assert not [*shared_memory.iterdir()]
 
 
-def test_stop_right_after_resuming_from_memory_saves_to_the_disk(undisturbed, store_path, tmp_path):
-    config = tiny_config(tmp_path, **EVERY_STEP)
-    with lost_in_step(7):
-        train(config, store_path)
-    run_folder(config).request_stop()
-    assert train_worker(config, WorkerContext(), store_path).status == "stopped"
-    train(config, store_path)
-    assert [event["checkpoint"] for event in events(config, "resumed")][-1] == "step-00000006"
-    assert_same_run(config, undisturbed)
-
-
 @pytest.mark.parametrize("limited", [True, False], ids=["by the setting", "by the machine"])
 def test_run_whose_two_copies_do_not_fit_is_refused_in_one_line(
     store_path, tmp_path, monkeypatch, limited, shared_memory
@@ -89,22 +80,6 @@ def test_run_whose_two_copies_do_not_fit_is_refused_in_one_line(
         train(config, store_path)
     assert run_folder(config).read_outcome().exit_code == 2
     assert not [*shared_memory.iterdir()]
-
-
-def test_copies_of_the_run_with_other_workers_take_no_room(process_group, shared_memory, monkeypatch):
-    total, usage = 30_000, shutil.disk_usage(shared_memory)
-    left = shared_memory / "esmeray-0123" / "rank-00000"
-    left.mkdir(parents=True)
-    (left / ".lock").touch()
-    (left / "copy").write_bytes(bytes(20_000))
-
-    def disk_usage(folder: Path) -> object:
-        return usage._replace(free=total - sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()))
-
-    monkeypatch.setattr(shutil, "disk_usage", disk_usage)
-    memory = MemoryState("fewer workers", CheckpointSection(), WorkerContext(), ControlGroup(), 10_000)
-    assert not left.parent.exists()
-    memory.close()
 
 
 HOLDER = """

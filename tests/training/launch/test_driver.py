@@ -10,16 +10,12 @@ from typing import Any
 import pytest
 
 from esmeray.cluster import connection
-from esmeray.cluster.collective import WorkerContext
 from esmeray.common.errors import CheckpointError, ConfigError, DataError, ResourceError
-from esmeray.dataset.store.conversion import ensure_store
 from esmeray.run_folder.paths import RunFolder
-from esmeray.train_config.loading import dump_config
-from esmeray.train_config.natures import with_absolute_paths
 from esmeray.training.config import Config
 from esmeray.training.launch.driver import dry_run, train
-from esmeray.training.loop.worker import train_worker
 from tests.runs import run_folder, tiny_config
+from tests.training.runs import finish
 
 
 def write_fasta(path: Path, seed: int) -> str:
@@ -27,13 +23,6 @@ def write_fasta(path: Path, seed: int) -> str:
     records = (f">p{number}\n{''.join(draw.choices('ACDEFGHIKL', k=40))}\n" for number in range(60))
     path.write_text("".join(records))
     return str(path)
-
-
-def finish(config: Config) -> None:
-    run = run_folder(config)
-    run.path.mkdir(parents=True)
-    run.config.write_text(dump_config(with_absolute_paths(config)))
-    train_worker(config, WorkerContext(), str(ensure_store(config.data, run.stores)))
 
 
 @pytest.fixture(scope="module")
@@ -134,17 +123,14 @@ def test_folder_of_a_new_run_that_holds_what_a_user_put_there_is_refused_and_lef
     assert [path for path in run.path.rglob("*") if path.is_file()] == [run.tokenizer / "mine.txt"]
 
 
-def test_refused_new_run_leaves_no_folder(tmp_path):
+def test_refused_new_run_leaves_no_folder_and_storage_that_is_no_folder_is_one_line(tmp_path):
     with pytest.raises(DataError):
         train(settings(tmp_path / "runs", str(tmp_path / "none.fasta")))
     assert not (tmp_path / "runs" / "tiny").exists()
-
-
-@pytest.mark.parametrize("storage", ["a file", "a file/runs"])
-def test_storage_that_is_no_folder_is_one_line(tmp_path, storage):
     (tmp_path / "a file").touch()
-    with pytest.raises(ResourceError, match=r"a file.*: can't be written: (File exists|Not a directory)"):
-        train(settings(tmp_path / storage, write_fasta(tmp_path / "some.fasta", seed=0)))
+    for storage in ("a file", "a file/runs"):
+        with pytest.raises(ResourceError, match=r"a file.*: can't be written: (File exists|Not a directory)"):
+            train(settings(tmp_path / storage, write_fasta(tmp_path / "some.fasta", seed=0)))
 
 
 @pytest.mark.parametrize("command", [train, dry_run])

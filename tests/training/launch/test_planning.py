@@ -8,14 +8,12 @@ from esmeray.tasks.plan import estimate_size, size_of_store, task_plan
 from esmeray.training.config import Config
 from esmeray.training.launch.planning import Plan, check_warm_up, make_plan
 from tests.runs import tiny_config
-from tests.tasks.test_classification import config_of, write_table
 
 
 def plan_of(config: Config, workers: int = 2) -> Plan:
     placed = Workers(workers, cpus_each=1, use_gpu=False)
-    return make_plan(
-        config.batch, config.training, config.deepspeed, placed, task_plan(config.data, config.model).estimate()
-    )
+    estimated = task_plan(config.data, config.model).estimate()
+    return make_plan(config.batch, config.training, config.deepspeed, placed, estimated)
 
 
 def test_estimate_is_near_what_the_store_then_holds(tmp_path):
@@ -45,12 +43,6 @@ def test_plan_says_steps_and_memory(tmp_path):
     assert "2 x cpu" in text
     assert "ZeRO-2" in text
     assert "cropped" in text
-
-
-def test_plan_names_the_classes_of_a_classifier(tmp_path):
-    table = write_table(tmp_path / "a.csv", "text,label", ["MKTA,in", "MKTC,out", "MKTD,in"])
-    config = config_of(tmp_path, table, data={"validation_share": 0.0, "labels": {"split": "hash"}})
-    assert "labels           multiclass, 2 classes (in, out)" in plan_of(config).lines()
 
 
 def test_plan_counts_optimizer_mean_and_the_smaller_steps_of_the_start(tmp_path):

@@ -24,8 +24,7 @@ def planned(**settings):
     return scale_run(work_of(plan), plan, device_of(plan))
 
 
-@pytest.mark.parametrize("stage", [0, 2, 3])
-@pytest.mark.parametrize("interconnect", ["ib400", 10.0])
+@pytest.mark.parametrize(("stage", "interconnect"), [(0, 10.0), (2, "ib400"), (3, "ib400")])
 def test_more_gpus_never_train_fewer_tokens_a_second(stage, interconnect):
     plan = PlanSection(gpu="h100", stage=stage, interconnect=interconnect)
     work, device = transformer(33, 1280, 430), device_of(plan)
@@ -44,17 +43,6 @@ def test_memory_falls_with_each_stage_and_with_gpus_and_its_parts_are_the_whole(
     scaled = planned(model="esm2_t48_15B", gpus=64, gpu="h200")
     assert sum(scaled["memory_parts_bytes"].values()) == scaled["memory_bytes"] <= 0.9 * scaled["gpu_memory_bytes"]
     assert sum(scaled["shares"].values()) == pytest.approx(1)
-
-
-def test_muon_keeps_a_moment_less_of_matrices_and_takes_longer_for_a_step():
-    adamw, muon = (
-        planned(model="esm2_t12_35M", gpus=1, global_tokens=8192, tokens=8192, optimizer=name)
-        for name in ("adamw", "muon")
-    )
-    matrices = 12 * 12 * 480**2
-    fewer = adamw["memory_parts_bytes"]["optimizer"] - muon["memory_parts_bytes"]["optimizer"]
-    assert fewer == adamw["checkpoint_bytes"] - muon["checkpoint_bytes"] == 4 * matrices
-    assert 1 < muon["step_s"] / adamw["step_s"] < 1.5
 
 
 def test_the_largest_budget_fits_and_the_next_does_not():

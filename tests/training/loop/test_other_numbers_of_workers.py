@@ -46,7 +46,6 @@ def turn_of(name: str, folder: Path, store_path: str) -> Turn:
         changes["deepspeed"]["config"] = str(folder / "layout.yaml")
         (folder / "layout.yaml").write_text("zero_optimization: {sub_group_size: 1000, parameter_alignment: true}\n")
     if name == "dropout":
-        changes["batch"] = {"global_tokens": 2048}
         changes["model"] = {"diffusion": {"encoder": {"dropout": 0.2}}}
         return Turn(*diffusion_config(folder, **changes))
     return Turn(tiny_config(folder, **changes), store_path)

@@ -1,14 +1,12 @@
 import pytest
-import torch
 from pydantic import ValidationError
 
-from esmeray.cluster.collective import WorkerContext
 from esmeray.run_folder.checkpoints import CheckpointStore
 from esmeray.training.config import Config
-from esmeray.training.loop.schedules import learning_rate, steps_before_decay
-from esmeray.training.loop.worker import train_worker
+from esmeray.training.loop.schedules import learning_rate
 from esmeray.training.section import TrainingSection
-from tests.runs import events, exported_weights, run_folder, tiny_config, train_losses
+from tests.runs import events, run_folder, tiny_config, train_losses
+from tests.training.runs import assert_same_run, train
 
 
 def section(**settings) -> TrainingSection:
@@ -36,14 +34,6 @@ def test_default_warm_up_is_a_tenth_of_the_run_and_wsd_has_none():
         section(schedule="wsd", warmup_steps=None)
 
 
-def test_rates_before_the_decay_are_those_of_any_longer_run():
-    training = section(schedule="wsd", decay_share=0.3)
-    stable_steps = steps_before_decay(100, training)
-    assert stable_steps == 70
-    for step in range(stable_steps):
-        assert learning_rate(step, 100, training) == learning_rate(step, 1000, training)
-
-
 @pytest.mark.usefixtures("process_group")
 def test_run_prolonged_from_its_stable_part_is_the_one_planned_long_to_the_bit(store_path, tmp_path):
     def run(name: str, max_steps: int) -> Config:
@@ -58,8 +48,7 @@ def test_run_prolonged_from_its_stable_part_is_the_one_planned_long_to_the_bit(s
             model={"task": "masked_lm", "masked_lm": {"first_mask_share": 0.5, "mask_share_steps": 10}},
             batch={"first_global_tokens": 256, "ramp_steps": 10},
         )
-        run_folder(config).clear_requests()
-        assert train_worker(config, WorkerContext(), store_path).status == "finished"
+        assert train(config, store_path).status == "finished"
         return config
 
     long = run("long", 12)
@@ -69,11 +58,6 @@ def test_run_prolonged_from_its_stable_part_is_the_one_planned_long_to_the_bit(s
     assert train_losses(short) != {step: loss for step, loss in train_losses(long).items() if step <= 8}
     prolonged = run("prolonged", 12)
     assert [event["step"] for event in events(prolonged, "resumed")] == [4]
-    assert (
-        "step-00000008 can't be used: its learning rate had begun to decay"
-        in (events(prolonged, "warning")[0]["message"])
-    )
-    assert train_losses(prolonged) == train_losses(long)
-    expected, actual = exported_weights(long), exported_weights(prolonged)
-    assert expected.keys() == actual.keys()
-    assert all(torch.equal(actual[name], expected[name]) for name in expected)
+    warning = events(prolonged, "warning")[0]["message"]
+    assert "step-00000008 can't be used: its learning rate had begun to decay" in warning
+    assert_same_run(prolonged, long)

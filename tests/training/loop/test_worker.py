@@ -31,7 +31,7 @@ from esmeray.training.loop.stepping import Stepper
 from esmeray.training.loop.worker import EarlyStopping, train_worker
 from tests.model.support import build_model
 from tests.runs import events, exported_weights, run_folder, tiny_config, train_losses, validations
-from tests.training.runs import assert_same_run, damage, nan_in_steps, stop_after, train
+from tests.training.runs import assert_same_run, assert_same_weights, damage, nan_in_steps, stop_after, train
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
@@ -174,13 +174,9 @@ def test_one_nan_step_is_skipped_and_counted_also_where_results_come_a_step_late
     with nan_in_steps({3}):
         assert train(config, store_path).status == "finished"
     assert [event["step"] for event in events(config, "nonfinite")] == [4]
-    assert exported_is_finite(config)
+    assert all(bool(tensor.isfinite().all()) for tensor in exported_weights(config).values())
     last = CheckpointStore(run_folder(config).checkpoints).complete()[0].manifest()
     assert (last.position.skipped_steps, last.position.nonfinite_in_a_row) == (1, 0)
-
-
-def exported_is_finite(config) -> bool:
-    return all(bool(tensor.isfinite().all()) for tensor in exported_weights(config).values())
 
 
 @pytest.mark.parametrize(("stage", "late", "spoiled", "at"), [(0, False, {6, 7}, 8), (2, True, {4, 5}, 7)])
@@ -201,9 +197,7 @@ def test_rewound_run_equals_one_that_left_out_the_steps_since_the_checkpoint(
     (event,) = events(rewound, "rewound")
     assert event["step"] == at
     assert "again those of step 4" in event["message"]
-    assert exported_is_finite(rewound)
-    expected, actual = exported_weights(left_out), exported_weights(rewound)
-    assert all(torch.equal(actual[name], expected[name]) for name in expected)
+    assert_same_weights(rewound, left_out)
     assert len([*run_folder(rewound).nonfinite.iterdir()]) == 2
 
 
@@ -213,7 +207,6 @@ def test_rewound_run_equals_one_that_left_out_the_steps_since_the_checkpoint(
         ({"on_divergence": "stop", "max_nonfinite_steps": 3}, {2, 3, 4, 5, 6}, 5, []),
         ({"on_divergence": "rewind", "max_nonfinite_steps": 2, "max_rewinds": 1}, {4, 5, 6, 7}, 8, [6]),
     ],
-    ids=["at once", "after its last rewind"],
 )
 def test_nan_steps_in_a_row_end_the_run_and_name_the_records(store_path, tmp_path, settings, nan_in, step, rewound_at):
     config = tiny_config(tmp_path, training=settings | {"gpu_log_interval": 0})
@@ -320,17 +313,15 @@ def test_masked_lm_opens_in_transformers_its_steps_are_timed_and_its_worker_is_s
     assert record["checkpoint_s"] == 0  # the one after the last step is in no record
 
 
-@pytest.mark.parametrize("scheme", ["", "file://"], ids=["path", "URI"])
-def test_trained_weights_of_a_run_are_the_start_of_the_next(masked_lm, store_path, tmp_path, monkeypatch, scheme):
+def test_trained_weights_of_a_run_are_the_start_of_the_next(masked_lm, store_path, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    source = f"{scheme}{run_folder(masked_lm).path}"
+    source = f"file://{run_folder(masked_lm).path}"
     backbone = {"source": source, "layers": None, "hidden_size": None, "heads": None}
     trained = load_file(run_folder(masked_lm).export / "model.safetensors")
     for task, prefix in (("masked_lm", ""), ("autoencoder", "esm.")):
         config = tiny_config(tmp_path, model={"task": task, "backbone": backbone})
-        assert (
-            task_plan(config.data, config.model).measure(Path(store_path)).parameters.total > 0
-        )  # as the driver counts them
+        measured = task_plan(config.data, config.model).measure(Path(store_path))  # as the driver does
+        assert measured.parameters.total > 0
         network = build_model(config.model, seed=1).network()
         started = {f"{prefix}{name}": parameter for name, parameter in network.named_parameters()}
         shared = trained.keys() & started.keys()
@@ -344,21 +335,17 @@ def test_it_is_over_after_as_many_evaluations_without_a_better_one():
     assert [stopping.since_best for stopping in resumed] == [0, 0, 0, 1, 0, 1, 2]
 
 
-@pytest.mark.parametrize(
-    ("training", "peak_tflops"),
-    [
-        ({"precision": "bf16"}, 312.0),
-        ({"precision": "fp32", "tf32": True}, 156.0),
-        ({"precision": "fp32", "tf32": False}, 19.5),
-    ],
-)
-def test_utilization_is_held_to_the_peak_of_all_devices_in_the_precision_of_products(
-    training, peak_tflops, tmp_path, monkeypatch
-):
+def test_utilization_is_held_to_the_peak_of_all_devices_in_the_precision_of_products(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100-SXM4-80GB")
     monkeypatch.setattr(building, "Sampler", SimpleNamespace)
     context = WorkerContext(0, 2, 0, torch.device("cuda"))
-    for monitoring, expected in ({}, 2 * peak_tflops), ({"peak_tflops": 10.0}, 20.0):
-        config = tiny_config(tmp_path, training=training, monitoring=monitoring)
+    for precision, tf32, own_tflops, expected in (
+        ("bf16", True, None, 2 * 312.0),
+        ("fp32", True, None, 2 * 156.0),
+        ("fp32", False, None, 2 * 19.5),
+        ("fp32", False, 10.0, 20.0),
+    ):
+        training = {"precision": precision, "tf32": tf32}
+        config = tiny_config(tmp_path, training=training, monitoring={"peak_tflops": own_tflops})
         sampler = building._sampler(config.training, config.monitoring, context, run_folder(config), 1e9)
         assert sampler.peak_tflops == expected
