@@ -223,7 +223,7 @@ def test_a_store_of_texts_is_refused_where_proteins_are_wanted(tmp_path):
 def test_two_runs_that_prepare_one_store_at_once_both_get_it(tmp_path):
     script = (
         "import sys; from pathlib import Path; from esmeray.dataset.store.conversion import ensure_store;"
-        "from esmeray.train_config.schema import DataSection; print(ensure_store(DataSection(), Path(sys.argv[1])))"
+        "from esmeray.dataset.section import DataSection; print(ensure_store(DataSection(), Path(sys.argv[1])))"
     )
     command = [sys.executable, "-c", script, str(tmp_path)]
     running = [subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) for _ in range(2)]
