@@ -20,23 +20,14 @@ from esmeray.dataset.store import format as store_format
 from esmeray.dataset.store.reader import Store
 from esmeray.dataset.tokens.esm import pack_sequences
 from esmeray.tasks.masked_lm.section import MaskedLMSection
-from tests.dataset.store_fixtures import make_store
+from tests.dataset.stores import make_store
 
-LENGTH = 200
 NUM_RECORDS = 1200
 
 
 @pytest.fixture(scope="module")
-def proteins() -> list[str]:
-    random = np.random.default_rng(0)
-    residues = np.frombuffer(b"ACDEFGHIKLMNPQRSTVWY", dtype=np.uint8)
-    return [random.choice(residues, LENGTH).tobytes().decode() for _ in range(NUM_RECORDS)]
-
-
-@pytest.fixture(scope="module")
-def store_path(tmp_path_factory: pytest.TempPathFactory, proteins: list[str]) -> Path:
-    records = [(f"protein{index}", protein) for index, protein in enumerate(proteins)]
-    return make_store(tmp_path_factory.mktemp("hidden_costs"), records)
+def store_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_store(tmp_path_factory.mktemp("hidden_costs"), NUM_RECORDS)
 
 
 @pytest.fixture
@@ -98,7 +89,7 @@ def test_a_store_is_opened_and_checked_once_however_many_readers_batches_and_epo
     validation = ValidationSteps(source(store_path, False), np.arange(NUM_RECORDS), batch=BATCH)
     validated = sum(batch.num_sequences for _ in range(2) for step in validation.steps() for batch in step)
     assert (trained, validated) == (3 * NUM_RECORDS, 2 * NUM_RECORDS)
-    assert all(reader.lengths[0] == LENGTH and reader.id(7) == "protein7" for reader in readers)
+    assert all(reader.lengths.size == NUM_RECORDS and reader.id(7) == "protein7" for reader in readers)
     arrays = 2  # lengths, and where blocks start
     assert read == {"opened": 1, "checked": readers[0].manifest.num_blocks + arrays}
 
@@ -115,8 +106,7 @@ def test_a_loader_process_maps_the_store_once_and_holds_one_file(store_path):
     assert files.count("data.mdb") == 1  # LMDB holds the file that it maps
 
 
-@pytest.mark.parametrize("masking", [None, MaskedLMSection()])
-@pytest.mark.parametrize("max_length", [1000, 100])
+@pytest.mark.parametrize(("masking", "max_length"), [(None, 1000), (MaskedLMSection(), 100)])
 def test_calls_of_a_batch_do_not_grow_with_its_sequences(store_path, masking, max_length):
     batches = ResidueSource(Store(store_path), PreparationSettings(max_length, 0, True, masking))
 
@@ -129,8 +119,8 @@ def test_calls_of_a_batch_do_not_grow_with_its_sequences(store_path, masking, ma
     assert few == many < 150
 
 
-def test_calls_of_packing_text_do_not_grow_with_the_sequences(proteins):
-    few, many = count_calls(lambda: pack_sequences(proteins[:10])), count_calls(lambda: pack_sequences(proteins[:1000]))
+def test_calls_of_packing_text_do_not_grow_with_the_sequences():
+    few, many = (count_calls(lambda count=count: pack_sequences(["MKV" * 20] * count)) for count in (10, 1000))
     assert few == many < 50
 
 

@@ -1,11 +1,8 @@
 """Random bits are a pure function of seed, epoch, record and position."""
 
 import numpy as np
-from hypothesis import strategies as st
 
 from esmeray.dataset.batches.random_bits import keyed_bits, positional_bits, splitmix64, threshold
-
-numbers = st.integers(0, 2**63 - 1)
 
 
 def test_outputs_are_those_of_the_reference_splitmix64():

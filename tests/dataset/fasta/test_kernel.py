@@ -1,6 +1,5 @@
 """The compiled reader gives what dnaio gives, and what is read by lines, or leaves text that is not plain."""
 
-from itertools import pairwise
 from pathlib import Path
 from unittest.mock import patch
 
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 
 from esmeray.common.errors import DataError
 from esmeray.dataset.fasta import reader as fasta
-from esmeray.dataset.fasta import records as fasta_records
 from esmeray.dataset.fasta.reader import MAX_RESIDUES, FastaSource
 from esmeray.dataset.fasta.records import HashSet64, Kernel, PlainFasta, Records, load_kernel
 from esmeray.dataset.section import IngestSection
@@ -73,32 +71,6 @@ def test_any_text_reads_as_by_lines_or_is_refused_in_the_same_words(
             assert found == [(record.name.encode(), record.sequence.encode()) for record in reader]
 
 
-@settings(max_examples=100, deadline=None)
-@given(text=plain_text, sizes=st.lists(st.integers(1, 30), min_size=1))
-def test_plain_text_is_parsed_wherever_chunks_end(kernel, text, sizes):
-    plain, content = PlainFasta(kernel, MAX_RESIDUES), text.encode()
-    ends = np.minimum(np.cumsum(sizes * len(content)), len(content)).tolist()
-    found = list(plain.records(memoryview(content[start:end]) for start, end in pairwise([0, *ends]) if start < end))
-    assert plain.unparsed == b""
-    joined = Records.joined(found)
-    same = Records.of(joined.headers.split(), joined.sequences)
-    assert len(joined) == text.count("\n>") + 1
-    assert joined.headers.text == same.headers.text
-    assert joined.ids.text == same.ids.text
-    for name in ("lengths", "id_hashes", "hashes"):
-        assert getattr(joined, name).tolist() == getattr(same, name).tolist()
-        assert getattr(joined, name).dtype == getattr(same, name).dtype
-
-
-def test_a_file_without_headers_is_not_taken_into_memory_whole(kernel, monkeypatch):
-    monkeypatch.setattr(fasta_records, "_HEADER_BYTES", 80)
-    plain = PlainFasta(kernel, max_residues=10)
-    chunks = iter([memoryview(text) for text in (b">a\nMK\n>b\n", *[b"MKV" * 20] * 9)])
-    (records,) = plain.records(chunks)
-    assert records.headers.split() == [b"a"]
-    assert plain.unparsed == b">b\n" + b"MKV" * 40
-
-
 @pytest.mark.parametrize(("letter", "stored"), [("X", True), ("J", False), ("m", False), ("*", False), ("Z", True)])
 def test_letters_outside_the_alphabet_are_noticed(kernel, letter, stored):
     text = f">a\n{'MKV' * 30}\n>b\n{'L' * 75}{letter}A\n>c\nM\n".encode()
@@ -106,7 +78,7 @@ def test_letters_outside_the_alphabet_are_noticed(kernel, letter, stored):
     assert records.all_stored is stored
 
 
-@pytest.mark.parametrize("policies", [{}, {"duplicate_ids": "rename"}, {"duplicate_ids": "first"}], ids=str)
+@pytest.mark.parametrize("policies", [{}, {"duplicate_ids": "rename"}], ids=str)
 def test_a_store_holds_the_same_with_and_without_it(tmp_path, kernel, sample, monkeypatch, policies):
     records = sample if not policies else [*sample, *sample[:100]]
     text = "".join(f">{name} of a sample\n{sequence}\n" for name, sequence in records)

@@ -175,7 +175,6 @@ def test_missing_values_of_parquet_are_missing_labels_and_texts(tmp_path):
 
 NUMBERS, WEIGHT = {"kind": "regression"}, {"weight_column": "label"}
 TRUTHS = {"kind": "multilabel", "label_columns": ["label", "sequence"], "content": "text"}
-TWO_NUMBERS = {"kind": "regression", "label_columns": ["sequence", "label"], "content": "text"}
 
 
 @pytest.mark.parametrize(
@@ -183,7 +182,6 @@ TWO_NUMBERS = {"kind": "regression", "label_columns": ["sequence", "label"], "co
     [
         ({"weight_column": "w"}, ["MK x"], "no column 'w'; it has 'sequence', 'label': set data.labels.weight_column"),
         ({}, ["MK x", " x"], "in.csv, row 2: column 'sequence' is empty; complete or remove the row, or give --data"),
-        ({"content": "text"}, ["\n x"], "in.csv, row 1: column 'sequence' is empty"),
         ({}, ["MK x", "ML "], "in.csv, row 2: no label in column 'label'; complete or remove the record, or give --"),
         ({"id_column": "label"}, ["MK a\nb"], "row 1: the id in column 'label' is empty or holds a line break"),
         ({"id_column": "label"}, ["MK é", "MV é"], "row 2, record 'é': the id 'é' stands already in in.csv, row 1;"),
@@ -192,10 +190,8 @@ TWO_NUMBERS = {"kind": "regression", "label_columns": ["sequence", "label"], "co
         (NUMBERS, ["MK 1_0"], "row 1: column 'label': '1_0' is not a number; mend it, or write nan in its place and"),
         (NUMBERS, ["MK -inf"], "row 1: column 'label': an infinite number can't be learnt; mend it, or write nan"),
         (TRUTHS, ["0 1", "1 2"], "row 2: column 'label': '2' is neither 0 nor 1"),
-        (TWO_NUMBERS, ["0 1", "nan 2"], "row 2: no label in column 'sequence'; complete or remove the record, or give"),
         ({"kind": "per_residue"}, ["MK HH", "MKV HE"], "row 2: 2 labels for 3 residues"),
         (WEIGHT, ["MK 1", "ML -2"], "row 2: the weight '-2' is no finite number of 0 or more"),
-        (WEIGHT | {"label_columns": ["sequence"]}, ["MK nan"], "row 1: the weight 'nan' is no finite number"),
         ({"split": "column", "split_column": "label"}, ["MK holdout"], "row 1: the split 'holdout' is not known;"),
         ({"missing_labels": "skip"}, ["MK "], "no records are left after applying the policies of data.ingest and da"),
     ],

@@ -81,21 +81,15 @@ def contents(path: Path) -> list[tuple[str, str]]:
 
 def test_real_proteins_come_back_record_by_record(tmp_path, shared_data):
     source = shared_data / "uniref90_10k.fasta.gz"
-    manifest = convert([str(source)], tmp_path / "store", IngestSection())
+    seen: list[ConversionProgress] = []
+    manifest = convert([str(source)], tmp_path / "store", IngestSection(), progress=seen.append)
     with dnaio.open(source) as reader:
         expected = [(record.id, record.sequence) for record in reader]
     assert contents(tmp_path / "store") == expected
     assert manifest.num_records == 10_000
     assert manifest.num_residues == sum(len(sequence) for _, sequence in expected)
-
-
-def test_progress_ends_at_all_bytes_and_records(tmp_path, sample):
-    source = write_fasta(tmp_path / "in.fasta", sample)
-    seen: list[ConversionProgress] = []
-    convert([str(source)], tmp_path / "store", IngestSection(), progress=seen.append)
-    assert len(seen) > 2
-    assert seen == sorted(seen)
-    assert seen[-1] == (source.stat().st_size, source.stat().st_size, len(sample))
+    assert len(seen) > 2 and seen == sorted(seen), "progress ends at all bytes and records"
+    assert seen[-1] == (source.stat().st_size, source.stat().st_size, 10_000)
 
 
 def test_a_failed_conversion_leaves_nothing(tmp_path, sample):
@@ -146,22 +140,6 @@ def test_an_existing_target_is_kept_unless_told_otherwise(tmp_path):
     with pytest.raises(DataError):
         convert([str(source)], tmp_path / "store", IngestSection(), overwrite=True)
     assert contents(tmp_path / "store") == [("b", "MK")], "a conversion that fails keeps the old one"
-
-
-@pytest.mark.parametrize("kind", ["another manifest", "store with notes"])
-def test_what_is_no_store_is_never_overwritten(tmp_path, kind):
-    source = write_fasta(tmp_path / "in.fasta", [("a", "MK")])
-    target = tmp_path / "target"
-    if kind == "store with notes":
-        convert([str(source)], target, IngestSection())
-        (target / "thesis.txt").write_text("a thesis")
-    else:
-        target.mkdir()
-        (target / "manifest.json").write_text('{"name": "a thesis"}')
-    before = sorted(target.iterdir())
-    with pytest.raises(ConfigError, match=r"is not a store|holds thesis.txt, which no store does"):
-        convert([str(source)], target, IngestSection(), overwrite=True)
-    assert sorted(target.iterdir()) == before
 
 
 def test_the_sample_is_made_once_and_found_again(tmp_path):
@@ -232,6 +210,20 @@ def test_two_runs_that_prepare_one_store_at_once_both_get_it(tmp_path):
     (path,) = paths
     assert len(Store(path, verify="full")) == 2000
     assert [entry.name for entry in tmp_path.iterdir()] == [Path(path).name]
+
+
+def test_what_is_no_store_is_never_overwritten(tmp_path):
+    source = write_fasta(tmp_path / "in.fasta", [("a", "MK")])
+    with_notes, other = tmp_path / "with notes", tmp_path / "other"
+    convert([str(source)], with_notes, IngestSection())
+    (with_notes / "thesis.txt").write_text("a thesis")
+    other.mkdir()
+    (other / "manifest.json").write_text('{"name": "a thesis"}')
+    for target in (with_notes, other):
+        before = sorted(target.iterdir())
+        with pytest.raises(ConfigError, match=r"is not a store|holds thesis.txt, which no store does"):
+            convert([str(source)], target, IngestSection(), overwrite=True)
+        assert sorted(target.iterdir()) == before
 
 
 def test_the_manifest_is_the_record_of_what_was_done(tmp_path):

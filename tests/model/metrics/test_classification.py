@@ -171,25 +171,12 @@ def test_a_record_of_weight_two_counts_as_two_records_and_one_without_a_target_f
     assert classification_metrics(kind, predictions[:7], unknown) == {}
 
 
-def test_unknown_labels_and_numbers_are_left_out_one_by_one():
-    scores, targets = label_case(0, 30, 3)
-    targets[:10, 1] = np.nan
-    label = metrics_of_each("multilabel", scores, targets)[1]
-    assert label["records"] == targets[10:, 1].sum()
-    close(label["auroc"], metrics.roc_auc_score(targets[10:, 1], scores[10:, 1]))
-    numbers, measured = number_case(0, 30, 2)
-    measured[:10, 1] = np.nan
-    number = metrics_of_each("regression", numbers, measured)[1]
-    close(number["r2"], metrics.r2_score(measured[10:, 1], numbers[10:, 1]))
-
-
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("rows", [1, 9])
-def test_what_is_undefined_is_left_out_and_nothing_is_nan(kind, rows):
+def test_what_is_undefined_is_left_out_and_nothing_is_nan(kind):
     columns = 2 if kind == "binary" else 3
     by_number = kind in ("multilabel", "regression")
-    constant = np.full((rows, columns), 1 / columns)
-    for value in (0, 1):
+    for rows, value in ((1, 0), (1, 1), (9, 0), (9, 1)):
+        constant = np.full((rows, columns), 1 / columns)
         targets = np.full((rows, columns), float(value)) if by_number else np.full(rows, value)
         found = classification_metrics(kind, constant, targets)
         assert np.isfinite(list(found.values())).all() and found.get("mcc", 0) == 0
@@ -197,11 +184,6 @@ def test_what_is_undefined_is_left_out_and_nothing_is_nan(kind, rows):
         intervals = bootstrap_intervals(kind, constant, targets, samples=20, seed=0)
         assert np.isfinite(list(intervals.values())).all()
         assert set(intervals) <= set(found)
-
-
-def test_r2_of_numbers_that_vary_little_is_not_rounded():
-    measured = np.array([[1e-4], [2e-4], [3e-4]])
-    close(classification_metrics("regression", measured + 1e-5, measured)["r2"], 1 - 3e-10 / 2e-8)
 
 
 def test_a_prediction_of_nan_is_refused():
