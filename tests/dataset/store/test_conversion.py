@@ -1,6 +1,5 @@
 """Conversion round-trips every record, publishes all or nothing, and a run finds the store that fits its settings."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -19,7 +18,7 @@ from esmeray.dataset.fasta import reader as fasta
 from esmeray.dataset.section import DataSection, IngestSection, SampleSection
 from esmeray.dataset.store import writer as store_writer
 from esmeray.dataset.store.conversion import convert, ensure_store
-from esmeray.dataset.store.format import DATA_FILE, MANIFEST_FILE
+from esmeray.dataset.store.format import DATA_FILE
 from esmeray.dataset.store.reader import Store
 from esmeray.dataset.store.sample import sample_records
 from tests.conftest import REPOSITORY
@@ -224,16 +223,3 @@ def test_what_is_no_store_is_never_overwritten(tmp_path):
         with pytest.raises(ConfigError, match=r"is not a store|holds thesis.txt, which no store does"):
             convert([str(source)], target, IngestSection(), overwrite=True)
         assert sorted(target.iterdir()) == before
-
-
-def test_the_manifest_is_the_record_of_what_was_done(tmp_path):
-    source = write_fasta(tmp_path / "in.fasta", [("a", "mk*"), ("b", "MJ"), ("b", "M-")])
-    convert([str(source)], tmp_path / "store", IngestSection(duplicate_ids="rename", bad_characters="to_x"))
-    manifest = json.loads((tmp_path / "store" / MANIFEST_FILE).read_text())
-    once = ["records_upper_cased", "stops_dropped", "j_to_x", "bad_characters_to_x", "ids_renamed"]
-    assert {name: number for name, number in manifest["counts"].items() if number} == {
-        "records_read": 3,
-        **dict.fromkeys(once, 1),
-    }
-    assert manifest["ingest"]["bad_characters"] == "to_x"
-    assert manifest["source"][0]["path"] == str(source)

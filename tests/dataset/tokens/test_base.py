@@ -1,6 +1,5 @@
 """Tokens are those of AutoTokenizer on the same folder, and a trained tokenizer loses nothing."""
 
-import json
 import re
 import subprocess
 import sys
@@ -118,16 +117,16 @@ def test_a_trained_tokenizer_loses_no_character_of_any_text(trained, text):
     assert not {trained.pad, *trained.suffix} & set(ids_T.tolist()), "special tokens in a text are text"
 
 
-@pytest.mark.parametrize("model_type", ["llama", None])
-def test_autotokenizer_opens_a_trained_tokenizer_beside_any_model(trained, model_type, tmp_path):
+def test_autotokenizer_opens_a_trained_tokenizer_alone_and_beside_any_model(trained, tmp_path):
     trained.save(tmp_path)
-    if model_type:
-        (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
-    theirs = AutoTokenizer.from_pretrained(tmp_path)
     texts = [*TEXTS, "", "a <|endoftext|> b", "e\u0301"]
-    assert whole(trained, texts) == [theirs(text)["input_ids"] for text in texts]
-    again = open_tokenizer(tmp_path)
-    assert again.fingerprint == trained.fingerprint and again.pad == trained.pad
+    for config in (None, '{"model_type": "llama"}'):
+        if config:
+            (tmp_path / "config.json").write_text(config)
+        theirs = AutoTokenizer.from_pretrained(tmp_path)
+        assert whole(trained, texts) == [theirs(text)["input_ids"] for text in texts]
+        again = open_tokenizer(tmp_path)
+        assert again.fingerprint == trained.fingerprint and again.pad == trained.pad
 
 
 def test_the_same_texts_train_the_same_tokenizer_in_any_process_without_torch_or_transformers(trained):
