@@ -1,9 +1,12 @@
 """Conversion round-trips every record, publishes all or nothing, and a run finds the store that fits its settings."""
 
+import multiprocessing
 import os
+import random
 import shutil
-import subprocess
-import sys
+import signal
+import time
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -21,50 +24,13 @@ from esmeray.dataset.store.conversion import convert, ensure_store
 from esmeray.dataset.store.format import DATA_FILE
 from esmeray.dataset.store.reader import Store
 from esmeray.dataset.store.sample import sample_records
-from tests.conftest import REPOSITORY
 from tests.dataset.interrupting import interrupted_at
 from tests.dataset.labelled_stores import TEXT, data_of, made
 from tests.dataset.store_fixtures import write_fasta
 from tests.dataset.stores import damage_record
 
-KILL_AT_RANDOM = """
-import os, random, shutil, signal, sys, time
-from pathlib import Path
-from esmeray.dataset.store.conversion import convert
-from esmeray.dataset.store.reader import Store
-from esmeray.dataset.section import IngestSection
-
-source, folder = sys.argv[1], Path(sys.argv[2])
-slow = lambda progress: time.sleep(0.01)  # a batch of this source takes less than that to convert
-
-def child(target):
-    pid = os.fork()
-    if pid == 0:
-        convert([source], target, IngestSection(), progress=slow)
-        os._exit(0)
-    return pid
-
-start = time.monotonic()
-os.waitpid(child(folder / "measured"), 0)
-whole_s = time.monotonic() - start
-generator = random.Random(0)
-killed = 0
-for trial in range(6):
-    target = folder / "store"
-    pid = child(target)
-    time.sleep(whole_s * generator.random())
-    os.kill(pid, signal.SIGKILL)
-    _, status = os.waitpid(pid, 0)
-    if target.exists():
-        list(Store(target, verify="full").residue_blocks())  # it was quicker than the signal: then it must be complete
-        shutil.rmtree(target)
-    killed += os.WIFSIGNALED(status)
-print(killed, len(list(folder.glob(".store.building-*"))))
-convert([source], folder / "store", IngestSection())
-print(sorted(path.name for path in folder.iterdir()))
-"""
-
 SMALL = DataSection(sample=SampleSection(records=30, families=3))
+FORK = multiprocessing.get_context("fork")
 
 
 def section(source: Path, store: Path | None = None, **ingest: str) -> DataSection:
@@ -105,15 +71,38 @@ def test_a_failed_conversion_leaves_nothing(tmp_path, sample):
 
 def test_a_conversion_killed_at_random_moments_leaves_no_store_and_the_next_one_sweeps(tmp_path, sample):
     source = write_fasta(tmp_path / "in.fasta", [(f"{n}_{copy}", s) for copy in range(3) for n, s in sample])
-    folder = tmp_path / "out"
+    folder, target = tmp_path / "out", tmp_path / "out" / "store"
     folder.mkdir()
-    command = [sys.executable, "-c", KILL_AT_RANDOM, source, folder]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
-    trials, after = done.stdout.splitlines()
-    killed, leftovers = map(int, trials.split())
+
+    def started(store: Path) -> multiprocessing.Process:
+        slow = {"progress": lambda _: time.sleep(0.01)}  # a batch of this source takes less than that to convert
+        process = FORK.Process(target=convert, args=([str(source)], store, IngestSection()), kwargs=slow)
+        process.start()
+        return process
+
+    begun_s = time.monotonic()
+    started(folder / "measured").join()
+    whole_s, chance, killed = time.monotonic() - begun_s, random.Random(0), 0
+    for _ in range(6):
+        process = started(target)
+        time.sleep(whole_s * chance.random())
+        process.kill()
+        process.join()
+        killed += process.exitcode == -signal.SIGKILL
+        if target.exists():  # it was quicker than the signal: then it must be complete
+            list(Store(target, verify="full").residue_blocks())
+            shutil.rmtree(target)
     assert killed > 1
-    assert leftovers <= 1, "each conversion sweeps what the one before it left"
-    assert after == "['measured', 'store']"
+    assert len(list(folder.glob(".store.building-*"))) <= 1, "each conversion sweeps what the one before it left"
+    convert([str(source)], target, IngestSection())
+    assert sorted(path.name for path in folder.iterdir()) == ["measured", "store"]
+
+
+def test_two_runs_that_prepare_one_store_at_once_both_get_it(tmp_path):
+    with ProcessPoolExecutor(2, mp_context=FORK) as pool:
+        (path,) = {*pool.map(ensure_store, [DataSection()] * 2, [tmp_path] * 2)}
+    assert len(Store(path, verify="full")) == 2000
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
 
 def test_a_conversion_interrupted_while_it_reads_or_writes_ends_and_leaves_nothing(tmp_path):
@@ -195,20 +184,6 @@ def test_a_store_of_texts_is_refused_where_proteins_are_wanted(tmp_path):
     assert (store.id(0), store.text(0), store.lengths.tolist()) == ("é", "Grüße", [7, 7])
     with pytest.raises(DataError, match="a store of texts, which classifiers alone can read"):
         ensure_store(DataSection(source=[str(store.path)]), tmp_path / "elsewhere")
-
-
-def test_two_runs_that_prepare_one_store_at_once_both_get_it(tmp_path):
-    script = (
-        "import sys; from pathlib import Path; from esmeray.dataset.store.conversion import ensure_store;"
-        "from esmeray.dataset.section import DataSection; print(ensure_store(DataSection(), Path(sys.argv[1])))"
-    )
-    command = [sys.executable, "-c", script, str(tmp_path)]
-    running = [subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    paths = {process.communicate()[0].strip() for process in running}
-    assert [process.returncode for process in running] == [0, 0]
-    (path,) = paths
-    assert len(Store(path, verify="full")) == 2000
-    assert [entry.name for entry in tmp_path.iterdir()] == [Path(path).name]
 
 
 def test_what_is_no_store_is_never_overwritten(tmp_path):

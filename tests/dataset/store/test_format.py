@@ -49,10 +49,3 @@ def test_a_manifest_of_another_version_says_so(store_path):
     path.write_text(json.dumps(content))
     with pytest.raises(DataError, match=rf"format version {FORMAT_VERSION + 1}, this Esmeray reads version"):
         Store(store_path)
-
-
-def test_a_manifest_that_is_none_is_refused(store_path):
-    for text in ("", "[]", '{"format": "other"}', "[" * 100_000, "\x80"):
-        (store_path / "manifest.json").write_text(text, encoding="latin-1")
-        with pytest.raises(DataError, match="damaged"):
-            Store(store_path)
