@@ -148,7 +148,7 @@ def test_a_sequence_beyond_the_positions_or_windows_is_refused(kind, changes, lo
 
 
 @torch.no_grad()
-def test_t5_is_padded_in_groups_of_like_length(batch):
+def test_t5_is_padded_in_groups_of_like_length():
     backbone = wrapped(small_model("t5")).eval()
     shapes: list[torch.Size] = []
     backbone.model.register_forward_pre_hook(
