@@ -20,14 +20,16 @@ from esmeray.dataset.store import format as store_format
 from esmeray.dataset.store.reader import Store
 from esmeray.dataset.tokens.esm import pack_sequences
 from esmeray.tasks.masked_lm.section import MaskedLMSection
-from tests.dataset.stores import make_store
+from tests.dataset.store_fixtures import make_store
 
-NUM_RECORDS = 1200
+NUM_RECORDS = 500
 
 
 @pytest.fixture(scope="module")
 def store_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_store(tmp_path_factory.mktemp("hidden_costs"), NUM_RECORDS)
+    letters = np.random.default_rng(0).choice(list("ACDEFGHIKLMNPQRSTVWY"), (NUM_RECORDS, 200))
+    records = [(f"protein{index}", "".join(row)) for index, row in enumerate(letters)]
+    return make_store(tmp_path_factory.mktemp("hidden_costs"), records)
 
 
 @pytest.fixture
@@ -85,10 +87,10 @@ def batches_of(batches: TrainingSteps, epochs: int) -> Iterator[PackedBatch]:
 def test_a_store_is_opened_and_checked_once_however_many_readers_batches_and_epochs(store_path, read, tmp_path):
     store_path = Path(shutil.copytree(store_path, tmp_path / "store"))  # one that this process has not open
     readers = [Store(store_path) for _ in range(3)]
-    trained = sum(batch.num_sequences for batch in batches_of(training(store_path), 3))
+    trained = sum(batch.num_sequences for batch in batches_of(training(store_path), 2))
     validation = ValidationSteps(source(store_path, False), np.arange(NUM_RECORDS), batch=BATCH)
     validated = sum(batch.num_sequences for _ in range(2) for step in validation.steps() for batch in step)
-    assert (trained, validated) == (3 * NUM_RECORDS, 2 * NUM_RECORDS)
+    assert (trained, validated) == (2 * NUM_RECORDS, 2 * NUM_RECORDS)
     assert all(reader.lengths.size == NUM_RECORDS and reader.id(7) == "protein7" for reader in readers)
     arrays = 2  # lengths, and where blocks start
     assert read == {"opened": 1, "checked": readers[0].manifest.num_blocks + arrays}
@@ -114,8 +116,8 @@ def test_calls_of_a_batch_do_not_grow_with_its_sequences(store_path, masking, ma
         records_N = np.random.default_rng(1).permutation(NUM_RECORDS)[:num_sequences]
         return next(batches.batches([(0, records_N)])).batch
 
-    assert make(1000).num_sequences == 1000
-    few, many = count_calls(lambda: make(10)), count_calls(lambda: make(1000))
+    assert make(500).num_sequences == 500
+    few, many = count_calls(lambda: make(10)), count_calls(lambda: make(500))
     assert few == many < 150
 
 

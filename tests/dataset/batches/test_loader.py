@@ -52,7 +52,6 @@ def validation(store_path, indices, masking=MASKED, **others) -> ValidationSteps
 
 def plain(batch: PackedBatch) -> tuple:
     assert batch.cu_seqlens.dtype == torch.int32 and batch.max_seqlen == batch.cu_seqlens.diff().max()
-    assert torch.equal(batch.target_positions, (batch.by_token["targets"] != IGNORED_TARGET).nonzero()[:, 0])
     tensors = (batch.tokens, batch.by_token["targets"], batch.cu_seqlens, batch.positions, batch.records)
     return (batch.max_seqlen, *(tuple(tensor.tolist()) for tensor in tensors))
 
@@ -78,6 +77,8 @@ def test_every_step_has_the_same_records_and_counts_for_any_number_of_workers(st
     ranks = [list(training(store_path, split[0], rank=r, world_size=world_size).epoch(0)) for r in range(world_size)]
     assert {len(rank) for rank in ranks} == {len(alone)}
     assert sorted(by_record(alone)) == split[0].tolist(), "each record once"
+    for batch in (batch for step in alone for batch in step):
+        assert torch.equal(batch.target_positions, (batch.by_token["targets"] != IGNORED_TARGET).nonzero()[:, 0])
     for step, parts in zip(alone, zip(*ranks, strict=True), strict=True):
         together = [by_record([part]) for part in parts]
         assert by_record([step]) == {record: rows for part in together for record, rows in part.items()}
@@ -96,15 +97,14 @@ def seeds(step: StepBatches) -> dict[tuple, int]:
     return {records: seed for records, seed in by_records.items() if records}
 
 
-@pytest.mark.parametrize("masking", [MASKED, None])
-def test_loader_processes_change_nothing(store_path, split, masking):
+@pytest.mark.parametrize(("num_workers", "masking"), [(2, MASKED), (1, None)])
+def test_loader_processes_change_nothing(store_path, split, num_workers, masking):
     expected = [contents(training(store_path, split[0], 0, masking).epoch(epoch)) for epoch in (0, 1)]
-    for num_workers in (1, 2):
-        with training(store_path, split[0], num_workers, masking) as batches:
-            assert contents(batches.epoch(0)) == expected[0]
-            before = [process.pid for process in batches._source._processes]
-            assert contents(batches.epoch(1)) == expected[1]
-            assert [process.pid for process in batches._source._processes] == before
+    with training(store_path, split[0], num_workers, masking) as batches:
+        assert contents(batches.epoch(0)) == expected[0]
+        before = [process.pid for process in batches._source._processes]
+        assert contents(batches.epoch(1)) == expected[1]
+        assert [process.pid for process in batches._source._processes] == before
 
 
 def test_queue_holds_what_was_asked_ahead_and_is_unknown_without_processes(store_path, split):
@@ -202,7 +202,7 @@ def test_filler_counts_for_nothing(store_path, split):
         assert (step.num_tokens, step.num_targets) == (0, 0)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, 1])
 def test_damaged_record_ends_training_with_one_line(tmp_path, num_workers):
     path = make_store(tmp_path)
     damage_record(path, 3)

@@ -55,7 +55,7 @@ def kernel() -> Kernel:
     return load_kernel() or pytest.skip("needs a C++ compiler")
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(text=fasta_text(), chunk_bytes=st.integers(1, 40), longest=st.sampled_from([12, 24, MAX_RESIDUES]))
 def test_any_text_reads_as_by_lines_or_is_refused_in_the_same_words(
     tmp_path_factory, kernel, text, chunk_bytes, longest
@@ -100,7 +100,7 @@ def set_kernel(request, kernel) -> Kernel | None:
     return None if request.param == "set" else kernel
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.lists(colliding, max_size=40), max_size=6))
 def test_a_hash_is_fresh_exactly_once(set_kernel, calls):
     table, seen = HashSet64(set_kernel), set()

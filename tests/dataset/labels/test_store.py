@@ -12,7 +12,7 @@ from tests.dataset.labelled_stores import TEXT, data_of, made, proteins
 from tests.dataset.labels.test_labelled_file import write_table
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(texts=st.lists(st.text(st.characters(codec="utf-8"), min_size=1).filter(str.strip), min_size=2, max_size=30))
 def test_any_text_comes_back_from_the_store(tmp_path_factory, texts):
     folder = tmp_path_factory.mktemp("texts")

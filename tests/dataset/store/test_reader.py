@@ -83,7 +83,7 @@ def test_windows_are_parts_of_the_records(pristine_store, sample):
 
 
 @given(records=st.lists(st.text("ACDEFGHIKLMNPQRSTVWY", min_size=1, max_size=30), min_size=1, max_size=5))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_windows_of_a_tiny_store_are_its_records_wherever_lmdb_has_put_them(tmp_path_factory, records):
     named = [(f"{'i' * index}{index}", sequence) for index, sequence in enumerate(records)]
     store = Store(make_store(tmp_path_factory.mktemp("tiny"), named))
