@@ -12,7 +12,7 @@ from esmeray.common.errors import DataError
 from esmeray.dataset.structures import files
 from esmeray.dataset.structures.files import read_structures
 from esmeray.dataset.structures.store import Structure, StructureCounts
-from tests.structures import EACH, folds, pdb_lines, write_pdb
+from tests.structures import EACH, folds, pdb_lines, write_models, write_pdb
 
 FOLD = folds(1)[0]
 
@@ -71,10 +71,8 @@ def test_odd_records_are_read_and_counted(tmp_path: Path):
     assert (counts.modified_residues, counts.alternate_atoms, counts.other_models, counts.breaks) == (1, 4, 1, 0)
 
 
-def test_chains_of_ca_alone_are_refused_left_out_or_completed(tmp_path: Path):
+def test_chains_of_ca_alone_are_left_out_or_completed(tmp_path: Path):
     path = write_pdb(tmp_path / "ca.pdb", [line for line in pdb_lines(FOLD) if line[12:16].strip() == "CA"])
-    with pytest.raises(DataError, match="chain A: of CA atoms alone"):
-        read(path)
     with pytest.raises(DataError, match="no chain of amino acids"):
         read(path, ca_only="skip")
     (found,), counts = read(path, ca_only="complete")
@@ -114,21 +112,9 @@ def test_many_chains_are_read(tmp_path: Path):
         read(tmp_path / "many.cif", chains="complex")
 
 
-def write_models(path: Path, number: int) -> Path:
-    """A fold as mmCIF of so many models."""
-    from biotite import structure
-    from biotite.structure.io import pdb, pdbx
-
-    atoms = pdb.PDBFile.read(write_pdb(path.with_suffix(".pdb"), pdb_lines(FOLD))).get_structure(model=1)
-    file = pdbx.BinaryCIFFile() if path.suffix == ".bcif" else pdbx.CIFFile()
-    pdbx.set_structure(file, structure.stack([atoms] * number))
-    (pdbx.compress(file) if path.suffix == ".bcif" else file).write(path)
-    return path
-
-
 @pytest.mark.parametrize("suffix", [".pdb", ".cif"])
 def test_a_file_that_is_parsed_in_parts_reads_the_same(tmp_path: Path, monkeypatch, suffix: str):
-    path = write_models(tmp_path / "fold.cif", 2)
+    path = write_models(tmp_path / "fold.cif", pdb_lines(FOLD), 2)
     if suffix == ".pdb":
         model = [*pdb_lines(FOLD), "ENDMDL"]
         path = write_pdb(tmp_path / "fold.pdb", ["MODEL        1", *model], ["MODEL        2", *model])
@@ -143,9 +129,7 @@ def test_a_file_that_is_parsed_in_parts_reads_the_same(tmp_path: Path, monkeypat
 @pytest.mark.parametrize("bound", ["max_bytes", "max_atoms"])
 @pytest.mark.parametrize("suffix", [".pdb", ".cif", ".bcif"])
 def test_a_file_beyond_a_bound_is_refused_before_it_is_parsed(tmp_path: Path, monkeypatch, suffix: str, bound: str):
-    path = write_models(tmp_path / "fold.cif", 1).with_suffix(suffix)
-    if suffix == ".bcif":
-        write_models(path, 1)
+    path = write_models(tmp_path / f"fold{suffix}", pdb_lines(FOLD))
     size = {"max_bytes": path.stat().st_size, "max_atoms": 4 * len(FOLD.residues)}[bound]
     monkeypatch.setattr(files, "_HEAD_LINES", 30)
     packed = tmp_path / "packed.gz"
@@ -156,7 +140,7 @@ def test_a_file_beyond_a_bound_is_refused_before_it_is_parsed(tmp_path: Path, mo
 
 
 def test_a_length_that_binary_cif_claims_is_no_room_that_it_gets(tmp_path: Path):
-    content = write_models(tmp_path / "fold.bcif", 1).read_bytes()
+    content = write_models(tmp_path / "fold.bcif", pdb_lines(FOLD)).read_bytes()
     unpacked = msgpack.unpackb(content)
     (categories,) = (block["categories"] for block in unpacked["dataBlocks"])
     (atoms,) = (category for category in categories if category["name"] == "_atom_site")

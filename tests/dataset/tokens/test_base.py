@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import unicodedata
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -140,23 +141,16 @@ def test_the_same_texts_train_the_same_tokenizer_in_any_process_without_torch_or
 
 
 def test_a_trained_tokenizer_is_found_again(tmp_path):
-    calls: list[int] = []
-
-    def texts() -> list[str]:
-        calls.append(1)
-        return TEXTS * 5
-
-    def get(size: int) -> SequenceTokenizer:
+    def get(size: int, texts: Callable[[], Iterable[str]] = lambda: TEXTS * 5) -> SequenceTokenizer:
         section = TokenizerSection(source="train", content="text", vocabulary_size=size)
         return load_tokenizer(section, "bert", texts, tmp_path / "bpe")
 
-    section = TokenizerSection(source="train", content="text", vocabulary_size=270)
     with pytest.raises(ZeroDivisionError):
-        load_tokenizer(section, "bert", lambda: (str(1 // number) for number in (1, 0)), tmp_path / "bpe")
+        get(270, lambda: (str(1 // number) for number in (1, 0)))
     assert list(tmp_path.iterdir()) == [], "training that fails leaves none"
-    first, again = get(280), get(280)
-    assert first.fingerprint == again.fingerprint and len(calls) == 1
-    assert get(270).vocabulary_size == 270 and len(calls) == 2
+    first, again = get(280), get(280, lambda: pytest.fail("trained again"))
+    assert first.fingerprint == again.fingerprint
+    assert get(270).vocabulary_size == 270
     with pytest.raises(ConfigError, match=r"vocabulary_size 100 can't hold the 256 bytes.*at least 258"):
         get(100)
 
