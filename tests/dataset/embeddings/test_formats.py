@@ -10,7 +10,6 @@ import h5py
 import numpy as np
 import pandas as pd
 import polars as pl
-import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_torch_file
@@ -58,13 +57,6 @@ def test_parquet_opens_in_pandas_polars_and_duckdb(tmp_path: Path):
     rows = json.loads(done.stdout)
     assert [row[0] for row in rows] == IDS[1:]
     np.testing.assert_array_equal(np.array([row[1] for row in rows], dtype=wanted.dtype), wanted[1:])
-
-
-def test_parquet_has_row_groups_and_neither_dictionary_nor_compression(tmp_path: Path):
-    metadata = pq.ParquetFile(write(tmp_path / "mean.parquet", "parquet")).metadata
-    assert [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)] == [3, 1]
-    column = metadata.row_group(0).column(2)
-    assert column.compression == "UNCOMPRESSED" and not any("DICTIONARY" in name for name in column.encodings)
 
 
 def test_hdf5_is_read_as_biotrainer_reads_it(tmp_path: Path):
