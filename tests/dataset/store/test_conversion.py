@@ -46,15 +46,12 @@ def contents(path: Path) -> list[tuple[str, str]]:
 
 def test_real_proteins_come_back_record_by_record(tmp_path, shared_data):
     source = shared_data / "uniref90_10k.fasta.gz"
-    seen: list[ConversionProgress] = []
-    manifest = convert([str(source)], tmp_path / "store", IngestSection(), progress=seen.append)
+    manifest = convert([str(source)], tmp_path / "store", IngestSection())
     with dnaio.open(source) as reader:
         expected = [(record.id, record.sequence) for record in reader]
     assert contents(tmp_path / "store") == expected
     assert manifest.num_records == 10_000
     assert manifest.num_residues == sum(len(sequence) for _, sequence in expected)
-    assert len(seen) > 2 and seen == sorted(seen), "progress ends at all bytes and records"
-    assert seen[-1] == (source.stat().st_size, source.stat().st_size, 10_000)
 
 
 def test_a_failed_conversion_leaves_nothing(tmp_path, sample):
@@ -71,7 +68,8 @@ def test_a_failed_conversion_leaves_nothing(tmp_path, sample):
 
 def test_a_conversion_killed_at_random_moments_leaves_no_store_and_the_next_one_sweeps(tmp_path, sample):
     source = write_fasta(tmp_path / "in.fasta", [(f"{n}_{copy}", s) for copy in range(3) for n, s in sample])
-    folder, target = tmp_path / "out", tmp_path / "out" / "store"
+    folder = tmp_path / "out"
+    target = folder / "store"
     folder.mkdir()
 
     def started(store: Path) -> multiprocessing.Process:
@@ -82,7 +80,9 @@ def test_a_conversion_killed_at_random_moments_leaves_no_store_and_the_next_one_
 
     begun_s = time.monotonic()
     started(folder / "measured").join()
-    whole_s, chance, killed = time.monotonic() - begun_s, random.Random(0), 0
+    whole_s = time.monotonic() - begun_s
+    chance = random.Random(0)
+    killed = 0
     for _ in range(6):
         process = started(target)
         time.sleep(whole_s * chance.random())
@@ -94,8 +94,11 @@ def test_a_conversion_killed_at_random_moments_leaves_no_store_and_the_next_one_
             shutil.rmtree(target)
     assert killed > 1
     assert len(list(folder.glob(".store.building-*"))) <= 1, "each conversion sweeps what the one before it left"
-    convert([str(source)], target, IngestSection())
+    seen: list[ConversionProgress] = []
+    convert([str(source)], target, IngestSection(), progress=seen.append)
     assert sorted(path.name for path in folder.iterdir()) == ["measured", "store"]
+    assert len(seen) > 2 and seen == sorted(seen), "progress ends at all bytes and records"
+    assert seen[-1] == (source.stat().st_size, source.stat().st_size, 3 * len(sample))
 
 
 def test_two_runs_that_prepare_one_store_at_once_both_get_it(tmp_path):
