@@ -89,6 +89,7 @@ def test_scores_keep_the_largest_of_repeats_and_only_wanted_proteins(ontology, t
 BAD_SCORES = {
     "A\tGO:1\t1.01": "the score '1.01' is not a number from 0 to 1",
     "A\tGO:1\tnan": "the score 'nan' is not",
+    "A\tGO:1\thigh": "the score 'high' is not",
     "A\tGO:1": "3 columns were expected",
     "X\tGO:1\t0.5": "the protein 'X' has no annotation to evaluate it by",
     "A\tGO:7\t0.5": "the term 'GO:7' is not in the ontology",

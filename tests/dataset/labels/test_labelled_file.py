@@ -173,6 +173,7 @@ def test_missing_values_of_parquet_are_missing_labels_and_texts(tmp_path):
 
 
 NUMBERS, WEIGHT = {"kind": "regression"}, {"weight_column": "label"}
+TWO_NUMBERS = {"kind": "regression", "label_columns": ["sequence", "label"], "content": "text"}
 TRUTHS = {"kind": "multilabel", "label_columns": ["label", "sequence"], "content": "text"}
 
 
@@ -187,6 +188,8 @@ TRUTHS = {"kind": "multilabel", "label_columns": ["label", "sequence"], "content
         (NUMBERS | {"id_column": "sequence"}, ["ML fast"], "row 1, record 'ML': column 'label': 'fast' is not a"),
         (NUMBERS, ["MK 1_0"], "row 1: column 'label': '1_0' is not a number; mend it, or write nan in its place and"),
         (TRUTHS, ["0 1", "1 2"], "row 2: column 'label': '2' is neither 0 nor 1"),
+        (NUMBERS, ["MK -inf"], "row 1: column 'label': an infinite number can't be learnt; mend it, or write nan"),
+        (TWO_NUMBERS, ["0 1", "nan 2"], "row 2: no label in column 'sequence'; complete or remove the record, or give"),
         ({"kind": "per_residue"}, ["MK HH", "MKV HE"], "row 2: 2 labels for 3 residues"),
         (WEIGHT, ["MK 1", "ML -2"], "row 2: the weight '-2' is no finite number of 0 or more"),
         ({"split": "column", "split_column": "label"}, ["MK holdout"], "row 1: the split 'holdout' is not known;"),

@@ -171,6 +171,18 @@ def test_a_record_of_weight_two_counts_as_two_records_and_one_without_a_target_f
     assert classification_metrics(kind, predictions[:7], unknown) == {}
 
 
+def test_unknown_labels_and_numbers_are_left_out_one_by_one():
+    scores, targets = label_case(0, 30, 3)
+    targets[:10, 1] = np.nan
+    label = metrics_of_each("multilabel", scores, targets)[1]
+    assert label["records"] == targets[10:, 1].sum()
+    close(label["auroc"], metrics.roc_auc_score(targets[10:, 1], scores[10:, 1]))
+    numbers, measured = number_case(0, 30, 2)
+    measured[:10, 1] = np.nan
+    number = metrics_of_each("regression", numbers, measured)[1]
+    close(number["r2"], metrics.r2_score(measured[10:, 1], numbers[10:, 1]))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_undefined_is_left_out_and_nothing_is_nan(kind):
     columns = 2 if kind == "binary" else 3
