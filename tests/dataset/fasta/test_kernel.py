@@ -40,14 +40,15 @@ def fasta_text(draw: st.DrawFn) -> bytes:
     return text.removesuffix(draw(st.sampled_from(["", "\n"]))).encode()
 
 
-def read(path: Path, max_residues: int) -> list[tuple[bytes, bytes]] | str:
-    """The records, or the message of the refusal."""
+def read(path: Path, max_residues: int) -> list[tuple[bytes, bytes, int, int]] | str:
+    """The records with the hashes of id and sequence, or the message of the refusal."""
     try:
         batches = list(FastaSource([str(path)], max_residues).batches())
     except DataError as error:
         return str(error)
-    every = [batch.records for batch in batches]
-    return [pair for records in every for pair in zip(records.headers.split(), records.sequences, strict=True)]
+    records = Records.joined([batch.records for batch in batches])
+    hashes = records.id_hashes.tolist(), records.hashes.tolist()
+    return list(zip(records.headers.split(), records.sequences, *hashes, strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +69,8 @@ def test_any_text_reads_as_by_lines_or_is_refused_in_the_same_words(
         assert found == read(path, longest)
     if not isinstance(found, str):
         with dnaio.open(path) as reader:
-            assert found == [(record.name.encode(), record.sequence.encode()) for record in reader]
+            expected = [(record.name.encode(), record.sequence.encode()) for record in reader]
+        assert [row[:2] for row in found] == expected
 
 
 @pytest.mark.parametrize(("letter", "stored"), [("X", True), ("J", False), ("m", False), ("*", False), ("Z", True)])
