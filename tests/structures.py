@@ -39,6 +39,20 @@ def write_pdb(path: Path, *chains: list[str]) -> Path:
     return path
 
 
+def write_models(path: Path, lines: list[str], number: int = 1) -> Path:
+    """The atoms of PDB lines as so many models, in PDB, mmCIF or BinaryCIF as the path ends."""
+    from biotite import structure
+    from biotite.structure.io import pdb, pdbx
+
+    plain = write_pdb(path.with_suffix(".pdb"), lines)
+    if path.suffix != ".pdb":
+        atoms = pdb.PDBFile.read(plain).get_structure(model=1, extra_fields=["b_factor", "occupancy"])
+        file = pdbx.BinaryCIFFile() if path.suffix == ".bcif" else pdbx.CIFFile()
+        pdbx.set_structure(file, structure.stack([atoms] * number))
+        (pdbx.compress(file) if path.suffix == ".bcif" else file).write(path)
+    return path
+
+
 def structure_store(folder: Path, number: int = 12, **settings: object) -> StructureStore:
     """A store of sample folds."""
     data = DataSection(sample={"records": number}, **settings)  # type: ignore[arg-type]

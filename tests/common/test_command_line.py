@@ -18,20 +18,14 @@ EXIT_CODES = {
 }
 
 
-def test_a_refusal_is_one_line_and_its_exit_code(capsys):
-    def main(kind: type[Exception], argv: list[str]) -> int:
+def test_a_refusal_and_an_interrupt_are_one_line_and_their_exit_code(capsys):
+    def main(kind: type[BaseException], argv: list[str]) -> int:
         raise kind(f"{argv[0]}: wrong\nin two lines")
 
     for kind, code in EXIT_CODES.items():
         assert run(partial(main, kind), ["file"]) == code
         assert capsys.readouterr() == ("", "error: file: wrong in two lines\n")
-
-
-def test_an_interrupt_is_130(capsys):
-    def main(_: list[str]) -> int:
-        raise KeyboardInterrupt
-
-    assert run(main, []) == 130
+    assert run(partial(main, KeyboardInterrupt), ["file"]) == 130
     assert capsys.readouterr().err == "interrupted\n"
 
 

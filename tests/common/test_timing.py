@@ -1,5 +1,5 @@
 from esmeray.common import timing
-from esmeray.common.timing import Ratio, measure, median_interval, ratio, round_ratios, warm_up
+from esmeray.common.timing import Ratio, median_interval, ratio, round_ratios, warm_up
 
 
 def test_a_warm_up_ends_when_two_medians_in_a_row_agree_within_two_percent():
@@ -12,14 +12,6 @@ def test_a_warm_up_that_never_settles_ends_by_medians_or_by_time_and_says_so():
         doubling = (2.0 ** (number // 3) for number in range(1000))
         assert not warm_up(lambda coming=doubling: next(coming), max_s)
         assert next(doubling) == 2.0**medians
-
-
-def test_contenders_take_turns_in_an_order_that_rotates():
-    calls: list[str] = []
-    contenders = {name: lambda name=name: calls.append(name) for name in "abc"}
-    samples = measure(contenders, 3)
-    assert "".join(calls) == "abc" + "bca" + "cab"
-    assert {name: len(values) for name, values in samples.items()} == {"a": 3, "b": 3, "c": 3}
 
 
 def test_a_ratio_is_taken_within_each_round_so_that_noise_common_to_a_round_cancels():

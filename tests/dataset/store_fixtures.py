@@ -6,7 +6,7 @@ from esmeray.dataset.section import IngestSection
 from esmeray.dataset.store.conversion import convert
 
 
-def write_fasta(path: Path, records: list[tuple[str, str]], **settings: object) -> Path:
+def write_fasta(path: Path, records: list[tuple[str, str]]) -> Path:
     """A plain FASTA file of these records."""
     path.write_text("".join(f">{name}\n{sequence}\n" for name, sequence in records))
     return path

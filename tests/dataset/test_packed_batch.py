@@ -58,16 +58,6 @@ def test_parts_put_together_are_the_batch(lengths, layout, count):
         assert part.num_sequences >= 1
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_part_without_targets_counts_for_nothing(layout):
-    part = batch_of([4, 5], layout).without_targets()
-    assert part.num_sequences == 1
-    assert part.records.numel() == 0
-    targets, weights = part.named(TARGETS), part.named(WEIGHTS)
-    assert targets is None or not has_target(targets).any()
-    assert weights is None or weights.sum() == 0
-
-
 @given(
     st.lists(st.integers(1, 40), min_size=1, max_size=8),
     st.sampled_from([layout for layout in LAYOUTS if layout != "pooled features"]),

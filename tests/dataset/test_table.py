@@ -36,30 +36,26 @@ def refusal(path: Path, content: str | bytes) -> str:
 
 
 @settings(deadline=None)
-@given(rows=rows_of_text, suffix=st.sampled_from([".csv", ".tsv", ".csv.gz", ".tsv.gz"]), mark=st.booleans())
-def test_any_text_comes_back_from_csv_and_tsv(tmp_path_factory, rows, suffix, mark):
+@given(
+    rows=rows_of_text,
+    name=st.sampled_from(["text", "one, two; three\tfour and five"]),
+    suffix=st.sampled_from([".csv", ".tsv", ".csv.gz", ".tsv.gz"]),
+    separator=st.sampled_from(",;\t"),
+    mark=st.booleans(),
+)
+def test_any_text_comes_back_by_the_separator_of_the_header(tmp_path_factory, rows, name, suffix, separator, mark):
     path = tmp_path_factory.mktemp("table") / f"in{suffix}"
     text = io.StringIO(newline="")
-    writer = csv.writer(text, delimiter="\t" if "tsv" in suffix else ",")
-    writer.writerows([("text", "label"), *rows])
+    csv.writer(text, delimiter=separator).writerows([(name, "label"), *rows])
     content = text.getvalue().encode("utf-8-sig" if mark else "utf-8")
     path.write_bytes(gzip.compress(content) if suffix.endswith("gz") else content)
-    assert values(path, "text", "label") == rows
+    assert values(path, name, "label") == rows
     assert values(path, "label") == [(label,) for _, label in rows]
 
 
-@pytest.mark.parametrize(("suffix", "separator"), [(".csv", ";"), (".csv", "\t"), (".tsv.gz", ",")])
-def test_the_separator_is_that_of_the_header_whatever_the_name(tmp_path, suffix, separator):
+def test_one_column_has_no_separator(tmp_path):
     (tmp_path / "one.csv").write_text("text\na;b\nc\td\n")
-    assert values(tmp_path / "one.csv", "text") == [("a;b",), ("c\td",)], "of one column there is none"
-    rows = [("MKV, a; b\tc", "0,5"), ('"quoted"', "1;2")]
-    text = io.StringIO(newline="")
-    csv.writer(text, delimiter=separator).writerows([("one, two; three\tfour and five", "label"), *rows])
-    path = tmp_path / f"in{suffix}"
-    content = text.getvalue().encode("utf-8-sig")
-    path.write_bytes(gzip.compress(content) if suffix.endswith("gz") else content)
-    assert values(path, "one, two; three\tfour and five", "label") == rows
-    assert values(path, "label") == [(label,) for _, label in rows]
+    assert values(tmp_path / "one.csv", "text") == [("a;b",), ("c\td",)]
 
 
 def test_parquet_values_keep_their_types(tmp_path):
@@ -89,24 +85,17 @@ def test_many_rows_come_in_parts_in_order_and_the_file_is_described_as_it_was_re
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("\n\n", "in.csv: holds no rows"),
         ("text,label\n", "in.csv: holds no rows"),
         ("text,category\na,b\n", "in.csv: no column 'label'; it has 'text', 'category': set data.labels.label_columns"),
-        (
-            "text;lable\na;b\n",
-            "no column 'label' (did you mean lable?); it has 'text', 'lable': set data.labels.label_c",
-        ),
-        ("a b\tc\nd\te\n", "no column 'text'; it has 'a b', 'c': set"),
+        ("text;lable\na;b\n", "no column 'label' (did you mean lable?); it has 'text', 'lable': set"),
         (",".join(f"c{n}" for n in range(50)) + "\n", "'c18', 'c19' and 30 more: set data.labels.text_column"),
         ("x" * 1000, f"no column 'text'; it has '{'x' * 60}': set data.labels.text_column"),
         ("text,label,label\na,b,c\n", "2 columns are called 'label' (data.labels.label_columns)"),
         ("text,label\na,b\nc\n", "in.csv, row 2: 1 fields where the header has 2"),
-        ("text,label\nwell, no,b\n", "in.csv, row 1: 3 fields where the header has 2"),
         ('text,label\na,b\n"open,c\nd,e\n', "in.csv, row 2: 1 fields where the header has 2; complete the row or its"),
         ('text,label\na,b\nd,"open', "in.csv, line 3: not CSV: unexpected end of data"),
         ('text,label\n"open,c\nd,e\n"f",g\n', "in.csv, line 4: not CSV: ',' expected after '\"'"),
         (b"text,label\na,b\ncaf\xe9,b\n", "in.csv, row 2: not UTF-8; save the file as UTF-8"),
-        ("text,label\na,b\n".encode("utf-16"), "in.csv, row 2: not UTF-8; save the file as UTF-8"),
     ],
 )
 def test_a_bad_csv_is_refused_with_the_place(tmp_path, content, message):

@@ -29,7 +29,7 @@ from esmeray.train_config.loading import SHIPPED
 from esmeray.training.config import load_config
 from tests.dataset.stores import make_store
 from tests.embeddings import make_embeddings, random_vectors
-from tests.structures import EACH, folds, pdb_lines, write_pdb
+from tests.structures import EACH, folds, pdb_lines, write_models
 
 
 @dataclass(frozen=True)
@@ -75,22 +75,9 @@ YAML = b"run: {name: a}\nbatch: &b\n  tokens: 128\n  global_tokens: 256\ndata:\n
 
 
 def structure(suffix: str) -> Callable[[Path], list[bytes]]:
-    def seeds(folder: Path) -> list[bytes]:
-        from biotite.structure.io import pdb, pdbx
-
-        contents = []
-        for fold in folds(3):
-            path = write_pdb(folder / "seed.pdb", pdb_lines(fold)[:60])
-            atoms = pdb.PDBFile.read(path).get_structure(model=1, extra_fields=["b_factor", "occupancy"])
-            file = pdbx.BinaryCIFFile() if suffix == ".bcif" else pdbx.CIFFile()
-            pdbx.set_structure(file, atoms)
-            if suffix != ".pdb":
-                path = folder / "seed"
-                (pdbx.compress(file) if suffix == ".bcif" else file).write(path)
-            contents.append(path.read_bytes())
-        return contents
-
-    return seeds
+    return lambda folder: [
+        write_models(folder / f"seed{suffix}", pdb_lines(fold)[:60]).read_bytes() for fold in folds(3)
+    ]
 
 
 def read_structure(path: Path) -> object:

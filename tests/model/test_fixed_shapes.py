@@ -28,7 +28,6 @@ from tests.tasks.test_classifier_model import KINDS, POOLINGS, build, with_targe
 
 LENGTHS = [12, 1, 40, 3, 7]
 INTEL = "GenuineIntel" in Path("/proc/cpuinfo").read_text()
-SHAPES = [BatchShape(80, 8, 42), BatchShape(300, 32, 42)]
 
 
 @pytest.fixture(autouse=True)
@@ -47,17 +46,14 @@ def gradients(model: TaskModel, batch: PackedBatch) -> tuple[dict, dict]:
     return output.metrics, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-def assert_equal(model: TaskModel, batch: PackedBatch, shape: BatchShape) -> None:
+@pytest.mark.parametrize("name", [*TASKS, *KINDS, *POOLINGS[1:]])
+def test_fillers_change_no_metric_and_no_gradient(name):
     """The same metrics and gradients, to the bit but for Intel's products, which add up more rows in another order."""
-    for alone, filled in zip(gradients(model, batch), gradients(model, batch.filled(shape)), strict=True):
+    model, batch = model_of(name), batch_of(name, LENGTHS)
+    filled_batch = batch.filled(BatchShape(300, 32, 42))
+    for alone, filled in zip(gradients(model, batch), gradients(model, filled_batch), strict=True):
         assert alone.keys() == filled.keys()
         assert_near(list(filled.values()), list(alone.values()), tolerance=1e-6 if INTEL else 0.0)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", [*TASKS, *KINDS, *POOLINGS[1:]])
-def test_fillers_change_no_metric_and_no_gradient(name, shape):
-    assert_equal(model_of(name), batch_of(name, LENGTHS), shape)
 
 
 @pytest.fixture
@@ -101,10 +97,8 @@ def a_model(task: str, checkpointing: Checkpointing = False, lora: bool = False)
 def test_one_graph_without_a_break_serves_every_layer_and_batch_of_an_epoch(settings, expected, store_path, graphs):
     model = a_model(**settings)
     model.backbone.compile_layers(backend="eager")
-    batches = epoch(store_path, settings["task"])
-    for batch in batches:
+    for batch in epoch(store_path, settings["task"])[:12]:
         gradients(model, batch)
-    assert len(batches) > 4
     assert graphs["stats"]["unique_graphs"] == expected
     assert not graphs["graph_break"]
 

@@ -22,20 +22,13 @@ from esmeray.dataset.tokens.esm import pack_sequences
 from esmeray.tasks.masked_lm.section import MaskedLMSection
 from tests.dataset.store_fixtures import make_store
 
-LENGTH = 200
-NUM_RECORDS = 1200
+NUM_RECORDS = 500
 
 
 @pytest.fixture(scope="module")
-def proteins() -> list[str]:
-    random = np.random.default_rng(0)
-    residues = np.frombuffer(b"ACDEFGHIKLMNPQRSTVWY", dtype=np.uint8)
-    return [random.choice(residues, LENGTH).tobytes().decode() for _ in range(NUM_RECORDS)]
-
-
-@pytest.fixture(scope="module")
-def store_path(tmp_path_factory: pytest.TempPathFactory, proteins: list[str]) -> Path:
-    records = [(f"protein{index}", protein) for index, protein in enumerate(proteins)]
+def store_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    letters = np.random.default_rng(0).choice(list("ACDEFGHIKLMNPQRSTVWY"), (NUM_RECORDS, 200))
+    records = [(f"protein{index}", "".join(row)) for index, row in enumerate(letters)]
     return make_store(tmp_path_factory.mktemp("hidden_costs"), records)
 
 
@@ -95,11 +88,11 @@ def batches_of(batches: TrainingSteps, epochs: int) -> Iterator[PackedBatch]:
 def test_a_store_is_opened_and_checked_once_however_many_readers_batches_and_epochs(store_path, read, tmp_path):
     store_path = Path(shutil.copytree(store_path, tmp_path / "store"))  # one that this process has not open
     readers = [Store(store_path) for _ in range(3)]
-    trained = sum(batch.num_sequences for batch in batches_of(training(store_path), 3))
+    trained = sum(batch.num_sequences for batch in batches_of(training(store_path), 2))
     validation = ValidationSteps(source(store_path, False), np.arange(NUM_RECORDS), batch=BATCH)
     validated = sum(batch.num_sequences for _ in range(2) for step in validation.steps() for batch in step)
-    assert (trained, validated) == (3 * NUM_RECORDS, 2 * NUM_RECORDS)
-    assert all(reader.lengths[0] == LENGTH and reader.id(7) == "protein7" for reader in readers)
+    assert (trained, validated) == (2 * NUM_RECORDS, 2 * NUM_RECORDS)
+    assert all(reader.lengths.size == NUM_RECORDS and reader.id(7) == "protein7" for reader in readers)
     arrays = 2  # lengths, and where blocks start
     assert read == {"opened": 1, "checked": readers[0].manifest.num_blocks + arrays}
 
@@ -116,8 +109,7 @@ def test_a_loader_process_maps_the_store_once_and_holds_one_file(store_path):
     assert files.count("data.mdb") == 1  # LMDB holds the file that it maps
 
 
-@pytest.mark.parametrize("masking", [None, MaskedLMSection()])
-@pytest.mark.parametrize("max_length", [1000, 100])
+@pytest.mark.parametrize(("masking", "max_length"), [(None, 1000), (MaskedLMSection(), 100)])
 def test_calls_of_a_batch_do_not_grow_with_its_sequences(store_path, masking, max_length):
     batches = ResidueSource(Store(store_path), PreparationSettings(max_length, 0, True, masking))
 
@@ -125,13 +117,13 @@ def test_calls_of_a_batch_do_not_grow_with_its_sequences(store_path, masking, ma
         records_N = np.random.default_rng(1).permutation(NUM_RECORDS)[:num_sequences]
         return next(batches.batches([(0, records_N)])).batch
 
-    assert make(1000).num_sequences == 1000
-    few, many = count_calls(lambda: make(10)), count_calls(lambda: make(1000))
+    assert make(500).num_sequences == 500
+    few, many = count_calls(lambda: make(10)), count_calls(lambda: make(500))
     assert few == many < 150
 
 
-def test_calls_of_packing_text_do_not_grow_with_the_sequences(proteins):
-    few, many = count_calls(lambda: pack_sequences(proteins[:10])), count_calls(lambda: pack_sequences(proteins[:1000]))
+def test_calls_of_packing_text_do_not_grow_with_the_sequences():
+    few, many = (count_calls(lambda count=count: pack_sequences(["MKV" * 20] * count)) for count in (10, 1000))
     assert few == many < 50
 
 

@@ -41,7 +41,7 @@ def source(tokens, labels=NO_LABELS, max_length=40, crop="start", **others) -> L
     return LabelledSource(tokens, labels, max_length=max_length, crop=crop, **others)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=60), world_size=st.integers(1, 3))
 def test_an_epoch_holds_each_record_once_whole_and_with_its_own_label(lengths, world_size):
     tokens = Tokens(lengths)

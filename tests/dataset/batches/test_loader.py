@@ -19,7 +19,6 @@ from esmeray.dataset.packed_batch import PackedBatch
 from esmeray.dataset.section import BatchSection
 from esmeray.dataset.store.reader import Store
 from esmeray.dataset.targets import IGNORED_TARGET
-from esmeray.dataset.tokens.esm import CLS, EOS, VOCABULARY
 from esmeray.tasks.masked_lm.section import MaskedLMSection
 from tests.dataset.stores import damage_record, make_store
 
@@ -53,12 +52,9 @@ def validation(store_path, indices, masking=MASKED, **others) -> ValidationSteps
 
 
 def plain(batch: PackedBatch) -> tuple:
+    assert batch.cu_seqlens.dtype == torch.int32 and batch.max_seqlen == batch.cu_seqlens.diff().max()
     tensors = (batch.tokens, batch.by_token["targets"], batch.cu_seqlens, batch.positions, batch.records)
     return (batch.max_seqlen, *(tuple(tensor.tolist()) for tensor in tensors))
-
-
-def decode(tokens) -> str:
-    return "".join(VOCABULARY[token] for token in tokens[1:-1])
 
 
 def contents(steps) -> list[tuple]:
@@ -82,6 +78,8 @@ def test_every_step_has_the_same_records_and_counts_for_any_number_of_workers(st
     ranks = [list(training(store_path, split[0], rank=r, world_size=world_size).epoch(0)) for r in range(world_size)]
     assert {len(rank) for rank in ranks} == {len(alone)}
     assert sorted(by_record(alone)) == split[0].tolist(), "each record once"
+    for batch in (batch for step in alone for batch in step):
+        assert torch.equal(batch.target_positions, (batch.by_token["targets"] != IGNORED_TARGET).nonzero()[:, 0])
     for step, parts in zip(alone, zip(*ranks, strict=True), strict=True):
         together = [by_record([part]) for part in parts]
         assert by_record([step]) == {record: rows for part in together for record, rows in part.items()}
@@ -100,15 +98,14 @@ def seeds(step: StepBatches) -> dict[tuple, int]:
     return {records: seed for records, seed in by_records.items() if records}
 
 
-@pytest.mark.parametrize("masking", [MASKED, None])
-def test_loader_processes_change_nothing(store_path, split, masking):
+@pytest.mark.parametrize(("num_workers", "masking"), [(2, MASKED), (1, None)])
+def test_loader_processes_change_nothing(store_path, split, num_workers, masking):
     expected = [contents(training(store_path, split[0], 0, masking).epoch(epoch)) for epoch in (0, 1)]
-    for num_workers in (1, 2):
-        with training(store_path, split[0], num_workers, masking) as batches:
-            assert contents(batches.epoch(0)) == expected[0]
-            before = [process.pid for process in batches.loader._processes]
-            assert contents(batches.epoch(1)) == expected[1]
-            assert [process.pid for process in batches.loader._processes] == before
+    with training(store_path, split[0], num_workers, masking) as batches:
+        assert contents(batches.epoch(0)) == expected[0]
+        before = [process.pid for process in batches.loader._processes]
+        assert contents(batches.epoch(1)) == expected[1]
+        assert [process.pid for process in batches.loader._processes] == before
 
 
 def test_queue_holds_what_was_asked_ahead_and_is_unknown_without_processes(store_path, split):
@@ -179,19 +176,6 @@ def sequences_of(step: StepBatches) -> int:
     return sum(batch.num_sequences for batch in step)
 
 
-def test_tensors_have_the_types_and_shapes_of_a_packed_batch(store_path, split):
-    for batch in (batch for step in training(store_path, split[0], 1).epoch(0) for batch in step):
-        integers = (batch.tokens, batch.positions, batch.records, batch.by_token["targets"])
-        assert {tensor.dtype for tensor in integers} == {torch.int64}
-        assert batch.cu_seqlens.dtype == torch.int32
-        assert batch.cu_seqlens[-1] == batch.num_tokens <= BATCH.tokens
-        assert batch.max_seqlen == batch.cu_seqlens.diff().max()
-        assert (batch.tokens[batch.positions == 0] == CLS).all()
-        assert (batch.tokens[(batch.cu_seqlens[1:] - 1).long()] == EOS).all()
-        assert torch.equal(batch.target_positions, (batch.by_token["targets"] != IGNORED_TARGET).nonzero()[:, 0])
-        batch.tokens.add_(0)  # the tensors are the caller's own and may be written to
-
-
 def test_batches_of_one_shape_have_the_same_records_tokens_and_counts(store_path, split):
     shapes = set()
     kinds = (
@@ -219,7 +203,7 @@ def test_filler_counts_for_nothing(store_path, split):
         assert (step.num_tokens, step.num_targets) == (0, 0)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, 1])
 def test_damaged_record_ends_training_with_one_line(tmp_path, num_workers):
     path = make_store(tmp_path)
     damage_record(path, 3)
@@ -247,9 +231,6 @@ def test_validation_is_the_same_every_time_and_for_any_number_of_workers(store_p
     assert {len(rank) for rank in ranks} == {-(-len(batches) // 3)}
     together = {record: value for rank in ranks for record, value in by_record(list(rank.steps())).items()}
     assert together == once
-
-
-def test_validation_takes_no_more_batches_than_asked(store_path, split):
     for indices, number in ((split[1], 2), (split[1][:0], 0)):
-        batches = validation(store_path, indices, max_batches=2)
-        assert len(batches) == len(list(batches.steps())) == number
+        bounded = validation(store_path, indices, max_batches=2)
+        assert len(bounded) == len(list(bounded.steps())) == number

@@ -1,11 +1,8 @@
 """Random bits are a pure function of seed, epoch, record and position."""
 
 import numpy as np
-from hypothesis import strategies as st
 
-from esmeray.dataset.batches.random_bits import keyed_bits, positional_bits, splitmix64, threshold
-
-numbers = st.integers(0, 2**63 - 1)
+from esmeray.dataset.batches.random_bits import keyed_bits, positional_bits, splitmix64
 
 
 def test_outputs_are_those_of_the_reference_splitmix64():
@@ -32,9 +29,3 @@ def test_positions_of_all_sequences_have_bits_of_their_own_and_half_of_them_set(
     assert np.unique(bits).size == bits.size
     ones_of_each_bit = [(bits >> np.uint64(bit) & np.uint64(1)).mean() for bit in range(64)]
     assert np.abs(np.array(ones_of_each_bit) - 0.5).max() < 0.01
-
-
-def test_threshold_is_crossed_by_its_share_of_the_bits():
-    bits = keyed_bits(1, 0, 0, np.arange(100_000))
-    for share in (0.0, 0.15, 0.5, 1.0):
-        assert abs((bits < threshold(share)).mean() - share) < 0.006

@@ -59,6 +59,8 @@ def test_share_of_zero_holds_out_nothing():
 def test_one_distinct_sequence_is_refused_with_what_to_change():
     with pytest.raises(DataError, match=r"3 records.*data\.validation_share to 0 or give more sequences"):
         split_records(np.array([7, 7, 7], dtype=np.uint64), 0.05)
+    with pytest.raises(DataError, match=r"no class holds two distinct sequences.*data\.labels\.split to hash"):
+        split_stratified(np.array([7, 7, 8], dtype=np.uint64), np.array([0, 0, 1]), 0.05)
 
 
 labelled_hashes = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 5)), min_size=1, max_size=60)
@@ -103,8 +105,3 @@ def test_a_sequence_of_two_classes_stays_on_one_side_where_it_can():
         hashes = as_hashes([first, first, *range(first + 1, first + 41)])
         training, _ = split_stratified(hashes, classes, 0.5)
         assert (0 in training) == (1 in training)
-
-
-def test_classes_of_one_sequence_each_are_refused_with_what_to_change():
-    with pytest.raises(DataError, match=r"no class holds two distinct sequences.*data\.labels\.split to hash"):
-        split_stratified(np.array([7, 7, 8], dtype=np.uint64), np.array([0, 0, 1]), 0.05)

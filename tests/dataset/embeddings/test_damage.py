@@ -86,13 +86,9 @@ def with_manifest(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], A
     return hostile
 
 
-def with_text(text: str) -> Callable[[Path], Any]:
-    return lambda folder: (folder / MANIFEST_FILE).write_text(text)
-
-
-def npy(shape: str, descr: str = "<f4", extra: str = "") -> Callable[[Path], Any]:
+def npy(shape: str, descr: str = "<f4") -> Callable[[Path], Any]:
     def hostile(folder: Path) -> None:
-        text = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape}{extra}}}".encode()
+        text = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape}}}".encode()
         (folder / "mean.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + b"0" * 999)
 
     return hostile
@@ -105,12 +101,8 @@ def hollow(folder: Path) -> None:
             file.create_dataset(f"p{number}", shape=(1 << 38,), chunks=(1 << 20,), dtype="f4")
 
 
-def index_of(columns: dict[str, Any]) -> Callable[[Path], Any]:
-    return lambda folder: pq.write_table(pa.table(columns), folder / INDEX_FILE)
-
-
-def vectors_of(table: Any) -> Callable[[Path], Any]:
-    return lambda folder: pq.write_table(table, folder / "mean.parquet")
+def parquet_of(columns: dict[str, Any], name: str = INDEX_FILE) -> Callable[[Path], Any]:
+    return lambda folder: pq.write_table(pa.table(columns), folder / name)
 
 
 def output_with(**changes: Any) -> Callable[[Path], Any]:
@@ -119,27 +111,20 @@ def output_with(**changes: Any) -> Callable[[Path], Any]:
 
 MANY = pa.array(np.zeros(1_000_000, np.int64))
 HOSTILE: dict[str, tuple[str, Callable[[Path], Any]]] = {
-    "a list": ("npy", with_text("[]")),
-    "deep": ("npy", with_text("[" * 100_000)),
     "outputs is a list": ("npy", with_manifest(lambda content: content.update(outputs=[]))),
-    "no output": ("npy", with_manifest(lambda content: content.update(outputs={}))),
     "no file": ("npy", output_with(files=[])),
     "negative channels": ("npy", output_with(channels=-8)),
     "many channels": ("npy", output_with(channels=10**12)),
     "many records": ("npy", with_manifest(lambda content: content.update(num_records=10**15))),
     "int8 without scales": ("npy", output_with(dtype="int8")),
-    "an empty file": ("npy", lambda folder: (folder / "mean.npy").write_bytes(b"")),
     "objects": ("npy", npy("(40, 8)", "|O")),
     "a huge shape": ("npy", npy("(9223372036854775807, 8)")),
-    "a negative shape": ("npy", npy("(-40, -8)")),
-    "a deep shape": ("npy", npy("(" * 500 + ")" * 500)),
     "a hollow dataset": ("hdf5", hollow),
-    "no column": ("npy", index_of({"name": ["a"] * 40})),
-    "no keys": ("hdf5", index_of({"id": [f"p{n}" for n in range(40)]})),
-    "other kinds": ("npy", index_of({"id": list(range(40)), "length": list("ab" * 20), "sequence": [None] * 40})),
-    "many rows of few bytes": ("npy", index_of({"id": MANY})),
-    "no vectors": ("parquet", vectors_of(pa.table({"id": ["a"] * 40}))),
-    "texts": ("parquet", vectors_of(pa.table({"embedding": [["a"] * 8] * 40}))),
+    "no column": ("npy", parquet_of({"name": ["a"] * 40})),
+    "other kinds": ("npy", parquet_of({"id": list(range(40)), "length": list("ab" * 20), "sequence": [None] * 40})),
+    "many rows of few bytes": ("npy", parquet_of({"id": MANY})),
+    "no vectors": ("parquet", parquet_of({"id": ["a"] * 40}, "mean.parquet")),
+    "texts": ("parquet", parquet_of({"embedding": [["a"] * 8] * 40}, "mean.parquet")),
 }
 
 
@@ -155,25 +140,19 @@ def test_a_hostile_folder_is_refused_in_one_line(tmp_path: Path, case: str):
 
 
 HEADERS = [
-    (2**63).to_bytes(8, "little"),
-    (2**40).to_bytes(8, "little") + b"{}",
-    (2).to_bytes(8, "little") + b"[]",
-    (100_000).to_bytes(8, "little") + b"[" * 100_000,
-    *(
-        len(text).to_bytes(8, "little") + text
-        for text in (
-            b'{"a": 1}',
-            b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 1e400]}}',
-            b'{"a": {"dtype": "F32", "shape": [9223372036854775807, 4], "data_offsets": [0, 16]}}',
-            b'{"a": {"dtype": ["F32"], "shape": [4], "data_offsets": [0, 16]}}',
-        )
-    ),
+    b"[]",
+    b"[" * 100_000,
+    b'{"a": 1}',
+    b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 1e400]}}',
+    b'{"a": {"dtype": "F32", "shape": [9223372036854775807, 4], "data_offsets": [0, 16]}}',
+    b'{"a": {"dtype": ["F32"], "shape": [4], "data_offsets": [0, 16]}}',
 ]
 
 
-@pytest.mark.parametrize("header", HEADERS, ids=range(len(HEADERS)))
-def test_a_hostile_header_of_safetensors_is_refused_in_one_line(tmp_path: Path, header: bytes):
-    path = tmp_path / "shard-a.safetensors"
-    path.write_bytes(header + b"0" * 64)
-    with pytest.raises(DataError, match=r"^.*shard-a\.safetensors: damaged \(.+\); remove it, and compute it again$"):
-        open_arrays(path)
+def test_a_hostile_header_of_safetensors_is_refused_in_one_line(tmp_path: Path):
+    path, words = tmp_path / "shard-a.safetensors", r"safetensors: damaged \(.+\); remove it, and compute it again$"
+    sizes_and_headers = [(2**63, b""), (2**40, b"{}"), *((len(header), header) for header in HEADERS)]
+    for size, header in sizes_and_headers:
+        path.write_bytes(size.to_bytes(8, "little") + header + b"0" * 64)
+        with pytest.raises(DataError, match=rf"^.*shard-a\.{words}"):
+            open_arrays(path)

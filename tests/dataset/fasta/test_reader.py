@@ -43,7 +43,7 @@ def test_every_compression_gives_the_same_records_with_or_without_its_suffix(tmp
     assert read(write(tmp_path / "members.gz", members)) == expected
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     records=st.lists(st.tuples(st.text("abc|_.1", min_size=1), st.text("ACDEFGHIKLM", max_size=60)), min_size=1),
     width=st.integers(1, 30),

@@ -28,17 +28,6 @@ def test_names_come_back_from_their_targets(labels):
 
 
 @settings(deadline=None)
-@given(labels=st.lists(st.lists(names, unique=True).map(sorted), min_size=1, max_size=20))
-def test_sets_of_names_come_back_from_their_targets(labels):
-    if len({name for one in labels for name in one}) < 2:
-        return
-    space = LabelSpace.of(labels, "multilabel", ["label"])
-    targets = space.encode(labels)
-    assert targets[:].dtype == np.float32 and targets.shape == targets[:].shape
-    assert [[space.names[code] for code in np.flatnonzero(row_C)] for row_C in targets[:]] == labels
-
-
-@settings(deadline=None)
 @given(labels=st.lists(st.lists(st.sampled_from("abcdz"), unique=True), min_size=1, max_size=20), data=st.data())
 def test_rows_of_sparse_targets_are_those_of_the_dense_ones(labels, data):
     dense = np.array([[name in one for name in "abcd"] for one in labels], dtype=np.float32)
@@ -49,16 +38,6 @@ def test_rows_of_sparse_targets_are_those_of_the_dense_ones(labels, data):
     by_number = np.array(data.draw(st.lists(st.integers(0, count - 1))), dtype=np.int64)
     for rows in (by_mask, by_number, slice(None, None, 2), slice(0, 0), slice(1, 5)):
         np.testing.assert_array_equal(sparse[rows], dense[rows])
-
-
-@settings(deadline=None)
-@given(labels=st.lists(st.text(alphabet="HEC.Ωß", max_size=12), min_size=1, max_size=10))
-def test_letters_come_back_from_their_targets(labels):
-    if len(set("".join(labels)) - {"."}) < 2:
-        return
-    space = LabelSpace.of(labels, "per_residue", ["label"])
-    targets = space.encode(labels)
-    assert "".join(space.names[code] if code >= 0 else "." for code in targets) == "".join(labels)
 
 
 @pytest.mark.parametrize(
@@ -110,21 +89,14 @@ def test_whole_numbers_may_be_classes_and_decimal_ones_may_not():
         LabelSpace.of([["0.1", "2"], ["inf"]], "multilabel", ["label"])
 
 
-def test_the_mappings_are_those_that_hugging_face_knows(tmp_path):
+def test_the_mappings_are_those_that_hugging_face_knows_or_refused(tmp_path):
     space = LabelSpace.of(["yes", "no", "yes"], "binary", ["label"])
     space.save(tmp_path)
     assert LabelSpace.load(tmp_path) == space
     mappings = {"id2label": {"0": "no", "1": "yes"}, "label2id": {"no": 0, "yes": 1}}
-    assert json.loads((tmp_path / "label_mappings.json").read_text()) == {"kind": "binary", **mappings}
-
-
-def test_damaged_mappings_are_refused(tmp_path):
-    mapping = '{{"kind": "{}", "id2label": {}, "label2id": {{"a": 0}}}}'
-    unequal, other_kind = mapping.format("multiclass", '{"0": "b"}'), mapping.format("other", '{"0": "a"}')
-    for text in ("{", "[]", unequal, other_kind, mapping.format("multiclass", "null")):
-        (tmp_path / "label_mappings.json").write_text(text)
+    path = tmp_path / "label_mappings.json"
+    assert json.loads(path.read_text()) == {"kind": "binary", **mappings}
+    for labels in ({"0": "b", "1": "yes"}, None):
+        path.write_text(json.dumps({"kind": "binary", **mappings, "id2label": labels}))
         with pytest.raises(DataError, match=r"label_mappings\.json: damaged"):
             LabelSpace.load(tmp_path)
-    (tmp_path / "label_mappings.json").unlink()
-    with pytest.raises(DataError, match="can't be read: No such file"):
-        LabelSpace.load(tmp_path)

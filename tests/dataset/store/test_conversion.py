@@ -1,10 +1,12 @@
 """Conversion round-trips every record, publishes all or nothing, and a run finds the store that fits its settings."""
 
-import json
+import multiprocessing
 import os
+import random
 import shutil
-import subprocess
-import sys
+import signal
+import time
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -19,53 +21,16 @@ from esmeray.dataset.fasta import reader as fasta
 from esmeray.dataset.section import DataSection, IngestSection, SampleSection
 from esmeray.dataset.store import writer as store_writer
 from esmeray.dataset.store.conversion import convert, ensure_store
-from esmeray.dataset.store.format import DATA_FILE, MANIFEST_FILE
+from esmeray.dataset.store.format import DATA_FILE
 from esmeray.dataset.store.reader import Store
 from esmeray.dataset.store.sample import sample_records
-from tests.conftest import REPOSITORY
 from tests.dataset.interrupting import interrupted_at
 from tests.dataset.labelled_stores import TEXT, data_of, made
 from tests.dataset.store_fixtures import write_fasta
 from tests.dataset.stores import damage_record
 
-KILL_AT_RANDOM = """
-import os, random, shutil, signal, sys, time
-from pathlib import Path
-from esmeray.dataset.store.conversion import convert
-from esmeray.dataset.store.reader import Store
-from esmeray.dataset.section import IngestSection
-
-source, folder = sys.argv[1], Path(sys.argv[2])
-slow = lambda progress: time.sleep(0.01)  # a batch of this source takes less than that to convert
-
-def child(target):
-    pid = os.fork()
-    if pid == 0:
-        convert([source], target, IngestSection(), progress=slow)
-        os._exit(0)
-    return pid
-
-start = time.monotonic()
-os.waitpid(child(folder / "measured"), 0)
-whole_s = time.monotonic() - start
-generator = random.Random(0)
-killed = 0
-for trial in range(6):
-    target = folder / "store"
-    pid = child(target)
-    time.sleep(whole_s * generator.random())
-    os.kill(pid, signal.SIGKILL)
-    _, status = os.waitpid(pid, 0)
-    if target.exists():
-        list(Store(target, verify="full").residue_blocks())  # it was quicker than the signal: then it must be complete
-        shutil.rmtree(target)
-    killed += os.WIFSIGNALED(status)
-print(killed, len(list(folder.glob(".store.building-*"))))
-convert([source], folder / "store", IngestSection())
-print(sorted(path.name for path in folder.iterdir()))
-"""
-
 SMALL = DataSection(sample=SampleSection(records=30, families=3))
+FORK = multiprocessing.get_context("fork")
 
 
 def section(source: Path, store: Path | None = None, **ingest: str) -> DataSection:
@@ -89,15 +54,6 @@ def test_real_proteins_come_back_record_by_record(tmp_path, shared_data):
     assert manifest.num_residues == sum(len(sequence) for _, sequence in expected)
 
 
-def test_progress_ends_at_all_bytes_and_records(tmp_path, sample):
-    source = write_fasta(tmp_path / "in.fasta", sample)
-    seen: list[ConversionProgress] = []
-    convert([str(source)], tmp_path / "store", IngestSection(), progress=seen.append)
-    assert len(seen) > 2
-    assert seen == sorted(seen)
-    assert seen[-1] == (source.stat().st_size, source.stat().st_size, len(sample))
-
-
 def test_a_failed_conversion_leaves_nothing(tmp_path, sample):
     source = write_fasta(tmp_path / "in.fasta", [*sample, ("bad", "MK-L")])
     with pytest.raises(DataError, match="record 3001 'bad'"):
@@ -113,14 +69,43 @@ def test_a_failed_conversion_leaves_nothing(tmp_path, sample):
 def test_a_conversion_killed_at_random_moments_leaves_no_store_and_the_next_one_sweeps(tmp_path, sample):
     source = write_fasta(tmp_path / "in.fasta", [(f"{n}_{copy}", s) for copy in range(3) for n, s in sample])
     folder = tmp_path / "out"
+    target = folder / "store"
     folder.mkdir()
-    command = [sys.executable, "-c", KILL_AT_RANDOM, source, folder]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
-    trials, after = done.stdout.splitlines()
-    killed, leftovers = map(int, trials.split())
+
+    def started(store: Path) -> multiprocessing.Process:
+        slow = {"progress": lambda _: time.sleep(0.01)}  # a batch of this source takes less than that to convert
+        process = FORK.Process(target=convert, args=([str(source)], store, IngestSection()), kwargs=slow)
+        process.start()
+        return process
+
+    begun_s = time.monotonic()
+    started(folder / "measured").join()
+    whole_s = time.monotonic() - begun_s
+    chance = random.Random(0)
+    killed = 0
+    for _ in range(6):
+        process = started(target)
+        time.sleep(whole_s * chance.random())
+        process.kill()
+        process.join()
+        killed += process.exitcode == -signal.SIGKILL
+        if target.exists():  # it was quicker than the signal: then it must be complete
+            list(Store(target, verify="full").residue_blocks())
+            shutil.rmtree(target)
     assert killed > 1
-    assert leftovers <= 1, "each conversion sweeps what the one before it left"
-    assert after == "['measured', 'store']"
+    assert len(list(folder.glob(".store.building-*"))) <= 1, "each conversion sweeps what the one before it left"
+    seen: list[ConversionProgress] = []
+    convert([str(source)], target, IngestSection(), progress=seen.append)
+    assert sorted(path.name for path in folder.iterdir()) == ["measured", "store"]
+    assert len(seen) > 2 and seen == sorted(seen), "progress ends at all bytes and records"
+    assert seen[-1] == (source.stat().st_size, source.stat().st_size, 3 * len(sample))
+
+
+def test_two_runs_that_prepare_one_store_at_once_both_get_it(tmp_path):
+    with ProcessPoolExecutor(2, mp_context=FORK) as pool:
+        (path,) = {*pool.map(ensure_store, [DataSection()] * 2, [tmp_path] * 2)}
+    assert len(Store(path, verify="full")) == 2000
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
 
 def test_a_conversion_interrupted_while_it_reads_or_writes_ends_and_leaves_nothing(tmp_path):
@@ -146,22 +131,6 @@ def test_an_existing_target_is_kept_unless_told_otherwise(tmp_path):
     with pytest.raises(DataError):
         convert([str(source)], tmp_path / "store", IngestSection(), overwrite=True)
     assert contents(tmp_path / "store") == [("b", "MK")], "a conversion that fails keeps the old one"
-
-
-@pytest.mark.parametrize("kind", ["another manifest", "store with notes"])
-def test_what_is_no_store_is_never_overwritten(tmp_path, kind):
-    source = write_fasta(tmp_path / "in.fasta", [("a", "MK")])
-    target = tmp_path / "target"
-    if kind == "store with notes":
-        convert([str(source)], target, IngestSection())
-        (target / "thesis.txt").write_text("a thesis")
-    else:
-        target.mkdir()
-        (target / "manifest.json").write_text('{"name": "a thesis"}')
-    before = sorted(target.iterdir())
-    with pytest.raises(ConfigError, match=r"is not a store|holds thesis.txt, which no store does"):
-        convert([str(source)], target, IngestSection(), overwrite=True)
-    assert sorted(target.iterdir()) == before
 
 
 def test_the_sample_is_made_once_and_found_again(tmp_path):
@@ -234,14 +203,15 @@ def test_two_runs_that_prepare_one_store_at_once_both_get_it(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == [Path(path).name]
 
 
-def test_the_manifest_is_the_record_of_what_was_done(tmp_path):
-    source = write_fasta(tmp_path / "in.fasta", [("a", "mk*"), ("b", "MJ"), ("b", "M-")])
-    convert([str(source)], tmp_path / "store", IngestSection(duplicate_ids="rename", bad_characters="to_x"))
-    manifest = json.loads((tmp_path / "store" / MANIFEST_FILE).read_text())
-    once = ["records_upper_cased", "stops_dropped", "j_to_x", "bad_characters_to_x", "ids_renamed"]
-    assert {name: number for name, number in manifest["counts"].items() if number} == {
-        "records_read": 3,
-        **dict.fromkeys(once, 1),
-    }
-    assert manifest["ingest"]["bad_characters"] == "to_x"
-    assert manifest["source"][0]["path"] == str(source)
+def test_what_is_no_store_is_never_overwritten(tmp_path):
+    source = write_fasta(tmp_path / "in.fasta", [("a", "MK")])
+    with_notes, other = tmp_path / "with notes", tmp_path / "other"
+    convert([str(source)], with_notes, IngestSection())
+    (with_notes / "thesis.txt").write_text("a thesis")
+    other.mkdir()
+    (other / "manifest.json").write_text('{"name": "a thesis"}')
+    for target in (with_notes, other):
+        before = sorted(target.iterdir())
+        with pytest.raises(ConfigError, match=r"is not a store|holds thesis.txt, which no store does"):
+            convert([str(source)], target, IngestSection(), overwrite=True)
+        assert sorted(target.iterdir()) == before

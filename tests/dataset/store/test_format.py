@@ -49,10 +49,3 @@ def test_a_manifest_of_another_version_says_so(store_path):
     path.write_text(json.dumps(content))
     with pytest.raises(DataError, match=rf"format version {FORMAT_VERSION + 1}, this Esmeray reads version"):
         Store(store_path)
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"format": "other"}', "[" * 100_000, "\x80"])
-def test_a_manifest_that_is_none_is_refused(store_path, text):
-    (store_path / "manifest.json").write_text(text, encoding="latin-1")
-    with pytest.raises(DataError, match="damaged"):
-        Store(store_path)

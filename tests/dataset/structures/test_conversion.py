@@ -36,7 +36,7 @@ def test_a_store_holds_what_the_files_do(tmp_path: Path):
 
 
 def test_a_store_is_found_again_and_made_anew_for_other_settings(tmp_path: Path):
-    data = DataSection(sample={"records": 6})
+    data = DataSection(sample={"records": 3})
     first = ensure_structure_store(data, tmp_path)
     made = (first / ARRAYS_FILE).stat().st_mtime_ns
     assert ensure_structure_store(data, tmp_path) == first and (first / ARRAYS_FILE).stat().st_mtime_ns == made
@@ -69,8 +69,8 @@ def test_all_refused_files_are_named_together(tmp_path: Path):
 
 
 def test_the_sample_is_the_same_each_time_and_its_bonds_are_ideal():
-    given = folds(6)
-    assert [fold.residues for fold in given] == [fold.residues for fold in folds(6)]
+    given = folds(3)
+    assert [fold.residues for fold in given] == [fold.residues for fold in folds(3)]
     for fold in given:
         bonds = np.linalg.norm(fold.coordinates[1:, 0] - fold.coordinates[:-1, 2], axis=-1)
         np.testing.assert_allclose(bonds, 1.329, atol=1e-3)

@@ -12,12 +12,11 @@ from esmeray.dataset.structures.predictions import PredictedStructures
 KEYS = np.array([[3, 1], [7, 2]], dtype=np.uint64)
 
 
-@pytest.mark.parametrize("merges", [1, 2])
 def test_shards_that_are_removed_while_they_are_opened_are_looked_for_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, merges: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     rows = [np.zeros((4, 13), np.float16)] * 2
-    for number in range(merges):
+    for number in range(2):
         write_shard(tmp_path, f"small{number}", KEYS, rows)
     write_shard(tmp_path, "zmerged", KEYS, rows)
     open_arrays = cache.open_arrays

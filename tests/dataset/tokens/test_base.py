@@ -1,10 +1,10 @@
 """Tokens are those of AutoTokenizer on the same folder, and a trained tokenizer loses nothing."""
 
-import json
 import re
 import subprocess
 import sys
 import unicodedata
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -118,16 +118,16 @@ def test_a_trained_tokenizer_loses_no_character_of_any_text(trained, text):
     assert not {trained.pad, *trained.suffix} & set(ids_T.tolist()), "special tokens in a text are text"
 
 
-@pytest.mark.parametrize("model_type", ["llama", None])
-def test_autotokenizer_opens_a_trained_tokenizer_beside_any_model(trained, model_type, tmp_path):
+def test_autotokenizer_opens_a_trained_tokenizer_alone_and_beside_any_model(trained, tmp_path):
     trained.save(tmp_path)
-    if model_type:
-        (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
-    theirs = AutoTokenizer.from_pretrained(tmp_path)
     texts = [*TEXTS, "", "a <|endoftext|> b", "e\u0301"]
-    assert whole(trained, texts) == [theirs(text)["input_ids"] for text in texts]
-    again = open_tokenizer(tmp_path)
-    assert again.fingerprint == trained.fingerprint and again.pad == trained.pad
+    for config in (None, '{"model_type": "llama"}'):
+        if config:
+            (tmp_path / "config.json").write_text(config)
+        theirs = AutoTokenizer.from_pretrained(tmp_path)
+        assert whole(trained, texts) == [theirs(text)["input_ids"] for text in texts]
+        again = open_tokenizer(tmp_path)
+        assert again.fingerprint == trained.fingerprint and again.pad == trained.pad
 
 
 def test_the_same_texts_train_the_same_tokenizer_in_any_process_without_torch_or_transformers(trained):
@@ -141,23 +141,16 @@ def test_the_same_texts_train_the_same_tokenizer_in_any_process_without_torch_or
 
 
 def test_a_trained_tokenizer_is_found_again(tmp_path):
-    calls: list[int] = []
-
-    def texts() -> list[str]:
-        calls.append(1)
-        return TEXTS * 5
-
-    def get(size: int) -> SequenceTokenizer:
+    def get(size: int, texts: Callable[[], Iterable[str]] = lambda: TEXTS * 5) -> SequenceTokenizer:
         section = TokenizerSection(source="train", content="text", vocabulary_size=size)
         return load_tokenizer(section, "bert", texts, tmp_path / "bpe")
 
-    section = TokenizerSection(source="train", content="text", vocabulary_size=270)
     with pytest.raises(ZeroDivisionError):
-        load_tokenizer(section, "bert", lambda: (str(1 // number) for number in (1, 0)), tmp_path / "bpe")
+        get(270, lambda: (str(1 // number) for number in (1, 0)))
     assert list(tmp_path.iterdir()) == [], "training that fails leaves none"
-    first, again = get(280), get(280)
-    assert first.fingerprint == again.fingerprint and len(calls) == 1
-    assert get(270).vocabulary_size == 270 and len(calls) == 2
+    first, again = get(280), get(280, lambda: pytest.fail("trained again"))
+    assert first.fingerprint == again.fingerprint
+    assert get(270).vocabulary_size == 270
     with pytest.raises(ConfigError, match=r"vocabulary_size 100 can't hold the 256 bytes.*at least 258"):
         get(100)
 

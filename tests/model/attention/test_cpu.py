@@ -81,6 +81,7 @@ def run(dtype: torch.dtype = torch.float32) -> list[Tensor]:
     return [out.detach(), *(x.grad for x in leaves)]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names a kind of x86 processor")
 @pytest.mark.parametrize("flags", [("-march=x86-64-v3",), ("-march=native", "-mno-amx-bf16")], ids=" ".join)
 def test_a_processor_without_avx512_or_amx_gets_the_same(monkeypatch, tmp_path, flags):

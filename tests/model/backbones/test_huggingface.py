@@ -1,6 +1,7 @@
 """Every architecture gives, on packed batches, what Hugging Face gives for one sequence at a time."""
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from torch import nn
 
 from esmeray.common.errors import ConfigError
 from esmeray.dataset.packed_batch import PackedBatch
+from esmeray.dataset.tokens.esm import MASK
 from esmeray.model.backbones.architectures import PACKED
 from esmeray.model.backbones.base import PackedBackbone, decayed_rates
 from esmeray.model.backbones.esm2 import EsmBackbone
@@ -42,7 +44,10 @@ def packed(reference: Any) -> PackedBackbone:
 
 @pytest.fixture(scope="module")
 def batch() -> PackedBatch:
-    return token_batch([40, 1, 7, 90, 2])
+    """With mask tokens, which an ESM-2 scales the others of their sequence for; to other models they are any token."""
+    batch = token_batch([40, 1, 7, 90, 2])
+    hidden_T = (torch.arange(batch.num_tokens) % 3 == 0) & (batch.segment_ids() > 0)
+    return replace(batch, tokens=torch.where(hidden_T, MASK, batch.tokens))
 
 
 def wrapped(model: Any, **settings: Any) -> PackedBackbone:
@@ -123,6 +128,7 @@ def test_wrapping_one_model_leaves_others_of_the_same_config_alone():
 @pytest.mark.parametrize(
     ("kind", "changes", "longest"),
     [
+        ("esm", {"position_embedding_type": "absolute", "max_position_embeddings": 20}, 18),
         ("roberta", {}, POSITIONS),
         ("gpt2", {}, POSITIONS),
         ("mistral", {"sliding_window": 20}, 20),
@@ -142,7 +148,7 @@ def test_a_sequence_beyond_the_positions_or_windows_is_refused(kind, changes, lo
 
 
 @torch.no_grad()
-def test_t5_is_padded_in_groups_of_like_length(batch):
+def test_t5_is_padded_in_groups_of_like_length():
     backbone = wrapped(small_model("t5")).eval()
     shapes: list[torch.Size] = []
     backbone.model.register_forward_pre_hook(
@@ -155,9 +161,17 @@ def test_t5_is_padded_in_groups_of_like_length(batch):
     assert_near(features[:6], features_alone(small_model("t5"), many)[:6])
 
 
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("esm", {"position_embedding_type": "absolute", "max_position_embeddings": 140}),  # ESM-1b
+        ("esm", {"emb_layer_norm_before": True}),
+        ("llama", {"is_causal": False}),  # a decoder that looks both ways
+    ],
+)
 @torch.no_grad()
-def test_a_decoder_that_looks_both_ways_does_so_packed(batch):
-    model = small_model("llama", is_causal=False)
+def test_variants_of_an_architecture_equal_one_at_a_time(kind, changes, batch):
+    model = small_model(kind, **changes)
     backbone = wrapped(model).eval()
     assert not backbone.causal
     assert_near(segments(backbone(batch), batch), features_alone(model, batch))

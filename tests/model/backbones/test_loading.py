@@ -3,23 +3,19 @@
 import json
 import os
 import pickle
-import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer, FNetConfig, FNetModel, T5ForConditionalGeneration
+from transformers import FNetConfig, FNetModel, T5ForConditionalGeneration
 
 from esmeray.common.errors import ConfigError, DataError
-from esmeray.dataset.tokens.base import open_tokenizer
-from esmeray.dataset.tokens.esm import VOCABULARY, packed_from_tokens, sequence_lengths
+from esmeray.dataset.tokens.esm import VOCABULARY
 from esmeray.model.backbones.huggingface import PaddedBackbone
 from esmeray.model.backbones.loading import build_backbone
 from esmeray.model.section import BackboneSection
-from tests.dataset.tokenizer_folders import FOR_PROTEINS, PROTEINS, ankh
 from tests.model.small_models import (
     PAD,
     VOCABULARY_SIZE,
@@ -114,21 +110,6 @@ def test_rotary_frequencies_of_older_checkpoints_are_kept(tmp_path):
     state |= {f"esm.encoder.layer.{i}.attention.self.rotary_embeddings.inv_freq": rounded.clone() for i in range(2)}
     save_file(state, path, metadata={"format": "pt"})
     assert torch.equal(build(tmp_path).model.rotary_embeddings.inv_freq, rounded)
-
-
-@pytest.mark.parametrize("kind", ["prot_bert", "prot_t5", "ankh"])
-def test_proteins_get_the_features_that_their_model_cards_describe(kind, tmp_path):
-    folder = {**FOR_PROTEINS, "ankh": ankh}[kind](tmp_path / kind)
-    model = save_small_model(folder, "bert" if kind == "prot_bert" else "t5", pad_token_id=0)
-    tokenizer = open_tokenizer(folder)
-    backbone = build_backbone(BackboneSection(source=str(folder)), 0, tokenizer.vocabulary_size, tokenizer.pad).eval()
-    whole = [[*tokenizer.prefix, *tokenizer.encode([text])[0].tolist(), *tokenizer.suffix] for text in PROTEINS]
-    batch = packed_from_tokens(np.concatenate(whole), sequence_lengths(whole))
-    as_published = [" ".join(re.sub("[UZOB]", "X", text)) for text in PROTEINS] if kind != "ankh" else PROTEINS
-    theirs = tokenizer._tokenizer if kind == "ankh" else AutoTokenizer.from_pretrained(folder)
-    with torch.no_grad():
-        alone = [model(**theirs(text, return_tensors="pt")).last_hidden_state[0] for text in as_published]
-        assert_near(segments(backbone(batch), batch), alone)
 
 
 def test_a_vocabulary_larger_than_the_embedding_is_refused(tmp_path):

@@ -20,7 +20,7 @@ def counted(model):
     return tuple(sum(p.numel() for p in chosen) for chosen in (parameters, trained, matrices))
 
 
-@pytest.mark.parametrize("source", ["esm2_t6_8M", "qwen2", "bert", "t5"])
+@pytest.mark.parametrize("source", ["esm2_t6_8M", "qwen2", "t5"])
 @pytest.mark.parametrize(
     ("kind", "classifier", "backbone"),
     [

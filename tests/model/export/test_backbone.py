@@ -8,11 +8,10 @@ import re
 import pytest
 import torch
 import transformers
-from transformers import AutoModel, AutoTokenizer, EsmTokenizer
+from transformers import AutoModel
 
 from esmeray.common.errors import DataError, ResourceError
 from esmeray.common.publishing import MADE_FILE
-from esmeray.dataset.tokens.esm import encode
 from esmeray.model.export.backbone import export
 from esmeray.model.heads.normalization import FeatureStatistics
 from esmeray.tasks.autoencoder.model import ESM2Autoencoder
@@ -42,32 +41,13 @@ def batch():
     return residue_batch(SEQUENCES)
 
 
-@torch.no_grad()
-def assert_same_output(packed, batch, alone):
-    """``alone`` gives the same as ``packed`` for each sequence by itself."""
-    for ours, tokens in zip(segments(packed, batch), segments(batch.tokens, batch), strict=True):
-        assert_near(ours, alone(tokens[None])[0])
-
-
-def test_a_masked_language_model_opens_with_transformers_as_its_backbone_with_its_tokenizer(tmp_path, masked_lm, batch):
-    folder = export(masked_lm, tmp_path / "model")
-    with torch.no_grad():
-        features = masked_lm.backbone(batch)
-    with pytest.raises(DataError, match="holds no autoencoder"):
-        ESM2Autoencoder.from_pretrained(folder)
-    for tokenizer in (AutoTokenizer.from_pretrained(folder), EsmTokenizer.from_pretrained(folder)):
-        assert tokenizer("MKTAYIAKQRXBUZO")["input_ids"] == encode("MKTAYIAKQRXBUZO").tolist()
-        assert (tokenizer.mask_token_id, tokenizer.pad_token_id) == (32, 1)
-    bare = AutoModel.from_pretrained(folder).eval()
-    assert_same_output(features, batch, lambda tokens: bare(tokens).last_hidden_state)
-
-
 def test_an_autoencoder_is_restored_whole_and_opens_with_automodel_as_its_backbone(tmp_path, autoencoder, batch):
     folder = export(autoencoder.eval(), tmp_path / "model")
     network = AutoModel.from_pretrained(folder).eval()
     with torch.no_grad():
-        features = autoencoder.backbone(batch)
-    assert_same_output(features, batch, lambda tokens: network(tokens).last_hidden_state)
+        features = segments(autoencoder.backbone(batch), batch)
+        alone = [network(tokens[None]).last_hidden_state[0] for tokens in segments(batch.tokens, batch)]
+    assert_near(features, alone)
     before = torch.random.get_rng_state()
     restored = ESM2Autoencoder.from_pretrained(folder)
     assert torch.equal(torch.random.get_rng_state(), before)
@@ -107,6 +87,11 @@ def test_lines_of_the_card_run_and_load_every_weight(tmp_path, request, task, ar
     finally:
         transformers.logging.remove_handler(handler)
     assert logged == [], "such as weights of a pooler that are made up"
+
+
+def test_an_export_of_another_task_is_no_autoencoder(tmp_path, masked_lm):
+    with pytest.raises(DataError, match="holds no autoencoder"):
+        ESM2Autoencoder.from_pretrained(export(masked_lm, tmp_path / "model"))
 
 
 def test_an_export_to_a_full_disk_leaves_nothing(tmp_path, masked_lm, full_disk):

@@ -1,14 +1,10 @@
-"""Light attention is that of the paper for each sequence by itself, and a head gives fp32 whatever it is made of."""
-
-import copy
+"""Light attention is that of the paper for each sequence by itself."""
 
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional
 
-from esmeray.model.heads.heads import LightAttention, build_head
-from esmeray.model.section import ClassifierSection
+from esmeray.model.heads.heads import LightAttention
 from tests.model.support import assert_near, batch_of_lengths, segments
 
 CHANNELS = 6
@@ -56,25 +52,3 @@ def test_scores_of_any_size_give_a_softmax_and_no_residues_zeros_that_reach_ever
     pooled[empty].sum().backward()
     assert pooled[empty].eq(0).all()
     assert all(p.grad is not None and p.grad.eq(0).all() for p in module.parameters())
-
-
-@pytest.mark.parametrize(
-    ("kind", "light", "layers"),
-    [
-        ("linear", False, [nn.Dropout, nn.Linear]),
-        ("linear", True, [nn.Linear]),
-        ("mlp", False, [nn.Dropout, nn.Linear, nn.GELU, nn.Dropout, nn.Linear]),
-        ("mlp", True, [nn.Linear, nn.Dropout, nn.ReLU, nn.LayerNorm, nn.Linear]),
-    ],
-)
-def test_a_head_has_the_layers_that_its_name_means_and_of_bf16_gives_fp32_that_is_not_rounded(kind, light, layers):
-    section = ClassifierSection(head=kind, hidden_size=5, dropout=0.2)
-    head = build_head(section, CHANNELS, 3, light_attention=light)
-    assert len(head) == len(layers) and all(isinstance(m, layer) for m, layer in zip(head, layers, strict=True))
-    assert {module.p for module in head if isinstance(module, nn.Dropout)} <= {0.2}
-    features = torch.randn(4, CHANNELS)
-    exact, half = head.eval()(features), copy.deepcopy(head).bfloat16()
-    assert exact.shape == (4, 3)
-    for outputs in (half(features), half(features.bfloat16())):
-        assert outputs.dtype == torch.float32 and not torch.equal(outputs, outputs.bfloat16().float())
-        assert_near(outputs, exact, 0.05)

@@ -9,12 +9,10 @@ from esmeray.model.heads.pooling import (
     max_over_residues,
     mean_over_residues,
     pool,
-    residue_mask,
 )
 from tests.model.support import batch_of_lengths, no_waiting, segments
 
 RAGGED = [5, 1, 40, 2]
-AROUND = [(1, 1), (0, 0), (0, 1), (2, 1)]
 
 
 @pytest.mark.parametrize("pooling", [mean_over_residues, max_over_residues])
@@ -36,14 +34,6 @@ def test_first_and_last_token_are_those_of_each_sequence_and_zero_without_tokens
     features = torch.randn(batch.num_tokens, 4).bfloat16()
     expected = [row[index].float() if len(row) else torch.zeros(4) for row in segments(features, batch)]
     assert torch.equal(pooling(features, batch), torch.stack(expected))
-
-
-@pytest.mark.parametrize(("prefix", "suffix"), AROUND)
-def test_the_residue_mask_leaves_out_what_stands_around_the_residues(prefix, suffix):
-    batch = batch_of_lengths([prefix + suffix + length for length in RAGGED])
-    mask = residue_mask(batch, prefix, suffix)
-    for length, row in zip(RAGGED, segments(mask, batch), strict=True):
-        assert row.tolist() == [False] * prefix + [True] * length + [False] * suffix
 
 
 COUNTS = [5, 0, 1, 40, 16, 0, 333, 17]

@@ -184,12 +184,11 @@ def test_unknown_labels_and_numbers_are_left_out_one_by_one():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("rows", [1, 9])
-def test_what_is_undefined_is_left_out_and_nothing_is_nan(kind, rows):
+def test_what_is_undefined_is_left_out_and_nothing_is_nan(kind):
     columns = 2 if kind == "binary" else 3
     by_number = kind in ("multilabel", "regression")
-    constant = np.full((rows, columns), 1 / columns)
-    for value in (0, 1):
+    for rows, value in ((1, 0), (1, 1), (9, 0), (9, 1)):
+        constant = np.full((rows, columns), 1 / columns)
         targets = np.full((rows, columns), float(value)) if by_number else np.full(rows, value)
         found = classification_metrics(kind, constant, targets)
         assert np.isfinite(list(found.values())).all() and found.get("mcc", 0) == 0
@@ -197,11 +196,6 @@ def test_what_is_undefined_is_left_out_and_nothing_is_nan(kind, rows):
         intervals = bootstrap_intervals(kind, constant, targets, samples=20, seed=0)
         assert np.isfinite(list(intervals.values())).all()
         assert set(intervals) <= set(found)
-
-
-def test_r2_of_numbers_that_vary_little_is_not_rounded():
-    measured = np.array([[1e-4], [2e-4], [3e-4]])
-    close(classification_metrics("regression", measured + 1e-5, measured)["r2"], 1 - 3e-10 / 2e-8)
 
 
 def test_a_prediction_of_nan_is_refused():
