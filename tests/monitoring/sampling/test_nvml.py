@@ -154,6 +154,7 @@ def test_lost_gpu_is_one_warning_and_the_others_go_on_till_the_driver_is_replace
     assert warnings == ["GPU 0 can't be read any more (GPU is lost) and is not watched from here on"]
     devices.close()
     assert driver.open == 0
+    driver.failing = {}
     devices = opened(driver, warnings)
     driver.failing = {(gpu, "*"): pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH for gpu in range(2)}
     assert [devices.read() for _ in range(2)] == [[], []]

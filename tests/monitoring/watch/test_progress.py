@@ -42,7 +42,21 @@ def test_alerts_and_their_end_are_shown_and_metrics_defined_once_where_they_firs
     assert "warning: it is full" in stream.getvalue() and "over: there is room" in stream.getvalue()
     assert stream.getvalue().count("recovery: share of the residues that are predicted right") == 1
     assert stream.getvalue().count("R²: share of the features' variance") == 1
-    assert make is io.StringIO or "recovery 0.500, R² 0.400" in stream.getvalue().splitlines()[-1]
+
+
+@pytest.mark.parametrize("columns", [100, 130])
+def test_terminal_of_any_width_shows_the_metrics(columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    stream = Terminal()
+    sink = ProgressSink(120, metric_labels(), stream=stream)
+    sink.write({"kind": "validation", "step": 40, "loss": 0.1712, "residue_recovery": 1.0, "feature_r2": 0.841})
+    for step in (85, 86):
+        sink.write(train(step))
+    sink.close()
+    line = next(line for line in reversed(stream.getvalue().splitlines()) if "step 86/120" in line)
+    assert "recovery 1.000, R² 0.841" in line
+    assert ("12.3k tokens/s · lr 1.00e-03" in line) == (columns >= 130)
+    assert ("loss 2.5000 · 34 s left" in line) == (columns == 100)
 
 
 def test_line_holds_step_loss_speed_rate_and_time_left_of_the_workers_total():

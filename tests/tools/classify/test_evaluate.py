@@ -115,8 +115,9 @@ def test_a_part_is_chosen_by_the_split_column_and_what_is_left_out_is_counted(co
     command.refused(2, "the model was trained for multiclass", *EVALUATE, model, *test, *kind)
     columns = {"label_columns": ["stability", "activity"]}
     numbers = export_tiny(tmp_path / "numbers", classifier_config("regression", labels=columns))
-    other = ("--data.labels.label_columns", "activity", "stability")
-    command.refused(2, "the model has stability, activity in this order", *EVALUATE, numbers, *test[:2], *other)
+    Path("numbers.csv").write_text("sequence,stability,activity\nMKTA,1,2\n")
+    other = ("--evaluate.input", "numbers.csv", "--data.labels.label_columns", "activity", "stability")
+    command.refused(2, "the model has stability, activity in this order", *EVALUATE, numbers, *other)
     Path("b.csv").write_text(Path("a.csv").read_text() + "MKTA,vacuole,valid\n")
     labels = {"split": "column", "split_column": "part", "unseen_labels": "skip"}
     own = export_tiny(tmp_path / "own", stored_in(tmp_path, labels=labels, source=[str(tmp_path / "b.csv")]))
@@ -193,7 +194,8 @@ def test_without_a_file_the_records_are_those_that_the_run_held_out(command, eva
     assert "majority class" in found["baselines"]
     _, training = evaluate(model, "r", "--evaluate.part", "training")
     assert training["records"] == 30 - len(held_out)
-    _, of_file = evaluate(model, "f", "--evaluate.input", "training.fasta", "--evaluate.baselines", "true")
+    Path("new.fasta").write_text("".join(records_of(kind, [50 + n for n in range(9)])))
+    _, of_file = evaluate(model, "f", "--evaluate.input", "new.fasta", "--evaluate.baselines", "true")
     assert "majority class" in of_file["baselines"], "fitted on what the run was trained on"
     outcome = command(*EVALUATE, model, "--evaluate.part", "test")
     assert outcome.code == 3 and "no record of part test" in outcome.err
