@@ -1,4 +1,4 @@
-"""One flipped bit in a file: what a disk, a cable or a copy does to it now and then."""
+"""What happens to files: one bit flips now and then, and a process is killed while it writes."""
 
 import copy
 import random
@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from esmeray.common.errors import EsmerayError
+from esmeray.run_folder.job import Journal
 
 
 @contextmanager
@@ -51,6 +53,24 @@ def refuse_silence(path: Path, read: Callable[[], Any], count: int = 30, seed: i
             else:
                 assert same(result, wanted), f"bit {bit} of {path.name} changed the result in silence"
     return noticed
+
+
+@contextmanager
+def killed_in_piece(number: int) -> Iterator[None]:
+    """A block in which the process ends while a journal gets this piece: half a line of it is there then."""
+    add = Journal.add
+
+    def cut_short(journal: Journal, lines: Any) -> None:
+        if journal.done + 1 < number:
+            add(journal, lines)
+            return
+        journal._file.write(b"0.5 0.5")
+        journal._file.flush()
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Journal, "add", cut_short)
+        yield
 
 
 def same(one: Any, other: Any) -> bool:

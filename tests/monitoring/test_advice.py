@@ -1,5 +1,7 @@
 """Advice names what limits with its number, offers settings that exist, and none that were tried."""
 
+from dataclasses import replace
+
 from esmeray.monitoring.advice import RULES, Facts, advise, what_limits
 from esmeray.training.config import Config
 
@@ -25,12 +27,10 @@ def test_memory_limits_only_while_speed_still_rises_with_the_budget():
 
 
 def test_settings_that_are_on_or_were_tried_are_not_offered():
-    off = what_limits(Facts(forward=0.3, backward=0.6, precision="fp32", compile=False))
-    on = what_limits(Facts(forward=0.3, backward=0.6, precision="bf16", compile=True))
-    tried = what_limits(
-        Facts(forward=0.3, backward=0.6, precision="fp32", compile=False, tried=frozenset({"training.precision"}))
-    )
-    assert [[action.key for action in found.actions] for found in (off, on, tried) if found] == [
+    off = Facts(forward=0.3, backward=0.6, precision="fp32", compile=False)
+    on = replace(off, precision="bf16", compile=True)
+    tried = replace(off, tried=frozenset({"training.precision"}))
+    assert [[action.key for action in found.actions] for found in map(what_limits, (off, on, tried)) if found] == [
         ["training.precision", "training.compile", "ray.num_workers"],
         ["ray.num_workers"],
         ["training.compile", "ray.num_workers"],

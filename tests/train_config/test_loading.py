@@ -39,10 +39,10 @@ def test_command_line_overrides_file_and_file_overrides_default(file):
     config = load(path, "--batch.tokens", "4096")  # which mends the file
     assert (config.batch.tokens, config.batch.global_tokens) == (4096, 4096)
     assert config.batch.packing_window == Config().batch.packing_window
-    path = file("search:\n  seed: 3\nspace:\n  num_workers: [4]\n")
+    path = file("search:\n  seed: 3\nspace:\n  num_workers: [4]\n  precision: fp32\n")
     search = load_search(path, "--tune.space.tokens", "512", "1024", "--tune.space.num_workers=2", "--tune.name", "a")
     assert (search.space.tokens, search.space.num_workers, search.name) == ([512, 1024], [2], "a")
-    assert search.search.seed == 3
+    assert search.search.seed == 3 and search.space.precision == ["fp32"], "a single value is a list of one"
 
 
 def test_none_clears_an_optional_setting_and_empties_a_list(file):
@@ -53,13 +53,6 @@ def test_none_clears_an_optional_setting_and_empties_a_list(file):
     assert (config.training.max_steps, config.data.labels.validation_source) == (None, [])
     with pytest.raises(ConfigError, match=r"^--data\.source: list should have at least 1 item"):
         load(path, *options, "--data.source", "none")
-
-
-def test_a_single_value_in_a_file_is_a_list_of_one(file):
-    config = load(file("data:\n  source: a.fasta\nmodel:\n  autoencoder:\n    hidden_sizes: 64\n"))
-    assert (config.data.source, config.model.autoencoder.hidden_sizes) == (["a.fasta"], [64])
-    search = load_search(file("space:\n  tokens: 4096\n  precision: fp32\n"))
-    assert (search.space.tokens, search.space.precision) == ([4096], ["fp32"])
 
 
 def test_weights_named_on_the_command_line_drop_the_sizes_of_the_file(file, tmp_path):

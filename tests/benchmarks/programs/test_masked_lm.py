@@ -15,7 +15,7 @@ from esmeray.dataset.tokens.esm import MASK
 
 def test_a_model_is_asked_for_a_seventh_of_the_residues_each_behind_a_mask_and_answers_in_bits(tmp_path: Path):
     fasta = tmp_path / "part.fasta"
-    write_fasta(fasta, [sequence for _, sequence in sample_records(60, 6, seed=0)], 60)
+    write_fasta(fasta, [sequence for _, sequence in sample_records(30, 6, seed=0)], 30)
     network = random_network("esm2_t6_8M", **TOY).train()
     asked, nats = [], []
     forward = network.forward
@@ -32,6 +32,6 @@ def test_a_model_is_asked_for_a_seventh_of_the_residues_each_behind_a_mask_and_a
     assert bits[0] == bits[1]  # the same masks
     assert network.training
     masked, residues = map(sum, zip(*asked, strict=True))
-    assert masked / residues == pytest.approx(MASK_SHARE, rel=0.1)  # three standard deviations of 10,000 residues
+    assert masked / residues == pytest.approx(MASK_SHARE, rel=0.15)  # three standard deviations of 5,000 residues
     entropies = torch.cat(nats)
     assert bits[0] == pytest.approx(float(-entropies.mean()) / math.log(2), rel=0.05)  # random: all tokens alike

@@ -189,20 +189,6 @@ def test_a_store_of_texts_is_refused_where_proteins_are_wanted(tmp_path):
         ensure_store(DataSection(source=[str(store.path)]), tmp_path / "elsewhere")
 
 
-def test_two_runs_that_prepare_one_store_at_once_both_get_it(tmp_path):
-    script = (
-        "import sys; from pathlib import Path; from esmeray.dataset.store.conversion import ensure_store;"
-        "from esmeray.dataset.section import DataSection; print(ensure_store(DataSection(), Path(sys.argv[1])))"
-    )
-    command = [sys.executable, "-c", script, str(tmp_path)]
-    running = [subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    paths = {process.communicate()[0].strip() for process in running}
-    assert [process.returncode for process in running] == [0, 0]
-    (path,) = paths
-    assert len(Store(path, verify="full")) == 2000
-    assert [entry.name for entry in tmp_path.iterdir()] == [Path(path).name]
-
-
 def test_what_is_no_store_is_never_overwritten(tmp_path):
     source = write_fasta(tmp_path / "in.fasta", [("a", "MK")])
     with_notes, other = tmp_path / "with notes", tmp_path / "other"

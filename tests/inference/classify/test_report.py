@@ -72,7 +72,7 @@ def test_other_kinds_have_reports(tmp_path, kind):
     assert all(path.stat().st_size > 1000 for path in tmp_path.glob("*.png"))
 
 
-def test_residues_are_resampled_by_records():
+def test_residues_are_resampled_by_records_and_weights_count():
     probabilities, targets = case()
     lengths = np.array([10, 20, 30])
     space = LabelSpace("per_residue", ("C", "E", "H"))
@@ -83,10 +83,5 @@ def test_residues_are_resampled_by_records():
     intervals = bootstrap_intervals("per_residue", probabilities, targets, 20, 0, groups=groups)
     assert found["intervals"]["accuracy"] == list(intervals["accuracy"])
     assert set(found["confused"][0]["examples"]) <= {"p", "q", "r"}
-
-
-def test_weights_count_in_the_report():
-    probabilities, targets = case()
     right = (probabilities.argmax(axis=1) == targets).astype(np.float32)
-    found = evaluation_of(Scored(SPACE, IDS, probabilities, targets, right), {}, samples=20)
-    assert found["metrics"]["accuracy"] == 1
+    assert evaluation_of(Scored(SPACE, IDS, probabilities, targets, right), {}, samples=20)["metrics"]["accuracy"] == 1

@@ -38,12 +38,3 @@ def test_native_residues_are_the_structures_own_and_coloured_where_most_designs_
     (line,) = axes.lines
     assert line.get_ydata().tolist() == [0.5] * 6
     assert figure.get_suptitle() == "fold: 4 designs, 3 of them different"
-
-
-def test_second_row_of_a_long_logo_begins_at_position_61(saved_figures: list[Figure], tmp_path: Path):
-    native = (AMINO_ACIDS * 4)[:75]
-    draw_logo(tmp_path / "logo.png", "fold", native, designs_of(native))
-    first, second = saved_figures[0].axes
-    assert "".join(text.get_text() for text in second.texts) == native[60:]
-    assert [tick.get_text() for tick in second.get_xticklabels()] == ["70"]
-    assert second.get_xticks().tolist() == [9.5] and len(first.texts) == 60

@@ -9,9 +9,7 @@ import psutil
 import pytest
 
 from esmeray.cluster.section import RaySection
-from esmeray.common.errors import DataError
 from esmeray.inference.embedding.job import run_job
-from esmeray.inference.embedding.shard_files import ShardFiles
 from tests.inference.embedding.jobs import final_bytes, partial, replace, request
 from tests.model.support import random_sequences
 
@@ -45,15 +43,3 @@ def test_actors_give_the_bytes_of_one_process_and_a_lost_one_is_replaced(tmp_pat
     assert final_bytes(job.output) == final_bytes(tmp_path / "alone")
     log = next((job.output / "logs").glob("*.log")).read_text()
     assert "a worker was lost and is replaced" in log
-
-
-def test_what_an_actor_refuses_ends_the_job_as_it_does_in_one_process(tmp_path: Path, ray_address: str):
-    from transformers import EsmModel
-
-    job = request(tmp_path, workers=1)
-    network = EsmModel.from_pretrained(tmp_path / "model", add_pooling_layer=False)
-    network.encoder.layer[0].output.dense.weight.data[0] = float("nan")
-    network.save_pretrained(tmp_path / "model")
-    with pytest.raises(DataError, match="hold NaN or infinity"):
-        run_job(job, cluster=RaySection(address=ray_address))
-    assert not ShardFiles(partial(job) / "model").done() and not job.output.exists()

@@ -18,7 +18,6 @@ from tests.model.support import build_model, tiny_section
 EXPORTS: dict[str, Callable[[Path], Path]] = {
     "classifier": export_tiny,
     "masked_lm": lambda folder: export(build_model(tiny_section("masked_lm"), seed=4).eval(), folder),
-    "autoencoder": lambda folder: export(build_model(tiny_section("autoencoder"), seed=4).eval(), folder),
 }
 WEIGHTS = ".safetensors"
 

@@ -16,7 +16,7 @@ from esmeray.inference.mutations.job import Scorer
 from esmeray.inference.mutations.marginals import MaskedModel
 from esmeray.inference.mutations.section import MutationsSection
 from esmeray.inference.mutations.variants import Mutant, Protein
-from esmeray.run_folder.job import Journal
+from tests.damage import killed_in_piece
 from tests.dataset.tokenizer_folders import esm, esmc, prot_t5
 from tests.model.small_models import save_masked_lm, save_small_model
 from tests.model.support import random_sequences
@@ -79,22 +79,14 @@ def test_a_killed_job_computes_only_what_is_not_done_and_gives_the_same(tmp_path
     wanted = scorer(source, tmp_path / "pieces").zero_shot(MUTANTS)
     np.testing.assert_allclose(wanted, whole, atol=1e-6)
     asked: list[int] = []
-    original, add = MaskedModel.log_probabilities, Journal.add
+    original = MaskedModel.log_probabilities
 
     def counted(self: MaskedModel, sequences: Any, wanted_M2: Any, masked: bool) -> Any:
         asked.extend(wanted_M2[:, 1].tolist())
         return original(self, sequences, wanted_M2, masked)
 
-    def killed_in_the_second(self: Journal, lines: Any) -> None:
-        if self.done == 1:
-            self._file.write(b"0.5 0.5")  # half a line
-            self._file.flush()
-            raise KeyboardInterrupt
-        add(self, lines)
-
     monkeypatch.setattr(MaskedModel, "log_probabilities", counted)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Journal, "add", killed_in_the_second)
+    with killed_in_piece(2), pytest.raises(KeyboardInterrupt):
         scorer(source, tmp_path / "killed").zero_shot(MUTANTS)
     assert asked == [0, 4, 9, 17]
     asked.clear()

@@ -24,6 +24,9 @@ def test_another_length_is_a_whole_sequence_and_synonyms_are_the_wild_type():
     assert PROTEIN.mutant_of("MKTX") == Mutant(whole="MKTX")
     assert PROTEIN.mutant("K25K") == PROTEIN.mutant_of(PROTEIN.sequence) == Mutant()
     assert PROTEIN.mutant("K25K:T26A") == Mutant((Mutation("T", 2, "A"),))
+    singles = [*PROTEIN.singles()]
+    assert len(singles) == len(set(singles)) == 19 * 5 and singles[0] == Mutant((Mutation("M", 0, "A"),))
+    assert {single.mutations[0].offset for single in singles} == {0, 1, 2, 4, 5}
 
 
 REFUSED = {
@@ -46,10 +49,3 @@ def test_what_no_mutant_of_the_protein_is_is_refused_in_words():
     for sequence, words in ("", "is empty"), ("MKT*AY", "is no amino acid"), ("MKTAAY", "position 27 is no amino acid"):
         with pytest.raises(ValueError, match=words):
             PROTEIN.mutant_of(sequence)
-
-
-def test_singles_are_19_of_each_amino_acid():
-    singles = [*PROTEIN.singles()]
-    assert len(singles) == len(set(singles)) == 19 * 5
-    assert singles[0] == Mutant((Mutation("M", 0, "A"),))
-    assert {single.mutations[0].offset for single in singles} == {0, 1, 2, 4, 5}

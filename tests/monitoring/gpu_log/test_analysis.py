@@ -68,24 +68,19 @@ def test_lower_clocks_that_are_no_throttling(tmp_path):
         assert [topics(summary) for summary in summaries(machine, tmp_path)] == [set()]
 
 
-def test_short_and_unspecific_throttling_is_found(tmp_path):
+def test_short_and_unspecific_throttling_memory_and_load_are_judged(tmp_path):
     short, hot, hungry = Machine(), Machine(), Machine()
     short.reasons[:, 100:110] = HW_THERMAL
     hot.reasons[:, 100:200] = hungry.reasons[:, 100:200] = 0x8
     hot.temperature[:, 100:200] = 88
     hungry.power[:, 100:200], hungry.clock[:, 100:200] = LIMIT_W, 1000
-    found = [topics(*summaries(machine, tmp_path)) for machine in (short, hot, hungry)]
-    assert found == [{"heat"}, {"heat"}, {"power limit"}]
-
-
-def test_memory_load_and_errors_are_judged(tmp_path):
     little, slow, cold, broken = Machine(), Machine(), Machine(), Machine()
     little.memory[:] = 0.35
     slow.util *= 0.55
     cold.power[:] = 200
+    found = [topics(*summaries(machine, tmp_path)) for machine in (short, hot, hungry, little, slow, cold)]
+    assert found == [{"heat"}, {"heat"}, {"power limit"}, {"memory unused"}, {"utilisation"}, {"light load"}]
     broken.uncorrected[:, 150:] = 2
-    found = [topics(*summaries(machine, tmp_path)) for machine in (little, slow, cold)]
-    assert found == [{"memory unused"}, {"utilisation"}, {"light load"}]
     (summary,) = summaries(broken, tmp_path)
     assert summary.notes == ["2 uncorrected memory errors, the first after 150 s: results since then may be wrong"]
 
@@ -100,17 +95,12 @@ def test_gpu_that_does_nothing_but_a_stray_kernel_is_noted(tmp_path):
     assert (topics(second), second.work_s, second.idle) == (set(), 0.0, None)
 
 
-def test_hole_in_the_log_is_not_idle_time(tmp_path):
+def test_hole_in_the_log_is_not_idle_time_and_few_samples_are_drawn_and_noted_as_such(tmp_path):
     path = gpu_traces.healthy().write(tmp_path / "log.csv")
     lines = path.read_text().splitlines()
     path.write_text("\n".join(lines[:200] + lines[300:]) + "\n")
     assert [topics(summary) for summary in summarise(read_gpu_log(path))] == [set(), set()]
-
-
-def test_log_of_few_samples_is_drawn_and_noted_as_such(tmp_path):
-    path = Machine().write(tmp_path / "log.csv")
-    lines = path.read_text().splitlines()
-    path.write_text("\n".join([lines[0], lines[100]]) + "\n")
+    path.write_text("\n".join([lines[0], lines[101]]) + "\n")
     log = read_gpu_log(path)
     (summary,) = summarise(log)
     assert any("few" in note for note in summary.notes)

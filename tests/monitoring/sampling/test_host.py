@@ -47,6 +47,14 @@ def cgroups(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
+def write_limits(machine: Path, groups: str, folder: Path, **files: object) -> None:
+    """Put this process into these groups, and the memory's files into the folder of one."""
+    (machine / "proc" / "self" / "cgroup").write_text(f"{groups}\n")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / f"memory.{name}").write_text(f"{content}\n")
+
+
 def test_resident_memory_of_a_worker_includes_its_loaders(loader):
     with_loader = ProcessSampler().read()["rss_bytes"]
     alone = psutil.Process().memory_info().rss
@@ -77,33 +85,29 @@ def test_disk_and_network_are_rates_between_readings(monkeypatch):
     assert rates == {"disk/read_bytes_per_s": 250.0, "disk/write_bytes_per_s": 0.0, "net/received_bytes_per_s": 50.0}
 
 
-def test_tighter_limit_of_a_container_counts(cgroups):
-    (cgroups / "proc" / "self" / "cgroup").write_text("0::/\n")
-    (cgroups / "cgroup" / "memory.max").write_text(f"{100 * GIB}\n")
-    (cgroups / "cgroup" / "memory.current").write_text("0\n")
-    assert memory_of_this_machine() == Memory(8 * GIB, 6 * GIB), "a looser limit"
-    (cgroups / "cgroup" / "memory.max").write_text(f"{2 * GIB}\n")
-    (cgroups / "cgroup" / "memory.current").write_text(f"{GIB}\n")
-    (cgroups / "cgroup" / "memory.stat").write_text(f"anon 5\ninactive_file {GIB // 4}\nactive_file {GIB // 4}\n")
-    assert memory_of_this_machine() == Memory(2 * GIB, GIB + GIB // 2)
+STAT = f"anon 5\ninactive_file {GIB // 4}\nactive_file {GIB // 4}"
+OLD_STAT = f"inactive_file 1\ntotal_inactive_file {GIB + GIB // 2}\ntotal_active_file 0"
+LIMITS = {
+    "a looser one": ("0::/", {"max": 100 * GIB, "current": 0}, Memory(8 * GIB, 6 * GIB)),
+    "a tighter one": ("0::/", {"max": 2 * GIB, "current": GIB, "stat": STAT}, Memory(2 * GIB, GIB + GIB // 2)),
+    "of the older cgroups": (
+        "5:devices:/\n4:memory:/job\n0::/",
+        {"limit_in_bytes": GIB, "usage_in_bytes": 2 * GIB, "stat": OLD_STAT},
+        Memory(GIB, GIB // 2),
+    ),
+}
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_limits_of_a_container_count(cgroups, limit):
+    groups, files, memory = LIMITS[limit]
+    folder = cgroups / "cgroup" / ("memory/job" if "older" in limit else "")
+    write_limits(cgroups, groups, folder, **files)
+    assert memory_of_this_machine() == memory
 
 
 def test_limit_of_a_group_above_counts_too(cgroups):
-    (cgroups / "proc" / "self" / "cgroup").write_text("0::/slice/job\n")
-    above, own = cgroups / "cgroup" / "slice", cgroups / "cgroup" / "slice" / "job"
-    own.mkdir(parents=True)
-    (own / "memory.max").write_text("max\n")
-    (own / "memory.current").write_text("5\n")
-    (above / "memory.max").write_text(f"{4 * GIB}\n")
-    (above / "memory.current").write_text(f"{3 * GIB}\n")
+    above = cgroups / "cgroup" / "slice"
+    write_limits(cgroups, "0::/slice/job", above / "job", max="max", current=5)
+    write_limits(cgroups, "0::/slice/job", above, max=4 * GIB, current=3 * GIB)
     assert memory_of_this_machine() == Memory(4 * GIB, GIB)
-
-
-def test_limit_of_the_older_cgroups_counts(cgroups):
-    (cgroups / "proc" / "self" / "cgroup").write_text("5:devices:/\n4:memory:/job\n0::/\n")
-    own = cgroups / "cgroup" / "memory" / "job"
-    own.mkdir(parents=True)
-    (own / "memory.limit_in_bytes").write_text(f"{GIB}\n")
-    (own / "memory.usage_in_bytes").write_text(f"{2 * GIB}\n")
-    (own / "memory.stat").write_text(f"inactive_file 1\ntotal_inactive_file {GIB + GIB // 2}\ntotal_active_file 0\n")
-    assert memory_of_this_machine() == Memory(GIB, GIB // 2)

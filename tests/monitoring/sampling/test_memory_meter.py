@@ -12,39 +12,26 @@ PAGES = 2 * MIB
 """Threads count some pages for themselves; the kernel adds them up now and then."""
 
 
-@pytest.fixture
-def meter():
-    return MemoryMeter(CPU)
-
-
-def test_peak_holds_what_was_freed_again_until_it_is_reset(meter):
+def test_peak_holds_what_was_freed_again_until_it_is_reset_and_passes_a_limit():
+    meter = MemoryMeter(CPU)
     meter.free()
     before = meter.peak_bytes()
+    limited = MemoryMeter(CPU, before + 32 * MIB)
+    assert limited.total_bytes() == before + 32 * MIB
+    limited.check()
     block = torch.ones(64 * MIB, dtype=torch.uint8)
     del block
     assert meter.peak_bytes() - before == pytest.approx(64 * MIB, abs=PAGES)
-    meter.free()  # where the heap had room for the block, it keeps its pages
+    with pytest.raises(torch.OutOfMemoryError, match="is what it may take"):
+        limited.check()
+    limited.free()  # where the heap had room for the block, it keeps its pages
     assert meter.peak_bytes() - before == pytest.approx(0, abs=PAGES)
+    limited.check()
 
 
 def test_sandbox_that_does_not_reset_the_peak_gives_the_memory_in_use(monkeypatch):
     monkeypatch.setattr(memory_meter, "PROC", memory_meter.PROC / "no-such-folder")
     assert MemoryMeter(CPU).peak_bytes() == pytest.approx(psutil.Process().memory_info().rss, abs=PAGES)
-
-
-def test_limit_is_passed_by_a_peak_that_is_over_already():
-    meter = MemoryMeter(CPU)
-    meter.free()
-    limit = meter.peak_bytes() + 32 * MIB
-    limited = MemoryMeter(CPU, limit)
-    assert limited.total_bytes() == limit
-    limited.check()
-    block = torch.ones(64 * MIB, dtype=torch.uint8)
-    del block
-    with pytest.raises(torch.OutOfMemoryError, match="is what it may take"):
-        limited.check()
-    limited.free()
-    limited.check()
 
 
 def test_running_out_is_told_from_other_failures():

@@ -1,6 +1,5 @@
 """All GPUs are read; what one can't say is left out, what is lost is one warning. NVML is faked."""
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -147,7 +146,7 @@ def test_what_a_slice_of_a_gpu_cannot_say_is_left_out_silently_and_asked_once(dr
     assert warnings == []
 
 
-def test_lost_gpu_is_one_warning_and_the_others_go_on(driver, warnings):
+def test_lost_gpu_is_one_warning_and_the_others_go_on_till_the_driver_is_replaced(driver, warnings):
     devices = opened(driver, warnings)
     devices.read()
     driver.failing = {(0, "*"): pynvml.NVML_ERROR_GPU_IS_LOST}
@@ -155,34 +154,27 @@ def test_lost_gpu_is_one_warning_and_the_others_go_on(driver, warnings):
     assert warnings == ["GPU 0 can't be read any more (GPU is lost) and is not watched from here on"]
     devices.close()
     assert driver.open == 0
-
-
-def test_driver_that_is_replaced_in_mid_run_is_one_warning_for_all_gpus(driver, warnings):
+    driver.failing = {}
     devices = opened(driver, warnings)
     driver.failing = {(gpu, "*"): pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH for gpu in range(2)}
     assert [devices.read() for _ in range(2)] == [[], []]
-    (warning,) = warnings
-    assert "version mismatch" in warning
+    assert len(warnings) == 2 and "version mismatch" in warnings[1]
 
 
-@pytest.mark.parametrize(
-    ("code", "there_is_a_gpu", "warned"),
-    [
-        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, False, False),
-        (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, True, True),
-        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, False, True),
-    ],
-)
-def test_driver_that_does_not_work_is_a_warning_but_where_there_is_none(
-    driver, warnings, monkeypatch, tmp_path, code, there_is_a_gpu, warned
-):
-    monkeypatch.setattr(nvml, "_DRIVER_NODE", tmp_path if there_is_a_gpu else tmp_path / "nvidiactl")
-    driver.init = code
-    devices = opened(driver, warnings)
-    assert devices.read() == []
-    assert ["profile gpu" in warning for warning in warnings] == [True] * warned
-    devices.close()
-    assert driver.open == 0
+def test_driver_that_does_not_work_is_a_warning_but_where_there_is_none(driver, warnings, monkeypatch, tmp_path):
+    for code, node, warned in [
+        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, tmp_path / "nvidiactl", False),
+        (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, tmp_path, True),
+        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, tmp_path / "nvidiactl", True),
+    ]:
+        monkeypatch.setattr(nvml, "_DRIVER_NODE", node)
+        driver.init = code
+        devices = opened(driver, warnings)
+        assert devices.read() == []
+        assert ["profile gpu" in warning for warning in warnings] == [True] * warned
+        devices.close()
+        assert driver.open == 0
+        warnings.clear()
 
 
 def test_pcie_is_measured_for_one_gpu_at_a_time_in_turns_and_not_too_often(driver, warnings):
@@ -205,12 +197,3 @@ def test_nvlink_traffic_is_the_growth_of_its_counters(driver, warnings):
     assert (metrics["nvlink_tx_bytes_per_s"], metrics["nvlink_rx_bytes_per_s"]) == (5 * 1024, 2 * 1024)
     driver.now_s, driver.links_kib = 3.0, [0, 0]  # reset
     assert "nvlink_tx_bytes_per_s" not in devices.read()[0].metrics
-
-
-@pytest.mark.skipif(not Path("/dev/nvidiactl").exists(), reason="needs a GPU")
-def test_real_gpus_can_be_read(warnings):
-    devices = NvmlDevices(warnings.append)
-    for sample in devices.read():
-        assert sample.uuid and sample.metrics["mem_total_bytes"] > 0
-    devices.close()
-    assert warnings == []

@@ -17,7 +17,7 @@ import torch
 from esmeray.monitoring.sampling import sampler as sampler_module
 from esmeray.monitoring.sampling.metric_names import find
 from esmeray.monitoring.sampling.nvml import GpuSample
-from esmeray.monitoring.sampling.sampler import PrometheusExporter, Sampler
+from esmeray.monitoring.sampling.sampler import Sampler
 from esmeray.run_folder.metrics_log import Record, read_metrics
 
 CPU = torch.device("cpu")
@@ -74,7 +74,7 @@ def only_sample(path: Path) -> Record:
     return record
 
 
-def test_sample_holds_the_process_and_the_last_noted_step(make, path, warnings):
+def test_sample_holds_the_process_and_the_last_noted_step_and_worker_0s_the_run(make, path, warnings):
     sampler = make(clock=lambda: 1234.5)
     sampler.note(7, 1, STEP)
     sampler.note(8, 1, STEP)
@@ -83,26 +83,18 @@ def test_sample_holds_the_process_and_the_last_noted_step(make, path, warnings):
     values = record["metrics"]
     assert {"kind": "sample", "step": 8, "epoch": 1, "time": 1234.5, "worker": 3}.items() <= record.items()
     assert values["worker/3/rss_bytes"] > 10 << 20
-    assert values["worker/3/forward_s"] == 1.0
-    assert values["worker/3/loader_queue_depth"] == 2
-    assert values["worker/3/feature_cache_hit_rate"] == 0.75
-    assert all(find(name) is not None for name in values)
-    assert {name.split("/")[0] for name in values} == {"worker"}
+    names = ("forward_s", "loader_queue_depth", "feature_cache_hit_rate")
+    assert [values[f"worker/3/{name}"] for name in names] == [1.0, 2, 0.75]
+    assert all(find(name) is not None and name.startswith("worker/") for name in values)
     assert warnings == []
-
-
-def test_worker_0_tells_of_the_run(make, path):
+    path.unlink()
     sampler = make(worker=0, flops_per_token=2e9, peak_tflops=20.0)
     sampler.note(8, 1, STEP)
     sampler.sample()
+    of_run = {"perf/tokens_per_s": 1000.0, "perf/step_s": 4.0, "perf/padding_share": 0.03, "train/loss": 2.5}
+    of_run["perf/mfu"] = pytest.approx(0.1)
     values = only_sample(path)["metrics"]
-    assert {name: value for name, value in values.items() if not name.startswith("worker/")} == {
-        "perf/tokens_per_s": 1000.0,
-        "perf/step_s": 4.0,
-        "perf/padding_share": 0.03,
-        "perf/mfu": pytest.approx(0.1),
-        "train/loss": 2.5,
-    }
+    assert {name: value for name, value in values.items() if not name.startswith("worker/")} == of_run
 
 
 def test_sample_of_the_node_holds_the_machine_and_each_gpu(make, path, monkeypatch, warnings):
@@ -203,7 +195,8 @@ class SampledWorker:
         own = {"path": Path(path), "worker": rank, "device": torch.device("cpu"), "node": rank == 0}
         self.sampler = Sampler(interval_s=0.2, prometheus=True, warn=print, **own)
         self.sampler.note(5, 0, {"tokens_per_s": 1234.0 + rank, "forward_s": 0.5 + rank, "loss": 2.25})
-        self.sampler._exporter.export({"gpu/3/util": 87.0, "not/known": 1.0})  # as if there were a GPU
+        as_if_of_a_gpu = {"gpu/3/util": 87.0, "not/known": 1.0, "perf/mfu": float("nan")}
+        self.sampler._exporter.export(as_if_of_a_gpu)
         self.sampler.start()
 
     def end(self) -> None:
@@ -246,13 +239,6 @@ def test_figures_of_two_workers_are_on_rays_port(ray_address, tmp_path):
     ray.get([worker.end.remote() for worker in workers])
     assert {key: found.get(key) for key in expected} == expected
     assert all(found[key] > 0 for key in present - {("cpu_percent", "0", "")})
+    assert not {"not_known", "perf_mfu"} & {name for name, *_ in found}
     assert ("perf_tokens_per_s", "1", "") not in found  # it is the whole run's
     assert ("mem_host_used_bytes", "1", "") not in found  # worker 0 looks at the machine
-
-
-def test_values_that_are_not_finite_and_unknown_names_are_left_out(monkeypatch):
-    monkeypatch.setattr("esmeray.monitoring.sampling.sampler.ray_is_running", lambda: True)
-    exporter = PrometheusExporter(0, "host")
-    exporter.export({"perf/tokens_per_s": float("nan"), "perf/unheard_of": 1.0})
-    assert exporter._gauges == {}
-    assert find("perf/unheard_of") is None

@@ -116,6 +116,8 @@ def series(history: list[dict[str, Any]], name: str) -> list[Any]:
 def test_offline_is_the_default_and_its_file_holds_config_and_values(tmp_path, monkeypatch, mark, server):
     assert WandbSection().mode == "offline"
     monkeypatch.setenv("TMPDIR", str(tmp_path))
+    Run(tmp_path / "none", "disabled").start().close()
+    assert not [*tmp_path.glob("none/wandb*/")]
     run = Run(tmp_path / "run")
     append(run.folder.metrics, *RECORDS[:50])
     wandb = run.start()
@@ -161,15 +163,6 @@ def test_alerts_of_this_start_are_sent_and_a_run_per_worker_has_its_own_figures(
     assert series(first, "alert/memory") == [1, 1] and not series(second, "alert/memory")
     sent = [r.alert for r in read_records(files[RUN_ID]) if r.WhichOneof("record_type") == "alert"]
     assert [(a.title, a.text) for a in sent] == [("memory", "GPU 0 is full")]
-
-
-def test_disabled_starts_and_writes_nothing(tmp_path, mark):
-    run = Run(tmp_path / "run", "disabled")
-    before = sorted(run.folder.path.iterdir())
-    wandb = run.start()
-    assert marked_processes(mark) == []
-    wandb.close()
-    assert sorted(run.folder.path.iterdir()) == before
 
 
 def test_failure_at_the_start_is_reported_while_the_run_goes_on(tmp_path, mark):

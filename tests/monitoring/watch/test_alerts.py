@@ -62,14 +62,11 @@ def test_utilisation_about_the_threshold_is_reported_once_and_over_when_it_is_ab
     assert states(alerts_of(utilised(90, *low, *about, *low, 80, *low, 80))) == cycle * 2
 
 
-def test_gpu_that_nobody_uses_or_that_has_not_begun_is_not_reported(alerts_of):
+def test_gpu_that_nobody_uses_that_has_not_begun_or_rests_between_attempts_is_not_reported(alerts_of):
     before_step_1 = [record | {"step": 0} for record in utilised(90, *[1] * 60)]
-    assert alerts_of(utilised(*[0] * 60)) == alerts_of(before_step_1) == []
-
-
-def test_rest_between_two_attempts_is_not_idling(alerts_of):
     resumed = {"kind": "event", "event": "resumed", "step": 1, "time": 100.0}
-    assert alerts_of([*utilised(90, *[20] * 8), resumed, *utilised(90, *[20] * 8)]) == []
+    between = [*utilised(90, *[20] * 8), resumed, *utilised(90, *[20] * 8)]
+    assert alerts_of(utilised(*[0] * 60)) == alerts_of(before_step_1) == alerts_of(between) == []
 
 
 def memory(*shares: float) -> list[Record]:

@@ -1,5 +1,4 @@
 import numpy as np
-import pytest
 
 from esmeray.monitoring.watch.curves import draw_curves
 from esmeray.tasks.registry import metric_labels
@@ -35,36 +34,21 @@ def test_each_panel_shows_its_series_and_resumes_and_skipped_steps(saved_figures
     draw_curves([], tmp_path / "empty.png", "nothing yet", metric_labels())
 
 
-def test_a_validation_that_rises_is_not_cut_off(saved_figures, tmp_path):
+def test_a_validation_that_rises_is_not_cut_off_and_r2_below_the_axis_is_marked(saved_figures, tmp_path):
     train = [{"kind": "train", "step": step, "loss": 3 / step} for step in range(1, 1001)]
     rising = [{"kind": "validation", "step": 200 * n, "loss": n, "unconditional_loss": n + 1} for n in range(1, 6)]
+    rising[0]["feature_r2"] = -28.5
     draw_curves([*train, *rising], tmp_path / "curves.png", "a run", metric_labels())
-    assert saved_figures[0].axes[0].get_ylim()[1] > 5.9
+    losses, metrics, *_ = saved_figures[0].axes
+    assert losses.get_ylim()[1] > 5.9 and metrics.get_ylim()[0] == -1.0
+    marks = next(line for line in metrics.lines if line.get_label() == "below -1, down to -28.5")
+    assert (list(marks.get_xdata()), list(marks.get_ydata())) == ([200], [-1.0])
 
 
-@pytest.fixture
-def validation_of(saved_figures, tmp_path):
-    """Draw validations; returns the panel of the metrics."""
-
-    def draw(*validations: dict):
-        records = [{"kind": "validation", "loss": 1.0, **record} for record in validations]
-        draw_curves(records, tmp_path / "curves.png", "a run", metric_labels())
-        return saved_figures[-1].axes[1]
-
-    return draw
-
-
-def test_r2_below_the_axis_is_marked_and_its_lowest_value_said(validation_of):
-    axes = validation_of({"step": 0, "feature_r2": -28.5}, {"step": 10, "feature_r2": 0.5})
-    assert axes.get_ylim()[0] == -1.0
-    marks = next(line for line in axes.lines if line.get_label() == "below -1, down to -28.5")
-    assert (list(marks.get_xdata()), list(marks.get_ydata())) == ([0], [-1.0])
-    assert len(validation_of({"step": 0, "feature_r2": -0.9}).lines) == 1
-
-
-def test_curves_of_a_classifier_have_macro_f1_beside_the_accuracy(validation_of):
-    figures = {"accuracy": 0.9, "f1_macro": 0.5, "f1_micro": 0.9}
-    labels = [line.get_label() for line in validation_of({"step": 0, "mcc": 0.4, **figures}).lines]
-    assert labels == ["accuracy (last 0.900)", "macro F1 (last 0.500)", "MCC (last 0.400)"]
-    of_labels = validation_of({"step": 0, **figures}).lines
-    assert [line.get_label() for line in of_labels][1:] == ["macro F1 (last 0.500)", "micro F1 (last 0.900)"]
+def test_curves_of_a_classifier_have_macro_f1_beside_the_accuracy(saved_figures, tmp_path):
+    record = {"kind": "validation", "step": 0, "loss": 1.0, "accuracy": 0.9, "f1_macro": 0.5, "f1_micro": 0.9}
+    for changed in ({"mcc": 0.4}, {}):
+        draw_curves([record | changed], tmp_path / "curves.png", "a run", metric_labels())
+    labels = [[line.get_label() for line in figure.axes[1].lines] for figure in saved_figures]
+    assert labels[0] == ["accuracy (last 0.900)", "macro F1 (last 0.500)", "MCC (last 0.400)"]
+    assert labels[1][1:] == ["macro F1 (last 0.500)", "micro F1 (last 0.900)"]

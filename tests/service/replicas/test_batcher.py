@@ -112,13 +112,20 @@ def test_a_long_item_is_in_the_next_batch_once_it_is_the_oldest():
     assert batched(use).payloads[:4] == [[-1], [0, 1, 2], [100], [3, 4, 5]]
 
 
-def test_equal_items_are_computed_once_while_they_wait_and_while_they_are_computed():
+def test_equal_items_are_computed_once_while_they_wait_are_computed_and_later():
     async def use(batcher: TokenBatcher, computed: Computed) -> None:
         same = await begun(*(batcher.submit([item(-1), item(7), item(7)]) for _ in range(3)))
         computed.open.set()
         assert [len(results) for results in await asyncio.gather(*same)] == [3, 3, 3]
 
     assert batched(use).payloads == [[-1], [7]]
+
+    async def use_again(batcher: TokenBatcher, _: Computed) -> None:
+        for _ in range(3):
+            assert [array.tolist() for array in await batcher.submit([item(5)])] == [[5]]
+        assert (batcher.totals.hits, batcher.totals.misses) == (2, 1)
+
+    assert len(batched(use_again, blocked=False, cache_bytes=1000).batches) == 1, "results are kept"
 
 
 def test_a_cancelled_callers_item_is_not_computed_unless_another_waits_for_it():
@@ -175,7 +182,7 @@ def test_a_small_request_beside_the_largest_is_in_the_next_batch_and_neither_sta
     assert 0 in payloads[1] and sum(map(len, payloads)) == 503
 
 
-def test_a_caller_that_fills_the_queue_shuts_nobody_else_out():
+def test_a_caller_that_fills_the_queue_shuts_nobody_else_out_and_frees_it_when_leaving():
     async def use(batcher: TokenBatcher, computed: Computed) -> None:
         flood = await begun(*(batcher.submit([item(number)], "flood") for number in range(50)))
         (other,) = await begun(batcher.submit([item(100)], "other"))
@@ -185,11 +192,7 @@ def test_a_caller_that_fills_the_queue_shuts_nobody_else_out():
         refused = sum(isinstance(result, OverloadedError) for result in results)
         assert refused == 50 - 24 // 3  # 3 of the 30 tokens are left to who comes next, 3 are another's
 
-    batched(use, queue_tokens=30)
-
-
-def test_who_leaves_frees_the_queue_at_once():
-    async def use(batcher: TokenBatcher, computed: Computed) -> None:
+    async def leave(batcher: TokenBatcher, computed: Computed) -> None:
         (large,) = await begun(batcher.submit([item(number) for number in range(500)], "large"))
         assert batcher.queued_tokens == 1500
         large.cancel()
@@ -198,7 +201,8 @@ def test_who_leaves_frees_the_queue_at_once():
         computed.open.set()
         assert len(await batcher.submit([item(7)], "large")) == 1
 
-    assert batched(use).payloads == [[-1], [7]]
+    batched(use, queue_tokens=30)
+    assert batched(leave).payloads == [[-1], [7]]
 
 
 def test_an_error_reaches_every_caller_of_the_batch_and_the_next_batch_works():
@@ -211,15 +215,6 @@ def test_an_error_reaches_every_caller_of_the_batch_and_the_next_batch_works():
         assert len(await batcher.submit([item(1), item(2)])) == 2
 
     assert len(batched(use).batches) == 3
-
-
-def test_results_are_kept_and_counted():
-    async def use(batcher: TokenBatcher, _: Computed) -> None:
-        for _ in range(3):
-            assert [array.tolist() for array in await batcher.submit([item(5)])] == [[5]]
-        assert (batcher.totals.hits, batcher.totals.misses) == (2, 1)
-
-    assert len(batched(use, blocked=False, cache_bytes=1000).batches) == 1
 
 
 @settings(max_examples=40, deadline=None)

@@ -1,14 +1,11 @@
 """Alignment with a store from the command line."""
 
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPOSITORY
+from esmeray.common.command_line import INTERRUPTED
+from tests.damage import killed_in_piece
 from tests.embeddings import make_embeddings, random_vectors
 from tests.model.support import random_sequences
 
@@ -68,35 +65,24 @@ def test_prefilters_and_a_matrix_from_a_file_give_hits(command, files, tmp_path)
 
 
 def test_queries_without_residues_are_skipped_when_asked(command, files, tmp_path):
-    queries = files[1]
-    queries.write_text(">empty\n\n" + queries.read_text())
-    outcome = command("align", *files, "--align.output", tmp_path / "hits.tsv", *CLEAR)
-    assert outcome.code == 3 and not (tmp_path / "hits.tsv.partial").exists()
-    option = outcome.err.split("give ")[1].split()
-    assert command("align", *files, "--align.output", tmp_path / "hits.tsv", *CLEAR, *option).code == 0
+    files[1].write_text(">empty\n\n" + files[1].read_text())
+    job = ["align", *files, "--align.output", tmp_path / "hits.tsv", *CLEAR]
+    outcome = command.refused(3, "give ", *job)
+    assert not (tmp_path / "hits.tsv.partial").exists()
+    command.done(*job, *outcome.err.split("give ")[1].split())
     assert [row[0] for row in rows(tmp_path / "hits.tsv")] == [f"p{n}" for n in range(9)]
 
 
 def test_a_killed_search_resumes_and_writes_the_same_bytes(command, files, tmp_path):
-    fasta = write_fasta(tmp_path / "long.fasta", random_sequences([1500] * 30, seed=1))
-    assert command("data", "convert", "--data.source", fasta, "--convert.store", tmp_path / "long").code == 0
-    arguments = ["--align.queries", fasta, "--align.store", tmp_path / "long", *KEEP_ALL]
-    program = [sys.executable, "-m", "esmeray.tools", "align", *arguments, "--align.output", tmp_path / "killed.tsv"]
-    journal = tmp_path / "killed.tsv.partial" / "done.tsv"
-    process = subprocess.Popen(program, cwd=REPOSITORY, stdout=subprocess.DEVNULL)
-    while process.poll() is None and not (journal.exists() and journal.read_text().count("\n\t") > 2):
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    done = journal.read_text()
-    assert done.count("\n\t") < 30 and not (tmp_path / "killed.tsv").exists()
-    journal.write_text(done + "p1\tcut short")
-    other = command("align", *arguments, "--align.hits", 4, "--align.output", tmp_path / "killed.tsv")
-    assert other.code == 2 and "another job (hits was" in other.err
+    job = ["align", *files, *KEEP_ALL, "--align.output"]
+    with killed_in_piece(4):
+        assert command(*job, tmp_path / "killed.tsv").code == INTERRUPTED
+    assert not (tmp_path / "killed.tsv").exists()
+    command.refused(2, "another job (hits was", *job, tmp_path / "killed.tsv", "--align.hits", 4)
     for name in ("killed.tsv", "whole.tsv"):
-        assert command("align", *arguments, "--align.output", tmp_path / name).code == 0
+        command.done(*job, tmp_path / name)
     assert (tmp_path / "killed.tsv").read_bytes() == (tmp_path / "whole.tsv").read_bytes()
-    assert len(rows(tmp_path / "whole.tsv")) == 90
+    assert len(rows(tmp_path / "whole.tsv")) == 27
 
 
 def test_what_cannot_be_aligned_is_refused_in_one_line(command, files, tmp_path, monkeypatch):

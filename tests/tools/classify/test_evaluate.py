@@ -74,25 +74,18 @@ def records_of(kind: str, lengths: list[int]) -> list[str]:
     return [f">p{n} {label}\n{text}\n" for n, (label, text) in enumerate(zip(labels, sequences, strict=True))]
 
 
-def test_the_metrics_are_those_of_the_predictions(evaluate, model, proteins):
-    printed, found = evaluate(model, "evaluation-proteins", "--evaluate.input", proteins)
-    predictions = ClassifierPipeline.load(model, device="cpu").predict(random_sequences(LENGTHS)).labels()
-    truth = [NAMES["multiclass"][number % 3] for number in range(len(LENGTHS))]
-    accuracy = np.mean([prediction == label for prediction, label in zip(predictions, truth, strict=True)])
-    assert found["metrics"]["accuracy"] == pytest.approx(accuracy)
-    assert (found["records"], found["bootstrap"]["samples"]) == (9, 20)
-    report = Path("evaluation-proteins", "report.md").read_text()
-    for words in ("accuracy", f"{accuracy:.3f} [", "mcc"):
-        assert words in printed and words in report, words
-    assert "evaluation-proteins/report.md" in printed
-
-
 def test_the_report_of_a_run_lies_in_its_folder_and_is_replaced_only_when_asked(command, model, proteins, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(model, run / "export")
     (run / "metrics.jsonl").touch()
-    report = run / "evaluations" / "proteins" / "report.md"
-    command.done(*EVALUATE, run, "--evaluate.input", proteins)
+    folder = run / "evaluations" / "proteins"
+    printed = command.done(*EVALUATE, run, "--evaluate.input", proteins).out
+    found = json.loads((folder / "evaluation.json").read_text())
+    assert (found["records"], found["bootstrap"]["samples"]) == (9, 20)
+    report = folder / "report.md"
+    for words in ("accuracy", f"{found['metrics']['accuracy']:.3f} [", "mcc"):
+        assert words in printed and words in report.read_text(), words
+    assert "evaluations/proteins/report.md" in printed
     before = report.stat().st_ino
     again = ("--evaluate.input", proteins, "--evaluate.part", "all")
     command.refused(2, "choose another name or pass --overwrite\n", *EVALUATE, run, *again)
@@ -120,6 +113,11 @@ def test_a_part_is_chosen_by_the_split_column_and_what_is_left_out_is_counted(co
     command.refused(2, "--evaluate.part test of a file needs a split column", *EVALUATE, model, *test)
     kind = ("--data.labels.kind", "regression")
     command.refused(2, "the model was trained for multiclass", *EVALUATE, model, *test, *kind)
+    columns = {"label_columns": ["stability", "activity"]}
+    numbers = export_tiny(tmp_path / "numbers", classifier_config("regression", labels=columns))
+    Path("numbers.csv").write_text("sequence,stability,activity\nMKTA,1,2\n")
+    other = ("--evaluate.input", "numbers.csv", "--data.labels.label_columns", "activity", "stability")
+    command.refused(2, "the model has stability, activity in this order", *EVALUATE, numbers, *other)
     Path("b.csv").write_text(Path("a.csv").read_text() + "MKTA,vacuole,valid\n")
     labels = {"split": "column", "split_column": "part", "unseen_labels": "skip"}
     own = export_tiny(tmp_path / "own", stored_in(tmp_path, labels=labels, source=[str(tmp_path / "b.csv")]))
@@ -177,17 +175,6 @@ def test_records_that_the_model_was_trained_on_are_counted_and_left_out_of_a_sec
     assert "The model was trained on 3 of these 7 records." in report and "| model, not trained on" in report
 
 
-def test_several_numbers_are_evaluated_in_the_order_of_the_model(command, evaluate, tmp_path):
-    columns = list(NAMES["regression"])
-    model = export_tiny(tmp_path / "model", classifier_config("regression", labels={"label_columns": columns}))
-    rows = [f"{text},{n / 3},{-n % 4}" for n, text in enumerate(random_sequences(LENGTHS))]
-    Path("a.csv").write_text("\n".join([f"sequence,{','.join(columns)}", *rows]))
-    printed, found = evaluate(model, "r", "--evaluate.input", "a.csv")
-    assert "spearman" in found["metrics"] and "spearman" in printed
-    other = ("--evaluate.input", "a.csv", "--data.labels.label_columns", *reversed(columns))
-    command.refused(2, "the model has stability, activity in this order", *EVALUATE, model, *other)
-
-
 @pytest.mark.parametrize("kind", ["multiclass", "per_residue"])
 def test_without_a_file_the_records_are_those_that_the_run_held_out(command, evaluate, tmp_path, kind):
     Path("training.fasta").write_text("".join(records_of(kind, [20 + n for n in range(30)])))
@@ -207,14 +194,8 @@ def test_without_a_file_the_records_are_those_that_the_run_held_out(command, eva
     assert "majority class" in found["baselines"]
     _, training = evaluate(model, "r", "--evaluate.part", "training")
     assert training["records"] == 30 - len(held_out)
+    Path("new.fasta").write_text("".join(records_of(kind, [50 + n for n in range(9)])))
+    _, of_file = evaluate(model, "f", "--evaluate.input", "new.fasta", "--evaluate.baselines", "true")
+    assert "majority class" in of_file["baselines"], "fitted on what the run was trained on"
     outcome = command(*EVALUATE, model, "--evaluate.part", "test")
     assert outcome.code == 3 and "no record of part test" in outcome.err
-
-
-def test_baselines_of_a_file_are_fitted_on_the_run_s_own_source(evaluate, proteins, tmp_path):
-    training = labelled_fasta(tmp_path / "training.fasta", [20 + n for n in range(30)], seed=5)
-    config = stored_in(tmp_path, labels=HEADER, source=[str(training)], validation_share=0.0)
-    model = export_tiny(tmp_path / "model", config)
-    printed, found = evaluate(model, "r", "--evaluate.input", proteins, "--evaluate.baselines", "true")
-    assert "majority class" in printed
-    assert found["baselines"]["majority class"]["metrics"]["accuracy"] == pytest.approx(1 / 3)

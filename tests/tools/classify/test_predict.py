@@ -26,22 +26,11 @@ def proteins(tmp_path) -> Path:
 
 @pytest.fixture
 def predict(command, tmp_path) -> Callable[..., Outcome]:
-    """Predict a file to one of a name in the same folder."""
+    """Predict a file to one of a name in the same folder; ``refused``: the code and text by which it is."""
 
-    def call(model: Path, file: Path, output: str, *options: object) -> Outcome:
-        words = ("--predict.input", file, "--predict.output", tmp_path / output)
-        return command.done("classify", "predict", model, *words, *options)
-
-    return call
-
-
-@pytest.fixture
-def refused(command, tmp_path) -> Callable[..., Outcome]:
-    """The same of what is refused by this code and text."""
-
-    def call(code: int, text: str, model: Path, file: Path, output: str, *options: object) -> Outcome:
-        words = ("--predict.input", file, "--predict.output", tmp_path / output)
-        return command.refused(code, text, "classify", "predict", model, *words, *options)
+    def call(model: Path, file: Path, output: str, *options: object, refused: tuple[int, str] | None = None):
+        words = ("classify", "predict", model, "--predict.input", file, "--predict.output", tmp_path / output)
+        return command.done(*words, *options) if refused is None else command.refused(*refused, *words, *options)
 
     return call
 
@@ -77,16 +66,13 @@ def test_chunks_of_a_table_keep_the_order_in_each_format(predict, model, protein
         assert float(shown["probability_nucleus"]) == pytest.approx(exact["probability_nucleus"], rel=1e-5)
 
 
-def test_regression_has_numbers_alone(predict, proteins, tmp_path):
+def test_regression_has_numbers_alone_and_each_residue_its_letter_and_its_numbers(predict, proteins, tmp_path):
     labels = {"label_columns": ["stability", "activity"]}
-    model = export_tiny(tmp_path / "model", classifier_config("regression", labels=labels))
-    predict(model, proteins, "a.csv")
-    assert list(rows(tmp_path / "a.csv")[0]) == ["id", "predicted_stability", "predicted_activity"]
-
-
-def test_each_residue_has_its_letter_and_its_numbers(predict, tmp_path):
+    model = export_tiny(tmp_path / "numbers", classifier_config("regression", labels=labels))
+    predict(model, proteins, "numbers.csv")
+    assert list(rows(tmp_path / "numbers.csv")[0]) == ["id", "predicted_stability", "predicted_activity"]
     model = export_tiny(tmp_path / "model", classifier_config("per_residue", max_length=20))
-    proteins = labelled_fasta(tmp_path / "proteins.fasta", [30, 5], "per_residue")
+    labelled_fasta(proteins, [30, 5], "per_residue")
     for name in ("a.csv", "a.parquet"):
         outcome = predict(model, proteins, name)
     assert "1 longer than 20 tokens, cropped" in outcome.out
@@ -97,38 +83,39 @@ def test_each_residue_has_its_letter_and_its_numbers(predict, tmp_path):
     np.testing.assert_allclose(numbers, exact[0]["probability_H"], atol=1e-5)
 
 
-def test_a_repeated_id_is_refused_unless_it_may_be_dropped_or_renamed(predict, refused, model, tmp_path):
+def test_a_repeated_id_is_refused_unless_it_may_be_dropped_or_renamed(predict, model, tmp_path):
     path = tmp_path / "a.fasta"
     path.write_text(">p\nMKTA\n>q\nMK\n>p\nTTTT\n")
-    outcome = refused(3, "the id 'p' stands already in", model, path, "a.csv")
+    outcome = predict(model, path, "a.csv", refused=(3, "the id 'p' stands already in"))
     assert "line 5" in outcome.err and "give --data.ingest.duplicate_ids first (or rename)" in outcome.err
     assert [item.name for item in tmp_path.iterdir()] == ["a.fasta"]
     assert "1 id renamed" in predict(model, path, "a.csv", "--data.ingest.duplicate_ids", "rename").out
     assert [row["id"] for row in rows(tmp_path / "a.csv")] == ["p", "q", "p.2"]
 
 
-def test_what_fails_half_way_leaves_what_was_there(predict, refused, model, tmp_path, monkeypatch):
+def test_what_fails_half_way_leaves_what_was_there(predict, model, tmp_path, monkeypatch):
     monkeypatch.setattr("esmeray.tools.classify.predict.CHUNK_CHARACTERS", 1)
     monkeypatch.setattr("esmeray.dataset.table.PART_ROWS", 1)
     (tmp_path / "a.csv").write_text("sequence\nMKTA\nM1\n")
     (tmp_path / "good.csv").write_text("sequence\nMKTA\n")
     predict(model, tmp_path / "good.csv", "out.csv")
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    refused(3, "row 2", model, tmp_path / "a.csv", "out.csv", "--overwrite")
+    predict(model, tmp_path / "a.csv", "out.csv", "--overwrite", refused=(3, "row 2"))
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
     (tmp_path / "a.csv").write_text("sequence\nMKTA\nMK\n")
     predict(model, tmp_path / "a.csv", "out.csv", "--overwrite")
     assert len(rows(tmp_path / "out.csv")) == 2
 
 
-def test_what_cannot_be_read_or_written_is_one_line_with_the_option_to_give(refused, model, proteins, tmp_path):
-    refused(2, "must end in .csv or .tsv or .parquet", model, proteins, "a.txt")
+def test_what_cannot_be_read_or_written_is_one_line_with_the_option_to_give(predict, model, proteins, tmp_path):
+    predict(model, proteins, "a.txt", refused=(2, "must end in .csv or .tsv or .parquet"))
     table = tmp_path / "a.csv"
     table.write_text("sequence\n")
-    refused(3, "holds no rows", model, table, "out.csv")
+    predict(model, table, "out.csv", refused=(3, "holds no rows"))
     table.write_text("name,protein\nx,MKTA\n")
     options = ("--data.labels.text_column", "protein", "--data.labels.id_column", "id")
-    outcome = refused(3, "no column 'id'; it has 'name', 'protein'", model, table, "out.csv", *options)
+    absent = (3, "no column 'id'; it has 'name', 'protein'")
+    outcome = predict(model, table, "out.csv", *options, refused=absent)
     assert outcome.err.endswith("as --data.labels.id_column name\n")
-    outcome = refused(3, "no column 'sequence'", model, table, "out.csv")
+    outcome = predict(model, table, "out.csv", refused=(3, "no column 'sequence'"))
     assert "as --data.labels.text_column " in outcome.err

@@ -1,6 +1,7 @@
-"""``esmeray design generate`` and ``design score``: files to designs, and what is refused."""
+"""``esmeray design generate``, ``score`` and ``evaluate``: files to designs, and what is refused."""
 
 import csv
+import json
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,25 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     one = FOLDS[0]
     write_pdb(folder / "dimer.cif.pdb", pdb_lines(one, "A"), pdb_lines(one, "B"))
     return folder
+
+
+def test_all_of_a_store_is_evaluated_or_a_part_and_what_is_left_out_is_counted(here: Path, command, tmp_path: Path):
+    store = structure_store(tmp_path / "folds", 6, validation_share=0.4)
+    held_out = store.validation.size
+    given = ["design", "evaluate", here / "export", "--evaluate.store", store.path, "--evaluate.steps", 2]
+    whole = command.done(*given, "--evaluate.output", tmp_path / "all.json")
+    assert "evaluated 6 of 6 records; left out: 0 of other parts, 0 without" in whole.err
+    assert f"{held_out} of them are the store's validation part" in whole.err
+    part = command.done(*given, "--evaluate.part", "validation", "--evaluate.output", tmp_path / "part.json")
+    assert f"evaluated {held_out} of 6 records; left out: {6 - held_out} of other parts" in part.err
+    found = [json.loads((tmp_path / name).read_text()) for name in ("all.json", "part.json")]
+    assert [(each["part"], each["proteins"]) for each in found] == [("all", 6), ("validation", held_out)]
+    assert found[0]["metrics"]["perplexity"]["value"] != pytest.approx(found[1]["metrics"]["perplexity"]["value"])
+    (tmp_path / "a.fasta").write_text(">a\nMKTAYIAKQR\n>b\nGAVLIPFW\n")
+    structures = f"data structures --data.source {tmp_path / 'a.fasta'} --structures.store {tmp_path / 'none'}"
+    command.done(f"{structures} --data.predictions.folder {tmp_path / 'predicted'} --data.predictions.on_miss null")
+    outcome = command("design", "evaluate", here / "export", "--evaluate.store", tmp_path / "none")
+    assert outcome.code == 3 and "none of 2 records has a structure" in outcome.err
 
 
 def read_fasta(path: Path) -> dict[str, str]:
@@ -48,8 +68,7 @@ def test_designs_of_a_folder_keep_what_is_fixed_and_leave_out_what_is_omitted(he
     assert len(rows) == sum(len(fold.residues) for fold in FOLDS)
     assert sum(float(rows[20][letter]) for letter in "ACDEFGHIKLMNPQRSTVWY") == pytest.approx(1, abs=2e-3)
     assert all((out / f"{fold.id}_A.png").stat().st_size > 5000 for fold in FOLDS)
-    again = f"design generate {here} --generate.structures {here / 'fold0000.pdb'} --generate.output {out}"
-    command.refused(2, "exists", again)
+    command.refused(2, "exists", f"design generate {here} --generate.length 9 --generate.output {out}")
 
 
 def test_chains_of_a_complex_are_tied_and_sequences_need_no_structure(here: Path, command, tmp_path: Path):

@@ -47,11 +47,9 @@ def test_what_can_not_be_is_one_line_and_nothing_is_left(command, given: list[st
     for options, code, words in [
         ("--embed.outputs means", 2, "outputs means: there is no such output (did you mean mean?); choose of"),
         ("--embed.dtype bf16", 2, "--embed.dtype bf16"),
-        ("--embed.dtype int8 --embed.format hdf5", 2, "--embed.dtype int8"),
         (f"{window} --embed.overlap 20", 2, "--embed.overlap 20: must be less than"),
         (f"{window} --embed.outputs contacts", 2, "can't be averaged over windows"),
         ("--embed.device cuda", 4, "there is no GPU"),
-        ("--embed.tokens 0", 2, "--embed.tokens"),
     ]:
         command.refused(code, words, *given, *options.split())
     for name in ("digit", "empty"):

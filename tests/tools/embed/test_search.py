@@ -54,22 +54,16 @@ def test_the_exact_hits_are_the_nearest_of_all(command, here, metric):
 def test_without_queries_no_protein_finds_itself_and_a_small_database_has_fewer_hits(command, here):
     make_embeddings(here / "equal", np.ones((5, 4), dtype=np.float32))  # each is as near as itself
     make_embeddings(here / "small", random_vectors(3, 8))
+    found = {}
     for database, number in {"database": 400, "equal": 10, "small": 6}.items():
         command.done(f"embed search {database} --search.output {database}.tsv --search.top_k 2")
-        found = hits(here / f"{database}.tsv")
-        assert len(found) == number and all(query != target for query, _, target, _ in found)
-    command.done("embed search small --search.output all.tsv")
-    assert len(hits(here / "all.tsv")) == 6
-
-
-def test_ivf_that_probes_every_cluster_finds_what_exact_finds(command, here):
-    for kind in ("exact", "ivf"):
-        command.done(
-            f"embed search database --search.output {kind} --search.index {kind} --search.ivf_lists 5 "
-            "--search.ivf_probes 5"
-        )
-    exact, ivf = hits(here / "exact"), hits(here / "ivf")
-    assert [hit[:3] for hit in exact] == [hit[:3] for hit in ivf]
+        found[database] = hits(here / f"{database}.tsv")
+        assert len(found[database]) == number
+        assert all(query != target for query, _, target, _ in found[database])
+    ivf = "--search.output ivf.tsv --search.top_k 2 --search.index ivf --search.ivf_lists 5 --search.ivf_probes 5"
+    command.done(f"embed search database {ivf}")
+    exact = [hit[:3] for hit in found["database"]]
+    assert [hit[:3] for hit in hits(here / "ivf.tsv")] == exact, "all clusters are probed"
 
 
 def test_mistakes_are_one_line(command, here):
@@ -81,44 +75,34 @@ def test_mistakes_are_one_line(command, here):
     vectors[150, 2] = np.nan
     make_embeddings(here / "nan", vectors, IDS)
     for arguments, code, words in [
-        ("none --search.output h.tsv", 3, "none: no embeddings there"),
-        ("database --search.output h.tsv --search.name cls", 2, "no output 'cls'"),
         ("database --search.output h.tsv --search.queries narrow", 3, "narrow has 4 channels, database 8"),
         ("residues --search.output h.tsv", 3, "has values for each residue"),
         ("zero --search.output h.tsv", 3, "zero: 'p150' is a vector of zeros, which has no cosine, in mean"),
         ("nan --search.output h.tsv --search.metric l2", 3, "nan: 'p150' has NaN or infinity"),
-        (
-            "database --search.output h.tsv --search.index ivf --search.ivf_lists 201",
-            2,
-            "--search.ivf_lists 201: more",
-        ),
+        ("database --search.output h.tsv --search.index ivf --search.ivf_lists 201", 2, "ivf_lists 201: more"),
         ("database --search.output no/h.tsv", 2, "there is no folder no"),
     ]:
         command.refused(code, words, f"embed search {arguments}")
     assert not (here / "h.tsv").exists()
-    assert command("embed", "search", "zero", "--search.output", "h.tsv", "--search.metric", "l2").code == 0
+    command.done("embed search zero --search.output h.tsv --search.metric l2")
 
 
-def test_vectors_of_two_models_layers_or_poolings_do_not_meet(command, here):
+def test_vectors_meet_where_models_poolings_and_layers_are_the_same_joined_ones_too(command, here):
     outputs = {"mean": random_vectors(200, 8), "max": random_vectors(200, 8)}
     make_embeddings(here / "other", outputs, IDS, model="large")
     make_embeddings(here / "same", outputs, IDS)
-    outcome = command("embed search database --search.output h.tsv --search.queries other")
-    assert (outcome.code, outcome.err) == (
-        3,
+    refused = (
         "error: other has vectors of model large (mean over residues), database of model small (mean over residues), "
-        "which can't be compared; give embeddings of the same model, pooling and layer\n",
+        "which can't be compared; give embeddings of the same model, pooling and layer\n"
     )
-    assert command("embed search database --search.output h.tsv --search.queries same").code == 0
-
-
-def test_joined_vectors_meet_where_their_parts_are_the_same(command, here):
+    command.refused(3, refused, "embed search database --search.output h.tsv --search.queries other")
+    command.done("embed search database --search.output h.tsv --search.queries same")
     for folder in ("x", "y"):
         make_embeddings(here / folder, {"mean": random_vectors(9, 3), "max": random_vectors(9, 3)})
         make_embeddings(here / f"{folder}b", random_vectors(9, 3), model="large")
     joins = {"xx": "x xb", "yy": "y yb", "yx": "yb y", "max": "x xb --join.names max mean", "deep": "xx yy"}
     for output, folders in joins.items():
-        assert command(f"embed join --join.folders {folders} --join.output {output}").code == 0
+        command.done(f"embed join --join.folders {folders} --join.output {output}")
     for queries, code in {"yy": 0, "yx": 3, "max": 3}.items():
         outcome = command(f"embed search xx --search.output {queries}.tsv --search.queries {queries}")
         assert (outcome.code, outcome.err.count("which can't be compared")) == (code, code // 3), outcome.err

@@ -35,36 +35,24 @@ def test_metrics_curves_and_picture_are_written(command, files, tmp_path):
         assert one["metrics"]["fmax"]["value"] == pytest.approx(best, abs=1e-9)
         low, high = one["metrics"]["fmax"]["interval"]
         assert low <= high
-    command.refused(
-        2, "exists already", "function", "evaluate", *files, *OPTIONS, "--evaluate.output", tmp_path / "out"
-    )
-    again = ["--evaluate.output", tmp_path / "again"]
-    command.done("function", "evaluate", *files, *accretion, *OPTIONS, *again)
+    command.done("function", "evaluate", *files, *accretion, *OPTIONS, "--evaluate.output", tmp_path / "again")
     for path in (tmp_path / "out").iterdir():
         assert path.read_bytes() == (tmp_path / "again" / path.name).read_bytes(), path.name
 
 
-def test_weights_from_annotations_and_known_ones(command, files, tmp_path):
+def test_known_annotations_are_left_out_as_is_an_aspect_with_no_term_that_counts(command, files, tmp_path):
     truth = files[2]
     lines = Path(truth).read_text().splitlines(keepends=True)
     (tmp_path / "known.tsv").write_text("".join(lines[: len(lines) // 3]))
     known = ["--evaluate.known", tmp_path / "known.tsv"]
     outcome = command.done("function", "evaluate", *files, "--evaluate.ia_from", truth, *known, *OPTIONS)
     assert "smin_w" in outcome.out
-
-
-def test_an_aspect_with_no_term_that_counts_is_left_out(command, files, tmp_path):
     aspects = read_ontology(Path(files[-1])).aspects
     (tmp_path / "terms.txt").write_text("\n".join(aspects["molecular_function"].terms))
-    outcome = command.done("function", "evaluate", *files, "--evaluate.terms", tmp_path / "terms.txt", *OPTIONS)
+    alone = ["--evaluate.terms", tmp_path / "terms.txt", "--evaluate.draws", 0, "--evaluate.orphans", "false"]
+    outcome = command.done("function", "evaluate", *files, *OPTIONS, *alone)
     assert len(aspects) > 1 and outcome.out.count("with predictions") == 1
-
-
-def test_without_draws_there_are_no_intervals(command, files):
-    outcome = command.done(
-        "function", "evaluate", *files, *OPTIONS, "--evaluate.draws", 0, "--evaluate.orphans", "false"
-    )
-    assert " to " not in outcome.out
+    assert " to " not in outcome.out, "without draws there are no intervals"
 
 
 def test_what_cannot_be_evaluated_is_one_line(command, files, tmp_path):

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from esmeray.common.command_line import run
+from esmeray.common.command_line import INTERRUPTED, run
 from esmeray.common.publishing import RECORD_FILE
 from esmeray.function.annotations import read_annotations, read_scores
 from esmeray.function.ontology import read_ontology
@@ -19,6 +19,7 @@ from esmeray.inference.function import prediction
 from esmeray.run_folder.metrics_log import read_metrics
 from esmeray.tools.__main__ import main as esmeray
 from tests.conftest import REPOSITORY
+from tests.damage import killed_in_piece
 from tests.monitoring.wandb_file import read_history
 from tests.tools.conftest import next_words
 
@@ -63,16 +64,16 @@ def test_killed_run_resumes_with_the_bytes_of_one_at_once(trained, tmp_path, com
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
-    done = subprocess.run(start, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and "blend" in done.stdout, done.stderr
-    assert "DeepSpeed" not in done.stdout + done.stderr, "it trains in this process, and its remarks are in the log"
-    assert next_words(done.stdout)[:3] == ["function", "predict", str(tmp_path / "function")]
+    resume = [*in_folder(tmp_path), "--wandb.mode", "disabled"]
+    outcome = command.done(*resume)
+    assert "blend" in outcome.out and "DeepSpeed" not in outcome.out + outcome.err
+    assert next_words(outcome.out)[:3] == ["function", "predict", str(tmp_path / "function")]
     metrics = read_metrics(tmp_path / "function" / "metrics.jsonl")
     assert [record for record in metrics if record.get("event") == "resumed"]
     assert content(tmp_path / "function") == content(trained)
     shutil.rmtree(tmp_path / "function" / "function")
-    outcome = command(*in_folder(tmp_path), "--wandb.mode", "disabled")
-    assert outcome.code == 0 and content(tmp_path / "function") == content(trained), "the blend is made again alone"
+    command.done(*resume)
+    assert content(tmp_path / "function") == content(trained), "the blend is made again alone"
 
 
 def test_metrics_of_a_run_are_in_wandb_and_drawn(trained):
@@ -102,23 +103,14 @@ def test_predictions_are_in_cafas_format_consistent_and_bounded(trained, tmp_pat
     assert set(proteins) <= {protein for some in truth.values() for protein in some.proteins}
 
 
-def test_a_killed_prediction_resumes_with_the_same_bytes(trained, tmp_path, command, monkeypatch):
-    program = "from esmeray.inference.function import prediction; prediction._BLOCK = 4; "
-    program += "from esmeray.tools.__main__ import *; import sys; sys.exit(main(sys.argv[1:]))"
-    test = str(trained / "function" / "sample" / "test.fasta")
-    arguments = [str(trained), "--predict.input", test, "--predict.output"]
-    start = [sys.executable, "-c", program, "function", "predict", *arguments]
-    process = subprocess.Popen([*start, str(tmp_path / "killed.tsv")], cwd=REPOSITORY)
-    journal = tmp_path / "killed.tsv.partial" / "done.tsv"
-    while process.poll() is None and not (journal.is_file() and journal.stat().st_size > 20_000):
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    begun = journal.read_bytes()
-    assert b"\n\t" in begun and not (tmp_path / "killed.tsv").exists()
-    monkeypatch.setattr(prediction, "_BLOCK", 4)
-    for name in ("killed.tsv", "whole.tsv"):
-        assert command("function", "predict", *arguments, tmp_path / name).code == 0
+def test_a_killed_prediction_resumes_with_the_bytes_of_one_at_once_of_a_store(trained, tmp_path, command):
+    fasta = trained / "function" / "sample" / "test.fasta"
+    command.done("data", "convert", "--data.source", fasta, "--convert.store", tmp_path / "store")
+    with killed_in_piece(2):
+        assert command(*prediction_of(trained, fasta, tmp_path / "killed.tsv")).code == INTERRUPTED
+    assert not (tmp_path / "killed.tsv").exists()
+    for source, name in (fasta, "killed.tsv"), (tmp_path / "store", "whole.tsv"):
+        command.done(*prediction_of(trained, source, tmp_path / name))
     assert (tmp_path / "killed.tsv").read_bytes() == (tmp_path / "whole.tsv").read_bytes()
 
 
@@ -145,14 +137,6 @@ def test_what_cannot_be_predicted_is_one_line(trained, tmp_path, command):
     (tmp_path / "empty.fasta").touch()
     outcome = command(*prediction_of(trained, tmp_path / "empty.fasta", tmp_path / "none.tsv"))
     assert outcome.code == 3 and not (tmp_path / "none.tsv.partial").exists()
-
-
-def test_a_store_is_predicted_as_the_fasta_that_it_was_made_of(trained, tmp_path, command):
-    fasta = trained / "function" / "sample" / "test.fasta"
-    assert command("data", "convert", "--data.source", fasta, "--convert.store", tmp_path / "store").code == 0
-    for source, name in (fasta, "fasta.tsv"), (tmp_path / "store", "store.tsv"):
-        command.done(*prediction_of(trained, source, tmp_path / name))
-    assert (tmp_path / "fasta.tsv").read_bytes() == (tmp_path / "store.tsv").read_bytes()
 
 
 def test_embeddings_of_a_model_are_computed_on_the_way_or_read_from_a_store(tmp_path, command, monkeypatch):

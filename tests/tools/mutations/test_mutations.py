@@ -94,13 +94,9 @@ def test_several_models_are_averaged_and_evaluated_beside_other_scores(mutations
 
 
 def test_what_does_not_fit_is_one_line_and_bad_mutants_may_have_an_empty_score(mutations):
-    for number, bad in enumerate(BAD):
-        write(f"bad{number}.csv", [(MUTANTS[0],), (bad,)], "mutant")
-        refused = (3, f"row 2, {bad!r}: ")
-        outcome = mutations("score", "model0", f"--table bad{number}.csv --output scores.csv", refused=refused)
-        assert "or give --score.bad_mutants empty" in outcome.err
-        assert not [*Path().glob("scores*")]
     write("bad.csv", [(MUTANTS[0],), *((bad,) for bad in BAD)], "mutant")
+    outcome = mutations("score", "model0", "--table bad.csv --output scores.csv", refused=(3, f"row 2, {BAD[0]!r}: "))
+    assert "or give --score.bad_mutants empty" in outcome.err and not [*Path().glob("scores*")]
     outcome = mutations("score", "model0", "--table bad.csv --output scores.csv --bad_mutants empty")
     assert "  5 rows without a score\n" in outcome.out
     assert [bool(row["score"]) for row in read("scores.csv")] == [True, *([False] * 5)]
@@ -126,14 +122,13 @@ def test_a_scan_is_the_scores_of_all_singles_with_a_picture(mutations):
     assert read("scan/mutants.csv") != rows
 
 
-@pytest.mark.parametrize("features", ["embeddings", "one_hot"])
-def test_a_fitted_model_is_evaluated_exported_and_predicts(mutations, capsys, features):
+def test_a_fitted_model_is_evaluated_exported_and_predicts(mutations, capsys):
     mutations("scan", "model1", "--output scan")  # its scores are what is to be learnt
     rows = [(row["mutant"], row["score"]) for row in read("scan/mutants.csv")]
     write("measured.csv", [*rows[::2], (rows[1][0], "")], "mutant", "score")
-    options = f"--features {features} --bootstrap 20 --sizes 60"
+    options = "--features embeddings --bootstrap 20 --sizes 60"
     outcome = mutations("fit", "model0", "--table measured.csv --output fitted", options)
-    assert f"features of 114 mutants: {features}; zero-shot scores by model0 (masked)\n" in outcome.out
+    assert "features of 114 mutants: embeddings; zero-shot scores by model0 (masked)\n" in outcome.out
     assert "cross-validating: folds contiguous\n" in outcome.out
     assert outcome.out.count("## Folds") == 6 and "## Folds contiguous, 60 training mutants" in outcome.out
     evaluation = json.loads(Path("fitted/evaluation.json").read_text())["Folds random, all training mutants"]

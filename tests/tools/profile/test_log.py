@@ -21,11 +21,9 @@ def test_summary_is_printed_drawn_and_written_with_what_to_do(command, tmp_path)
     assert width > 1000 and height > 600
 
 
-@pytest.mark.parametrize("option", ["--profile.output", "--profile.json_output"])
-def test_log_is_not_overwritten(command, tmp_path, option):
+def test_log_is_not_overwritten(command, tmp_path):
     log = gpu_traces.thermal().write(tmp_path / "log.csv")
     before = log.read_bytes()
-    outcome = command("profile", "log", log, option, log)
-    assert outcome.code == 2
-    assert "is the log itself" in outcome.err
+    for option in ("--profile.output", "--profile.json_output"):
+        command.refused(2, "is the log itself", "profile", "log", log, option, log)
     assert log.read_bytes() == before

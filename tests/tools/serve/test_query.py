@@ -21,34 +21,23 @@ def fasta(tmp_path: Path) -> Path:
     return write_proteins(tmp_path / "proteins.fasta", SEQUENCES)
 
 
-@pytest.mark.parametrize("task", ["mean", "residues"])
-def test_vectors_are_written_as_parquet(command, serving: Serving, address: str, fasta: Path, task: str):
-    output = fasta.with_name("out.parquet")
-    outcome = command(
-        f"serve query --query.input {fasta} --query.output {output} --query.address {address} --query.task {task}"
-    )
-    assert outcome.code == 0 and f"{task} of 4 proteins" in outcome.out, outcome.err
-    table = pq.read_table(output)
-    assert table["id"].to_pylist() == ["P00000", "P00001", "P00002", "P00003"]
-    model = opened(serving.folder / "esm")
-    for found, sequence in zip(table["embedding"].to_pylist(), SEQUENCES, strict=True):
-        wanted = rows_of(model, [sequence], [task])[task].numpy()
-        np.testing.assert_allclose(np.atleast_2d(found), wanted, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["places", "helices"])
-def test_classes_are_written_as_tsv(command, serving: Serving, address: str, fasta: Path, name: str):
-    output = fasta.with_name("out.tsv")
-    command.done(
-        f"serve query --query.input {fasta} --query.output {output} --query.address {address} --query.task classify "
-        f"--query.model {name}"
-    )
-    heads, *rows = [line.split("\t") for line in output.read_text().splitlines()]
-    wanted = ClassifierPipeline.load(serving.folder / name, device="cpu").predict(SEQUENCES)
-    assert heads == ["id", "label", "probabilities"] and [row[1] for row in rows] == wanted.labels()
-    if name == "places":
-        found = np.array([row[2].split(",") for row in rows], float)
-        np.testing.assert_allclose(found, wanted.probabilities, rtol=1e-5)
+def test_vectors_are_written_as_parquet_and_classes_as_tsv(command, serving: Serving, address: str, fasta: Path):
+    query = f"serve query --query.input {fasta} --query.address {address} --query.output"
+    for task in ("mean", "residues"):
+        output = fasta.with_name(f"{task}.parquet")
+        assert f"{task} of 4 proteins" in command.done(f"{query} {output} --query.task {task}").out
+        table = pq.read_table(output)
+        assert table["id"].to_pylist() == ["P00000", "P00001", "P00002", "P00003"]
+        model = opened(serving.folder / "esm")
+        for found, sequence in zip(table["embedding"].to_pylist(), SEQUENCES, strict=True):
+            wanted = rows_of(model, [sequence], [task])[task].numpy()
+            np.testing.assert_allclose(np.atleast_2d(found), wanted, rtol=1e-5, atol=1e-5)
+    for name in ("places", "helices"):
+        output = fasta.with_name(f"{name}.tsv")
+        command.done(f"{query} {output} --query.task classify --query.model {name}")
+        heads, *rows = [line.split("\t") for line in output.read_text().splitlines()]
+        wanted = ClassifierPipeline.load(serving.folder / name, device="cpu").predict(SEQUENCES).labels()
+        assert heads == ["id", "label", "probabilities"] and [row[1] for row in rows] == wanted
 
 
 def test_a_key_is_read_from_its_file_or_the_environment(
@@ -58,20 +47,19 @@ def test_a_key_is_read_from_its_file_or_the_environment(
     (tmp_path / "key").write_text(keys["all"] + "\n")
     with serving.address(serving.app(access={"keys": str(tmp_path / "keys.yaml")})) as address:
         asked = ["serve", "query", "--query.input", fasta, "--query.address", address, "--query.output"]
-        refused = command(*asked, tmp_path / "a.parquet")
-        assert refused.code == 3 and "401: a key is needed" in refused.err and "--query.key_file" in refused.err
+        refused = command.refused(3, "401: a key is needed", *asked, tmp_path / "a.parquet")
+        assert "--query.key_file" in refused.err
         (tmp_path / "wrong").write_text("esm-" + "0" * 43)
-        wrong = command(*asked, tmp_path / "a.parquet", "--query.key_file", tmp_path / "wrong")
-        assert wrong.code == 3 and "401: the key is wrong" in wrong.err and "0000" not in wrong.err
-        assert refused.err.count("\n") == wrong.err.count("\n") == 1
-        assert command(*asked, tmp_path / "a.parquet", "--query.key_file", tmp_path / "key").code == 0
+        by_file = [*asked, tmp_path / "a.parquet", "--query.key_file"]
+        wrong = command.refused(3, "401: the key is wrong", *by_file, tmp_path / "wrong")
+        assert "0000" not in wrong.err
+        command.done(*by_file, tmp_path / "key")
         monkeypatch.setenv("ESMERAY_KEY", keys["all"])
-        assert command(*asked, tmp_path / "b.parquet").code == 0
-    missing = command(*asked, tmp_path / "c.parquet", "--query.key_file", tmp_path / "none")
-    assert missing.code == 3 and "none: can't be read" in missing.err
+        command.done(*asked, tmp_path / "b.parquet")
+    by_file = [*asked, tmp_path / "c.parquet", "--query.key_file"]
+    command.refused(3, "none: can't be read", *by_file, tmp_path / "none")
     (tmp_path / "two").write_bytes(b"esm-one\nesm-two\xff\n")
-    two = command(*asked, tmp_path / "c.parquet", "--query.key_file", tmp_path / "two")
-    assert (two.code, two.err.count("\n")) == (2, 1) and f"{tmp_path / 'two'}: holds no API key" in two.err
+    two = command.refused(2, f"{tmp_path / 'two'}: holds no API key", *by_file, tmp_path / "two")
     assert "esm-" not in two.err
 
 
@@ -88,4 +76,4 @@ def test_files_of_others_stay_and_refusals_leave_nothing(command, address: str, 
     assert command(f"{query} http://[").code == 2
     assert sorted(path.name for path in fasta.parent.iterdir()) == ["proteins.fasta"]
     for options in ("", "--overwrite"):
-        assert command(f"{query} {address} {options}").code == 0
+        command.done(f"{query} {address} {options}")

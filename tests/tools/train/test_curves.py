@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from matplotlib import image
 
-from esmeray.common import figure_style
 from esmeray.run_folder.metrics_log import MetricsLog
 
 
@@ -38,13 +37,10 @@ def runs(tmp_path):
     return [tmp_path / "a", tmp_path / "b"]
 
 
-def test_runs_are_drawn_over_training_time_and_tokens_and_a_pause_does_not_count(command, runs, tmp_path, monkeypatch):
-    figures = []
-    canvas = figure_style.FigureCanvasAgg
-    monkeypatch.setattr(figure_style, "FigureCanvasAgg", lambda figure: (figures.append(figure), canvas(figure)))
+def test_runs_are_drawn_over_time_and_tokens_and_a_pause_does_not_count(command, runs, tmp_path, saved_figures):
     command.done("train", "curves", *runs, "--output", tmp_path / "out.png")
     assert len(np.unique(image.imread(tmp_path / "out.png")[..., 0])) > 20
-    over_time, over_tokens = figures[0].axes
+    over_time, over_tokens = saved_figures[0].axes
     assert [text.get_text() for text in over_time.get_legend().get_texts()] == ["a", "b"]
     b_train, b_validation = over_time.lines[2:]
     assert list(b_train.get_xdata()) == pytest.approx([2 / 60, 7 / 60, 11 / 60])
@@ -55,7 +51,5 @@ def test_runs_are_drawn_over_training_time_and_tokens_and_a_pause_does_not_count
 def test_a_picture_is_replaced_when_asked_alone_and_names_have_to_differ(command, runs, tmp_path):
     words = ("train", "curves", *runs, "--output", tmp_path / "out.png")
     assert [command(*words).code, command(*words).code, command(*words, "--overwrite").code] == [0, 2, 0]
-    outcome = command("train", "curves", runs[0], runs[0])
-    assert outcome.code == 2 and "a: two runs have this name" in outcome.err
-    outcome = command("train", "curves")
-    assert outcome.code == 2 and "missing: RUN; for example: esmeray train curves runs/first" in outcome.err
+    command.refused(2, "a: two runs have this name", "train", "curves", runs[0], runs[0])
+    command.refused(2, "missing: RUN; for example: esmeray train curves runs/first", "train", "curves")

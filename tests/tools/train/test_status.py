@@ -1,8 +1,6 @@
 """``watch``: the state of a run, once or until it ends, and nothing that disturbs it."""
 
 import socket
-import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -26,17 +24,6 @@ def test_state_is_printed_once_and_nothing_is_written(command, run):
     outcome = command.done("train", "status", run.path)
     assert outcome.out.count("step 5") == 1 and "\x1b" not in outcome.out
     assert {path: path.read_bytes() for path in run.path.iterdir()} == before
-
-
-def test_following_ends_with_the_run(command, run):
-    def finish() -> None:
-        time.sleep(0.3)
-        append(run.metrics, train(6, 1))
-        run.write_outcome(Outcome("finished", 6, "trained 6 steps", 0))
-
-    threading.Thread(target=finish).start()
-    outcome = command.done("train", "status", run.path, "--follow")
-    assert "finished, trained 6 steps" in outcome.out and "step 6" in outcome.out
 
 
 def test_following_waits_for_a_run_to_begin_and_through_a_kill_to_its_resumed_end(command, tmp_path, monkeypatch):
