@@ -30,7 +30,10 @@ class Opened(NamedTuple):
 def open_exported(task: str, folder: Path) -> Opened:
     """The model that ``task`` exported to ``folder``. Raises DataError for a damaged export or an unknown task."""
     if task not in task_names():
-        raise DataError(f"{folder}: a model of task {task}, which gives no outputs of sequences; choose another model")
+        raise DataError(
+            f"{folder}: a model of task {task}, which is not installed here; install its package, or choose another "
+            "model"
+        )
     opener = task_named(task).opener
     # A folder of transformers, with nothing of Esmeray's that the model needs.
     if opener is None:

@@ -46,9 +46,15 @@ class SourceBatch(NamedTuple):
 
 
 class BatchSource(ABC):
-    """Makes batches of records. ``follows_steps``: what is made of them depends on the step of training."""
+    """Makes batches of records.
+
+    Attributes:
+        follows_steps: what is made of them depends on the step of training.
+        record_sequences: sequences that a record gives, such as two of a pair.
+    """
 
     follows_steps = False
+    record_sequences = 1
 
     @abstractmethod
     def token_lengths(self, records_N: Indices) -> NDArray[np.int64]:

@@ -198,7 +198,7 @@ def _shape(source: BatchSource, indices: Indices, plan: EpochPlan) -> BatchShape
     """The shape that holds every batch of the plan and its fillers; the same from epoch to epoch, or nearly always."""
     longest = int(source.token_lengths(indices).max(initial=1))
     # What a batch lacks in tokens is filled with sequences of the longest length, which need room, too.
-    sequences = int(np.diff(plan.offsets).max(initial=0)) + -(-plan.budget // longest)
+    sequences = source.record_sequences * int(np.diff(plan.offsets).max(initial=0)) + -(-plan.budget // longest)
     # A power of two: the most sequences differ a little from epoch to epoch, and a new shape is compiled anew.
     return BatchShape(plan.budget, 1 << (sequences - 1).bit_length(), longest)
 

@@ -58,7 +58,7 @@ class ShardTexts:
                 overlap=min(self._overlap, window - 1),
                 token_budget=self._shard.budget,
             )
-        return model.rows(model.pack(sequences).to(model.device), outputs)
+        return model.rows(model.input_of(sequences).to(model.device), outputs)
 
     def name(self, index: int) -> str:
         return f"{self._store.id(int(self._shard.records[index]))} of {self.lengths[index]:,} residues"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from esmeray.dataset.tokens.base import SequenceTokenizer
-    from esmeray.inference.models.packing import Packed
+    from esmeray.inference.models.packing import ModelInput
     from esmeray.model.backbones.base import PackedBackbone
 
 
@@ -113,7 +113,7 @@ class OutputKind:
     """
 
     description: str
-    rows: "Callable[[HasOutputs, Tensor, Packed], Tensor]"
+    rows: "Callable[[HasOutputs, Tensor, ModelInput], Tensor]"
     per: Per | Callable[[HasOutputs], Per] = "protein"
     reads: Literal["layer", "last", "tokens"] = "layer"
     features: "Callable[[HasOutputs, Tensor], Tensor]" = lambda model, hidden_TD: hidden_TD

@@ -23,7 +23,7 @@ from esmeray.dataset.batches.preparation import FixedCrop, head_length
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer
 from esmeray.dataset.tokens.esm import sequence_lengths, tokenize_pieces
 from esmeray.inference.models.kinds import Limit, ModelFacts, Output, kind_of, output_names
-from esmeray.inference.models.packing import Packed, Tokenized, pack, packed
+from esmeray.inference.models.packing import ModelInput, Tokenized, input_of_pieces, model_input
 from esmeray.model.backbones.base import PackedBackbone
 from esmeray.model.backbones.fingerprint import architecture, features_fingerprint, weights_fingerprint
 from esmeray.model.backbones.lora import merge
@@ -186,22 +186,24 @@ class Model:
         return arrays
 
     @record_function("tokenize")
-    def pack(self, sequences: Sequence[bytes | memoryview]) -> Packed:
+    def input_of(self, sequences: Sequence[bytes | memoryview]) -> ModelInput:
         """Sequences of residues as one batch on the CPU, in the model's own vocabulary."""
         # Of ESM's own vocabulary a table maps all bytes at once, special tokens included: no text, no list of ids.
         if isinstance(self.tokenizer, EsmSequenceTokenizer):
             lengths_N = sequence_lengths(sequences) + self.facts.special_tokens
-            return packed(self.tokenizer, tokenize_pieces(sequences), lengths_N)
-        return pack(self.tokenizer, self.tokenize([bytes(text).decode("ascii") for text in sequences]).pieces)
+            return model_input(self.tokenizer, tokenize_pieces(sequences), lengths_N)
+        return input_of_pieces(
+            self.tokenizer, self.tokenize([bytes(text).decode("ascii") for text in sequences]).pieces
+        )
 
     @torch.inference_mode()
-    def rows(self, packed: Packed, outputs: Sequence[Output]) -> dict[str, Tensor]:
+    def rows(self, inputs: ModelInput, outputs: Sequence[Output]) -> dict[str, Tensor]:
         """The rows of each output of a batch on the device, by name, in the order of its sequences.
 
         (N, C) fp32 for proteins, (R, C) for residues, (sum of squared lengths, 1) for pairs; ``finite`` () bool says
         that all are.
         """
-        return self._rows(self._features(packed, outputs), packed, outputs)
+        return self._rows(self._features(inputs, outputs), inputs, outputs)
 
     @torch.inference_mode()
     def rows_over_windows(
@@ -221,7 +223,7 @@ class Model:
         sums: Features = {}
         for first in range(0, len(starts), at_once):
             chunk = starts[first : first + at_once]
-            windows = pack(self.tokenizer, [ids[start : start + length] for start in chunk]).to(self.device)
+            windows = input_of_pieces(self.tokenizer, [ids[start : start + length] for start in chunk]).to(self.device)
             for key, features_TC in self._features(windows, outputs).items():
                 # Summed in fp32: a long sequence adds up hundreds of windows at its special tokens.
                 counted_TC = functional.pad(features_TC.float(), (0, 1), value=1.0)  # the last column counts windows
@@ -234,23 +236,23 @@ class Model:
                     total_TC[prefix + ids.size :] += row_WC[prefix + length :]
         # Averaged before outputs are made of them: a maximum over residues is that of the whole sequence's means.
         means = {key: total_TC[:, :-1] / total_TC[:, -1:] for key, total_TC in sums.items()}
-        return self._rows(means, pack(self.tokenizer, [ids]).to(self.device), outputs)
+        return self._rows(means, input_of_pieces(self.tokenizer, [ids]).to(self.device), outputs)
 
-    def _features(self, packed: Packed, outputs: Sequence[Output]) -> Features:
+    def _features(self, inputs: ModelInput, outputs: Sequence[Output]) -> Features:
         kinds = [(kind_of(output.kind), output.layer) for output in outputs]
         keys = dict.fromkeys((kind.features, layer) for kind, layer in kinds if kind.reads != "tokens")
         layers = {key: self.facts.num_layers if key[1] is None else key[1] for key in keys}
         # One pass for all outputs, and none where they read tokens: these run the model themselves.
-        states = self.backbone.hidden_states(packed.batch, sorted(set(layers.values()))) if keys else {}
+        states = self.backbone.hidden_states(inputs.batch, sorted(set(layers.values()))) if keys else {}
         return {key: key[0](self, states[layer]) for key, layer in layers.items()}
 
     @record_function("pooling")
-    def _rows(self, features: Features, packed: Packed, outputs: Sequence[Output]) -> dict[str, Tensor]:
+    def _rows(self, features: Features, inputs: ModelInput, outputs: Sequence[Output]) -> dict[str, Tensor]:
         rows: dict[str, Tensor] = {}
         for output in outputs:
             kind = kind_of(output.kind)
-            read = packed.batch.tokens if kind.reads == "tokens" else features[kind.features, output.layer]
-            rows[output.name] = kind.rows(self, read, packed)
+            read = inputs.batch.tokens if kind.reads == "tokens" else features[kind.features, output.layer]
+            rows[output.name] = kind.rows(self, read, inputs)
         # One flag in place of a look at the values here, which would wait for the device.
         return {**rows, "finite": torch.stack([tensor.isfinite().all() for tensor in rows.values()]).all()}
 
@@ -298,8 +300,8 @@ class TokenizedTexts:
         return longest_first(self.lengths + self._special, token_budget)
 
     def launch(self, model: Model, indices: Indices, outputs: Sequence[Output]) -> dict[str, Tensor]:
-        packed = pack(model.tokenizer, [self.tokenized.pieces[index] for index in indices.tolist()])
-        return model.rows(packed.to(model.device), outputs)
+        inputs = input_of_pieces(model.tokenizer, [self.tokenized.pieces[index] for index in indices.tolist()])
+        return model.rows(inputs.to(model.device), outputs)
 
     def name(self, index: int) -> str:
         return f"sequence {index + 1} of {self.lengths[index] + self._special:,} tokens"

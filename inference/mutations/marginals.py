@@ -16,7 +16,7 @@ from esmeray.dataset.batches.plan import longest_first
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.inference.models.kinds import Output
 from esmeray.inference.models.model import Model, run
-from esmeray.inference.models.packing import pack
+from esmeray.inference.models.packing import input_of_pieces
 from esmeray.model.forward_loop import Indices
 
 
@@ -118,7 +118,7 @@ class _Windows:
                 ids = ids.copy()  # else the mask would stay in the sequence, for the windows after this one
                 ids[hidden] = model.tokenizer.mask
             pieces.append(ids)
-        return model.rows(pack(model.tokenizer, pieces).to(model.device), outputs)
+        return model.rows(input_of_pieces(model.tokenizer, pieces).to(model.device), outputs)
 
     def name(self, index: int) -> str:
         number, start, width, _ = self._windows[index].tolist()

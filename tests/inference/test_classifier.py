@@ -83,7 +83,7 @@ def test_an_adapter_is_merged():
     lora = {"backbone": {"lora": {"rank": 4}}}
     model, _ = tiny_classifier(**lora)
     with torch.no_grad():
-        batches = [shared().model.pack([text.encode()]).batch for text in PROTEINS]
+        batches = [shared().model.input_of([text.encode()]).batch for text in PROTEINS]
         expected = torch.cat(list(map(model.logits, batches))).softmax(-1)
     assert hasattr(model.backbone.model, "peft_config")
     made = pipeline(model_settings=lora)
@@ -111,7 +111,7 @@ def test_a_label_at_a_probability_of_a_half_is_predicted_nowhere():
     model, _ = tiny_classifier(kind="multilabel")
     logits = torch.tensor([[0.0, 1e-9, 3.0], [-3.0, 0.0, 0.1]])  # the sigmoid of 1e-9 is 0.5 in fp32
     targets = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 1.0]])
-    batch = pipeline().model.pack([b"MK", b"MKV"]).batch.adding(by_sequence={TARGETS: targets})
+    batch = pipeline().model.input_of([b"MK", b"MKV"]).batch.adding(by_sequence={TARGETS: targets})
     in_training = model.metrics(model.output_of(logits, batch).metrics)
     scores = probabilities(logits, "multilabel").numpy()
     in_report = classification_metrics("multilabel", scores, targets)

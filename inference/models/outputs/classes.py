@@ -3,16 +3,16 @@
 from torch import Tensor
 
 from esmeray.inference.models.kinds import HasOutputs, OutputKind
-from esmeray.inference.models.packing import Packed
+from esmeray.inference.models.packing import ModelInput
 from esmeray.model.heads.losses import probabilities
 
 
-def _probabilities(model: HasOutputs, tokens_T: Tensor, packed: Packed) -> Tensor:
+def _probabilities(model: HasOutputs, tokens_T: Tensor, inputs: ModelInput) -> Tensor:
     """(N, K) fp32, or (R, K) for ``per_residue``."""
     classifier = model.heads["classifier"]
     # It runs its backbone itself: by what it pools, and whether it pools at all, is the head's own.
-    logits: Tensor = classifier.logits(packed.batch)
-    rows = logits[packed.residues] if classifier.per_residue else logits
+    logits: Tensor = classifier.logits(inputs.batch)
+    rows = logits[inputs.residues] if classifier.per_residue else logits
     return probabilities(rows.float(), classifier.label_space.kind)
 
 

@@ -5,6 +5,6 @@ from esmeray.model.heads.pooling import first_token
 
 KIND = OutputKind(
     "first token (<cls>)",
-    rows=lambda model, features_TD, packed: first_token(features_TD, packed.batch),
+    rows=lambda model, features_TD, inputs: first_token(features_TD, inputs.batch),
     channels=lambda model: model.facts.hidden_size if model.tokenizer.prefix else None,
 )

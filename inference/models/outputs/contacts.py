@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from esmeray.inference.models.kinds import HasOutputs, OutputKind
-from esmeray.inference.models.packing import Packed
+from esmeray.inference.models.packing import ModelInput
 
 
-def _contacts(model: HasOutputs, tokens_T: Tensor, packed: Packed) -> Tensor:
+def _contacts(model: HasOutputs, tokens_T: Tensor, inputs: ModelInput) -> Tensor:
     """(sum of squared lengths, 1) fp32; attention is computed again, a sequence at a time."""
     backbone: Any = model.backbone
     # One at a time: contacts need all layers' attention as (L, L) matrices, which the packed kernel never forms.
-    sequences = tokens_T.split(packed.batch.cu_seqlens.diff().tolist())
+    sequences = tokens_T.split(inputs.batch.cu_seqlens.diff().tolist())
     return torch.cat([backbone.contacts(tokens).reshape(-1, 1) for tokens in sequences])
 
 

@@ -24,7 +24,7 @@ def decoded(model: HasOutputs, latents: Sequence[Tensor]) -> Sequence[Tensor]:
 
 KIND = OutputKind(
     "latents of the autoencoder for each residue; special tokens left out",
-    rows=lambda model, latents_TZ, packed: latents_TZ[packed.residues],
+    rows=lambda model, latents_TZ, inputs: latents_TZ[inputs.residues],
     per="residue",
     reads="last",
     features=latents,

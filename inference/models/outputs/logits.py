@@ -10,7 +10,7 @@ def _channels(model: HasOutputs) -> int | None:
 
 KIND = OutputKind(
     "logits of the masked language model for each residue; special tokens left out",
-    rows=lambda model, logits_TK, packed: logits_TK[packed.residues],
+    rows=lambda model, logits_TK, inputs: logits_TK[inputs.residues],
     per="residue",
     reads="last",
     features=lambda model, hidden_TD: model.heads["masked_lm"](hidden_TD),

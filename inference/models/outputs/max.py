@@ -5,5 +5,5 @@ from esmeray.model.heads.pooling import max_over_residues
 
 KIND = OutputKind(
     "maximum over the residues; special tokens left out",
-    rows=lambda model, features_TD, packed: max_over_residues(features_TD, packed.batch, *model.around),
+    rows=lambda model, features_TD, inputs: max_over_residues(features_TD, inputs.batch, *model.around),
 )

@@ -5,5 +5,5 @@ from esmeray.model.heads.pooling import mean_over_residues
 
 KIND = OutputKind(
     "mean over the residues; special tokens left out",
-    rows=lambda model, features_TD, packed: mean_over_residues(features_TD, packed.batch, *model.around),
+    rows=lambda model, features_TD, inputs: mean_over_residues(features_TD, inputs.batch, *model.around),
 )

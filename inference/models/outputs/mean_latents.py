@@ -6,7 +6,7 @@ from esmeray.model.heads.pooling import mean_over_residues
 
 KIND = OutputKind(
     "mean of the autoencoder's latents over the residues; special tokens left out",
-    rows=lambda model, latents_TZ, packed: mean_over_residues(latents_TZ, packed.batch, *model.around),
+    rows=lambda model, latents_TZ, inputs: mean_over_residues(latents_TZ, inputs.batch, *model.around),
     reads="last",
     features=latents,
     head="autoencoder",

@@ -18,5 +18,5 @@ def rows_of(
     model: Model, sequences: Sequence[str], kinds: Sequence[str] = ("mean",), layers: Sequence[int] = (-1,)
 ) -> dict[str, Tensor]:
     """The rows of these outputs, of all sequences as one batch."""
-    packed = model.pack([sequence.encode() for sequence in sequences])
-    return model.rows(packed, model.outputs(kinds, layers))
+    inputs = model.input_of([sequence.encode() for sequence in sequences])
+    return model.rows(inputs, model.outputs(kinds, layers))

@@ -27,7 +27,7 @@ def test_a_manifest_that_is_damaged_or_of_a_later_version_is_refused(tmp_path: P
     for task, version, message in [
         ("classifier", 2, "has format version 2, this program reads 1; export the model"),
         (1, 1, r"esmeray_model\.json: damaged \("),
-        ("translation", 1, "a model of task translation, which gives no outputs of sequences"),
+        ("translation", 1, "a model of task translation, which is not installed here"),
     ]:
         (folder / MODEL_FILE).write_text(json.dumps({"task": task, "format_version": version}))
         with pytest.raises(DataError, match=message):
