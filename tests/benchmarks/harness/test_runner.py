@@ -73,7 +73,7 @@ def test_rows_of_a_stage_without_peers_are_written_as_they_come_and_a_wrong_one_
 
     stages = [toy_stage("conversion", rows), toy_stage("loading")]
     assert run_stages(stages, a_run(tmp_path)) == ["conversion"]
-    assert "conversion: verdict WRONG" in capsys.readouterr().err
+    assert "verdict WRONG: by 2" in capsys.readouterr().err
     assert run_stages([toy_stage("loading", wrong)], a_run(tmp_path, minutes=0.0)) == [], "too late to begin"
     (table,) = read_results(tmp_path, MACHINE).tables
     assert table.rows == [{"what": "copy", "TB/s": 1.5}, {"what": "product", "verdict": "WRONG: by 2"}]
