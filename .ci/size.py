@@ -21,24 +21,25 @@ FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 BUDGETS = {
     ".": 17,
-    ".ci": 75,
-    "alignment": 248,
-    "benchmarks": 2_888,
-    "cluster": 573,
-    "common": 835,
-    "dataset": 5_334,
-    "esmeray": 38,
-    "function": 715,
-    "inference": 3_633,
-    "model": 2_739,
-    "monitoring": 1_538,
-    "run_folder": 735,
-    "service": 1_824,
-    "tests": 20_486,
-    "tools": 2_059,
-    "train_config": 1_147,
-    "training": 3_010,
-    "tuning": 1_204,
+    ".ci": 89,
+    "alignment": 247,
+    "benchmarks": 2_863,
+    "cluster": 660,
+    "common": 825,
+    "dataset": 5_287,
+    "esmeray": 37,
+    "function": 730,
+    "inference": 3_636,
+    "model": 1_944,
+    "monitoring": 1_581,
+    "run_folder": 726,
+    "service": 1_877,
+    "tasks": 1_579,
+    "tests": 18_606,
+    "tools": 2_142,
+    "train_config": 253,
+    "training": 2_484,
+    "tuning": 1_225,
 }
 """Statements of each room, and of the modules beside them (``.``)."""
 
@@ -112,7 +113,7 @@ def measure() -> Iterator[tuple[str, float, float, str]]:
     yield "statements outside tests", rooms.total(), sum(BUDGETS.values()) - BUDGETS["tests"], f"{in_tests:,} in tests"
     trees = {file: tree for file, tree in every.items() if room_of(file) != "tests"}
     nodes = [node for tree in trees.values() for node in ast.walk(tree)]
-    yield "lines that hold two thoughts", sum(map(holds_two_thoughts, nodes)), 849, ""
+    yield "lines that hold two thoughts", sum(map(holds_two_thoughts, nodes)), 595, ""
     counts = [code_and_comments(texts[file], tree) for file, tree in trees.items()]
     code, comments = (sum(column) for column in zip(*counts, strict=True))
     yield "lines of code to a comment", code / comments, 100 / 6, f"{100 * comments / code:.1f} comments to 100 lines"
