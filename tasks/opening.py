@@ -60,5 +60,6 @@ def open_network(source: str, *, with_head: bool) -> Opened:
     vocabulary = tokenizer.vocabulary_size, tokenizer.pad
     if with_head and kind in MASKED_LM_HEADS:
         backbone, head = build_masked_lm(section, 0, *vocabulary)
-        return Opened(backbone, tokenizer, {"masked_lm": head})
+        # A head that the folder lacks is random: what it gives would be noise.
+        return Opened(backbone, tokenizer, {} if head.is_drawn else {"masked_lm": head})
     return Opened(build_backbone(section, 0, *vocabulary), tokenizer, {})

@@ -117,6 +117,7 @@ class ResiduePlan(TaskPlan):
     """A task on a store of residues, whose experiment is a :class:`~esmeray.tasks.experiment.ResidueExperiment`."""
 
     def prepare(self, root: Path, progress: ProgressCallback = no_progress) -> Path:
+        self.location(root)  # refuses sources that are not there at once: counting a model loads torch
         self._parameters()  # refuses an impossible model before the data is read
         return ensure_store(self.data, root, progress)
 

@@ -101,10 +101,11 @@ def _both(function: str, *processes: dict[str, Any]) -> list[Any]:
 
 
 def constants(rank: int, meeting: str, elements: int) -> tuple[float, float]:
-    """TFLOP/s of a bf16 product on one thread, and Gbit/s of gloo's all-reduce of so many bf16 elements."""
+    """TFLOP/s of a product on one thread, and Gbit/s of gloo's all-reduce of so many bf16 elements."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
-    flops_per_s = product_flops_per_s("cpu", torch.bfloat16, 1024)
+    # The faster one: a processor without instructions for bf16 computes it by fp32, and is slower at its products.
+    flops_per_s = max(product_flops_per_s("cpu", dtype, 1024) for dtype in (torch.bfloat16, torch.float32))
     gradients = torch.zeros(elements, dtype=torch.bfloat16)
     # Of two workers each sends as many bytes as it has: two passes of half of them.
     return flops_per_s / 1e12, 8e-9 * gradients.nbytes / median_seconds(lambda: dist.all_reduce(gradients))

@@ -64,12 +64,16 @@ def build_masked_lm(
 ) -> tuple[PackedBackbone, nn.Module]:
     """The backbone of :func:`build_backbone`, and the head that makes (..., K) logits of its (..., D) features.
 
-    Raises as :func:`build_backbone`; ConfigError also where the head is not known.
+    ``is_drawn`` of the head: the folder has weights, but none of it, so that it is random. Raises as
+    :func:`build_backbone`; ConfigError also where the head is not known.
     """
     config = read_config(section, vocabulary_size, pad)
     network = _network(section, config, masked_lm_class(config), seed, empty)
-    heads = [getattr(network, name) for name in MASKED_LM_HEADS[config.model_type]]
-    return _wrap(network.base_model, section, pad), heads[0] if len(heads) == 1 else nn.Sequential(*heads)
+    names = MASKED_LM_HEADS[config.model_type]
+    heads = [getattr(network, name) for name in names]
+    head: Any = heads[0] if len(heads) == 1 else nn.Sequential(*heads)
+    head.is_drawn = any(key.split(".")[0] in names for key in getattr(network, "drawn_weights", ()))
+    return _wrap(network.base_model, section, pad), head
 
 
 def masked_lm_network(backbone: PackedBackbone, head: nn.Module) -> PreTrainedModel:
@@ -209,4 +213,5 @@ def _load_weights(kind: type[Any], folder: Path, config: PreTrainedConfig) -> An
     other = [f"have another shape than config.json says at {key}" for key in sorted(map(str, info["mismatched_keys"]))]
     if problems := missing + other:
         raise DataError(f"the weights in {folder} {problems[0]}; fetch or export them again")
+    network.drawn_weights = frozenset(info["missing_keys"])
     return network

@@ -40,14 +40,21 @@ from toy.settings import ToySection
 TASK = Task(
     section=ToySection,
     plan="esmeray.tasks.masked_lm.plan:MaskedLMPlan",
-    experiment="toy.parts:ToyExperiment",
+    experiment="toy.experiment:ToyExperiment",
 )
+""",
+    "toy/experiment.py": """
+from esmeray.tasks.masked_lm.experiment import MaskedLMExperiment
+
+class ToyExperiment(MaskedLMExperiment):
+    def build_model(self, *arguments, **named):
+        assert self.settings.model.toy.strength == 2.5
+        return super().build_model(*arguments, **named)
 """,
     "toy/parts.py": """
 from esmeray.dataset.embeddings.formats.npy import Npy
 from esmeray.inference.models.kinds import OutputKind
 from esmeray.model.heads.pooling import first_token
-from esmeray.tasks.masked_lm.experiment import MaskedLMExperiment
 
 IS_CAUSAL = True
 FIRST = OutputKind("first residue", rows=lambda model, features_TD, packed: first_token(features_TD, packed.batch))
@@ -55,11 +62,6 @@ FIRST = OutputKind("first residue", rows=lambda model, features_TD, packed: firs
 class ToyFormat(Npy):
     name = "toyfile"
     suffix = ".toy"
-
-class ToyExperiment(MaskedLMExperiment):
-    def build_model(self, *arguments, **named):
-        assert self.settings.model.toy.strength == 2.5
-        return super().build_model(*arguments, **named)
 """,
 }
 USE = f"""

@@ -35,7 +35,7 @@ def test_it_learns_what_the_fold_says_and_its_export_opens(process_group, tmp_pa
     first, *_, last = validations(config)
     assert last["loss"] < first["loss"] and last["loss"] < last["unconditional_loss"] - 0.1
     assert last["residue_recovery"] > 0.15
-    model, _ = open_diffusion(run_folder(config).export)
+    model = open_diffusion(run_folder(config).export)
     assert model.section == config.model.diffusion
 
 
@@ -62,7 +62,7 @@ def test_sequences_of_a_class_are_written_and_guidance_makes_more_of_it(tmp_path
     data = {"source": [str(fasta)], "structures": {"labels": str(labels)}}
     config, path = diffusion_config(tmp_path, data=data, training={"max_steps": 40, "learning_rate": 1e-2})
     train(config, path)
-    model, _ = open_diffusion(run_folder(config).export)
+    model = open_diffusion(run_folder(config).export)
     assert model.labels == ("D", "K")
     nothing = Structure.unknown("free", "X" * 20)
     shares = []

@@ -88,7 +88,7 @@ def test_a_batch_without_targets_has_zero_loss_and_reaches_every_weight(batch: P
 
 def test_an_export_is_opened_as_it_was(tmp_path: Path, batch: PackedBatch):
     model = trained(("helix", "barrel"))
-    opened, _ = open_diffusion(export(model, tmp_path / "export"))
+    opened = open_diffusion(export(model, tmp_path / "export"))
     with torch.no_grad():
         torch.testing.assert_close(
             opened.logits(batch, opened.conditions(batch)), model.logits(batch, model.conditions(batch))

@@ -1,5 +1,7 @@
 """Batches of labelled records hold each record's tokens between its special ones, and what is learnt of it."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -20,7 +22,7 @@ NO_LABELS = Labels(np.zeros(1, dtype=np.int64))
 class Tokens:
     """A token store in memory: record r is r, r + 1, ... of its length."""
 
-    prefix, suffix, pad, vocabulary_size = (1,), (2, 3), 0, 1000
+    manifest = SimpleNamespace(prefix=(1,), suffix=(2, 3), pad=0, vocabulary_size=1000)
 
     def __init__(self, lengths):
         self.lengths = np.asarray(lengths, dtype=np.uint32)
