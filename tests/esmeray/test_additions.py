@@ -39,7 +39,7 @@ from toy.settings import ToySection
 
 TASK = Task(
     section=ToySection,
-    plan="esmeray.tasks.masked_lm.plan:MaskedLMPlan",
+    plan="esmeray.tasks.plan:ResiduePlan",
     experiment="toy.experiment:ToyExperiment",
 )
 """,
