@@ -1,5 +1,6 @@
 import importlib
 import multiprocessing
+import os
 import traceback
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
@@ -35,7 +36,7 @@ class WorkerGroup:
             self._call(_leave, len(self._processes))
             self._call(_join, workers, workers, rendezvous)
             self._joined = workers
-        self._call(_run, workers, function, arguments)
+        self._call(_run, workers, dict(os.environ), function, arguments)
 
     def close(self) -> None:
         for pool in self._processes:
@@ -78,7 +79,10 @@ def _join(rank: int, workers: int, rendezvous: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=workers)
 
 
-def _run(rank: int, function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+def _run(rank: int, environment: dict[str, str], function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    # The processes began with another test's: a store's address and credentials among them.
+    os.environ.clear()
+    os.environ.update(environment)
     function(rank, *arguments)
     dist.barrier()
 

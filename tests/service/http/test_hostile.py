@@ -141,11 +141,12 @@ def test_bodies_have_a_bound_together_which_leaves_room_for_small_ones(serving: 
             half.set()
             assert (await first).status_code == 200
             assert (await client.post("/v1/encode", content=large)).status_code == 200
+            while app.body_bytes:  # the client has its answer before the guard has counted the body off
+                await asyncio.sleep(0.01)
 
     app = serving.app(limits={"body_bytes": 200_000, "bodies_bytes": 200_000})
     with serving.address(app) as address:
         asyncio.run(ask(address))
-        assert app.body_bytes == 0
 
 
 def test_what_was_answered_with_504_is_computed_no_further(serving: Serving):
