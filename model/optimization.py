@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from esmeray.common.errors import ConfigError
 from esmeray.model.backbones.base import PackedBackbone
-from esmeray.model.backbones.huggingface import PaddedBackbone
 
 _ROWS_HINT = 2048
 """Tokens of a call, roughly; the layout is good for any number."""
@@ -42,7 +41,7 @@ def optimize_for_inference(backbone: PackedBackbone, dtype: torch.dtype = torch.
     Returns the same object.
     """
     backbone.requires_grad_(False).eval().to(dtype)
-    if not isinstance(backbone, PaddedBackbone):  # T5's layers look at the weights of their Linear
+    if not backbone.pads:  # T5's layers look at the weights of their Linear
         _prepack(backbone.model)
     return backbone
 

@@ -11,18 +11,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from esmeray.common.errors import DataError
 from esmeray.common.verification import verified
 from esmeray.dataset.packed_batch import PackedBatch
 from esmeray.model.backbones.base import PackedBackbone
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ class ResidueModel(TaskModel):
     backbone: PackedBackbone
 
     @abstractmethod
-    def network(self) -> PreTrainedModel:
+    def network(self) -> "PreTrainedModel":
         """The model of transformers that holds the same parameters, to be saved; nothing is copied."""
 
     @abstractmethod

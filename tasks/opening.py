@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 
 from esmeray.common.errors import DataError
 from esmeray.dataset.tokens.base import SequenceTokenizer
-from esmeray.model.backbones.architectures import MASKED_LM_HEADS, PACKED
 from esmeray.model.backbones.base import PackedBackbone
 from esmeray.model.backbones.loading import build_backbone, build_masked_lm, residue_tokenizer
-from esmeray.model.backbones.source import source_type
+from esmeray.model.backbones.source import MASKED_LM_HEADS, PACKED, source_type
 from esmeray.model.section import BackboneSection
 from esmeray.tasks.registry import task_named, task_names
 

@@ -14,7 +14,8 @@ from esmeray.dataset.batches.steps import StepBatches
 from esmeray.dataset.packed_batch import PackedBatch
 from esmeray.dataset.store.sample import sample_records
 from esmeray.dataset.tokens.esm import pack_sequences
-from esmeray.model.backbones.loading import load_network, quiet_transformers
+from esmeray.model.backbones.huggingface_loading import quiet_transformers
+from esmeray.model.backbones.loading import load_network
 from esmeray.model.cost.flops import training_flops_per_token
 from esmeray.tasks.masked_lm.model import MaskedLM
 

@@ -13,7 +13,8 @@ from esmeray.benchmarks.harness.stage import Device, Facts, WrongWorkError
 from esmeray.inference.models.model import run
 from esmeray.inference.models.opening import open_model
 from esmeray.model.backbones.esm2 import EsmBackbone
-from esmeray.model.backbones.loading import load_network, quiet_transformers
+from esmeray.model.backbones.huggingface_loading import quiet_transformers
+from esmeray.model.backbones.loading import load_network
 from esmeray.model.cost import flops
 from esmeray.model.section import BackboneSection
 from esmeray.monitoring.sampling.peaks import product_flops_per_s

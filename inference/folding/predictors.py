@@ -11,7 +11,7 @@ import torch
 from esmeray.common.errors import ConfigError
 from esmeray.dataset.structures.predictions import Predicted
 from esmeray.model.backbones.fingerprint import weights_fingerprint
-from esmeray.model.backbones.loading import quiet_transformers
+from esmeray.model.backbones.huggingface_loading import quiet_transformers
 
 
 class Predictor(Protocol):

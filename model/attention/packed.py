@@ -5,9 +5,9 @@ each sequence alone gives. On CUDA in half precision that is FlashAttention's va
 :mod:`esmeray.model.attention.cpu`, elsewhere (fp32 on CUDA, dropout, grouped queries on the CPU) one call of SDPA a
 sequence.
 
-Registered as ``esmeray_packed``, it makes any transformer that uses the AttentionInterface padding-free, given
-``cu_seqlens`` in its forward. No mask function is registered: transformers would look for packed sequences itself,
-which on CUDA waits for the device.
+Registered as ``esmeray_packed`` (:mod:`esmeray.model.backbones.huggingface`), it makes any transformer that uses the
+AttentionInterface padding-free, given ``cu_seqlens`` in its forward. No mask function is registered: transformers would
+look for packed sequences itself, which on CUDA waits for the device.
 
 Shape legend: T tokens in the batch, N sequences, H heads, d channels of a head.
 """
@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention.varlen import varlen_attn
-from transformers import AttentionInterface
 
 from esmeray.model.attention.cpu import cpu_attention, kernel_takes
 
@@ -142,6 +141,3 @@ def _sdpa_segments(
         for q, k, v in segments
     ]
     return torch.cat(outputs, dim=1).transpose(0, 1)
-
-
-AttentionInterface.register(PACKED_ATTENTION, packed_attention)

@@ -10,7 +10,6 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import (
     BertConfig,
     EsmcConfig,
-    EsmConfig,
     LlamaConfig,
     ModernBertConfig,
     PreTrainedConfig,
@@ -27,51 +26,19 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from esmeray.common.errors import ConfigError
-from esmeray.dataset.tokens.esm import EOS, MASK, PAD, VOCABULARY
 from esmeray.dataset.tokens.model_folder import CONFIG_FILE, read_settings
-from esmeray.installation import added
 from esmeray.model.backbones.source import (
     ALWAYS_PADDED,
+    MASKED_LM_HEADS,
+    PACKED,
     SOURCE_KEY,
     config_folder,
     has_random_weights,
     is_padded,
     model_type,
     random_size,
-    source_type,
 )
 from esmeray.model.section import BackboneSection
-
-PACKED = {
-    "bert": False,
-    "camembert": False,
-    "electra": False,
-    "esmc": False,
-    "gpt2": True,
-    "llama": True,
-    "mistral": True,
-    "modernbert": False,
-    "qwen2": True,
-    "qwen3": True,
-    "roberta": False,
-    "xlm-roberta": False,
-}
-"""``model_type`` of the architectures whose attention is transformers' AttentionInterface and whose positions are given
-for each token, and whether they are causal. Each is held to one sequence at a time by a test."""
-PACKED |= added("backbones")
-
-MASKED_LM_HEADS = {
-    "bert": ("cls",),
-    "camembert": ("lm_head",),
-    "electra": ("generator_predictions", "generator_lm_head"),
-    "esm": ("lm_head",),
-    "esmc": ("lm_head",),
-    "modernbert": ("head", "decoder"),
-    "roberta": ("lm_head",),
-    "xlm-roberta": ("lm_head",),
-}
-"""Modules that make logits of features, one after the other, in transformers' masked language models. Each is held to
-one sequence at a time by a test."""
 
 _BERT_POSITIONS = 4096
 _INNER_MULTIPLE = 64
@@ -84,13 +51,11 @@ _GATED_SHARE = 8 / 3
 def read_config(section: BackboneSection, vocabulary_size: int, pad: int) -> PreTrainedConfig:
     """The config that the section means; from the hub, only config.json is fetched.
 
-    Where weights are random, ``vocabulary_size`` are the rows of the embedding, but for ESM-2, and ``pad`` is the id
-    whose embedding is 0 and not learnt. Raises ConfigError (unknown source, impossible size, or an architecture that
-    packed attention does not know) or ResourceError (the hub can't be reached).
+    Where weights are random, ``vocabulary_size`` are the rows of the embedding, and ``pad`` is the id whose embedding
+    is 0 and not learnt. Of any architecture but ESM-2, unless that is padded. Raises ConfigError (unknown source,
+    impossible size, or an architecture that packed attention does not know) or ResourceError (the hub can't be
+    reached).
     """
-    # ESM-2's settings are held against the alphabet. Padded, a folder may be any model of type esm.
-    if source_type(section) == "esm" and (has_random_weights(section) or not section.padded):
-        return _esm2_config(section)
     config = _random_config(section, vocabulary_size, pad) if has_random_weights(section) else _folder_config(section)
     if not is_padded(section, config.model_type):
         _check_packed(config)
@@ -136,40 +101,6 @@ def is_causal(config: Any) -> bool:
         and kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
         and kind not in ALWAYS_PADDED
     )
-
-
-def _esm2_config(section: BackboneSection) -> PreTrainedConfig:
-    """The config of an ESM-2. Raises ConfigError also for a folder of another alphabet or kind of model."""
-    expected: dict[str, Any] = {
-        "vocab_size": len(VOCABULARY),
-        "mask_token_id": MASK,
-        "pad_token_id": PAD,
-        "is_folding_model": False,
-        "is_decoder": False,
-    }
-    if has_random_weights(section):
-        size = random_size(section)
-        return EsmConfig(
-            **expected,
-            eos_token_id=EOS,
-            hidden_size=size.hidden_size,
-            num_hidden_layers=size.layers,
-            num_attention_heads=size.heads,
-            intermediate_size=4 * size.hidden_size,
-            hidden_dropout_prob=0.0,  # as in the published configs
-            attention_probs_dropout_prob=0.0,
-            layer_norm_eps=1e-5,
-            position_embedding_type="rotary",
-            emb_layer_norm_before=False,
-            token_dropout=True,
-        )
-    path = config_folder(section) / CONFIG_FILE
-    # A config.json leaves out what is transformers' default, which for these two is the only kind that is read.
-    settings = {"is_folding_model": False, "is_decoder": False} | read_settings(path, SOURCE_KEY)
-    for key, value in expected.items():
-        if settings.get(key) != value:
-            raise ConfigError(f"{SOURCE_KEY}: {path} has {key} {settings.get(key)!r}; an ESM-2 has {value!r}")
-    return EsmConfig.from_dict(settings)
 
 
 def gated_inner_size(hidden_size: int, multiple: int = _INNER_MULTIPLE) -> int:

@@ -7,14 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from functools import cache
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from esmeray.common.errors import ConfigError
 from esmeray.dataset.packed_batch import PackedBatch
-from esmeray.model.backbones.architectures import is_causal
 
 Checkpointing: TypeAlias = bool | Literal["selective"]
 
@@ -38,22 +37,26 @@ class Float32Buffers(nn.Module):
 
 
 class PackedBackbone(nn.Module, ABC):
-    """Base of the backbones: a Hugging Face module, which it takes over, on packed batches.
+    """Base of the backbones: a network as Hugging Face lays it out, which it takes over, on packed batches.
 
     Heads of it that no feature passes through get no gradient and are kept for the export.
 
     Attributes:
-        model: the Hugging Face module, without a language-model head.
+        model: the network, without a language-model head.
         frozen: no gradients, always in evaluation mode.
         gradient_checkpointing: recompute each layer in the backward pass; "selective": all but products and attention.
         residue_ids: (33,) int64, the backbone's id of each token of the ESM alphabet, in which its batches are then
             given; None where batches come in the backbone's own vocabulary.
         longest: tokens of the longest sequence that can be taken, special ones included; None if any can.
+        causal: a token's features depend on earlier tokens alone, so that only the last has seen the sequence.
+        pads: its network takes padded batches, which are made at its edge.
         lora_export: how an adapter around its layers is to be exported; "merged" also where there is none.
     """
 
     model: Any
     longest: int | None = None
+    causal: bool = False
+    pads: ClassVar[bool] = False
     lora_export: Literal["merged", "adapter"] = "merged"
     residue_ids: Tensor | None
 
@@ -90,11 +93,6 @@ class PackedBackbone(nn.Module, ABC):
     @property
     def layers(self) -> nn.ModuleList:
         return _layer_list(self.model, self.num_layers)[1]
-
-    @property
-    def causal(self) -> bool:
-        """True where a token's features depend on earlier tokens alone, so that only the last has seen the sequence."""
-        return is_causal(self.config)
 
     def train(self, mode: bool = True) -> "PackedBackbone":
         return super().train(mode and not self.frozen)  # dropout would make its features others in each epoch

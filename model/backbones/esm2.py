@@ -1,10 +1,10 @@
 """ESM-2 as a function of a packed batch: tokens in, one feature vector per token out.
 
-The modules and weights are Hugging Face's, the forward is Esmeray's: ``token_dropout`` rescales by the share of masked
-tokens of each sequence (Hugging Face: of the batch row), rotary tables are made once a batch, on the CPU the attention
-kernel rotates, and GELU is one pass in place of five. Each Linear and LayerNorm is called as a module, so that hooks
-(ZeRO-3 gathers weights in them), adapters and gradient checkpointing work. Query, key and value stay three products:
-joined to one they gain 3 % of their own time on the CPU.
+Modules and weights are laid out as Hugging Face's (:mod:`esmeray.model.backbones.esm2_network`), the forward is not:
+``token_dropout`` rescales by the share of masked tokens of each sequence (Hugging Face: of the batch row), rotary
+tables are made once a batch, on the CPU the attention kernel rotates, and GELU is one pass in place of five. Each
+Linear and LayerNorm is called as a module, so that hooks (ZeRO-3 gathers weights in them), adapters and gradient
+checkpointing work. Query, key and value stay three products: joined to one they gain 3 % of their own time on the CPU.
 
 Shape legend: T tokens in the batch, N sequences, P positions, H heads, d channels of a head, D = H d channels.
 """
@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
-from transformers import EsmModel
 
 from esmeray.dataset.packed_batch import PackedBatch
 from esmeray.model.attention.cpu import RotaryTables, cpu_attention, kernel_takes
 from esmeray.model.attention.packed import attend
 from esmeray.model.backbones.base import PackedBackbone
+from esmeray.model.backbones.esm2_network import EsmModel
 
 _TRAINED_MASK_SHARE = 0.15 * 0.8
 """Share of <mask> tokens that ESM-2 saw in training (Rives et al. 2021; hard-coded in fair-esm and transformers)."""
@@ -68,8 +68,12 @@ class EsmBackbone(PackedBackbone):
 
         ``tokens_L``: ids with <cls> and <eos>. By transformers' own attention, whose weights the contact head takes.
         """
-        self.model.set_attn_implementation("eager")  # the packed forward never asks for it
-        probabilities: Tensor = self.model.predict_contacts(tokens_L[None], torch.ones_like(tokens_L)[None])[0]
+        # Here, since importing transformers' models takes seconds.
+        from esmeray.model.backbones.huggingface_loading import transformers_network
+
+        network: Any = transformers_network(self.model).eval()
+        network.set_attn_implementation("eager")
+        probabilities: Tensor = network.predict_contacts(tokens_L[None], torch.ones_like(tokens_L)[None])[0]
         return probabilities.float()
 
     def _embed(self, batch: PackedBatch) -> Tensor:
@@ -157,7 +161,7 @@ def _layout(model: Any, hidden_TD: Tensor, batch: PackedBatch) -> _Layout:
     attention = model.encoder.layer[0].attention.self
     heads_THd = hidden_TD.unflatten(-1, (attention.num_attention_heads, attention.attention_head_size))
     dropout = attention.training and attention.dropout > 0
-    by_kernel = not dropout and not attention.is_causal and kernel_takes(heads_THd, heads_THd)
+    by_kernel = not dropout and kernel_takes(heads_THd, heads_THd)
     rotary = None
     if model.rotary_embeddings is not None:
         rotary = rotary_tables(model.rotary_embeddings.inv_freq, batch.max_seqlen)
@@ -202,7 +206,6 @@ def _self_attention(attention: Any, hidden_TD: Tensor, layout: _Layout) -> Tenso
         layout.cu_seqlens,
         layout.max_seqlen,
         scaling=scaling,
-        causal=attention.is_causal,
         dropout=attention.dropout if attention.training else 0.0,
     )
     return attended.flatten(1)

@@ -16,16 +16,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
 
 from esmeray.common.errors import ConfigError
 from esmeray.dataset.packed_batch import PackedBatch
-from esmeray.model.attention.packed import PACKED_ATTENTION
+from esmeray.model.attention.packed import PACKED_ATTENTION, packed_attention
+from esmeray.model.backbones.architectures import is_causal
 from esmeray.model.backbones.base import Checkpointing, PackedBackbone
 from esmeray.model.backbones.source import SOURCE_KEY
 
 _POSITION_TABLES = ("position_embeddings", "wpe", "embed_positions")
 """Names of learnt absolute positions in transformers' modules."""
+
+AttentionInterface.register(PACKED_ATTENTION, packed_attention)
 
 _GROUP_PADDING = 512
 """Padding tokens that a group may have: about what one more call of the network costs."""
@@ -37,6 +40,7 @@ class HuggingFaceBackbone(PackedBackbone):
     def __init__(self, model: PreTrainedModel, **settings: Any) -> None:
         _set_packed_attention(model)
         super().__init__(model, **settings)
+        self.causal = is_causal(model.config)
         self._first_position, reach = _positions(model)
         self.longest = min((limit for limit in (reach, _window(model.config)) if limit is not None), default=None)
         _set_checkpointing(model, not self.frozen and self.gradient_checkpointing)
@@ -65,6 +69,8 @@ class PaddedBackbone(PackedBackbone):
     change its features).
     """
 
+    pads = True
+
     def __init__(self, model: PreTrainedModel, *, pad: int = 0, **settings: Any) -> None:
         parameters = inspect.signature(model.forward).parameters
         if not {"input_ids", "attention_mask"} <= parameters.keys():
@@ -73,6 +79,7 @@ class PaddedBackbone(PackedBackbone):
                 "so it can't be given padded texts; choose another"
             )
         super().__init__(model, **settings)
+        self.causal = is_causal(model.config)
         self._pad = pad
         self._settings = {"use_cache": False} if "use_cache" in parameters else {}
         _, self.longest = _positions(model)

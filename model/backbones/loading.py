@@ -7,31 +7,20 @@ ESM alphabet: ESM-2, ESM C and random weights have its ids, any other backbone (
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import EsmForMaskedLM, PreTrainedConfig, PreTrainedModel
-from transformers.utils import logging as transformers_logging
 
-from esmeray.common.errors import ConfigError, DataError
-from esmeray.common.text import first_line
-from esmeray.common.verification import verified
+from esmeray.common.errors import ConfigError
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer, HuggingFaceTokenizer, SequenceTokenizer, open_tokenizer
 from esmeray.dataset.tokens.esm import CLS, EOS, FIRST_RESIDUE, LAST_RESIDUE, MASK, PAD, VOCABULARY
 from esmeray.dataset.tokens.model_folder import CONFIG_FILE, read_settings
-from esmeray.model.backbones.architectures import MASKED_LM_HEADS, masked_lm_class, model_class, read_config
 from esmeray.model.backbones.base import PackedBackbone
 from esmeray.model.backbones.esm2 import EsmBackbone
-from esmeray.model.backbones.huggingface import HuggingFaceBackbone, PaddedBackbone
-from esmeray.model.backbones.source import SOURCE_KEY, config_folder, has_random_weights, is_padded, weights_folder
+from esmeray.model.backbones.esm2_network import EsmForMaskedLM, EsmModel, esm2_config
+from esmeray.model.backbones.source import SOURCE_KEY, config_folder, has_random_weights, is_esm2, weights_folder
 from esmeray.model.section import BackboneSection
-
-_MAY_BE_MISSING = {"contact_head", "pooler", *(name for names in MASKED_LM_HEADS.values() for name in names)}
-"""Heads whose weights a folder may lack; these are random by the seed."""
 
 
 def build_backbone(
@@ -45,10 +34,13 @@ def build_backbone(
     packed, or a vocabulary larger than the embedding), DataError (safetensors that are damaged, incomplete or of
     another shape) or ResourceError (the hub can't be reached).
     """
-    config = read_config(section, len(VOCABULARY) if vocabulary_size is None else vocabulary_size, pad)
-    is_esm = config.model_type == "esm"  # with its head, so that the same seed draws the same for every task
-    network = _network(section, config, EsmForMaskedLM if is_esm else model_class(config), seed, empty)
-    backbone = _wrap(network.esm if is_esm else network, section, pad)
+    if is_esm2(section):  # with its head, so that the same seed draws the same for every task
+        network: nn.Module = _esm2(section, seed, empty).esm
+    else:
+        rows = len(VOCABULARY) if vocabulary_size is None else vocabulary_size
+        with _weights(seed, empty):
+            network = _huggingface().features_network(section, rows, pad, empty)
+    backbone = _wrap(network, section, pad)
     # An id beyond the table would be an error in the middle of a batch, on CUDA one that ends the process.
     rows = backbone.model.get_input_embeddings().weight.shape[0]
     if vocabulary_size is not None and vocabulary_size > rows:
@@ -67,25 +59,16 @@ def build_masked_lm(
     ``is_drawn`` of the head: the folder has weights, but none of it, so that it is random. Raises as
     :func:`build_backbone`; ConfigError also where the head is not known.
     """
-    config = read_config(section, vocabulary_size, pad)
-    network = _network(section, config, masked_lm_class(config), seed, empty)
-    names = MASKED_LM_HEADS[config.model_type]
-    heads = [getattr(network, name) for name in names]
-    head: Any = heads[0] if len(heads) == 1 else nn.Sequential(*heads)
-    head.is_drawn = any(key.split(".")[0] in names for key in getattr(network, "drawn_weights", ()))
-    return _wrap(network.base_model, section, pad), head
-
-
-def masked_lm_network(backbone: PackedBackbone, head: nn.Module) -> PreTrainedModel:
-    """The Hugging Face model that holds the same parameters, to be saved; nothing is copied."""
-    config = backbone.config
-    names = MASKED_LM_HEADS[config.model_type]
-    with torch.device("meta"):  # its own weights are thrown away at once: none are made
-        network: PreTrainedModel = masked_lm_class(config)(config)
-    setattr(network, network.base_model_prefix, backbone.model)
-    for name, module in zip(names, [head] if len(names) == 1 else head.children(), strict=True):
-        setattr(network, name, module)
-    return network
+    if is_esm2(section):
+        network = _esm2(section, seed, empty)
+        model: nn.Module = network.esm
+        head: Any = network.lm_head
+        drawn = any(name.startswith("lm_head.") for name in network.drawn_weights)
+    else:
+        with _weights(seed, empty):
+            model, head, drawn = _huggingface().masked_lm(section, vocabulary_size, pad, empty)
+    head.is_drawn = drawn
+    return _wrap(model, section, pad), head
 
 
 def residue_backbone(section: BackboneSection, seed: int, *, empty: bool = False) -> PackedBackbone:
@@ -117,10 +100,9 @@ def residue_tokenizer(section: BackboneSection) -> SequenceTokenizer:
     return open_tokenizer(section.source, key=SOURCE_KEY)
 
 
-def load_network(section: BackboneSection, seed: int) -> EsmForMaskedLM:
-    """Hugging Face's ESM-2 with its language-model head, in fp32 on the CPU; raises as :func:`build_backbone`."""
-    network: EsmForMaskedLM = _network(section, read_config(section, 0, 0), EsmForMaskedLM, seed, empty=False)
-    return network
+def load_network(section: BackboneSection, seed: int) -> Any:
+    """transformers' EsmForMaskedLM of an ESM-2, in fp32 on the CPU; raises as :func:`build_backbone`."""
+    return _huggingface().esm_masked_lm(_esm2(section, seed, empty=False))
 
 
 @contextmanager
@@ -130,21 +112,6 @@ def seeded(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.random.default_generator.manual_seed(seed)
         yield
-
-
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Silence transformers' loading report and progress bars: what matters of it is checked and raised here."""
-    verbosity = transformers_logging.get_verbosity()
-    bars = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if bars:
-            transformers_logging.enable_progress_bar()
 
 
 def _has_esm_ids(settings: dict[str, Any]) -> bool:
@@ -174,44 +141,32 @@ def _residue_ids(tokenizer: SequenceTokenizer) -> Tensor | None:
     return ids
 
 
-def _network(section: BackboneSection, config: PreTrainedConfig, kind: type[Any], seed: int, empty: bool) -> Any:
+@contextmanager
+def _weights(seed: int, empty: bool) -> Iterator[None]:
     # Seeded also where weights are read: a head that the folder lacks is drawn.
-    with seeded(seed), quiet_transformers(), torch.device("meta") if empty else nullcontext():
+    with seeded(seed), torch.device("meta") if empty else nullcontext():
+        yield
+
+
+def _esm2(section: BackboneSection, seed: int, empty: bool) -> EsmForMaskedLM:
+    config = esm2_config(section)
+    with _weights(seed, empty):
         if empty or has_random_weights(section):
-            return kind(config)
-        return _load_weights(kind, weights_folder(section), config)
+            return EsmForMaskedLM(config)
+        return EsmForMaskedLM.from_folder(config, weights_folder(section))
 
 
-def _wrap(model: PreTrainedModel, section: BackboneSection, pad: int) -> PackedBackbone:
+def _huggingface() -> Any:
+    # Here, since importing transformers' models takes seconds, which those of ESM-2 do without.
+    from esmeray.model.backbones import huggingface_loading
+
+    return huggingface_loading
+
+
+def _wrap(network: nn.Module, section: BackboneSection, pad: int) -> PackedBackbone:
     settings: dict[str, Any] = {"frozen": section.frozen, "gradient_checkpointing": section.gradient_checkpointing}
-    kind: Any = EsmBackbone if model.config.model_type == "esm" else HuggingFaceBackbone
-    if is_padded(section, model.config.model_type):
-        kind = partial(PaddedBackbone, pad=pad)
-    return kind(model, **settings).train()  # type: ignore[no-any-return]  # from_pretrained leaves it in evaluation mode
-
-
-def _load_weights(kind: type[Any], folder: Path, config: PreTrainedConfig) -> Any:
-    """A Hugging Face model with the safetensors of a local folder, in fp32 on the CPU; heads may be missing."""
-    for path in sorted(folder.glob("model*.safetensors*")):
-        verified(path)
-    try:
-        network, info = kind.from_pretrained(
-            folder,
-            config=config,
-            output_loading_info=True,
-            use_safetensors=True,
-            weights_only=True,
-            local_files_only=True,
-            dtype=torch.float32,
-            ignore_mismatched_sizes=True,  # reported in one line below, where transformers prints a table and raises
-        )
-    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
-        reason = first_line(error)
-        raise DataError(f"the weights in {folder} can't be read ({reason}); fetch or export them again") from error
-    # transformers draws what is missing at random and only warns: features of such a model are noise.
-    missing = [f"lack {key}" for key in sorted(info["missing_keys"]) if not _MAY_BE_MISSING & set(key.split("."))]
-    other = [f"have another shape than config.json says at {key}" for key in sorted(map(str, info["mismatched_keys"]))]
-    if problems := missing + other:
-        raise DataError(f"the weights in {folder} {problems[0]}; fetch or export them again")
-    network.drawn_weights = frozenset(info["missing_keys"])
-    return network
+    if isinstance(network, EsmModel) and not section.padded:
+        backbone: PackedBackbone = EsmBackbone(network, **settings)
+    else:
+        backbone = _huggingface().wrapped(network, section, pad, settings)
+    return backbone.train()  # type: ignore[return-value]  # Module's own signature; a frozen one stays as it is

@@ -14,8 +14,6 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
 from esmeray.common.errors import ConfigError, DataError
 from esmeray.common.text import did_you_mean, first_line
@@ -66,7 +64,7 @@ def adapt(backbone: PackedBackbone, section: LoraSection) -> None:
         lora_alpha=section.alpha,  # type: ignore[arg-type]  # divided by the rank, so that any number will do
         lora_dropout=section.dropout,
         target_modules=layers,
-        fan_in_fan_out=isinstance(backbone.model.get_submodule(layers[0]), Conv1D),
+        fan_in_fan_out=_is_conv1d(backbone.model.get_submodule(layers[0])),
     )
     inject_adapter_in_model(config, backbone.model, adapter_name=_ADAPTER)
     backbone.lora_export = section.export
@@ -77,9 +75,13 @@ def linear_layers(model: nn.Module) -> list[str]:
     return [
         name
         for name, module in model.named_modules()
-        # GPT-2 has Conv1D.
-        if isinstance(module, nn.Linear | Conv1D) and not set(_WITHOUT_LOSS) & set(name.split("."))
+        if (isinstance(module, nn.Linear) or _is_conv1d(module)) and not set(_WITHOUT_LOSS) & set(name.split("."))
     ]
+
+
+def _is_conv1d(module: nn.Module) -> bool:
+    """Test for GPT-2's linear layers, by name: importing their class takes seconds, which ESM-2 does without."""
+    return type(module).__name__ == "Conv1D"
 
 
 def chosen_layers(layers: list[str], targets: list[str]) -> list[str]:
@@ -121,7 +123,7 @@ def merge(backbone: PackedBackbone) -> None:
     backbone.lora_export = "merged"
 
 
-def merged_state(model: PreTrainedModel) -> dict[str, Tensor]:
+def merged_state(model: nn.Module) -> dict[str, Tensor]:
     """Weights of the module as if its adapter had been merged; what no adapter touches is not copied."""
     state = base_state(model)
     for name, layer in _adapted_layers(model):
@@ -130,7 +132,7 @@ def merged_state(model: PreTrainedModel) -> dict[str, Tensor]:
     return state
 
 
-def base_state(model: PreTrainedModel) -> dict[str, Tensor]:
+def base_state(model: nn.Module) -> dict[str, Tensor]:
     """Weights of the module without its adapter, by the names that they have without one; nothing is copied."""
     state = {}
     for name, tensor in model.state_dict().items():
@@ -150,8 +152,13 @@ def save_adapter(backbone: PackedBackbone, folder: Path, base: str | None = None
     config.target_modules = sorted(config.target_modules)  # a set, which would be written in another order each time
     config.base_model_name_or_path, config.revision = base, revision
     kind = type(model)
+    library = getattr(kind, "library", kind.__module__)
     config.save_pretrained(
-        str(folder), auto_mapping_dict={"base_model_class": kind.__name__, "parent_library": kind.__module__}
+        str(folder),
+        auto_mapping_dict={
+            "base_model_class": kind.__name__,
+            "parent_library": library,
+        },
     )
     state = {f"{_PEFT_PREFIX}{name}": tensor.contiguous() for name, tensor in _adapter_state(model).items()}
     save_file(state, folder / ADAPTER_WEIGHTS_FILE, metadata={"format": "pt"})

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from esmeray.common.errors import ConfigError
 from esmeray.common.text import did_you_mean
 from esmeray.dataset.tokens.model_folder import CONFIG_FILE, fetch, local_folder, read_settings
+from esmeray.installation import added
 from esmeray.model.section import BackboneSection
 
 SOURCE_KEY = "model.backbone.source"
@@ -38,6 +39,37 @@ RANDOM_ARCHITECTURES = ("esmc", "modernbert", "bert", "qwen2", "llama", "t5")
 
 ALWAYS_PADDED = ("t5", "mt5", "umt5")
 """Their relative positions are a bias of the scores, which packed attention has no room for."""
+
+PACKED = {
+    "bert": False,
+    "camembert": False,
+    "electra": False,
+    "esmc": False,
+    "gpt2": True,
+    "llama": True,
+    "mistral": True,
+    "modernbert": False,
+    "qwen2": True,
+    "qwen3": True,
+    "roberta": False,
+    "xlm-roberta": False,
+}
+"""``model_type`` of the architectures whose attention is transformers' AttentionInterface and whose positions are given
+for each token, and whether they are causal. Each is held to one sequence at a time by a test."""
+PACKED |= added("backbones")
+
+MASKED_LM_HEADS = {
+    "bert": ("cls",),
+    "camembert": ("lm_head",),
+    "electra": ("generator_predictions", "generator_lm_head"),
+    "esm": ("lm_head",),
+    "esmc": ("lm_head",),
+    "modernbert": ("head", "decoder"),
+    "roberta": ("lm_head",),
+    "xlm-roberta": ("lm_head",),
+}
+"""Modules that make logits of features, one after the other, in transformers' masked language models. Each is held to
+one sequence at a time by a test."""
 
 _DEFAULT_SIZE = BackboneSize(6, 256, 4)
 _ROTARY = (*SIZES, "esmc", "modernbert", "qwen2", "llama")
@@ -116,6 +148,14 @@ def source_type(section: BackboneSection) -> str:
     if has_random_weights(section):
         return "esm" if section.source in SIZES else section.source
     return model_type(config_folder(section))
+
+
+def is_esm2(section: BackboneSection) -> bool:
+    """Test for an ESM-2 (or ESM-1b), whose settings are held against the alphabet. Raises as :func:`source_type`.
+
+    Padded, a folder may be any model of type esm.
+    """
+    return source_type(section) == "esm" and (has_random_weights(section) or not section.padded)
 
 
 def is_padded(section: BackboneSection, kind: str) -> bool:

@@ -15,15 +15,15 @@ nothing under the final name.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING, Any
 
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer, SequenceTokenizer
-from esmeray.model.backbones.loading import quiet_transformers
 from esmeray.model.export.exported_folder import exported_folder
 from esmeray.model.export.model_card import example_text, model_card, opening_call, python_block
 from esmeray.model.task_model import ResidueModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _LONGEST_TOKENIZED = 1024
 """Tokens that EsmTokenizer truncates to when asked to, the length that ESM-2 was trained with."""
@@ -52,6 +52,9 @@ def export(
     (:func:`esmeray.model.backbones.loading.residue_tokenizer`); the ESM alphabet if None. ``model_card_facts``:
     sections of the card on data, steps, metrics and versions.
     """
+    # Here, since importing transformers' models takes seconds, which a run takes at its end alone.
+    from esmeray.model.backbones.huggingface_loading import quiet_transformers
+
     with exported_folder(folder, model.task, overwrite, resolved_config) as (building, target):
         tokenizer = tokenizer or EsmSequenceTokenizer()
         network = model.network()
@@ -67,7 +70,7 @@ def export(
     return target
 
 
-def _card(model: ResidueModel, network: PreTrainedModel, text: str, facts: Mapping[str, Any]) -> str:
+def _card(model: ResidueModel, network: "PreTrainedModel", text: str, facts: Mapping[str, Any]) -> str:
     config = model.backbone.config
     is_esm2 = config.model_type == "esm"
     family = "ESM-2" if is_esm2 else type(model.backbone.model).__name__

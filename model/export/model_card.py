@@ -2,15 +2,16 @@
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
 
 import torch
-import transformers
 from huggingface_hub import ModelCard, ModelCardData
-from transformers import PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from esmeray.dataset.tokens.base import SequenceTokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 # By whether a residue is a token of its own: a tokenizer of texts would make one piece of a protein.
 _EXAMPLES = {True: "MKTAYIAKQR", False: "This sentence gets a class."}
@@ -24,7 +25,7 @@ def model_card(pipeline_tag: str, tags: list[str], description: str, facts: Mapp
     folder, which they call FOLDER.
     """
     metadata = ModelCardData(library_name="transformers", pipeline_tag=pipeline_tag, tags=["esmeray", *tags])
-    versions = {"torch": torch.__version__, "transformers": transformers.__version__, **facts.get("versions", {})}
+    versions = {"torch": torch.__version__, "transformers": version("transformers"), **facts.get("versions", {})}
     sections = [_section(name, value) for name, value in {**facts, "versions": versions}.items()]
     text = "\n".join([description, *sections, f"## How to open it\n\n{opening}"])
     return str(ModelCard(f"---\n{metadata.to_yaml()}\n---\n\n{text}"))
@@ -34,11 +35,13 @@ def python_block(lines: str) -> str:
     return f"```python\n{lines}```\n"
 
 
-def opening_call(network: PreTrainedModel, source: str) -> tuple[str, str]:
+def opening_call(network: "PreTrainedModel", source: str) -> tuple[str, str]:
     """The class of transformers that opens a network, and the call that does so, without a pooler of random weights.
 
     ``source``: folder or hub name, as Python source.
     """
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING  # here, since it takes seconds
+
     kind = type(network)
     # AutoModel means another class for some configs (T5's encoder).
     opener = "AutoModel" if MODEL_MAPPING.get(type(network.config), None) is kind else kind.__name__

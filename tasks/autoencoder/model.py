@@ -12,11 +12,11 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import PreTrainedModel
 
 from esmeray.common.errors import DataError
 from esmeray.dataset.packed_batch import PackedBatch
@@ -32,6 +32,9 @@ from esmeray.model.section import BackboneSection
 from esmeray.model.task_model import Card, ResidueModel, TaskOutput, scalar_sums
 from esmeray.tasks.autoencoder.section import AutoencoderSection
 from esmeray.tasks.section import ModelSection
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 WEIGHTS_FILE = "autoencoder.safetensors"
 CONFIG_FILE = "autoencoder_config.json"
@@ -190,9 +193,10 @@ class ESM2Autoencoder(ResidueModel):
         features = self.normalization.inverse(decoded_TD).split(lengths)
         return list(features), list(self.residue_head(decoded_TD).float().split(lengths))
 
-    def network(self) -> PreTrainedModel:
-        backbone: PreTrainedModel = self.backbone.model
-        return backbone
+    def network(self) -> "PreTrainedModel":
+        from esmeray.model.backbones.huggingface_loading import transformers_network
+
+        return transformers_network(self.backbone.model)
 
     def card(self, family: str, size: str, network_code: Callable[[str, str], str]) -> Card:
         description = (

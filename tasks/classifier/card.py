@@ -10,6 +10,7 @@ from textwrap import indent
 from typing import Any
 
 from esmeray.dataset.batches.preparation import FixedCrop, head_length
+from esmeray.model.backbones.lora import merged_state
 from esmeray.model.export.model_card import model_card, opening_call, python_block
 from esmeray.tasks.classifier.model import Classifier
 
@@ -103,7 +104,10 @@ def classifier_card(model: Classifier, opening: Opening, facts: Mapping[str, Any
 
 def _lines(model: Classifier, opening: Opening) -> str:
     """Python that computes ``logits`` and ``result`` of one text from the folder named FOLDER."""
-    opener, call = opening_call(model.backbone.model, opening.base or "folder")
+    from esmeray.model.backbones.huggingface_loading import transformers_network
+
+    network = transformers_network(model.backbone.model, merged_state(model.backbone.model))
+    opener, call = opening_call(network, opening.base or "folder")
     crop = ""  # without Esmeray, too, a text is cropped as the run's validation cropped it
     if opening.max_length is not None:
         crop = _CROP.format(

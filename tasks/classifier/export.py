@@ -29,8 +29,7 @@ from esmeray.dataset.batches.preparation import FixedCrop, fixed_crop
 from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.dataset.section import DataSection
 from esmeray.dataset.tokens.base import SequenceTokenizer, open_tokenizer
-from esmeray.model.backbones.huggingface import PaddedBackbone
-from esmeray.model.backbones.loading import build_backbone, quiet_transformers, seeded
+from esmeray.model.backbones.loading import build_backbone, seeded
 from esmeray.model.backbones.lora import ADAPTER_CONFIG_FILE, base_state, load_adapter, merged_state, save_adapter
 from esmeray.model.export.exported_folder import (
     CONFIG_FILE,
@@ -87,7 +86,7 @@ def export_classifier(
             building,
             type(model.backbone.model).__name__,
             hidden_size=model.backbone.hidden_size,
-            padded=isinstance(model.backbone, PaddedBackbone),
+            padded=model.backbone.pads,
             num_prefix=model.num_prefix,
             num_suffix=model.num_suffix,
         )
@@ -131,11 +130,14 @@ def write_head(model: LabelModel, folder: Path, architecture: str, **network: An
 
 def _write_network(model: Classifier, folder: Path, state: dict[str, Tensor]) -> None:
     """config.json and model.safetensors of the backbone, with the names of the classes as transformers has them."""
+    from esmeray.model.backbones.huggingface_loading import quiet_transformers, transformers_network
+
     space = model.label_space
+    network = transformers_network(model.backbone.model, state)
     with quiet_transformers():
-        model.backbone.model.save_pretrained(folder, state_dict=state)
+        network.save_pretrained(folder, state_dict=state)
     # A copy: the model may be used further, and names of classes are the folder's.
-    config = copy.deepcopy(model.backbone.config)
+    config: Any = copy.deepcopy(network.config)
     config.id2label = dict(enumerate(space.names))
     config.label2id = {name: index for index, name in enumerate(space.names)}
     config.problem_type = _PROBLEM_TYPES.get(space.kind)

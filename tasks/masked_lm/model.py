@@ -8,17 +8,20 @@ Shape legend: T tokens in the batch, M tokens with a target, D channels, K token
 
 import math
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import PreTrainedModel
 
 from esmeray.dataset.packed_batch import PackedBatch
 from esmeray.model.backbones.base import PackedBackbone
-from esmeray.model.backbones.loading import masked_lm_network, residue_masked_lm
+from esmeray.model.backbones.loading import residue_masked_lm
 from esmeray.model.task_model import Card, ResidueModel, TaskOutput, scalar_sums
 from esmeray.tasks.section import ModelSection
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class MaskedLM(ResidueModel):
@@ -52,7 +55,9 @@ class MaskedLM(ResidueModel):
         losses_M = functional.cross_entropy(logits_MK, targets_M, reduction="none")
         return TaskOutput(losses_M.sum(), *residue_sums(losses_M, logits_MK, targets_M))
 
-    def network(self) -> PreTrainedModel:
+    def network(self) -> "PreTrainedModel":
+        from esmeray.model.backbones.huggingface_loading import masked_lm_network
+
         return masked_lm_network(self.backbone, self.lm_head)
 
     def card(self, family: str, size: str, network_code: Callable[[str, str], str]) -> Card:

@@ -69,7 +69,7 @@ import asyncio, sys
 from pathlib import Path
 import torch.distributed as dist
 from esmeray.common.command_line import run
-from esmeray.model.backbones.architectures import PACKED
+from esmeray.model.backbones.source import PACKED
 from esmeray.run_folder.paths import RunFolder
 from esmeray.service.replicas.replica import ModelReplica
 from esmeray.tools.__main__ import main

@@ -7,8 +7,8 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, EsmTokenizer
 from esmeray.common.errors import ConfigError
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer
 from esmeray.dataset.tokens.esm import encode, pack_sequences
-from esmeray.model.backbones.architectures import MASKED_LM_HEADS
 from esmeray.model.backbones.loading import residue_tokenizer
+from esmeray.model.backbones.source import MASKED_LM_HEADS
 from esmeray.model.export.backbone import export
 from esmeray.model.section import BackboneSection
 from esmeray.tasks.autoencoder.model import ESM2Autoencoder

@@ -5,7 +5,7 @@ from typing import Any
 
 from esmeray.dataset.embeddings.reader import read_embeddings
 from esmeray.inference.embedding.section import EmbedJobSection
-from esmeray.model.backbones.loading import quiet_transformers
+from esmeray.model.backbones.huggingface_loading import quiet_transformers
 from tests.dataset.tokenizer_folders import esm
 from tests.model.small_models import save_small_model
 from tests.model.support import random_sequences

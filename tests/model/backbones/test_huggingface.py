@@ -11,12 +11,11 @@ from torch import nn
 from esmeray.common.errors import ConfigError
 from esmeray.dataset.packed_batch import PackedBatch
 from esmeray.dataset.tokens.esm import MASK
-from esmeray.model.backbones.architectures import PACKED
 from esmeray.model.backbones.base import PackedBackbone, decayed_rates
 from esmeray.model.backbones.esm2 import EsmBackbone
 from esmeray.model.backbones.huggingface import HuggingFaceBackbone, PaddedBackbone
 from esmeray.model.backbones.lora import linear_layers
-from esmeray.model.backbones.source import ALWAYS_PADDED
+from esmeray.model.backbones.source import ALWAYS_PADDED, PACKED
 from tests.model.small_models import PAD, POSITIONS, features_alone, small_model, token_batch
 from tests.model.support import assert_near, segments
 

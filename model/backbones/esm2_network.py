@@ -1,0 +1,344 @@
+"""Modules and weights of ESM-2 (and ESM-1b), random by the seed or read from a Hugging Face folder.
+
+Names of modules and parameters, the order in which random weights are drawn, and what a config.json leaves out are
+those of transformers' EsmModel and EsmForMaskedLM, so that folders and checkpoints are exchanged with it; importing its
+models takes seconds, though, in each worker and each command. The forward pass is
+:mod:`esmeray.model.backbones.esm2`'s.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, PositiveInt, PrivateAttr, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from esmeray.common.errors import ConfigError, DataError, parsing, read_json
+from esmeray.common.text import first_line, refusal
+from esmeray.common.verification import verified
+from esmeray.dataset.tokens.esm import EOS, MASK, PAD, VOCABULARY
+from esmeray.dataset.tokens.model_folder import CONFIG_FILE, read_settings
+from esmeray.model.backbones.base import Float32Buffers
+from esmeray.model.backbones.source import SOURCE_KEY, config_folder, has_random_weights, random_size
+from esmeray.model.section import BackboneSection
+
+_EXPECTED: dict[str, Any] = {
+    "vocab_size": len(VOCABULARY),
+    "mask_token_id": MASK,
+    "pad_token_id": PAD,
+    "is_folding_model": False,
+    "is_decoder": False,
+}
+"""Settings of a config.json that make it an ESM-2 of the alphabet."""
+
+_REMEDY = "fetch or export them again"
+
+
+class EsmConfig(BaseModel):
+    """config.json of an ESM-2, with the defaults of transformers 5.23's EsmConfig: they are part of fingerprints."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    model_type: str = "esm"
+    vocab_size: PositiveInt
+    mask_token_id: int
+    pad_token_id: int
+    eos_token_id: int | list[int] | None = 2
+    bos_token_id: int | None = None
+    hidden_size: PositiveInt = 768
+    num_hidden_layers: PositiveInt = 12
+    num_attention_heads: PositiveInt = 12
+    intermediate_size: PositiveInt = 3072
+    hidden_dropout_prob: float = 0.1
+    attention_probs_dropout_prob: float = 0.1
+    max_position_embeddings: PositiveInt = 1026
+    rope_theta: float = 10000.0
+    initializer_range: float = 0.02
+    layer_norm_eps: float = 1e-12
+    position_embedding_type: str = "absolute"
+    emb_layer_norm_before: bool | None = None
+    token_dropout: bool | None = False
+    tie_word_embeddings: bool = True
+    is_folding_model: bool = False
+    esmfold_config: None = None
+    vocab_list: None = None
+    is_decoder: bool = False
+    add_cross_attention: bool = False
+    use_cache: bool = True
+    chunk_size_feed_forward: int = 0
+    is_encoder_decoder: bool = False
+    id2label: dict[Any, Any] = {0: "LABEL_0", 1: "LABEL_1"}
+    label2id: dict[Any, Any] = {"LABEL_0": 0, "LABEL_1": 1}
+    problem_type: str | None = None
+    return_dict: bool = True
+    output_hidden_states: bool = False
+    output_attentions: bool = False
+    _name_or_path: str = PrivateAttr("")  # the folder that weights were read from, as transformers notes it
+
+    @property
+    def head_size(self) -> int:
+        return self.hidden_size // self.num_attention_heads
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.model_dump()
+
+
+def esm2_config(section: BackboneSection) -> EsmConfig:
+    """The config that the section means; from the hub, only config.json is fetched.
+
+    Raises ConfigError (impossible size, or a folder of another alphabet or kind of model) or ResourceError (the hub
+    can't be reached).
+    """
+    if has_random_weights(section):
+        size = random_size(section)
+        return EsmConfig(
+            **_EXPECTED,
+            eos_token_id=EOS,
+            hidden_size=size.hidden_size,
+            num_hidden_layers=size.layers,
+            num_attention_heads=size.heads,
+            intermediate_size=4 * size.hidden_size,
+            hidden_dropout_prob=0.0,  # as in the published configs
+            attention_probs_dropout_prob=0.0,
+            layer_norm_eps=1e-5,
+            position_embedding_type="rotary",
+            emb_layer_norm_before=False,
+            token_dropout=True,
+        )
+    path = config_folder(section) / CONFIG_FILE
+    # A config.json leaves out what is transformers' default, which for these two is the only kind that is read.
+    settings = {"is_folding_model": False, "is_decoder": False} | read_settings(path, SOURCE_KEY)
+    for key, value in _EXPECTED.items():
+        if settings.get(key) != value:
+            raise ConfigError(f"{SOURCE_KEY}: {path} has {key} {settings.get(key)!r}; an ESM-2 has {value!r}")
+    # Names of what was used to save it, not of the model; the dtype is that of the run.
+    own = {name: value for name, value in settings.items() if name not in ("torch_dtype", "esmfold_config")}
+    try:
+        config = EsmConfig(**own | {"vocab_list": None})
+    except ValidationError as error:
+        problem = error.errors()[0]
+        key = ".".join(map(str, problem["loc"]))
+        raise ConfigError(f"{SOURCE_KEY}: {path} is no config of an esm ({key}: {refusal(problem)})") from error
+    if config.hidden_size % config.num_attention_heads:
+        raise ConfigError(
+            f"{SOURCE_KEY}: {path} has hidden_size {config.hidden_size}, which {config.num_attention_heads} heads "
+            "can't share"
+        )
+    return config
+
+
+class _Embeddings(nn.Module):
+    def __init__(self, config: EsmConfig) -> None:
+        super().__init__()
+        pad = config.pad_token_id
+        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=pad)
+        self.layer_norm = _norm(config) if config.emb_layer_norm_before else None
+        self.position_embedding_type = config.position_embedding_type
+        self.padding_idx = pad
+        if config.position_embedding_type == "absolute":
+            self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size, padding_idx=pad)
+        self.token_dropout = config.token_dropout
+        self.mask_token_id = config.mask_token_id
+
+
+class _Rotary(Float32Buffers):
+    def __init__(self, config: EsmConfig) -> None:
+        super().__init__()
+        exponents = torch.arange(0, config.head_size, 2, dtype=torch.float) / config.head_size
+        self.register_buffer("inv_freq", 1.0 / (config.rope_theta**exponents))
+
+
+class _SelfAttention(nn.Module):
+    def __init__(self, config: EsmConfig) -> None:
+        super().__init__()
+        self.num_attention_heads = config.num_attention_heads
+        self.attention_head_size = config.head_size
+        self.query = nn.Linear(config.hidden_size, config.hidden_size)
+        self.key = nn.Linear(config.hidden_size, config.hidden_size)
+        self.value = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dropout = config.attention_probs_dropout_prob
+
+
+class _Dense(nn.Module):
+    """A product, and the dropout of what is added to the residual stream."""
+
+    def __init__(self, config: EsmConfig, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(inputs, outputs)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+
+class _Attention(nn.Module):
+    def __init__(self, config: EsmConfig) -> None:
+        super().__init__()
+        self.self = _SelfAttention(config)
+        self.output = _Dense(config, config.hidden_size, config.hidden_size)
+        self.LayerNorm = _norm(config)
+
+
+class EsmLayer(nn.Module):
+    """Modules of a layer; :mod:`esmeray.model.backbones.esm2` runs them."""
+
+    def __init__(self, config: EsmConfig) -> None:
+        super().__init__()
+        self.attention = _Attention(config)
+        self.intermediate = _Dense(config, config.hidden_size, config.intermediate_size)
+        self.output = _Dense(config, config.intermediate_size, config.hidden_size)
+        self.LayerNorm = _norm(config)
+
+
+class _Encoder(nn.Module):
+    def __init__(self, config: EsmConfig) -> None:
+        super().__init__()
+        self.layer = nn.ModuleList([EsmLayer(config) for _ in range(config.num_hidden_layers)])
+        self.emb_layer_norm_after = _norm(config)
+
+
+class _ContactHead(nn.Module):
+    def __init__(self, config: EsmConfig) -> None:
+        super().__init__()
+        self.regression = nn.Linear(config.num_hidden_layers * config.num_attention_heads, 1)
+
+
+class EsmModel(nn.Module):
+    """Embeddings and layers; called as transformers' class is, since exports name it."""
+
+    library = "transformers.models.esm.modeling_esm"
+
+    def __init__(self, config: EsmConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embeddings = _Embeddings(config)
+        self.rotary_embeddings = _Rotary(config) if config.position_embedding_type == "rotary" else None
+        self.encoder = _Encoder(config)
+        self.contact_head = _ContactHead(config)
+        _draw(self, config)
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.embeddings.word_embeddings
+
+
+class _LanguageModelHead(nn.Module):
+    def __init__(self, config: EsmConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.layer_norm = _norm(config)
+        self.decoder = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+
+    def forward(self, features_TD: Tensor) -> Tensor:
+        hidden_TD = self.dense(features_TD)
+        # Written out, as transformers has it: torch's own GELU has other last bits, and so other recorded losses.
+        hidden_TD = hidden_TD * 0.5 * (1.0 + torch.erf(hidden_TD / 2**0.5))
+        logits_TK: Tensor = self.decoder(self.layer_norm(hidden_TD)) + self.bias
+        return logits_TK
+
+
+class EsmForMaskedLM(nn.Module):
+    """The model and the head of its masked language model.
+
+    ``drawn_weights``: names of those that a folder with weights lacks, which are random.
+    """
+
+    def __init__(self, config: EsmConfig) -> None:
+        super().__init__()
+        self.drawn_weights: frozenset[str] = frozenset()
+        self.esm = EsmModel(config)
+        self.lm_head = _LanguageModelHead(config)
+        _draw(self.lm_head, config)
+        self._tie()
+
+    @classmethod
+    def from_folder(cls, config: EsmConfig, folder: Path) -> "EsmForMaskedLM":
+        """The network with the safetensors of a local folder, in fp32 on the CPU; heads that it lacks are drawn.
+
+        Raises DataError (damaged, incomplete, or of other shapes than the config has).
+        """
+        state = _folder_state(folder)
+        with torch.device("meta"):  # nothing is drawn that is read
+            network = cls(config)
+        network.esm.contact_head = _ContactHead(config)
+        _draw(network.esm.contact_head, config)
+        network.lm_head = _LanguageModelHead(config)
+        _draw(network.lm_head, config)
+        if network.esm.rotary_embeddings is not None:
+            network.esm.rotary_embeddings = _Rotary(config)
+        network._load(state, folder)
+        config._name_or_path = str(folder)
+        return network
+
+    def _load(self, state: dict[str, Tensor], folder: Path) -> None:
+        own = {name: tensor.shape for name, tensor in self.state_dict().items() if name != self._tied}
+        wrong = [name for name, shape in own.items() if name in state and state[name].shape != shape]
+        missing = [name for name in own if name not in state]
+        lacking = [name for name in missing if not name.startswith(("lm_head.", "esm.contact_head.", "esm.rotary_"))]
+        problems = [f"lack {name.removeprefix('esm.')}" for name in sorted(lacking)]
+        problems += [f"have another shape than config.json says at {name.removeprefix('esm.')}" for name in wrong]
+        if problems:
+            raise DataError(f"the weights in {folder} {problems[0]}; {_REMEDY}")
+        self.load_state_dict({name: state[name] for name in own if name in state}, strict=False, assign=True)
+        self.drawn_weights = frozenset(missing)
+        self._tie()
+
+    @property
+    def _tied(self) -> str | None:
+        return "lm_head.decoder.weight" if self.esm.config.tie_word_embeddings else None
+
+    def _tie(self) -> None:
+        if self._tied:
+            self.lm_head.decoder.weight = self.esm.embeddings.word_embeddings.weight
+
+
+def _norm(config: EsmConfig) -> nn.LayerNorm:
+    return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+
+@torch.no_grad()
+def _draw(modules: nn.Module, config: EsmConfig) -> None:
+    """Draw products and embeddings; children first, in the order in which they were made, as transformers does."""
+    for module in _depth_first(modules):
+        if isinstance(module, nn.Linear | nn.Embedding):
+            module.weight.normal_(std=config.initializer_range or 0.02)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            module.bias.zero_()
+        if isinstance(module, nn.Embedding) and module.padding_idx is not None:
+            module.weight[module.padding_idx].zero_()
+
+
+def _depth_first(module: nn.Module) -> list[nn.Module]:
+    children = [inner for child in module.children() for inner in _depth_first(child)]
+    return [*children, module]
+
+
+def _folder_state(folder: Path) -> dict[str, Tensor]:
+    """All tensors of the folder's safetensors in fp32, by the names of :class:`EsmForMaskedLM`."""
+    state: dict[str, Tensor] = {}
+    for path in _weight_files(folder):
+        try:
+            tensors = load_file(verified(path))
+        except (SafetensorError, OSError, ValueError) as error:
+            raise DataError(f"the weights in {folder} can't be read ({first_line(error)}); {_REMEDY}") from error
+        for name, tensor in tensors.items():
+            # A copy: the file is mapped, and might change below the model.
+            state.setdefault(_own_name(name), tensor.to(torch.float32, copy=True))
+    return state
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    single = folder / "model.safetensors"
+    if single.is_file():
+        return [single]
+    index = verified(folder / "model.safetensors.index.json")
+    with parsing(index, _REMEDY):
+        names = {str(name) for name in read_json(index, _REMEDY)["weight_map"].values()}
+        return [folder / Path(name).name for name in sorted(names)]
+
+
+def _own_name(name: str) -> str:
+    """Name of a tensor here: files have a prefix or none, and of norms and rotations an older name."""
+    name = re.sub(r"encoder\.layer\.[\d*]+\.attention\.self\.(?=rotary_embeddings\.)", "", name)
+    name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+    return name if name.startswith(("esm.", "lm_head.")) else f"esm.{name}"

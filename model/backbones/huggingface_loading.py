@@ -1,0 +1,154 @@
+"""Networks of transformers: read or drawn for a backbone, and made of a backbone's own parameters for an export.
+
+Apart from :mod:`esmeray.model.backbones.loading`, which imports this where it is needed: importing transformers' models
+takes seconds, which those of ESM-2 do without.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from transformers import EsmConfig, EsmForMaskedLM, EsmModel, PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from esmeray.common.errors import DataError
+from esmeray.common.text import first_line
+from esmeray.common.verification import verified
+from esmeray.model.backbones import esm2_network
+from esmeray.model.backbones.architectures import masked_lm_class, model_class, read_config
+from esmeray.model.backbones.base import PackedBackbone
+from esmeray.model.backbones.huggingface import HuggingFaceBackbone, PaddedBackbone
+from esmeray.model.backbones.source import MASKED_LM_HEADS, has_random_weights, is_padded, weights_folder
+from esmeray.model.section import BackboneSection
+
+_MAY_BE_MISSING = {"contact_head", "pooler", *(name for names in MASKED_LM_HEADS.values() for name in names)}
+"""Heads whose weights a folder may lack; these are random by the seed."""
+
+
+def features_network(section: BackboneSection, vocabulary_size: int, pad: int, empty: bool) -> PreTrainedModel:
+    """The model that gives features, its random weights drawn from the global state.
+
+    Raises as :func:`esmeray.model.backbones.loading.build_backbone`.
+    """
+    config = read_config(section, vocabulary_size, pad)
+    network: PreTrainedModel = _network(section, config, model_class(config), empty)
+    return network
+
+
+def masked_lm(
+    section: BackboneSection, vocabulary_size: int, pad: int, empty: bool
+) -> tuple[PreTrainedModel, nn.Module, bool]:
+    """The same model, the head of its masked language model, and whether the folder has weights but none of the head's.
+
+    Raises as :func:`esmeray.model.backbones.loading.build_masked_lm`.
+    """
+    config = read_config(section, vocabulary_size, pad)
+    network = _network(section, config, masked_lm_class(config), empty)
+    names = MASKED_LM_HEADS[config.model_type]
+    heads = [getattr(network, name) for name in names]
+    head: nn.Module = heads[0] if len(heads) == 1 else nn.Sequential(*heads)
+    drawn = any(key.split(".")[0] in names for key in getattr(network, "drawn_weights", ()))
+    return network.base_model, head, drawn
+
+
+def wrapped(network: nn.Module, section: BackboneSection, pad: int, settings: dict[str, Any]) -> PackedBackbone:
+    """The backbone around a network, padded where the section or the architecture says so."""
+    model = transformers_network(network)
+    kind: Any = HuggingFaceBackbone
+    if is_padded(section, model.config.model_type):
+        kind = partial(PaddedBackbone, pad=pad)
+    return kind(model, **settings)  # type: ignore[no-any-return]
+
+
+def transformers_network(network: nn.Module, state: dict[str, Tensor] | None = None) -> PreTrainedModel:
+    """The class of transformers with the same parameters, to be saved or run by its own forward; nothing is copied.
+
+    ``state``: in place of the network's own, where that has an adapter.
+    """
+    if isinstance(network, PreTrainedModel):
+        return network
+    with torch.device("meta"):  # its own weights are thrown away at once: none are made
+        model = EsmModel(_esm_config(network.config), add_pooling_layer=False)
+    model.load_state_dict(network.state_dict() if state is None else state, assign=True)
+    return model
+
+
+def masked_lm_network(backbone: PackedBackbone, head: nn.Module) -> PreTrainedModel:
+    """The Hugging Face model that holds the same parameters, to be saved; nothing is copied."""
+    config = backbone.config
+    names = MASKED_LM_HEADS[config.model_type]
+    if isinstance(config, esm2_network.EsmConfig):
+        config = _esm_config(config)
+    with torch.device("meta"):  # its own weights are thrown away at once: none are made
+        network: PreTrainedModel = masked_lm_class(config)(config)
+    setattr(network, network.base_model_prefix, backbone.model)
+    for name, module in zip(names, [head] if len(names) == 1 else head.children(), strict=True):
+        setattr(network, name, module)
+    return network
+
+
+def esm_masked_lm(network: esm2_network.EsmForMaskedLM) -> EsmForMaskedLM:
+    """transformers' ESM-2 with its language-model head, of the same parameters, to be compared with."""
+    with torch.device("meta"):
+        model = EsmForMaskedLM(_esm_config(network.esm.config))
+    model.load_state_dict(network.state_dict(), assign=True)
+    model.tie_weights()
+    return model
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Silence transformers' loading report and progress bars: what matters of it is checked and raised here."""
+    verbosity = transformers_logging.get_verbosity()
+    bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()
+
+
+def _esm_config(config: esm2_network.EsmConfig) -> EsmConfig:
+    return EsmConfig.from_dict(config.to_dict())  # type: ignore[no-any-return]
+
+
+def _network(section: BackboneSection, config: PreTrainedConfig, kind: type[Any], empty: bool) -> Any:
+    with quiet_transformers():
+        if empty or has_random_weights(section):
+            return kind(config)
+        return _load_weights(kind, weights_folder(section), config)
+
+
+def _load_weights(kind: type[Any], folder: Path, config: PreTrainedConfig) -> Any:
+    """A Hugging Face model with the safetensors of a local folder, in fp32 on the CPU; heads may be missing."""
+    for path in sorted(folder.glob("model*.safetensors*")):
+        verified(path)
+    try:
+        network, info = kind.from_pretrained(
+            folder,
+            config=config,
+            output_loading_info=True,
+            use_safetensors=True,
+            weights_only=True,
+            local_files_only=True,
+            dtype=torch.float32,
+            ignore_mismatched_sizes=True,  # reported in one line below, where transformers prints a table and raises
+        )
+    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+        reason = first_line(error)
+        raise DataError(f"the weights in {folder} can't be read ({reason}); fetch or export them again") from error
+    # transformers draws what is missing at random and only warns: features of such a model are noise.
+    missing = [f"lack {key}" for key in sorted(info["missing_keys"]) if not _MAY_BE_MISSING & set(key.split("."))]
+    other = [f"have another shape than config.json says at {key}" for key in sorted(map(str, info["mismatched_keys"]))]
+    if problems := missing + other:
+        raise DataError(f"the weights in {folder} {problems[0]}; fetch or export them again")
+    network.drawn_weights = frozenset(info["missing_keys"])
+    return network
