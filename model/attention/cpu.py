@@ -47,9 +47,13 @@ def _kernel(head: int) -> ctypes.CDLL | None:
     return compiled_code.load(Path(__file__).with_suffix(".cpp"), openmp=True, HEAD=head)
 
 
-@torch.compiler.assume_constant_result  # torch.compile can't trace a compiler and a library; the answer never changes
 def _compiles(head: int) -> bool:
     return _kernel(head) is not None
+
+
+# torch.compile can't trace a compiler and a library; the answer never changes. This is all that
+# torch.compiler.assume_constant_result of torch 2.13 does once it has imported torch._dynamo, which takes a second.
+_compiles._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def cpu_attention(
@@ -68,13 +72,10 @@ def cpu_attention(
     inputs = [_by_token(tensor) for tensor in (query, key, value)]
     # Decided out here: within a custom operator gradients are always off.
     differentiated = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
-    out_THd, _ = _attention(*inputs, cu_seqlens, scaling, tables, differentiated)
+    out_THd: Tensor = torch.ops.esmeray.cpu_attention(*inputs, cu_seqlens, scaling, tables, differentiated)[0]
     return out_THd
 
 
-# Custom operators, since torch.compile would break the graph of a layer at a call of ctypes. In eager mode they cost 60
-# microseconds a call, of 20 milliseconds for a batch of 2,048 tokens.
-@torch.library.custom_op("esmeray::cpu_attention", mutates_args=(), device_types="cpu")
 def _attention(
     query: Tensor,
     key: Tensor,
@@ -90,7 +91,6 @@ def _attention(
     return out_THd, log_totals_HT
 
 
-@torch.library.custom_op("esmeray::cpu_attention_backward", mutates_args=(), device_types="cpu")
 def _attention_backward(
     d_out: Tensor,
     query: Tensor,
@@ -109,14 +109,11 @@ def _attention_backward(
     return d_query, d_key, d_value
 
 
-# Shapes alone, for torch.compile: no kernel runs while it traces.
-@_attention.register_fake
-def _(query, key, value, cu_seqlens, scaling, tables, differentiated):
+def _attention_shapes(query, key, value, cu_seqlens, scaling, tables, differentiated):
     return _outputs(query, differentiated)
 
 
-@_attention_backward.register_fake
-def _(d_out, query, key, value, out, log_totals_HT, cu_seqlens, scaling, tables):
+def _backward_shapes(d_out, query, key, value, out, log_totals_HT, cu_seqlens, scaling, tables):
     return tuple(d_out.new_empty(d_out.shape) for _ in range(3))
 
 
@@ -136,11 +133,31 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _gradients(ctx: Any, d_out: Tensor, _: Tensor | None) -> tuple[Any, ...]:
     query, key, value, out, log_totals_HT, cu_seqlens, *tables = ctx.saved_tensors
-    gradients = _attention_backward(d_out, query, key, value, out, log_totals_HT, cu_seqlens, ctx.scaling, tables)
+    gradients = torch.ops.esmeray.cpu_attention_backward(
+        d_out, query, key, value, out, log_totals_HT, cu_seqlens, ctx.scaling, tables
+    )
     return *gradients, None, None, [None] * len(tables), None
 
 
-_attention.register_autograd(_gradients, setup_context=_keep)
+# Operators, since torch.compile would break the graph of a layer at a call of ctypes. Defined by hand, since
+# torch.library.custom_op of torch 2.13 imports torch._dynamo at the first call, which takes more than a second.
+_LIBRARY = torch.library.Library("esmeray", "FRAGMENT")
+_LIBRARY.define(
+    "cpu_attention(Tensor query, Tensor key, Tensor value, Tensor cu_seqlens, float scaling, Tensor[] tables, "
+    "bool differentiated) -> (Tensor, Tensor)",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+_LIBRARY.define(
+    "cpu_attention_backward(Tensor d_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor log_totals, "
+    "Tensor cu_seqlens, float scaling, Tensor[] tables) -> (Tensor, Tensor, Tensor)",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+_LIBRARY.impl("cpu_attention", _attention, "CPU")
+_LIBRARY.impl("cpu_attention_backward", _attention_backward, "CPU")
+# Shapes alone, for torch.compile: no kernel runs while it traces.
+torch.library.register_fake("esmeray::cpu_attention", _attention_shapes, lib=_LIBRARY)
+torch.library.register_fake("esmeray::cpu_attention_backward", _backward_shapes, lib=_LIBRARY)
+torch.library.register_autograd("esmeray::cpu_attention", _gradients, setup_context=_keep, lib=_LIBRARY)
 
 
 def _by_token(tensor_THd: Tensor) -> Tensor:

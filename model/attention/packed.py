@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.attention.varlen import varlen_attn
 
 from esmeray.model.attention.cpu import cpu_attention, kernel_takes
 
@@ -45,6 +44,9 @@ def attend(
     int32, where each sequence starts. ``scaling``: factor of the scores. ``dropout``: probability of dropping a score.
     """
     if _flash_takes(query, dropout):
+        # Here, since it imports torch._dynamo, which takes a second that commands on a CPU do without.
+        from torch.nn.attention.varlen import varlen_attn
+
         # Named only where it is needed: torch 2.11 does not know it.
         grouped: Any = {"enable_gqa": True} if query.shape[1] != key.shape[1] else {}
         out_THd = varlen_attn(  # one kernel for all sequences, with no synchronisation
@@ -126,7 +128,9 @@ def _flash_takes(query: Tensor, dropout: float) -> bool:
     )
 
 
-@torch.compiler.disable  # lengths are read on the host, and a graph would be traced for each set of them
+# Lengths are read on the host, and a graph would be traced for each set of them. torch.compiler.disable does the same,
+# and imports torch._dynamo at once, which takes a second.
+@torch._disable_dynamo
 def _sdpa_segments(
     query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, scaling: float, causal: bool, dropout: float
 ) -> Tensor:

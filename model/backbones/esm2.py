@@ -10,7 +10,6 @@ Shape legend: T tokens in the batch, N sequences, P positions, H heads, d channe
 """
 
 from collections.abc import Callable, Set
-from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -112,15 +111,20 @@ def _token_dropout(embeddings_TD: Tensor, batch: PackedBatch, mask_token_id: int
     return (visible_TD * (1 - _TRAINED_MASK_SHARE) / kept_T1).to(embeddings_TD.dtype)
 
 
-# What costs most to compute again; its outputs stay, while norms, rotation and GELU are cheap and large.
-_KEPT = [
-    torch.ops.aten.mm.default,
-    torch.ops.aten.addmm.default,
-    torch.ops.aten._scaled_mm.default,
-    torch.ops.torch_attn._varlen_attn.default,
-    torch.ops.esmeray.cpu_attention.default,
-]
-_keeping_products = partial(create_selective_checkpoint_contexts, _KEPT)
+def _keeping_products() -> tuple[Any, Any]:
+    # Here, as in esmeray.model.attention.packed: its import registers the operator, and takes a second.
+    import torch.nn.attention.varlen
+
+    # What costs most to compute again; its outputs stay, while norms, rotation and GELU are cheap and large.
+    kept = [
+        torch.ops.aten.mm.default,
+        torch.ops.aten.addmm.default,
+        torch.ops.aten._scaled_mm.default,
+        torch.ops.torch_attn._varlen_attn.default,
+        torch.ops.esmeray.cpu_attention.default,
+    ]
+    contexts: tuple[Any, Any] = create_selective_checkpoint_contexts(kept)  # type: ignore[arg-type]
+    return contexts
 
 
 class _Layout(NamedTuple):

@@ -36,9 +36,26 @@ _EXPECTED: dict[str, Any] = {
 
 _REMEDY = "fetch or export them again"
 
+_UNREAD: dict[str, Any] = {
+    "bos_token_id": None,
+    "esmfold_config": None,
+    "vocab_list": None,
+    "add_cross_attention": False,
+    "use_cache": True,
+    "chunk_size_feed_forward": 0,
+    "is_encoder_decoder": False,
+    "id2label": {0: "LABEL_0", 1: "LABEL_1"},
+    "label2id": {"LABEL_0": 0, "LABEL_1": 1},
+    "problem_type": None,
+    "return_dict": True,
+    "output_hidden_states": False,
+    "output_attentions": False,
+}
+"""Settings of transformers' config that nothing here reads, with its defaults: they are part of fingerprints."""
+
 
 class EsmConfig(BaseModel):
-    """config.json of an ESM-2, with the defaults of transformers 5.23's EsmConfig: they are part of fingerprints."""
+    """config.json of an ESM-2, with the defaults of transformers 5.23's EsmConfig."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -46,8 +63,7 @@ class EsmConfig(BaseModel):
     vocab_size: PositiveInt
     mask_token_id: int
     pad_token_id: int
-    eos_token_id: int | list[int] | None = 2
-    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = EOS
     hidden_size: PositiveInt = 768
     num_hidden_layers: PositiveInt = 12
     num_attention_heads: PositiveInt = 12
@@ -63,19 +79,7 @@ class EsmConfig(BaseModel):
     token_dropout: bool | None = False
     tie_word_embeddings: bool = True
     is_folding_model: bool = False
-    esmfold_config: None = None
-    vocab_list: None = None
     is_decoder: bool = False
-    add_cross_attention: bool = False
-    use_cache: bool = True
-    chunk_size_feed_forward: int = 0
-    is_encoder_decoder: bool = False
-    id2label: dict[Any, Any] = {0: "LABEL_0", 1: "LABEL_1"}
-    label2id: dict[Any, Any] = {"LABEL_0": 0, "LABEL_1": 1}
-    problem_type: str | None = None
-    return_dict: bool = True
-    output_hidden_states: bool = False
-    output_attentions: bool = False
     _name_or_path: str = PrivateAttr("")  # the folder that weights were read from, as transformers notes it
 
     @property
@@ -83,7 +87,7 @@ class EsmConfig(BaseModel):
         return self.hidden_size // self.num_attention_heads
 
     def to_dict(self) -> dict[str, Any]:
-        return self.model_dump()
+        return _UNREAD | self.model_dump()
 
 
 def esm2_config(section: BackboneSection) -> EsmConfig:
@@ -96,7 +100,6 @@ def esm2_config(section: BackboneSection) -> EsmConfig:
         size = random_size(section)
         return EsmConfig(
             **_EXPECTED,
-            eos_token_id=EOS,
             hidden_size=size.hidden_size,
             num_hidden_layers=size.layers,
             num_attention_heads=size.heads,
@@ -114,10 +117,10 @@ def esm2_config(section: BackboneSection) -> EsmConfig:
     for key, value in _EXPECTED.items():
         if settings.get(key) != value:
             raise ConfigError(f"{SOURCE_KEY}: {path} has {key} {settings.get(key)!r}; an ESM-2 has {value!r}")
-    # Names of what was used to save it, not of the model; the dtype is that of the run.
-    own = {name: value for name, value in settings.items() if name not in ("torch_dtype", "esmfold_config")}
+    # An older name of the weights' dtype, which the run's takes the place of.
+    settings.pop("torch_dtype", None)
     try:
-        config = EsmConfig(**own | {"vocab_list": None})
+        config = EsmConfig(**settings | {"vocab_list": None, "esmfold_config": None})
     except ValidationError as error:
         problem = error.errors()[0]
         key = ".".join(map(str, problem["loc"]))
