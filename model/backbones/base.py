@@ -4,13 +4,15 @@ Shape legend: T tokens in the batch, D channels.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from esmeray.common.errors import ConfigError
 from esmeray.dataset.packed_batch import PackedBatch
@@ -34,6 +36,26 @@ class Float32Buffers(nn.Module):
             if applied is not None and applied.dtype != buffer.dtype:
                 self._buffers[name] = buffer.to(applied.device)
         return self
+
+
+class _NothingDrawn(TorchFunctionMode):
+    """Leave tensors as they are where modules would draw them.
+
+    On the meta device there is nothing to draw, and the functions that would not do it import torch._dynamo.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        keywords = kwargs or {}
+        if func.__name__ in ("normal_", "uniform_", "kaiming_uniform_", "trunc_normal_"):
+            return args[0] if args else keywords["tensor"]
+        return func(*args, **keywords)
+
+
+@contextmanager
+def empty_weights() -> Iterator[None]:
+    """Make modules on the meta device within the block: shapes and dtypes without weights."""
+    with torch.device("meta"), _NothingDrawn():
+        yield
 
 
 class PackedBackbone(nn.Module, ABC):

@@ -21,16 +21,15 @@ from esmeray.dataset.packed_batch import PackedBatch
 from esmeray.model.attention.cpu import RotaryTables, cpu_attention, kernel_takes
 from esmeray.model.attention.packed import attend
 from esmeray.model.backbones.base import PackedBackbone
-from esmeray.model.backbones.esm2_network import EsmModel
 
 _TRAINED_MASK_SHARE = 0.15 * 0.8
 """Share of <mask> tokens that ESM-2 saw in training (Rives et al. 2021; hard-coded in fair-esm and transformers)."""
 
 
 class EsmBackbone(PackedBackbone):
-    """An EsmModel that takes packed batches, with rotary or (ESM-1b) absolute positions."""
+    """An EsmModel, ours or transformers', that takes packed batches, with rotary or (ESM-1b) absolute positions."""
 
-    def __init__(self, model: EsmModel, **settings: Any) -> None:
+    def __init__(self, model: Any, **settings: Any) -> None:
         super().__init__(model, **settings)
         if model.embeddings.position_embedding_type == "absolute":
             self.longest = int(self.config.max_position_embeddings - _first_position(model.embeddings))

@@ -21,7 +21,7 @@ from esmeray.common.text import first_line, refusal
 from esmeray.common.verification import verified
 from esmeray.dataset.tokens.esm import EOS, MASK, PAD, VOCABULARY
 from esmeray.dataset.tokens.model_folder import CONFIG_FILE, read_settings
-from esmeray.model.backbones.base import Float32Buffers
+from esmeray.model.backbones.base import Float32Buffers, empty_weights
 from esmeray.model.backbones.source import SOURCE_KEY, config_folder, has_random_weights, random_size
 from esmeray.model.section import BackboneSection
 
@@ -150,7 +150,8 @@ class _Embeddings(nn.Module):
 class _Rotary(Float32Buffers):
     def __init__(self, config: EsmConfig) -> None:
         super().__init__()
-        exponents = torch.arange(0, config.head_size, 2, dtype=torch.float) / config.head_size
+        # On the CPU also where weights are left out: these are no weights, and never missing.
+        exponents = torch.arange(0, config.head_size, 2, dtype=torch.float, device="cpu") / config.head_size
         self.register_buffer("inv_freq", 1.0 / (config.rope_theta**exponents))
 
 
@@ -261,14 +262,12 @@ class EsmForMaskedLM(nn.Module):
         Raises DataError (damaged, incomplete, or of other shapes than the config has).
         """
         state = _folder_state(folder)
-        with torch.device("meta"):  # nothing is drawn that is read
+        with empty_weights():  # nothing is drawn that is read
             network = cls(config)
         network.esm.contact_head = _ContactHead(config)
         _draw(network.esm.contact_head, config)
         network.lm_head = _LanguageModelHead(config)
         _draw(network.lm_head, config)
-        if network.esm.rotary_embeddings is not None:
-            network.esm.rotary_embeddings = _Rotary(config)
         network._load(state, folder)
         config._name_or_path = str(folder)
         return network

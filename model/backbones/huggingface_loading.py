@@ -21,7 +21,7 @@ from esmeray.common.text import first_line
 from esmeray.common.verification import verified
 from esmeray.model.backbones import esm2_network
 from esmeray.model.backbones.architectures import masked_lm_class, model_class, read_config
-from esmeray.model.backbones.base import PackedBackbone
+from esmeray.model.backbones.base import PackedBackbone, empty_weights
 from esmeray.model.backbones.huggingface import HuggingFaceBackbone, PaddedBackbone
 from esmeray.model.backbones.source import MASKED_LM_HEADS, has_random_weights, is_padded, weights_folder
 from esmeray.model.section import BackboneSection
@@ -65,14 +65,14 @@ def wrapped(network: nn.Module, section: BackboneSection, pad: int, settings: di
     return kind(model, **settings)  # type: ignore[no-any-return]
 
 
-def transformers_network(network: nn.Module, state: dict[str, Tensor] | None = None) -> PreTrainedModel:
+def transformers_network(network: Any, state: dict[str, Tensor] | None = None) -> PreTrainedModel:
     """The class of transformers with the same parameters, to be saved or run by its own forward; nothing is copied.
 
     ``state``: in place of the network's own, where that has an adapter.
     """
     if isinstance(network, PreTrainedModel):
         return network
-    with torch.device("meta"):  # its own weights are thrown away at once: none are made
+    with empty_weights():  # its own weights are thrown away at once: none are made
         model = EsmModel(_esm_config(network.config), add_pooling_layer=False)
     model.load_state_dict(network.state_dict() if state is None else state, assign=True)
     return model
@@ -84,7 +84,7 @@ def masked_lm_network(backbone: PackedBackbone, head: nn.Module) -> PreTrainedMo
     names = MASKED_LM_HEADS[config.model_type]
     if isinstance(config, esm2_network.EsmConfig):
         config = _esm_config(config)
-    with torch.device("meta"):  # its own weights are thrown away at once: none are made
+    with empty_weights():  # its own weights are thrown away at once: none are made
         network: PreTrainedModel = masked_lm_class(config)(config)
     setattr(network, network.base_model_prefix, backbone.model)
     for name, module in zip(names, [head] if len(names) == 1 else head.children(), strict=True):
@@ -94,7 +94,7 @@ def masked_lm_network(backbone: PackedBackbone, head: nn.Module) -> PreTrainedMo
 
 def esm_masked_lm(network: esm2_network.EsmForMaskedLM) -> EsmForMaskedLM:
     """transformers' ESM-2 with its language-model head, of the same parameters, to be compared with."""
-    with torch.device("meta"):
+    with empty_weights():
         model = EsmForMaskedLM(_esm_config(network.esm.config))
     model.load_state_dict(network.state_dict(), assign=True)
     model.tie_weights()

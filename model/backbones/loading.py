@@ -16,7 +16,7 @@ from esmeray.common.errors import ConfigError
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer, HuggingFaceTokenizer, SequenceTokenizer, open_tokenizer
 from esmeray.dataset.tokens.esm import CLS, EOS, FIRST_RESIDUE, LAST_RESIDUE, MASK, PAD, VOCABULARY
 from esmeray.dataset.tokens.model_folder import CONFIG_FILE, read_settings
-from esmeray.model.backbones.base import PackedBackbone
+from esmeray.model.backbones.base import PackedBackbone, empty_weights
 from esmeray.model.backbones.esm2 import EsmBackbone
 from esmeray.model.backbones.esm2_network import EsmForMaskedLM, EsmModel, esm2_config
 from esmeray.model.backbones.source import SOURCE_KEY, config_folder, has_random_weights, is_esm2, weights_folder
@@ -38,7 +38,7 @@ def build_backbone(
         network: nn.Module = _esm2(section, seed, empty).esm
     else:
         rows = len(VOCABULARY) if vocabulary_size is None else vocabulary_size
-        with _weights(seed, empty):
+        with drawn(seed, empty=empty):
             network = _huggingface().features_network(section, rows, pad, empty)
     backbone = _wrap(network, section, pad)
     # An id beyond the table would be an error in the middle of a batch, on CUDA one that ends the process.
@@ -63,11 +63,11 @@ def build_masked_lm(
         network = _esm2(section, seed, empty)
         model: nn.Module = network.esm
         head: Any = network.lm_head
-        drawn = any(name.startswith("lm_head.") for name in network.drawn_weights)
+        is_drawn = any(name.startswith("lm_head.") for name in network.drawn_weights)
     else:
-        with _weights(seed, empty):
-            model, head, drawn = _huggingface().masked_lm(section, vocabulary_size, pad, empty)
-    head.is_drawn = drawn
+        with drawn(seed, empty=empty):
+            model, head, is_drawn = _huggingface().masked_lm(section, vocabulary_size, pad, empty)
+    head.is_drawn = is_drawn
     return _wrap(model, section, pad), head
 
 
@@ -114,6 +114,14 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def drawn(seed: int, *, empty: bool = False) -> Iterator[None]:
+    """Draw a module's weights from ``seed`` within the block; ``empty``: leave them out, to count them."""
+    # Seeded also where weights are read: a head that the folder lacks is drawn.
+    with seeded(seed), empty_weights() if empty else nullcontext():
+        yield
+
+
 def _has_esm_ids(settings: dict[str, Any]) -> bool:
     """Test for the settings of an ESM-2 or an ESM C, whose first 33 ids are those of the alphabet."""
     kind = settings.get("model_type")
@@ -141,16 +149,9 @@ def _residue_ids(tokenizer: SequenceTokenizer) -> Tensor | None:
     return ids
 
 
-@contextmanager
-def _weights(seed: int, empty: bool) -> Iterator[None]:
-    # Seeded also where weights are read: a head that the folder lacks is drawn.
-    with seeded(seed), torch.device("meta") if empty else nullcontext():
-        yield
-
-
 def _esm2(section: BackboneSection, seed: int, empty: bool) -> EsmForMaskedLM:
     config = esm2_config(section)
-    with _weights(seed, empty):
+    with drawn(seed, empty=empty):
         if empty or has_random_weights(section):
             return EsmForMaskedLM(config)
         return EsmForMaskedLM.from_folder(config, weights_folder(section))

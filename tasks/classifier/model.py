@@ -20,7 +20,7 @@ from esmeray.dataset.packed_batch import FEATURES, WEIGHTS, PackedBatch
 from esmeray.dataset.targets import has_target
 from esmeray.dataset.tokens.base import SequenceTokenizer
 from esmeray.model.backbones.base import PackedBackbone
-from esmeray.model.backbones.loading import build_backbone, seeded
+from esmeray.model.backbones.loading import build_backbone, drawn
 from esmeray.model.backbones.lora import adapt
 from esmeray.model.heads.heads import LightAttention, build_head
 from esmeray.model.heads.losses import TargetLoss
@@ -283,7 +283,7 @@ def build_classifier(
     :func:`~esmeray.model.backbones.lora.adapt` and :func:`~esmeray.model.backbones.loading.build_backbone`.
     """
     backbone = build_backbone(section.backbone, seed, tokenizer.vocabulary_size, tokenizer.pad, empty=empty)
-    with seeded(seed + 1), torch.device("meta" if empty else "cpu"):  # not the backbone's stream again
+    with drawn(seed + 1, empty=empty):  # not the backbone's stream again
         adapt(backbone, section.backbone.lora)
         return Classifier(
             backbone,

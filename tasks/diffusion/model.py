@@ -19,7 +19,7 @@ from esmeray.dataset.packed_batch import LABELS, WEIGHTS, PackedBatch
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer, SequenceTokenizer
 from esmeray.model.attention.packed import attend
 from esmeray.model.backbones.base import PackedBackbone
-from esmeray.model.backbones.loading import residue_masked_lm, seeded
+from esmeray.model.backbones.loading import drawn, residue_masked_lm, seeded
 from esmeray.model.saved_settings import read_settings_of, write_settings
 from esmeray.model.section import BackboneSection
 from esmeray.model.structures.encoder import StructureEncoder
@@ -69,7 +69,7 @@ class SequenceDiffusion(MaskedLM):
     ) -> "SequenceDiffusion":
         """The model to train; see :meth:`esmeray.tasks.masked_lm.model.MaskedLM.build`."""
         backbone, head = residue_masked_lm(section.backbone, seed, empty=empty)
-        with seeded(seed + 1), torch.device("meta" if empty else "cpu"):  # not the backbone's stream again
+        with drawn(seed + 1, empty=empty):  # not the backbone's stream again
             return cls(backbone, head, section.diffusion, labels).train()
 
     def forward(self, batch: PackedBatch) -> TaskOutput:

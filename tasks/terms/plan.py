@@ -52,8 +52,8 @@ class TermsPlan(ClassifierPlan):
         terms = self.model.terms
         if terms.network == "backbone":
             return super().empty_model(labelled, tokenizer)
-        import torch  # here: a refusal of the settings is faster without
-
+        # Here, since they load torch: a refusal of the settings is faster without.
+        from esmeray.model.backbones.base import empty_weights
         from esmeray.model.backbones.loading import build_backbone
         from esmeray.tasks.terms.model import VectorClassifier
 
@@ -63,5 +63,5 @@ class TermsPlan(ClassifierPlan):
             channels = read_manifest(Path(embeddings.store)).outputs["mean"].channels
         elif embeddings.model != COMPOSITION:  # a dry run: they are computed before training
             channels = build_backbone(BackboneSection(source=embeddings.model), 0, empty=True).hidden_size
-        with torch.device("meta"):
+        with empty_weights():
             return VectorClassifier(channels, self.model.classifier, labelled.label_space)

@@ -26,8 +26,12 @@ from esmeray.cluster.section import RaySection
 from esmeray.common.command_line import next_command, result_console
 from esmeray.common.remote import uri_of
 from esmeray.dataset.embeddings.manifest import MANIFEST_FILE, read_manifest
+from esmeray.dataset.fasta.reader import find_files
+from esmeray.dataset.section import DataSection
+from esmeray.dataset.store.conversion import source_store
 from esmeray.inference.embedding.plan import check_registered
 from esmeray.inference.embedding.section import EmbedJobSection
+from esmeray.inference.models.source import check_model
 from esmeray.run_folder.section import StorageSection
 from esmeray.tools.grammar import ClusterSection, IngestedSection, Overwriting, command
 
@@ -54,6 +58,10 @@ def main(arguments: Arguments) -> None:
     if arguments.overwrite or not any(job.output.glob("**/embeddings.json")):
         arguments.refuse_existing(job.output)
     check_registered(job)
+    # The job asks again; asked here, a wrong name is refused before torch is loaded.
+    source_store(DataSection(source=job.input)) or find_files(job.input)
+    for model in job.models:
+        check_model(model, job.random_weights, "--embed.models")
     ((_, gpus),) = local_resources()
     section = RaySection(address=arguments.ray.address)
     # With one device this process computes: a cluster would only take its time to start.
