@@ -123,17 +123,6 @@ class PackedBatch:
             by_sequence={**self.by_sequence, **(by_sequence or {})},
         )
 
-    def without_tokens(self) -> "PackedBatch":
-        """The same sequences with no tokens: T is 0, and what is known of each stands in ``by_sequence``."""
-        return replace(
-            self,
-            tokens=self.tokens[:0],
-            positions=self.positions[:0],
-            cu_seqlens=torch.zeros_like(self.cu_seqlens),
-            max_seqlen=0,
-            by_token={},
-        )
-
     def pieces(self, count: int) -> list["PackedBatch"]:
         """The batch in at most ``count`` parts of whole sequences and about equally many tokens, in order."""
         N = self.num_sequences
@@ -155,6 +144,8 @@ class PackedBatch:
             records=first.records[:0],
             by_token=_not_counting(first.by_token),
             by_sequence=_not_counting(first.by_sequence),
+            # None would have them looked for.
+            target_positions=None if self.target_positions is None else self.target_positions[:0],
         )
 
     def filled(self, shape: BatchShape) -> "PackedBatch":

@@ -61,7 +61,7 @@ class VectorRows:
     """Vectors by record, as batches of features read them."""
 
     def __init__(self, vectors_RC: Vectors) -> None:
-        self.vectors_RC, self.channels = vectors_RC, vectors_RC.shape[1]
+        self.vectors_RC = vectors_RC
 
     def rows(self, records_N: NDArray[np.int64]) -> Iterator[Vectors]:
         """(1, C) of each record."""

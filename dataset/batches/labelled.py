@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from esmeray.dataset.batches.loader import BatchSource, Indices, SourceBatch
 from esmeray.dataset.batches.preparation import Crop, crop_starts, cropped_lengths, head_length
-from esmeray.dataset.packed_batch import FEATURES, TARGETS, WEIGHTS, PackedBatch, filler_value
+from esmeray.dataset.packed_batch import FEATURES, TARGETS, WEIGHTS, PackedBatch
 from esmeray.dataset.targets import IGNORED_TARGET, SparseTargets, has_target
 from esmeray.dataset.tokens.esm import packed_from_tokens
 from esmeray.dataset.tokens.token_store import TokenStore
@@ -50,18 +50,6 @@ class LabelledSource(BatchSource):
     def token_lengths(self, records_N: Indices) -> NDArray[np.int64]:
         return cropped_lengths(self._tokens.lengths[records_N], self._max_length) + self._num_special
 
-    def filler(self) -> PackedBatch:
-        """A sequence of two padding tokens, whose targets no loss looks at."""
-        # Of the dtype and shape of the others, since every rank takes part in the same reductions.
-        no_targets = torch.from_numpy(self._labels.targets[:0])
-        rows = 2 if self._labels.per_residue else 1  # of tokens, or of the sequence
-        targets = no_targets.new_full((rows, *no_targets.shape[1:]), filler_value(TARGETS, no_targets.dtype))
-        batch = packed_from_tokens(
-            np.array([self._tokens.manifest.pad] * 2), np.array([2]), np.empty(0, dtype=np.int64)
-        )
-        weights_N = None if self._labels.weights is None else np.zeros(1, dtype=np.float32)
-        return self._with_labels(batch, targets, weights_N)
-
     def without_tokens(self, records_N: Indices) -> SourceBatch:
         """Targets and weights of records, whose sequences have no tokens here; not for targets of residues."""
         batch = packed_from_tokens(np.empty(0, dtype=np.int64), np.zeros_like(records_N), records_N)
@@ -87,16 +75,11 @@ class LabelledSource(BatchSource):
 
     def _labelled(self, batch: PackedBatch, lengths_N: Indices, targets: NDArray[np.generic]) -> SourceBatch:
         weights = self._labels.weights
-        weights_N = None if weights is None else weights[batch.records.numpy()]
-        batch = self._with_labels(batch, torch.from_numpy(np.ascontiguousarray(targets)), weights_N)
+        if weights is not None:
+            batch = batch.adding(by_sequence={WEIGHTS: torch.from_numpy(weights[batch.records.numpy()])})
+        named = {TARGETS: torch.from_numpy(np.ascontiguousarray(targets))}
+        batch = batch.adding(by_token=named) if self._labels.per_residue else batch.adding(by_sequence=named)
         return SourceBatch(batch, int(has_target(targets).sum()), int(lengths_N.sum()))
-
-    def _with_labels(self, batch: PackedBatch, targets: torch.Tensor, weights_N: NDArray | None) -> PackedBatch:
-        if weights_N is not None:
-            batch = batch.adding(by_sequence={WEIGHTS: torch.from_numpy(weights_N)})
-        if self._labels.per_residue:
-            return batch.adding(by_token={TARGETS: targets})
-        return batch.adding(by_sequence={TARGETS: targets})
 
     def _spans(self, epoch: int, records_N: Indices, kept_N: NDArray[np.int64]) -> list[list[tuple[int, int]]]:
         """Windows of each record, as (start, length)."""
@@ -121,7 +104,7 @@ class FeatureSource(BatchSource):
 
     Args:
         source: of the records; its cropping is that which the features were computed with.
-        features: of every record's sequence: their number of ``channels``, and ``rows`` (rows, D) of each key.
+        features: of every record's sequence: ``rows`` (rows, D) of each key.
         keys: (records,) of each record's features.
         pooled: each sequence has one row, and a batch no tokens; else a row for each token.
     """
@@ -135,17 +118,7 @@ class FeatureSource(BatchSource):
 
     def batch(self, epoch: int, records_N: Indices) -> SourceBatch:
         made = self._source.without_tokens(records_N) if self._pooled else self._source.batch(epoch, records_N)
-        rows = np.concatenate(list(self._features.rows(self._keys[records_N])))
-        return made._replace(batch=self._with_features(made.batch, torch.from_numpy(rows)))
-
-    def filler(self) -> PackedBatch:
-        """Rows of zeros, one for each sequence or token of a filler."""
-        filler = self._source.filler()
+        rows = torch.from_numpy(np.concatenate(list(self._features.rows(self._keys[records_N]))))
         if self._pooled:
-            return self._with_features(filler.without_tokens(), torch.zeros(1, self._features.channels))
-        return self._with_features(filler, torch.zeros(filler.num_tokens, self._features.channels))
-
-    def _with_features(self, batch: PackedBatch, features: torch.Tensor) -> PackedBatch:
-        if self._pooled:
-            return batch.adding(by_sequence={FEATURES: features})
-        return batch.adding(by_token={FEATURES: features})
+            return made._replace(batch=made.batch.adding(by_sequence={FEATURES: rows}))
+        return made._replace(batch=made.batch.adding(by_token={FEATURES: rows}))

@@ -28,21 +28,23 @@ from esmeray.dataset.batches.preparation import (
 from esmeray.dataset.packed_batch import TARGETS, PackedBatch
 from esmeray.dataset.section import SPECIAL_TOKENS_PER_SEQUENCE
 from esmeray.dataset.store.reader import Store
-from esmeray.dataset.targets import IGNORED_TARGET
-from esmeray.dataset.tokens.esm import CLS, EOS, RESIDUE_TABLE, packed_from_tokens
+from esmeray.dataset.tokens.esm import packed_from_tokens
 
 Indices: TypeAlias = NDArray[np.int64]
-Request: TypeAlias = tuple[int, Indices] | tuple[int, Indices, int] | None
-"""An epoch, the records of a batch and, where the source follows it, the step of training; None asks for a filler: no
-target, no record, nothing that counts."""
+Request: TypeAlias = tuple[int, Indices] | tuple[int, Indices, int]
+"""An epoch, the records of a batch and, where the source follows it, the step of training."""
 
 
 class SourceBatch(NamedTuple):
-    """A batch, how many of its targets a loss is taken at, and how many tokens its records have (a filler's: 0)."""
+    """A batch, how many of its targets a loss is taken at, and how many tokens its records have."""
 
     batch: PackedBatch
     num_targets: int
     num_tokens: int
+
+    def without_targets(self) -> "SourceBatch":
+        """The batch of a rank for which a step has none left: nothing counts, and collectives are equally many."""
+        return SourceBatch(self.batch.without_targets(), 0, 0)
 
 
 class BatchSource(ABC):
@@ -64,14 +66,10 @@ class BatchSource(ABC):
     def batch(self, epoch: int, records_N: Indices) -> SourceBatch:
         """The records of one batch, a function of epoch and records alone."""
 
-    @abstractmethod
-    def filler(self) -> PackedBatch:
-        """The batch of a rank for which a step has none left: no target, no record, nothing that counts."""
-
     def batches(self, requests: Iterable[Request]) -> Iterator[SourceBatch]:
         """The batches in the order asked for. Starting another iteration ends this one."""
         for request in requests:
-            yield SourceBatch(self.filler(), 0, 0) if request is None else self.batch(*request)
+            yield self.batch(*request)
 
     def preparation(self) -> Callable[..., Any]:
         """What a loader process unpickles and calls instead of :meth:`batch`; its result is sent back."""
@@ -89,20 +87,6 @@ def _arrays_of(make: Callable[..., SourceBatch], epoch: int, records_N: Indices)
     return made._replace(batch=made.batch.map(torch.Tensor.numpy))
 
 
-def filler_batch() -> PackedBatch:
-    """The batch of a rank for which a step has none left: a sequence of one X without targets or record.
-
-    It keeps collective operations equally many on every rank and adds nothing to loss, metrics or counts.
-    """
-    return packed_from_tokens(
-        np.array([CLS, RESIDUE_TABLE[ord("X")], EOS]),
-        np.array([3]),
-        np.empty(0, dtype=np.int64),
-        by_token={TARGETS: torch.full((3,), IGNORED_TARGET)},
-        target_positions=torch.empty(0, dtype=torch.int64),
-    )
-
-
 class ResidueSource(BatchSource):
     """Batches of residues."""
 
@@ -116,9 +100,6 @@ class ResidueSource(BatchSource):
     def batch(self, epoch: int, records_N: Indices, step: int | None = None) -> SourceBatch:
         """Raises DataError where the store is damaged."""
         return self.finished(prepare_batch(self._store, self._settings, epoch, records_N, step), records_N)
-
-    def filler(self) -> PackedBatch:
-        return filler_batch()
 
     def preparation(self) -> Callable[..., PreparedBatch]:
         return partial(prepare_batch, self._store, self._settings)
@@ -144,7 +125,7 @@ class Loader:
         """Start nothing yet; each of ``num_workers`` processes will prepare ``prefetch`` batches ahead."""
         self._source, self._num_workers, self._prefetch = source, num_workers, prefetch
         self._processes: list[LoaderProcess] = []
-        self._in_flight: deque[tuple[LoaderProcess, Indices] | None] = deque()  # None for a filler
+        self._in_flight: deque[tuple[LoaderProcess, Indices]] = deque()
         self._turn = 0  # of iterations: an old one finds out by it that another has begun
 
     def batches(self, requests: Iterable[Request]) -> Iterator[SourceBatch]:
@@ -165,15 +146,12 @@ class Loader:
             for request in islice(requests, self._num_workers * self._prefetch):
                 self._send(turns, request)
             while self._in_flight:
-                requested = self._in_flight.popleft()
-                prepared = None if requested is None else requested[0].reply()
+                process, records_N = self._in_flight.popleft()
+                prepared = process.reply()
                 # Asked before the batch is handed out: the process works while the step computes.
                 for request in islice(requests, 1):
                     self._send(turns, request)
-                if requested is None:
-                    yield SourceBatch(self._source.filler(), 0, 0)
-                else:
-                    yield self._source.finished(prepared, requested[1])
+                yield self._source.finished(prepared, records_N)
                 if turn != self._turn:
                     raise RuntimeError("another iteration over the same batches was started, which ended this one")
         except GeneratorExit:
@@ -196,17 +174,12 @@ class Loader:
 
     def _start(self) -> None:
         while self._in_flight:
-            requested = self._in_flight.popleft()
-            if requested is not None:
-                requested[0].next_reply()  # which nobody wants any more
+            process, _ = self._in_flight.popleft()
+            process.next_reply()  # which nobody wants any more
         while len(self._processes) < self._num_workers:
             self._processes.append(LoaderProcess(self._source.preparation()))
 
     def _send(self, turns: Iterator[LoaderProcess], request: Request) -> None:
-        # A filler is made here, where it costs nothing, and takes no process's turn.
-        if request is None:
-            self._in_flight.append(None)
-            return
         process = next(turns)
         process.request(*request)
         self._in_flight.append((process, request[1]))

@@ -120,7 +120,7 @@ class TrainingSteps(AbstractContextManager):
             following = (epoch + 1, 0) if step + 1 == plan.num_steps else (epoch, step + 1)
             numbers = plan.rank_batches(step, self._rank, self._world_size)
             seeds = [_seed(self._seed, epoch, number) for number in numbers]
-            taken = list(islice(made, len(numbers)))
+            taken = list(map(_counted, islice(made, len(numbers)), numbers))
             yield _step(taken, seeds, (epoch, step), following, shape, self._pin_memory)
 
     @property
@@ -158,6 +158,7 @@ class ValidationSteps:
         # The first of the plan, whose batches are shuffled: a random part of the held-out records.
         num_batches = min(plan.num_batches, max_batches or plan.num_batches)
         mine = replace(plan, batches_per_step=num_batches).rank_batches(0, rank, world_size)
+        self._numbers = mine
         self._requests = [_request(plan, 0, batch) for batch in mine]
 
     def __len__(self) -> int:
@@ -166,11 +167,13 @@ class ValidationSteps:
 
     @property
     def records(self) -> list[Indices]:
-        return [request[1] for request in self._requests if request is not None]
+        numbered = zip(self._numbers, self._requests, strict=True)
+        return [request[1] for number, request in numbered if number is not None]
 
     def steps(self) -> Iterator[StepBatches]:
         """One batch of this rank at a time, fillers included; nothing where nothing is held out."""
-        for step, made in enumerate(self._source.batches(self._requests)):
+        batches = map(_counted, self._source.batches(self._requests), self._numbers)
+        for step, made in enumerate(batches):
             yield _step([made], [0], (0, step), (0, step + 1), self._shape)
 
 
@@ -188,10 +191,13 @@ def _plan(source: BatchSource, indices: Indices, batch: BatchSection, seed: int,
 
 
 def _request(plan: EpochPlan, epoch: int, batch: int | None, step: int | None = None) -> Request:
-    if batch is None:
-        return None
-    records = plan.batch_records(batch)
+    # A rank that has no batch left takes any record, of which nothing is counted.
+    records = plan.records[:1] if batch is None else plan.batch_records(batch)
     return (epoch, records) if step is None else (epoch, records, step)
+
+
+def _counted(made: SourceBatch, batch: int | None) -> SourceBatch:
+    return made.without_targets() if batch is None else made
 
 
 def _shape(source: BatchSource, indices: Indices, plan: EpochPlan) -> BatchShape:

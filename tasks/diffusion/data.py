@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from esmeray.dataset.batches.loader import BatchSource, Indices, SourceBatch, filler_batch
+from esmeray.dataset.batches.loader import BatchSource, Indices, SourceBatch
 from esmeray.dataset.batches.preparation import chosen_positions, crop_starts, cropped_lengths
 from esmeray.dataset.batches.random_bits import Bits, keyed_bits, positional_bits, threshold
-from esmeray.dataset.packed_batch import CHAINS, COORDINATES, LABELS, NO_LABEL, TARGETS, WEIGHTS, PackedBatch
+from esmeray.dataset.packed_batch import CHAINS, COORDINATES, LABELS, NO_LABEL, TARGETS, WEIGHTS
 from esmeray.dataset.section import SPECIAL_TOKENS_PER_SEQUENCE
 from esmeray.dataset.structures.store import StructureStore
 from esmeray.dataset.targets import IGNORED_TARGET
@@ -77,15 +77,6 @@ class StructureSource(BatchSource):
             target_positions=torch.from_numpy(hidden_M),
         )
         return SourceBatch(batch, hidden_M.size, tokens_T.size)
-
-    def filler(self) -> PackedBatch:
-        # With every name that the other batches have, since all ranks take part in the same reductions.
-        batch = filler_batch()
-        nowhere = torch.full((batch.num_tokens, 4, 3), torch.nan)
-        return batch.adding(
-            by_token={COORDINATES: nowhere, CHAINS: torch.zeros_like(batch.tokens)},
-            by_sequence={WEIGHTS: torch.zeros(1), LABELS: torch.full((1,), NO_LABEL)},
-        )
 
     def _hidden_shares(self, epoch: int, records_N: Indices) -> NDArray[np.float64]:
         """(N,) share of hidden residues, at a time drawn for each record."""

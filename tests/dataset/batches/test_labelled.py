@@ -111,7 +111,8 @@ def test_targets_that_are_not_known_are_not_counted():
 )
 def test_a_filler_has_the_form_of_a_batch_and_no_target(labels):
     cut = source(Tokens([1, 1, 1, 1]), labels)
-    filler, batch = (made.batch for made in cut.batches([None, (0, np.array([0]))]))
+    made = cut.batch(0, np.array([0]))
+    filler, batch = made.without_targets().batch, made.batch
     assert filler.records.numel() == 0
     assert filler.by_token.keys() == batch.by_token.keys()
     assert filler.by_sequence.keys() == batch.by_sequence.keys()

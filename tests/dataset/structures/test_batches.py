@@ -83,10 +83,10 @@ def test_structures_are_dropped_at_the_rate_that_is_set_and_never_in_validation(
 
 def test_a_filler_has_what_a_batch_has_and_no_target(store: StructureStore):
     source = StructureSource(store, DiffusionSection(), max_length=99, seed=0, training=True)
-    (filler,) = source.batches([None])
-    assert filler.num_targets == 0 and filler.batch.by_token["coordinates"].isnan().all()
-    assert filler.batch.by_sequence["labels"].tolist() == [-1]
     batch = made(store)
+    filler = source.batch(0, np.array([0])).without_targets()
+    assert (filler.num_targets, filler.num_tokens) == (0, 0)
+    assert filler.batch.find_targets().numel() == 0 and not filler.batch.by_sequence["weights"].any()
     assert (filler.batch.by_token.keys(), filler.batch.by_sequence.keys()) == (
         batch.by_token.keys(),
         batch.by_sequence.keys(),
