@@ -9,15 +9,12 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 from transformers import EsmForMaskedLM
 
-from esmeray.benchmarks.harness.stage import Device, Facts, WrongWorkError
+from esmeray.benchmarks.harness.stage import Facts, WrongWorkError
 from esmeray.inference.models.model import run
 from esmeray.inference.models.opening import open_model
-from esmeray.model.backbones.esm2 import EsmBackbone
 from esmeray.model.backbones.huggingface_loading import quiet_transformers
 from esmeray.model.backbones.loading import load_network
-from esmeray.model.cost import flops
 from esmeray.model.section import BackboneSection
-from esmeray.monitoring.sampling.peaks import product_flops_per_s
 from esmeray.train_config.section import Precision
 
 Embedder: TypeAlias = Callable[[Sequence[str]], Tensor]
@@ -69,17 +66,3 @@ def least_cosines(reference: str, reference_ND: Tensor, others: Mapping[str, Ten
             raise WrongWorkError(f"the embeddings of {label} have a cosine of {cosine:.5f} to {reference}")
         facts[f"least cosine to {reference}, {label}"] = round(cosine, 6)
     return facts
-
-
-def forward_flops(network: EsmForMaskedLM, sequences: Sequence[str]) -> float:
-    """Floating-point operations of one forward pass over these sequences, <cls> and <eos> included, nothing padded."""
-    # Counted from the architecture, padding left out: the same for every contender, whatever it computes on.
-    of_weights, of_context = flops.forward_flops(EsmBackbone(network.esm))
-    lengths = [len(sequence) + 2 for sequence in sequences]
-    return of_weights * sum(lengths) + of_context * sum(length**2 for length in lengths)
-
-
-def product_tflops(device: Device) -> float:
-    """TFLOP/s of a large bf16 matrix product, the most that the device can do."""
-    # Large enough that launching it and reading its operands take no part.
-    return product_flops_per_s(device, torch.bfloat16, 8192) / 1e12

@@ -13,21 +13,18 @@ tokens as those have on average. It is the peak while embedding, weights include
 CPU resident memory, on CUDA what torch has allocated. fair-esm is left out, since its batches can't be set to a number
 of proteins.
 
-On CUDA, ESM-2 650M is also measured in FLOP/s (:func:`esmeray.benchmarks.harness.models.forward_flops`), beside the
-rate at which a large bf16 matrix product runs in the same rounds.
+The share of a GPU's peak, also of larger models, is what ``python -m benchmarks gpu`` measures.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 from esmeray.benchmarks.harness.models import (
     MAX_TOKENS,
     Embedder,
-    forward_flops,
     least_cosines,
     our_embedder,
-    product_tflops,
     random_network,
     save_weights,
 )
@@ -42,18 +39,14 @@ from esmeray.benchmarks.peers.transformers_embedding import (
 )
 from esmeray.benchmarks.programs.processes import MemoryMeter, Peak, call
 
-SMALL, MEDIUM, LARGE = "ESM-2 8M", "ESM-2 35M", "ESM-2 650M"
-SIZES = {SMALL: "esm2_t6_8M", MEDIUM: "esm2_t12_35M", LARGE: "esm2_t33_650M"}
-PROTEINS: dict[Device, dict[str, int]] = {
-    "cpu": {SMALL: 240, MEDIUM: 80},
-    "cuda": {SMALL: 2_000, MEDIUM: 2_000, LARGE: 1_000},
-}
+SMALL, MEDIUM = "ESM-2 8M", "ESM-2 35M"
+SIZES = {SMALL: "esm2_t6_8M", MEDIUM: "esm2_t12_35M"}
+PROTEINS = {"cpu": {SMALL: 240, MEDIUM: 80}, "cuda": {SMALL: 2_000, MEDIUM: 2_000}}
 """On the CPU fewer for the larger model: the slowest peer takes half a second a protein there."""
 SHORT_PROTEINS, CHECKED_PROTEINS = 12, 24
 SEARCH_PROTEINS = {"cpu": 32, "cuda": 512}
 
 MEMORY_PROTEINS = {"cpu": 64, "cuda": 1_024}
-MEMORY_SIZES: dict[Device, tuple[str, str]] = {"cpu": (SMALL, MEDIUM), "cuda": (MEDIUM, LARGE)}
 MEMORY_FLOORS: dict[Device, float] = {"cpu": 1.0, "cuda": 1 / 0.6}
 """Lower, and on a GPU at least 40 % lower."""
 
@@ -64,7 +57,6 @@ DOCUMENTED = "transformers as documented, fp32"
 DOCUMENTED_HALF = "transformers as documented, fp16"
 TUNED = "transformers tuned by hand"
 FAIR_ESM = "fair-esm extract"
-PEAK = "bf16 matrix product"
 IN_FILE_ORDER, SORTED = "transformers as documented", "transformers, bf16, sorted"
 
 
@@ -74,12 +66,12 @@ def _cases(setting: Setting) -> Iterator[Case]:
     for name, number in list(PROTEINS[setting.device].items())[::step]:
         yield _case(name, setting, proteins, few_short(setting, spread_by_length(proteins.sequences, number)))
     # After the rates: a contender of these runs in a process of its own, beside nothing that is measured by time.
-    for name in MEMORY_SIZES[setting.device][::step]:
+    for name in list(SIZES)[::step]:
         yield _memory_case(name, setting, proteins)
 
 
 def _case(name: str, setting: Setting, proteins: Proteins, sequences: Sequence[str]) -> Case:
-    """Proteins per second beside all peers; of the large model FLOP/s, beside what the device does at best."""
+    """Proteins per second beside all peers."""
     from esmeray.benchmarks.peers.fair_esm_extract import FairEsmExtract
 
     device = setting.device
@@ -92,37 +84,29 @@ def _case(name: str, setting: Setting, proteins: Proteins, sequences: Sequence[s
         "longest in residues": max(map(len, sequences)),
         "tokens of our batches": MAX_TOKENS[device],
     }
+    setting.note(f"{name} · searching the peer's best batch size")
+    tuning = search_tuning(folder, setting, every_nth(sequences, SEARCH_PROTEINS[device]))
+    facts["tuned by hand"] = str(tuning)
     embedders: dict[str, Embedder] = {
         OURS: our_embedder(folder, device, "bf16"),
         DOCUMENTED_HALF if device == "cuda" else DOCUMENTED: TransformersEmbedder(folder, device, documented(device)),
+        TUNED: TransformersEmbedder(folder, device, tuning),
+        FAIR_ESM: FairEsmExtract(network, device),
     }
-    if name != LARGE:
-        setting.note(f"{name} · searching the peer's best batch size")
-        tuning = search_tuning(folder, setting, every_nth(sequences, SEARCH_PROTEINS[device]))
-        facts["tuned by hand"] = str(tuning)
-        embedders |= {TUNED: TransformersEmbedder(folder, device, tuning), FAIR_ESM: FairEsmExtract(network, device)}
-
-    def work(embedder: Embedder, chosen: Sequence[str]) -> Callable[[], float]:
-        # Counted once for all rounds; of the large model in FLOPs, which a device's peak is given in.
-        amount = forward_flops(network, chosen) / 1e12 if name == LARGE else len(chosen)
-
-        def embed() -> float:
-            embedder(chosen)
-            return amount
-
-        return embed
-
     contenders = []
     for label, embedder in embedders.items():
         # Ours is warmed up on all sequences: batches of other shapes would be compiled in the timed rounds.
         warm = sequences if label == OURS else every_nth(sequences, SHORT_PROTEINS)
-        contenders.append(Contender(label, work(embedder, sequences), short=work(embedder, warm)))
+        timed = partial(_embedded, embedder)
+        contenders.append(Contender(label, partial(timed, sequences), short=partial(timed, warm)))
     check = partial(_check, setting, folder, sequences, embedders)
-    if name == LARGE:
-        contenders.append(Contender(PEAK, partial(product_tflops, device), kind="value"))
-        return Case(name, "TFLOP/s", tuple(contenders), check=check, facts=facts)
     # Fewer rounds than usual: the slowest peer takes minutes for each.
     return Case(name, "proteins/s", tuple(contenders), rounds=3, check=check, facts=facts)
+
+
+def _embedded(embedder: Embedder, sequences: Sequence[str]) -> float:
+    embedder(sequences)
+    return len(sequences)
 
 
 def _memory_case(name: str, setting: Setting, proteins: Proteins) -> Case:
@@ -186,15 +170,8 @@ STAGE = Stage(
                 Comparison(name, OURS, FAIR_ESM, {"cpu": 8.0}),
             )
         ),
-        Comparison(LARGE, OURS, PEAK, {"cuda": 0.5}),
-        Comparison(LARGE, OURS, DOCUMENTED_HALF, {"cuda": 5.0}),
         *(
-            Comparison(
-                f"peak memory, {name}",
-                OURS,
-                peer,
-                {device: MEMORY_FLOORS[device] for device, names in MEMORY_SIZES.items() if name in names},
-            )
+            Comparison(f"peak memory, {name}", OURS, peer, MEMORY_FLOORS)
             for name in SIZES
             for peer in (IN_FILE_ORDER, SORTED)
         ),

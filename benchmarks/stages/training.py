@@ -19,7 +19,7 @@ from pathlib import Path
 
 from transformers import EsmForMaskedLM
 
-from esmeray.benchmarks.harness.models import forward_flops, product_tflops, random_network
+from esmeray.benchmarks.harness.models import random_network
 from esmeray.benchmarks.harness.proteins import MAX_RESIDUES, Proteins, read_proteins, write_store
 from esmeray.benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
 from esmeray.benchmarks.peers.transformers_embedding import esm_tokenizer
@@ -35,8 +35,7 @@ PROGRAMS: dict[str, tuple[str, dict[str, str]]] = {
 }
 """Function of each contender, with its options."""
 
-PEAK = "bf16 matrix product"
-SPEED, MEMORY, UTILIZATION = "masked LM", "peak memory", "share of peak"
+SPEED, MEMORY = "masked LM", "peak memory"
 
 LOSS_TOLERANCE = 0.1
 """Nats a residue. With a few thousand masked residues a step, other masks and orders make a difference of 0.05."""
@@ -71,13 +70,6 @@ def _cases(setting: Setting) -> Iterator[Case]:
 
     memory = tuple(runs.replay(name, lambda steps: steps[-1].memory_bytes / 1e6) for name in PROGRAMS)
     yield Case(MEMORY, "MB", memory, better="lower", rounds=ROUNDS)
-
-    if setting.device == "cuda":
-        flops_per_token = _training_flops(network, proteins)
-        # Floating-point operations of the model alone, by which the padding of the peer counts as no work.
-        rates = tuple(runs.replay(name, lambda s: _rate(s) * flops_per_token / 1e12) for name in (OURS, TRAINER))
-        contenders = (*rates, Contender(PEAK, partial(product_tflops, setting.device), kind="value"))
-        yield Case(UTILIZATION, "TFLOP/s", contenders, rounds=ROUNDS, facts={"FLOPs a token": flops_per_token})
 
 
 @dataclass
@@ -172,13 +164,6 @@ def _tokens(sequence: str) -> int:
     return min(len(sequence), MAX_RESIDUES) + SPECIAL_TOKENS_PER_SEQUENCE
 
 
-def _training_flops(network: EsmForMaskedLM, proteins: Proteins) -> float:
-    """FLOPs a token: three times those of the forward pass, since the backward pass does two products for each."""
-    cropped = [sequence[:MAX_RESIDUES] for sequence in proteins.sequences]
-    # Recomputed activations would not count: they are no work that training needs.
-    return 3 * forward_flops(network, cropped) / sum(map(_tokens, cropped))
-
-
 STAGE = Stage(
     name="training",
     summary="masked LM with DeepSpeed ZeRO-2, beside transformers.Trainer: tokens/s and peak memory",
@@ -188,8 +173,6 @@ STAGE = Stage(
         Comparison(SPEED, OURS, GROUPED),
         Comparison(MEMORY, OURS, TRAINER, {"cpu": 1.0, "cuda": 1 / 0.6}, label="peak memory of training"),
         Comparison(MEMORY, OURS, GROUPED, label="peak memory of training"),
-        Comparison(UTILIZATION, OURS, PEAK, {"cuda": 0.45}),
-        Comparison(UTILIZATION, OURS, TRAINER),
     ),
     packages=("transformers", "accelerate", "deepspeed"),
     distributions=("transformers", "accelerate", "deepspeed"),
