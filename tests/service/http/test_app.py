@@ -21,6 +21,7 @@ from esmeray.common.errors import ConfigError
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.inference.classifier import ClassifierPipeline
 from esmeray.service.contract import Reply
+from esmeray.service.http.answers import arrays_answer
 from esmeray.service.http.models import Call
 from tests.model.support import random_sequences
 from tests.service.serving import LostError, Serving, eventually, problem
@@ -56,6 +57,16 @@ def test_fasta_with_fields_in_the_query_gives_every_kind_of_answer(client, vecto
         ids, values = table["id"].to_pylist(), np.array(table["embedding"].to_pylist(), np.float32)
     assert ids == ["P0", "P1", "P2"]
     np.testing.assert_array_equal(values, vectors)
+
+
+@pytest.mark.parametrize("kind", [ARROW, NPY, PARQUET, "text/csv"])
+def test_vectors_that_come_one_by_one_are_rows_of_every_kind_of_answer(kind: str):
+    one_by_one = [np.array([number], np.float32) for number in (2.0, 3.0)]
+    bodies = [
+        asyncio.run(arrays_answer(kind, ["a", "b"], arrays, "value", {})).body
+        for arrays in (one_by_one, np.stack(one_by_one))
+    ]
+    assert bodies[0] == bodies[1]
 
 
 def test_classes_are_those_of_predict_with_what_was_cropped(client: httpx.Client, serving: Serving):
