@@ -1,6 +1,6 @@
 """The grammar of all commands: ``esmeray COMMAND [SUBCOMMAND] [TARGET] --config FILE --section.key VALUE --flag``.
 
-In: a :class:`Command`, which names all that a command takes. Out: the same, checked. A mistake is one line that names
+In: a function whose parameters are all that a command takes. Out: these, checked. A mistake is one line that names
 the option, or file and line; where something is missing the line ends with the first example of the module's docstring.
 """
 
@@ -8,9 +8,12 @@ import argparse
 import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
+from pydantic import Field, create_model
 from pydantic.fields import FieldInfo
 
 from esmeray.common.command_line import program_of
@@ -23,6 +26,7 @@ from esmeray.train_config.section import (
     KeyPath,
     Overrides,
     Section,
+    is_section,
     list_type,
     may_be_none,
     metavar,
@@ -41,14 +45,16 @@ class Command(Section):
     """
 
 
-class Overwriting(Command):
-    """Flag of commands that write. ``made_by`` is the name in the manifests of what they make."""
+@dataclass(frozen=True)
+class Made:
+    """Makes what a command writes, and knows whether it may replace what the same command made before.
+
+    ``made_by`` is the name in the manifests of what it makes.
+    """
 
     # Not the command's own name, which may change: outputs that people have are known by it.
-    made_by: ClassVar[str]
-
-    overwrite: bool = False
-    """Replace what this command made and nobody changed since."""
+    made_by: str
+    overwrite: bool
 
     def refuse_existing(self, target: Path | None) -> None:
         """:func:`esmeray.common.publishing.refuse_existing`, where something is to be written."""
@@ -60,31 +66,22 @@ class Overwriting(Command):
         if target is not None:
             refuse_file(target, self.made_by, self.overwrite)
 
-    def made_folder(self, target: Path) -> AbstractContextManager[Path]:
+    def folder(self, target: Path) -> AbstractContextManager[Path]:
         return made_folder(target.absolute(), self.made_by, self.overwrite)
 
-    def made_file(self, target: Path) -> AbstractContextManager[Path]:
+    def file(self, target: Path) -> AbstractContextManager[Path]:
         return made_file(target, self.made_by, self.overwrite)
 
     def write_json(self, target: Path | None, content: dict[str, Any], indent: int = 1) -> None:
         """Make a file of JSON, where one is to be written."""
         if target is not None:
-            with self.made_file(target) as building:
+            with self.file(target) as building:
                 building.write_text(json.dumps(content, indent=indent) + "\n", encoding="utf-8")
 
 
-class OnModel(Overwriting):
-    """Target of commands that take a trained model."""
-
-    model: Path
-    """Folder of a run, or of an export of one."""
-
-
-class OnRun(Overwriting):
-    """Target of commands that take a run."""
-
-    run: Path
-    """Folder of the run."""
+Overwrite = Annotated[bool, Field(description="Replace what this command made and nobody changed since.")]
+OfModel = Annotated[Path, Field(description="Folder of a run, or of an export of one.")]
+OfRun = Annotated[Path, Field(description="Folder of the run.")]
 
 
 class IngestedSection(Section):
@@ -103,23 +100,51 @@ class ClusterSection(Section):
 Arguments = TypeVar("Arguments", bound=Command)
 
 
-def command(
-    name: str, text: str | None, schema: type[Arguments], experiment: bool = False
-) -> Callable[[Callable[..., int | None]], Callable[[list[str]], int]]:
-    """``main(argv)`` of a command, from the function that works by what it takes and returns its exit code (None: 0).
+@dataclass(frozen=True)
+class Main:
+    """``main(argv)`` of a command; ``schema`` is what it takes."""
 
-    ``text`` is the docstring of its module. ``experiment``: the function gets beside the settings of an experiment,
-    unchecked, which override what a run recorded.
+    name: str
+    text: str | None
+    made_by: str
+    work: Callable[..., int | None]
+    schema: type[Command]
+
+    def __call__(self, argv: list[str]) -> int:
+        parameters = signature(self.work).parameters
+        run = Config if "overrides" in parameters else Section
+        arguments, overrides = parse(argv, self.name, self.text, self.schema, run)
+        values = dict(arguments)
+        if "made" in parameters:
+            values["made"] = Made(self.made_by, values.pop("overwrite"))
+        if "overrides" in parameters:
+            values["overrides"] = overrides
+        return self.work(**values) or 0
+
+
+def command(name: str, text: str | None, made_by: str = "") -> Callable[[Callable[..., int | None]], Main]:
+    """Make ``main(argv)`` of the function that does a command's work and returns its exit code (None: 0).
+
+    Its parameters are what the command takes: sections and words. Two are given to it: ``made``, by which it writes
+    and which brings the flag to overwrite, and ``overrides``, the settings of an experiment, unchecked, which override
+    what a run recorded. ``text`` is the docstring of its module.
     """
+    return lambda work: Main(name, text, made_by, work, _schema_of(work))
 
-    def decorate(work: Callable[..., int | None]) -> Callable[[list[str]], int]:
-        def main(argv: list[str]) -> int:
-            arguments, settings = parse(argv, name, text, schema, Config if experiment else Section)
-            return (work(arguments, settings) if experiment else work(arguments)) or 0
 
-        return main
-
-    return decorate
+def _schema_of(work: Callable[..., int | None]) -> type[Command]:
+    parameters = signature(work).parameters
+    fields: dict[str, Any] = {"overwrite": (Overwrite, False)} if "made" in parameters else {}
+    for key, parameter in parameters.items():
+        if key not in ("made", "overrides"):
+            default = ... if parameter.default is parameter.empty else parameter.default
+            # A section has a default where all of its settings have one.
+            if is_section(parameter.annotation) and not any(
+                field.is_required() for field in parameter.annotation.model_fields.values()
+            ):
+                default = parameter.annotation()
+            fields[key] = (parameter.annotation, default)
+    return create_model("Arguments", __base__=Command, **fields)
 
 
 def parse(

@@ -60,7 +60,8 @@ def command_schemas() -> dict[str, type[Command]]:
     for command in COMMANDS:
         alone = ["run"] if command in ALONE else []
         for module in alone + subcommands(command):
-            schema = getattr(import_module(f"esmeray.tools.{command}.{module}"), "Arguments", Command)
+            loaded = import_module(f"esmeray.tools.{command}.{module}")
+            schema = getattr(loaded.main, "schema", getattr(loaded, "Arguments", Command))
             # Commands that take a run, or nothing, have no settings to describe.
             sections = {name for name, field in schema.model_fields.items() if is_section(field.annotation)}
             if sections - Config.model_fields.keys():

@@ -29,7 +29,7 @@ from esmeray.dataset.embeddings.manifest import read_manifest
 from esmeray.dataset.store.conversion import job_store
 from esmeray.dataset.store.reader import Store
 from esmeray.run_folder.job import Journal, accept, journal, unfinished
-from esmeray.tools.grammar import IngestedSection, Overwriting, command
+from esmeray.tools.grammar import IngestedSection, Made, command
 from esmeray.train_config.section import PositiveFloat, PositiveInt, Section
 
 if TYPE_CHECKING:
@@ -73,41 +73,31 @@ class AlignSection(Section):
     """Device that computes scores of all records."""
 
 
-class Arguments(Overwriting):
-    """An alignment."""
-
-    made_by = "align"
-
-    align: AlignSection
-    data: IngestedSection = IngestedSection()
-
-
-@command("align", __doc__, Arguments)
-def main(arguments: Arguments) -> None:
-    section = arguments.align
+@command("align", __doc__, made_by="align")
+def main(align: AlignSection, data: IngestedSection, made: Made) -> None:
     # Whatever can be refused is refused before anything is computed.
-    arguments.refuse_file(section.output)
-    embeddings = [section.query_embeddings, section.store_embeddings]
-    if {section.prefilter == "embedding"} != {folder is not None for folder in embeddings}:
+    made.refuse_file(align.output)
+    embeddings = [align.query_embeddings, align.store_embeddings]
+    if {align.prefilter == "embedding"} != {folder is not None for folder in embeddings}:
         raise ConfigError("align.prefilter: embedding takes query_embeddings and store_embeddings, and no other does")
     vectors = [read_manifest(folder).model_dump() for folder in embeddings if folder]
-    if section.device == "cuda" and section.prefilter != "none":
+    if align.device == "cuda" and align.prefilter != "none":
         raise ConfigError("--align.device cuda scores all records; give --align.prefilter none")
-    store = Store(section.store)
+    store = Store(align.store)
     from esmeray.alignment.scoring import scoring
     from esmeray.alignment.search import HEADER, Search
 
-    by = scoring(section.matrix, section.gap_open, section.gap_extend)
+    by = scoring(align.matrix, align.gap_open, align.gap_extend)
     # Karlin-Altschul parameters are tabulated, not computed: BLAST has them of its own combinations alone.
-    if by.statistics is None and section.evalue < math.inf:
+    if by.statistics is None and align.evalue < math.inf:
         raise ConfigError("BLAST has no E-values for this matrix with these gap penalties; give --align.evalue inf")
     start_s = time.perf_counter()
     hits = 0
-    with unfinished(section.output, arguments.made_by) as folder:
-        queries = job_store([section.queries], arguments.data.ingest, folder)
+    with unfinished(align.output, made.made_by) as folder:
+        queries = job_store([align.queries], data.ingest, folder)
         job = {
-            **section.model_dump(include={"hits", "prefilter", "candidates"}),
-            "evalue": str(section.evalue),  # JSON has no infinity
+            **align.model_dump(include={"hits", "prefilter", "candidates"}),
+            "evalue": str(align.evalue),  # JSON has no infinity
             "queries": queries.checksum,
             "store": store.checksum,
             "matrix": by.scores.tolist(),  # and not its name: a file of that name may change
@@ -116,20 +106,20 @@ def main(arguments: Arguments) -> None:
         }
         accept(folder, job)
         with journal(folder) as kept:
-            scores = _on_gpu(store, by) if section.device == "cuda" else None
-            _align(Search(store, by, threads=section.threads, scores=scores), queries, section, kept)
+            scores = _on_gpu(store, by) if align.device == "cuda" else None
+            _align(Search(store, by, threads=align.threads, scores=scores), queries, align, kept)
         # The journal has every hit already; the file is made in one go, so that it is whole or not there.
         with (
-            arguments.made_file(section.output) as building,
+            made.file(align.output) as building,
             building.open("w", encoding="utf-8") as file,
         ):
-            if section.header:
+            if align.header:
                 file.write(f"{HEADER}\n")
             for line in kept.lines():
                 file.write(line)
                 hits += 1
     aligned = f"{counted(len(queries), 'protein{s}')} with {len(store):,}"
-    print(f"{section.output}: {counted(hits, 'hit{s}')} of {aligned} ({time.perf_counter() - start_s:.1f} s)")
+    print(f"{align.output}: {counted(hits, 'hit{s}')} of {aligned} ({time.perf_counter() - start_s:.1f} s)")
 
 
 def _align(search: "Search", queries: Store, section: AlignSection, kept: Journal) -> None:

@@ -21,7 +21,7 @@ from esmeray.common.text import counted
 from esmeray.dataset.section import Part
 from esmeray.inference.models.source import config_of, label_space_of
 from esmeray.tools.classify.predict import ClassifierRunSection
-from esmeray.tools.grammar import OnModel, Overrides, command
+from esmeray.tools.grammar import Made, OfModel, Overrides, command
 
 
 class ClassifyEvaluateSection(ClassifierRunSection):
@@ -38,26 +38,17 @@ class ClassifyEvaluateSection(ClassifierRunSection):
     """Fit simple baselines on what the run was trained on and show their metrics beside."""
 
 
-class Arguments(OnModel):
-    """The classifier, and the records."""
-
-    made_by = "evaluate"
-
-    evaluate: ClassifyEvaluateSection = ClassifyEvaluateSection()
-
-
-@command("classify evaluate", __doc__, Arguments, experiment=True)
-def main(arguments: Arguments, overrides: Overrides) -> None:
-    evaluate = arguments.evaluate
+@command("classify evaluate", __doc__, made_by="evaluate")
+def main(model: OfModel, evaluate: ClassifyEvaluateSection, made: Made, overrides: Overrides) -> None:
     # What is wrong with the model's folder, the settings or the data is reported before torch is loaded.
     from esmeray.inference.classify.labelled import in_training, own_texts, read_texts, without_texts
 
-    space = label_space_of(arguments.model)
+    space = label_space_of(model)
     # Options on the command line are for the file: records of the run are found by the settings that it had.
-    recorded, config = config_of(arguments.model), config_of(arguments.model, overrides)
+    recorded, config = config_of(model), config_of(model, overrides)
     part = evaluate.part or ("all" if evaluate.input else "validation")
-    output = evaluate.output or _output(arguments.model, evaluate, part)
-    arguments.refuse_existing(output)
+    output = evaluate.output or _output(model, evaluate, part)
+    made.refuse_existing(output)
     trained_N = None  # as long as it is not known
     if evaluate.input is None:
         texts = own_texts(recorded.run, recorded.data, recorded.model.tokenizer, space, part)
@@ -72,18 +63,18 @@ def main(arguments: Arguments, overrides: Overrides) -> None:
     from esmeray.inference.classifier import ClassifierPipeline  # here: it loads torch
 
     pipeline = ClassifierPipeline.load(
-        arguments.model, data=config.data, **evaluate.model_dump(include={*ClassifierRunSection.model_fields})
+        model, data=config.data, **evaluate.model_dump(include={*ClassifierRunSection.model_fields})
     )
     from esmeray.inference.classify.report import evaluation_of, metrics_lines, scored_by, write_report
 
-    with arguments.made_folder(output) as building:
+    with made.folder(output) as building:
         scored, baselines, counts = scored_by(pipeline, config.model.tokenizer, texts, training)
         classifier = config.model.classifier
         evaluation = evaluation_of(
             scored, baselines, trained_N=trained_N, samples=classifier.bootstrap, seed=config.run.seed
         )
         facts = {
-            "model": str(arguments.model),
+            "model": str(model),
             "data": evaluate.input or f"the run's own ({', '.join(config.data.source)})",
             "part": part,
             # In the report: who reads it later does not see what was printed.

@@ -23,7 +23,7 @@ from esmeray.common.remote import publish, target_path, uri_of
 from esmeray.common.text import counted
 from esmeray.dataset.fasta.counts import count_lines
 from esmeray.inference.models.source import config_of, label_space_of
-from esmeray.tools.grammar import OnModel, command
+from esmeray.tools.grammar import Made, OfModel, command
 from esmeray.train_config.section import DEFAULT_TOKENS, ComputeSection, Overrides, PositiveInt, Precision
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
@@ -49,27 +49,18 @@ class ClassifyPredictSection(ClassifierRunSection):
     """File to write: .csv, .tsv or .parquet, or its URI."""
 
 
-class Arguments(OnModel):
-    """The classifier, and the texts."""
-
-    made_by = "predict"
-
-    predict: ClassifyPredictSection
-
-
-@command("classify predict", __doc__, Arguments, experiment=True)
-def main(arguments: Arguments, overrides: Overrides) -> None:
-    predict = arguments.predict
+@command("classify predict", __doc__, made_by="predict")
+def main(model: OfModel, predict: ClassifyPredictSection, made: Made, overrides: Overrides) -> None:
     output = predict.output
     if not output.name.endswith(SUFFIXES):
         raise ConfigError(f"--predict.output {output}: must end in {' or '.join(SUFFIXES)}")
-    target = target_path(output, arguments.overwrite)
-    arguments.refuse_file(target)
+    target = target_path(output, made.overwrite)
+    made.refuse_file(target)
     # What is wrong with the model's folder, the settings or the first records is reported before torch is loaded.
     from esmeray.inference.classify.labelled import TextStream
 
-    space = label_space_of(arguments.model)
-    config = config_of(arguments.model, overrides)
+    space = label_space_of(model)
+    config = config_of(model, overrides)
     stream = TextStream([predict.input], config.data.labels, config.model.tokenizer, config.data.ingest)
     chunks = stream.parts(CHUNK_CHARACTERS)
     first = list(islice(chunks, 1))  # without it an empty file would be found out after torch is loaded
@@ -79,10 +70,10 @@ def main(arguments: Arguments, overrides: Overrides) -> None:
     from esmeray.inference.classify.prediction_table import predict_all, writing_predictions
 
     options = predict.model_dump(include={"device", "precision", "tokens"})
-    pipeline = ClassifierPipeline.load(arguments.model, data=config.data, **options)
+    pipeline = ClassifierPipeline.load(model, data=config.data, **options)
     start_s = time.perf_counter()  # loading the model is no part of the rate
     with (
-        arguments.made_file(target) as building,
+        made.file(target) as building,
         writing_predictions(building, output.name, space, config.data.labels.separator) as write,
     ):
         records, cropped = predict_all(pipeline, chain(first, chunks), write)

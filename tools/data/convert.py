@@ -13,6 +13,7 @@ Examples:
 
 import time
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field
 
@@ -21,8 +22,8 @@ from esmeray.common.errors import ConfigError
 from esmeray.common.progress import conversion_bar
 from esmeray.common.text import counted
 from esmeray.dataset.fasta.counts import IngestCounts, count_lines
-from esmeray.dataset.store.conversion import check, convert
-from esmeray.tools.grammar import IngestedSection, Overwriting, command, example_of
+from esmeray.dataset.store import conversion
+from esmeray.tools.grammar import IngestedSection, Overwrite, command, example_of
 from esmeray.train_config.section import Section
 
 
@@ -40,28 +41,26 @@ class ConvertSection(Section):
     """Folder of the store to make."""
 
 
-class Arguments(Overwriting):
-    """Convert, or check alone."""
-
-    check: bool = False
-    """Read everything and report what would be refused or changed; write nothing."""
-    convert: ConvertSection = ConvertSection()
-    data: FastaSection
-
-
-@command("data convert", __doc__, Arguments)
-def main(arguments: Arguments) -> None:
-    sources, ingest, target = arguments.data.source, arguments.data.ingest, arguments.convert.store
-    if arguments.check:  # needs no store, which is why convert.store has a default
+@command("data convert", __doc__)
+def main(
+    convert: ConvertSection,
+    data: FastaSection,
+    check: Annotated[
+        bool, Field(description="Read everything and report what would be refused or changed; write nothing.")
+    ] = False,
+    overwrite: Overwrite = False,
+) -> None:
+    sources, ingest, target = data.source, data.ingest, convert.store
+    if check:  # needs no store, which is why convert.store has a default
         with conversion_bar("checking") as progress:
-            checked = check(sources, ingest, progress=progress)
+            checked = conversion.check(sources, ingest, progress=progress)
         _print_summary(f"{', '.join(sources)}: sound, {_holds(checked.records, checked.residues)}", checked.counts)
         return
     if target is None:
         raise ConfigError(f"missing: --convert.store; {example_of(__doc__, 'data convert')}")
     start_s = time.perf_counter()
     with conversion_bar("converting") as progress:
-        manifest = convert(sources, Path(target), ingest, progress=progress, overwrite=arguments.overwrite)
+        manifest = conversion.convert(sources, Path(target), ingest, progress=progress, overwrite=overwrite)
     elapsed_s = time.perf_counter() - start_s
     rate = manifest.counts.records_read / max(elapsed_s, 1e-9)
     size = f"{manifest.data_bytes / 1e6:,.1f} MB, in {elapsed_s:.1f} s ({rate:,.0f} records/s)"

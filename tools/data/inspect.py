@@ -11,9 +11,10 @@ Examples:
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Field
 from rich.markup import escape
 from rich.table import Column, Table
 
@@ -24,38 +25,30 @@ from esmeray.dataset.labels.store import MANIFEST_FILE as LABELS_MANIFEST
 from esmeray.dataset.labels.store import LabelledStore
 from esmeray.dataset.store.format import SampleSource
 from esmeray.dataset.store.reader import Store
-from esmeray.tools.grammar import Command, command
+from esmeray.tools.grammar import command
 
 _BIN_EDGES = (0, 50, 100, 200, 300, 400, 500, 750, 1000, 1500, 2000, 5000, 10_000, 20_000, 50_000)
 
 
-class Arguments(Command):
-    """Store to show."""
-
-    store: Path
-    """Folder of the store."""
-    verify: bool = False
-    """Read all of it and check every checksum."""
-    json_: bool = False
-    """Print one JSON object in place of the tables."""
-
-
-@command("data inspect", __doc__, Arguments)
-def main(arguments: Arguments) -> None:
-    path = arguments.store
-    verify: Literal["full", "quick"] = "full" if arguments.verify else "quick"
+@command("data inspect", __doc__)
+def main(
+    store: Annotated[Path, Field(description="Folder of the store.")],
+    verify: Annotated[bool, Field(description="Read all of it and check every checksum.")] = False,
+    json_: Annotated[bool, Field(description="Print one JSON object in place of the tables.")] = False,
+) -> None:
+    depth: Literal["full", "quick"] = "full" if verify else "quick"
     # A labelled store is a store with a manifest of labels beside its own.
-    labelled = LabelledStore(path, verify) if (path / LABELS_MANIFEST).is_file() else None
-    store = Store(path, verify) if labelled is None else labelled.store
-    counts = store.manifest.counts if labelled is None else labelled.counts
-    facts = _facts(store) | {"counts": counts.model_dump(), "verified": verify}
+    labelled = LabelledStore(store, depth) if (store / LABELS_MANIFEST).is_file() else None
+    opened = Store(store, depth) if labelled is None else labelled.store
+    counts = opened.manifest.counts if labelled is None else labelled.counts
+    facts = _facts(opened) | {"counts": counts.model_dump(), "verified": depth}
     if labelled is not None:
         facts["labels"] = _label_facts(labelled)
-    if arguments.json_:
+    if json_:
         print(json.dumps(facts, indent=1))
         return
     console = result_console()
-    console.print(_overview(str(path), store, count_lines(counts), facts))
+    console.print(_overview(str(store), opened, count_lines(counts), facts))
     lengths = [(f"{bar['from']:,} to {bar['to'] - 1:,}", bar["records"]) for bar in facts["lengths"]["histogram"]]
     tables = [_bars("length in residues", lengths), _bars("residue", list(facts["composition"].items()))]
     if labelled is not None:

@@ -23,7 +23,7 @@ from esmeray.common.text import counted
 from esmeray.dataset.section import DataSection, PredictionsSection, StructuresSection
 from esmeray.dataset.structures.conversion import convert_structures
 from esmeray.dataset.structures.store import StructureStore
-from esmeray.tools.grammar import Overwriting, command
+from esmeray.tools.grammar import Overwrite, command
 from esmeray.train_config.section import Section, Share
 
 
@@ -45,21 +45,14 @@ class StructureStoreSection(Section):
     """Folder of the store to make."""
 
 
-class Arguments(Overwriting):
-    """From structure files to a store."""
-
-    structures: StructureStoreSection
-    data: StructureFilesSection
-
-
-@command("data structures", __doc__, Arguments)
-def main(arguments: Arguments) -> None:
-    target, source = Path(arguments.structures.store), arguments.data
+@command("data structures", __doc__)
+def main(structures: StructureStoreSection, data: StructureFilesSection, overwrite: Overwrite = False) -> None:
+    target = Path(structures.store)
     start_s = time.perf_counter()
     # What training would read of it; the source is given apart.
-    data = DataSection(**{name: getattr(source, name) for name in ("structures", "validation_share", "predictions")})
+    read = DataSection(**{name: getattr(data, name) for name in ("structures", "validation_share", "predictions")})
     with conversion_bar("converting") as progress:
-        made = convert_structures(source.source, target, data, progress=progress, overwrite=arguments.overwrite)
+        made = convert_structures(data.source, target, read, progress=progress, overwrite=overwrite)
     store = StructureStore(target)
     size = f"{counted(len(store), 'record{s}')}, {counted(int(store.store.lengths.sum()), 'residue{s}')}"
     held_out = f"{store.validation.size:,} held out, in {time.perf_counter() - start_s:.1f} s"

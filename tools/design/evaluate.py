@@ -25,7 +25,7 @@ from esmeray.common.text import counted
 from esmeray.dataset.structures.predictions import PredictedStructures
 from esmeray.dataset.structures.store import StructureStore
 from esmeray.inference.design.request import DesignModelSection, exported_design, load_model
-from esmeray.tools.grammar import OnModel, command
+from esmeray.tools.grammar import Made, OfModel, command
 from esmeray.train_config.section import PositiveInt
 
 
@@ -44,38 +44,31 @@ class DesignEvaluateSection(DesignModelSection):
     """JSON file to write the metrics to."""
 
 
-class Arguments(OnModel):
-    """The model, and the native structures."""
-
-    made_by = "evaluate_design"
-
-    evaluate: DesignEvaluateSection
-
-
-@command("design evaluate", __doc__, Arguments)
-def main(arguments: Arguments) -> None:
-    options = arguments.evaluate
-    arguments.refuse_file(options.output)  # before the minutes of evaluating, not after them
-    exported_design(arguments.model)  # another kind of model is refused before torch is loaded
+@command("design evaluate", __doc__, made_by="evaluate_design")
+def main(model: OfModel, evaluate: DesignEvaluateSection, made: Made) -> None:
+    made.refuse_file(evaluate.output)  # before the minutes of evaluating, not after them
+    exported_design(model)  # another kind of model is refused before torch is loaded
     store = StructureStore(
-        options.store,
-        predictions=None if options.predictions is None else PredictedStructures(options.predictions),
+        evaluate.store,
+        predictions=None if evaluate.predictions is None else PredictedStructures(evaluate.predictions),
     )
     parts = {"all": np.arange(len(store)), "training": store.training, "validation": store.validation}
-    records = parts[options.part]
+    records = parts[evaluate.part]
     if not records.size:
-        raise DataError(f"{options.store}: has no {options.part} part; leave --evaluate.part out to evaluate all of it")
-    model, _ = load_model(arguments.model, options)
+        raise DataError(
+            f"{evaluate.store}: has no {evaluate.part} part; leave --evaluate.part out to evaluate all of it"
+        )
+    diffusion, _ = load_model(model, evaluate)
 
     from esmeray.inference.design.evaluation import evaluate_designs
 
     with record_bar("evaluating") as bar:
         evaluation = evaluate_designs(
-            model,
+            diffusion,
             store,
             records,
-            steps=options.steps,
-            tokens=options.tokens,
+            steps=evaluate.steps,
+            tokens=evaluate.tokens,
             progress=lambda done, total: bar(done / total, done),
         )
     table = Table(
@@ -95,11 +88,11 @@ def main(arguments: Arguments) -> None:
         file=sys.stderr,
     )
     # Structures that the model has seen flatter it: who has a split is told of the honest number.
-    if options.part == "all" and store.training.size and store.validation.size:
+    if evaluate.part == "all" and store.training.size and store.validation.size:
         print(
             f"{store.validation.size:,} of them are the store's validation part: --evaluate.part validation",
             file=sys.stderr,
         )
     metrics = {name: {"value": value, "interval": interval} for name, (value, *interval) in evaluation.metrics.items()}
-    content = {"part": options.part, **dataclasses.asdict(evaluation), "metrics": metrics}
-    arguments.write_json(options.output, content, indent=2)
+    content = {"part": evaluate.part, **dataclasses.asdict(evaluation), "metrics": metrics}
+    made.write_json(evaluate.output, content, indent=2)

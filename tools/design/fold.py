@@ -26,7 +26,7 @@ from esmeray.common.progress import record_bar
 from esmeray.common.text import counted
 from esmeray.dataset.structures.conversion import read_proteins
 from esmeray.dataset.tokens.model_folder import check_model
-from esmeray.tools.grammar import ClusterSection, Command, command
+from esmeray.tools.grammar import ClusterSection, command
 from esmeray.train_config.section import NonNegativeInt, PositiveFloat, PositiveInt, Section
 
 
@@ -61,59 +61,51 @@ class FoldSection(Section):
     """Times that a batch may lose its actor."""
 
 
-class Arguments(Command):
-    """Predictions of structures, and their cluster."""
-
-    fold: FoldSection
-    ray: ClusterSection = ClusterSection()
-
-
-@command("design fold", __doc__, Arguments)
-def main(arguments: Arguments) -> None:
-    section = arguments.fold
-    address = arguments.ray.address
-    if section.workers is not None:
+@command("design fold", __doc__)
+def main(fold: FoldSection, ray: ClusterSection) -> None:
+    address = ray.address
+    if fold.workers is not None:
         # An address that answers nothing is refused before sequences are read and torch is loaded.
         find(RaySection(address=address))
     elif address is not None:
         raise ConfigError("--ray.address: give --fold.workers, too: without them this process alone predicts")
-    if not section.predictor_module:  # what a predictor of somebody else's takes for its source is its own affair
-        check_model(section.model, "model")
+    if not fold.predictor_module:  # what a predictor of somebody else's takes for its source is its own affair
+        check_model(fold.model, "model")
     # The predictor's memory grows with the square of the length: longer ones would end the job.
-    sequences = [text for text in read_proteins(section.input)[1] if len(text) <= section.max_length]
+    sequences = [text for text in read_proteins(fold.input)[1] if len(text) <= fold.max_length]
     if not sequences:
-        raise DataError(f"{', '.join(section.input)}: no sequence of up to {section.max_length} residues")
+        raise DataError(f"{', '.join(fold.input)}: no sequence of up to {fold.max_length} residues")
     import torch  # here: it takes seconds
 
     from esmeray.inference.folding.job import FoldingSettings, actors, predict_structures
 
     def predictor(has_gpu: bool, cpus: int | None) -> FoldingSettings:
-        device, modules = section.device or ("cuda" if has_gpu else "cpu"), tuple(section.predictor_module)
+        device, modules = fold.device or ("cuda" if has_gpu else "cpu"), tuple(fold.predictor_module)
         if device == "cuda" and not has_gpu:
             raise ResourceError("--fold.device cuda: there is no GPU here; use --fold.device cpu")
-        return FoldingSettings(section.predictor, section.model, section.cache.absolute(), device, modules, cpus)
+        return FoldingSettings(fold.predictor, fold.model, fold.cache.absolute(), device, modules, cpus)
 
     with record_bar("predicting") as bar:
         options: dict[str, Any] = {
-            "tokens": section.tokens,
-            "cache_bytes": int(section.cache_gb * 1e9),
+            "tokens": fold.tokens,
+            "cache_bytes": int(fold.cache_gb * 1e9),
             "progress": lambda done, total: bar(done / max(1, total), done),
         }
         # A process of its own where one is enough: a cluster takes seconds to start.
-        if section.workers is None:
+        if fold.workers is None:
             report = predict_structures(sequences, predictor(torch.cuda.is_available(), None), **options)
         else:
             from esmeray.cluster.connection import cluster_resources, connected
 
             with connected(RaySection(address=address)):
                 # The cluster's GPUs count, not this machine's, which may be a login node.
-                on_actors = predictor(any(node.gpus for node in cluster_resources()), section.cpus_per_worker)
+                on_actors = predictor(any(node.gpus for node in cluster_resources()), fold.cpus_per_worker)
                 workers = actors(
                     on_actors,
-                    section.workers,
-                    section.cpus_per_worker,
-                    section.gpus_per_worker,
-                    max_failures=section.max_failures,
+                    fold.workers,
+                    fold.cpus_per_worker,
+                    fold.gpus_per_worker,
+                    max_failures=fold.max_failures,
                 )
                 report = predict_structures(sequences, on_actors, workers=workers, **options)
     removed = f", {counted(report.removed_shards, 'shard{s}')} removed for its size" if report.removed_shards else ""

@@ -35,7 +35,7 @@ from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.dataset.store.reader import Store
 from esmeray.dataset.structures.store import Structure
 from esmeray.inference.design.request import DesignStructuresSection, exported_design, load_model, structures_of
-from esmeray.tools.grammar import OnModel, command
+from esmeray.tools.grammar import Made, OfModel, command
 from esmeray.train_config.section import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 _RANGE = re.compile(r"(?:(?P<chain>\w+):)?(?P<first>\d+)(?:-(?P<last>\d+))?")
@@ -70,55 +70,48 @@ class GenerateSection(DesignStructuresSection):
     """Store of sequences to compare with: adds novelty to each."""
 
 
-class Arguments(OnModel):
-    """The model, and the structures."""
-
-    made_by = "generate"
-
-    generate: GenerateSection
-
-
-@command("design generate", __doc__, Arguments)
-def main(arguments: Arguments) -> None:
-    options = arguments.generate
+@command("design generate", __doc__, made_by="generate")
+def main(model: OfModel, generate: GenerateSection, made: Made) -> None:
     # A structure has a length of its own.
-    if bool(options.structures) == (options.length is not None):
+    if bool(generate.structures) == (generate.length is not None):
         raise ConfigError("give either --generate.structures or --generate.length")
-    if options.length and (options.fix or options.tie):
+    if generate.length and (generate.fix or generate.tie):
         raise ConfigError("--generate.fix and --generate.tie are of a structure; leave them out with --generate.length")
-    if not set(options.omit) < set(AMINO_ACIDS):
-        raise ConfigError(f"--generate.omit {options.omit}: name amino acids by their letters, and leave one")
-    arguments.refuse_existing(options.output)
-    exported_design(arguments.model)
+    if not set(generate.omit) < set(AMINO_ACIDS):
+        raise ConfigError(f"--generate.omit {generate.omit}: name amino acids by their letters, and leave one")
+    made.refuse_existing(generate.output)
+    exported_design(model)
     # Without a structure: one of residues without coordinates, for which the model was trained as well.
-    structures = [Structure.unknown("free", "X" * options.length)] if options.length else structures_of(options)
-    known = None if options.known is None else Store(options.known)
+    structures = [Structure.unknown("free", "X" * generate.length)] if generate.length else structures_of(generate)
+    known = None if generate.known is None else Store(generate.known)
     # For all structures, before the model is loaded: the last one may have no position 57.
-    constraints = [(fixed_positions(options.fix, item), tied_positions(options.tie, item)) for item in structures]
-    model, label = load_model(arguments.model, options)
+    constraints = [(fixed_positions(generate.fix, item), tied_positions(generate.tie, item)) for item in structures]
+    diffusion, label = load_model(model, generate)
 
     from esmeray.alignment.scoring import scoring
     from esmeray.alignment.search import Search
+    from esmeray.inference.design import sampling
     from esmeray.inference.design.report import draw_logo, write_probabilities
-    from esmeray.inference.design.sampling import Request, generate
     from esmeray.inference.design.scoring import log_likelihoods, nearest, recovery
 
     search = None if known is None else Search(known, scoring())
-    total, done = len(structures) * options.number, 0
+    total, done = len(structures) * generate.number, 0
     distinct = 0
     works = total * (1 if known is None else 2)  # a known store is searched once for each design
-    sampling = {name: getattr(options, name) for name in ("temperature", "steps", "guidance", "order")}
-    with arguments.made_folder(options.output) as folder, record_bar("generating") as bar:
+    options = {name: getattr(generate, name) for name in ("temperature", "steps", "guidance", "order")}
+    with made.folder(generate.output) as folder, record_bar("generating") as bar:
         for structure, (fixed, tied) in zip(structures, constraints, strict=True):
-            request = Request(structure, fixed, options.omit, tied, label, **sampling)
+            request = sampling.Request(structure, fixed, generate.omit, tied, label, **options)
             designs = []
-            for design in generate(model, request, options.number, seed=options.seed, tokens=options.tokens):
+            for design in sampling.generate(
+                diffusion, request, generate.number, seed=generate.seed, tokens=generate.tokens
+            ):
                 designs.append(design)
                 done += 1
                 bar(done / works, done)
             texts = [design.residues for design in designs]
             distinct += len(set(texts))
-            scores = log_likelihoods(model, structure, texts, label=label, tokens=options.tokens)
+            scores = log_likelihoods(diffusion, structure, texts, label=label, tokens=generate.tokens)
             # Appended structure by structure: what is done needs no memory.
             with (folder / "designs.fasta").open("a", encoding="utf-8") as file:
                 for design, score in zip(designs, scores.tolist(), strict=True):
@@ -130,7 +123,7 @@ def main(arguments: Arguments) -> None:
                         values["chains"] = ",".join(
                             map("{}:{}".format, structure.chain_names, np.bincount(structure.chains))
                         )
-                    if options.structures:  # else there is no native residue to recover
+                    if generate.structures:  # else there is no native residue to recover
                         values["recovery"] = f"{recovery(design.residues, structure.residues):.3f}"
                     if search is not None:
                         record, novelty = nearest(design.residues, search)
@@ -143,7 +136,7 @@ def main(arguments: Arguments) -> None:
             draw_logo(folder / f"{structure.id}.png", structure.id, structure.residues, designs)
     equal = f", {total - distinct:,} of them equal to an earlier one (same_as in designs.fasta)"
     words = f"{counted(total, 'sequence{s}')} for {counted(len(structures), 'structure{s}')}"
-    print(f"{options.output}: {words}{equal if distinct < total else ''}")
+    print(f"{generate.output}: {words}{equal if distinct < total else ''}")
 
 
 def fixed_positions(text: str, structure: Structure) -> tuple[int, ...]:

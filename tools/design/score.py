@@ -18,7 +18,7 @@ from esmeray.common.progress import record_bar
 from esmeray.common.text import counted
 from esmeray.dataset.structures.conversion import read_proteins
 from esmeray.inference.design.request import DesignStructuresSection, exported_design, load_model, structures_of
-from esmeray.tools.grammar import OnModel, command
+from esmeray.tools.grammar import Made, OfModel, command
 
 
 class ScoreSection(DesignStructuresSection):
@@ -30,45 +30,36 @@ class ScoreSection(DesignStructuresSection):
     """TSV file of the results to write."""
 
 
-class Arguments(OnModel):
-    """The model, structures and sequences."""
-
-    made_by = "score_design"
-
-    score: ScoreSection
-
-
-@command("design score", __doc__, Arguments)
-def main(arguments: Arguments) -> None:
-    options = arguments.score
-    arguments.refuse_file(options.output)
-    exported_design(arguments.model)
-    if not options.structures:
+@command("design score", __doc__, made_by="score_design")
+def main(model: OfModel, score: ScoreSection, made: Made) -> None:
+    made.refuse_file(score.output)
+    exported_design(model)
+    if not score.structures:
         raise ConfigError("--score.structures: name files of the structures to score on")
-    structures = structures_of(options)
-    records = list(zip(*read_proteins(options.sequences), strict=True))
+    structures = structures_of(score)
+    records = list(zip(*read_proteins(score.sequences), strict=True))
     # A sequence of another length can't lie on the structure: files of designs of many structures are usual.
     fitting = [[record for record in records if len(record[1]) == len(item.residues)] for item in structures]
     if not any(fitting):
         lengths = ", ".join(f"{item.id} {len(item.residues)}" for item in structures[:3])
         raise DataError(f"no sequence has the length of a structure ({lengths} residues)")
-    model, label = load_model(arguments.model, options)
+    diffusion, label = load_model(model, score)
 
     from esmeray.inference.design.scoring import log_likelihoods, recovery
 
     rows = 0
     with (
-        arguments.made_file(options.output) as building,
+        made.file(score.output) as building,
         building.open("w", encoding="utf-8") as file,
         record_bar("scoring") as bar,
     ):
         file.write("structure\tsequence\tlog_likelihood\trecovery\n")
         for number, (structure, sequences) in enumerate(zip(structures, fitting, strict=True), 1):
-            scores = log_likelihoods(
-                model, structure, [text for _, text in sequences], label=label, tokens=options.tokens
+            values = log_likelihoods(
+                diffusion, structure, [text for _, text in sequences], label=label, tokens=score.tokens
             )
-            for (name, text), score in zip(sequences, scores, strict=True):
-                file.write(f"{structure.id}\t{name}\t{score:.4f}\t{recovery(text, structure.residues):.4f}\n")
+            for (name, text), value in zip(sequences, values, strict=True):
+                file.write(f"{structure.id}\t{name}\t{value:.4f}\t{recovery(text, structure.residues):.4f}\n")
             rows += len(sequences)
             bar(number / len(structures), rows)
     wanted = {len(structure.residues) for structure in structures}
@@ -76,4 +67,4 @@ def main(arguments: Arguments) -> None:
     left_out = sum(len(text) not in wanted for _, text in records)
     if left_out:
         print(f"{counted(left_out, 'sequence{s}')} of another length than every structure left out", file=sys.stderr)
-    print(f"{options.output}: {counted(rows, 'score{s}')} on {counted(len(structures), 'structure{s}')}")
+    print(f"{score.output}: {counted(rows, 'score{s}')} on {counted(len(structures), 'structure{s}')}")

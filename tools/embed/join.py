@@ -17,10 +17,10 @@ from pydantic import Field
 from esmeray.common.errors import ConfigError
 from esmeray.common.progress import record_bar
 from esmeray.common.text import counted
+from esmeray.dataset.embeddings import joining
 from esmeray.dataset.embeddings.formats.registry import TableFormat
-from esmeray.dataset.embeddings.joining import join
 from esmeray.dataset.embeddings.reader import open_vectors
-from esmeray.tools.grammar import Overwriting, command
+from esmeray.tools.grammar import Made, command
 from esmeray.train_config.section import Section
 
 
@@ -37,23 +37,14 @@ class JoinSection(Section):
     """Format of the files, parquet or npy. Default: npy where the first folder has it."""
 
 
-class Arguments(Overwriting):
-    """Embeddings of the same proteins."""
-
-    made_by = "concat_embeddings"
-
-    join: JoinSection
-
-
-@command("embed join", __doc__, Arguments)
-def main(arguments: Arguments) -> None:
-    section = arguments.join
-    folders, output = section.folders, section.output
-    arguments.refuse_existing(output)
+@command("embed join", __doc__, made_by="concat_embeddings")
+def main(join: JoinSection, made: Made) -> None:
+    folders, output = join.folders, join.output
+    made.refuse_existing(output)
     # A literal in the schema would be a second list of the formats that there are.
-    if section.format not in (None, *get_args(TableFormat)):
-        raise ConfigError(f"--join.format {section.format}: expected one of {', '.join(get_args(TableFormat))}")
-    names: Sequence[str | None] = section.names or [None] * len(folders)
+    if join.format not in (None, *get_args(TableFormat)):
+        raise ConfigError(f"--join.format {join.format}: expected one of {', '.join(get_args(TableFormat))}")
+    names: Sequence[str | None] = join.names or [None] * len(folders)
     if len(names) != len(folders):
         raise ConfigError(f"--join.names: {len(names)} for {len(folders)} folders; give one for each, in their order")
     # By folder and output: the name of the columns in the manifest, which must be unique.
@@ -61,9 +52,9 @@ def main(arguments: Arguments) -> None:
     if len(sources) < len(folders):
         raise ConfigError("the same output of a folder is given twice; choose another by --join.names")
     first = next(iter(sources.values()))
-    file_format = section.format or ("npy" if first.output.format == "npy" else "parquet")
-    with record_bar("joining") as bar, arguments.made_folder(output) as building:
-        joined = join(building, sources, file_format, bar)
+    file_format = join.format or ("npy" if first.output.format == "npy" else "parquet")
+    with record_bar("joining") as bar, made.folder(output) as building:
+        joined = joining.join(building, sources, file_format, bar)
     shape = f"{counted(len(first), 'record{s}')} of {joined.channels:,} channels"
     size = (output / joined.files[0]).stat().st_size
     print(f"{output}: {shape}, {joined.dtype}, {joined.format}, {size:,} bytes")

@@ -23,7 +23,7 @@ from esmeray.common.text import counted
 from esmeray.dataset.embeddings.reader import Embeddings, Values, open_vectors
 from esmeray.dataset.labels.values import text_of
 from esmeray.dataset.table import Table
-from esmeray.tools.grammar import Overwriting, command
+from esmeray.tools.grammar import Made, command
 from esmeray.train_config.section import Section
 
 SEED = 0
@@ -48,51 +48,42 @@ class PlotSection(Section):
     """Proteins to draw, at most; of more, a random sample."""
 
 
-class Arguments(Overwriting):
-    """The embeddings."""
-
-    made_by = "plot_embeddings"
-
-    folder: Path
-    """Folder of embeddings to draw."""
-    plot: PlotSection
-
-
-@command("embed plot", __doc__, Arguments)
-def main(arguments: Arguments) -> None:
-    section = arguments.plot
-    arguments.refuse_existing(section.output)
+@command("embed plot", __doc__, made_by="plot_embeddings")
+def main(
+    folder: Annotated[Path, Field(description="Folder of embeddings to draw.")], plot: PlotSection, made: Made
+) -> None:
+    made.refuse_existing(plot.output)
     # An extra of the package: most users draw components alone.
-    if section.method == "umap" and find_spec("umap") is None:
+    if plot.method == "umap" and find_spec("umap") is None:
         raise ConfigError("--plot.method umap: umap-learn is not installed; pip install umap-learn")
-    embeddings = open_vectors(arguments.folder, section.name)
+    embeddings = open_vectors(folder, plot.name)
     records = len(embeddings)
     if min(records, embeddings.channels) < 2:
-        raise DataError(f"{arguments.folder}: a map needs at least two proteins of two channels")
+        raise DataError(f"{folder}: a map needs at least two proteins of two channels")
     from esmeray.inference.embedding.map import Points, draw, write_page  # here: it loads Matplotlib
 
     labels: NDArray = embeddings.lengths
-    if section.labels:
-        labels = _labels(section.labels, section.id_column, section.label_column, embeddings)
+    if plot.labels:
+        labels = _labels(plot.labels, plot.id_column, plot.label_column, embeddings)
     chosen_N = np.zeros(records, dtype=bool)
-    size = min(section.max_points, records)
+    size = min(plot.max_points, records)
     # RandomState, whose draws NumPy promises to keep: the same proteins in each version.
     chosen_N[np.random.RandomState(SEED).choice(records, size, replace=False)] = True
     # Block by block: of a large folder only the sample is held in memory.
     vectors_PC = np.concatenate(
         [block_nC[chosen_N[start : start + len(block_nC)]] for start, block_nC in embeddings.finite_blocks()]
     )
-    xy_P2, axes = _projected(vectors_PC, section.method)
+    xy_P2, axes = _projected(vectors_PC, plot.method)
     ids_P = np.array(embeddings.ids, dtype=object)[chosen_N]
     points = Points(ids_P, embeddings.lengths[chosen_N], labels[chosen_N], xy_P2)
     number = counted(records, "protein{s}")
     drawn = number if size == records else f"a random sample of {size:,} of {number}"
-    texts = f"{embeddings.name}: {drawn}", *axes, section.label_column if section.labels else "residues"
-    with arguments.made_folder(section.output) as building:
+    texts = f"{embeddings.name}: {drawn}", *axes, plot.label_column if plot.labels else "residues"
+    with made.folder(plot.output) as building:
         draw(building / "embeddings.png", points, *texts)
         write_page(building / "embeddings.html", points, *texts)
     unlabelled = size - points.are_labelled.sum()
-    print(f"{section.output}: embeddings.png and embeddings.html of {drawn}, {unlabelled:,} without a label")
+    print(f"{plot.output}: embeddings.png and embeddings.html of {drawn}, {unlabelled:,} without a label")
 
 
 def _labels(path: Path, id_column: str, label_column: str, embeddings: Embeddings) -> NDArray:

@@ -20,6 +20,9 @@ Examples:
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from esmeray.cluster.placement import LOCAL, find, local_resources
 from esmeray.cluster.section import RaySection
@@ -33,39 +36,34 @@ from esmeray.inference.embedding.plan import check_registered
 from esmeray.inference.embedding.section import EmbedJobSection
 from esmeray.inference.models.source import check_model
 from esmeray.run_folder.section import StorageSection
-from esmeray.tools.grammar import ClusterSection, IngestedSection, Overwriting, command
+from esmeray.tools.grammar import ClusterSection, IngestedSection, Made, command
 
 
-class Arguments(Overwriting):
-    """What to do with the job."""
-
-    made_by = "embed"
-
-    dry_run: bool = False
-    """Report sequences, bytes and time after a measurement; write nothing."""
-    embed: EmbedJobSection
-    data: IngestedSection = IngestedSection()
-    storage: StorageSection = StorageSection()
-    ray: ClusterSection = ClusterSection()
-
-
-@command("embed run", __doc__, Arguments)
-def main(arguments: Arguments) -> None:
+@command("embed run", __doc__, made_by="embed")
+def main(
+    embed: EmbedJobSection,
+    data: IngestedSection,
+    storage: StorageSection,
+    ray: ClusterSection,
+    made: Made,
+    dry_run: Annotated[
+        bool, Field(description="Report sequences, bytes and time after a measurement; write nothing.")
+    ] = False,
+) -> None:
     """Plan, compute, publish, and print the table of performance."""
-    job = arguments.embed
-    arguments.storage.apply()
+    storage.apply()
     # A finished output may be this job's, which is then complete: run_job compares them.
-    if arguments.overwrite or not any(job.output.glob("**/embeddings.json")):
-        arguments.refuse_existing(job.output)
-    check_registered(job)
+    if made.overwrite or not any(embed.output.glob("**/embeddings.json")):
+        made.refuse_existing(embed.output)
+    check_registered(embed)
     # The job asks again; asked here, a wrong name is refused before torch is loaded.
-    source_store(DataSection(source=job.input)) or find_files(job.input)
-    for model in job.models:
-        check_model(model, job.random_weights, "--embed.models")
+    source_store(DataSection(source=embed.input)) or find_files(embed.input)
+    for model in embed.models:
+        check_model(model, embed.random_weights, "--embed.models")
     ((_, gpus),) = local_resources()
-    section = RaySection(address=arguments.ray.address)
+    section = RaySection(address=ray.address)
     # With one device this process computes: a cluster would only take its time to start.
-    many = (job.workers or 1) > 1 or (gpus > 1 and job.device != "cpu")
+    many = (embed.workers or 1) > 1 or (gpus > 1 and embed.device != "cpu")
     elsewhere = find(section) != LOCAL  # asked first: a cluster that can't be used is refused before anything is made
     cluster = section if many or section.address or elsewhere else None
     # Here: they load torch.
@@ -73,12 +71,14 @@ def main(arguments: Arguments) -> None:
     from esmeray.inference.embedding.report import table
 
     console = result_console()
-    if arguments.dry_run:
-        for planned in estimate(job, arguments.data.ingest, cluster=cluster):
+    if dry_run:
+        for planned in estimate(embed, data.ingest, cluster=cluster):
             console.print(*planned.lines(), sep="\n", markup=False)
         return
-    console.print(table(run_job(job, arguments.data.ingest, cluster=cluster, overwrite=arguments.overwrite)))
-    console.print(f"written: {uri_of(job.output) or job.output}", *_next_commands(job.output), sep="\n", markup=False)
+    console.print(table(run_job(embed, data.ingest, cluster=cluster, overwrite=made.overwrite)))
+    console.print(
+        f"written: {uri_of(embed.output) or embed.output}", *_next_commands(embed.output), sep="\n", markup=False
+    )
 
 
 def _next_commands(folder: Path) -> Iterator[str]:

@@ -13,15 +13,16 @@ Examples:
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Field
 
 from esmeray.common.errors import ConfigError
 from esmeray.common.progress import record_bar
 from esmeray.common.text import counted
 from esmeray.dataset.embeddings.reader import Embeddings, Values, open_vectors
-from esmeray.tools.grammar import Overwriting, command
+from esmeray.tools.grammar import Made, command
 from esmeray.train_config.section import PositiveInt, Section
 
 
@@ -46,48 +47,41 @@ class SearchSection(Section):
     """Output of the folders. Default: their first."""
 
 
-class Arguments(Overwriting):
-    """The database."""
-
-    made_by = "search"
-
-    database: Path
-    """Folder of embeddings to search in."""
-    search: SearchSection
-
-
-@command("embed search", __doc__, Arguments)
-def main(arguments: Arguments) -> None:
-    section = arguments.search
-    arguments.refuse_file(section.output)
-    database = open_vectors(arguments.database, section.name)
-    queries = open_vectors(section.queries, section.name) if section.queries else database
-    queries.refuse_other_space(database)
+@command("embed search", __doc__, made_by="search")
+def main(
+    database: Annotated[Path, Field(description="Folder of embeddings to search in.")],
+    search: SearchSection,
+    made: Made,
+) -> None:
+    made.refuse_file(search.output)
+    searched = open_vectors(database, search.name)
+    queries = open_vectors(search.queries, search.name) if search.queries else searched
+    queries.refuse_other_space(searched)
     start_s = time.perf_counter()
     hits = 0
-    index = _index(database, section)
-    own = queries is database
+    index = _index(searched, search)
+    own = queries is searched
     with (
-        arguments.made_file(section.output) as building,
+        made.file(search.output) as building,
         building.open("w", encoding="utf-8") as file,
         record_bar("searching") as bar,
     ):
         file.write("query\trank\ttarget\tscore\n")
-        for start, block_nC in _vectors(queries, section.metric, rows=1024):
+        for start, block_nC in _vectors(queries, search.metric, rows=1024):
             # One more where each protein finds itself, which is left out below.
-            scores_nk, targets_nk = index.search(block_nC, section.top_k + own)
-            if section.metric == "l2":
+            scores_nk, targets_nk = index.search(block_nC, search.top_k + own)
+            if search.metric == "l2":
                 scores_nk = np.sqrt(np.maximum(scores_nk, 0))  # faiss has squares
             for query, row in enumerate(zip(targets_nk.tolist(), scores_nk.tolist(), strict=True), start):
                 # -1: faiss has no more.
                 nearest = [(t, score) for t, score in zip(*row, strict=True) if t >= 0 and not (own and t == query)]
-                for rank, (target, score) in enumerate(nearest[: section.top_k], 1):
-                    file.write(f"{queries.ids[query]}\t{rank}\t{database.ids[target]}\t{score:.6g}\n")
+                for rank, (target, score) in enumerate(nearest[: search.top_k], 1):
+                    file.write(f"{queries.ids[query]}\t{rank}\t{searched.ids[target]}\t{score:.6g}\n")
                     hits += 1
             bar((start + len(block_nC)) / len(queries), start + len(block_nC))
-    searched = f"{counted(len(queries), 'protein{s}')} searched in {len(database):,}"
-    kind = f"{section.metric}, {section.index}, {time.perf_counter() - start_s:.1f} s"
-    print(f"{section.output}: {counted(hits, 'hit{s}')} of {searched} ({kind})")
+    proteins = f"{counted(len(queries), 'protein{s}')} searched in {len(searched):,}"
+    kind = f"{search.metric}, {search.index}, {time.perf_counter() - start_s:.1f} s"
+    print(f"{search.output}: {counted(hits, 'hit{s}')} of {proteins} ({kind})")
 
 
 def _vectors(embeddings: Embeddings, metric: str, rows: int = 16_384) -> Iterator[tuple[int, Values]]:

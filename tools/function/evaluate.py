@@ -14,8 +14,9 @@ import json
 import logging
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
 from rich.table import Table
 
 from esmeray.common.command_line import result_console
@@ -32,32 +33,25 @@ from esmeray.function.annotations import (
 from esmeray.function.evaluation import Evaluation, evaluate_functions
 from esmeray.function.ontology import read_ontology
 from esmeray.function.section import EvaluateTermsSection, EvaluationSection
-from esmeray.tools.grammar import Overwriting, command
+from esmeray.tools.grammar import Made, command
 
 log = logging.getLogger(__name__)
 
 
-class Arguments(Overwriting):
-    """The predictions."""
-
-    made_by = "evaluate_function"
-
-    predictions: Path
-    """TSV of protein, term and score in 0 to 1."""
-    evaluate: EvaluateTermsSection
-
-
-@command("function evaluate", __doc__, Arguments)
-def main(arguments: Arguments) -> None:
-    section = arguments.evaluate
-    if section.ia and section.ia_from:
+@command("function evaluate", __doc__, made_by="evaluate_function")
+def main(
+    predictions: Annotated[Path, Field(description="TSV of protein, term and score in 0 to 1.")],
+    evaluate: EvaluateTermsSection,
+    made: Made,
+) -> None:
+    if evaluate.ia and evaluate.ia_from:
         raise ConfigError("--evaluate.ia and --evaluate.ia_from exclude each other; give one")
-    arguments.refuse_existing(section.output)
-    evaluations = _evaluated(arguments.predictions, section)
+    made.refuse_existing(evaluate.output)
+    evaluations = _evaluated(predictions, evaluate)
     _print(evaluations)  # before the folder: if writing fails, the numbers are there
-    if section.output is not None:
-        with arguments.made_folder(section.output) as building:
-            _write(building, evaluations, section)
+    if evaluate.output is not None:
+        with made.folder(evaluate.output) as building:
+            _write(building, evaluations, evaluate)
 
 
 def _evaluated(predictions: Path, section: EvaluateTermsSection) -> dict[str, Evaluation]:

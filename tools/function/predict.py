@@ -12,24 +12,15 @@ Examples:
 
 from esmeray.common.text import counted
 from esmeray.function.section import PredictTermsSection
-from esmeray.tools.grammar import IngestedSection, OnRun, command
+from esmeray.tools.grammar import IngestedSection, Made, OfRun, command
 
 
-class Arguments(OnRun):
-    """The run, and the proteins."""
-
-    made_by = "predict_function"
-
-    predict: PredictTermsSection
-    data: IngestedSection = IngestedSection()
-
-
-@command("function predict", __doc__, Arguments)
-def main(arguments: Arguments) -> None:
-    output = arguments.predict.output
+@command("function predict", __doc__, made_by="predict_function")
+def main(run: OfRun, predict: PredictTermsSection, data: IngestedSection, made: Made) -> None:
+    output = predict.output
     # The prediction does so as well, but after torch is loaded.
-    arguments.refuse_file(output)
-    from esmeray.inference.function.prediction import predict  # here: it loads torch
+    made.refuse_file(output)
+    from esmeray.inference.function import prediction  # here: it loads torch
 
-    number = predict(arguments.run, arguments.predict, arguments.data.ingest, overwrite=arguments.overwrite)
+    number = prediction.predict(run, predict, data.ingest, overwrite=made.overwrite)
     print(f"{output}: {counted(number, 'protein{s}')}")

@@ -16,29 +16,22 @@ from esmeray.inference.mutations.section import MutationFitSection
 from esmeray.inference.mutations.table import read_mutants, read_protein
 from esmeray.model.export.exported_folder import MADE_BY
 from esmeray.run_folder.job import unfinished
-from esmeray.tools.grammar import command
-from esmeray.tools.mutations.score import OnMaskedModel
+from esmeray.tools.grammar import Overwrite, command
+from esmeray.tools.mutations.score import OfMaskedModel
 
 
-class Arguments(OnMaskedModel):
-    """The model, and the measured mutants."""
-
-    fit: MutationFitSection
-
-
-@command("mutations fit", __doc__, Arguments)
-def main(arguments: Arguments) -> None:
-    section = arguments.fit
-    refuse_existing(section.output, MADE_BY, arguments.overwrite)
+@command("mutations fit", __doc__)
+def main(model: OfMaskedModel, fit: MutationFitSection, overwrite: Overwrite = False) -> None:
+    refuse_existing(fit.output, MADE_BY, overwrite)
     # Columns with numbers, and the option that a message names where one is missing.
-    numbers = {section.measured_column: "fit.measured_column"}
-    if section.zero_shot_column is not None:
-        numbers[section.zero_shot_column] = "fit.zero_shot_column"
-    with unfinished(section.output, f"mutations fit of {arguments.model}") as folder:
-        protein = read_protein(section, folder)
-        table = read_mutants(section, protein, "fit", numbers)
+    numbers = {fit.measured_column: "fit.measured_column"}
+    if fit.zero_shot_column is not None:
+        numbers[fit.zero_shot_column] = "fit.zero_shot_column"
+    with unfinished(fit.output, f"mutations fit of {model}") as folder:
+        protein = read_protein(fit, folder)
+        table = read_mutants(fit, protein, "fit", numbers)
         from esmeray.inference.mutations.fitted import export, fit_table, report_lines  # here: it loads torch
 
-        fitted, evaluations = fit_table(str(arguments.model), protein, table, section, folder)
-        export(fitted, evaluations, section.output, arguments.overwrite)
-    print("\n".join([*table.lines(), *report_lines(evaluations), f"written: {section.output}"]))
+        fitted, evaluations = fit_table(str(model), protein, table, fit, folder)
+        export(fitted, evaluations, fit.output, overwrite)
+    print("\n".join([*table.lines(), *report_lines(evaluations), f"written: {fit.output}"]))

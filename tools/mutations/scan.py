@@ -13,40 +13,31 @@ from esmeray.common.text import counted
 from esmeray.inference.mutations.section import MutationScanSection
 from esmeray.inference.mutations.table import read_protein, write_scores
 from esmeray.run_folder.job import unfinished
-from esmeray.tools.grammar import command
-from esmeray.tools.mutations.score import OnMaskedModel, job_of
+from esmeray.tools.grammar import Made, command
+from esmeray.tools.mutations.score import OfMaskedModel, job_of
 
 
-class Arguments(OnMaskedModel):
-    """The model, and the protein."""
-
-    made_by = "scan_mutations"
-
-    scan: MutationScanSection
-
-
-@command("mutations scan", __doc__, Arguments)
-def main(arguments: Arguments) -> None:
-    section = arguments.scan
-    arguments.refuse_existing(section.output)
-    sources = [str(arguments.model), *section.more_models]
-    with unfinished(section.output, job_of("scan", sources, section)) as folder:
-        protein = read_protein(section, folder)
+@command("mutations scan", __doc__, made_by="scan_mutations")
+def main(model: OfMaskedModel, scan: MutationScanSection, made: Made) -> None:
+    made.refuse_existing(scan.output)
+    sources = [str(model), *scan.more_models]
+    with unfinished(scan.output, job_of("scan", sources, scan)) as folder:
+        protein = read_protein(scan, folder)
         from esmeray.inference.mutations.fitted import scores_of  # here: they load torch and Matplotlib
         from esmeray.inference.mutations.heat_map import draw_scan
 
         mutants = [*protein.singles()]
         # Of several models the mean, as mutations score has it.
-        scores_N = scores_of(sources, protein, mutants, section, folder, {}).mean(axis=0)
+        scores_N = scores_of(sources, protein, mutants, scan, folder, {}).mean(axis=0)
         mutations = [mutant.mutations[0] for mutant in mutants]
         columns = {
             "mutant": [protein.text(mutation) for mutation in mutations],
             "position": [mutation.offset + protein.first for mutation in mutations],
             "score": scores_N,
         }
-        with arguments.made_folder(section.output) as building:
+        with made.folder(scan.output) as building:
             write_scores(building / "mutants.csv", "mutants.csv", columns)
-            title = f"{section.sequence.name} by {arguments.model}, {section.method}"
+            title = f"{scan.sequence.name} by {model}, {scan.method}"
             draw_scan(building / "heat_map.png", protein, mutations, scores_N, title)
     best = columns["mutant"][int(scores_N.argmax())]
-    print(f"{section.output}: {counted(len(mutants), 'mutant{s}')}, the best is {best} ({scores_N.max():.3f})")
+    print(f"{scan.output}: {counted(len(mutants), 'mutant{s}')}, the best is {best} ({scores_N.max():.3f})")

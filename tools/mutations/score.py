@@ -15,64 +15,53 @@ Examples:
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from esmeray.common.errors import ConfigError
 from esmeray.common.text import counted
 from esmeray.inference.mutations.section import MutationScoreSection, MutationsSection
 from esmeray.inference.mutations.table import MutantTable, read_mutants, read_protein, write_scores
 from esmeray.run_folder.job import unfinished
-from esmeray.tools.grammar import Overwriting, command
+from esmeray.tools.grammar import Made, command
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
 
 
-class OnMaskedModel(Overwriting):
-    """Target of the commands of mutations."""
-
-    model: Path
-    """A masked language model: folder, hub name, run or export; or a folder that esmeray mutations fit made."""
+_MASKED = "A masked language model: folder, hub name, run or export; or a folder that esmeray mutations fit made."
+OfMaskedModel = Annotated[Path, Field(description=_MASKED)]
 
 
-class Arguments(OnMaskedModel):
-    """The model, and the mutants."""
-
-    made_by = "score_mutations"
-
-    score: MutationScoreSection
-
-
-@command("mutations score", __doc__, Arguments)
-def main(arguments: Arguments) -> None:
-    section = arguments.score
+@command("mutations score", __doc__, made_by="score_mutations")
+def main(model: OfMaskedModel, score: MutationScoreSection, made: Made) -> None:
     # The ending is the format: nothing else says which is meant.
-    if not section.output.name.endswith(SUFFIXES):
-        raise ConfigError(f"--score.output {section.output}: must end in {' or '.join(SUFFIXES)}")
-    arguments.refuse_file(section.output)
+    if not score.output.name.endswith(SUFFIXES):
+        raise ConfigError(f"--score.output {score.output}: must end in {' or '.join(SUFFIXES)}")
+    made.refuse_file(score.output)
     start_s = time.perf_counter()
-    measured = [] if section.measured_column is None else [section.measured_column]
-    numbers = {**dict.fromkeys(measured, "score.measured_column"), **dict.fromkeys(section.compare, "score.compare")}
-    sources = [str(arguments.model), *section.more_models]
-    with unfinished(section.output, job_of("score", sources, section)) as folder:
+    measured = [] if score.measured_column is None else [score.measured_column]
+    numbers = {**dict.fromkeys(measured, "score.measured_column"), **dict.fromkeys(score.compare, "score.compare")}
+    sources = [str(model), *score.more_models]
+    with unfinished(score.output, job_of("score", sources, score)) as folder:
         # What is wrong with the table is reported before torch is loaded.
-        protein = read_protein(section, folder)
-        table = read_mutants(section, protein, "score", numbers)
+        protein = read_protein(score, folder)
+        table = read_mutants(score, protein, "score", numbers)
         from esmeray.inference.mutations.fitted import scores_of
 
-        scores_MN = scores_of(sources, protein, table.mutants, section, folder, table.numbers)
-        with arguments.made_file(section.output) as building:
-            write_scores(building, section.output.name, _columns(table, scores_MN))
+        scores_MN = scores_of(sources, protein, table.mutants, score, folder, table.numbers)
+        with made.file(score.output) as building:
+            write_scores(building, score.output.name, _columns(table, scores_MN))
     scored = f"{counted(len(table.texts), 'mutant{s}')} in {time.perf_counter() - start_s:.1f} s"
-    print("\n".join([f"{section.output}: {scored} ({section.method})", *table.lines()]))
-    if section.measured_column is not None:
+    print("\n".join([f"{score.output}: {scored} ({score.method})", *table.lines()]))
+    if score.measured_column is not None:
         from esmeray.inference.classify.report import metrics_lines
         from esmeray.inference.mutations.metrics import evaluation_of
 
-        scores = {"model": scores_MN.mean(axis=0), **{name: table.numbers[name] for name in section.compare}}
-        evaluation = evaluation_of(scores, table.numbers[section.measured_column], samples=section.bootstrap)
+        scores = {"model": scores_MN.mean(axis=0), **{name: table.numbers[name] for name in score.compare}}
+        evaluation = evaluation_of(scores, table.numbers[score.measured_column], samples=score.bootstrap)
         print("\n".join(metrics_lines(evaluation)))
 
 

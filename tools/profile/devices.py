@@ -29,7 +29,7 @@ from esmeray.common.errors import ConfigError
 from esmeray.common.progress import status_line
 from esmeray.common.timing import measure, ratio, round_ratios, timed
 from esmeray.inference.embedding.section import EmbedSection
-from esmeray.tools.grammar import Overwriting, command, example_of
+from esmeray.tools.grammar import Made, command, example_of
 from esmeray.train_config.section import Overrides, PositiveInt, Precision, Section
 from esmeray.training.config import load_config
 
@@ -51,21 +51,12 @@ class DeviceProfileSection(Section):
     """Take sizes (esm2_t6_8M), whose weights are random, to try things out."""
 
 
-class Arguments(Overwriting):
-    """Models on both devices."""
-
-    made_by = "profile devices"
-
-    profile: DeviceProfileSection = DeviceProfileSection()
-
-
-@command("profile devices", __doc__, Arguments, experiment=True)
-def main(arguments: Arguments, overrides: Overrides) -> None:
-    settings = arguments.profile
-    if not settings.models or ("data", "source") not in overrides:
+@command("profile devices", __doc__, made_by="profile devices")
+def main(profile: DeviceProfileSection, made: Made, overrides: Overrides) -> None:
+    if not profile.models or ("data", "source") not in overrides:
         raise ConfigError(f"missing: --profile.models or --data.source; {example_of(__doc__, 'profile devices')}")
     data = load_config(None, overrides).data
-    with arguments.made_folder(Path(settings.output)) as building:
+    with made.folder(Path(profile.output)) as building:
         import torch  # here: it takes seconds
 
         from esmeray.dataset.store.conversion import job_store
@@ -78,12 +69,12 @@ def main(arguments: Arguments, overrides: Overrides) -> None:
             store = job_store(data.source, data.ingest, Path(scratch))
             # Sorted, so that the sample does not depend on the order of the file.
             texts = sorted({store.text(record) for record in range(len(store))}, key=lambda text: (len(text), text))
-            models = [compare(name, texts, settings, show) for name in settings.models]
+            models = [compare(name, texts, profile, show) for name in profile.models]
         content = {"machine": {"threads": torch.get_num_threads(), "torch": torch.__version__}, "models": models}
         (building / "devices.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         draw_devices(building / "devices.png", models)
     console.print(_table(models))
-    console.print(f"written: {settings.output}", markup=False)
+    console.print(f"written: {profile.output}", markup=False)
 
 
 def compare(

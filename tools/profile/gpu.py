@@ -18,24 +18,18 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import requires, version
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import pynvml
+from pydantic import Field
 
 from esmeray.common.errors import EsmerayError, ResourceError
 from esmeray.common.text import counted, first_line
-from esmeray.tools.grammar import Command, command
+from esmeray.tools.grammar import command
 
 _INSTALL = "pip install -r requirements.lock"
 _CUDA_BUILD = "torch's CUDA build brings it"
 _HIDES_GPUS = "CUDA_VISIBLE_DEVICES"
-
-
-class Arguments(Command):
-    """Look only, or train as well."""
-
-    verify: bool = False
-    """Train two steps in each precision, and leave with 4 if that fails."""
 
 
 class Finding(NamedTuple):
@@ -54,8 +48,12 @@ class Driver(NamedTuple):
     cuda: tuple[int, int] = (0, 0)
 
 
-@command("profile gpu", __doc__, Arguments)
-def main(arguments: Arguments) -> int:
+@command("profile gpu", __doc__)
+def main(
+    verify: Annotated[
+        bool, Field(description="Train two steps in each precision, and leave with 4 if that fails.")
+    ] = False,
+) -> int:
     driver, nvml = check_driver()  # first: whether torch is wrong depends on the GPUs that the driver sees
     # In the order in which each builds on those before it.
     checks: dict[str, Callable[[], Finding]] = {
@@ -71,7 +69,7 @@ def main(arguments: Arguments) -> int:
     # Each is printed as it comes: importing DeepSpeed takes seconds.
     verdicts = {part: _report(part, check) for part, check in checks.items()}
     # Steps that work on the CPU don't help who has a GPU that torch can't use.
-    is_sound = not arguments.verify or (_steps_work() and verdicts["CUDA"] != "mismatch")
+    is_sound = not verify or (_steps_work() and verdicts["CUDA"] != "mismatch")
     return 0 if is_sound else ResourceError.exit_code
 
 

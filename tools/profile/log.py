@@ -11,7 +11,9 @@ Examples:
 """
 
 from pathlib import Path
+from typing import Annotated
 
+from pydantic import Field
 from rich.text import Text
 
 from esmeray.common.command_line import result_console
@@ -19,7 +21,7 @@ from esmeray.common.errors import ConfigError
 from esmeray.monitoring.gpu_log.analysis import interval_s, summarise
 from esmeray.monitoring.gpu_log.plot import draw_log
 from esmeray.monitoring.gpu_log.reader import TIME, read_gpu_log
-from esmeray.tools.grammar import Overwriting, command
+from esmeray.tools.grammar import Made, command
 from esmeray.train_config.section import Section
 
 
@@ -32,34 +34,25 @@ class LogProfileSection(Section):
     """Also write the summaries to this file, as JSON."""
 
 
-class Arguments(Overwriting):
-    """The log."""
-
-    made_by = "profile log"
-
-    log: Path
-    """CSV file that nvidia-smi wrote."""
-    profile: LogProfileSection = LogProfileSection()
-
-
-@command("profile log", __doc__, Arguments)
-def main(arguments: Arguments) -> None:
-    section = arguments.profile
-    output = Path(section.output or arguments.log.with_suffix(".png"))
-    json_output = Path(section.json_output) if section.json_output else None
+@command("profile log", __doc__, made_by="profile log")
+def main(
+    log: Annotated[Path, Field(description="CSV file that nvidia-smi wrote.")], profile: LogProfileSection, made: Made
+) -> None:
+    output = Path(profile.output or log.with_suffix(".png"))
+    json_output = Path(profile.json_output) if profile.json_output else None
     for path in filter(None, (output, json_output)):
-        if path.resolve() == arguments.log.resolve():
+        if path.resolve() == log.resolve():
             raise ConfigError(f"{path} is the log itself; give another file to write to")
-        arguments.refuse_file(path)
-    log = read_gpu_log(arguments.log)
-    summaries = summarise(log)
-    with arguments.made_file(output) as building:
-        draw_log(log, summaries, building)
-    facts = {"log": str(log.path), "start": log.start, "gpus": [summary.as_dict() for summary in summaries]}
-    arguments.write_json(json_output, facts)
+        made.refuse_file(path)
+    samples = read_gpu_log(log)
+    summaries = summarise(samples)
+    with made.file(output) as building:
+        draw_log(samples, summaries, building)
+    facts = {"log": str(log), "start": samples.start, "gpus": [summary.as_dict() for summary in summaries]}
+    made.write_json(json_output, facts)
     console = result_console()
-    table = next(iter(log.gpus.values()))  # nvidia-smi samples all GPUs at once: one has the times of all
-    console.print(Text(f"{log.path}: {table[TIME].iloc[-1]:.0f} s, a sample every {interval_s(table):.2g} s"))
+    table = next(iter(samples.gpus.values()))  # nvidia-smi samples all GPUs at once: one has the times of all
+    console.print(Text(f"{log}: {table[TIME].iloc[-1]:.0f} s, a sample every {interval_s(table):.2g} s"))
     for summary in summaries:
         console.print(Text(f"\n{summary}", style="bold"))
         for advice in summary.advice:

@@ -18,47 +18,43 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
 from rich.text import Text
 
 from esmeray.common.command_line import result_console
 from esmeray.common.errors import ConfigError
 from esmeray.common.progress import status_line
 from esmeray.inference.profile.section import ModelProfileSection
-from esmeray.tools.grammar import Overrides, Overwriting, command, example_of
+from esmeray.tools.grammar import Made, Overrides, command, example_of
 from esmeray.training.config import load_config
 
 
-class Arguments(Overwriting):
-    """The model."""
-
-    made_by = "profile model"
-
-    model: str
-    """Folder, hub name or run, or an experiment's file."""
-    profile: ModelProfileSection = ModelProfileSection()
-
-
-@command("profile model", __doc__, Arguments, experiment=True)
-def main(arguments: Arguments, overrides: Overrides) -> None:
+@command("profile model", __doc__, made_by="profile model")
+def main(
+    model: Annotated[str, Field(description="Folder, hub name or run, or an experiment's file.")],
+    profile: ModelProfileSection,
+    made: Made,
+    overrides: Overrides,
+) -> None:
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # above those of torch's profiler, which reports start and stop
-    output = Path(arguments.profile.output or f"profile-{Path(arguments.model).stem}").absolute()
-    is_experiment = arguments.model.endswith((".yaml", ".yml"))
+    output = Path(profile.output or f"profile-{Path(model).stem}").absolute()
+    is_experiment = model.endswith((".yaml", ".yml"))
     if not is_experiment and ("data", "source") not in overrides:
         raise ConfigError(f"missing: --data.source; {example_of(__doc__, 'profile model')}")
-    with arguments.made_folder(output) as building, status_line() as show:
+    with made.folder(output) as building, status_line() as show:
         # Here: both load torch, training DeepSpeed as well.
         if is_experiment:
             from esmeray.tools.profile._training import profile_training
 
             show("training")
-            profile = profile_training(load_config(arguments.model, overrides), building)
+            measured = profile_training(load_config(model, overrides), building)
         else:
             from esmeray.inference.profile.measuring import profile_model
 
-            profile = profile_model(arguments.model, arguments.profile, overrides, building, show)
-        lines = _write(profile, building)
+            measured = profile_model(model, profile, overrides, building, show)
+        lines = _write(measured, building)
     result_console().print(Text("\n".join(lines)), Text(f"written: {output}"), sep="\n")
 
 

@@ -16,28 +16,21 @@ from esmeray.common.publishing import write_atomically, writing
 from esmeray.service.http.access import new_key, read_keys
 from esmeray.service.http.app import scopes
 from esmeray.service.section import KeySection
-from esmeray.tools.grammar import Command, command
+from esmeray.tools.grammar import command
 
 
-class Arguments(Command):
-    """The key."""
-
-    key: KeySection
-
-
-@command("serve key", __doc__, Arguments)
-def main(arguments: Arguments) -> None:
-    section = arguments.key
-    if not {*section.endpoints} <= {"*", *scopes()}:
+@command("serve key", __doc__)
+def main(key: KeySection) -> None:
+    if not {*key.endpoints} <= {"*", *scopes()}:
         raise ConfigError(f"--key.endpoints: endpoints are {', '.join(scopes())}, or '*' for all")
-    keys = read_keys(section.file) if section.file.exists() else []
-    if section.name in {key.name for key in keys}:
-        raise ConfigError(f"--key.name {section.name}: {section.file} has a key of this name; choose another")
-    text, new = new_key(section.name)
-    keys.append(new.model_copy(update=section.model_dump(exclude={"name", "file"})))
+    keys = read_keys(key.file) if key.file.exists() else []
+    if key.name in {other.name for other in keys}:
+        raise ConfigError(f"--key.name {key.name}: {key.file} has a key of this name; choose another")
+    text, new = new_key(key.name)
+    keys.append(new.model_copy(update=key.model_dump(exclude={"name", "file"})))
     # Its hash alone is in the file, so the key is printed here or never.
-    content = yaml.safe_dump([key.model_dump(exclude_none=True) for key in keys], sort_keys=False)
-    with writing(section.file):
-        write_atomically(section.file, content)
-        section.file.chmod(0o600)
+    content = yaml.safe_dump([each.model_dump(exclude_none=True) for each in keys], sort_keys=False)
+    with writing(key.file):
+        write_atomically(key.file, content)
+        key.file.chmod(0o600)
     print(text)

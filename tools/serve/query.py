@@ -25,35 +25,26 @@ from esmeray.common.text import counted
 from esmeray.dataset.fasta.reader import FastaSource
 from esmeray.service.client import Client, checked_key
 from esmeray.service.section import QuerySection
-from esmeray.tools.grammar import Overwriting, command
+from esmeray.tools.grammar import Made, command
 
 ROWS = 1024
 """Of a row group."""
 
 
-class Arguments(Overwriting):
-    """What to ask for."""
-
-    made_by = "query"
-
-    query: QuerySection
-
-
-@command("serve query", __doc__, Arguments)
-def main(arguments: Arguments) -> None:
-    section = arguments.query
-    arguments.refuse_file(section.output)
-    source = FastaSource(section.input)
-    client = Client(section.address, key=_key(section.key_file), model=section.model, concurrency=section.concurrency)
+@command("serve query", __doc__, made_by="query")
+def main(query: QuerySection, made: Made) -> None:
+    made.refuse_file(query.output)
+    source = FastaSource(query.input)
+    client = Client(query.address, key=_key(query.key_file), model=query.model, concurrency=query.concurrency)
     # Requests run ahead of the file by the client's concurrency: neither the input nor the answers are ever in memory.
     with (
         client,
-        arguments.made_file(section.output) as building,
+        made.file(query.output) as building,
         record_bar("asking") as bar,
     ):
-        write = _write_classes if section.task == "classify" else _write_arrays
-        number = write(building, client, _records(source, bar), section.task)
-    print(f"{section.output}: {section.task} of {counted(number, 'protein{s}')}")
+        write = _write_classes if query.task == "classify" else _write_arrays
+        number = write(building, client, _records(source, bar), query.task)
+    print(f"{query.output}: {query.task} of {counted(number, 'protein{s}')}")
 
 
 def _key(file: Path | None) -> str | None:

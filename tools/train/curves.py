@@ -8,32 +8,28 @@ Examples:
 """
 
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from esmeray.common.errors import ConfigError
 from esmeray.run_folder.metrics_log import read_metrics
-from esmeray.tools.grammar import Overwriting, command
+from esmeray.tools.grammar import Made, command
 
 
-class Arguments(Overwriting):
-    """The runs, and where the picture goes."""
-
-    made_by = "train_curves"
-
-    run: list[Path]
-    """Folders of the runs."""
-    output: Path = Path("curves.png")
-    """PNG to make (default: curves.png)."""
-
-
-@command("train curves", __doc__, Arguments)
-def main(arguments: Arguments) -> None:
-    names = [path.resolve().name for path in arguments.run]
+@command("train curves", __doc__, made_by="train_curves")
+def main(
+    run: Annotated[list[Path], Field(description="Folders of the runs.")],
+    made: Made,
+    output: Annotated[Path, Field(description="PNG to make (default: curves.png).")] = Path("curves.png"),
+) -> None:
+    names = [path.resolve().name for path in run]
     repeated = {name for name in names if names.count(name) > 1}
     if repeated:  # the legend would have two lines of one name
         raise ConfigError(f"{min(repeated)}: two runs have this name; rename a folder")
-    runs = {name: read_metrics(path / "metrics.jsonl") for name, path in zip(names, arguments.run, strict=True)}
+    runs = {name: read_metrics(path / "metrics.jsonl") for name, path in zip(names, run, strict=True)}
     from esmeray.monitoring.watch.curves import draw_comparison  # here: it loads Matplotlib
 
-    with arguments.made_file(arguments.output.absolute()) as building:
+    with made.file(output.absolute()) as building:
         draw_comparison(runs, building)
-    print(arguments.output)
+    print(output)

@@ -15,7 +15,7 @@ from esmeray.common.publishing import refuse_existing
 from esmeray.model.export.exported_folder import MADE_BY
 from esmeray.run_folder.checkpoints import CheckpointFolder, CheckpointStore
 from esmeray.run_folder.paths import RunFolder
-from esmeray.tools.grammar import OnRun, command
+from esmeray.tools.grammar import OfRun, Overwrite, command
 from esmeray.train_config.section import Section
 
 
@@ -30,28 +30,22 @@ class ExportSection(Section):
     """Folder to write. Default: export-CHECKPOINT in the run's folder."""
 
 
-class Arguments(OnRun):
-    """The run, and the checkpoint."""
-
-    export: ExportSection = ExportSection()
-
-
-@command("train export", __doc__, Arguments)
-def main(arguments: Arguments) -> None:
-    run = RunFolder(arguments.run.parent, arguments.run.name)
-    if not run.config.exists():
-        raise ConfigError(f"{run.path}: no run there (it has no config.yaml); give its folder, as runs/NAME")
+@command("train export", __doc__)
+def main(run: OfRun, export: ExportSection, overwrite: Overwrite = False) -> None:
+    source = RunFolder(run.parent, run.name)
+    if not source.config.exists():
+        raise ConfigError(f"{source.path}: no run there (it has no config.yaml); give its folder, as runs/NAME")
     # Refused before DeepSpeed is loaded: the name, then the place.
-    folder = _chosen(CheckpointStore(run.checkpoints), arguments.export.checkpoint)
-    output = Path(arguments.export.output or run.path / f"export-{folder.path.name}").expanduser()
-    refuse_existing(output, MADE_BY, arguments.overwrite)
+    folder = _chosen(CheckpointStore(source.checkpoints), export.checkpoint)
+    output = Path(export.output or source.path / f"export-{folder.path.name}").expanduser()
+    refuse_existing(output, MADE_BY, overwrite)
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # without it DeepSpeed (0.19.8) warns that there is none
     from esmeray.training.checkpoints.consolidation import FP32, full_precision_state
     from esmeray.training.engine.zero import WEIGHT_MEAN
     from esmeray.training.loop.finishing import export_state
 
-    state = full_precision_state(folder, WEIGHT_MEAN if arguments.export.weights == "mean" else FP32)
-    print(export_state(state, folder, run, output, arguments.overwrite))
+    state = full_precision_state(folder, WEIGHT_MEAN if export.weights == "mean" else FP32)
+    print(export_state(state, folder, source, output, overwrite))
 
 
 def _chosen(store: CheckpointStore, name: str) -> CheckpointFolder:

@@ -19,7 +19,7 @@ from esmeray.common.errors import ConfigError, ResourceError
 from esmeray.common.text import counted, did_you_mean, duration
 from esmeray.model.section import BackboneSection
 from esmeray.tasks.section import ModelSection
-from esmeray.tools.grammar import Overwriting, command
+from esmeray.tools.grammar import Made, command
 from esmeray.training.launch import scale
 from esmeray.training.launch.scale import PlanSection
 
@@ -27,26 +27,17 @@ LEAST_TOKENS = 1024
 """Token budget below which the longest proteins of ESM-2's training do not fit."""
 
 
-class Arguments(Overwriting):
-    """The plan."""
-
-    made_by = "train plan"
-
-    plan: PlanSection = PlanSection()
-
-
-@command("train plan", __doc__, Arguments)
-def main(arguments: Arguments) -> None:
-    plan = arguments.plan
+@command("train plan", __doc__, made_by="train plan")
+def main(plan: PlanSection, made: Made) -> None:
     if plan.stage == 1 and plan.precision == "bf16":  # as training/engine/engine.py does
         plan = plan.model_copy(update={"stage": 2})
     if plan.stage == 3 and plan.optimizer == "muon":
         raise ConfigError("plan.optimizer muon: under ZeRO-3 no worker has a whole matrix: set plan.stage to 2")
     output = Path(plan.json_output).expanduser() if plan.json_output else None
-    arguments.refuse_file(output)
+    made.refuse_file(output)
     scaled = scale_run(work_of(plan), plan, device_of(plan))
     print("\n".join(lines(plan, scaled)))
-    arguments.write_json(output, {"settings": plan.model_dump(mode="json"), **scaled})
+    made.write_json(output, {"settings": plan.model_dump(mode="json"), **scaled})
 
 
 def work_of(plan: PlanSection) -> scale.Work:

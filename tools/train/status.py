@@ -11,7 +11,9 @@ Examples:
 
 import time
 from pathlib import Path
+from typing import Annotated
 
+from pydantic import Field
 from rich.live import Live
 from rich.text import Text
 
@@ -19,26 +21,20 @@ from esmeray.common.command_line import say
 from esmeray.common.errors import ConfigError
 from esmeray.monitoring.watch.status import RunStatus
 from esmeray.tasks.registry import metric_labels
-from esmeray.tools.grammar import Command, command
+from esmeray.tools.grammar import command
 
 EVERY_S = 1.0
 """Between two looks at the files."""
 
 
-class Arguments(Command):
-    """The run, and whether to follow it."""
-
-    run: Path
-    """Folder of the run."""
-    follow: bool = False
-    """Print anew until the run has finished or failed."""
-
-
-@command("train status", __doc__, Arguments)
-def main(arguments: Arguments) -> None:
-    status = _begun(arguments.run, wait=arguments.follow)
+@command("train status", __doc__)
+def main(
+    run: Annotated[Path, Field(description="Folder of the run.")],
+    follow: Annotated[bool, Field(description="Print anew until the run has finished or failed.")] = False,
+) -> None:
+    status = _begun(run, wait=follow)
     status.update()
-    if not arguments.follow:
+    if not follow:
         print("\n".join(status.lines()))
         return
     # Refreshed by hand: a thread of rich's own would redraw lines that have not changed.
