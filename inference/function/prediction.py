@@ -1,40 +1,124 @@
-"""Predictions of a run for the proteins of FASTA files, in CAFA's format: protein, term and score with three digits,
-terms of a protein from the highest score down, parents before children.
+"""Function prediction by a finished run: the blend of its parts, and predictions for the proteins of FASTA files.
 
-Until it is complete everything lies in ``OUTPUT.partial``: the store, the embeddings, and the lines of the blocks of
-proteins that are done; the same command computes the others.
+The run's folder ``function``, whole or not at all, has the data (:mod:`esmeray.function.proteins`), the vectors, and
+``blend.json`` with the weights and the values that each part and the blend reach on the held-out proteins.
+The blend is fitted on parts that have seen the training proteins alone; predictions then transfer from all.
+
+Predictions are in CAFA's format: protein, term and score with three digits, terms of a protein from the highest score
+down, parents before children. Until the file is complete everything lies in ``OUTPUT.partial``: the store, the
+embeddings, and the lines of the blocks of proteins that are done; the same command computes the others.
 """
 
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.table import Table
 from scipy.sparse import csr_array, hstack
 
+from esmeray.common.command_line import result_console
 from esmeray.common.errors import ConfigError, read_json
-from esmeray.common.progress import record_bar
-from esmeray.common.publishing import file_xxh128, made_file
+from esmeray.common.progress import record_bar, status_line
+from esmeray.common.publishing import file_xxh128, made_file, made_folder
+from esmeray.common.text import counted
 from esmeray.common.verification import verified
 from esmeray.dataset.embeddings.manifest import parts as ranges
-from esmeray.dataset.section import IngestSection
+from esmeray.dataset.section import DataSection, IngestSection
 from esmeray.dataset.store.conversion import job_store
 from esmeray.dataset.store.reader import Store
+from esmeray.function.annotations import Annotations
+from esmeray.function.evaluation import evaluate_functions
 from esmeray.function.ontology import propagate
-from esmeray.function.predictors import blended
-from esmeray.function.proteins import FunctionData, read
-from esmeray.function.section import PredictTermsSection
-from esmeray.inference.function.blend import BLEND_FILE, FOLDER
+from esmeray.function.predictors import blended, fit_blend
+from esmeray.function.proteins import FunctionData, prepare, read
+from esmeray.function.section import EvaluationSection, PredictTermsSection
+from esmeray.function.vectors import Vectors, read_vectors
 from esmeray.inference.function.parts import Parts, takes_vectors
-from esmeray.inference.function.vectors import load_known, vectors_of
+from esmeray.inference.function.vectors import load_known, save_known, vectors_of
 from esmeray.run_folder.job import Journal, accept, journal, unfinished
-from esmeray.run_folder.paths import EXPORT
+from esmeray.run_folder.paths import EXPORT, RunFolder
+from esmeray.run_folder.section import RunSection
 from esmeray.tasks.terms.section import TermsSection
 from esmeray.training.config import load_recorded
 
 TRAIN = "esmeray train --config train_config/function.yaml"
 MADE_BY = "predict_function"
+_BLEND_MADE_BY, FOLDER, BLEND_FILE = "function", "function", "blend.json"
+_METRICS = ("fmax", "fmax_w")
 _BLOCK = 1024
+
+
+def finish(section: RunSection, data: DataSection, terms: TermsSection) -> None:
+    """Fit the blend of a finished run where that is not done, and print the values of its parts."""
+    run = RunFolder(section.storage_path, section.name)
+    target = run.path / FOLDER
+    if not target.exists():
+        # With checksums of its files, by which predictions verify them.
+        with made_folder(target, _BLEND_MADE_BY, overwrite=False) as building, status_line() as show:
+            show("fitting the blend")
+            shutil.copytree(prepare(data, run.stores), building, dirs_exist_ok=True)
+            blend = _fitted(building, run.export, terms)
+            (building / BLEND_FILE).write_text(json.dumps(blend, indent=2) + "\n", encoding="utf-8")
+    _print(json.loads((target / BLEND_FILE).read_text(encoding="utf-8")))
+
+
+def _fitted(folder: Path, export: Path, terms: TermsSection) -> dict[str, Any]:
+    """Weights and values on the held-out proteins by aspect."""
+    data = read(folder)
+    vectors_RC: Vectors | None = None
+    if takes_vectors(terms):
+        vectors_RC = read_vectors(data.store, terms.embeddings)
+        save_known(vectors_RC, terms.embeddings, folder)
+    parts = Parts(export, terms, data, vectors_RC, training=True)
+    held_out = data.held_out
+    # Searched once, though a protein may be held out in several aspects: the search takes most of the time.
+    queries = parts.queries(
+        [data.store.text(record) for record in held_out.tolist()], None if vectors_RC is None else vectors_RC[held_out]
+    )
+    blend = {}
+    for name, aspect in data.aspects.items():
+        rows = np.flatnonzero(~aspect.training)
+        scores = parts.scores(name, queries, np.searchsorted(held_out, aspect.records[rows]))
+        if not scores:  # the network alone, which learnt no term of this aspect
+            continue
+        weights = fit_blend(scores, aspect.terms[rows], aspect.accretion)
+        blend[name] = {
+            "weights": weights,
+            "proteins": len(rows),
+            "validation": _values(data, name, rows, {**scores, "blend": blended(scores, weights)}),
+        }
+    return blend
+
+
+def _values(
+    data: FunctionData, name: str, rows: np.ndarray, scores: dict[str, csr_array]
+) -> dict[str, dict[str, float]]:
+    """Metrics of each part on the held-out proteins of an aspect, which are at these rows of it."""
+    aspect = data.aspects[name]
+    truth = Annotations(tuple(data.ids[record] for record in aspect.records[rows]), aspect.terms[rows])
+    # Without intervals: a value guides whoever trains; 'esmeray function evaluate' has the whole.
+    settings = EvaluationSection(draws=0, orphans=False)
+    values = {}
+    for predictor, predicted in scores.items():
+        metrics = evaluate_functions(
+            aspect.aspect, truth, predicted, accretion_V=aspect.accretion, settings=settings
+        ).metrics
+        values[predictor] = {metric: metrics[metric].value if metrics else 0.0 for metric in _METRICS}
+    return values
+
+
+def _print(blend: dict[str, Any]) -> None:
+    console = result_console()
+    for name, aspect in blend.items():
+        table = Table("part", "weight", "Fmax", "weighted Fmax")
+        for predictor, values in aspect["validation"].items():
+            weight = f"{aspect['weights'][predictor]:.2f}" if predictor in aspect["weights"] else ""
+            table.add_row(predictor, weight, f"{values['fmax']:.3f}", f"{values['fmax_w']:.3f}")
+        console.print(f"{name}: {counted(aspect['proteins'], 'held-out protein{s}')}")
+        console.print(table)
 
 
 def _finished(run: Path) -> tuple[TermsSection, dict[str, Any]]:

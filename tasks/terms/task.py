@@ -11,6 +11,6 @@ TASK = Task(
     opener="esmeray.tasks.terms.model:refuse_sequences",
     metrics={},  # those of the classifier
     before="esmeray.inference.function.vectors:with_vectors",
-    after="esmeray.inference.function.blend:finish",
+    after="esmeray.inference.function.prediction:finish",
     next=("function predict {run} --predict.input new.fasta --predict.output {name}-terms.tsv",),
 )
