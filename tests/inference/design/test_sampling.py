@@ -54,14 +54,6 @@ def test_every_position_is_decided_with_probabilities_that_add_up(order: str, st
     assert len({design.residues for design in designs(3, order=order, temperature=0.0, steps=1)}) == 1
 
 
-def test_tied_positions_are_equal():
-    half = len(FOLD.residues) // 2
-    tied = tuple((index, index + half) for index in range(half))
-    for design in designs(2, tied=tied, fixed=(2, half + 5)):
-        assert design.residues[:half] == design.residues[half : 2 * half]
-        assert (design.residues[2], design.residues[5]) == (FOLD.residues[2], FOLD.residues[half + 5])
-
-
 def test_guidance_moves_what_the_structure_asks_for_steadily():
     """Of the mean over positions of what the structure adds to the logit of a drawn residue: d/dg is its variance."""
     batch = structure_batch(FOLD, ["X" * len(FOLD.residues)])
