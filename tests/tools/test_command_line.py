@@ -1,4 +1,3 @@
-import re
 import subprocess
 import sys
 import tomllib
@@ -6,13 +5,10 @@ import tomllib
 import pytest
 
 from esmeray.tools.__main__ import ALONE, COMMANDS, entry_point, example, subcommands
-from esmeray.tools.reference import command_schemas
-from esmeray.train_config.section import sections_of, settings_of
+from esmeray.train_config.section import settings_of
 from esmeray.training.config import Config
 from esmeray.tuning.section import TuneConfig
 from tests.conftest import REPOSITORY
-
-SCHEMAS = command_schemas()
 
 
 @pytest.fixture(autouse=True)
@@ -77,16 +73,6 @@ def test_mistakes_of_training_are_one_line_and_an_exit_code(arguments, code, mes
     outcome = command.refused(code, message, f"train {arguments}")
     assert outcome.out == "" and outcome.err.startswith("error: ")
     assert code != 2 or [path.name for path in tmp_path.iterdir()] == ["empty.yaml"]
-
-
-@pytest.mark.parametrize("name", SCHEMAS)
-def test_settings_are_described_sections_with_underscores(command, name):
-    program, *words = name.split()
-    assert (program in ALONE and not words) or words[0] in subcommands(program)
-    options = re.findall(r"^  (--[\w.-]+)", command.done(f"{name} --help").out, re.MULTILINE)
-    assert set(options) >= {f"--{'.'.join(key)}" for key in settings_of(SCHEMAS[name]) if len(key) > 1}
-    assert [option for option in options if "-" in option.removeprefix("--")] == []
-    assert all(section.__doc__ for section in sections_of(SCHEMAS[name]).values())
 
 
 @pytest.mark.parametrize("name", COMMANDS)
