@@ -31,15 +31,9 @@ print(json.dumps(seen))
 
 def called(calls: list[tuple[str, list[str]]], folder: Path) -> list[tuple[int, list[str], str]]:
     """Exit code, heavy imports so far and output of each call of a program, one after the other in a new process."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(calls)],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        check=True,
-        env={"PYTHONPATH": str(REPOSITORY), "TMPDIR": str(folder), "COLUMNS": "200"},
-    )
-    return json.loads(done.stdout)
+    environment = {"PYTHONPATH": str(REPOSITORY), "TMPDIR": str(folder), "COLUMNS": "200"}
+    program = [sys.executable, "-c", PROGRAM, json.dumps(calls)]
+    return json.loads(subprocess.check_output(program, text=True, cwd=folder, env=environment))
 
 
 @pytest.fixture

@@ -67,20 +67,14 @@ def evaluated(case: Case) -> dict[str, Evaluation]:
     truth = read_annotations(case.folder / "truth.tsv", ontology, unknown="ignore")
     accretion = read_accretion(case.folder / "accretion.tsv", ontology, "ignore") if case.accretion else {}
     proteins = {name: annotations.proteins for name, annotations in truth.items()}
-    settings = EvaluationSection(
-        norm=case.norm, propagation=case.propagation, orphans=case.orphans, step=case.step, draws=0
-    )
-    evaluations = {}
-    for name, scores in read_scores(
-        case.folder / "predictions" / "some.tsv", ontology, proteins, unknown="ignore"
-    ).items():
-        weights_V = accretion.get(name)
-        evaluation = evaluate_functions(
-            ontology.aspects[name], truth[name], scores, accretion_V=weights_V, settings=settings
-        )
-        if evaluation.metrics:
-            evaluations[name] = evaluation
-    return evaluations
+    predictions = read_scores(case.folder / "predictions" / "some.tsv", ontology, proteins, unknown="ignore")
+    how = {"norm": case.norm, "propagation": case.propagation, "orphans": case.orphans, "step": case.step}
+    settings = EvaluationSection(**how, draws=0)
+    found = {}
+    for name, scores in predictions.items():
+        aspect, weights_V = ontology.aspects[name], accretion.get(name)
+        found[name] = evaluate_functions(aspect, truth[name], scores, accretion_V=weights_V, settings=settings)
+    return {name: evaluation for name, evaluation in found.items() if evaluation.metrics}
 
 
 def columns(path: Path) -> dict[str, dict[str, list[float]]]:

@@ -55,12 +55,10 @@ def test_real_predictions_give_what_cafaeval_gave(shared_data, tmp_path, name, o
     lines = (folder / expected / "evaluation_all.tsv").read_text().splitlines()
     for path in (folder / "predictions").iterdir():
         scores = read_scores(path, read, {aspect: truth[aspect].proteins}, unknown="ignore")[aspect]
-        found = evaluate_functions(
-            read.aspects[aspect], truth[aspect], scores, settings=EvaluationSection(orphans=orphans, draws=0)
-        )
-        (tmp_path / "some.tsv").write_text(
-            "\n".join(line for line in lines if line.startswith(("filename", path.name.removesuffix(".gz"))))
-        )
+        settings = EvaluationSection(orphans=orphans, draws=0)
+        found = evaluate_functions(read.aspects[aspect], truth[aspect], scores, settings=settings)
+        own = [line for line in lines if line.startswith(("filename", path.name.removesuffix(".gz")))]
+        (tmp_path / "some.tsv").write_text("\n".join(own))
         assert_equal(table({aspect: found}), columns(tmp_path / "some.tsv"), 5.0001e-4)  # written with three digits
 
 
