@@ -83,7 +83,7 @@ def test_several_models_are_averaged_and_evaluated_beside_other_scores(mutations
     singles = [name(place, letter) for place in range(12) for letter in AMINO_ACIDS if letter != WILD[place]]
     rows = [(text, *random.normal(size=2)) for text in singles]
     write("measured.csv", [*rows, (MUTANTS[2], "", "")], "mutant", "score", "other")
-    options = "--table measured.csv --measured_column score --compare other --more_models model1 --bootstrap 20"
+    options = "--table measured.csv --measured_column score --compare other --more_models model1 --bootstrap 5"
     outcome = mutations("score", "model0", options, "--output scores.parquet")
     table = pq.read_table("scores.parquet").to_pydict()
     assert [*table] == ["mutant", "score", "other", "model_score", "model_score_1", "model_score_2"]
@@ -108,9 +108,12 @@ def test_what_does_not_fit_is_one_line_and_bad_mutants_may_have_an_empty_score(m
         ("--table text.csv --output s.csv --measured_column measured", 3, "row 1, column 'measured': 'high' is not a"),
     ):
         mutations("score", "model0", options, refused=(code, words))
-    save_small_model(prot_t5(Path("t5")), "t5", vocab_size=140)
+    save_small_model(prot_t5(Path("headless")), "t5", vocab_size=140)
     capsys.readouterr()  # of saving
-    for model, words in ("t5", "is no masked language model of residues"), ("esm2_t6_8M", "weights would be random"):
+    for model, words in (
+        ("headless", "is no masked language model of residues"),
+        ("esm2_t6_8M", "would be random"),
+    ):
         mutations("score", model, "--table mutants.csv --output s.csv", refused=(2, words))
 
 
@@ -130,7 +133,7 @@ def test_a_fitted_model_is_evaluated_exported_and_predicts(mutations, capsys):
     mutations("scan", "model1", "--output scan")  # its scores are what is to be learnt
     rows = [(row["mutant"], row["score"]) for row in read("scan/mutants.csv")]
     write("measured.csv", [*rows[::2], (rows[1][0], "")], "mutant", "score")
-    options = "--features embeddings --bootstrap 20 --sizes 60"
+    options = "--features embeddings --bootstrap 5 --sizes 60"
     outcome = mutations("fit", "model0", "--table measured.csv --output fitted", options)
     assert "features of 114 mutants: embeddings; zero-shot scores by model0 (masked)\n" in outcome.out
     assert "cross-validating: folds contiguous\n" in outcome.out
