@@ -84,16 +84,6 @@ def test_a_sample_is_the_same_each_time_and_reported(command, here):
         assert "a random sample of 50 of 120 proteins" in text
 
 
-def test_components_are_those_of_the_largest_variance(command, here):
-    rng = np.random.default_rng(0)
-    vectors = np.zeros((60, 5), dtype=np.float32)
-    vectors[:, 3], vectors[:, 1] = rng.normal(size=60) * 10, rng.normal(size=60)
-    make_embeddings(here / "plain", vectors)
-    assert command("embed", "plot", "plain", "--plot.output", "plot").code == 0
-    points, _ = traces(here / "plot" / "embeddings.html")
-    assert abs(np.corrcoef(points["x"], vectors[:, 3])[0, 1]) > 0.999
-
-
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
 def test_the_search_box_marks_the_ids_that_hold_its_text(tmp_path):
     program = """
