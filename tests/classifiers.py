@@ -61,7 +61,7 @@ def tiny_model(source: str = "esm2_t6_8M", kind: str = "multiclass", precision: 
 def classifier_config(kind: str = "multiclass", **data: Any) -> Config:
     labels = {"kind": kind, **data.pop("labels", {})}
     content = {"max_length": 100, **data, "labels": labels}
-    return Config.model_validate({"data": content, "model": {"task": "classifier", "classifier": {"bootstrap": 20}}})
+    return Config.model_validate({"data": content, "model": {"task": "classifier", "classifier": {"bootstrap": 5}}})
 
 
 def export_tiny(folder: Path, config: Config | None = None, **settings: Any) -> Path:

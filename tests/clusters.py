@@ -18,6 +18,7 @@ import psutil
 from esmeray.common.publishing import exclusive
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+RAY = str(Path(sys.executable).with_name("ray"))
 TOKEN = "test-" + "0" * 59
 START_TIMEOUT_S = 120
 MARK = "ESMERAY_MACHINES"
@@ -63,24 +64,13 @@ class StartedCluster:
         head = ["--head", "--port=0", f"--ray-client-server-port={self._client_port}", "--include-dashboard=false"]
         joined = ["--address", self.address] if self.nodes else head
         log = self._folder / f"node-{len(self.nodes)}.log"
-        command = [
-            *wrapper,
-            str(Path(sys.executable).with_name("ray")),
-            "start",
-            "--block",
-            f"--num-cpus={cpus}",
-            *joined,
-        ]
-        memory = f"--object-store-memory={100 * 1024 * 1024}"
+        size = [f"--num-cpus={cpus}", f"--object-store-memory={100 * 1024 * 1024}"]
+        command = [*wrapper, RAY, "start", "--block", *size, *joined]
         # One after the other: two that start at once may choose the same port.
         with exclusive(Path(tempfile.gettempdir()) / f"esmeray-cluster-{os.getuid()}"):
             with log.open("wb") as output:
-                node = subprocess.Popen(
-                    [*command, memory],
-                    env=self.environment | {"RAY_AUTH_MODE": self._mode},
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                )
+                environment = self.environment | {"RAY_AUTH_MODE": self._mode}
+                node = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
             self.nodes.append(node)
             deadline = time.monotonic() + START_TIMEOUT_S
             while "will now block" not in log.read_text():  # by now its address is in a file
@@ -105,14 +95,10 @@ class StartedCluster:
         """Announce that a machine is to be taken away, as an autoscaler does of one that is preempted."""
         commands = [" ".join(process.cmdline()) for process in psutil.Process(node.pid).children()]
         (name,) = set(re.findall(r"--node[-_]id=(\w+)", " ".join(commands)))
-        program = [str(Path(sys.executable).with_name("ray")), "drain-node", f"--address={self.address}"]
+        program = [RAY, "drain-node", f"--address={self.address}", f"--node-id={name}"]
         why = ["--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=preempted"]
-        deadline = f"--deadline-remaining-seconds={within_s}"
-        subprocess.run(
-            [*program, f"--node-id={name}", *why, deadline],
-            env=self.environment | {"RAY_AUTH_MODE": self._mode},
-            check=True,
-        )
+        environment = self.environment | {"RAY_AUTH_MODE": self._mode}
+        subprocess.run([*program, *why, f"--deadline-remaining-seconds={within_s}"], env=environment, check=True)
 
     def close(self) -> None:
         for node in self.nodes:

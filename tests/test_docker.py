@@ -20,14 +20,7 @@ from tests.conftest import REPOSITORY
 DOCKER = REPOSITORY / "docker"
 DOCKERFILE = (DOCKER / "Dockerfile").read_text()
 CONFINED = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
-PORTS = {
-    "node-manager-port",
-    "object-manager-port",
-    "runtime-env-agent-port",
-    "dashboard-agent-grpc-port",
-    "min-worker-port",
-    "max-worker-port",
-}
+PROGRAMS = ("node-manager", "object-manager", "runtime-env-agent", "dashboard-agent-grpc", "min-worker", "max-worker")
 COMPOSE = yaml.safe_load(re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", (DOCKER / "compose.yaml").read_text()))
 OBJECTS = [part for path in sorted(DOCKER.glob("kuberay/*.yaml")) for part in yaml.safe_load_all(path.read_text())]
 KINDS = {part["kind"]: part for part in OBJECTS}
@@ -95,7 +88,7 @@ def test_every_cluster_asks_for_a_token_has_fixed_ports_and_a_policy_that_lets_n
     for cluster in CLUSTERS:
         assert cluster["authOptions"] == {"mode": "token"}
         (labels,) = {json.dumps(group["template"]["metadata"]["labels"]) for group in groups(cluster)}
-        assert all(set(group["rayStartParams"]) >= PORTS for group in groups(cluster))
+        assert all({f"{name}-port" for name in PROGRAMS} <= {*group["rayStartParams"]} for group in groups(cluster))
         (policy,) = [spec for spec in policies if json.dumps(spec["podSelector"]["matchLabels"]) == labels]
         assert policy["policyTypes"] == ["Ingress"]
         within, *others = policy["ingress"]

@@ -44,7 +44,7 @@ PROGRAMS = ("python ", "make ", "esmeray ")
 TINY_CLASSIFIER = {
     "run": {"name": "protein_classifier"},
     "data": {"labels": {"split": "stratified"}, "validation_share": 0.3},
-    "model": {"task": "classifier", "classifier": {"bootstrap": 20}},
+    "model": {"task": "classifier", "classifier": {"bootstrap": 5}},
 }
 STAND_INS = {"RUN": "runs/protein_classifier", "runs/NAME": "runs/esm2ae"}
 QUICK = {

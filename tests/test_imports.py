@@ -1,4 +1,5 @@
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -6,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from esmeray.tools.__main__ import ALONE, COMMANDS, subcommands
+from esmeray.tools.reference import command_schemas
+from esmeray.train_config.section import Section, sections_of, settings_of
 from tests.conftest import REPOSITORY
 
 PROGRAM = """
@@ -28,15 +31,9 @@ print(json.dumps(seen))
 
 def called(calls: list[tuple[str, list[str]]], folder: Path) -> list[tuple[int, list[str], str]]:
     """Exit code, heavy imports so far and output of each call of a program, one after the other in a new process."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(calls)],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        check=True,
-        env={"PYTHONPATH": str(REPOSITORY), "TMPDIR": str(folder), "COLUMNS": "200"},
-    )
-    return json.loads(done.stdout)
+    environment = {"PYTHONPATH": str(REPOSITORY), "TMPDIR": str(folder), "COLUMNS": "200"}
+    program = [sys.executable, "-c", PROGRAM, json.dumps(calls)]
+    return json.loads(subprocess.check_output(program, text=True, cwd=folder, env=environment))
 
 
 @pytest.fixture
@@ -68,13 +65,19 @@ def test_help_of_every_experiment_imports_nothing_heavy_and_its_plan_what_counts
     assert not (tmp_path / "runs").exists()
 
 
-def test_help_of_every_tool_imports_nothing_heavy(tmp_path):
-    names = [(command, name) for command in COMMANDS for name in subcommands(command)]
-    names += [(command, "run") for command in ALONE]
-    helps = called([(f"esmeray.tools.{command}.{name}", ["--help"]) for command, name in names], tmp_path)
-    for (command, _), (code, heavy, said) in zip(names, helps, strict=True):
+def test_help_of_every_tool_has_its_settings_with_underscores_and_imports_nothing_heavy(tmp_path):
+    names = [*ALONE, *(f"{command} {name}" for command in COMMANDS for name in subcommands(command))]
+    helps = called([("esmeray.tools.__main__", [*name.split(), "--help"]) for name in names], tmp_path)
+    schemas = command_schemas()
+    assert schemas.keys() <= {*names}
+    for name, (code, heavy, said) in zip(names, helps, strict=True):
         assert (code, heavy) == (0, []), said
-        assert f"tools {command}" in said
+        assert f"tools {name}" in said
+        options = re.findall(r"^  (--[\w.-]+)", said, re.MULTILINE)
+        schema = schemas.get(name, Section)
+        assert {*options} >= {f"--{'.'.join(key)}" for key in settings_of(schema) if len(key) > 1}
+        assert [option for option in options if "-" in option.removeprefix("--")] == []
+        assert all(section.__doc__ for section in sections_of(schema).values())
 
 
 MISTAKES = [

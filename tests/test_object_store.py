@@ -16,22 +16,10 @@ import pytest
 import torch
 
 from esmeray.cluster.collective import WorkerContext
+from esmeray.common import remote
 from esmeray.common.errors import ConfigError, DataError, EsmerayError, ResourceError
 from esmeray.common.publishing import MADE_FILE, made_file
-from esmeray.common.remote import (
-    VARIABLE,
-    listing,
-    local_path,
-    publish,
-    remove,
-    retried,
-    target_path,
-    upload,
-    upload_folder,
-    use,
-    work_path,
-    write,
-)
+from esmeray.common.remote import VARIABLE, listing, local_path, remove, upload, use, write
 from esmeray.inference.embedding.job import run_job
 from esmeray.inference.embedding.shard_files import ShardFiles
 from esmeray.run_folder.metrics_log import read_metrics
@@ -135,7 +123,7 @@ def test_a_store_that_stays_away_is_reported_and_then_one_line(store: ObjectStor
     with pytest.raises(
         ResourceError, match=rf"{FASTA}: .*Unavailable; check address, credentials and the store"
     ) as refused:
-        retried(lambda: listing(FASTA), FASTA, 30.0, lines.append)
+        remote.retried(lambda: listing(FASTA), FASTA, 30.0, lines.append)
     assert "\n" not in str(refused.value)
     assert len(lines) == 1 and lines[0].endswith("it is tried again for up to 30 s")
 
@@ -236,7 +224,7 @@ def test_nodes_that_share_no_folder_train_on_while_the_store_is_away_and_others_
     driver.close()
 
     def away_until_step_6(method: str, path: str) -> int | None:
-        metrics = work_path("s3://bucket/apart/tiny") / "metrics.jsonl"
+        metrics = remote.work_path("s3://bucket/apart/tiny") / "metrics.jsonl"
         losses = metrics.exists() and sum(record["kind"] == "train" for record in read_metrics(metrics))
         return 503 if 2 <= losses < 6 and path.startswith("/bucket/apart") else None
 
@@ -269,7 +257,7 @@ def test_a_job_embeds_from_and_to_the_store_and_resumes_on_a_fresh_machine(
     local = request(tmp_path, outputs=["mean", "residues"])
     run_job(local)
     upload(tmp_path / "proteins.fasta", "s3://bucket/embed/proteins.fasta")
-    upload_folder(tmp_path / "model", "s3://bucket/embed/model", "config.json")
+    remote.upload_folder(tmp_path / "model", "s3://bucket/embed/model", "config.json")
     uris = {"input": ["s3://bucket/embed/proteins.fasta"], "models": ["s3://bucket/embed/model"]}
     job = replace(local, output=Path("s3://bucket/embed/out"), **uris)
     left, write = [0, 1], ShardFiles.write
@@ -324,10 +312,10 @@ def test_a_file_is_replaced_with_overwrite_alone_and_only_where_it_was_made_here
     uri = "s3://bucket/out/predictions.csv"
 
     def make(text: str, overwrite: bool = False) -> None:
-        place = target_path(Path(uri), overwrite)
-        with made_file(place, "predict", overwrite) as building:
+        target = remote.target_path(Path(uri), overwrite)
+        with made_file(target, "predict", overwrite) as building:
             building.write_text(text)
-        publish(Path(uri))
+        remote.publish(Path(uri))
 
     make("first")
     with pytest.raises(ConfigError, match=r"predictions\.csv: exists and was made by Esmeray; choose another name"):

@@ -17,11 +17,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import ray.train
 import torch
 
+from esmeray.cluster.collective import WorkerContext
 from esmeray.dataset.batches.steps import TrainingSteps
 from esmeray.run_folder.checkpoints import Manifest
+from esmeray.training.config import Config
 from train_ray import main
 
 WRITER = "checkpoint-writer"
@@ -110,7 +113,14 @@ ACTS: dict[str, Callable[[Observer, Path], Any]] = {
 }
 
 
-def wrap(owner: Any, name: str, before: Callable[..., Any], after: Callable[..., Any] = lambda *_: None) -> None:
+def wrap(
+    owner: Any,
+    name: str,
+    before: Callable[..., Any],
+    after: Callable[..., Any] = lambda *_: None,
+    put: Callable[..., None] = setattr,
+) -> None:
+    """Have something done before and after each call of a method; ``put``: for how long, by default for good."""
     original = getattr(owner, name)
 
     def wrapped(*arguments: Any, **named: Any) -> Any:
@@ -119,26 +129,29 @@ def wrap(owner: Any, name: str, before: Callable[..., Any], after: Callable[...,
         after(result, *arguments)
         return result
 
-    setattr(owner, name, wrapped)
+    put(owner, name, wrapped)
 
 
-def observe(observer: Observer) -> None:
+def observe(observer: Observer, put: Callable[..., None] = setattr) -> None:
     """Have the observer called where this process enters a phase, starts to step and has taken a step."""
     from esmeray.training.engine.engine import TrainingEngine
     from esmeray.training.loop import worker
     from esmeray.training.loop.observing import StepResults
     from esmeray.training.loop.stepping import Stepper
 
-    wrap(TrainingSteps, "epoch", partial(observer.enter, "loader"))
-    wrap(TrainingEngine, "__call__", partial(observer.enter, "forward"))
-    wrap(Stepper, "_before_collective", partial(observer.enter, "reduction"))
-    wrap(TrainingEngine, "step", partial(observer.enter, "update"))
-    wrap(TrainingEngine, "full_precision_state", partial(observer.enter, "export"))
-    wrap(TrainingEngine, "load_shards", partial(observer.enter, "resize"))
-    wrap(torch, "save", partial(observer.enter, "checkpoint", WRITER))
-    wrap(Manifest, "sealed", partial(observer.enter, "publishing", WRITER))
-    wrap(worker, "start", lambda: None, observer.started)
-    wrap(StepResults, "add", lambda: None, observer.stepped)
+    for owner, name, phase, thread in (
+        (TrainingSteps, "epoch", "loader", ""),
+        (TrainingEngine, "__call__", "forward", ""),
+        (Stepper, "_before_collective", "reduction", ""),
+        (TrainingEngine, "step", "update", ""),
+        (TrainingEngine, "full_precision_state", "export", ""),
+        (TrainingEngine, "load_shards", "resize", ""),
+        (torch, "save", "checkpoint", WRITER),
+        (Manifest, "sealed", "publishing", WRITER),
+    ):
+        wrap(owner, name, partial(observer.enter, phase, thread), put=put)
+    wrap(worker, "start", lambda: None, observer.started, put)
+    wrap(StepResults, "add", lambda: None, observer.stepped, put)
 
 
 def observed_loop(folder: Path, train: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
@@ -148,6 +161,15 @@ def observed_loop(folder: Path, train: Callable[[dict[str, Any]], None]) -> Call
         train(arguments)
 
     return loop
+
+
+def train_observed(rank: int, folder: Path, config: Config, store: str) -> None:
+    """Train as worker of two, in a process that takes other work after it."""
+    from esmeray.training.loop.worker import train_worker
+
+    with pytest.MonkeyPatch.context() as patch:
+        observe(Observer(folder, rank, 2), patch.setattr)
+        train_worker(config, WorkerContext(rank, 2, rank), store)
 
 
 if __name__ == "__main__":

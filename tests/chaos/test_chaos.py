@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
+from esmeray.dataset.store.conversion import ensure_store
 from tests.chaos import bits
 from tests.chaos.history import Attempt, problems
-from tests.chaos.rounds import Met, Round, Training
+from tests.chaos.observed import train_observed
+from tests.chaos.rounds import Met, Training
 from tests.runs import events, run_folder
+from tests.worker_group import WorkerGroup
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -27,15 +30,22 @@ class Here:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(ray_address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Round]:
-    round_ = Training(Here(ray_address, tmp_path_factory.mktemp("chaos")), [], spacing=3).run()
+def undisturbed(worker_group: WorkerGroup, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
+    """The steps of two workers that meet no fault, without Ray, whose workers take a minute to start."""
+    round_ = Training(Here("", tmp_path_factory.mktemp("chaos")), [], spacing=3)
+    run = run_folder(round_.config)
+    run.path.mkdir()
+    store = str(ensure_store(round_.config.data, run.stores))
+    worker_group.run(train_observed, round_.folder, round_.config, store)
     yield round_
     round_.close()
 
 
-def test_a_run_with_a_stopped_worker_and_a_killed_driver_takes_each_planned_step_once(undisturbed: Training):
+def test_a_run_with_a_stopped_worker_and_a_killed_driver_takes_each_planned_step_once(
+    undisturbed: Training, ray_address: str, tmp_path: Path
+):
     faults = [Met("worker SIGSTOP", "update", 3, rank=1), Met("driver SIGKILL", "publishing", 9)]
-    round_ = Training(undisturbed.machines, faults, 3, undisturbed).run()
+    round_ = Training(Here(ray_address, tmp_path), faults, 3, undisturbed).run()
     assert not round_.wrong
     stopped, killed = faults
     assert stopped.back_s is not None and killed.back_s is not None

@@ -20,38 +20,33 @@ COMMANDS = {
     "predict_structures": "design fold --fold.workers=1 --fold.model={folder} --fold.cache={folder}/predictions "
     "--fold.input={fasta}",
 }
-RUN = """
+PROGRAM = """
 import io, json, os, sys
 from contextlib import redirect_stderr, redirect_stdout
+from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
+from esmeray.cluster.connection import connected, hardware
+from esmeray.cluster.section import RaySection
 from esmeray.common.command_line import run
 from esmeray.tools.__main__ import main
+
+def connect(change=None):
+    with connected(RaySection()):
+        print(hardware())
+        if change == "version":  # the cluster's own is another from now on
+            of_cluster = {"key": b"CLUSTER_METADATA", "namespace": b"cluster"}
+            changed = json.loads(_internal_kv_get(**of_cluster)) | {"ray_version": "1.2.3"}
+            _internal_kv_put(value=json.dumps(changed).encode(), overwrite=True, **of_cluster)
+    return 0
 
 replies = []
 for words, variables in json.loads(sys.argv[1]):
     os.environ.update(variables)
     with redirect_stdout(io.StringIO()) as said, redirect_stderr(io.StringIO()) as refused:
-        code = run(main, words)
+        code = connect(*words[1:]) if words[0] == "connect" else run(main, words)
     replies.append([code, said.getvalue(), refused.getvalue()])
-    for name in variables:
+    for name in variables.keys() - {"HOME"}:
         del os.environ[name]
 print(json.dumps(replies))
-"""
-CONNECT = """
-import json, os, sys
-from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
-from esmeray.cluster.section import RaySection
-from esmeray.cluster.connection import connected, hardware
-
-for variables in json.loads(sys.argv[1]):
-    os.environ.update(variables)
-    with connected(RaySection()):
-        print(hardware())
-        if "version" in sys.argv:  # the cluster's own is another from now on
-            of_cluster = {"key": b"CLUSTER_METADATA", "namespace": b"cluster"}
-            changed = json.loads(_internal_kv_get(**of_cluster)) | {"ray_version": "1.2.3"}
-            _internal_kv_put(value=json.dumps(changed).encode(), overwrite=True, **of_cluster)
-    for name in variables:
-        del os.environ[name]
 """
 
 
@@ -62,54 +57,59 @@ def shell(address: str, folder: Path) -> dict[str, str]:
     return ours | {"RAY_ADDRESS": address, "HOME": str(folder), "XDG_CACHE_HOME": compiled}
 
 
-def refusals(folder: Path, address: str, *calls: tuple[str, dict[str, str]]) -> list[str]:
-    """The one line that each command is refused with on a cluster, with these variables."""
+def replies(folder: Path, address: str, *calls: tuple[str, dict[str, str]]) -> list[tuple[int, str, str]]:
+    """Exit code, output and refusal of commands on a cluster, one after the other, with these variables."""
     files = {"config": folder / "config.yaml", "fasta": folder / "a.fasta", "folder": folder}
     files["config"].write_text(dump_config(tiny_config(folder, ray={"num_workers": 1})))
     files["fasta"].write_text(">a\nMKTAYIAKQR\n")
     (folder / "config.json").write_text("{}")  # of the predictor, which is not opened
-    words = [(COMMANDS[name].format(**files, address=address).split(), variables) for name, variables in calls]
-    done = python(RUN, json.dumps(words), environment=shell(address, folder))
-    assert done.returncode == 0, done.stderr
-    replies = json.loads(done.stdout)
-    assert [(code, said, refused.count("\n")) for code, said, refused in replies] == [(4, "", 1)] * len(calls), replies
-    return [refused for *_, refused in replies]
+    lines = [COMMANDS.get(name, name).format(**files, address=address) for name, _ in calls]
+    steps = [(line.split(), variables) for line, (_, variables) in zip(lines, calls, strict=True)]
+    done = python(PROGRAM, json.dumps(steps), environment=shell(address, folder))
+    assert (done.returncode, done.stderr) == (0, "")
+    return [tuple(reply) for reply in json.loads(done.stdout)]
 
 
-def keep_token(home: Path, mode: int) -> None:
+def refusal(code: int, said: str, line: str) -> str:
+    assert (code, said, line.count("\n")) == (4, "", 1), line
+    return line
+
+
+def with_token(home: Path, mode: int) -> dict[str, str]:
+    """The variable of a home folder which has the token, in a file of this mode."""
     file = home / ".ray" / "auth_token"
-    file.parent.mkdir(exist_ok=True)
+    file.parent.mkdir(parents=True)
     file.write_text(TOKEN)
     file.chmod(mode)
+    return {"HOME": str(home)}
 
 
 def test_a_wrong_token_is_one_line_of_every_command_and_so_is_a_missing_one(ray_address: str, tmp_path: Path):
     calls = [(name, {"RAY_AUTH_TOKEN": OTHER}) for name in COMMANDS]
-    *wrong, missing = refusals(tmp_path, ray_address, *calls, ("train", {"RAY_AUTH_MODE": "token"}))
-    for line in wrong:
+    *wrong, missing = replies(tmp_path, ray_address, *calls, ("train", {"RAY_AUTH_MODE": "token"}))
+    for reply in wrong:
+        line = refusal(*reply)
         assert line.startswith(f"error: ray.address: the cluster at {ray_address} asks for Ray's token, and the one")
         assert "'ray get-auth-token'" in line
-    assert "none was found here" in missing
+    assert "none was found here" in refusal(*missing)
 
 
 def test_the_token_is_found_where_ray_keeps_it_whatever_the_shell_says_if_it_is_the_user_s_alone(
     ray_address: str, tmp_path: Path
 ):
-    keep_token(tmp_path, 0o600)
-    modes = json.dumps([{"RAY_AUTH_MODE": mode} for mode in ("token", "disabled")])
-    done = python(CONNECT, modes, environment=shell(ray_address, tmp_path))
-    assert (done.stdout, done.stderr) == ("1 x 4 CPU cores, 0 GPUs\n" * 2, "")
-    keep_token(tmp_path, 0o644)
-    (line,) = refusals(tmp_path, ray_address, ("train", {}))
-    assert "another user owns it or has access to it; make it anew" in line
+    own = with_token(tmp_path / "own", 0o600)
+    modes = [("connect", own | {"RAY_AUTH_MODE": mode}) for mode in ("token", "disabled")]
+    *found, others = replies(tmp_path, ray_address, *modes, ("train", with_token(tmp_path / "others", 0o644)))
+    assert found == 2 * [(0, "1 x 4 CPU cores, 0 GPUs\n", "")]
+    assert "another user owns it or has access to it; make it anew" in refusal(*others)
 
 
 @pytest.mark.slow
 def test_a_cluster_without_tokens_and_one_of_another_version(tmp_path: Path):
     said = [{"RAY_AUTH_TOKEN": TOKEN}, {"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_MODE": "token"}]
+    calls = [("connect", variables) for variables in said]
     with started_cluster(1, mode="disabled") as cluster:
-        done = python(CONNECT, json.dumps(said), environment=shell(cluster.address, tmp_path))
-        assert (done.stdout, done.stderr) == ("1 x 1 CPU cores, 0 GPUs\n" * 3, "")
-        assert python(CONNECT, "[{}]", "version", environment=shell(cluster.address, tmp_path)).returncode == 0
-        (line,) = refusals(tmp_path, cluster.address, ("train", {}))
+        *found, other = replies(tmp_path, cluster.address, *calls, ("connect version", {}), ("train", {}))
+    assert found == 4 * [(0, "1 x 1 CPU cores, 0 GPUs\n", "")]
+    line = refusal(*other)
     assert "Ray: 1.2.3" in line and "Ray: 2.60.0" in line

@@ -5,12 +5,11 @@ import os
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.clusters import REPOSITORY, TOKEN
+from tests.clusters import RAY, REPOSITORY, TOKEN
 
 ALONE = ["unshare", "--net", *([] if os.getuid() == 0 else ["--map-root-user"])]
 NODE = "10.9.8.7"
@@ -50,19 +49,12 @@ def test_a_head_with_the_ports_of_the_manifests_has_no_others_and_refuses_withou
         "object-store-memory": str(100 * 1024 * 1024),
     }
     network = f'ip link set lo up && ip address add {NODE}/32 dev lo && exec "$@"'
-    ray = str(Path(sys.executable).with_name("ray"))
-    head = [ray, "start", "--head", "--block", *(f"--{name}={value}" for name, value in options.items())]
+    head = [RAY, "start", "--head", "--block", *(f"--{name}={value}" for name, value in options.items())]
+    command = [*ALONE, "sh", "-c", network, "sh", sys.executable, "-c", SCAN, *head]
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as sockets:  # whose paths must be short
-        done = subprocess.run(
-            [*ALONE, "sh", "-c", network, "sh", sys.executable, "-c", SCAN, *head],
-            cwd=REPOSITORY,
-            env=os.environ | {"RAY_TMPDIR": sockets, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout.splitlines()[-1])
+        environment = os.environ | {"RAY_TMPDIR": sockets, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
+        output = subprocess.check_output(command, cwd=REPOSITORY, env=environment, text=True)
+    rows = json.loads(output.splitlines()[-1])
     workers = range(10002, 11000)
     assert {port for _, port, *_ in rows if port not in workers} == FIXED | METRICS
     for address, port, program, replied in rows:

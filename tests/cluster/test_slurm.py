@@ -57,21 +57,12 @@ def test_a_slurm_job_has_its_nodes_a_token_of_its_own_and_the_exit_code_and_sign
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_AUTH", "RAY_ADDRESS"))}
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as sockets:  # whose paths must be short
         job = {"SLURM_JOB_NUM_NODES": "2", "SLURM_CPUS_ON_NODE": "1", "SLURM_JOB_ID": "5", "RAY_PORT": str(port)}
-        here = {
-            "PATH": f"{srun.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "PYTHONPATH": str(REPOSITORY),
-            "HOME": str(tmp_path),
-            "RAY_TMPDIR": sockets,
-            "RAY_DEFAULT_OBJECT_STORE_MEMORY_PROPORTION": "0.01",
-        }
-        batch = subprocess.Popen(
-            [REPOSITORY / "docker" / "slurm.sh", "python", "-c", COMMAND],
-            cwd=tmp_path,
-            env=inherited | job | here,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        job |= {"RAY_TMPDIR": sockets, "RAY_DEFAULT_OBJECT_STORE_MEMORY_PROPORTION": "0.01"}
+        path = f"{srun.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        user = {"PATH": path, "PYTHONPATH": str(REPOSITORY), "HOME": str(tmp_path)}
+        command = [REPOSITORY / "docker" / "slurm.sh", "python", "-c", COMMAND]
+        streams = {"stdout": subprocess.PIPE, "text": True, "start_new_session": True}
+        batch = subprocess.Popen(command, cwd=tmp_path, env=inherited | job | user, **streams)
         assert batch.stdout.readline() == "2 x 1 CPU cores, 0 GPUs\n", (tmp_path / "ray-5.log").read_text()
         batch.send_signal(signal.SIGTERM)
         assert batch.wait(60) == 7

@@ -103,6 +103,7 @@ assert esmeray.read_embeddings(folder / "v", "first")["b"].shape == (16,)
 replica = ModelReplica(ServedModel(name="toy", source=str(made.export), tokens=64).model_dump(), "cpu", "1")
 assert asyncio.run(replica.run("first", ["MKTAY"], "me")).results.shape == (1, 16)
 assert PACKED["olmo"]
+main(["train", "--help"])
 """
 
 
@@ -119,14 +120,13 @@ def python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 
 
 @pytest.mark.slow
-def test_a_package_adds_a_task_an_output_a_format_and_a_backbone(tmp_path: Path, python):
+def test_a_package_adds_a_task_with_its_help_an_output_a_format_and_a_backbone(tmp_path: Path, python):
     done = python("-c", USE, str(tmp_path))
-    assert done.returncode == 0, done.stderr
+    for text in ("--model.toy.strength", "How much of a toy it is.", "terms,toy}"):
+        assert text in done.stdout, done.stderr
 
 
-def test_its_settings_have_help_and_what_it_breaks_is_one_line(tmp_path: Path, python):
-    shown = python("-m", "esmeray.tools", "train", "--help").stdout
-    assert "--model.toy.strength" in shown and "How much of a toy it is." in shown and "terms,toy}" in shown
+def test_what_a_package_breaks_is_one_line(tmp_path: Path, python):
     (tmp_path / "installed" / "toy" / "settings.py").write_text("import absent\n")
     broken = python("-m", "esmeray.tools", "train", "--help")
     assert (broken.returncode, broken.stderr.count("\n")) == (2, 1)

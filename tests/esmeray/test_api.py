@@ -15,6 +15,7 @@ import esmeray
 from esmeray.dataset.section import IngestSection, SampleSection
 from esmeray.dataset.store.conversion import convert
 from esmeray.function.sample import write_sample
+from esmeray.tasks.plan import TaskPlan
 from tests.conftest import REPOSITORY
 from tests.dataset.tokenizer_folders import esm
 from tests.embeddings import make_embeddings, random_vectors
@@ -71,11 +72,12 @@ def test_the_page_on_python_holds(found: dict[str, Any]):
     assert {f"`{name}`" for name in esmeray.__all__} <= {*re.findall(r"`\w+`", page)}
 
 
-@pytest.mark.slow
-def test_the_example_of_training_holds(found: dict[str, Any], ray_address: str):
+@pytest.mark.usefixtures("process_group")
+def test_the_example_of_training_holds(found: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
     small = {f"{section}.{key}": value for section, keys in TINY.items() for key, value in keys.items()}
     kept = {key: small[key] for key in small if key.startswith(("data.", "batch.", "model.backbone", "wandb."))}
-    small = kept | {"training.warmup_steps": 1, "ray.address": ray_address, "ray.num_workers": 1}
+    small = kept | {"training.warmup_steps": 1, "ray.address": "local", "ray.num_workers": 1}
+    monkeypatch.setattr(TaskPlan, "in_process", True)  # without Ray, which takes ten seconds to start
     assert run_examples("train", found | {"small": small})
 
 

@@ -1,20 +1,16 @@
 """Ontologies with annotations and predictions as awkward as they come, and what cafaeval says of them.
 
-cafaeval is GPL: it is run as a program, by its own interpreter, and nothing here imports it. The program is that of
-ESMERAY_CAFAEVAL, or ``cafaeval`` on the PATH.
+cafaeval is GPL: it is run as a program, that of ESMERAY_CAFAEVAL, by its own interpreter, and nothing here imports it.
 """
 
 import json
 import math
 import os
 import random
-import shutil
 import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-
-import pytest
 
 from esmeray.function.annotations import read_accretion, read_annotations, read_scores
 from esmeray.function.evaluation import Evaluation, evaluate_functions
@@ -58,11 +54,8 @@ class Case:
 
 
 def cafaeval(cases: list[Case]) -> list[dict[str, dict[str, list[float]]]]:
-    """For each case the columns of evaluation_all.tsv by aspect; skips the test where the program is missing."""
-    program = os.environ.get("ESMERAY_CAFAEVAL") or shutil.which("cafaeval")
-    if program is None:
-        pytest.skip("cafaeval is not installed; name its program in ESMERAY_CAFAEVAL")
-    python = Path(program).with_name("python")
+    """For each case the columns of evaluation_all.tsv by aspect."""
+    python = Path(os.environ["ESMERAY_CAFAEVAL"]).with_name("python")
     arguments = json.dumps([case.arguments for case in cases])
     subprocess.run([python, "-c", RUN, arguments], check=True, capture_output=True, text=True)
     return [columns(case.folder / "results" / "evaluation_all.tsv") for case in cases]
@@ -74,20 +67,14 @@ def evaluated(case: Case) -> dict[str, Evaluation]:
     truth = read_annotations(case.folder / "truth.tsv", ontology, unknown="ignore")
     accretion = read_accretion(case.folder / "accretion.tsv", ontology, "ignore") if case.accretion else {}
     proteins = {name: annotations.proteins for name, annotations in truth.items()}
-    settings = EvaluationSection(
-        norm=case.norm, propagation=case.propagation, orphans=case.orphans, step=case.step, draws=0
-    )
-    evaluations = {}
-    for name, scores in read_scores(
-        case.folder / "predictions" / "some.tsv", ontology, proteins, unknown="ignore"
-    ).items():
-        weights_V = accretion.get(name)
-        evaluation = evaluate_functions(
-            ontology.aspects[name], truth[name], scores, accretion_V=weights_V, settings=settings
-        )
-        if evaluation.metrics:
-            evaluations[name] = evaluation
-    return evaluations
+    predictions = read_scores(case.folder / "predictions" / "some.tsv", ontology, proteins, unknown="ignore")
+    how = {"norm": case.norm, "propagation": case.propagation, "orphans": case.orphans, "step": case.step}
+    settings = EvaluationSection(**how, draws=0)
+    found = {}
+    for name, scores in predictions.items():
+        aspect, weights_V = ontology.aspects[name], accretion.get(name)
+        found[name] = evaluate_functions(aspect, truth[name], scores, accretion_V=weights_V, settings=settings)
+    return {name: evaluation for name, evaluation in found.items() if evaluation.metrics}
 
 
 def columns(path: Path) -> dict[str, dict[str, list[float]]]:

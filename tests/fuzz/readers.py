@@ -29,6 +29,7 @@ from esmeray.train_config.loading import SHIPPED
 from esmeray.training.config import load_config
 from tests.dataset.stores import make_store
 from tests.embeddings import make_embeddings, random_vectors
+from tests.function.test_ontology import HEADER, term
 from tests.structures import EACH, folds, pdb_lines, write_models
 
 
@@ -42,29 +43,8 @@ class Reader:
     may_be_gzip: bool = False
 
 
-OBO = b"""format-version: 1.2
-
-[Term]
-id: GO:1
-name: one
-namespace: molecular_function
-
-[Term]
-id: GO:2
-namespace: molecular_function
-alt_id: GO:9
-is_a: GO:1 ! one
-
-[Term]
-id: GO:3
-namespace: biological_process
-relationship: part_of GO:2 ! two
-
-[Term]
-id: GO:4
-namespace: molecular_function
-is_obsolete: true
-"""
+_TERMS = term("GO:1") + term("GO:2", "alt_id: GO:9", "is_a: GO:1 ! one") + term("GO:4", "is_obsolete: true")
+OBO = (HEADER + _TERMS + term("GO:3", "relationship: part_of GO:2 ! two", namespace="biological_process")).encode()
 _GAF_ROW = "UniProtKB\tP{n}\tX\tenables\tGO:{term}\tPMID:1\tEXP\t\tF\t\t\tprotein\ttaxon:1\t20200101\tGO\t\t"
 GAF = "\n".join(["!gaf-version: 2.2", *(_GAF_ROW.format(n=n, term=n % 2 + 1) for n in range(5)), ""]).encode()
 TSV = b"P1\tGO:1\nP2\tGO:2\nP3\tGO:9\n"
@@ -82,6 +62,10 @@ def structure(suffix: str) -> Callable[[Path], list[bytes]]:
 
 def read_structure(path: Path) -> object:
     return read_structures(path, EACH, StructureCounts())
+
+
+def contents(*given: bytes) -> Callable[[Path], list[bytes]]:
+    return lambda _: list(given)
 
 
 def parquet(folder: Path) -> list[bytes]:
@@ -125,10 +109,6 @@ def arrays(folder: Path) -> list[bytes]:
     return [(folder / "seed").read_bytes()]
 
 
-def read_arrays(path: Path) -> object:
-    return [float(np.nansum(array.astype(np.float64))) for array in open_arrays(path).values()]
-
-
 def embeddings(file: str, file_format: str) -> Reader:
     """A file of a folder of embeddings; all others are sound."""
 
@@ -157,14 +137,6 @@ def made_manifest(folder: Path) -> list[bytes]:
     return [json.dumps({"made_by": "embed", "files": {"mean.npy": "0" * 32}}).encode()]
 
 
-def read_made(path: Path) -> object:
-    return refuse_existing(path.parent, "embed", overwrite=True)
-
-
-def contents(*given: bytes) -> Callable[[Path], list[bytes]]:
-    return lambda _: list(given)
-
-
 READERS = {
     "PDB": Reader("in.pdb", structure(".pdb"), read_structure, may_be_gzip=True),
     "mmCIF": Reader("in.cif", structure(".cif"), read_structure, may_be_gzip=True),
@@ -179,14 +151,14 @@ READERS = {
     "TSV": Reader("in.tsv", contents(b"text\tlabel\tx\nMKV\ta\t1\nACD\tb\t2\n"), read_table, may_be_gzip=True),
     "labelled CSV": Reader("in.csv", contents(b"text,label\nMKV,a\nACD,b\nMKL,a\n"), read_labels),
     "Parquet": Reader("in.parquet", parquet, read_table),
-    "safetensors": Reader("in.safetensors", arrays, read_arrays),
+    "safetensors": Reader("in.safetensors", arrays, lambda path: [array.sum() for array in open_arrays(path).values()]),
     "npy": embeddings("mean.npy", "npy"),
     "HDF5": embeddings("mean.h5", "hdf5"),
     "embeddings.parquet": embeddings("mean.parquet", "parquet"),
     "index.parquet": embeddings("index.parquet", "npy"),
     "embeddings.json": embeddings("embeddings.json", "npy"),
     "store manifest": Reader("manifest.json", store_manifest, lambda path: Store(path.parent, "full")),
-    "esmeray.json": Reader("esmeray.json", made_manifest, read_made),
+    "esmeray.json": Reader("esmeray.json", made_manifest, lambda path: refuse_existing(path.parent, "embed", True)),
     "esmeray_model.json": Reader(
         "esmeray_model.json",
         contents(b'{"format_version": 1, "task": "classifier"}'),

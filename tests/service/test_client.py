@@ -33,6 +33,8 @@ def test_order_is_kept_over_many_requests_at_once(address: str):
             next(client.classify(sequences[:7]))
         assert [model["id"] for model in client.models()] == ["esm", "autoencoder", "places", "helices"]
         assert client.embed([]) == []
+    with Client(address, model="none") as client, pytest.raises(DataError, match="refused with 404: no such model"):
+        client.embed(["MKT"])  # a 404 of the service is final
     assert isinstance(vectors, np.ndarray) and vectors.shape == (20, 32)
     np.testing.assert_allclose(vectors[::7], alone, rtol=1e-5, atol=1e-5)
     assert [len(of_one) for of_one in rows] == list(map(len, sequences))
@@ -78,15 +80,12 @@ class Stub:
         await send({"type": "http.response.body", "body": body})
 
 
-@pytest.mark.parametrize("statuses", [(429,), (503, 500, 503), (404, 503)])
-def test_refusals_for_overload_and_lost_requests_are_sent_again(serving: Serving, statuses: tuple[int, ...]):
-    stub = Stub(*statuses)
-    with serving.address(stub) as address, Client(address) as client:
-        assert client.models() == [{"id": "esm"}]
-    assert stub.seen == len(statuses) + 1
-
-
-def test_other_refusals_and_those_that_do_not_end_raise_with_the_detail(serving: Serving):
+def test_refusals_for_overload_and_lost_requests_are_sent_again_and_others_raise_with_the_detail(serving: Serving):
+    for statuses in [(429,), (503, 500, 503), (404, 503)]:
+        stub = Stub(*statuses)
+        with serving.address(stub) as address, Client(address) as client:
+            assert client.models() == [{"id": "esm"}]
+        assert stub.seen == len(statuses) + 1
     # The last is a proxy without a service.
     for status, retries, asked in [(422, 2, 1), (429, 2, 3), (404, 10, module.CONNECT_RETRIES + 1)]:
         stub = Stub(*[status] * 99)
@@ -94,11 +93,6 @@ def test_other_refusals_and_those_that_do_not_end_raise_with_the_detail(serving:
         with serving.address(stub) as address, Client(address, retries=retries) as client, refused:
             client.models()
         assert stub.seen == asked
-
-
-def test_a_404_of_the_service_is_final(address: str):
-    with Client(address, model="none") as client, pytest.raises(DataError, match="refused with 404: no such model"):
-        client.embed(["MKT"])
 
 
 def test_what_can_be_no_key_is_refused_and_not_repeated():

@@ -1,54 +1,150 @@
-"""On Ray Serve: answers over HTTP, while a replica is killed and while the model is replaced."""
+"""``serve_ray.py`` in a process of its own: answers over HTTPS, while a replica is killed, while model and settings are
+replaced, and of what was asked before the signal that ends it."""
 
 import asyncio
+import datetime
+import ipaddress
 import os
 import signal
+import ssl
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
 import psutil
 import pytest
+import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from esmeray.benchmarks.programs.servers import free_port
 from esmeray.common.errors import ResourceError
-from esmeray.service.section import ServedModel, ServeSection
+from esmeray.service.http.access import new_key
+from tests.classifiers import export_tiny
+from tests.conftest import REPOSITORY
 from tests.dataset.tokenizer_folders import esm
+from tests.inference.models.opened import opened, rows_of
 from tests.model.small_models import save_masked_lm
 from tests.model.support import random_sequences
 from tests.service.serving import PRECISION, eventually
 
 pytestmark = pytest.mark.slow
 SEQUENCES = random_sequences([20, 40, 9])
-ASK = httpx.Client(timeout=60)  # the machine may be busy
+TEXTS = {"model": "text", "sequences": ["a cell divides", "Zürich 12.50 €"]}
+HOOK = """
+import asyncio
+from pathlib import Path
+
+def mark(app):
+    @app.middleware("http")
+    async def marked(request, call_next):
+        if "x-folder" in request.headers:
+            folder = Path(request.headers["x-folder"])
+            (folder / "arrived").touch()
+            while not (folder / "go").exists():
+                await asyncio.sleep(0.05)
+        answer = await call_next(request)
+        answer.headers["x-marked"] = "yes"
+        return answer
+"""
+
+
+def write_certificate(folder: Path) -> dict[str, str]:
+    """A certificate of 127.0.0.1 that vouches for itself."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now - day, now + day)
+    here = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    certificate = builder.add_extension(here, critical=False).sign(key, hashes.SHA256())
+    pem = serialization.Encoding.PEM
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (folder / "certificate.pem").write_bytes(certificate.public_bytes(pem))
+    (folder / "key.pem").write_bytes(private)
+    return {"tls_certificate": str(folder / "certificate.pem"), "tls_key": str(folder / "key.pem")}
+
+
+@dataclass
+class Served:
+    """The command, its settings in ``serve.yaml`` of the folder, and the keys of two callers."""
+
+    folder: Path
+    process: subprocess.Popen[str]
+    serve: dict[str, Any]
+    keys: dict[str, str]
+
+    def of_client(self, caller: str = "mine") -> dict[str, Any]:
+        """Settings of a client, whose answers a busy machine may give late."""
+        trusted = ssl.create_default_context(cafile=self.folder / "certificate.pem")
+        address = f"https://127.0.0.1:{self.serve['port']}"
+        headers = {"Authorization": f"Bearer {self.keys[caller]}"}
+        return {"base_url": address, "verify": trusted, "headers": headers, "timeout": 60}
+
+    def end(self, client: httpx.Client) -> None:
+        """What was asked before the signal is answered, by either ingress, and never with a 404 of the proxy."""
+        with ThreadPoolExecutor() as pool:
+            slow = pool.submit(client.post, "/v1/classify", json=TEXTS, headers={"x-folder": str(self.folder)})
+            eventually((self.folder / "arrived").exists)
+            self.process.send_signal(signal.SIGTERM)
+            # Both ingresses know by then.
+            eventually(lambda: all("is ending" in client.get("/ready").text for _ in range(10)))
+            late = [client.post("/v1/classify", json=TEXTS) for _ in range(20)]
+            assert {answer.status_code for answer in late} == {503} and not slow.done()
+            assert all("retry-after" in answer.headers and "is ending" in answer.text for answer in late)
+            assert client.get("/health").status_code == 200
+            (self.folder / "go").touch()
+            assert slow.result().status_code == 200
+        assert self.process.wait(60) == 128 + signal.SIGTERM
 
 
 @pytest.fixture(scope="module")
-def served(ray_address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, ServeSection]]:
-    from ray import serve
+def served(ray_address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("served")
+    export_tiny(folder / "text", source="qwen2")
+    save_masked_lm(esm(folder / "esm"), "esm", vocab_size=33)
+    (folder / "hook.py").write_text(HOOK)
+    made = {name: new_key(name) for name in ("mine", "large")}
+    (folder / "keys.yaml").write_text(yaml.safe_dump([key.model_dump() for _, key in made.values()]))
+    serve = {
+        "models": [{"name": name, "source": str(folder / name), **PRECISION} for name in ("esm", "text")],
+        "port": free_port(),
+        "ingress_replicas": 2,
+        "startup_hook": "hook:mark",
+        "access": {"keys": str(folder / "keys.yaml"), **write_certificate(folder)},
+    }
+    file = folder / "serve.yaml"
+    file.write_text(yaml.safe_dump({"serve": serve, "ray": {"address": ray_address}}))
+    environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}:{folder}"}
+    command = [sys.executable, str(REPOSITORY / "serve_ray.py"), "--config", str(file)]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, cwd=folder)
+    served = Served(folder, process, serve, {name: text for name, (text, _) in made.items()})
+    output: Any = process.stdout
+    try:
+        ready = next(line for line in output if "waiting for it" not in line)  # a busy machine's proxy is slow
+        assert f"ready: https://127.0.0.1:{serve['port']}/" in ready
+        yield served
+        with httpx.Client(**served.of_client()) as client:
+            served.end(client)
+    finally:
+        process.kill()
+        output.close()
 
-    folder = esm(tmp_path_factory.mktemp("served") / "esm")
-    save_masked_lm(folder, "esm", vocab_size=33)
-    port = free_port()
-    models = [ServedModel(name="esm", source=str(folder), **PRECISION)]
-    config = ServeSection(models=models, port=port)
-    serve.start(http_options={"host": "127.0.0.1", "port": port})
-    deploy(config)
-    yield f"http://127.0.0.1:{port}", config
-    serve.shutdown()
+
+@pytest.fixture
+def client(served: Served) -> Iterator[httpx.Client]:
+    with httpx.Client(**served.of_client()) as client:
+        yield client
 
 
-def deploy(config: ServeSection) -> None:
-    from ray import serve
-
-    from esmeray.service.deployments import APPLICATION, application
-
-    serve.run(application(config, "cpu"), name=APPLICATION, route_prefix="/")
-
-
-def asked_while(address: str, change: Callable[[], Awaitable[None]]) -> list[httpx.Response]:
-    """Answers to distinct sequences of six callers until the change is made, and to twenty more of each."""
+def asked_while(served: Served, change: Callable[[], Awaitable[None]]) -> list[httpx.Response]:
+    """Answers to distinct sequences of six clients until the change is made, and to twenty more of each."""
 
     async def ask(client: httpx.AsyncClient, caller: int, changing: asyncio.Task[None]) -> list[httpx.Response]:
         answers, left = [], 20
@@ -60,7 +156,7 @@ def asked_while(address: str, change: Callable[[], Awaitable[None]]) -> list[htt
 
     async def ask_all() -> list[httpx.Response]:
         changing: asyncio.Task[None] = asyncio.create_task(change())  # type: ignore[arg-type]
-        async with httpx.AsyncClient(base_url=address, timeout=60) as client:
+        async with httpx.AsyncClient(**served.of_client()) as client:
             answers = await asyncio.gather(*(ask(client, caller, changing) for caller in range(6)))
         await changing
         return [answer for of_one in answers for answer in of_one]
@@ -68,77 +164,84 @@ def asked_while(address: str, change: Callable[[], Awaitable[None]]) -> list[htt
     return asyncio.run(ask_all())
 
 
-def encoded(address: str, sequences: list[str]) -> httpx.Response:
-    return ASK.post(f"{address}/v1/encode", json={"sequences": sequences})
+def encoded(client: httpx.Client, sequences: list[str]) -> httpx.Response:
+    return client.post("/v1/encode", json={"sequences": sequences})
 
 
-def replica_metric(address: str, name: str) -> tuple[int, float]:
-    """Process of the replica that answered last, and its value of a metric."""
-    encoded(address, ["MKT"])
-    lines = [line for line in ASK.get(f"{address}/metrics").text.splitlines() if f"esmeray_replica_{name}{{" in line]
+def replica_metric(client: httpx.Client, name: str) -> tuple[int, float]:
+    """Process of the replica that answered last, and its value of a metric, as one of the ingresses knows them."""
+    start, lines = f'esmeray_replica_{name}{{model="esm"', []
+    while not lines:
+        encoded(client, ["MKT"])
+        lines = [line for line in client.get("/metrics").text.splitlines() if line.startswith(start)]
     return int(lines[-1].split('replica="')[1].split('"')[0]), float(lines[-1].split()[-1])
 
 
-def test_requests_are_answered_as_by_the_model_itself(served: tuple[str, ServeSection]):
-    from tests.inference.models.opened import opened, rows_of
-
-    address, config = served
-    assert ASK.get(f"{address}/ready").status_code in (200, 503) and ASK.get(f"{address}/").status_code == 200
-    answer = ASK.post(f"{address}/v1/embeddings", json={"input": SEQUENCES}, headers={"X-Request-ID": "mine"})
-    wanted = rows_of(opened(config.models[0].source), SEQUENCES)["mean"].numpy()
+def test_requests_are_answered_as_by_the_model_itself_to_who_has_a_key(served: Served, client: httpx.Client):
+    assert client.get("/ready").status_code in (200, 503) and client.get("/").status_code == 200
+    assert client.post("/v1/classify", json=TEXTS, headers={"Authorization": ""}).status_code == 401
+    classes = client.post("/v1/classify", json=TEXTS)
+    assert classes.headers["x-marked"] == "yes" and len(classes.json()["data"]) == 2
+    answer = client.post("/v1/embeddings", json={"input": SEQUENCES}, headers={"X-Request-ID": "mine"})
+    wanted = rows_of(opened(served.folder / "esm"), SEQUENCES)["mean"].numpy()
     vectors = [item["embedding"] for item in answer.json()["data"]]
     np.testing.assert_allclose(vectors, wanted, rtol=1e-5, atol=1e-5)
     assert answer.headers["x-request-id"] == "mine"
-    assert encoded(address, ["M1"]).json()["record"] == "0"
-    assert ASK.post(f"{address}/v1/encode", content=b" " * 16_000_001).status_code == 413
+    assert encoded(client, ["M1"]).json()["record"] == "0"
+    assert client.post("/v1/encode", content=b" " * 16_000_001).status_code == 413
 
 
-def test_a_large_request_delays_no_small_one_and_ends_when_its_client_leaves(served: tuple[str, ServeSection]):
-    address, _ = served
+def test_a_large_request_delays_no_small_one_and_ends_when_its_client_leaves(served: Served, client: httpx.Client):
     large = {"sequences": random_sequences([1400]), "method": "masked"}  # 2 million tokens: minutes of batches
 
     async def leave() -> None:
-        async with httpx.AsyncClient(base_url=address, timeout=3) as client:
+        async with httpx.AsyncClient(**served.of_client("large") | {"timeout": 3}) as leaving:
             with pytest.raises(httpx.ReadTimeout):
-                await client.post("/v1/masked", json=large)
+                await leaving.post("/v1/masked", json=large)
 
-    answers = asked_while(address, leave)
+    answers = asked_while(served, leave)
     assert {answer.status_code for answer in answers} == {200} and len(answers) > 120
-    eventually(lambda: replica_metric(address, "queued_tokens")[1] == 0)
+    eventually(lambda: replica_metric(client, "queued_tokens")[1] == 0)
 
 
-def test_a_killed_replica_costs_a_retry_at_most_and_is_replaced(served: tuple[str, ServeSection]):
-    address, _ = served
-    before, _ = replica_metric(address, "tokens")
+def test_a_killed_replica_costs_a_retry_at_most_and_is_replaced(served: Served, client: httpx.Client):
+    before, _ = replica_metric(client, "tokens")
 
     async def kill() -> None:
         await asyncio.sleep(0.2)
         os.kill(before, signal.SIGKILL)
 
-    answers = asked_while(address, kill)
+    answers = asked_while(served, kill)
     assert {answer.status_code for answer in answers} <= {200, 503}
     assert all("retry-after" in answer.headers for answer in answers if answer.status_code == 503)
-    eventually(lambda: encoded(address, ["MKT"]).status_code == 200)
-    assert replica_metric(address, "tokens")[0] != before and not psutil.pid_exists(before)
+    eventually(lambda: encoded(client, ["MKT"]).status_code == 200)
+    eventually(lambda: replica_metric(client, "tokens")[0] != before)
+    assert not psutil.pid_exists(before)
 
 
-def test_a_changed_model_replaces_the_replica_and_no_request_fails(served: tuple[str, ServeSection]):
-    address, config = served
-    before, _ = replica_metric(address, "tokens")
-    first = encoded(address, SEQUENCES).json()
+def test_changed_settings_and_a_changed_model_replace_what_has_them_and_no_request_fails(
+    served: Served, client: httpx.Client
+):
+    first = encoded(client, SEQUENCES).json()
+    output: Any = served.process.stdout
+    file = served.folder / "serve.yaml"
 
     async def change() -> None:
-        save_masked_lm(Path(config.models[0].source), "esm", vocab_size=33, seed=5)
-        await asyncio.to_thread(deploy, config)
+        save_masked_lm(served.folder / "esm", "esm", vocab_size=33, seed=5)
+        settings = yaml.safe_load(file.read_text())
+        settings["serve"]["limits"] = {"sequences": 3}
+        file.write_text(yaml.safe_dump(settings))
+        served.process.send_signal(signal.SIGHUP)
+        assert await asyncio.to_thread(lambda: any("updated" in line for line in output))
 
-    answers = asked_while(address, change)
+    answers = asked_while(served, change)
     assert {answer.status_code for answer in answers} == {200}
-    assert replica_metric(address, "tokens")[0] != before
-    assert encoded(address, SEQUENCES).json()["data"] != first["data"]
+    eventually(lambda: encoded(client, ["MKT"] * 4).status_code == 413)
+    assert encoded(client, SEQUENCES).json()["data"] != first["data"]
 
 
 def test_the_log_follows_no_link_and_is_in_no_folder_of_another_user(
-    served: tuple[str, ServeSection], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     import ray
     from ray._private import worker

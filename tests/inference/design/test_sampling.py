@@ -32,7 +32,7 @@ def designs(number: int = 4, *, model=MODEL, seed: int = 0, tokens: int = 8192, 
 
 def test_fixed_positions_are_exact_and_omitted_residues_absent_in_500_samples():
     fixed = (0, 3, 4, 19)
-    found = designs(500, structure=SHORT, fixed=fixed, omitted="CMW", steps=2)
+    found = designs(500, structure=SHORT, fixed=fixed, omitted="CMW", steps=2, order="random")
     for index in fixed:
         assert {design.residues[index] for design in found} == {SHORT.residues[index]}
     drawn = {design.residues[index] for design in found for index in range(20) if index not in fixed}
@@ -44,22 +44,6 @@ def test_a_design_depends_on_its_seed_alone_and_not_on_its_batch():
     residues = [design.residues for design in together]
     assert [design.residues for design in alone] == residues
     assert [design.residues for design in designs(6, seed=1)] != residues
-
-
-@pytest.mark.parametrize(("order", "steps"), [("confidence", 1), ("random", 7), ("confidence", 30)])
-def test_every_position_is_decided_with_probabilities_that_add_up(order: str, steps: int):
-    for design in designs(2, structure=SHORT, order=order, steps=steps):
-        assert set(design.residues) <= set(AMINO_ACIDS) and len(design.residues) == len(SHORT.residues)
-        np.testing.assert_allclose(design.probabilities.sum(1), 1, rtol=1e-5)
-    assert len({design.residues for design in designs(3, order=order, temperature=0.0, steps=1)}) == 1
-
-
-def test_tied_positions_are_equal():
-    half = len(FOLD.residues) // 2
-    tied = tuple((index, index + half) for index in range(half))
-    for design in designs(2, tied=tied, fixed=(2, half + 5)):
-        assert design.residues[:half] == design.residues[half : 2 * half]
-        assert (design.residues[2], design.residues[5]) == (FOLD.residues[2], FOLD.residues[half + 5])
 
 
 def test_guidance_moves_what_the_structure_asks_for_steadily():

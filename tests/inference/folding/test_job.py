@@ -92,18 +92,6 @@ def test_a_job_that_was_ended_goes_on_to_the_same_cache(esmfold: Path, tmp_path:
     assert contents(tmp_path / "ended") == contents(tmp_path / "whole")
 
 
-def test_shards_are_merged_so_that_few_files_are_open(esmfold: Path, tmp_path: Path):
-    report = predict(esmfold, tmp_path, tokens=1)
-    (shard,) = report.folder.glob("shard-*")
-    before = [PredictedStructures(report.folder).of(each) for each in keys(SEQUENCES)[:, None]]
-    predict(esmfold, tmp_path, [*SEQUENCES, "MKTAY"], tokens=1)
-    (merged,) = report.folder.glob("shard-*")
-    assert merged.name != shard.name
-    for each, (atoms, confidence) in zip(keys(SEQUENCES)[:, None], before, strict=True):
-        again = PredictedStructures(report.folder).of(each)
-        assert (again.coordinates == atoms).all() and (again.confidence == confidence).all()
-
-
 def test_the_cache_is_bounded_and_unknown_predictors_are_refused(esmfold: Path, tmp_path: Path):
     report = predict(esmfold, tmp_path, cache_bytes=1)
     assert report.removed_shards and not list(tmp_path.rglob("*.safetensors"))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from esmeray.common.errors import ConfigError, DataError
+from esmeray.common.errors import ConfigError
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.inference.mutations import job
 from esmeray.inference.mutations.job import Scorer
@@ -17,8 +17,8 @@ from esmeray.inference.mutations.marginals import MaskedModel
 from esmeray.inference.mutations.section import MutationsSection
 from esmeray.inference.mutations.variants import Mutant, Protein
 from tests.damage import killed_in_piece
-from tests.dataset.tokenizer_folders import esm, esmc, prot_t5
-from tests.model.small_models import save_masked_lm, save_small_model
+from tests.dataset.tokenizer_folders import esm, esmc
+from tests.model.small_models import save_masked_lm
 from tests.model.support import random_sequences
 
 (WILD,) = random_sequences([23])
@@ -94,16 +94,3 @@ def test_a_killed_job_computes_only_what_is_not_done_and_gives_the_same(tmp_path
     assert asked == [9, 17, 22]
     with pytest.raises(ConfigError, match="holds the work of another job"):
         scorer(source, tmp_path / "killed").zero_shot(MUTANTS[:3])
-
-
-def test_what_has_no_score_is_refused(tmp_path):
-    source = esm(tmp_path / "model")
-    save_masked_lm(source, "esm", vocab_size=33)
-    with pytest.raises(DataError, match="method masked: has no score of insertions and deletions; give pseudo"):
-        scorer(source, tmp_path).zero_shot(INDELS)
-    headless = prot_t5(tmp_path / "t5")
-    save_small_model(headless, "t5", vocab_size=140)
-    with pytest.raises(ConfigError, match="is no masked language model of residues"):
-        scorer(headless, tmp_path)
-    with pytest.raises(ConfigError, match="a size whose weights would be random"):
-        scorer(Path("esm2_t6_8M"), tmp_path)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
@@ -31,11 +31,11 @@ def write_keys(path: Path) -> dict[str, str]:
     return {name: text for name, (text, _) in made.items()}
 
 
-class Guarded:
+class Guarded(NamedTuple):
     """A service with keys, asked with one of them."""
 
-    def __init__(self, client: httpx.Client, keys: dict[str, str]) -> None:
-        self.client, self.keys = client, keys
+    client: httpx.Client
+    keys: dict[str, str]
 
     def ask(self, key: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
         method = "GET" if body is None else "POST"

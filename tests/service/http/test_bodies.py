@@ -20,7 +20,7 @@ from schemathesis.specs.openapi.checks import content_type_conformance, status_c
 
 from tests.service.serving import Serving, problem
 
-BAD_BODIES = int(os.environ.get("ESMERAY_BAD_BODIES", "60"))
+BAD_BODIES = int(os.environ.get("ESMERAY_BAD_BODIES", "20"))
 ROUTES = (
     *("/v1/embeddings", "/v1/encode", "/v1/decode", "/v1/classify", "/v1/masked", "/v1/tokenize"),
     *("/embed", "/embed_all", "/tokenize", "/v1/biology/meta/esm2-8m"),

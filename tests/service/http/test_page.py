@@ -58,6 +58,8 @@ def test_the_example_gives_a_heat_map_and_a_table_of_mutations(page: Page):
     assert page.locator("canvas").evaluate(pixels) > 20
     page.locator("#which").select_option("ubiquitin")
     expect(page.locator("h2")).to_contain_text("ubiquitin")
+    unnamed = "all => all.filter(each => !each.labels?.length && !each.textContent.trim()).map(each => each.outerHTML)"
+    assert page.locator("input, select, textarea, button").evaluate_all(unnamed) == [], "every control has a name"
 
 
 def test_the_map_of_proteins_shows_neighbours_by_keyboard(page: Page):
@@ -87,8 +89,3 @@ def test_a_classifier_draws_bars_and_letters_and_a_wrong_letter_is_named(page: P
     ask(page, "esm", "embeddings", ">P7\nMK1T")
     expect(page.get_by_role("status")).to_have_text("record P7: the letter at position 3 is no residue")
     expect(page.locator("#results")).to_be_hidden()
-
-
-def test_every_control_has_a_name(page: Page):
-    unnamed = "all => all.filter(each => !each.labels?.length && !each.textContent.trim()).map(each => each.outerHTML)"
-    assert page.locator("input, select, textarea, button").evaluate_all(unnamed) == []

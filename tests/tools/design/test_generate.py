@@ -2,6 +2,7 @@
 
 import csv
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from esmeray.model.export.backbone import export
 from tests.structures import folds, pdb_lines, structure_store, write_pdb
 from tests.tasks.test_diffusion_model import trained
+from tests.tools.conftest import Outcome
 
 FOLDS = folds(2)
 
@@ -45,19 +47,23 @@ def test_all_of_a_store_is_evaluated_or_a_part_and_what_is_left_out_is_counted(h
     assert outcome.code == 3 and "none of 2 records has a structure" in outcome.err
 
 
-def read_fasta(path: Path) -> dict[str, str]:
-    parts = path.read_text().split(">")[1:]
-    return {part.split("\n")[0]: "".join(part.split("\n")[1:]) for part in parts}
+@pytest.fixture
+def generated(here: Path, command, tmp_path: Path) -> Callable[[str], tuple[Outcome, dict[str, str]]]:
+    """Generate by these options; what is said, and the designs by their headers."""
+
+    def call(options: str) -> tuple[Outcome, dict[str, str]]:
+        own = options.replace("--", "--generate.")
+        outcome = command.done(f"design generate {here} --generate.output {tmp_path / 'designs'} {own}")
+        parts = [part.split("\n") for part in (tmp_path / "designs" / "designs.fasta").read_text().split(">")[1:]]
+        return outcome, {name: "".join(lines) for name, *lines in parts}
+
+    return call
 
 
-def test_designs_of_a_folder_keep_what_is_fixed_and_leave_out_what_is_omitted(here: Path, command, tmp_path: Path):
+def test_designs_of_a_folder_keep_what_is_fixed_and_leave_out_what_is_omitted(here, generated, command, tmp_path):
     out = tmp_path / "designs"
-    command.done(
-        f"design generate {here} --generate.structures {here / 'fold*.pdb'} --generate.output {out} "
-        "--generate.number 3 --generate.label helix --generate.fix 1-5,9 --generate.omit CW --generate.steps 4 "
-        f"--generate.temperature 1 --generate.known {here / 'folds' / 'sequences'}"
-    )
-    designs = read_fasta(out / "designs.fasta")
+    how = f"--number 3 --label helix --fix 1-5,9 --omit CW --steps 4 --temperature 1 --known {here}/folds/sequences"
+    _, designs = generated(f"--structures {here / 'fold*.pdb'} {how}")
     assert len(designs) == 6 and all("score=-" in name and "recovery=0." in name for name in designs)
     assert all("novelty=0." in name and "nearest=fold" in name for name in designs)
     for name, residues in designs.items():
@@ -71,20 +77,16 @@ def test_designs_of_a_folder_keep_what_is_fixed_and_leave_out_what_is_omitted(he
     command.refused(2, "exists", f"design generate {here} --generate.length 9 --generate.output {out}")
 
 
-def test_chains_of_a_complex_are_tied_and_sequences_need_no_structure(here: Path, command, tmp_path: Path):
-    command.done(
-        f"design generate {here} --generate.structures {here / 'dimer.cif.pdb'} --generate.chains complex "
-        f"--generate.tie A,B --generate.output {tmp_path / 'pair'} --generate.fix B:1-3 --generate.steps 3"
-    )
-    (residues,) = read_fasta(tmp_path / "pair" / "designs.fasta").values()
+def test_chains_of_a_complex_are_tied(here: Path, generated):
+    _, designs = generated(f"--structures {here / 'dimer.cif.pdb'} --chains complex --tie A,B --fix B:1-3 --steps 3")
+    (residues,) = designs.values()
     half = len(residues) // 2
     assert residues[:half] == residues[half:] and residues[half : half + 3] == FOLDS[0].residues[:3]
-    free = command(
-        f"design generate {here} --generate.length 33 --generate.output {tmp_path / 'free'} --generate.steps 2 "
-        "--generate.temperature 0 --generate.number 3"
-    )
-    assert free.code == 0 and "3 sequences for 1 structure, 2 of them equal to an earlier one" in free.out
-    designs = read_fasta(tmp_path / "free" / "designs.fasta")
+
+
+def test_sequences_need_no_structure(generated):
+    outcome, designs = generated("--length 33 --steps 2 --temperature 0 --number 3")
+    assert "3 sequences for 1 structure, 2 of them equal to an earlier one" in outcome.out
     assert {len(text) for text in designs.values()} == {33} and len(set(designs.values())) == 1
     assert ["same_as=free_1" in name for name in designs] == [False, True, True]
 
@@ -92,10 +94,8 @@ def test_chains_of_a_complex_are_tied_and_sequences_need_no_structure(here: Path
 def test_given_sequences_are_scored(here: Path, command, tmp_path: Path):
     native = FOLDS[0].residues
     (tmp_path / "in.fasta").write_text(f">native\n{native}\n>shifted\n{native[1:]}{native[0]}\n>short\nMKT\n")
-    command.done(
-        f"design score {here} --score.structures {here / 'fold0000.pdb'} --score.sequences {tmp_path / 'in.fasta'} "
-        f"--score.output {tmp_path / 'scores.tsv'}"
-    )
+    files = f"--score.sequences {tmp_path / 'in.fasta'} --score.output {tmp_path / 'scores.tsv'}"
+    command.done(f"design score {here} --score.structures {here / 'fold0000.pdb'} {files}")
     rows = {row["sequence"]: row for row in csv.DictReader((tmp_path / "scores.tsv").open(), delimiter="\t")}
     assert set(rows) == {"native", "shifted"} and float(rows["native"]["recovery"]) == 1
     assert np.isfinite([float(row["log_likelihood"]) for row in rows.values()]).all()

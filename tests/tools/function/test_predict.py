@@ -20,7 +20,6 @@ from esmeray.run_folder.metrics_log import read_metrics
 from esmeray.tools.__main__ import main as esmeray
 from tests.conftest import REPOSITORY
 from tests.damage import killed_in_piece
-from tests.monitoring.wandb_file import read_history
 from tests.tools.conftest import next_words
 
 CONFIG = ("--config", str(REPOSITORY / "train_config/function.yaml"))
@@ -30,13 +29,13 @@ SMALL += ["--batch.batch_size", "16", "--checkpoint.every_steps", "4", "--traini
 
 
 def in_folder(folder: Path) -> list[str]:
-    return ["train", *CONFIG, "--run.storage_path", str(folder), *SMALL]
+    return ["train", *CONFIG, "--run.storage_path", str(folder), "--wandb.mode", "disabled", *SMALL]
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("function")
-    assert run(esmeray, [*in_folder(folder), "--wandb.mode", "offline"]) == 0
+    assert run(esmeray, in_folder(folder)) == 0
     return folder / "function"
 
 
@@ -57,30 +56,22 @@ def content(run: Path) -> dict[str, bytes]:
 
 
 def test_killed_run_resumes_with_the_bytes_of_one_at_once(trained, tmp_path, command):
-    start = [sys.executable, "train_ray.py", *in_folder(tmp_path)[1:], "--wandb.mode", "disabled"]
+    start = [sys.executable, "train_ray.py", *in_folder(tmp_path)[1:]]
     process = subprocess.Popen(start, cwd=REPOSITORY, stdout=subprocess.DEVNULL)
     checkpoints = tmp_path / "function" / "checkpoints"
     while process.poll() is None and not list(checkpoints.glob("step-*/manifest.json")):
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
-    resume = [*in_folder(tmp_path), "--wandb.mode", "disabled"]
-    outcome = command.done(*resume)
+    outcome = command.done(*in_folder(tmp_path))
     assert "blend" in outcome.out and "DeepSpeed" not in outcome.out + outcome.err
     assert next_words(outcome.out)[:3] == ["function", "predict", str(tmp_path / "function")]
     metrics = read_metrics(tmp_path / "function" / "metrics.jsonl")
     assert [record for record in metrics if record.get("event") == "resumed"]
     assert content(tmp_path / "function") == content(trained)
     shutil.rmtree(tmp_path / "function" / "function")
-    command.done(*resume)
+    command.done(*in_folder(tmp_path))
     assert content(tmp_path / "function") == content(trained), "the blend is made again alone"
-
-
-def test_metrics_of_a_run_are_in_wandb_and_drawn(trained):
-    (file,) = trained.glob("wandb/offline-run-*/*.wandb")
-    losses = [record["loss"] for record in read_metrics(trained / "metrics.jsonl") if record["kind"] == "train"]
-    assert [row["train/loss"] for row in read_history(file) if "train/loss" in row] == losses
-    assert (trained / "curves.png").is_file()
 
 
 def test_predictions_are_in_cafas_format_consistent_and_bounded(trained, tmp_path, command):
@@ -143,7 +134,7 @@ def test_embeddings_of_a_model_are_computed_on_the_way_or_read_from_a_store(tmp_
     """A model of random weights: its vectors, also of the proteins to predict, come from the embedder."""
     prefix = "--model.terms.embeddings."
     model = [f"{prefix}model", "esm2_t6_8M", f"{prefix}random_weights", "true", f"{prefix}max_length", 20]
-    options = [*in_folder(tmp_path), "--model.terms.parts", "neighbours", "network", *model, "--wandb.mode", "disabled"]
+    options = [*in_folder(tmp_path), "--model.terms.parts", "neighbours", "network", *model]
     command.done(*options, "--run.name", "computed")
     (store,) = (tmp_path / "stores").glob("*-embeddings-*")
     monkeypatch.chdir(store.parent)

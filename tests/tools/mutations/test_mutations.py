@@ -11,8 +11,8 @@ import pytest
 from matplotlib.image import imread
 
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
-from tests.dataset.tokenizer_folders import esm
-from tests.model.small_models import save_masked_lm
+from tests.dataset.tokenizer_folders import esm, prot_t5
+from tests.model.small_models import save_masked_lm, save_small_model
 from tests.model.support import random_sequences
 
 (WILD,) = random_sequences([12])
@@ -73,7 +73,7 @@ def test_a_row_for_each_mutant_in_the_order_of_the_table(mutations):
     whole = [(WILD[:3] + "A" + WILD[4:],), (WILD[:5] + WILD[6:],)]
     write("whole.csv", whole, "protein")
     given = "--table whole.csv --sequence_column protein --output scores.csv --overwrite"
-    mutations("score", "model0", given, refused=(3, "insertions and deletions; give pseudo"))
+    mutations("score", "model0", given, refused=(3, "method masked: has no score of insertions and deletions; give ps"))
     mutations("score", "model0", given, "--method pseudo")
     assert [row["protein"] for row in read("scores.csv")] == [text for (text,) in whole]
 
@@ -83,7 +83,7 @@ def test_several_models_are_averaged_and_evaluated_beside_other_scores(mutations
     singles = [name(place, letter) for place in range(12) for letter in AMINO_ACIDS if letter != WILD[place]]
     rows = [(text, *random.normal(size=2)) for text in singles]
     write("measured.csv", [*rows, (MUTANTS[2], "", "")], "mutant", "score", "other")
-    options = "--table measured.csv --measured_column score --compare other --more_models model1 --bootstrap 20"
+    options = "--table measured.csv --measured_column score --compare other --more_models model1 --bootstrap 5"
     outcome = mutations("score", "model0", options, "--output scores.parquet")
     table = pq.read_table("scores.parquet").to_pydict()
     assert [*table] == ["mutant", "score", "other", "model_score", "model_score_1", "model_score_2"]
@@ -93,7 +93,7 @@ def test_several_models_are_averaged_and_evaluated_beside_other_scores(mutations
     assert line.count("[") == 2 and "| metric        | model" in outcome.out
 
 
-def test_what_does_not_fit_is_one_line_and_bad_mutants_may_have_an_empty_score(mutations):
+def test_what_does_not_fit_is_one_line_and_bad_mutants_may_have_an_empty_score(mutations, capsys):
     write("bad.csv", [(MUTANTS[0],), *((bad,) for bad in BAD)], "mutant")
     outcome = mutations("score", "model0", "--table bad.csv --output scores.csv", refused=(3, f"row 2, {BAD[0]!r}: "))
     assert "or give --score.bad_mutants empty" in outcome.err and not [*Path().glob("scores*")]
@@ -108,6 +108,13 @@ def test_what_does_not_fit_is_one_line_and_bad_mutants_may_have_an_empty_score(m
         ("--table text.csv --output s.csv --measured_column measured", 3, "row 1, column 'measured': 'high' is not a"),
     ):
         mutations("score", "model0", options, refused=(code, words))
+    save_small_model(prot_t5(Path("headless")), "t5", vocab_size=140)
+    capsys.readouterr()  # of saving
+    for model, words in (
+        ("headless", "is no masked language model of residues"),
+        ("esm2_t6_8M", "would be random"),
+    ):
+        mutations("score", model, "--table mutants.csv --output s.csv", refused=(2, words))
 
 
 def test_a_scan_is_the_scores_of_all_singles_with_a_picture(mutations):
@@ -126,7 +133,7 @@ def test_a_fitted_model_is_evaluated_exported_and_predicts(mutations, capsys):
     mutations("scan", "model1", "--output scan")  # its scores are what is to be learnt
     rows = [(row["mutant"], row["score"]) for row in read("scan/mutants.csv")]
     write("measured.csv", [*rows[::2], (rows[1][0], "")], "mutant", "score")
-    options = "--features embeddings --bootstrap 20 --sizes 60"
+    options = "--features embeddings --bootstrap 5 --sizes 60"
     outcome = mutations("fit", "model0", "--table measured.csv --output fitted", options)
     assert "features of 114 mutants: embeddings; zero-shot scores by model0 (masked)\n" in outcome.out
     assert "cross-validating: folds contiguous\n" in outcome.out

@@ -9,11 +9,10 @@ import torch
 
 from esmeray.tools.profile import _gpu_trial as trial
 from esmeray.tools.profile import gpu as gpu_check
-from esmeray.tools.profile.gpu import Driver, Finding, check_cuda, check_driver, pinned_version
+from esmeray.tools.profile.gpu import Finding, pinned_version
 from esmeray.training.engine.engine import StepResult, TrainingEngine
 
 PARTS = ["torch", "CUDA", "cuDNN", "NCCL", "NVML", "DeepSpeed", "DeepSpeed ops", "Ray"]
-DRIVER_OF_TWO = Driver("2 GPUs (NVIDIA H200)", "550.54", (12, 4))
 
 
 def raising(number: int):
@@ -32,7 +31,7 @@ def no_gpu(monkeypatch):
 
 
 @pytest.fixture
-def driver(monkeypatch):
+def driver(no_gpu, monkeypatch):
     """A driver of CUDA 12.4 with two GPUs that torch can't use."""
     answers = {
         "nvmlInit": None,
@@ -45,8 +44,6 @@ def driver(monkeypatch):
     }
     for name, value in answers.items():
         monkeypatch.setattr(pynvml, name, lambda *_, value=value: value)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
 @pytest.fixture
@@ -100,18 +97,7 @@ def test_whatever_breaks_in_a_step_is_a_line_and_an_exit_code(
     assert (outcome.code, verdict) == (4, "failed") and seen.startswith("on cpu: ") and problem in seen
 
 
-def test_driver_reports_what_it_has_or_that_it_does_not_answer(driver, monkeypatch):
-    line = Finding("ok", "driver 550.54, runs CUDA up to 12.4, 2 GPUs (NVIDIA H200)")
-    assert check_driver() == (DRIVER_OF_TWO, line)
-    for call, number in (
-        ("nvmlDeviceGetHandleByIndex", pynvml.NVML_ERROR_GPU_IS_LOST),
-        ("nvmlInit", pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH),
-    ):
-        monkeypatch.setattr(pynvml, call, raising(number))
-        found, line = check_driver()
-        assert (found.gpus, line.verdict) == ("", "mismatch") and "restart the machine" in line.remedy
-
-
+@pytest.mark.usefixtures("driver", "few_parts")
 @pytest.mark.parametrize(
     ("build", "seen", "remedy"),
     [
@@ -120,33 +106,38 @@ def test_driver_reports_what_it_has_or_that_it_does_not_answer(driver, monkeypat
         ("12.1", "torch can't use it (RuntimeError: Unexpected error from cudaGetDeviceCount())", "restart"),
     ],
 )
-def test_gpu_that_torch_cannot_use_is_a_mismatch_with_the_reason(driver, monkeypatch, build, seen, remedy):
+def test_gpu_that_torch_cannot_use_is_a_mismatch_with_the_reason(command, monkeypatch, build, seen, remedy):
     def give_up():
         raise RuntimeError("Unexpected error from cudaGetDeviceCount()\nmore")
 
     monkeypatch.setattr(torch.version, "cuda", build)
     monkeypatch.setattr(torch.cuda, "init", give_up)
-    line = check_cuda(DRIVER_OF_TWO)
-    assert line.verdict == "mismatch" and seen in line.seen and remedy in line.remedy
-    for value in ("", "-1"):  # what the user hides is none, unless torch could not use it anyway
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
-        hidden = ("missing", f"CUDA_VISIBLE_DEVICES={value!r} hides 2 GPUs (NVIDIA H200)")
-        assert build is None or check_cuda(DRIVER_OF_TWO)[:2] == hidden
+    lines = lines_of(command.done("profile gpu").out)
+    assert lines["NVML"] == ("ok", "driver 550.54, runs CUDA up to 12.4, 2 GPUs (NVIDIA H200)")
+    verdict, text = lines["CUDA"]
+    assert verdict == "mismatch" and seen in text and remedy in text
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")  # what the user hides is none, unless torch can't use it anyway
+    verdict, text = lines_of(command.done("profile gpu").out)["CUDA"]
+    hidden = "CUDA_VISIBLE_DEVICES='-1' hides 2 GPUs (NVIDIA H200)"
+    assert build is None or (verdict == "missing" and text.startswith(hidden))
 
 
-def test_other_versions_and_what_breaks_are_a_mismatch_and_what_is_not_there_is_missing(capsys, monkeypatch):
+@pytest.mark.usefixtures("driver", "few_parts")
+def test_a_driver_that_does_not_answer_other_versions_and_what_breaks_are_a_mismatch(command, monkeypatch):
+    for call, number in (
+        ("nvmlDeviceGetHandleByIndex", pynvml.NVML_ERROR_GPU_IS_LOST),
+        ("nvmlInit", pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH),
+    ):
+        monkeypatch.setattr(pynvml, call, raising(number))
+        verdict, text = lines_of(command.done("profile gpu").out)["NVML"]
+        assert verdict == "mismatch" and "restart the machine" in text
     monkeypatch.setattr(gpu_check, "version", lambda package: "2.0.0+cpu")
-    line = gpu_check.check_torch()
-    assert line.verdict == "mismatch"
-    assert line.remedy.startswith(f"Esmeray is tested with {pinned_version('torch')}")
-    monkeypatch.setattr(gpu_check, "version", lambda package: f"{pinned_version('torch')}+cpu")
-    assert gpu_check.check_torch().verdict == "ok"
-
-    def broken():
-        raise ImportError("libtorch.so: undefined symbol")
-
     monkeypatch.setitem(sys.modules, "deepspeed", None)
-    assert gpu_check._report("DeepSpeed", gpu_check.check_deepspeed) == "missing"
-    assert gpu_check._report("Ray", broken) == "mismatch"
-    out = capsys.readouterr().out
-    assert "deepspeed is not installed" in out and "undefined symbol" in out
+    monkeypatch.setattr(gpu_check, "check_ray", lambda: __import__("ray.absent"))
+    monkeypatch.setattr(gpu_check, "check_nccl", lambda: torch.ops.load_library("absent.so"))
+    lines = lines_of(command.done("profile gpu").out)
+    assert lines["torch"][0] == "mismatch" and f"tested with {pinned_version('torch')}" in lines["torch"][1]
+    assert lines["DeepSpeed"][0] == lines["Ray"][0] == "missing" and "is not installed" in lines["DeepSpeed"][1]
+    assert lines["NCCL"][0] == "mismatch" and "it breaks when it is asked" in lines["NCCL"][1]
+    monkeypatch.setattr(gpu_check, "version", lambda package: f"{pinned_version('torch')}+cpu")
+    assert lines_of(command.done("profile gpu").out)["torch"][0] == "ok"

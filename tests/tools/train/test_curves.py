@@ -20,20 +20,11 @@ def write(folder, *records: dict) -> None:
 
 @pytest.fixture
 def runs(tmp_path):
-    write(
-        tmp_path / "a",
-        *(loss(step, 3.0 / step, 2.0 * step) for step in range(1, 30)),
-        loss(29, 0.2, 60.0, "validation"),
-    )
+    losses = [loss(step, 3.0 / step, 2.0 * step) for step in range(1, 30)]
+    write(tmp_path / "a", *losses, loss(29, 0.2, 60.0, "validation"))
+    before = [loss(1, 3.0, 2.0), loss(1, 2.9, 5.0, "validation")]
     resumed = {"kind": "event", "step": 1, "event": "resumed", "time": 5000.0}
-    write(
-        tmp_path / "b",
-        loss(1, 3.0, 2.0),
-        loss(1, 2.9, 5.0, "validation"),
-        resumed,
-        loss(2, None, 9000.0),
-        loss(3, 2.0, 9004.0),
-    )
+    write(tmp_path / "b", *before, resumed, loss(2, None, 9000.0), loss(3, 2.0, 9004.0))
     return [tmp_path / "a", tmp_path / "b"]
 
 
