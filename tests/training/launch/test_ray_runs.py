@@ -22,18 +22,24 @@ from tests.conftest import REPOSITORY
 from tests.monitoring.wandb_file import read_records
 from tests.runs import events, merged, run_folder, tiny_config
 from tests.training.runs import assert_same_to_rounding
+from tests.training.runs import finish as train_from_data
 from tests.training.waits_for_steps import allowed_steps
 
 TIMEOUT_S = 600
 """A step takes long on a machine that others keep busy."""
+FEW_STEPS = {
+    "batch": {"global_tokens": 1024},
+    "training": {"max_steps": 20, "evaluate_every_steps": 10},
+    "checkpoint": {"every_steps": 5},
+    "ray": {"cpus_per_worker": 1},
+}
 SLOW_STEPS = {
     "batch": {"tokens": 2048, "global_tokens": 8192},
     "model": {"backbone": {"layers": 2, "hidden_size": 64, "heads": 4}},
-    "training": {"max_steps": 20, "evaluate_every_steps": 10},
-    "checkpoint": {"every_steps": 5},
-    "ray": {"num_workers": 2, "cpus_per_worker": 1},
+    "training": {"max_steps": 2000},
+    "ray": {"num_workers": 1, "cpus_per_worker": 1},
 }
-"""Steps that take long enough to be killed in."""
+"""Steps that take long enough to be interrupted in."""
 KEYS = {"WANDB_API_KEY": "3f9a" * 10, "HF_TOKEN": "hf_" + "5bd1" * 9}
 """In the environment, beside Ray's token."""
 
@@ -76,59 +82,13 @@ def steps_done(config: Config) -> int:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(ray_address, tmp_path_factory) -> tuple[Config, str]:
-    config = tiny_config(tmp_path_factory.mktemp("undisturbed"), **SLOW_STEPS)
-    watched = ["--training.gpu_log_interval", "1", "--monitoring.alerts.memory_percent", "1"]  # which any machine uses
-    with pytest.MonkeyPatch.context() as patch:
-        for name, key in KEYS.items():
-            patch.setenv(name, key)
-        process = start(config, ray_address, "--wandb.mode", "offline", *watched)
-    output = finish(process)
-    assert process.returncode == 0, output
-    return config, output
+def followed(tmp_path_factory) -> tuple[Config, str]:
+    """A run on a cluster that gets a node, runs out of memory and loses the node; what it printed.
 
-
-def test_run_reports_where_the_result_is_and_leaves_it_there(undisturbed):
-    config, output = undisturbed
-    run = run_folder(config)
-    assert str(run.export) in output
-    assert AutoModel.from_pretrained(run.export).config.hidden_size == 64
-    assert run.curves.read_bytes().startswith(b"\x89PNG")
-    assert yaml.safe_load(run.config.read_text())["batch"]["tokens"] == 2048
-    assert (run.checkpoints / "latest").read_text() == "step-00000020\n"
-    assert json.loads((run.path / "outcome.json").read_text())["status"] == "finished"
-    run_id = run.wandb_run_id.read_text()
-    files = list(run.path.glob("wandb/offline-run-*/*.wandb"))
-    assert [run_id in file.name for file in files] == [True]
-    newest = CheckpointStore(run.checkpoints).complete()[0]
-    assert newest.manifest().wandb_run_id == run_id
-
-
-def test_keys_of_the_environment_are_in_no_file_of_the_run_and_not_at_the_terminal(undisturbed):
-    config, output = undisturbed
-    folder = run_folder(config).path
-    files = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    assert len(files) > 20 and any(path.suffix == ".wandb" for path in files)
-    for key in (TOKEN, *KEYS.values()):
-        assert key not in output
-        assert [path for path, content in files.items() if key.encode() in content] == []
-
-
-def test_alert_is_told_once_at_the_terminal_in_its_file_and_in_wandb(undisturbed):
-    config, output = undisturbed
-    run = run_folder(config)
-    (alert,) = read_metrics(run.alerts)
-    assert (alert["name"], alert["state"]) == ("memory", "raised")
-    assert output.count(f"warning: {alert['message']}") == 1
-    (file,) = run.path.glob("wandb/offline-run-*/*.wandb")
-    sent = [record.alert.text for record in read_records(file) if record.WhichOneof("record_type") == "alert"]
-    assert sent == [alert["message"]]
-
-
-def test_workers_follow_a_cluster_that_gets_a_node_runs_out_of_memory_and_loses_the_node(undisturbed, tmp_path):
-    """Out of memory while workers wait for each other: they are started again, with smaller batches."""
+    Out of memory while workers wait for each other: they are started again, with smaller batches.
+    """
     ray = {"num_workers": (1, 2), "minimum_stay_s": 0}
-    config = tiny_config(tmp_path, **merged(SLOW_STEPS, {"ray": ray}))
+    config = tiny_config(tmp_path_factory.mktemp("followed"), **merged(FEW_STEPS, {"ray": ray}))
     run = run_folder(config)
 
     def allow(steps: int) -> None:
@@ -140,8 +100,12 @@ def test_workers_follow_a_cluster_that_gets_a_node_runs_out_of_memory_and_loses_
         cluster_change()
         wait_for(lambda: len(events(config, "resized")) == number, process)
 
-    with started_cluster(1) as cluster:
-        process = start(config, cluster.address, program=("-m", "tests.training.waits_for_steps"))
+    watched = ["--training.gpu_log_interval", "1", "--monitoring.alerts.memory_percent", "1"]  # which any machine uses
+    options = ["--wandb.mode", "offline", *watched]
+    with started_cluster(1) as cluster, pytest.MonkeyPatch.context() as patch:
+        for name, key in KEYS.items():
+            patch.setenv(name, key)
+        process = start(config, cluster.address, *options, program=("-m", "tests.training.waits_for_steps"))
         wait_for(run.config.exists, process)
         allow(7)
         change(1, lambda: cluster.add(1))
@@ -150,6 +114,11 @@ def test_workers_follow_a_cluster_that_gets_a_node_runs_out_of_memory_and_loses_
         allow(20)
         output = finish(process)
     assert process.returncode == 0, output
+    return config, output
+
+
+def test_workers_follow_a_cluster_and_the_run_is_the_one_that_nothing_happened_to(followed, process_group, tmp_path):
+    config, output = followed
     sizes = [(event["step"], event["from"], event["to"]) for event in events(config, "resized")]
     assert sizes == [(7, 1, 2), (10, 2, 1)], output
     reasons = [event["why"] for event in events(config, "resized")]
@@ -157,12 +126,51 @@ def test_workers_follow_a_cluster_that_gets_a_node_runs_out_of_memory_and_loses_
     assert output.count("every batch is taken in 2 parts") == 2, "said by each attempt from then on"
     assert [event["step"] for event in events(config, "resumed")] == [7, 7, 10]
     assert [(event["step"], event["parts"]) for event in events(config, "memory_guard")] == [(7, 2), (10, 2)]
-    assert_same_to_rounding(config, undisturbed[0])
+    undisturbed = tiny_config(tmp_path, **FEW_STEPS)
+    train_from_data(undisturbed)
+    assert_same_to_rounding(config, undisturbed)
+
+
+def test_run_reports_where_the_result_is_and_leaves_it_there(followed):
+    config, output = followed
+    run = run_folder(config)
+    assert str(run.export) in output
+    assert AutoModel.from_pretrained(run.export).config.hidden_size == 16
+    assert run.curves.read_bytes().startswith(b"\x89PNG")
+    assert yaml.safe_load(run.config.read_text())["batch"]["tokens"] == 256
+    assert (run.checkpoints / "latest").read_text() == "step-00000020\n"
+    assert json.loads((run.path / "outcome.json").read_text())["status"] == "finished"
+    run_id = run.wandb_run_id.read_text()
+    files = list(run.path.glob("wandb/offline-run-*/*.wandb"))
+    assert [run_id in file.name for file in files] == [True]
+    newest = CheckpointStore(run.checkpoints).complete()[0]
+    assert newest.manifest().wandb_run_id == run_id
+
+
+def test_keys_of_the_environment_are_in_no_file_of_the_run_and_not_at_the_terminal(followed):
+    config, output = followed
+    folder = run_folder(config).path
+    files = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert len(files) > 20 and any(path.suffix == ".wandb" for path in files)
+    for key in (TOKEN, *KEYS.values()):
+        assert key not in output
+        assert [path for path, content in files.items() if key.encode() in content] == []
+
+
+def test_alert_is_told_once_at_the_terminal_in_its_file_and_in_wandb(followed):
+    config, output = followed
+    run = run_folder(config)
+    (alert,) = read_metrics(run.alerts)
+    assert (alert["name"], alert["state"]) == ("memory", "raised")
+    assert output.count(f"warning: {alert['message']}") == 1
+    (file,) = run.path.glob("wandb/offline-run-*/*.wandb")
+    sent = [record.alert.text for record in read_records(file) if record.WhichOneof("record_type") == "alert"]
+    assert sent == [alert["message"]]
 
 
 def test_ctrl_c_on_a_local_cluster_which_no_one_else_can_use_saves_ends_within_30_s_and_leaves_no_process(tmp_path):
     """The cluster has a token that it leaves nowhere. Ctrl-C goes to the terminal's whole process group."""
-    config = tiny_config(tmp_path, **merged(SLOW_STEPS, {"training": {"max_steps": 2000}, "ray": {"num_workers": 1}}))
+    config = tiny_config(tmp_path, **SLOW_STEPS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache"))  # compiled code
         patch.setenv("HOME", str(tmp_path / "home"))
