@@ -1,8 +1,8 @@
 """Faults at random, for so many minutes: ``python -m tests.chaos --seed 1 --minutes 15``, by ``make chaos``.
 
 Needs root: nodes have networks of their own, runs a disk. Ends with exit code 1 where a round did not come to what the
-undisturbed one came to. A phase has no rounds and needs no root: ``--phases bits --flips 300`` flips single bits of
-files (tests/chaos/bits.py).
+undisturbed one came to. Two phases have no rounds and need no root: ``--phases bits --flips 300`` flips single bits of
+files, ``--phases clients`` attacks the service (tests/chaos/bits.py and clients.py).
 """
 
 import argparse
@@ -11,11 +11,11 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 
-from tests.chaos import bits
+from tests.chaos import bits, clients
 from tests.chaos.faults import FAULTS, PHASES, STEPPING
 from tests.chaos.rounds import Embedding, Met, Round, Search, Service, Training
 from tests.clusters import Machines
@@ -36,14 +36,15 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=15)
     parser.add_argument("--kinds", nargs="+", choices=[*FAULTS], default=[*FAULTS])
-    parser.add_argument("--phases", nargs="+", choices=[*PHASES, "bits"], default=PHASES)
+    parser.add_argument("--phases", nargs="+", choices=[*PHASES, *ALONE], default=PHASES)
     parser.add_argument("--spacing", type=int, default=4, help="steps between faults, about")
     parser.add_argument("--flips", type=int, nargs="+", default=[300], help="phase bits: number, or first and last")
-    parser.add_argument("--only", nargs="+", help="things of which bits are flipped, by name")
+    parser.add_argument("--seconds", type=float, default=20, help="phase clients: of an attack")
+    parser.add_argument("--only", nargs="+", help="attacks, or things of which bits are flipped, by name")
     parser.add_argument("--out", type=Path, help="Markdown file for the table of results")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    parts = [flipped] if "bits" in given.phases else []
+    parts = [ALONE[phase] for phase in given.phases if phase in ALONE]
     parts += [disturbed] if {*PHASES} & {*given.phases} else []
     results = [part(given) for part in parts]
     lines = [line for rows, _ in results for line in (*rows, "")]
@@ -63,6 +64,16 @@ def flipped(given: argparse.Namespace) -> Results:
             flips.append(made.flip(given.seed, number))
             print(flips[-1], flush=True)
     return [*bits.table(flips)], [str(flip) for flip in flips if not flip.is_right]
+
+
+def attacked(given: argparse.Namespace) -> Results:
+    """Attacks on the service, one after the other."""
+    trials = list[clients.Trial]()
+    with tempfile.TemporaryDirectory(prefix="chaos-clients-") as folder:
+        for name in given.only or clients.attacks():
+            trials.append(clients.trial(Path(folder), name, given.seconds))
+            print([*clients.table(trials)][-1], flush=True)
+    return [*clients.table(trials)], [problem for trial in trials for problem in trial.wrong]
 
 
 def disturbed(given: argparse.Namespace) -> Results:
@@ -87,6 +98,10 @@ def disturbed(given: argparse.Namespace) -> Results:
         left = machines.close()
     print(f"{len(rounds)} rounds, {sum(len(round_.faults) for round_ in rounds)} faults")
     return [*table(rounds)], [line for round_ in rounds for line in round_.wrong] + left
+
+
+ALONE: dict[str, Callable[[argparse.Namespace], Results]] = {"bits": flipped, "clients": attacked}
+"""Phases that need no machines of their own, nor root; only where they are named."""
 
 
 def schedule(chance: random.Random, kinds: list[str], phases: list[str], spacing: int) -> Iterator[list[Met]]:
