@@ -1,17 +1,55 @@
-"""Backbones made fast: for inference alone, and in training by products in FP8 (torchao)."""
+"""Backbones made fast: for inference alone, and in training by products in FP8 (torchao).
 
+In inference on the CPU a vector depends on its sequence alone, not on what shares its batch: products are of a fixed
+number of rows.
+"""
+
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from esmeray.common.errors import ConfigError
 from esmeray.model.backbones.base import PackedBackbone
 
-_ROWS_HINT = 2048
-"""Tokens of a call, roughly; the layout is good for any number."""
+ROWS = 2048
+"""Rows of each product in inference on the CPU: the token budget of a batch there, which is nearly filled."""
 _FP8_MULTIPLE = 16
 """What FP8's kernels want both sides of a weight to be divisible by."""
+
+
+def _in_blocks(product: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """``product`` of :data:`ROWS` rows at a time, with zeros below the last.
+
+    By the number of rows oneDNN and MKL choose how to divide the sums of a product, so that the last bits of a row
+    would depend on how many others there are: in bf16 from 1,280 channels on below 777 rows, in fp32 below 16.
+    """
+    rows = x.flatten(0, -2)
+    short = -len(rows) % ROWS
+    if short:
+        rows = functional.pad(rows, (0, 0, 0, short))
+    blocks = [product(block) for block in rows.split(ROWS)]
+    out = blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+    return out[: len(out) - short].unflatten(0, x.shape[:-1])
+
+
+class FixedRowsLinear(nn.Linear):
+    """A linear layer of inference on the CPU whose rows are the same bits whatever shares their batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _in_blocks(super().forward, x)
+
+
+def fix_rows(module: nn.Module) -> None:
+    """Make every Linear on the CPU a :class:`FixedRowsLinear`, in place."""
+    for child in module.modules():
+        if type(child) is not nn.Linear or child.weight.device.type != "cpu":
+            continue
+        # Without instructions for bf16 its products are sums in order, slow, and the same for any number of rows.
+        if child.weight.dtype != torch.bfloat16 or _multiplies_bf16():
+            child.__class__ = FixedRowsLinear  # in place of wrapping it: heads read their layers' weights
 
 
 class PrepackedLinear(nn.Module):
@@ -23,39 +61,54 @@ class PrepackedLinear(nn.Module):
     frozen graphs call.
     """
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, linear: nn.Linear, fixed_rows: bool) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _ROWS_HINT)
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), ROWS)
         self._bias = None if linear.bias is None else linear.bias.detach()
+        self._fixed_rows = fixed_rows
 
     def forward(self, x: Tensor) -> Tensor:
+        return _in_blocks(self._product, x) if self._fixed_rows else self._product(x)
+
+    def _product(self, x: Tensor) -> Tensor:
         return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
 
 
-def optimize_for_inference(backbone: PackedBackbone, dtype: torch.dtype = torch.bfloat16) -> PackedBackbone:
+def optimize_for_inference(
+    backbone: PackedBackbone, dtype: torch.dtype = torch.bfloat16, *, fixed_rows: bool = True
+) -> PackedBackbone:
     """Take a backbone over for inference alone: cast, frozen, and on the CPU in bf16 with weights laid out for oneDNN.
 
     ``backbone``: on the device where it is to run. It can't be trained, exported or moved to another device afterwards.
     ``dtype``: bf16 is the fastest on the CPU as on CUDA; its features have a cosine of 0.999 or more with fp32's.
-    Returns the same object.
+    ``fixed_rows``: on the CPU a vector does not depend on its batch, for which a few tokens cost what
+    :data:`ROWS` do. Returns the same object.
     """
     backbone.requires_grad_(False).eval().to(dtype)
-    if not backbone.pads:  # T5's layers look at the weights of their Linear
-        _prepack(backbone.model)
+    if backbone.pads:  # T5's layers look at the weights of their Linear, and its groups depend on the batch anyway
+        return backbone
+    _prepack(backbone.model, fixed_rows)
+    if fixed_rows:
+        fix_rows(backbone)
     return backbone
 
 
-def _prepack(module: nn.Module) -> None:
+def _multiplies_bf16() -> bool:
+    """Test that this processor and this torch have products in bf16 on the CPU."""
+    return bool(torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def _prepack(module: nn.Module, fixed_rows: bool) -> None:
     """Replace every bf16 Linear on the CPU; leaves a module alone where this torch or processor can't."""
-    if not (torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()):
+    if not _multiplies_bf16():
         return
     for child_name, child in list(module.named_children()):
         # Not a subclass: it computes something else (FP8, an adapter) that a plain product would drop.
         if type(child) is nn.Linear and child.weight.dtype == torch.bfloat16 and child.weight.device.type == "cpu":
-            setattr(module, child_name, PrepackedLinear(child))
+            setattr(module, child_name, PrepackedLinear(child, fixed_rows))
         else:
-            _prepack(child)
+            _prepack(child, fixed_rows)
 
 
 def use_fp8(backbone: PackedBackbone, *, emulate: bool = False) -> None:

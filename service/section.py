@@ -37,6 +37,9 @@ class ServedModel(Section):
     """GPUs of each replica; with 0.5 two replicas share a GPU."""
     tokens: Tokens | None = None
     """Token budget of a batch. Default: 2,048 on the CPU, 65,536 on CUDA."""
+    equal_bytes: bool = False
+    """On the CPU, answer with the same bits whatever shares a batch, as embed run does: a lone protein then takes two
+    to ten times as long."""
     max_wait_ms: NonNegativeFloat = 2.0
     """Milliseconds that a batch waits to be filled, at most."""
     queue_tokens: PositiveInt = 500_000

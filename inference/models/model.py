@@ -30,7 +30,7 @@ from esmeray.model.backbones.lora import merge
 from esmeray.model.cost.flops import forward_flops
 from esmeray.model.device import DTYPES
 from esmeray.model.forward_loop import ForwardLoop, Indices
-from esmeray.model.optimization import optimize_for_inference
+from esmeray.model.optimization import fix_rows, optimize_for_inference
 from esmeray.tasks.opening import Opened
 from esmeray.train_config.section import ComputeSection, Precision
 
@@ -42,7 +42,8 @@ class Model:
     """See the module; made by :func:`esmeray.inference.models.opening.open_model`.
 
     ``heads`` has what computes from features, by the name of its task. ``limit`` is that of the texts that it is run
-    on: the one that it was trained with, where it was trained to predict; else what it can take.
+    on: the one that it was trained with, where it was trained to predict; else what it can take. ``equal_bytes``: on
+    the CPU a vector does not depend on its batch.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Model:
         device: torch.device,
         random_weights: bool,
         limit: Limit | None = None,
+        equal_bytes: bool = True,
     ) -> None:
         self.device, self.tokenizer, self.heads = device, opened.tokenizer, opened.heads
         backbone, dtype = opened.backbone, DTYPES[precision]
@@ -87,12 +89,14 @@ class Model:
         self.limit = limit or Limit(self.facts.longest)
         backbone.to(device)
         # Moved first: once weights are laid out for oneDNN (on the CPU, in bf16), they can't be.
-        self.backbone: PackedBackbone = optimize_for_inference(backbone, dtype)
+        self.backbone: PackedBackbone = optimize_for_inference(backbone, dtype, fixed_rows=equal_bytes)
         for head in head_modules:
             head.requires_grad_(False).eval().to(device)
             # No buffers: scales of features and of numbers need their precision.
             for parameter in head.parameters():
                 parameter.data = parameter.data.to(dtype)
+            if equal_bytes:
+                fix_rows(head)
 
     @property
     def around(self) -> tuple[int, int]:

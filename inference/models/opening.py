@@ -20,6 +20,7 @@ def open_model(
     *,
     heads: Collection[str] | None = None,
     random_weights: bool = False,
+    equal_bytes: bool = True,
     key: str = "model",
 ) -> Model:
     """The model that ``source`` names, for inference alone.
@@ -30,6 +31,8 @@ def open_model(
         device: cpu, cuda, cuda:1 ...; by default CUDA where there is one.
         heads: names of the tasks whose heads are wanted; None for all that the model has.
         random_weights: take a size, whose weights are random, to try things out.
+        equal_bytes: on the CPU, make a vector of its sequence alone, to the last bit, whatever shares its batch. Few
+            tokens then take as long as 2,048.
         key: name of the setting, for messages.
 
     Raises ConfigError for what is not there, DataError for damaged files, ResourceError where the hub can't be reached.
@@ -55,5 +58,6 @@ def open_model(
         device=choose_device() if device is None else torch.device(device),
         random_weights=located.random_weights,
         # Trained with a crop, a model predicts of texts that are cropped alike. Embeddings have the job's own limit.
+        equal_bytes=equal_bytes,
         limit=limit_of(config_of(located.folder).data) if prediction_of(located.task) else None,
     )

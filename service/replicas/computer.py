@@ -54,7 +54,12 @@ class Computer:
             section = ComputeSection(precision=served.precision, tokens=served.tokens)
             precision, tokens = section.resolved(device == "cuda")
         self._model = model = open_model(
-            served.source, precision, device, random_weights=served.random_weights, key="models"
+            served.source,
+            precision,
+            device,
+            random_weights=served.random_weights,
+            equal_bytes=served.equal_bytes,
+            key="models",
         )
         for head in model.heads.values():
             refusal = getattr(head, "not_served", "")
