@@ -17,10 +17,8 @@ from pathlib import Path
 
 import torch
 
-from esmeray.benchmarks.gpu.alignment import alignment
 from esmeray.benchmarks.gpu.bench import Bench
-from esmeray.benchmarks.gpu.correctness import correctness
-from esmeray.benchmarks.gpu.forward import forward
+from esmeray.benchmarks.gpu.parts import alignment, correctness, forward
 from esmeray.benchmarks.gpu.training import budgets, ceilings, profile, training
 from esmeray.benchmarks.harness.machine import describe_machine
 from esmeray.benchmarks.harness.runner import Run, run_stages

@@ -17,8 +17,7 @@ from esmeray.common.errors import DataError
 from esmeray.common.statistics import percentile_interval, resamplings
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.dataset.structures.store import Structure, StructureStore
-from esmeray.inference.design.sampling import Request, generate
-from esmeray.inference.design.scoring import log_likelihoods
+from esmeray.inference.design.sampling import Request, generate, log_likelihoods
 from esmeray.tasks.diffusion.model import SequenceDiffusion
 from esmeray.train_config.section import DEFAULT_TOKENS
 

@@ -92,7 +92,7 @@ def main(model: OfModel, generate: GenerateSection, made: Made) -> None:
     from esmeray.alignment.search import Search
     from esmeray.inference.design import sampling
     from esmeray.inference.design.report import draw_logo, write_probabilities
-    from esmeray.inference.design.scoring import log_likelihoods, nearest, recovery
+    from esmeray.inference.design.sampling import log_likelihoods, nearest, recovery
 
     search = None if known is None else Search(known, scoring())
     total, done = len(structures) * generate.number, 0

@@ -45,7 +45,7 @@ def main(model: OfModel, score: ScoreSection, made: Made) -> None:
         raise DataError(f"no sequence has the length of a structure ({lengths} residues)")
     diffusion, label = load_model(model, score)
 
-    from esmeray.inference.design.scoring import log_likelihoods, recovery
+    from esmeray.inference.design.sampling import log_likelihoods, recovery
 
     rows = 0
     with (

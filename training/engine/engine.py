@@ -238,7 +238,7 @@ class TrainingEngine:
 
         CheckpointError where a file can't be loaded.
         """
-        from esmeray.training.checkpoints.resharding import Resharding
+        from esmeray.training.checkpoints.consolidation import Resharding
         from esmeray.training.checkpoints.writer import load_tensors
 
         self._shards.read = load_tensors

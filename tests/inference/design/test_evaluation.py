@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from esmeray.inference.design.evaluation import evaluate_designs, structures_of_store
-from esmeray.inference.design.sampling import Request, generate
-from esmeray.inference.design.scoring import log_likelihoods, recovery
+from esmeray.inference.design.sampling import Request, generate, log_likelihoods, recovery
 from tests.structures import structure_store
 from tests.tasks.test_diffusion_model import trained
 

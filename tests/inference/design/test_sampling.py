@@ -12,8 +12,16 @@ from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.dataset.section import IngestSection
 from esmeray.dataset.store.conversion import convert
 from esmeray.dataset.store.reader import Store
-from esmeray.inference.design.sampling import Design, Request, amino_acid_logits, generate, structure_batch
-from esmeray.inference.design.scoring import log_likelihoods, nearest, recovery
+from esmeray.inference.design.sampling import (
+    Design,
+    Request,
+    amino_acid_logits,
+    generate,
+    log_likelihoods,
+    nearest,
+    recovery,
+    structure_batch,
+)
 from tests.model.support import random_sequences
 from tests.structures import folds
 from tests.tasks.test_diffusion_model import trained

@@ -12,8 +12,7 @@ from transformers import AutoTokenizer
 from esmeray.common.errors import ConfigError
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.inference.mutations import job
-from esmeray.inference.mutations.job import Scorer
-from esmeray.inference.mutations.marginals import MaskedModel
+from esmeray.inference.mutations.job import MaskedModel, Scorer
 from esmeray.inference.mutations.section import MutationsSection
 from esmeray.inference.mutations.variants import Mutant, Protein
 from tests.damage import killed_in_piece

@@ -8,8 +8,7 @@ from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esmeray.training.checkpoints.consolidation import FP32, sharded_parameters
-from esmeray.training.checkpoints.resharding import Resharding
+from esmeray.training.checkpoints.consolidation import FP32, Resharding, sharded_parameters
 
 SHAPES = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 7)), min_size=1, max_size=5)
 KEYS = (FP32, "exp_avg", "exp_avg_sq")

@@ -1,14 +1,19 @@
-"""Inference: the backbone alone, beside what people use."""
+"""What runs forward on a GPU: whether it computes what the CPU does, and how fast the backbone and the kernel of
+Smith-Waterman are, beside what people use."""
 
+import itertools
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from esmeray.benchmarks.gpu.bench import Bench, captured
-from esmeray.benchmarks.harness.stage import Row
+from esmeray.benchmarks.harness.stage import REPOSITORY, Row
 from esmeray.common.timing import median_seconds, timed
 from esmeray.dataset.batches.steps import StepBatches
 from esmeray.dataset.packed_batch import PackedBatch
@@ -17,7 +22,62 @@ from esmeray.dataset.tokens.esm import pack_sequences
 from esmeray.model.backbones.huggingface_loading import quiet_transformers
 from esmeray.model.backbones.loading import load_network
 from esmeray.model.cost.flops import training_flops_per_token
+from esmeray.model.kernels.smith_waterman import SmithWaterman
 from esmeray.tasks.masked_lm.model import MaskedLM
+
+
+def correctness(bench: Bench) -> Iterator[Row]:
+    """Loss, features and gradients on the device against fp32 on the CPU."""
+    name = bench.sizes[0]
+    batch = bench.work(2048)[0].batches[0]
+    reference = bench.masked_lm(name, torch.float32).cpu()
+    wanted = reference(batch.to("cpu"))
+    # The CPU's fp32 is the reference, since the tests hold it to transformers.
+    wanted.loss_sum.backward()
+    wanted_grads = torch.cat([p.grad.flatten() for p in reference.parameters() if p.grad is not None])
+    for dtype, compiled in itertools.product((torch.float32, torch.bfloat16), (False, True)):
+        model = bench.masked_lm(name, dtype)
+        if compiled:
+            model.backbone.compile_layers(bench.backend)
+        output = model(batch)
+        output.loss_sum.backward()
+        grads = torch.cat([p.grad.flatten().float().cpu() for p in model.parameters() if p.grad is not None])
+        difference = abs(float(output.loss_sum.detach()) / float(wanted.loss_sum.detach()) - 1)
+        # Of all gradients as one vector: single ones are near zero, where relative differences mean nothing.
+        cosine = float(torch.nn.functional.cosine_similarity(grads, wanted_grads, dim=0))
+        least, most = (0.999, 1e-2) if dtype == torch.bfloat16 else (0.999999, 1e-4)
+        yield {
+            "model": name,
+            "dtype": str(dtype).removeprefix("torch."),
+            "layers": "compiled" if compiled else "eager",
+            "loss, relative difference": difference,
+            "cosine of the gradients": cosine,
+            "verdict": "ok" if cosine >= least and difference <= most else "WRONG",
+        }
+    yield {"model": name, "layers": "no wait in a step", "verdict": _waits_nowhere(bench, name)}
+    if bench.device == "cuda":
+        command = [sys.executable, "-m", "pytest", "-m", "cuda", "--continue-on-collection-errors", "tests/model"]
+        # Also where some can't be collected: a machine for one check need not have Ray and DeepSpeed.
+        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=180)
+        words = ["ok" if done.returncode == 0 else "WRONG", *done.stdout.strip().splitlines()[-1:]]
+        yield {"layers": "tests marked cuda", "verdict": " ".join(words)}
+
+
+def _waits_nowhere(bench: Bench, name: str) -> str:
+    """Whether a step runs under torch's mode that forbids to wait for the device."""
+    if bench.device != "cuda":
+        return "not on this device"
+    model = bench.masked_lm(name, torch.bfloat16)
+    batch = bench.work(2048)[0].batches[0]
+    model(batch).loss_sum.backward()  # what is set up once
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        model(batch).loss_sum.backward()
+    except RuntimeError as error:
+        return f"WRONG: {str(error).splitlines()[0]}"
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return "ok"
 
 
 def forward(bench: Bench) -> Iterator[Row]:
@@ -108,3 +168,32 @@ def _padded(sequences: list[str], device: str) -> tuple[Tensor, Tensor]:
     rows = [pack_sequences([sequence]).tokens for sequence in sequences]
     ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=1).to(device)
     return ids, (ids != 1).long()
+
+
+LETTERS, FIRST, EXTEND = 24, 12, 1
+CUDASW = 5710
+"""GCUPS of CUDASW++4.0 on an H100, as published."""
+
+
+def alignment(bench: Bench) -> Iterator[Row]:
+    """GCUPS of a query with many sequences of the lengths of UniRef90, random letters; exact int32 scores."""
+    random = np.random.default_rng(0)
+    count, queries = (500_000, (100, 300, 1000, 5000)) if bench.device == "cuda" else (40, (20,))
+    lengths = np.clip(random.lognormal(5.6, 0.7, count), 10, 8000 if bench.device == "cuda" else 60).astype(int)
+    sequences = np.split(random.integers(LETTERS, size=lengths.sum(), dtype=np.uint8), lengths.cumsum()[:-1])
+    # Symmetric, with a positive diagonal, as substitution matrices are: else alignments would end at once.
+    half = random.integers(-4, 3, (LETTERS, LETTERS))
+    matrix = np.triu(half, 1) + np.triu(half, 1).T + np.diag(random.integers(4, 12, LETTERS))
+    align = SmithWaterman(sequences, matrix, FIRST, EXTEND, bench.device)
+    for length in queries:
+        # Beginnings of the longest, so that all queries are like the same proteins.
+        query = sequences[int(lengths.argmax())][:length]
+        checked = random.choice(count, 20, replace=False)
+        # Some of the sequences: the CPU would take minutes for all of them.
+        few = SmithWaterman([sequences[index] for index in checked], matrix, FIRST, EXTEND, "cpu")
+        same = np.array_equal(few(query), align(query)[checked])
+        gcups = 1e-9 * len(query) * align.residues / median_seconds(partial(align, query))
+        speed = {"GCUPS": gcups, "of CUDASW++4.0": gcups / CUDASW}
+        yield {"query": len(query), **speed, "verdict": "ok" if same else "WRONG"}
+    if bench.device == "cuda":
+        yield {"query": None, "peak GB": torch.cuda.max_memory_allocated() / 1e9}
