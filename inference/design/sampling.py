@@ -1,5 +1,5 @@
-"""Sequences for a structure, by denoising: from <mask> everywhere, more positions are decided in each step. And how well
-given sequences go with one: log-likelihood per residue, recovery of a native sequence, distance from known ones.
+"""Sequences for a structure, by denoising: from <mask> everywhere, more positions are decided in each step. And how
+well given sequences go with one: log-likelihood per residue, recovery of a native sequence, distance from known ones.
 
 A design depends on its own seed alone, not on what it shares a batch with. A masked diffusion model with the linear
 schedule is an autoregressive model in every order at once (Ou et al. 2024): -log p of a sequence is L times the mean
