@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
-from esmeray.alignment.prefilter import SharedWords
 from esmeray.alignment.scoring import scoring
-from esmeray.alignment.search import Search
+from esmeray.alignment.search import Search, SharedWords
 from esmeray.benchmarks.harness.proteins import read_proteins, write_fasta, write_store
 from esmeray.dataset.store.reader import Store
 

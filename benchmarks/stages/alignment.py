@@ -10,9 +10,8 @@ without the query itself, that it keeps.
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from esmeray.alignment.prefilter import SharedWords
 from esmeray.alignment.scoring import scoring
-from esmeray.alignment.search import Search
+from esmeray.alignment.search import Search, SharedWords
 from esmeray.benchmarks.harness.proteins import read_proteins, spread_by_length, write_store
 from esmeray.benchmarks.harness.stage import (
     Case,

@@ -16,9 +16,8 @@ import torch
 from numpy.typing import NDArray
 from scipy.sparse import csr_array, vstack
 
-from esmeray.alignment.prefilter import SharedWords
 from esmeray.alignment.scoring import scoring
-from esmeray.alignment.search import Search
+from esmeray.alignment.search import Search, SharedWords
 from esmeray.dataset.embeddings.manifest import parts as ranges
 from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.function.ontology import propagate

@@ -8,9 +8,8 @@ import numpy as np
 import parasail
 import pytest
 
-from esmeray.alignment.prefilter import EmbeddingNeighbours, SharedWords
 from esmeray.alignment.scoring import Scoring, scoring
-from esmeray.alignment.search import Search
+from esmeray.alignment.search import EmbeddingNeighbours, Search, SharedWords
 from esmeray.common import compiled_code
 from esmeray.common.errors import DataError
 from esmeray.dataset.section import IngestSection

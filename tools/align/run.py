@@ -33,9 +33,8 @@ from esmeray.tools.grammar import IngestedSection, Made, command
 from esmeray.train_config.section import PositiveFloat, PositiveInt, Section
 
 if TYPE_CHECKING:
-    from esmeray.alignment.prefilter import EmbeddingNeighbours, SharedWords
     from esmeray.alignment.scoring import Scoring
-    from esmeray.alignment.search import Search
+    from esmeray.alignment.search import EmbeddingNeighbours, Search, SharedWords
 
 
 class AlignSection(Section):
@@ -134,7 +133,7 @@ def _align(search: "Search", queries: Store, section: AlignSection, kept: Journa
 
 
 def _prefilter(section: AlignSection, store: Store) -> "EmbeddingNeighbours | SharedWords | None":
-    from esmeray.alignment.prefilter import EmbeddingNeighbours, SharedWords
+    from esmeray.alignment.search import EmbeddingNeighbours, SharedWords
 
     if section.query_embeddings and section.store_embeddings:
         return EmbeddingNeighbours(store, section.store_embeddings, section.query_embeddings)
