@@ -150,13 +150,11 @@ class ServiceSettings(Section):
     ray: RaySection = RaySection()
 
 
-class KeySection(Section):
-    """A key's name, scopes and rates."""
+class CallerSection(Section):
+    """What a key allows its caller."""
 
     name: Annotated[str, Field(min_length=1)]
     """Name of the key, which logs show."""
-    file: Path
-    """YAML file of keys, made if it is missing."""
     models: list[str] = Field(["*"])
     """Models that the key may use; '*' for all."""
     endpoints: list[str] = Field(["*"])
@@ -165,6 +163,13 @@ class KeySection(Section):
     """Requests a minute that the key may send. Default: any number."""
     residues_per_minute: PositiveInt | None = None
     """Residues a minute that the key may send. Default: any number."""
+
+
+class KeySection(CallerSection):
+    """A key's name, scopes and rates, and its file."""
+
+    file: Path
+    """YAML file of keys, made if it is missing."""
 
 
 class QuerySection(Section):

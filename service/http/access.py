@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from starlette.types import Scope
 
 from esmeray.common.errors import ConfigError
 from esmeray.common.text import first_line
 from esmeray.service.http.refusals import RefusalError
-from esmeray.service.section import is_loopback
+from esmeray.service.section import CallerSection, is_loopback
 
 PUBLIC = (
     *("/", "/page.js", "/page.css", "/docs", "/openapi.json", "/swagger-ui-bundle.js", "/swagger-ui.css"),
@@ -32,17 +32,10 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?")
 """A name or an address, and maybe a port: not evil@127.0.0.1."""
 
 
-class Key(BaseModel):
-    """What a caller may do."""
+class Key(CallerSection):
+    """A caller, known by the hash of its key."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    name: str
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
-    models: list[str] = ["*"]
-    endpoints: list[str] = ["*"]
-    requests_per_minute: int | None = Field(None, gt=0)
-    residues_per_minute: int | None = Field(None, gt=0)
 
     def allows(self, model: str) -> bool:
         return not {"*", model}.isdisjoint(self.models)
