@@ -57,7 +57,7 @@ def main(arguments: Arguments) -> None:
     if len(names) != len(folders):
         raise ConfigError(f"--join.names: {len(names)} for {len(folders)} folders; give one for each, in their order")
     # By folder and output: the name of the columns in the manifest, which must be unique.
-    sources = {f"{source.folder}/{source.name}": source for source in map(open_vectors, folders, names)}
+    sources = {f"{source.source}/{source.name}": source for source in map(open_vectors, folders, names)}
     if len(sources) < len(folders):
         raise ConfigError("the same output of a folder is given twice; choose another by --join.names")
     first = next(iter(sources.values()))

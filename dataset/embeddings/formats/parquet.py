@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 
 from esmeray.common.errors import parsing
 from esmeray.dataset.embeddings.formats.base import NUMPY_DTYPES, Append, Block, Format, TableRows, narrowed
-from esmeray.dataset.embeddings.manifest import REMEDY, Index, OutputManifest
+from esmeray.dataset.embeddings.manifest import REMEDY, OutputManifest, Part
 
 
 class _ParquetRows(TableRows):
-    def __init__(self, output: OutputManifest, index: Index) -> None:
+    def __init__(self, output: OutputManifest, index: Part) -> None:
         super().__init__(output, index)
         with parsing(self.path, REMEDY):
-            self._file = pq.ParquetFile(self.path, memory_map=True, page_checksum_verification=True)
+            self._file = pq.ParquetFile(self.file, memory_map=True, page_checksum_verification=True)
             groups = [self._file.metadata.row_group(n).num_rows for n in range(self._file.num_row_groups)]
             self._ends = np.cumsum([0, *groups])
             records, channels = self.shape
