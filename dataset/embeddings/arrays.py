@@ -44,8 +44,10 @@ class RangedArray:
     """An array (N, ...) in a file at a URI, of which a slice of rows is fetched when it is taken."""
 
     def __init__(self, file: BinaryIO, offset: int, shape: Sequence[int], dtype: np.dtype) -> None:
-        self._file, self._offset = file, offset
-        self.shape, self.dtype = tuple(shape), dtype
+        self._file = file
+        self._offset = offset
+        self.shape = tuple(shape)
+        self.dtype = dtype
         self._row_bytes = dtype.itemsize * math.prod(self.shape[1:])
 
     def __len__(self) -> int:
@@ -122,6 +124,13 @@ def as_float32(values: NDArray, scales: NDArray | None = None) -> NDArray[np.flo
         return (values.astype(np.uint32) << 16).view(np.float32)
     wide = values.astype(np.float32, copy=False)
     return wide if scales is None else wide * scales
+
+
+def as_stored(values: NDArray[np.float32], dtype: str) -> NDArray:
+    """fp32, fp16 or bf16 of fp32 that was read of such a file, and is exact in it."""
+    if dtype == "bf16":
+        return (values.view(np.uint32) >> 16).astype(np.uint16)
+    return values.astype(np.float16 if dtype == "fp16" else np.float32, copy=False)
 
 
 def quantized(values: NDArray[np.float32], scales: NDArray[np.float32]) -> NDArray[np.int8]:

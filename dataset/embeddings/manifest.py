@@ -145,7 +145,8 @@ class Part:
     """
 
     def __init__(self, folder: Path, uri: str | None = None) -> None:
-        self.folder, self.uri = folder, uri
+        self.folder = folder
+        self.uri = uri
         self.manifest = read_manifest(folder)
         self.num_records = self.manifest.num_records
 

@@ -9,6 +9,7 @@ Shape legend: N records, C channels, L residues of a record.
 
 from collections.abc import Callable, Iterator
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -119,8 +120,7 @@ class Embeddings(Index):
                 pieces.append(self._patiently(lambda rows=rows, piece=piece: rows.rows(*piece)))
         if len(pieces) < 2:  # an empty slice, too, has the dtype and the channels of its rows
             return pieces[0] if pieces else self._rows[0].rows(0, 0)
-        is_table = self.output.per == "protein"
-        return np.concatenate(pieces) if is_table else [values for piece in pieces for values in piece]
+        return np.concatenate(pieces) if self.output.per == "protein" else list(chain.from_iterable(pieces))
 
     def __iter__(self) -> Iterator[Values]:
         return (self[number] for number in range(len(self)))

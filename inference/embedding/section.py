@@ -45,7 +45,10 @@ class EmbedJobSection(EmbedSection):
     input: list[str] = Field(min_length=1)
     """FASTA files, folders, quoted globs, or one store; each also as a URI."""
     output: Path
-    """Folder to make, or the URI of one."""
+    """Folder to make, or the URI of one. A finished one of the same model and settings grows by the records that it
+    lacks."""
+    known: list[str] = Field([])
+    """Outputs of the same model and settings, folders or URIs, from which values of sequences are taken."""
     random_weights: bool = False
     """Take names of sizes (esm2_t6_8M), whose weights are random, to try things out."""
     cache: Path | None = None

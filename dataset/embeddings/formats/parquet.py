@@ -1,6 +1,7 @@
 """Vectors of proteins as Parquet: columns id, length and embedding, a list of fixed size.
 
-Row groups are of about 96 MB, without dictionary or compression, so that a group is decoded by taking its bytes.
+Row groups are of about 8 MB, which are read for a single row, without dictionary or compression, so that a group is
+decoded by taking its bytes.
 """
 
 import json
@@ -19,6 +20,8 @@ from esmeray.common.errors import parsing
 from esmeray.dataset.embeddings.formats.base import NUMPY_DTYPES, Append, Block, Format, TableRows, narrowed
 from esmeray.dataset.embeddings.manifest import REMEDY, OutputManifest, Part
 
+_GROUP_BYTES = 1 << 23
+
 
 class _ParquetRows(TableRows):
     def __init__(self, output: OutputManifest, index: Part) -> None:
@@ -33,7 +36,7 @@ class _ParquetRows(TableRows):
                 raise ValueError(f"vectors of {vector} where the manifest has {channels:,} channels of {self.dtype}")
             if int(self._ends[-1]) != records:
                 raise ValueError(f"{self._ends[-1]:,} records where the manifest has {records:,}")
-        self._group = lru_cache(maxsize=2)(self._read_group)  # of 96 MB each; a block may reach over the end of one
+        self._group = lru_cache(maxsize=2)(self._read_group)  # a block may reach over the end of one
 
     def stored(self, start: int, stop: int) -> NDArray:
         # An empty slice at the end asks for no group, and still needs one for its dtype and channels.
@@ -73,14 +76,16 @@ class Parquet(Format):
             metadata=None if output.scales is None else {"scales": json.dumps(output.scales)},
         )
 
+        # No group goes over the end of a block, so that none has to be held back until it is full.
+        group_rows = max(1, _GROUP_BYTES // (output.channels * value.type.bit_width // 8))
+
         def append(block: Block) -> None:
             columns = [
                 pa.array(block.ids),
                 pa.array(block.lengths.astype(np.uint32)),
                 pa.FixedSizeListArray.from_arrays(pa.array(narrowed(block.values, output).reshape(-1)), type=vector),
             ]
-            # A group for each block, so that none has to be held back until it is full.
-            writer.write_table(pa.Table.from_arrays(columns, schema=schema), row_group_size=len(block.ids))
+            writer.write_table(pa.Table.from_arrays(columns, schema=schema), row_group_size=group_rows)
 
         plain: dict[str, Any] = {"use_dictionary": False, "compression": "none", "write_statistics": False}
         with pq.ParquetWriter(path, schema, write_page_checksum=True, **plain) as writer:
