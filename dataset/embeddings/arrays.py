@@ -77,8 +77,10 @@ def open_arrays(file: Path | BinaryIO, where: Path | str | None = None) -> dict[
     ``where`` names the file in messages. Raises DataError where it is missing or truncated.
     """
     with parsing(where or str(file), "remove it, and compute it again"):
-        is_path = isinstance(file, Path)
-        mapped: Any = np.memmap(file, mode="r", dtype=np.uint8) if is_path else _bytes_of(file)
+        if isinstance(file, Path):
+            mapped: Any = np.memmap(file, mode="r", dtype=np.uint8)
+        else:
+            mapped = RangedArray(file, 0, [file.seek(0, os.SEEK_END)], np.dtype(np.uint8))
         length = int.from_bytes(mapped[:8].tobytes(), "little")
         if length > len(mapped) - 8:  # before so much is read
             raise ValueError(f"a header of {length:,} bytes")
@@ -92,10 +94,6 @@ def open_arrays(file: Path | BinaryIO, where: Path | str | None = None) -> dict[
             else:
                 arrays[name] = np.asarray(mapped[start:end]).view(dtype).reshape(kind["shape"])
         return arrays
-
-
-def _bytes_of(file: BinaryIO) -> RangedArray:
-    return RangedArray(file, 0, [file.seek(0, os.SEEK_END)], np.dtype(np.uint8))
 
 
 def arrays_checksum(identity: str, arrays: Arrays) -> str:

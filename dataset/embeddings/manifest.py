@@ -159,11 +159,6 @@ class Part:
         return verified(self.folder / name) if self.uri is None else open_ranges(f"{self.uri}/{name}")
 
     @cached_property
-    def lengths(self) -> NDArray[np.uint32]:
-        """(N,) residues of each record."""
-        return self.column("length").to_numpy()
-
-    @cached_property
     def sequences(self) -> NDArray[np.int64]:
         """(N,) number of each record's distinct sequence in this folder."""
         return self.column("sequence").to_numpy()

@@ -8,7 +8,7 @@ Shape legend: N records, C channels, L residues of a record.
 """
 
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -116,8 +116,7 @@ class Embeddings(Index):
         pieces = []
         for rows, first, end in zip(self._rows, self._bounds[:-1].tolist(), self._bounds[1:].tolist(), strict=True):
             if start < end and stop > first:
-                piece = max(start, first) - first, min(stop, end) - first
-                pieces.append(self._patiently(lambda rows=rows, piece=piece: rows.rows(*piece)))
+                pieces.append(self._patiently(partial(rows.rows, max(start, first) - first, min(stop, end) - first)))
         if len(pieces) < 2:  # an empty slice, too, has the dtype and the channels of its rows
             return pieces[0] if pieces else self._rows[0].rows(0, 0)
         return np.concatenate(pieces) if self.output.per == "protein" else list(chain.from_iterable(pieces))

@@ -13,7 +13,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime
 from functools import partial as partial_call
@@ -89,9 +89,10 @@ def run_job(
         if others := {path.parent.name for path in partial.glob(f"*/{JOB_FILE}")} - {*works}:
             raise other_job(partial, f"of model {min(others)}", REMEDY)
         # All before the first loads its model: an id that has another sequence by now costs nothing.
+        indexes: Sequence[Index | None] = before or [None] * len(works)
         models = [
             ModelJob(job, cluster, model, ShardFiles(partial / name, shared and f"{shared}/{name}"), store, index)
-            for model, name, index in zip(job.models, works, before or [None] * len(works), strict=True)
+            for model, name, index in zip(job.models, works, indexes, strict=True)
         ]
         # One after the other, all before the first is assembled: a model that is refused costs no files.
         for model in models:
