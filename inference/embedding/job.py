@@ -132,9 +132,7 @@ def _grown(models: list[ModelJob], partial: Path, folders: list[Path], uri: str 
         if model.before is None or not model.chosen.size:  # no record is new, or an earlier start ended after this one
             continue
         part = folder / part_name(len(model.before.parts))
-        ready = partial / "parts" / model.folder.name
-        with writing(ready):
-            ready.parent.mkdir(exist_ok=True)
+        ready = model.folder.with_name(f"{model.folder.name}.part")
         # Overwritten: an earlier start may have ended before it was renamed.
         with made_folder(ready, MADE_BY, overwrite=True) as building:
             model.assemble(building)
@@ -144,8 +142,7 @@ def _grown(models: list[ModelJob], partial: Path, folders: list[Path], uri: str 
             ready.rename(part)
             sync(folder)
         if uri is not None:
-            target = f"{uri}/{part.relative_to(output)}"
-            upload = partial_call(upload_folder, part, target, MANIFEST_FILE)
+            upload = partial_call(upload_folder, part, f"{uri}/{part.relative_to(output)}", MANIFEST_FILE)
             retried(upload, uri, setting("patience_s"), log.warning)
     reports = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(output.glob(f"**/{report_name('*')}"))]
     if uri is not None:

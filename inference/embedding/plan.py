@@ -217,6 +217,7 @@ def check_registered(settings: EmbedSection) -> None:
                 f"--embed.{key} {name}: there is no such {kind}{did_you_mean(name, known)}; choose of "
                 f"{', '.join(known)}"
             )
+    FORMATS[settings.format].check()
 
 
 def check_settings(settings: EmbedSection, outputs: tuple[Output, ...]) -> None:

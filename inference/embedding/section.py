@@ -22,7 +22,8 @@ class EmbedSection(ComputeSection):
     dtype: Literal["fp32", "fp16", "bf16", "int8"] = "fp32"
     """Precision of the files. bf16: of residues alone; int8: scaled by channel."""
     format: str = "parquet"
-    """Files of the vectors of proteins: parquet, npy or hdf5, which also holds outputs of residues and pairs."""
+    """Files of the vectors of proteins: parquet, npy, lance (needs pylance), or hdf5, which also holds outputs of
+    residues and pairs."""
     hdf5_key: Literal["id", "hash"] = "id"
     """Names in HDF5: the id (with _ for /), or the hash by which biotrainer finds a sequence."""
     long: Literal["error", "crop", "window"] = "error"

@@ -34,7 +34,7 @@ class JoinSection(Section):
     names: list[str] = Field([])
     """Output to take of each folder. Default: its first."""
     format: str | None = None
-    """Format of the files, parquet or npy. Default: npy where the first folder has it."""
+    """Format of the files, parquet, npy or lance. Default: npy where the first folder has it."""
 
 
 class Arguments(Overwriting):

@@ -93,6 +93,9 @@ class Format(ABC):
     has_keys: ClassVar[bool] = False
     read: ClassVar[type[Rows]]
 
+    def check(self) -> None:  # noqa: B027
+        """Raise ConfigError where the format's library is not installed; by default it needs none."""
+
     @abstractmethod
     def write(self, path: Path, output: OutputManifest, records: int) -> AbstractContextManager[Append]:
         """Begin a file of so many records; gives the function that appends a block to it."""

@@ -65,28 +65,34 @@ class Parquet(Format):
 
     @contextmanager
     def write(self, path: Path, output: OutputManifest, records: int) -> Iterator[Append]:
-        value = pa.field("element", pa.from_numpy_dtype(np.dtype(NUMPY_DTYPES[output.dtype])), nullable=False)
-        vector = pa.list_(value, output.channels)
-        schema = pa.schema(
-            [
-                pa.field("id", pa.string(), nullable=False),
-                pa.field("length", pa.uint32(), nullable=False),
-                pa.field("embedding", vector, nullable=False),
-            ],
-            metadata=None if output.scales is None else {"scales": json.dumps(output.scales)},
-        )
-
+        schema = _schema(output)
         # No group goes over the end of a block, so that none has to be held back until it is full.
-        group_rows = max(1, _GROUP_BYTES // (output.channels * value.type.bit_width // 8))
+        group_rows = max(1, _GROUP_BYTES // (output.channels * np.dtype(NUMPY_DTYPES[output.dtype]).itemsize))
 
         def append(block: Block) -> None:
-            columns = [
-                pa.array(block.ids),
-                pa.array(block.lengths.astype(np.uint32)),
-                pa.FixedSizeListArray.from_arrays(pa.array(narrowed(block.values, output).reshape(-1)), type=vector),
-            ]
-            writer.write_table(pa.Table.from_arrays(columns, schema=schema), row_group_size=group_rows)
+            writer.write_table(vector_table(block, output), row_group_size=group_rows)
 
         plain: dict[str, Any] = {"use_dictionary": False, "compression": "none", "write_statistics": False}
         with pq.ParquetWriter(path, schema, write_page_checksum=True, **plain) as writer:
             yield append
+
+
+def vector_table(block: Block, output: OutputManifest) -> pa.Table:
+    """A block as a table: ids, lengths, and vectors as they are stored."""
+    schema = _schema(output)
+    values = pa.array(narrowed(block.values, output).reshape(-1))
+    vectors = pa.FixedSizeListArray.from_arrays(values, type=schema.field("embedding").type)
+    lengths = pa.array(block.lengths.astype(np.uint32))
+    return pa.Table.from_arrays([pa.array(block.ids), lengths, vectors], schema=schema)
+
+
+def _schema(output: OutputManifest) -> pa.Schema:
+    value = pa.field("element", pa.from_numpy_dtype(np.dtype(NUMPY_DTYPES[output.dtype])), nullable=False)
+    return pa.schema(
+        [
+            pa.field("id", pa.string(), nullable=False),
+            pa.field("length", pa.uint32(), nullable=False),
+            pa.field("embedding", pa.list_(value, output.channels), nullable=False),
+        ],
+        metadata=None if output.scales is None else {"scales": json.dumps(output.scales)},
+    )
