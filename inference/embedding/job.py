@@ -137,6 +137,8 @@ def _grown(models: list[ModelJob], partial: Path, folders: list[Path], uri: str 
         with made_folder(ready, MADE_BY, overwrite=True) as building:
             model.assemble(building)
             shutil.copytree(partial / "logs", building / "logs")
+        if uri is not None:  # there the folder is a copy, maybe with the start of an upload that was cut short
+            shutil.rmtree(part, ignore_errors=True)
         # Nothing that a reader has open changes: a part is there as a whole or not at all, at a URI by its manifest.
         with writing(part):
             ready.rename(part)

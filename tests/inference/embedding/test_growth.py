@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from esmeray.common.errors import ConfigError, DataError
-from esmeray.common.remote import VARIABLE, listing, use
+from esmeray.common.publishing import MADE_FILE
+from esmeray.common.remote import VARIABLE, listing, upload, use
 from esmeray.dataset.embeddings.reader import read_embeddings
 from esmeray.inference.embedding.job import run_job
 from esmeray.inference.embedding.model_job import ModelJob
@@ -183,6 +184,15 @@ def test_an_output_at_a_uri_grows_and_is_read_there(tmp_path: Path, monkeypatch:
     uri = "s3://bucket/grown/out"
     with object_store() as store:
         job, more = begun(tmp_path, output=Path(uri), outputs=["mean", "residues"])
+
+        def cut_short(folder: Path, target: str, last: str) -> None:
+            upload(folder / MADE_FILE, f"{target}/{MADE_FILE}")
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr("esmeray.inference.embedding.job.upload_folder", cut_short)
+            run_job(more)
+        assert len(read_embeddings(uri)) == FIRST
         store.requests.clear()
         run_job(more)
         written = [path for method, path in store.requests if method == "PUT" and path.startswith("/bucket/grown/out/")]
