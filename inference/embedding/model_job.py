@@ -19,7 +19,7 @@ from esmeray.common.errors import parsing
 from esmeray.common.progress import record_bar, status_line
 from esmeray.common.publishing import write_atomically, writing
 from esmeray.dataset.batches.plan import Indices
-from esmeray.dataset.embeddings.manifest import Index
+from esmeray.dataset.embeddings.manifest import INDEX_ROWS, Index, parts
 from esmeray.dataset.store.reader import Store
 from esmeray.inference.embedding.assembly import Assembly
 from esmeray.inference.embedding.known import EarlierOutput, Source, find_known, write_known
@@ -196,9 +196,13 @@ class ModelJob:
 
 def _new_records(store: Store, before: Index, settings: EmbedJobSection) -> Indices:
     """Records of a store that an output lacks, by id. Raises DataError for an id that has another sequence there."""
-    ids = pa.array([store.id(record) for record in range(len(store))])
-    numbers = pc.index_in(ids, before.column("id"))
-    is_there = numbers.is_valid().to_numpy(zero_copy_only=False)
+
+    def ids(start: int, stop: int) -> Any:  # so many at a time: as strings of Python all would take gigabytes
+        return pa.array([store.id(record) for record in range(start, stop)])
+
+    every_id = pa.chunked_array([ids(*rows) for rows in parts(len(store), INDEX_ROWS)])
+    numbers = pc.index_in(every_id, before.column("id"))
+    is_there = numbers.is_valid().to_numpy()
     source = ", ".join(settings.input)
     before.refuse_other_sequences(
         numbers.drop_null().to_numpy(),
