@@ -78,7 +78,7 @@ class EmbeddingNeighbours:
     def __call__(self, query_id: str, query: bytes, count: int) -> NDArray[np.int64]:
         """Records of the largest cosines. Raises DataError for a query without a vector."""
         if query_id not in self._queries.numbers:
-            raise DataError(f"{self._queries.folder}: has no protein {query_id!r}; embed the queries")
+            raise DataError(f"{self._queries.source}: has no protein {query_id!r}; embed the queries")
         number_1 = np.array([self._queries.numbers[query_id]])
         self._queries.refuse_other_sequences(number_1, np.array([len(query)]), hashes_of([query]), "align.queries")
         vector_1C = _unit(self._queries[query_id][None])

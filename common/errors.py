@@ -43,7 +43,7 @@ class DataError(EsmerayError):
 
 
 @contextmanager
-def reading(path: Path, remedy: str | None = None) -> Iterator[None]:
+def reading(path: Path | str, remedy: str | None = None) -> Iterator[None]:
     """The system's refusals to read a file, as DataErrors."""
     try:
         yield
@@ -60,7 +60,7 @@ _LONGEST_REASON = 200
 
 
 @contextmanager
-def parsing(path: Path, remedy: str, *others: type[Exception]) -> Iterator[None]:
+def parsing(path: Path | str, remedy: str, *others: type[Exception]) -> Iterator[None]:
     """Whatever a parser raises at a file that is damaged, as a DataError of one line; ``others`` are a library's own.
 
     For no more than the parsing itself: a fault of the program in the block would be called damage, too.

@@ -29,6 +29,8 @@ from esmeray.common.text import shortened
 log = logging.getLogger(__name__)
 
 MADE_FILE = "esmeray.json"
+PARTS = "part-*"
+"""Folders by which a folder grows, each with its own manifest: nothing of what was there before is written again."""
 RECORD_FILE = "made_by.txt"
 """Has the command, in the folder of an unfinished output."""
 _LONGEST_NAME, _LONGEST_PATH = 255, 2000
@@ -102,16 +104,16 @@ def _existing_parent(target: Path) -> Path:
 def _not_made(target: Path, made_by: str) -> str | None:
     """The part of the target that the tool did not make, by its manifest."""
     manifest = _manifest_of(target)
-    try:
-        made = json.loads(manifest.read_text(encoding="utf-8"))
-        files = dict(made["files"]) if made["made_by"] == made_by else {}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        files = {}  # a damaged manifest says nothing: what it is of is not replaced
-    check_names(files, manifest)
+    files = _listed(manifest, made_by)
     if not files:
         return f"was not made by {made_by}"
     folder = target if target.is_dir() else target.parent
-    paths = [path for path in target.rglob("*") if path != manifest] if target.is_dir() else [target]
+    # Parts alone: another output that lies in this folder is not replaced with it.
+    of_parts = {path: _listed(path, made_by) for path in target.rglob(f"{PARTS}/{MADE_FILE}")}
+    for path, listed in of_parts.items():
+        files |= {str((path.parent / name).relative_to(folder)): checksum for name, checksum in listed.items()}
+    manifests = {manifest, *(path for path, listed in of_parts.items() if listed)}
+    paths = [path for path in target.rglob("*") if path not in manifests] if target.is_dir() else [target]
     for path in paths:
         name = str(path.relative_to(folder))
         if path.is_symlink() or not (path.is_dir() or name in files):
@@ -119,6 +121,17 @@ def _not_made(target: Path, made_by: str) -> str | None:
         if path.is_file() and file_xxh128(path) != files[name]:
             return f"{name} was changed since {made_by} made it"
     return None
+
+
+def _listed(manifest: Path, made_by: str) -> dict[str, str]:
+    """XXH3-128 by name, of a manifest of the tool; nothing of any other."""
+    try:
+        made = json.loads(manifest.read_text(encoding="utf-8"))
+        files = dict(made["files"]) if made["made_by"] == made_by else {}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        files = {}  # a damaged manifest says nothing: what it is of is not replaced
+    check_names(files, manifest)
+    return files
 
 
 def _manifest_of(target: Path) -> Path:

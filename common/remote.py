@@ -16,12 +16,13 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
-from typing import Any, TypeVar
+from pathlib import Path, PurePath
+from typing import Any, BinaryIO, TypeVar
 
 from esmeray.common.errors import ConfigError, DataError, EsmerayError, ResourceError
 from esmeray.common.publishing import (
     MADE_FILE,
+    PARTS,
     RECORD_FILE,
     atomic_file,
     check_names,
@@ -41,6 +42,7 @@ AT_ONCE_S = 20.0
 """Patience with a store where somebody waits for something to start, in seconds."""
 REPORTED_S, LONGEST_WAIT_S = 4.0, 30.0
 """A wait for a store that is as long as the first is reported."""
+_READ_AHEAD_BYTES = 1 << 16
 _DEFAULTS: dict[str, Any] = {"cache_folder": None, "cache_gb": 100.0, "patience_s": 3600.0}
 _locks: dict[Path, int] = {}
 """Copies that this process uses: no process removes them while it lives."""
@@ -159,6 +161,14 @@ def read(uri: str) -> bytes:
     return files.cat_file(path)
 
 
+def open_ranges(uri: str) -> BinaryIO:
+    """A file at a URI, of which what is read is fetched, and little more. Raises OSError where there is none."""
+    files, path = _opened(uri)
+    # fsspec reads ahead by 5 MB where nothing is said, which is more than most readers of a few rows want.
+    file: BinaryIO = files.open(path, "rb", block_size=_READ_AHEAD_BYTES)
+    return file
+
+
 def upload(path: Path, uri: str) -> None:
     files, target = _opened(uri)
     files.put_file(str(path), target)
@@ -216,9 +226,13 @@ def publish(target: Path) -> None:
             upload(work_path(_beside(uri)), _beside(uri))  # first: a file without its manifest is nobody's to replace
             upload(work, uri)
             return
-        if MADE_FILE in (items := listing(uri)):
+        items = listing(uri)
+        # The folder's own and those of its parts: a part that stayed would be taken for one of what is made now.
+        for made in [name for name in items if name == MADE_FILE or PurePath(name).match(f"{PARTS}/{MADE_FILE}")]:
+            root = made.removesuffix(MADE_FILE)
+            names = {made, *(root + name for name in json.loads(read(f"{uri}/{made}"))["files"])}
             # Of what lies there that alone which Esmeray made; a name that leads elsewhere is in no listing.
-            for name in {MADE_FILE, *json.loads(read(f"{uri}/{MADE_FILE}"))["files"]} & items.keys():
+            for name in names & items.keys():
                 _opened(uri)[0].rm_file(items[name]["name"])
         upload_folder(work, uri, MADE_FILE)
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,9 @@ from esmeray.dataset.embeddings.manifest import (
     write_manifest,
 )
 from esmeray.dataset.fasta.records import hashes_of
+
+INSTALLED = [name for name in FORMATS if name != "lance" or find_spec("lance")]
+"""Formats whose library is there."""
 
 
 def random_vectors(records: int, channels: int, seed: int = 0) -> NDArray[np.float32]:

@@ -25,12 +25,14 @@ class ObjectStore:
     Attributes:
         fault: gives, for method and path of a request, a status to answer, 'half' for half of the object, or None.
         requests: counts of methods and paths.
+        sent: bytes of the answers by path.
     """
 
     def __init__(self) -> None:
         self._app = DomainDispatcherApplication(create_backend_app)
         self.fault: Callable[[str, str], int | str | None] = lambda method, path: None
         self.requests: Counter[tuple[str, str]] = Counter()
+        self.sent: Counter[str] = Counter()
         self._server = make_server("127.0.0.1", 0, self._answer, threaded=True, request_handler=_Quiet)
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
@@ -46,7 +48,9 @@ class ObjectStore:
         self.requests[method, path] += 1
         fault = self.fault(method, path)
         if fault is None:
-            return self._app(environ, start)
+            answer = [*self._app(environ, start)]
+            self.sent[path] += sum(map(len, answer))
+            return answer
         if isinstance(fault, int):
             start(f"{fault} Service Unavailable", [("Content-Length", "0")])
             return [b""]

@@ -120,7 +120,7 @@ def write_data(folder: Path) -> None:
     (folder / "more").mkdir()
     for name in ("a.fasta", "more/c.fa", "proteins.fasta"):
         (folder / name).write_text(fasta.replace(">", f">{name[0]}_"))
-    for name in ("b", "proteins", "deeploc_train", "deeploc_valid"):
+    for name in ("b", "new", "proteins", "deeploc_train", "deeploc_valid"):
         (folder / f"{name}.fasta.gz").write_bytes(gzip.compress(fasta.replace(">", f">{name}_").encode()))
     labelled = [(sequence, name.rpartition("_")[0]) for name, sequence in records]
     messages = [(text, name.rpartition("_")[0]) for name, text in message_records(600, seed=1)]

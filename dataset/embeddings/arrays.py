@@ -4,9 +4,11 @@ bf16, which NumPy lacks, is held as uint16.
 """
 
 import json
-from collections.abc import Mapping
+import math
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 import xxhash
@@ -38,18 +40,59 @@ def write_arrays(path: Path, arrays: Arrays) -> None:
             file.write(np.ascontiguousarray(array).data)
 
 
-def open_arrays(path: Path) -> dict[str, NDArray]:
-    """The arrays as read-only views of the mapped file. Raises DataError where it is missing or truncated."""
-    with parsing(path, "remove it, and compute it again"):
-        mapped = np.memmap(path, mode="r", dtype=np.uint8)
+class RangedArray:
+    """An array (N, ...) in a file at a URI, of which a slice of rows is fetched when it is taken."""
+
+    def __init__(self, file: BinaryIO, offset: int, shape: Sequence[int], dtype: np.dtype) -> None:
+        self._file = file
+        self._offset = offset
+        self.shape = tuple(shape)
+        self.dtype = dtype
+        self._row_bytes = dtype.itemsize * math.prod(self.shape[1:])
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> NDArray:
+        """The rows; ValueError where the file ends before."""
+        start, stop, _ = rows.indices(len(self))
+        self._file.seek(self._offset + start * self._row_bytes)
+        read = self._file.read((stop - start) * self._row_bytes)
+        return np.frombuffer(read, self.dtype).reshape(stop - start, *self.shape[1:])
+
+
+def open_npy(file: Path | BinaryIO) -> NDArray | RangedArray:
+    """The array of a .npy, memory-mapped, or fetched by rows."""
+    if isinstance(file, Path):
+        mapped: NDArray = np.load(file, mmap_mode="r")
+        return mapped
+    np.lib.format.read_magic(file)
+    shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+    return RangedArray(file, file.tell(), shape, dtype)
+
+
+def open_arrays(file: Path | BinaryIO, where: Path | str | None = None) -> dict[str, Any]:
+    """The arrays as read-only views of the mapped file; of one at a URI ``values`` are fetched by rows.
+
+    ``where`` names the file in messages. Raises DataError where it is missing or truncated.
+    """
+    with parsing(where or str(file), "remove it, and compute it again"):
+        if isinstance(file, Path):
+            mapped: Any = np.memmap(file, mode="r", dtype=np.uint8)
+        else:
+            mapped = RangedArray(file, 0, [file.seek(0, os.SEEK_END)], np.dtype(np.uint8))
         length = int.from_bytes(mapped[:8].tobytes(), "little")
-        if length > mapped.size - 8:  # before so much is read
+        if length > len(mapped) - 8:  # before so much is read
             raise ValueError(f"a header of {length:,} bytes")
         header = json.loads(mapped[8 : 8 + length].tobytes())
-        arrays = {}
+        arrays: dict[str, Any] = {}
         for name, kind in header.items():
             start, end = (8 + length + offset for offset in kind["data_offsets"])
-            arrays[name] = np.asarray(mapped[start:end]).view(_DTYPES[kind["dtype"]]).reshape(kind["shape"])
+            dtype = _DTYPES[kind["dtype"]]
+            if name == "values" and not isinstance(file, Path):
+                arrays[name] = RangedArray(file, start, kind["shape"], dtype)
+            else:
+                arrays[name] = np.asarray(mapped[start:end]).view(dtype).reshape(kind["shape"])
         return arrays
 
 
@@ -79,6 +122,13 @@ def as_float32(values: NDArray, scales: NDArray | None = None) -> NDArray[np.flo
         return (values.astype(np.uint32) << 16).view(np.float32)
     wide = values.astype(np.float32, copy=False)
     return wide if scales is None else wide * scales
+
+
+def as_stored(values: NDArray[np.float32], dtype: str) -> NDArray:
+    """fp32, fp16 or bf16 of fp32 that was read of such a file, and is exact in it."""
+    if dtype == "bf16":
+        return (values.view(np.uint32) >> 16).astype(np.uint16)
+    return values.astype(np.float16 if dtype == "fp16" else np.float32, copy=False)
 
 
 def quantized(values: NDArray[np.float32], scales: NDArray[np.float32]) -> NDArray[np.int8]:

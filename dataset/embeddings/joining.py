@@ -7,20 +7,27 @@ Shape legend: N records, n of a block, C channels.
 """
 
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from esmeray.common.errors import DataError
 from esmeray.dataset.embeddings.formats.base import Block, Source, Values
 from esmeray.dataset.embeddings.formats.registry import FORMATS
-from esmeray.dataset.embeddings.manifest import INDEX_FILE, Dtype, OutputManifest, parts, write_manifest
+from esmeray.dataset.embeddings.manifest import (
+    Dtype,
+    EmbeddingsManifest,
+    OutputManifest,
+    parts,
+    write_index,
+    write_manifest,
+)
 from esmeray.dataset.embeddings.reader import Embeddings
 
 
@@ -33,7 +40,10 @@ def join(
     """
     first, *_ = sources.values()
     outputs = [source.output for source in sources.values()]
-    dtype: Dtype = first.output.dtype if len({output.dtype for output in outputs}) == 1 else "fp32"
+    is_same = len({output.dtype for output in outputs}) == 1
+    # Parts of int8 have scales of their own, of which no one scale of a channel gives the values.
+    scales_differ = any(source.output.dtype == "int8" and len(source.parts) > 1 for source in sources.values())
+    dtype: Dtype = first.output.dtype if is_same and not scales_differ else "fp32"
     output = OutputManifest(
         description=" | ".join(f"{name}: {source.output.description}" for name, source in sources.items()),
         per="protein",
@@ -53,10 +63,15 @@ def join(
             show(stop / len(first), stop)
 
     output = FORMATS[file_format].merge(building, "joined", output, Source(len(first), blocks))
-    # Records, and their order, are those of the first; so is their index.
-    shutil.copyfile(first.folder / INDEX_FILE, building / INDEX_FILE)
+    # Records, and their order, are those of the first; so is their index, of all of its parts.
+    columns = {name: first.column(name) for name in ("id", "length", "hash")}
+    columns["sequence"] = pa.array(first.sequences)
+    write_index(building, [columns])
     job = {"joined": {name: source.manifest.job for name, source in sources.items()}}
-    write_manifest(building, first.manifest.model_copy(update={"outputs": {"joined": output}, "job": job}))
+    manifest = EmbeddingsManifest(
+        num_records=len(first), num_sequences=len(np.unique(first.sequences)), outputs={"joined": output}, job=job
+    )
+    write_manifest(building, manifest)
     return output
 
 
@@ -68,11 +83,11 @@ def _orders(sources: Sequence[Embeddings]) -> list[NDArray[np.int32]]:
         ids = source.column("id")
         counts = ids.value_counts()
         _refuse(source, counts.field("values").filter(pc.greater(counts.field("counts"), 1)), "repeat")
-        _refuse(source, first.filter(pc.invert(pc.is_in(first, ids))), f"of {sources[0].folder} are missing")
-        _refuse(source, ids.filter(pc.invert(pc.is_in(ids, first))), f"are not in {sources[0].folder}")
+        _refuse(source, first.filter(pc.invert(pc.is_in(first, ids))), f"of {sources[0].source} are missing")
+        _refuse(source, ids.filter(pc.invert(pc.is_in(ids, first))), f"are not in {sources[0].source}")
         # By then each id is there once, so that the order is a permutation.
         order_N = pc.index_in(ids, first).to_numpy()
-        sources[0].refuse_other_sequences(order_N, source.lengths, source.hashes, source.folder)
+        sources[0].refuse_other_sequences(order_N, source.lengths, source.hashes, source.source)
         orders.append(order_N)
     return orders
 
@@ -80,7 +95,7 @@ def _orders(sources: Sequence[Embeddings]) -> list[NDArray[np.int32]]:
 def _refuse(source: Embeddings, ids: Any, problem: str) -> None:
     if len(ids):
         shown = ", ".join(ids[:10].to_pylist())
-        raise DataError(f"{source.folder}: {len(ids):,} ids {problem}: {shown}{', ...' if len(ids) > 10 else ''}")
+        raise DataError(f"{source.source}: {len(ids):,} ids {problem}: {shown}{', ...' if len(ids) > 10 else ''}")
 
 
 def _in_order(source: Embeddings, order_N: NDArray[np.int32], rows: int, folder: Path) -> Iterator[Values]:

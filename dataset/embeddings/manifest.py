@@ -5,14 +5,15 @@
                         hash (XXH3-64 of its residues, as stores have it)
 ``mean.parquet`` ...    one vector a record, in input order (.parquet, .npy, .h5)
 ``residues/*``          arrays of distinct sequences end to end, in order of their number (.safetensors), or .h5
+``part-00001/`` ...     what was added since, in folders like this one; a part is there once it has its manifest
 
 Nothing here needs torch or Ray.
 """
 
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from pathlib import Path, PurePath
+from typing import Annotated, Any, BinaryIO, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -21,11 +22,14 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, Field, NonNegativeInt, PositiveInt
 
 from esmeray.common.errors import DataError, parsing
-from esmeray.common.publishing import inner_name, write_atomically, writing
+from esmeray.common.publishing import MADE_FILE, PARTS, inner_name, write_atomically, writing
+from esmeray.common.remote import local_path, open_ranges, uri_of
 from esmeray.common.verification import verified
 
 MANIFEST_FILE, INDEX_FILE = "embeddings.json", "index.parquet"
 INDEX_ROWS = 65_536
+_ALWAYS_FETCHED = (MANIFEST_FILE, INDEX_FILE, MADE_FILE)
+"""Files of a folder at a URI that are copied whole: the others are read by them, and are many times as large."""
 REMEDY = "compute or copy the embeddings again"
 _INDEX_TYPES = {
     "id": pa.string(),
@@ -119,11 +123,78 @@ def write_manifest(folder: Path, manifest: EmbeddingsManifest) -> None:
     write_atomically(folder / MANIFEST_FILE, manifest.model_dump_json(indent=1) + "\n")
 
 
-class Index:
-    """The index of a folder: N records in the order of the input."""
+def part_name(number: int) -> str:
+    """Folder of the part by which an output grew for the ``number``-th time, from 1."""
+    return f"part-{number:05d}"
 
-    def __init__(self, folder: Path, num_records: int) -> None:
-        self.folder, self.num_records = folder, num_records
+
+def part_folders(folder: Path) -> list[Path]:
+    """A folder of embeddings and its parts, in the order in which they were added; DataError where one is missing."""
+    # By the manifest: at a URI it is the last file of a part to come.
+    parts = sorted(path.parent for path in folder.glob(f"{PARTS}/{MANIFEST_FILE}"))
+    for number, part in enumerate(parts, 1):
+        if part.name != part_name(number):
+            raise DataError(f"{folder}: damaged: {part_name(number)} is missing before {part.name}; {REMEDY}")
+    return [folder, *parts]
+
+
+class Part:
+    """The index of one folder: N records in the order of the input, as a format reads it.
+
+    ``uri`` is that of a folder of which here are the manifests and the index alone.
+    """
+
+    def __init__(self, folder: Path, uri: str | None = None) -> None:
+        self.folder = folder
+        self.uri = uri
+        self.manifest = read_manifest(folder)
+        self.num_records = self.manifest.num_records
+
+    def where(self, name: str) -> Path | str:
+        """Path or URI of a file, for messages."""
+        return self.folder / name if self.uri is None else f"{self.uri}/{name}"
+
+    def open(self, name: str) -> Path | BinaryIO:
+        """A file's path, verified; of one at a URI a file, of which what is read is fetched."""
+        return verified(self.folder / name) if self.uri is None else open_ranges(f"{self.uri}/{name}")
+
+    @cached_property
+    def sequences(self) -> NDArray[np.int64]:
+        """(N,) number of each record's distinct sequence in this folder."""
+        return self.column("sequence").to_numpy()
+
+    def column(self, name: str) -> Any:
+        """(N,) a column, as Arrow has it. Raises DataError where the index is damaged or of other records."""
+        path = verified(self.folder / INDEX_FILE)
+        with parsing(path, REMEDY):
+            file = pq.ParquetFile(path, page_checksum_verification=True)
+            # Before a column is decoded: of equal values a few bytes may stand for billions of rows.
+            if file.metadata.num_rows != self.num_records or self.num_records > path.stat().st_size:
+                raise ValueError(f"{file.metadata.num_rows:,} records, not {self.num_records:,}")
+            column = file.read([name]).column(name)
+            if column.type != _INDEX_TYPES[name] or column.null_count:
+                raise ValueError(f"its column {name} is of another kind")
+            return column
+
+
+class Index:
+    """The index of a folder with all of its parts: N records in the order in which they were added.
+
+    Attributes:
+        source: the folder, or its URI.
+        folder: with the manifests and the index, of a URI a copy of these.
+        manifest: of the folder without its parts, which were made in the same way.
+    """
+
+    def __init__(self, source: Path | str) -> None:
+        """Open a folder or a URI, as it is now. Raises DataError where there are no embeddings, or damaged ones."""
+        uri = uri_of(source)
+        self.folder = local_path(source, lambda name: PurePath(name).name in _ALWAYS_FETCHED)
+        self.source = uri or self.folder
+        folders = part_folders(self.folder)
+        self.parts = [Part(path, uri and "/".join([uri, *path.relative_to(self.folder).parts])) for path in folders]
+        self.manifest = self.parts[0].manifest
+        self.num_records = sum(part.num_records for part in self.parts)
 
     @cached_property
     def ids(self) -> list[str]:
@@ -138,16 +209,24 @@ class Index:
     @cached_property
     def sequences(self) -> NDArray[np.int64]:
         """(N,) number of each record's distinct sequence: equal sequences have the same."""
-        return self.column("sequence").to_numpy()
+        if len(self.parts) == 1:
+            return self.parts[0].sequences
+        # Each part counts its own from 0.
+        return np.unique(np.stack([self.hashes, self.lengths]), axis=1, return_inverse=True)[1].reshape(-1)
 
     def refuse_other_sequences(
-        self, numbers_n: NDArray[np.integer], lengths_n: NDArray, hashes_n: NDArray, where: object
+        self,
+        numbers_n: NDArray[np.integer],
+        lengths_n: NDArray,
+        hashes_n: NDArray,
+        where: object,
+        remedy: str = "embed the same sequences",
     ) -> None:
         """Raise DataError where a record of a number has another sequence here than ``where``, under the same id."""
         is_other_n = (self.lengths[numbers_n] != lengths_n) | (self.hashes[numbers_n] != hashes_n)
         if is_other_n.any():
             name = self.ids[int(numbers_n[is_other_n.argmax()])]
-            raise DataError(f"{self.folder}: {name!r} is another sequence than in {where}; embed the same sequences")
+            raise DataError(f"{self.source}: {name!r} is another sequence than in {where}; {remedy}")
 
     @cached_property
     def hashes(self) -> NDArray[np.uint64]:
@@ -155,17 +234,8 @@ class Index:
         return self.column("hash").to_numpy()
 
     def column(self, name: str) -> Any:
-        """(N,) a column, as Arrow has it. Raises DataError where the index is damaged or of other records."""
-        path = verified(self.folder / INDEX_FILE)
-        with parsing(path, REMEDY):
-            file = pq.ParquetFile(path, page_checksum_verification=True)
-            # Before a column is decoded: of equal values a few bytes may stand for billions of rows.
-            if file.metadata.num_rows != self.num_records or self.num_records > path.stat().st_size:
-                raise ValueError(f"{file.metadata.num_rows:,} records, not {self.num_records:,}")
-            column = file.read([name]).column(name)
-            if column.type != _INDEX_TYPES[name] or column.null_count:
-                raise ValueError(f"its column {name} is of another kind")
-            return column
+        """(N,) a column, as Arrow has it. Raises DataError where an index is damaged or of other records."""
+        return pa.chunked_array([chunk for part in self.parts for chunk in part.column(name).chunks])
 
 
 def write_index(folder: Path, rows: Iterable[dict[str, Any]], has_keys: bool = False) -> None:

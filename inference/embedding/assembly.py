@@ -55,7 +55,7 @@ class Assembly:
             show(f"writing {output.name}")
             manifests[output.name] = self._merged(output)
         show("writing the index")
-        records = len(self._store)
+        records = self._plan.chosen.size
         write_index(
             self._building,
             (self._index_part(*rows) for rows in parts(records, INDEX_ROWS)),
@@ -71,12 +71,12 @@ class Assembly:
         file_format = format_of(self._settings, output)
 
         def blocks(rows: int) -> Iterator[Block]:
-            for start, stop in parts(len(self._store), rows):
-                records = range(start, stop)
-                keys = [self._key(record) for record in records] if file_format.has_keys else None
+            for start, stop in parts(self._plan.chosen.size, rows):
+                records = self._plan.chosen[start:stop]
+                keys = [self._key(record) for record in records.tolist()] if file_format.has_keys else None
                 yield Block(
-                    [self._store.id(record) for record in records],
-                    self._store.lengths[start:stop],
+                    [self._store.id(record) for record in records.tolist()],
+                    self._store.lengths[records],
                     self._values(output, start, stop),
                     keys,
                 )
@@ -95,7 +95,7 @@ class Assembly:
         # Linked as they are, and not read; others are verified as they are read.
         linked = self._rows if file_format.name == "safetensors" else []
         shards = [self._shards.verified(output.name, row) for row in linked]
-        source = Source(len(self._store), blocks, largest, shards, self._plan.bounds[:-1].tolist())
+        source = Source(self._plan.chosen.size, blocks, largest, shards, self._plan.bounds[:-1].tolist())
         return file_format.merge(self._building, output.name, manifest, source)
 
     def _values(self, output: Output, start: int, stop: int) -> Any:
@@ -103,9 +103,9 @@ class Assembly:
         if output.per == "protein":
             return self._of_proteins(output, start, stop)
         values = []
-        for record in range(start, stop):
-            length = int(self._plan.lengths[self._plan.sequences[record]])
-            rows = self._of_record(output, record)
+        for sequence in self._plan.sequences[start:stop].tolist():
+            length = int(self._plan.lengths[sequence])
+            rows = self._of_sequence(output, sequence)
             values.append(rows.reshape(length, length) if output.per == "pair" else rows)
         return values
 
@@ -119,9 +119,9 @@ class Assembly:
             rows_nC[chosen] = self._open(output.name, number)["values"][sequences_n[chosen] - bounds[number]]
         return rows_nC
 
-    def _of_record(self, output: Output, record: int) -> Values:
-        """(rows, C) fp32 of one record."""
-        sequence, bounds = int(self._plan.sequences[record]), self._plan.bounds
+    def _of_sequence(self, output: Output, sequence: int) -> Values:
+        """(rows, C) fp32 of one sequence."""
+        bounds = self._plan.bounds
         number = int(bounds.searchsorted(sequence, side="right")) - 1
         arrays = self._open(output.name, number)
         index = sequence - int(bounds[number])
@@ -129,15 +129,15 @@ class Assembly:
         return as_float32(arrays["values"][start:stop])
 
     def _index_part(self, start: int, stop: int) -> dict[str, Any]:
-        records = range(start, stop)
+        records = self._plan.chosen[start:stop]
         index = {
-            "id": [self._store.id(record) for record in records],
-            "length": self._store.lengths[start:stop],
+            "id": [self._store.id(record) for record in records.tolist()],
+            "length": self._store.lengths[records],
             "sequence": self._plan.sequences[start:stop],
-            "hash": self._store.sequence_hashes[start:stop],
+            "hash": self._store.sequence_hashes[records],
         }
         if FORMATS[self._settings.format].has_keys:
-            index["key"] = [self._key(record) for record in records]
+            index["key"] = [self._key(record) for record in records.tolist()]
         return index
 
     def _key(self, record: int) -> str:

@@ -2,7 +2,8 @@
 
 The folder is complete under its name, or not there. Until then everything lies in ``OUTPUT.partial``: the store,
 ``job.json`` of each model with what the job depends on, the shards that are done, the log. The same command resumes
-there; one with another input, model or settings is refused.
+there; one with another input, model or settings is refused. A finished folder grows by a part, a folder in it, of the
+records of the input that it lacks; until the part is complete, everything lies in ``OUTPUT.grown.partial``.
 """
 
 import json
@@ -12,9 +13,10 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime
+from functools import partial as partial_call
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,14 +27,14 @@ from esmeray.cluster.section import RaySection
 from esmeray.common.command_line import logged_to
 from esmeray.common.errors import ConfigError, ResourceError
 from esmeray.common.progress import status_line
-from esmeray.common.publishing import made_folder, refuse_existing, writing
-from esmeray.common.remote import publish, target_path, uri_of
+from esmeray.common.publishing import made_folder, refuse_existing, sync, writing
+from esmeray.common.remote import publish, retried, setting, target_path, upload_folder, uri_of
 from esmeray.common.text import counted, duration
-from esmeray.dataset.embeddings.manifest import MANIFEST_FILE, read_manifest
+from esmeray.dataset.embeddings.manifest import MANIFEST_FILE, Index, part_name
 from esmeray.dataset.section import IngestSection
 from esmeray.dataset.store.conversion import job_store
 from esmeray.dataset.store.reader import Store
-from esmeray.inference.embedding.model_job import ModelJob
+from esmeray.inference.embedding.model_job import OTHER_OUTPUT, ModelJob
 from esmeray.inference.embedding.plan import JobFacts, Plan, check_registered, check_settings, format_of, make_plan
 from esmeray.inference.embedding.report import report_name
 from esmeray.inference.embedding.section import EmbedJobSection
@@ -53,11 +55,11 @@ def run_job(
     cluster: RaySection | None = None,
     overwrite: bool = False,
 ) -> list[dict[str, Any]]:
-    """Compute what is missing, publish the folder, return the report of each model.
+    """Compute what is missing, publish the folder, or the part by which it grows; return the reports of each model.
 
     ``cluster``: of Ray, whose actors compute; None for this process. Raises ConfigError where the unfinished or
-    finished output is another job's, DataError where sequences or weights can't be taken, ResourceError where disk,
-    memory or workers don't suffice.
+    finished output is another job's, DataError where sequences or weights can't be taken, an id has another sequence
+    in the finished output among them, ResourceError where disk, memory or workers don't suffice.
     """
     check_registered(job)
     # What names a folder on any file system, and in a URI.
@@ -66,47 +68,88 @@ def run_job(
         raise ConfigError("--embed.models: two of them have the same name, and would share a folder; rename one")
     uri = uri_of(job.output)
     output = target_path(job.output).absolute()
-    complete = [read_manifest(path.parent) for path in output.glob(f"**/{MANIFEST_FILE}")]
-    if overwrite or not complete:
+    # Of one model the output is its folder: a second model is another job, so that none has to be moved.
+    folders = names if len(names) > 1 else [""]
+    before = [] if overwrite else _finished(job, output, folders)
+    if not before:
         refuse_existing(output, MADE_BY, overwrite)
-        complete = []
-    # A finished output is only compared with the job: what is unfinished beside it may be of one that is to replace it.
-    suffix = ".compared" if complete else ""
-    uri = uri and f"{uri}{suffix}"
+    # Apart: what is unfinished beside a finished output may be of one that is to replace it.
+    suffix = ".grown" if before else ""
+    shared = uri and f"{uri}{suffix}.partial"
     with (
-        unfinished(output.with_name(f"{output.name}{suffix}"), MADE_BY, uri) as partial,
+        unfinished(output.with_name(f"{output.name}{suffix}"), MADE_BY, uri and f"{uri}{suffix}") as partial,
         _logging(partial),
         _connected(cluster, None if uri else partial),
     ):
-        if uri is not None:
-            ShardFiles(partial, f"{uri}.partial").fetch()
+        if shared is not None:
+            ShardFiles(partial, shared).fetch()
         job = _resolved(job, cluster)
         store = job_store(job.input, ingest or IngestSection(), partial)
-        # Of one model the output is its folder: a second model is another job, so that none has to be moved.
-        folders = names if len(names) > 1 else ["model"]
-        if others := {path.parent.name for path in partial.glob(f"*/{JOB_FILE}")} - {*folders}:
+        works = [folder or "model" for folder in folders]
+        if others := {path.parent.name for path in partial.glob(f"*/{JOB_FILE}")} - {*works}:
             raise other_job(partial, f"of model {min(others)}", REMEDY)
+        # All before the first loads its model: an id that has another sequence by now costs nothing.
+        indexes: Sequence[Index | None] = before or [None] * len(works)
         models = [
-            ModelJob(job, cluster, model, ShardFiles(partial / name, uri and f"{uri}.partial/{name}"), store)
-            for model, name in zip(job.models, folders, strict=True)
+            ModelJob(job, cluster, model, ShardFiles(partial / name, shared and f"{shared}/{name}"), store, index)
+            for model, name, index in zip(job.models, works, indexes, strict=True)
         ]
         # One after the other, all before the first is assembled: a model that is refused costs no files.
         for model in models:
-            model.compute([manifest.job for manifest in complete])
-        if complete:
-            return [
-                json.loads(path.read_text(encoding="utf-8")) for path in sorted(output.glob(f"**/{report_name('*')}"))
-            ]
-        with made_folder(output, MADE_BY, overwrite) as building, status_line() as show:
+            model.compute()
+        if before:
+            return _grown(models, partial, [output / folder for folder in folders], uri)
+        with made_folder(output, MADE_BY, overwrite) as building:
             reports = []
-            for model in models:
-                folder = building if len(models) == 1 else building / model.folder.name
-                folder.mkdir(exist_ok=True)
-                reports.append(model.assemble(folder, show))
+            for model, folder in zip(models, folders, strict=True):
+                (building / folder).mkdir(exist_ok=True)
+                reports.append(model.assemble(building / folder))
             shutil.copytree(partial / "logs", building / "logs")
         # Inside the unfinished folder's block: it goes only once the URI has all.
         publish(job.output)
         return reports
+
+
+def _finished(job: EmbedJobSection, output: Path, folders: list[str]) -> list[Index]:
+    """The finished output of each model in its folder; none where there is no output.
+
+    Raises ConfigError where it is of other models.
+    """
+    pattern = MANIFEST_FILE if (output / MANIFEST_FILE).is_file() else f"*/{MANIFEST_FILE}"
+    found = {path.parent for path in output.glob(pattern)}
+    if not found:
+        return []
+    if found != {output / folder for folder in folders}:
+        raise other_job(job.output, "of other models", OTHER_OUTPUT)
+    source = uri_of(job.output) or str(output)
+    return [Index(f"{source}/{folder}".rstrip("/")) for folder in folders]
+
+
+def _grown(models: list[ModelJob], partial: Path, folders: list[Path], uri: str | None) -> list[dict[str, Any]]:
+    """Add what was computed to the finished folder of each model; the reports of all that is there by then."""
+    output = folders[0] if len(folders) == 1 else folders[0].parent
+    for model, folder in zip(models, folders, strict=True):
+        if model.before is None or not model.chosen.size:  # no record is new, or an earlier start ended after this one
+            continue
+        part = folder / part_name(len(model.before.parts))
+        ready = model.folder.with_name(f"{model.folder.name}.part")
+        # Overwritten: an earlier start may have ended before it was renamed.
+        with made_folder(ready, MADE_BY, overwrite=True) as building:
+            model.assemble(building)
+            shutil.copytree(partial / "logs", building / "logs")
+        if uri is not None:  # there the folder is a copy, maybe with the start of an upload that was cut short
+            shutil.rmtree(part, ignore_errors=True)
+        # Nothing that a reader has open changes: a part is there as a whole or not at all, at a URI by its manifest.
+        with writing(part):
+            ready.rename(part)
+            sync(folder)
+        if uri is not None:
+            upload = partial_call(upload_folder, part, f"{uri}/{part.relative_to(output)}", MANIFEST_FILE)
+            retried(upload, uri, setting("patience_s"), log.warning)
+    reports = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(output.glob(f"**/{report_name('*')}"))]
+    if uri is not None:
+        shutil.rmtree(output)
+    return reports
 
 
 class Estimate(NamedTuple):

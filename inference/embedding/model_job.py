@@ -7,18 +7,22 @@ differs.
 import json
 import logging
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from esmeray.cluster.section import RaySection
-from esmeray.common.errors import ConfigError, parsing
+from esmeray.common.errors import parsing
 from esmeray.common.progress import record_bar, status_line
 from esmeray.common.publishing import write_atomically, writing
+from esmeray.dataset.batches.plan import Indices
+from esmeray.dataset.embeddings.manifest import INDEX_ROWS, Index, parts
 from esmeray.dataset.store.reader import Store
 from esmeray.inference.embedding.assembly import Assembly
+from esmeray.inference.embedding.known import EarlierOutput, Source, find_known, write_known
 from esmeray.inference.embedding.plan import JobFacts, Plan, check_settings, distinct_sequences, make_plan
 from esmeray.inference.embedding.report import Spent, performance, report_name
 from esmeray.inference.embedding.section import EmbedJobSection, EmbedSection
@@ -28,19 +32,31 @@ from esmeray.run_folder.job import JOB_FILE, accept, differences, other_job
 
 log = logging.getLogger(__name__)
 
+KNOWN_FILE = "known.npy"
+OTHER_OUTPUT = "choose another --embed.output, or pass --overwrite"
+
 
 class ModelJob:
     """One model of a job: its part of the unfinished folder, and what was computed."""
 
     def __init__(
-        self, settings: EmbedJobSection, cluster: RaySection | None, source: str, files: ShardFiles, store: Store
+        self,
+        settings: EmbedJobSection,
+        cluster: RaySection | None,
+        source: str,
+        files: ShardFiles,
+        store: Store,
+        before: Index | None = None,
     ) -> None:
+        """``before``: the finished output, which is to grow; DataError where an id has another sequence there."""
         self.settings, self.cluster, self.source, self.files, self.store = settings, cluster, source, files, store
+        self.before = before
         self.folder = files.folder
+        self.chosen = np.arange(len(store)) if before is None else _new_records(store, before, settings)
         self.spent = Spent()
 
-    def compute(self, complete: list[dict[str, Any]]) -> None:
-        """Compute the shards that are missing; none where ``complete``, jobs of the finished output, has this one."""
+    def compute(self) -> None:
+        """Compute the shards that are missing; ConfigError where the output to grow is of another model or settings."""
         start_s = time.perf_counter()
         with status_line() as show:
             show(f"loading {self.source}")
@@ -48,30 +64,10 @@ class ModelJob:
         try:
             self.facts: JobFacts = engine.facts
             check_settings(self.settings, self.facts.outputs)
-            root = self.settings.cache
-            cache = None if root is None else Cache(root.absolute(), self.facts, self.settings)
-            self.plan = self._plan(cache)
-            self.job: dict[str, Any] = {
-                "input": self.store.checksum,
-                "model": self.facts.fingerprint,
-                "device": self.facts.device_name,
-                # A device that was asked for and one by default compute the same: its name above is what counts.
-                "settings": self.settings.model_dump(
-                    mode="json", include=EmbedSection.model_fields.keys() - {"device"}
-                ),
-                "plan": self.plan.checksum,
-            }
-            # After the model is loaded: only then its fingerprint says whether the finished output is of this job.
-            if complete:
-                changes = [differences(before, self.job) for before in complete]
-                if all(changes):
-                    raise other_job(
-                        self.settings.output, changes[0][0], "choose another --embed.output, or pass --overwrite"
-                    )
+            self._accept()
+            if not self.chosen.size:
                 return
-            accept(self.folder.parent, self.job, f"{self.folder.name}/{JOB_FILE}")
-            self.files.keep(self.folder / JOB_FILE)
-            self._restore(cache)
+            self._restore()
             todo = [number for number in range(self.plan.num_shards) if number not in self.rows]
             if not todo:
                 return
@@ -101,19 +97,21 @@ class ModelJob:
                     )
                     if row.splits:
                         log.warning("shard %d: %d batches were split for want of memory", row.number, row.splits)
-                    if cache is not None:
+                    if self._cache is not None:
                         self.files.fetch()  # an actor of another node has uploaded it, where the folder is at a URI
-                        cache.keep(row, self.plan, self.store, self.files)
+                        self._cache.keep(row, self.plan, self.store, self.files)
         finally:  # also for a refusal: actors hold their devices until they are closed
             engine.close()
 
-    def assemble(self, building: Path, show: Callable[[str], None]) -> dict[str, Any]:
+    def assemble(self, building: Path) -> dict[str, Any]:
         """Write the final files and the report, which is returned."""
         start_s = time.perf_counter()
         self.files.fetch()
         job = {**self.job, "batches_split": sum(row.splits for row in self.rows.values())}
         rows = [self.rows[number] for number in sorted(self.rows)]  # actors finish them in any order
-        Assembly(building, self.plan, self.store, self.files, rows, self.settings).write(self.facts.outputs, job, show)
+        assembly = Assembly(building, self.plan, self.store, self.files, rows, self.settings)
+        with status_line() as show:
+            assembly.write(self.facts.outputs, job, show)
         self.spent.seconds += time.perf_counter() - start_s
         report = performance(self.facts, self.plan, rows, self.settings, self.spent)
         write_atomically(building / report_name(self.settings.device or "cpu"), json.dumps(report, indent=1) + "\n")
@@ -127,16 +125,49 @@ class ModelJob:
 
         return ClusterEngine(*job, max_failures=self.cluster.max_failures)
 
-    def _plan(self, cache: Cache | None) -> Plan:
-        """The plan; sequences that were cached when the job was first started stay so."""
+    def _accept(self) -> None:
+        """Compare the job with the finished output and with the work there is, plan it and write it down."""
+        settings = self.settings
+        identity = {
+            "model": self.facts.fingerprint,
+            "device": self.facts.device_name,
+            # A device that was asked for and one by default compute the same: its name above is what counts.
+            "settings": settings.model_dump(mode="json", include=EmbedSection.model_fields.keys() - {"device"}),
+        }
+        # After the model is loaded: only then its fingerprint says whether the finished output is of this job.
+        changes = [] if self.before is None else differences(self.before.manifest.job, identity)
+        if changes:
+            raise other_job(settings.output, changes[0], OTHER_OUTPUT)
+        if not self.chosen.size:  # the output has all records
+            return
+        self._cache = Cache(settings.cache.absolute(), self.facts, settings) if settings.cache else None
+        # Numbers that stay: by them a job that is resumed finds its values again.
+        self._sources: dict[int, Source] = {} if self._cache is None else {0: self._cache}
+        if self.before is not None and settings.dtype != "int8":  # which would be rounded twice
+            self._sources[1] = EarlierOutput(self.before, self.facts.outputs, identity, settings)
+        others = [EarlierOutput(Index(folder), self.facts.outputs, identity, settings) for folder in settings.known]
+        self._sources |= dict(enumerate(others, 2))
+        self.plan = self._plan()
+        self.job: dict[str, Any] = {"input": self.store.checksum, **identity, "plan": self.plan.checksum}
+        # Said, and not refused: vectors of another device differ in their last bits.
+        if settings.known:
+            self.job["known"] = [f"{other.index.source} ({other.index.manifest.job.get('device')})" for other in others]
+        if self.before is not None:
+            self.job["records_before"] = self.before.num_records
+        accept(self.folder.parent, self.job, f"{self.folder.name}/{JOB_FILE}")
+        self.files.keep(self.folder / JOB_FILE)
+
+    def _plan(self) -> Plan:
+        """The plan; sequences that were known when the job was first started stay so."""
         # What the cache holds changes while the job is stopped, by other jobs; the plan, which follows it, must not.
-        path, known = self.folder / "known.npy", None
+        path = self.folder / KNOWN_FILE
+        known = None
         if path.is_file():
             with parsing(path, "remove the unfinished folder"):
                 known = np.load(path)
-        elif cache is not None and not (self.folder / JOB_FILE).exists():  # else it was started without a cache
-            known = cache.known(self.store.sequence_keys(distinct_sequences(self.store)[0]))
-        plan = make_plan(self.store, self.settings, self.facts.longest, known)
+        elif not (self.folder / JOB_FILE).exists():  # else it was started without a source
+            known = find_known(self._sources, self.store, distinct_sequences(self.store, self.chosen)[0])
+        plan = make_plan(self.store, self.settings, self.facts.longest, known, self.chosen)
         if known is not None and not path.exists():
             with writing(path):
                 self.folder.mkdir(parents=True, exist_ok=True)
@@ -147,7 +178,7 @@ class ModelJob:
     def _write_spent(self) -> None:
         write_atomically(self.folder / "spent.json", self.spent.model_dump_json())
 
-    def _restore(self, cache: Cache | None) -> None:
+    def _restore(self) -> None:
         self.rows = self.files.done()
         if (self.folder / "spent.json").is_file():
             path = self.folder / "spent.json"
@@ -158,6 +189,26 @@ class ModelJob:
         self.spent.starts += 1
         self._write_spent()
         if self.plan.num_cached and not all(number in self.rows for number in range(self.plan.num_cached)):
-            if cache is None:
-                raise ConfigError("--embed.cache: the job was started with a cache; give the same one to resume it")
-            self.rows |= {row.number: row for row in cache.restore(self.plan, self.store, self.files)}
+            known = np.load(self.folder / KNOWN_FILE)
+            written = write_known(self._sources, known, self.plan, self.store, self.files, self.facts.outputs)
+            self.rows |= {row.number: row for row in written}
+
+
+def _new_records(store: Store, before: Index, settings: EmbedJobSection) -> Indices:
+    """Records of a store that an output lacks, by id. Raises DataError for an id that has another sequence there."""
+
+    def ids(start: int, stop: int) -> Any:  # so many at a time: as strings of Python all would take gigabytes
+        return pa.array([store.id(record) for record in range(start, stop)])
+
+    every_id = pa.chunked_array([ids(*rows) for rows in parts(len(store), INDEX_ROWS)])
+    numbers = pc.index_in(every_id, before.column("id"))
+    is_there = numbers.is_valid().to_numpy()
+    source = ", ".join(settings.input)
+    before.refuse_other_sequences(
+        numbers.drop_null().to_numpy(),
+        store.lengths[is_there],
+        store.sequence_hashes[is_there],
+        source,
+        f"give it another id in {source}, or {OTHER_OUTPUT}",
+    )
+    return np.flatnonzero(~is_there)

@@ -2,11 +2,12 @@
 and the outputs and files that its settings mean for a model. Nothing here needs torch, so that mistakes are reported at
 once.
 
-In: a store and the job's limits. Out: distinct sequences, numbered in the order of the input, cut into shards; those of
-a shard are packed into batches under a token budget, the longest first, so that memory runs out early or not at all.
+In: a store, its records that an output is to get, and the job's limits. Out: distinct sequences, numbered in the order
+of the input, cut into shards; those of a shard are packed into batches under a token budget, the longest first, so that
+memory runs out early or not at all.
 The same store and limits give the same plan, and the same plan gives the same bytes on the same kind of device.
 
-Shape legend: N records of the store, U distinct sequences, S shards, n sequences of a shard, B batches of a shard.
+Shape legend: N records of the output, U distinct sequences, S shards, n sequences of a shard, B batches of a shard.
 """
 
 import hashlib
@@ -14,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from esmeray.common.errors import ConfigError, DataError
 from esmeray.common.text import counted, did_you_mean
@@ -57,11 +57,12 @@ class Shard(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """Distinct sequences of a store in shards.
+    """Distinct sequences of records of a store in shards.
 
     Attributes:
+        chosen: (N,) the records of the store.
         sequences: (N,) number of each record's sequence.
-        records: (U,) the first record of each sequence.
+        records: (U,) the first record of the store that has each sequence.
         lengths: (U,) residues that are taken of each.
         bounds: (S+1,) number of the first sequence of each shard.
         num_cached: shards at the start whose values are known already.
@@ -70,6 +71,7 @@ class Plan:
         budget, window: as in :class:`Shard`.
     """
 
+    chosen: Indices
     sequences: Indices
     records: Indices
     lengths: Indices
@@ -105,20 +107,26 @@ class Plan:
 
 
 def make_plan(
-    store: Store, settings: EmbedSection, longest: int | None, known: NDArray[np.bool_] | None = None
+    store: Store,
+    settings: EmbedSection,
+    longest: int | None,
+    known: Indices | None = None,
+    chosen: Indices | None = None,
 ) -> Plan:
     """The plan of a job.
 
-    ``longest``: residues that the model takes at most. ``known``: (U,) sequences in the order of the input whose values
-    are cached: they come first, in shards of their own. Raises DataError where a sequence is longer than the limit and
-    the settings say error, and for ids that HDF5 can't hold.
+    ``longest``: residues that the model takes at most. ``known``: (U,) where the values of each sequence, in the order
+    of the input, are known from, -1 where nowhere: known ones come first, in this order, in shards of their own.
+    ``chosen``: records of the store, ascending; default: all. Raises DataError where a sequence is longer than the
+    limit and the settings say error, and for ids that HDF5 can't hold.
     """
+    chosen = np.arange(len(store)) if chosen is None else chosen
     # Now, though they are needed at the end: hours of computation would be lost to an id with a slash.
     if FORMATS[settings.format].has_keys and settings.hdf5_key == "id":
-        check_ids(store.id(record) for record in range(len(store)))
+        check_ids(map(store.id, chosen.tolist()))
     limit = min((limit for limit in (settings.max_length, longest) if limit is not None), default=None)
     whole = store.lengths
-    records, sequences = distinct_sequences(store)
+    records, sequences = distinct_sequences(store, chosen)
     long = np.zeros(records.size, dtype=bool) if limit is None else whole[records] > limit
     if long.any() and settings.long == "error":
         first = int(records[long][0])
@@ -130,18 +138,20 @@ def make_plan(
     cropped = 0
     if settings.long == "crop" and limit is not None:
         # Of all records, duplicates too: it is what their owner misses.
-        cropped = int(np.maximum(whole.astype(np.int64) - limit, 0).sum())
+        cropped = int(np.maximum(whole[chosen].astype(np.int64) - limit, 0).sum())
         lengths = np.minimum(lengths, limit)
-    cached = np.zeros(records.size, dtype=bool) if known is None else known
-    # Cached ones first, in shards that nobody computes; stable, so that the others keep the order of the input.
-    order = np.argsort(~cached, kind="stable")
+    known = np.full(records.size, -1) if known is None else known
+    num_known = int((known >= 0).sum())
+    # Known ones first, in shards that nobody computes, each read from one end of its source to the other; stable, so
+    # that the others keep the order of the input.
+    order = np.argsort(np.where(known < 0, np.iinfo(np.int64).max, known), kind="stable")
     numbers = np.empty_like(order)
     numbers[order] = np.arange(order.size)
     lengths = lengths[order]
-    num_known = int(cached.sum())
     tokens = lengths + SPECIAL_TOKENS_PER_SEQUENCE
     known_bounds = _bounds(tokens[:num_known], settings.shard_tokens)
     return Plan(
+        chosen=chosen,
         sequences=numbers[sequences],
         records=records[order],
         lengths=lengths,
@@ -155,13 +165,13 @@ def make_plan(
     )
 
 
-def distinct_sequences(store: Store) -> tuple[Indices, Indices]:
-    """(U,) the first record of each distinct sequence, in input order, and (N,) the number of each record's sequence.
+def distinct_sequences(store: Store, chosen: Indices) -> tuple[Indices, Indices]:
+    """(U,) the first record that has each distinct sequence, in input order, and (N,) the number of each record's.
 
     Equal are sequences of the same XXH3-64 and length: of 10^8 sequences two others would be with a chance of 10^-6.
     """
     # By sorting: a dictionary would hold an object for each of 10^8 records.
-    hashes, lengths = store.sequence_hashes, store.lengths
+    hashes, lengths = store.sequence_hashes[chosen], store.lengths[chosen]
     order = np.lexsort((lengths, hashes))
     new = np.ones(order.size, dtype=bool)
     new[1:] = (np.diff(hashes[order]) != 0) | (np.diff(lengths[order]) != 0)
@@ -173,7 +183,7 @@ def distinct_sequences(store: Store) -> tuple[Indices, Indices]:
     rank[by_input] = np.arange(by_input.size)
     sequences = np.empty(order.size, dtype=np.int64)
     sequences[order] = rank[group]
-    return first[by_input], sequences
+    return chosen[first[by_input]], sequences
 
 
 def _bounds(tokens: Indices, most: int) -> Indices:
@@ -207,6 +217,7 @@ def check_registered(settings: EmbedSection) -> None:
                 f"--embed.{key} {name}: there is no such {kind}{did_you_mean(name, known)}; choose of "
                 f"{', '.join(known)}"
             )
+    FORMATS[settings.format].check()
 
 
 def check_settings(settings: EmbedSection, outputs: tuple[Output, ...]) -> None:

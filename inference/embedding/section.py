@@ -22,7 +22,8 @@ class EmbedSection(ComputeSection):
     dtype: Literal["fp32", "fp16", "bf16", "int8"] = "fp32"
     """Precision of the files. bf16: of residues alone; int8: scaled by channel."""
     format: str = "parquet"
-    """Files of the vectors of proteins: parquet, npy or hdf5, which also holds outputs of residues and pairs."""
+    """Files of the vectors of proteins: parquet, npy, lance (needs pylance), or hdf5, which also holds outputs of
+    residues and pairs."""
     hdf5_key: Literal["id", "hash"] = "id"
     """Names in HDF5: the id (with _ for /), or the hash by which biotrainer finds a sequence."""
     long: Literal["error", "crop", "window"] = "error"
@@ -45,7 +46,10 @@ class EmbedJobSection(EmbedSection):
     input: list[str] = Field(min_length=1)
     """FASTA files, folders, quoted globs, or one store; each also as a URI."""
     output: Path
-    """Folder to make, or the URI of one."""
+    """Folder to make, or the URI of one. A finished one of the same model and settings grows by the records that it
+    lacks."""
+    known: list[str] = Field([])
+    """Outputs of the same model and settings, folders or URIs, from which values of sequences are taken."""
     random_weights: bool = False
     """Take names of sizes (esm2_t6_8M), whose weights are random, to try things out."""
     cache: Path | None = None

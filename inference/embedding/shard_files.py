@@ -1,12 +1,12 @@
 """Files of a job's shards, which of them are complete, and the cache of values that jobs and training share.
 
 A shard is ``OUTPUT/00012.safetensors`` for each output, then ``rows/00012.json``, by which it counts as done. The cache
-(:mod:`esmeray.dataset.embeddings.cache`) has a folder for each model, settings and output; what it has makes the first
-shards.
+(:mod:`esmeray.dataset.embeddings.cache`) has a folder for each model, settings and output.
 """
 
 import logging
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +18,9 @@ from esmeray.common.errors import ConfigError, DataError, parsing
 from esmeray.common.publishing import file_xxh128, write_atomically, writing
 from esmeray.common.remote import download, listing, retried, setting, upload
 from esmeray.common.verification import check_file
+from esmeray.dataset.batches.plan import Indices
 from esmeray.dataset.embeddings.arrays import open_arrays, write_arrays
 from esmeray.dataset.embeddings.cache import FeatureStore, bound_cache, write_shard
-from esmeray.dataset.section import SPECIAL_TOKENS_PER_SEQUENCE
 from esmeray.dataset.store.reader import Store
 from esmeray.inference.embedding.plan import JobFacts, Plan
 from esmeray.inference.embedding.section import EmbedJobSection
@@ -42,7 +42,7 @@ class ShardRow(BaseModel):
         splits: batches that were split for want of memory.
         flops: of its forward passes, padding left out.
         peak_bytes, mean_bytes: of memory in use: on CUDA the allocator's, else the process's resident memory.
-        cached: its values come from the cache.
+        cached: its values come from the cache, or from earlier outputs.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -145,33 +145,19 @@ class Cache:
             narrow = output.per != "protein" and settings.dtype != "fp32"
             self._folders[output.name] = root / (facts.cache_keys[output.name] + f"-{settings.dtype}" * narrow)
 
-    def known(self, keys_U2: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """(U,) sequences of which every output is cached."""
-        return np.logical_and.reduce([FeatureStore(folder).has(keys_U2) for folder in self._folders.values()])
+    @cached_property
+    def _opened(self) -> dict[str, FeatureStore]:
+        return {name: FeatureStore(folder) for name, folder in self._folders.items()}
 
-    def restore(self, plan: Plan, store: Store, files: ShardFiles) -> list[ShardRow]:
-        """Write the shards of cached sequences."""
-        # Into shards like any other: assembly then need not know that there is a cache.
-        opened = {name: FeatureStore(folder) for name, folder in self._folders.items()}
-        rows = []
-        for number in range(plan.num_cached):
-            shard = plan.shard(number)
-            keys_N2 = store.sequence_keys(shard.records)
-            computed = {}
-            for name, features in opened.items():
-                arrays = list(features.rows(keys_N2))
-                offsets = np.cumsum([0, *map(len, arrays)], dtype=np.int64)
-                computed[name] = {"offsets": offsets, "values": np.concatenate(arrays)}
-            residues = int(shard.lengths.sum())
-            row = ShardRow(
-                number=number,
-                sequences=shard.records.size,
-                residues=residues,
-                tokens=residues + SPECIAL_TOKENS_PER_SEQUENCE * shard.records.size,
-                cached=True,
-            )
-            rows.append(files.write(computed, row))
-        return rows
+    def find(self, store: Store, records_U: Indices) -> Indices:
+        """(U,) 0 for sequences of which every output is cached, -1 for others."""
+        keys_U2 = store.sequence_keys(records_U)
+        is_cached_U = np.logical_and.reduce([features.has(keys_U2) for features in self._opened.values()])
+        return np.where(is_cached_U, 0, -1)
+
+    def rows(self, output: str, store: Store, records_n: Indices, found_n: Indices) -> list[NDArray]:
+        """The rows (rows, C) of the sequences of records."""
+        return list(self._opened[output].rows(store.sequence_keys(records_n)))
 
     def keep(self, row: ShardRow, plan: Plan, store: Store, files: ShardFiles) -> None:
         """Add what a shard holds, and remove the oldest of the cache beyond its size."""

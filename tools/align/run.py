@@ -25,7 +25,7 @@ from pydantic import Field
 from esmeray.common.errors import ConfigError
 from esmeray.common.progress import record_bar
 from esmeray.common.text import counted
-from esmeray.dataset.embeddings.manifest import read_manifest
+from esmeray.dataset.embeddings.manifest import Index
 from esmeray.dataset.store.conversion import job_store
 from esmeray.dataset.store.reader import Store
 from esmeray.run_folder.job import Journal, accept, journal, unfinished
@@ -79,7 +79,8 @@ def main(align: AlignSection, data: IngestedSection, made: Made) -> None:
     embeddings = [align.query_embeddings, align.store_embeddings]
     if {align.prefilter == "embedding"} != {folder is not None for folder in embeddings}:
         raise ConfigError("align.prefilter: embedding takes query_embeddings and store_embeddings, and no other does")
-    vectors = [read_manifest(folder).model_dump() for folder in embeddings if folder]
+    # Of every part: one that is added makes other vectors of them.
+    vectors = [part.manifest.model_dump() for folder in embeddings if folder for part in Index(folder).parts]
     if align.device == "cuda" and align.prefilter != "none":
         raise ConfigError("--align.device cuda scores all records; give --align.prefilter none")
     store = Store(align.store)

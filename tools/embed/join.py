@@ -34,7 +34,7 @@ class JoinSection(Section):
     names: list[str] = Field([])
     """Output to take of each folder. Default: its first."""
     format: str | None = None
-    """Format of the files, parquet or npy. Default: npy where the first folder has it."""
+    """Format of the files, parquet, npy or lance. Default: npy where the first folder has it."""
 
 
 @command("embed join", __doc__, made_by="concat_embeddings")
@@ -48,7 +48,7 @@ def main(join: JoinSection, made: Made) -> None:
     if len(names) != len(folders):
         raise ConfigError(f"--join.names: {len(names)} for {len(folders)} folders; give one for each, in their order")
     # By folder and output: the name of the columns in the manifest, which must be unique.
-    sources = {f"{source.folder}/{source.name}": source for source in map(open_vectors, folders, names)}
+    sources = {f"{source.source}/{source.name}": source for source in map(open_vectors, folders, names)}
     if len(sources) < len(folders):
         raise ConfigError("the same output of a folder is given twice; choose another by --join.names")
     first = next(iter(sources.values()))

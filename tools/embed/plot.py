@@ -98,7 +98,7 @@ def _labels(path: Path, id_column: str, label_column: str, embeddings: Embedding
     by_id = dict(zip(ids, map(text_of, columns[label_column]), strict=True))
     labels_N = np.array([by_id.get(record_id, "") for record_id in embeddings.ids])
     if not by_id.keys() & set(embeddings.ids):
-        raise DataError(f"{path}: column {id_column!r} has none of the ids of {embeddings.folder}")
+        raise DataError(f"{path}: column {id_column!r} has none of the ids of {embeddings.source}")
     labels_N[labels_N == "nan"] = ""  # a missing value, as text
     # Numbers if all are: one word among them makes classes of them.
     try:

@@ -5,6 +5,10 @@ Equal sequences are computed once. The folder appears when it is complete: Parqu
 in the order of the input; safetensors of vectors of residues. Until then everything lies in OUTPUT.partial, where the
 same command resumes. Read it with dataset.embeddings.reader.read_embeddings.
 
+A finished output grows: the same command with more input computes the records whose ids the output lacks, and adds them
+as a part, OUTPUT/part-00001; nothing of the output is written again, and who reads it sees the old state until the part
+is complete. An id with another sequence is refused. --embed.known takes the vectors of sequences from other outputs.
+
 Without a cluster this process computes; where there are several GPUs, or --ray.address or RAY_ADDRESS names a Ray
 cluster, an actor on each device does. --dry_run reports sequences, duplicates, bytes and time, and writes nothing.
 
@@ -16,6 +20,7 @@ Examples:
 --embed.output both --dry_run
   esmeray embed run --embed.models my-esm2 --embed.input all.fasta --embed.output residues \
 --embed.outputs residues mean --embed.long window --embed.max_length 1022
+  esmeray embed run --embed.models my-esm2 --embed.input new.fasta --embed.output vectors --embed.known s3://lab/vectors
 """
 
 from collections.abc import Iterator
@@ -27,6 +32,7 @@ from pydantic import Field
 from esmeray.cluster.placement import LOCAL, find, local_resources
 from esmeray.cluster.section import RaySection
 from esmeray.common.command_line import next_command, result_console
+from esmeray.common.publishing import PARTS
 from esmeray.common.remote import uri_of
 from esmeray.dataset.embeddings.manifest import MANIFEST_FILE, read_manifest
 from esmeray.dataset.fasta.reader import find_files
@@ -83,7 +89,7 @@ def main(
 
 def _next_commands(folder: Path) -> Iterator[str]:
     """A map of the first output of each model that has a vector a protein."""
-    for path in sorted(folder.glob(f"**/{MANIFEST_FILE}")):
+    for path in sorted(path for path in folder.glob(f"**/{MANIFEST_FILE}") if not path.parent.match(PARTS)):
         names = [name for name, output in read_manifest(path.parent).outputs.items() if output.per == "protein"]
         if names:
             folder = path.parent

@@ -101,7 +101,7 @@ def _index(database: Embeddings, section: SearchSection) -> Any:
     # 4 sqrt(N) is faiss's advice; fewer where a cluster would have less than the 39 vectors that it asks for.
     lists = section.ivf_lists or max(1, min(int(4 * records**0.5), records // 39))
     if lists > records:
-        raise ConfigError(f"--search.ivf_lists {lists}: more than the {records:,} proteins of {database.folder}")
+        raise ConfigError(f"--search.ivf_lists {lists}: more than the {records:,} proteins of {database.source}")
     kind = faiss.METRIC_L2 if metric == "l2" else faiss.METRIC_INNER_PRODUCT
     index: Any = faiss.index_factory(
         database.channels, "Flat" if section.index == "exact" else f"IVF{lists},Flat", kind

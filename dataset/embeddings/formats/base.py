@@ -13,11 +13,10 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from esmeray.common.errors import DataError
+from esmeray.common.errors import DataError, parsing
 from esmeray.common.publishing import writing
-from esmeray.common.verification import verified
 from esmeray.dataset.embeddings.arrays import as_float32, quantized, scales_of
-from esmeray.dataset.embeddings.manifest import MANIFEST_FILE, REMEDY, Dtype, Index, OutputManifest, Per
+from esmeray.dataset.embeddings.manifest import MANIFEST_FILE, REMEDY, Dtype, OutputManifest, Part, Per
 
 NUMPY_DTYPES: dict[Dtype, str] = {"fp32": "float32", "fp16": "float16", "int8": "int8"}
 _BYTES: dict[Dtype, int] = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}
@@ -60,11 +59,11 @@ class Source:
 
 
 class Rows(ABC):
-    """One output of a folder, opened."""
+    """One output of one folder, opened."""
 
     @abstractmethod
-    def __init__(self, output: OutputManifest, index: Index) -> None:
-        """Open the output. Raises DataError where a file is damaged."""
+    def __init__(self, output: OutputManifest, index: Part) -> None:
+        """Open the output of one folder. Raises DataError where a file is damaged."""
 
     @abstractmethod
     def row(self, number: int) -> Values:
@@ -93,6 +92,9 @@ class Format(ABC):
     dtypes: ClassVar[tuple[Dtype, ...]]
     has_keys: ClassVar[bool] = False
     read: ClassVar[type[Rows]]
+
+    def check(self) -> None:  # noqa: B027
+        """Raise ConfigError where the format's library is not installed; by default it needs none."""
 
     @abstractmethod
     def write(self, path: Path, output: OutputManifest, records: int) -> AbstractContextManager[Append]:
@@ -123,12 +125,14 @@ class Format(ABC):
 
 
 class TableRows(Rows):
-    """(N, C) in one file."""
+    """(N, C) in one file: ``path`` is its name, ``file`` what is read (:meth:`Part.open`)."""
 
-    def __init__(self, output: OutputManifest, index: Index) -> None:
-        self.path = verified(index.folder / output.files[0])
+    def __init__(self, output: OutputManifest, index: Part) -> None:
+        self.path = index.where(output.files[0])
+        with parsing(self.path, REMEDY):
+            self.file = index.open(output.files[0])
         if output.dtype == "int8" and len(output.scales or ()) != output.channels:
-            raise DataError(f"{index.folder / MANIFEST_FILE}: has no scale of each int8 channel; {REMEDY}")
+            raise DataError(f"{index.where(MANIFEST_FILE)}: has no scale of each int8 channel; {REMEDY}")
         self.shape = index.num_records, output.channels
         self.dtype = np.dtype(NUMPY_DTYPES[output.dtype])
         self._scales = scales_array(output)

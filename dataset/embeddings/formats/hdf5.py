@@ -13,18 +13,17 @@ from typing import Any
 import numpy as np
 
 from esmeray.common.errors import DataError, parsing
-from esmeray.common.verification import verified
 from esmeray.dataset.embeddings.formats.base import NUMPY_DTYPES, Append, Block, Format, Rows, Values
-from esmeray.dataset.embeddings.manifest import REMEDY, Index, OutputManifest
+from esmeray.dataset.embeddings.manifest import REMEDY, OutputManifest, Part
 
 
 class _Hdf5Rows(Rows):
-    def __init__(self, output: OutputManifest, index: Index) -> None:
+    def __init__(self, output: OutputManifest, index: Part) -> None:
         import h5py
 
-        self._path = verified(index.folder / output.files[0])
+        self._path = index.where(output.files[0])
         with parsing(self._path, REMEDY):
-            self._file = h5py.File(self._path, "r")
+            self._file = h5py.File(index.open(output.files[0]), "r")
         self._shape = (output.channels,) if output.per == "protein" else None
         self._keys: list[str] = index.column("key").to_pylist()
 

@@ -10,22 +10,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esmeray.common.errors import parsing
+from esmeray.dataset.embeddings.arrays import RangedArray, open_npy
 from esmeray.dataset.embeddings.formats.base import NUMPY_DTYPES, Append, Block, Format, TableRows, narrowed
 from esmeray.dataset.embeddings.manifest import REMEDY, OutputManifest
 
 
 class _NpyRows(TableRows):
     @cached_property
-    def _mapped(self) -> NDArray:
+    def _mapped(self) -> NDArray | RangedArray:
         # A header is Python's syntax, parsed as such. A huge shape is refused, not warned of.
         with parsing(self.path, REMEDY, SyntaxError, TokenError), np.errstate(over="ignore"):
-            mapped: NDArray = np.load(self.path, mmap_mode="r")
+            mapped = open_npy(self.file)
             if (mapped.shape, mapped.dtype) != (self.shape, self.dtype):
                 raise ValueError(f"{mapped.dtype} {mapped.shape} where the manifest has {self.dtype} {self.shape}")
             return mapped
 
     def stored(self, start: int, stop: int) -> NDArray:
-        return np.asarray(self._mapped[start:stop])
+        with parsing(self.path, REMEDY):
+            return np.asarray(self._mapped[start:stop])
 
 
 class Npy(Format):

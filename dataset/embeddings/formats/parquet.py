@@ -1,6 +1,7 @@
 """Vectors of proteins as Parquet: columns id, length and embedding, a list of fixed size.
 
-Row groups are of about 96 MB, without dictionary or compression, so that a group is decoded by taking its bytes.
+Row groups are of about 8 MB, which are read for a single row, without dictionary or compression, so that a group is
+decoded by taking its bytes.
 """
 
 import json
@@ -17,14 +18,16 @@ from numpy.typing import NDArray
 
 from esmeray.common.errors import parsing
 from esmeray.dataset.embeddings.formats.base import NUMPY_DTYPES, Append, Block, Format, TableRows, narrowed
-from esmeray.dataset.embeddings.manifest import REMEDY, Index, OutputManifest
+from esmeray.dataset.embeddings.manifest import REMEDY, OutputManifest, Part
+
+_GROUP_BYTES = 1 << 23
 
 
 class _ParquetRows(TableRows):
-    def __init__(self, output: OutputManifest, index: Index) -> None:
+    def __init__(self, output: OutputManifest, index: Part) -> None:
         super().__init__(output, index)
         with parsing(self.path, REMEDY):
-            self._file = pq.ParquetFile(self.path, memory_map=True, page_checksum_verification=True)
+            self._file = pq.ParquetFile(self.file, memory_map=True, page_checksum_verification=True)
             groups = [self._file.metadata.row_group(n).num_rows for n in range(self._file.num_row_groups)]
             self._ends = np.cumsum([0, *groups])
             records, channels = self.shape
@@ -33,7 +36,7 @@ class _ParquetRows(TableRows):
                 raise ValueError(f"vectors of {vector} where the manifest has {channels:,} channels of {self.dtype}")
             if int(self._ends[-1]) != records:
                 raise ValueError(f"{self._ends[-1]:,} records where the manifest has {records:,}")
-        self._group = lru_cache(maxsize=2)(self._read_group)  # of 96 MB each; a block may reach over the end of one
+        self._group = lru_cache(maxsize=2)(self._read_group)  # a block may reach over the end of one
 
     def stored(self, start: int, stop: int) -> NDArray:
         # An empty slice at the end asks for no group, and still needs one for its dtype and channels.
@@ -62,26 +65,34 @@ class Parquet(Format):
 
     @contextmanager
     def write(self, path: Path, output: OutputManifest, records: int) -> Iterator[Append]:
-        value = pa.field("element", pa.from_numpy_dtype(np.dtype(NUMPY_DTYPES[output.dtype])), nullable=False)
-        vector = pa.list_(value, output.channels)
-        schema = pa.schema(
-            [
-                pa.field("id", pa.string(), nullable=False),
-                pa.field("length", pa.uint32(), nullable=False),
-                pa.field("embedding", vector, nullable=False),
-            ],
-            metadata=None if output.scales is None else {"scales": json.dumps(output.scales)},
-        )
+        schema = _schema(output)
+        # No group goes over the end of a block, so that none has to be held back until it is full.
+        group_rows = max(1, _GROUP_BYTES // (output.channels * np.dtype(NUMPY_DTYPES[output.dtype]).itemsize))
 
         def append(block: Block) -> None:
-            columns = [
-                pa.array(block.ids),
-                pa.array(block.lengths.astype(np.uint32)),
-                pa.FixedSizeListArray.from_arrays(pa.array(narrowed(block.values, output).reshape(-1)), type=vector),
-            ]
-            # A group for each block, so that none has to be held back until it is full.
-            writer.write_table(pa.Table.from_arrays(columns, schema=schema), row_group_size=len(block.ids))
+            writer.write_table(vector_table(block, output), row_group_size=group_rows)
 
         plain: dict[str, Any] = {"use_dictionary": False, "compression": "none", "write_statistics": False}
         with pq.ParquetWriter(path, schema, write_page_checksum=True, **plain) as writer:
             yield append
+
+
+def vector_table(block: Block, output: OutputManifest) -> pa.Table:
+    """A block as a table: ids, lengths, and vectors as they are stored."""
+    schema = _schema(output)
+    values = pa.array(narrowed(block.values, output).reshape(-1))
+    vectors = pa.FixedSizeListArray.from_arrays(values, type=schema.field("embedding").type)
+    lengths = pa.array(block.lengths.astype(np.uint32))
+    return pa.Table.from_arrays([pa.array(block.ids), lengths, vectors], schema=schema)
+
+
+def _schema(output: OutputManifest) -> pa.Schema:
+    value = pa.field("element", pa.from_numpy_dtype(np.dtype(NUMPY_DTYPES[output.dtype])), nullable=False)
+    return pa.schema(
+        [
+            pa.field("id", pa.string(), nullable=False),
+            pa.field("length", pa.uint32(), nullable=False),
+            pa.field("embedding", pa.list_(value, output.channels), nullable=False),
+        ],
+        metadata=None if output.scales is None else {"scales": json.dumps(output.scales)},
+    )

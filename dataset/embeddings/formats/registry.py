@@ -4,12 +4,13 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from esmeray.dataset.embeddings.formats.base import Format
 from esmeray.dataset.embeddings.formats.hdf5 import Hdf5
+from esmeray.dataset.embeddings.formats.lance import Lance
 from esmeray.dataset.embeddings.formats.npy import Npy
 from esmeray.dataset.embeddings.formats.parquet import Parquet
 from esmeray.dataset.embeddings.formats.safetensors import Safetensors
 from esmeray.installation import added
 
-FORMATS: dict[str, Format] = {kind.name: kind for kind in (Parquet(), Npy(), Hdf5(), Safetensors())}
+FORMATS: dict[str, Format] = {kind.name: kind for kind in (Parquet(), Npy(), Hdf5(), Safetensors(), Lance())}
 FORMATS |= {name: kind() for name, kind in added("formats").items()}
 
 if TYPE_CHECKING:

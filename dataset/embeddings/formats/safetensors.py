@@ -3,6 +3,7 @@
 ``values`` (R, C), ``offsets`` (U + 1,) of the sequences' rows, and ``scales`` (C,) of int8.
 """
 
+import math
 import os
 import shutil
 from contextlib import AbstractContextManager
@@ -14,28 +15,27 @@ from numpy.typing import NDArray
 
 from esmeray.common.errors import parsing
 from esmeray.common.publishing import writing
-from esmeray.common.verification import verified
 from esmeray.dataset.embeddings.arrays import as_float32, open_arrays, rows_of
 from esmeray.dataset.embeddings.formats.base import Append, Format, Rows, Source, Values
-from esmeray.dataset.embeddings.manifest import REMEDY, Dtype, Index, OutputManifest, Per
+from esmeray.dataset.embeddings.manifest import REMEDY, Dtype, OutputManifest, Part, Per
 
 
 class _ShardRows(Rows):
-    def __init__(self, output: OutputManifest, index: Index) -> None:
+    def __init__(self, output: OutputManifest, index: Part) -> None:
         self._index, self._is_pair = index, output.per == "pair"
-        self._paths = [index.folder / name for name in output.files]
+        self._files = output.files
         self._first = np.array(output.first_sequences)
         # A shard is verified when it is opened: an output of all residues of a proteome is never read as a whole.
-        self._open = lru_cache(maxsize=1024)(lambda path: open_arrays(verified(path)))
+        self._open = lru_cache(maxsize=1024)(lambda name: open_arrays(index.open(name), index.where(name)))
 
     def row(self, number: int) -> Values:
         sequence = int(self._index.sequences[number])
-        length = int(self._index.lengths[number])
-        with parsing(self._index.folder, REMEDY):
+        with parsing(self._index.where(""), REMEDY):
             shard = int(np.searchsorted(self._first, sequence, side="right")) - 1
-            arrays = self._open(self._paths[shard])
+            arrays = self._open(self._files[shard])
             values = as_float32(rows_of(arrays, sequence - int(self._first[shard])), arrays.get("scales"))
-            return values.reshape(length, length) if self._is_pair else values
+            side = math.isqrt(len(values))  # and not the record's length, which may have been cropped
+            return values.reshape(side, side) if self._is_pair else values
 
 
 class Safetensors(Format):

@@ -15,7 +15,6 @@ import pytest
 from esmeray.common.errors import DataError
 from esmeray.common.publishing import MADE_FILE, made_folder
 from esmeray.dataset.embeddings.arrays import open_arrays, write_arrays
-from esmeray.dataset.embeddings.formats.registry import FORMATS
 from esmeray.dataset.embeddings.manifest import (
     INDEX_FILE,
     MANIFEST_FILE,
@@ -25,7 +24,7 @@ from esmeray.dataset.embeddings.manifest import (
 )
 from esmeray.dataset.embeddings.reader import read_embeddings
 from tests.damage import flipped, refuse_silence
-from tests.embeddings import make_embeddings, random_vectors
+from tests.embeddings import INSTALLED, make_embeddings, random_vectors
 
 
 def made(folder: Path, file_format: str) -> Path:
@@ -59,7 +58,7 @@ def read(folder: Path) -> list[Any]:
     return [opened.ids, opened.lengths, opened.sequences, list(opened)]
 
 
-@pytest.mark.parametrize("file_format", FORMATS)
+@pytest.mark.parametrize("file_format", INSTALLED)
 def test_a_flipped_bit_of_any_file_is_noticed(tmp_path: Path, file_format: str):
     folder = made(tmp_path / "v", file_format)
     for path in sorted(folder.rglob("*.*")):

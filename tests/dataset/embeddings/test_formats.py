@@ -27,6 +27,7 @@ from esmeray.dataset.embeddings.manifest import (
     write_manifest,
 )
 from esmeray.dataset.embeddings.reader import read_embeddings
+from tests.embeddings import make_embeddings
 
 IDS = ["sp|P1|A", "a/b", "c:1", "d"]
 LENGTHS = np.array([3, 5, 8, 13])
@@ -57,6 +58,21 @@ def test_parquet_opens_in_pandas_polars_and_duckdb(tmp_path: Path):
     rows = json.loads(done.stdout)
     assert [row[0] for row in rows] == IDS[1:]
     np.testing.assert_array_equal(np.array([row[1] for row in rows], dtype=wanted.dtype), wanted[1:])
+
+
+def test_lancedb_opens_a_folder_as_its_database(tmp_path: Path):
+    lancedb = pytest.importorskip("lancedb", reason="needs the packages pylance and lancedb")
+    folder = make_embeddings(tmp_path / "v", VECTORS, IDS, "lance", block=3, sequences=["M" * 9] * 4)
+    table = lancedb.connect(folder).open_table("mean")
+    assert table.count_rows() == 4
+    assert [row["id"] for row in table.search(VECTORS[2]).limit(1).to_list()] == [IDS[2]]
+    np.testing.assert_array_equal(read_embeddings(folder)[1:4], VECTORS[1:4])
+
+
+def test_a_format_whose_library_is_missing_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "lance", None)
+    with pytest.raises(ConfigError, match="format lance: needs the package pylance: pip install pylance"):
+        FORMATS["lance"].check()
 
 
 def test_hdf5_is_read_as_biotrainer_reads_it(tmp_path: Path):

@@ -53,6 +53,6 @@ def final_bytes(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files if path.parent.name != "logs"}
 
 
-def vectors(folder: Path, output: str | None = None) -> dict[str, Any]:
+def vectors(folder: Path | str, output: str | None = None) -> dict[str, Any]:
     opened = read_embeddings(folder, output)
     return dict(zip(opened.ids, opened, strict=True))

@@ -1,0 +1,76 @@
+"""Vectors of proteins as a Lance dataset: a table of LanceDB, whose database is the folder of the output.
+
+Columns are those of Parquet. The folder ``mean.lance`` is Lance's own. Its library is an extra, esmeray[lance], and
+reads a dataset at a URI by the rows that are asked for, too.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from esmeray.common.errors import ConfigError, parsing
+from esmeray.dataset.embeddings.formats.base import Append, Block, Format, Source, TableRows
+from esmeray.dataset.embeddings.formats.parquet import vector_table
+from esmeray.dataset.embeddings.manifest import REMEDY, OutputManifest, Part
+
+
+class _LanceRows(TableRows):
+    def __init__(self, output: OutputManifest, index: Part) -> None:
+        super().__init__(output, index)
+        # At a URI what Lance reads can't be verified: it has no checksums of its own.
+        if index.uri is None:
+            for name in output.files:
+                index.open(name)
+        library = _library()
+        with parsing(self.path, REMEDY):
+            self._dataset: Any = library.dataset(str(index.where(output.files[0].partition("/")[0])))
+            vector = self._dataset.schema.field("embedding").type
+            found = (self._dataset.count_rows(), vector.list_size)
+            if found != self.shape or vector.value_type != pa.from_numpy_dtype(self.dtype):
+                raise ValueError(f"{found[0]:,} vectors of {vector} where the manifest has {self.dtype} {self.shape}")
+
+    def stored(self, start: int, stop: int) -> NDArray:
+        with parsing(self.path, REMEDY):
+            table = self._dataset.take(range(start, stop), columns=["embedding"])
+            values = table.column(0).combine_chunks().flatten().to_numpy(zero_copy_only=False)
+            return values.reshape(stop - start, self.shape[1])
+
+
+class Lance(Format):
+    """A row for each record, in input order."""
+
+    name = "lance"
+    suffix = ".lance"
+    holds = frozenset({"protein"})
+    dtypes = ("fp32", "fp16", "int8")
+    read = _LanceRows
+
+    def check(self) -> None:
+        _library()
+
+    @contextmanager
+    def write(self, path: Path, output: OutputManifest, records: int) -> Iterator[Append]:
+        library = _library()
+
+        def append(block: Block) -> None:
+            # A fragment for each block, so that none has to be held back.
+            library.write_dataset(vector_table(block, output), str(path), mode="append" if path.exists() else "create")
+
+        yield append
+
+    def merge(self, folder: Path, name: str, output: OutputManifest, source: Source) -> OutputManifest:
+        merged = super().merge(folder, name, output, source)
+        paths = sorted(path for path in (folder / merged.files[0]).rglob("*") if path.is_file())
+        return merged.model_copy(update={"files": [str(path.relative_to(folder)) for path in paths]})
+
+
+def _library() -> Any:
+    try:
+        import lance  # here: few need it
+    except ImportError as error:
+        raise ConfigError("format lance: needs the package pylance: pip install pylance") from error
+    return lance

@@ -1,0 +1,143 @@
+"""Values that are known before a job computes any: of the cache, of the output that grows, of other outputs.
+
+Each is a source of sequences, found by hash and length, as the plan tells sequences apart. Known sequences make the
+first shards of a job, which nobody computes; a job that is resumed finds the same, whatever its sources have by then.
+
+Shape legend: U distinct sequences of a job, n of a shard, C channels.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from esmeray.common.errors import ConfigError, DataError
+from esmeray.dataset.batches.plan import Indices
+from esmeray.dataset.embeddings.arrays import as_stored
+from esmeray.dataset.embeddings.manifest import Index
+from esmeray.dataset.embeddings.reader import read_embeddings
+from esmeray.dataset.section import SPECIAL_TOKENS_PER_SEQUENCE
+from esmeray.dataset.store.reader import Store
+from esmeray.inference.embedding.plan import Plan
+from esmeray.inference.embedding.section import EmbedJobSection
+from esmeray.inference.embedding.shard_files import ShardFiles, ShardRow
+from esmeray.inference.models.kinds import Output
+from esmeray.run_folder.job import differences
+
+_MOST_RECORDS = 1 << 40
+_BLOCK = 4096
+"""Records of an earlier output that are read together, where several of them are wanted."""
+
+
+class Source(Protocol):
+    """Values of sequences by output."""
+
+    def find(self, store: Store, records_U: Indices) -> Indices:
+        """(U,) where it has each record's sequence, from 0; -1 where it has not."""
+
+    def rows(self, output: str, store: Store, records_n: Indices, found_n: Indices) -> list[NDArray]:
+        """The rows (rows, C) of records, as a shard has them, from where they were found."""
+
+
+class EarlierOutput:
+    """Another output, or the one that grows, of the model and the settings of a job."""
+
+    def __init__(
+        self, index: Index, outputs: Sequence[Output], identity: dict[str, Any], settings: EmbedJobSection
+    ) -> None:
+        """``identity``: of the job. Raises ConfigError where the values are not those that the job would compute."""
+        self.index = index
+        self._dtype = settings.dtype
+        # What a value depends on, and not how files and batches are cut.
+        names = ("precision", "long", "max_length", "overlap")
+        needs = {"model": identity["model"], "settings": {name: identity["settings"][name] for name in names}}
+        changes = differences(index.manifest.job, needs)
+        for output in outputs:
+            needs = {"description": output.description, "dtype": settings.dtype}
+            earlier = index.manifest.outputs.get(output.name)
+            changes += differences({} if earlier is None else earlier.model_dump(), needs, f"{output.name}.")
+        if changes or settings.dtype == "int8":
+            reason = changes[0] if changes else "int8 would be rounded twice"
+            raise ConfigError(
+                f"--embed.known {index.source}: its values can't be taken ({reason}); give outputs of the same model "
+                "and settings"
+            )
+        # Only what is asked for: an output that is opened is verified, which reads all of it.
+        self._open = cache(lambda name: read_embeddings(index.source, name))
+
+    def find(self, store: Store, records_U: Indices) -> Indices:
+        index = self.index
+        hashes_U = store.sequence_hashes[records_U]
+        order = np.argsort(index.hashes, kind="stable")
+        ranks_U = np.searchsorted(index.hashes, hashes_U, sorter=order)
+        found_U = order[np.minimum(ranks_U, order.size - 1)]
+        is_known_U = (index.hashes[found_U] == hashes_U) & (index.lengths[found_U] == store.lengths[records_U])
+        return np.where(is_known_U, found_U, -1)
+
+    def rows(self, output: str, store: Store, records_n: Indices, found_n: Indices) -> list[NDArray]:
+        # They were found when the job was started: another output may have the name by now.
+        if (self.index.hashes[found_n] != store.sequence_hashes[records_n]).any():
+            raise DataError(f"{self.index.source}: changed since the job was started; remove what is unfinished")
+        earlier = self._open(output)
+        if earlier.output.per != "protein":
+            values = (as_stored(earlier[number], self._dtype) for number in found_n.tolist())
+            return [rows.reshape(-1, earlier.channels) for rows in values]
+        rows: list[NDArray] = []
+        # Together, since a request or a row group for each vector would take longer than computing it.
+        for numbers in np.split(found_n, np.flatnonzero(np.diff(found_n // _BLOCK)) + 1):
+            block = earlier[int(numbers[0]) : int(numbers[-1]) + 1]
+            rows += list(block[numbers - numbers[0]][:, None])
+        return rows
+
+
+def find_known(sources: Mapping[int, Source], store: Store, records_U: Indices) -> Indices | None:
+    """(U,) the source, by its number, and the index there of each sequence, as one number; -1 where none has it, None
+    without sources."""
+    known_U = np.full(records_U.size, -1)
+    for number, source in sources.items():
+        found_U = source.find(store, records_U)
+        known_U = np.where((known_U < 0) & (found_U >= 0), number * _MOST_RECORDS + found_U, known_U)
+    return known_U if sources else None
+
+
+def write_known(
+    sources: Mapping[int, Source],
+    known_U: Indices,
+    plan: Plan,
+    store: Store,
+    files: ShardFiles,
+    outputs: Sequence[Output],
+) -> list[ShardRow]:
+    """Write the shards of known sequences. Raises ConfigError where their source is not given any more."""
+    known_U = np.sort(known_U[known_U >= 0])  # the order of the plan
+    rows = []
+    for number in range(plan.num_cached):
+        shard = plan.shard(number)
+        sources_n, found_n = np.divmod(known_U[plan.bounds[number] : plan.bounds[number + 1]], _MOST_RECORDS)
+        numbers = np.unique(sources_n).tolist()
+        if {*numbers} - sources.keys():
+            raise ConfigError(
+                "the job was started with a cache or known outputs; give the same --embed.cache and --embed.known to "
+                "resume it"
+            )
+        # Into shards like any other: assembly then need not know where values come from.
+        computed: dict[str, dict[str, NDArray]] = {}
+        for output in outputs:
+            arrays: list[NDArray] = []
+            for source in numbers:  # ascending, as the sequences are
+                chosen_n = sources_n == source
+                arrays += sources[source].rows(output.name, store, shard.records[chosen_n], found_n[chosen_n])
+            offsets = np.cumsum([0, *map(len, arrays)], dtype=np.int64)
+            computed[output.name] = {"offsets": offsets, "values": np.concatenate(arrays)}
+        residues = int(shard.lengths.sum())
+        row = ShardRow(
+            number=number,
+            sequences=shard.records.size,
+            residues=residues,
+            tokens=residues + SPECIAL_TOKENS_PER_SEQUENCE * shard.records.size,
+            cached=True,
+        )
+        rows.append(files.write(computed, row))
+    return rows
