@@ -82,7 +82,8 @@ def grown_folder(target: Path, base: Path, made_by: str) -> Iterator[Path]:
 
     What is to change is replaced in the block, never written to. Raises ConfigError where ``base`` holds anything else.
     """
-    if problem := _not_made(base, made_by, read=False):
+    problem = _not_made(base, made_by, read=False)
+    if problem:
         raise ConfigError(f"{base}: {problem}; move it away")
     files = _made_files(_manifest_of(base), made_by)
     # A folder that grows may be as large as the disk: what is there is neither read nor copied.

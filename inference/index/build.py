@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from esmeray.common.errors import ConfigError, parsing, read_json
 from esmeray.common.progress import record_bar
 from esmeray.common.publishing import file_xxh128, grown_folder, link, made_folder, refuse_existing, write_atomically
-from esmeray.common.remote import local_path, publish, target_path, uri_of
+from esmeray.common.remote import local_path, publish, target_path
 from esmeray.common.verification import check_file
 from esmeray.dataset.embeddings.arrays import write_arrays
 from esmeray.dataset.embeddings.formats.base import Values
@@ -27,8 +27,8 @@ from esmeray.dataset.embeddings.manifest import parts as ranges
 from esmeray.dataset.embeddings.reader import Embeddings, open_vectors
 from esmeray.dataset.fasta.records import hashes_of
 from esmeray.inference.index.exact import ExactIndex, exact_arrays
-from esmeray.inference.index.index import open_index
 from esmeray.inference.index.metric import MetricName, prepared, unusable
+from esmeray.inference.index.opening import open_index
 from esmeray.inference.index.parts import (
     INDEX_FILE,
     TRAINED_FILE,
@@ -76,7 +76,8 @@ def build_index(
     if not is_there:
         refuse_existing(output, made_by, overwrite)
     # Of a URI the manifests alone are fetched until now; an extension links what is there, and needs the clusters.
-    base = (local_path(section.output) if uri_of(section.output) else output) if is_there else None
+    there = local_path(section.output) if is_there else None
+    base = None if there is None else there.absolute()
     opened = [open_vectors(local_path(source), section.name) for source in sources]
     with unfinished(output, made_by) as partial:
         before = None if base is None else read_index_manifest(base)
@@ -117,7 +118,8 @@ def memory_index(source: Embeddings, metric: MetricName) -> ExactIndex:
     from esmeray.common.processor import cpu_computes_bf16
 
     records = np.arange(len(source))
-    entries, parts = [], []
+    entries = []
+    parts = []
     for start, stop in ranges(len(source), _part_rows(source.channels)):
         vectors_nC = _vectors([NewRows(source, records[start:stop])], metric)
         ids = source.column("id").slice(start, stop - start).to_pylist()
@@ -179,11 +181,9 @@ def _model_of(source: Embeddings) -> SourceModel | None:
 def _new_rows(sources: Sequence[Embeddings], known: NDArray[np.uint64]) -> Iterator[NewRows]:
     for source in sources:
         ids = source.column("id")
-        hashes = [
-            hashes_of([text.encode() for text in ids.slice(start, stop - start).to_pylist()])
-            for start, stop in ranges(len(source), INDEX_ROWS)
-        ]
-        hashes_N = np.concatenate([np.empty(0, np.uint64), *hashes])
+        hashes_N = np.empty(len(source), np.uint64)
+        for start, stop in ranges(len(source), INDEX_ROWS):
+            hashes_N[start:stop] = hashes_of(list(map(str.encode, ids.slice(start, stop - start).to_pylist())))
         # By id and not by vector: the same proteins embedded again would else be there twice.
         records = np.flatnonzero(~np.isin(hashes_N, known))
         known = np.concatenate([known, hashes_N[records]])
@@ -210,7 +210,10 @@ def _trained(
     lists = section.lists or num_lists(count, most)
     if lists > count:
         raise ConfigError(f"--index.lists {lists}: more than the {count:,} vectors")
-    if not path.exists():
+    recorded = path.with_suffix(".xxh128")
+    if recorded.exists():
+        check_file(path, f"remove {partial}, and start again", xxh128=recorded.read_text())
+    else:
         # Evenly from all, and no more than a part has: so many are in memory at a time.
         share = min(1, min(SAMPLED * lists, most) / count)
         sample = []
@@ -218,6 +221,7 @@ def _trained(
             chosen = np.linspace(0, len(group.records) - 1, round(share * len(group.records)), dtype=np.int64)
             sample.append(group._replace(records=group.records[chosen]))
         train(path, manifest.metric, _vectors(sample, manifest.metric), lists)
+        write_atomically(recorded, file_xxh128(path))
     return path
 
 
@@ -231,7 +235,8 @@ def _parts(
 ) -> Iterator[PartEntry]:
     """The new parts; those that an earlier start wrote are verified, the others written."""
     written = [PartEntry.model_validate_json(line) for line in done.lines()]
-    size, count = _part_rows(manifest.channels), 0
+    size = _part_rows(manifest.channels)
+    count = 0
     pieces = [
         NewRows(group.source, group.records[start:stop])
         for group in rows

@@ -24,9 +24,12 @@ from esmeray.inference.index.metric import MetricName, scores
 from esmeray.inference.index.parts import REMEDY, TRAINED_FILE, IndexManifest, open_part
 
 PROBES = 32
-SAMPLED, FEWEST_SAMPLED = 64, 39
-"""Vectors of a cluster by which it is found, and the number for which faiss asks."""
-_FEWEST, _TIMES = 100, 10
+SAMPLED = 64
+"""Vectors of a cluster by which it is found."""
+FEWEST_SAMPLED = 39
+"""For which faiss asks."""
+_FEWEST = 100
+_TIMES = 10
 """Rows that are scored again: so many, or so many times the hits."""
 _BLOCK = 16_384
 

@@ -48,7 +48,8 @@ _SMALLEST = 2.0**-126
 
 def shapes(manifest: IndexManifest, part: PartEntry) -> dict[str, tuple[int, ...]]:
     """The shapes of a part's arrays."""
-    groups, rows = (-(-part.rows // GROUP),), (part.rows, manifest.channels)
+    rows = (part.rows, manifest.channels)
+    groups = (-(-part.rows // GROUP),)
     squares = {"half_squares": (part.rows,)} if manifest.metric == "l2" else {}
     of_filter = {"filter": rows, "centre": (manifest.channels,), "radii": groups, "residuals": groups}
     return {"vectors": rows, **of_filter, **squares}
@@ -119,7 +120,8 @@ class ExactIndex(Index):
         narrow = wide.bfloat16() if self._bf16 else wide
         maxima_qG = self._maxima(queries_qC, narrow)
         first_qK = maxima_qG.topk(min(top_k, maxima_qG.shape[1]), dim=1, sorted=False).indices.numpy()
-        norms_q, lost_q = norms(queries_qC), norms(queries_qC - narrow.float().numpy())
+        norms_q = norms(queries_qC)
+        lost_q = norms(queries_qC - narrow.float().numpy())
         for number, (query_C, maxima_G) in enumerate(zip(queries_qC, maxima_qG.numpy(), strict=True)):
             first = first_qK[number]
             rows, values = best(*self._scored(first, query_C), top_k)
@@ -133,7 +135,8 @@ class ExactIndex(Index):
             for start, stop in ranges(len(left), _GROUPS_AT_ONCE):
                 more_rows, more_values = self._scored(left[start:stop], query_C)
                 rows, values = best(np.append(rows, more_rows), np.append(values, more_values), top_k)
-            rows_qK[number], scores_qK[number] = rows, values
+            rows_qK[number] = rows
+            scores_qK[number] = values
 
     def _maxima(self, queries_qC: Values, narrow_qC: Any) -> Any:
         """(q, G) the largest product in each group, rounded up; of l2, less half of the row's square."""
@@ -149,7 +152,8 @@ class ExactIndex(Index):
                 products_nq = rows_nC[start:stop] @ narrow_Cq
                 if self.metric == "l2":
                     products_nq = products_nq.float() - _tensor(part["half_squares"][start:stop])[:, None]
-                if lacking := -len(products_nq) % GROUP:
+                if len(products_nq) % GROUP:  # at the end of a part
+                    lacking = -len(products_nq) % GROUP
                     products_nq = torch.nn.functional.pad(products_nq, (0, 0, 0, lacking), value=-math.inf)
                 groups_gq = products_nq.view(-1, GROUP, products_nq.shape[1]).amax(dim=1).float()
                 if self._bf16:
@@ -173,7 +177,8 @@ class ExactIndex(Index):
 
     def _scored(self, groups: NDArray[np.intp], query_C: Values) -> tuple[NDArray[np.int64], Values]:
         """Rows and scores of whole groups."""
-        rows, values = [], []
+        rows = []
+        values = []
         for group in groups.tolist():
             number = self._part_of_G[group]
             part = self._rows.parts[number]

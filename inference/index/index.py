@@ -1,4 +1,4 @@
-"""An index opened for searching: of a folder, of a URI, or in memory.
+"""What an index of any kind is, once it is opened.
 
 Shape legend: N rows, Q queries, K hits of a query, C channels.
 """
@@ -10,13 +10,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from esmeray.common.errors import ConfigError, DataError
-from esmeray.common.remote import local_path
+from esmeray.common.errors import DataError
 from esmeray.dataset.embeddings.arrays import Arrays
 from esmeray.dataset.embeddings.formats.base import Values
 from esmeray.dataset.embeddings.manifest import parts as ranges
 from esmeray.inference.index.metric import prepared, shown, unusable
-from esmeray.inference.index.parts import IndexManifest, Rows, open_part, read_index_manifest
+from esmeray.inference.index.parts import IndexManifest, Rows
 
 Hits = tuple[NDArray[np.int64], Values]
 """(Q, K) rows, the nearest first, and (Q, K) scores."""
@@ -35,8 +34,10 @@ class Index(ABC):
     at_once = 512
 
     def __init__(self, folder: Path, manifest: IndexManifest, parts: Sequence[Arrays]) -> None:
-        self.folder, self.manifest = folder, manifest
-        self.name, self.channels = manifest.output, manifest.channels
+        self.folder = folder
+        self.manifest = manifest
+        self.name = manifest.output
+        self.channels = manifest.channels
         self.metric = manifest.metric
         self._rows = Rows(parts)
 
@@ -87,31 +88,12 @@ class Index(ABC):
         """Fill in the hits of prepared queries, at most :attr:`at_once`."""
 
 
-def open_index(path: Path | str, probes: int | None = None) -> Index:
-    """Open the index in a folder, or at a URI, of which a copy is fetched.
-
-    ``probes``: clusters that a compressed index searches for a query. Raises DataError where none is there, or it is
-    damaged; ConfigError for probes of an exact one.
-    """
-    folder = local_path(path)
-    manifest = read_index_manifest(folder)
-    if manifest.kind == "exact":
-        if probes is not None:
-            raise ConfigError(f"{path}: is an exact index, which has no clusters to probe; leave search.probes out")
-        from esmeray.inference.index.exact import ExactIndex, shapes
-
-        parts = [open_part(folder, part, shapes(manifest, part)) for part in manifest.parts]
-        return ExactIndex(folder, manifest, parts)
-    from esmeray.inference.index.compressed import CompressedIndex  # here: it loads faiss
-
-    return CompressedIndex(folder, manifest, probes)
-
-
 def best(rows_n: NDArray[np.int64], scores_n: Values, top_k: int) -> tuple[NDArray[np.int64], Values]:
     """The ``top_k`` rows of the highest scores, in their order; of equal scores the first rows."""
     if len(rows_n) > top_k:
         # Sorting the few that count is what costs least; all that equal the last one stay in until then.
         is_high_n = scores_n >= np.partition(scores_n, -top_k)[-top_k]
-        rows_n, scores_n = rows_n[is_high_n], scores_n[is_high_n]
+        rows_n = rows_n[is_high_n]
+        scores_n = scores_n[is_high_n]
     order = np.lexsort((rows_n, -scores_n))[:top_k]
     return rows_n[order], scores_n[order]

@@ -26,7 +26,8 @@ from esmeray.dataset.fasta.records import hashes_of
 from esmeray.inference.index.metric import MetricName
 from esmeray.inference.index.section import Kind
 
-INDEX_FILE, TRAINED_FILE = "index.json", "trained.faiss"
+INDEX_FILE = "index.json"
+TRAINED_FILE = "trained.faiss"
 REMEDY = "make or copy the index again"
 
 

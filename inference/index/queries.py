@@ -12,6 +12,9 @@ from esmeray.dataset.embeddings.reader import Embeddings, open_vectors
 from esmeray.dataset.section import IngestSection
 from esmeray.inference.index.parts import IndexManifest
 
+_KEPT = ("layers", "precision", "long", "max_length", "overlap")
+"""Settings of a job that decide on a sequence's vector."""
+
 
 @contextmanager
 def opened_queries(
@@ -37,7 +40,8 @@ def opened_queries(
     from esmeray.inference.embedding.job import run_job
     from esmeray.inference.embedding.section import EmbedJobSection, EmbedSection
 
-    settings = {} if known is None else {name: known.settings[name] for name in _kept(known.settings)}
+    of_job = {} if known is None else known.settings
+    settings = {name: value for name, value in of_job.items() if name in _KEPT}
     # As the database was computed, or vectors would differ by more than proteins do; files are for this block alone.
     settings |= {"outputs": [manifest.output.partition("_layer_")[0]], "format": "npy", "dtype": "fp32"}
     section = EmbedSection(**settings)
@@ -51,8 +55,3 @@ def opened_queries(
         )
         run_job(job, ingest)
         yield open_vectors(job.output, manifest.output)
-
-
-def _kept(settings: dict[str, object]) -> set[str]:
-    """The settings of a job that decide on a sequence's vector."""
-    return settings.keys() & {"layers", "precision", "long", "max_length", "overlap"}

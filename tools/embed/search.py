@@ -25,8 +25,9 @@ from esmeray.common.text import counted
 from esmeray.dataset.embeddings.formats.base import Values
 from esmeray.dataset.embeddings.manifest import parts as ranges
 from esmeray.dataset.embeddings.reader import Embeddings, open_vectors
-from esmeray.inference.index.index import Index, open_index
+from esmeray.inference.index.index import Index
 from esmeray.inference.index.metric import MetricName, unusable
+from esmeray.inference.index.opening import open_index
 from esmeray.inference.index.parts import INDEX_FILE
 from esmeray.inference.index.queries import opened_queries
 from esmeray.run_folder.section import StorageSection

@@ -8,7 +8,7 @@ import pytest
 from esmeray.common.errors import ConfigError, DataError
 from esmeray.inference.index import build
 from esmeray.inference.index.build import build_index
-from esmeray.inference.index.index import open_index
+from esmeray.inference.index.opening import open_index
 from esmeray.inference.index.section import IndexSection
 from tests.damage import killed_in_piece, refuse_silence
 from tests.embeddings import make_embeddings, random_vectors
