@@ -21,7 +21,7 @@ from esmeray.dataset.embeddings.formats.base import Values
 from esmeray.dataset.embeddings.manifest import parts as ranges
 from esmeray.inference.index.index import Index, best
 from esmeray.inference.index.metric import MetricName, scores
-from esmeray.inference.index.parts import REMEDY, TRAINED_FILE, IndexManifest, open_part
+from esmeray.inference.index.parts import REMEDY, TRAINED_FILE, IndexManifest, PartEntry, open_part
 
 PROBES = 32
 SAMPLED = 64
@@ -32,6 +32,12 @@ _FEWEST = 100
 _TIMES = 10
 """Rows that are scored again: so many, or so many times the hits."""
 _BLOCK = 16_384
+
+
+def shapes(manifest: IndexManifest, part: PartEntry) -> dict[str, tuple[int, ...]]:
+    """The shapes of a part's arrays."""
+    channels = (manifest.channels,)
+    return {"codes": (part.rows, *channels), "scales": (part.rows,), "deviations": channels, "centre": channels}
 
 
 def num_lists(rows: int, most_sampled: int) -> int:
@@ -70,11 +76,18 @@ class Lists:
 
 def compressed_arrays(vectors_nC: Values) -> Arrays:
     """What is kept of the prepared vectors of a part beside the lists."""
-    scales_C = scales_of(np.abs(vectors_nC).max(axis=0))
+    # Less the mean, by the channel's deviation and by the row's largest value: of near rows int8 of the plain values
+    # confuses several times as many.
+    centre_C = vectors_nC.mean(axis=0, dtype=np.float64).astype(np.float32)
+    deviations_C = vectors_nC.std(axis=0)
+    deviations_C[deviations_C == 0] = 1
     codes_nC = np.empty(vectors_nC.shape, np.int8)
+    scales_n = np.empty(len(vectors_nC), np.float32)
     for start, stop in ranges(len(vectors_nC), _BLOCK):
-        codes_nC[start:stop] = quantized(vectors_nC[start:stop], scales_C)
-    return {"codes": codes_nC, "scales": scales_C}
+        rest_bC = (vectors_nC[start:stop] - centre_C) / deviations_C
+        scales_n[start:stop] = scales_of(np.abs(rest_bC).max(axis=1))
+        codes_nC[start:stop] = quantized(rest_bC, scales_n[start:stop, None])
+    return {"codes": codes_nC, "scales": scales_n, "deviations": deviations_C, "centre": centre_C}
 
 
 class CompressedIndex(Index):
@@ -83,9 +96,7 @@ class CompressedIndex(Index):
     at_once = 64
 
     def __init__(self, folder: Path, manifest: IndexManifest, probes: int | None = None) -> None:
-        channels = (manifest.channels,)
-        shapes = [{"codes": (part.rows, *channels), "scales": channels} for part in manifest.parts]
-        super().__init__(folder, manifest, list(map(open_part, [folder] * len(shapes), manifest.parts, shapes)))
+        super().__init__(folder, manifest, [open_part(folder, part, shapes(manifest, part)) for part in manifest.parts])
         trained = verified(folder / TRAINED_FILE)
         with parsing(trained, REMEDY):
             self._index = faiss.read_index(str(trained))
@@ -107,7 +118,10 @@ class CompressedIndex(Index):
     def vectors(self, rows_n: NDArray[np.int64]) -> Values:
         vectors_nC = np.empty((len(rows_n), self.channels), np.float32)
         for part, chosen, rows in self._rows.by_part(rows_n):
-            vectors_nC[chosen] = as_float32(part["codes"][rows], part["scales"])
+            values = as_float32(part["codes"][rows], part["scales"][rows, None])
+            values *= part["deviations"]
+            values += part["centre"]
+            vectors_nC[chosen] = values
         return vectors_nC
 
     def _search(self, queries_qC: Values, rows_qK: NDArray[np.int64], scores_qK: Values) -> None:
