@@ -32,6 +32,7 @@ MODULES = (
     "loading",
     "embedding",
     "proteome",
+    "index",
     "service",
     "training",
     "masked_lm_recipe",
@@ -57,6 +58,7 @@ def parsed(argv: list[str]) -> argparse.Namespace:
     )
     add("--output", type=Path, help="folder of the results; benchmarks/results/MACHINE, with --quick its folder quick")
     add("--fasta", type=Path, help="proteins to work on; the UniRef90 sample of development, or the embedded sample")
+    add("--vectors", type=int, nargs="+", default=[100_000, 1_000_000], help="sizes of the indexes of the stage index")
     add("--list", action="store_true", help="show the stages and what each has to reach, and end")
     return parser.parse_args(argv)
 
@@ -111,8 +113,10 @@ def _measure(stages: list[Stage], arguments: argparse.Namespace, command: str) -
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would warn that it found nothing better
     default = RESULTS_ROOT / machine.slug / ("quick" if arguments.quick else "")
     output = (arguments.output or default).absolute()
+    vectors = tuple(arguments.vectors)
+    run = Run(machine, output, arguments.quick, command, MODULES, arguments.fasta, vectors)
     try:
-        broken = run_stages(stages, Run(machine, output, arguments.quick, command, MODULES, arguments.fasta))
+        broken = run_stages(stages, run)
     except KeyboardInterrupt:
         # Raised on: the exit code is to be that of the signal.
         print(f"stopped; what was finished is in {output}", file=sys.stderr)

@@ -79,6 +79,38 @@ def made_folder(target: Path, made_by: str, overwrite: bool) -> Iterator[Path]:
 
 
 @contextmanager
+def grown_folder(target: Path, base: Path, made_by: str) -> Iterator[Path]:
+    """As :func:`made_folder`, from links to all files of ``base``, which the same tool made: their checksums stay.
+
+    What is to change is replaced in the block, never written to. Raises ConfigError where ``base`` holds anything else.
+    """
+    problem = _not_made(base, made_by, read=False)
+    if problem:
+        raise ConfigError(f"{base}: {problem}; move it away")
+    files = _listed(_manifest_of(base), made_by)
+    # A folder that grows may be as large as the disk: what is there is neither read nor copied.
+    with exclusive(target), published(target) as building:
+        for name in files:
+            link(base / name, building / name)
+        begun = {name: (building / name).stat().st_ino for name in files}
+        yield building
+        for path in [path for path in building.rglob("*") if path.is_file()]:
+            name = str(path.relative_to(building))
+            if begun.get(name) != path.stat().st_ino:
+                files[name] = file_xxh128(path)
+        _write_manifest(_manifest_of(building), made_by, files)
+
+
+def link(source: Path, target: Path) -> None:
+    """Give a file another name, whose folder is made; a copy where the file system has no hard links."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+@contextmanager
 def made_file(target: Path, made_by: str, overwrite: bool) -> Iterator[Path]:
     """A temporary name beside ``target``, renamed to it when the block ends, its manifest beside it."""
     refuse_file(target, made_by, overwrite)
@@ -101,8 +133,8 @@ def _existing_parent(target: Path) -> Path:
     return next(folder for folder in target.absolute().parents if folder.exists())
 
 
-def _not_made(target: Path, made_by: str) -> str | None:
-    """The part of the target that the tool did not make, by its manifest."""
+def _not_made(target: Path, made_by: str, read: bool = True) -> str | None:
+    """The part of the target that the tool did not make, by its manifest; unless ``read`` by the names alone."""
     manifest = _manifest_of(target)
     files = _listed(manifest, made_by)
     if not files:
@@ -118,7 +150,7 @@ def _not_made(target: Path, made_by: str) -> str | None:
         name = str(path.relative_to(folder))
         if path.is_symlink() or not (path.is_dir() or name in files):
             return f"holds {name}, which {made_by} did not make"
-        if path.is_file() and file_xxh128(path) != files[name]:
+        if read and path.is_file() and file_xxh128(path) != files[name]:
             return f"{name} was changed since {made_by} made it"
     return None
 

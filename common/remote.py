@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path, PurePath
@@ -179,10 +179,13 @@ def write(uri: str, text: str) -> None:
     files.pipe_file(path, text.encode())
 
 
-def upload_folder(folder: Path, uri: str, last: str) -> None:
-    """Copy a folder to a URI, the file ``last`` at the end: without it, what is there is not complete."""
+def upload_folder(folder: Path, uri: str, last: str, kept: Collection[str] = ()) -> None:
+    """Copy a folder to a URI, the file ``last`` at the end: without it, what is there is not complete.
+
+    ``kept``: names of files that are there as they are here.
+    """
     for path in sorted(folder.rglob("*"), key=lambda path: path == folder / last):
-        if path.is_file():
+        if path.is_file() and str(path.relative_to(folder)) not in kept:
             upload(path, f"{uri}/{path.relative_to(folder)}")
 
 
@@ -228,13 +231,18 @@ def publish(target: Path) -> None:
             return
         items = listing(uri)
         # The folder's own and those of its parts: a part that stayed would be taken for one of what is made now.
+        old: dict[str, str | None] = {}
         for made in [name for name in items if name == MADE_FILE or PurePath(name).match(f"{PARTS}/{MADE_FILE}")]:
             root = made.removesuffix(MADE_FILE)
-            names = {made, *(root + name for name in json.loads(read(f"{uri}/{made}"))["files"])}
-            # Of what lies there that alone which Esmeray made; a name that leads elsewhere is in no listing.
-            for name in names & items.keys():
-                _opened(uri)[0].rm_file(items[name]["name"])
-        upload_folder(work, uri, MADE_FILE)
+            old |= {root + name: checksum for name, checksum in json.loads(read(f"{uri}/{made}"))["files"].items()}
+            old[made] = ""
+        new = json.loads((work / MADE_FILE).read_text(encoding="utf-8"))["files"]
+        # What a folder that grows has already is not sent again.
+        kept = {name for name in old.keys() & items.keys() if old[name] == new.get(name)}
+        # Of what lies there that alone which Esmeray made; a name that leads elsewhere is in no listing.
+        for name in (old.keys() & items.keys()) - kept:
+            _opened(uri)[0].rm_file(items[name]["name"])
+        upload_folder(work, uri, MADE_FILE, kept)
 
     retried(replace, uri, setting("patience_s"), log.warning)
     shutil.rmtree(work) if work.is_dir() else work.unlink()

@@ -108,6 +108,9 @@ def made(tmp_path_factory, process_group) -> Path:
     model = f"--embed.models {folder / 'runs/esm2ae'} --embed.input {folder / 'proteins.fasta'} --embed.device cpu"
     for name, options in ("embeddings", "--embed.outputs mean residues"), ("embeddings_hdf5", "--embed.format hdf5"):
         assert run(esmeray, f"embed run {model} {options} --embed.output {folder / name}".split()) == 0
+    index = ["--index.output", str(folder / "proteins.index")]
+    assert run(esmeray, ["embed", "index", str(folder / "embeddings"), *index]) == 0
+    shutil.copy(folder / "proteins.fasta", folder / "queries.fasta")
     best = folder / "runs" / "tune_throughput" / "best.yaml"
     best.parent.mkdir()
     best.write_text(dump_config(proteins))

@@ -43,7 +43,8 @@ class Run:
     """One call of ``python -m benchmarks``: ``command`` as it was typed, names of all stages in their ``order``.
 
     ``fasta`` are proteins to work on; None for those at hand (:mod:`esmeray.benchmarks.harness.proteins`).
-    ``minutes``: no stage and no case of one starts later than this.
+    ``vectors``: of the stage index, as :class:`Setting` has them. ``minutes``: no stage and no case of one starts later
+    than this.
     """
 
     machine: Machine
@@ -52,6 +53,7 @@ class Run:
     command: str
     order: Sequence[str]
     fasta: Path | None = None
+    vectors: tuple[int, ...] = Setting.vectors
     minutes: float = float("inf")
 
 
@@ -85,7 +87,7 @@ def _run_stage(stage: Stage, run: Run, deadline_s: float, show: Callable[[str], 
     device: Device = "cuda" if run.machine.gpu else "cpu"
     # Beside the results, hence on the disk of the repository: the system's temporary folder may be memory.
     with tempfile.TemporaryDirectory(dir=run.output, prefix="work-") as folder:
-        setting = Setting(device=device, quick=run.quick, folder=Path(folder), fasta=run.fasta, note=show)
+        setting = Setting(device, run.quick, Path(folder), run.fasta, run.vectors, show)
         try:
             # Closed also where a case broke: what stands after a ``yield`` ends servers and removes files.
             with closing(stage.cases(setting)) as cases:  # type: ignore[type-var]

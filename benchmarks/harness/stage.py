@@ -38,13 +38,15 @@ class Setting:
     """Inputs that a run gives to each stage.
 
     ``quick``: everything once, on as little work as shows that it works. ``folder``: empty, removed afterwards.
-    ``fasta``: proteins to work on; None for those at hand. ``note`` shows one line of what is being prepared.
+    ``fasta``: proteins to work on; None for those at hand. ``vectors``: numbers of those of which indexes are made.
+    ``note`` shows one line of what is being prepared.
     """
 
     device: Device
     quick: bool
     folder: Path
     fasta: Path | None = None
+    vectors: tuple[int, ...] = (100_000, 1_000_000)
     note: Callable[[str], None] = lambda _: None  # a smoke test calls a stage without a terminal
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +53,16 @@ def open_vectors(folder: Path | str, output: str | None = None) -> "Embeddings":
             "vector a protein, such as mean"
         )
     return embeddings
+
+
+class Comparable(Protocol):
+    """Vectors of one output: embeddings, or an index of them."""
+
+    folder: Path
+    source: Path | str
+    name: str
+    channels: int
+    manifest: Any
 
 
 class Embeddings(Index):
@@ -134,7 +144,7 @@ class Embeddings(Index):
             self.refuse(start, ~np.isfinite(block_nC).all(axis=1), "has NaN or infinity")
             yield start, block_nC
 
-    def refuse_other_space(self, other: "Embeddings") -> None:
+    def refuse_other_space(self, other: Comparable) -> None:
         """Raise DataError where vectors of these and the other can't be compared: by model, pooling or layer."""
         if self.channels != other.channels:
             raise DataError(
@@ -142,7 +152,8 @@ class Embeddings(Index):
                 "the same model"
             )
         spaces = []
-        for source in (self, other):
+        sources: list[Comparable] = [self, other]
+        for source in sources:
             with parsing(source.folder / MANIFEST_FILE, REMEDY):
                 spaces.append(source.manifest.space(source.name))
         # Where a maker left no fingerprint, as another program, nothing can be said against it.

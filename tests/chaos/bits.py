@@ -178,6 +178,15 @@ EMBEDDED = {
     "embeddings, int8": f"{BOTH} --embed.format parquet --embed.dtype int8",
 }
 THINGS = {name: Thing((inputs, command(JOB + more)), read_all, "out") for name, more in EMBEDDED.items()} | {
+    **{
+        f"index, {kind}": Thing(
+            (inputs, command(JOB), command(f"embed index out --index.output i --index.kind {kind}")),
+            command("embed search i --search.queries out --search.output hits.tsv"),
+            "i",
+            "hits.tsv",
+        )
+        for kind in ("exact", "compressed")
+    },
     "store": Thing(CONVERTED, command(ALIGN), "store", "hits.tsv"),
     "store, read whole": Thing(CONVERTED, command("data inspect store --verify --json"), "store"),
     "structure store": Thing((lambda: structure_store(Path("structures"), 4),), read_structures, "structures"),

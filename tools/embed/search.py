@@ -1,118 +1,132 @@
-"""Find the nearest neighbours of proteins by their embeddings, with faiss.
+"""Find the nearest neighbours of proteins by their embeddings.
 
+The database is an index that 'embed index' made, or a folder of embeddings, which is compared exactly, in memory: 4
+bytes a value. Queries are a folder of embeddings or FASTA files, which are embedded by the model of the database.
 Writes a TSV: query, rank, target, and score: the cosine, the dot product, or the L2 distance. Without queries each
-protein of the database is searched in the rest of it. The index is in memory: 4 bytes a value. 'exact' compares all
-pairs; 'ivf' compares each query with the targets in the ivf_probes nearest of ivf_lists clusters.
+protein of the database is searched in the rest of it.
 
 Examples:
+  esmeray embed search proteins.index --search.queries queries.fasta --search.output hits.tsv
   esmeray embed search swissprot --search.queries proteome --search.output hits.tsv
-  esmeray embed search swissprot --search.output neighbours.tsv --search.top_k 50 --search.index ivf \
---search.ivf_probes 32 --search.name mean
+  esmeray embed search swissprot --search.output neighbours.tsv --search.top_k 50 --search.name mean
 """
 
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
 from esmeray.common.errors import ConfigError
 from esmeray.common.progress import record_bar
+from esmeray.common.remote import local_path
 from esmeray.common.text import counted
-from esmeray.dataset.embeddings.reader import Embeddings, Values, open_vectors
-from esmeray.tools.grammar import Made, command
+from esmeray.dataset.embeddings.formats.base import Values
+from esmeray.dataset.embeddings.manifest import parts as ranges
+from esmeray.dataset.embeddings.reader import Embeddings, open_vectors
+from esmeray.inference.index.index import Index
+from esmeray.inference.index.metric import MetricName, unusable
+from esmeray.inference.index.opening import open_index
+from esmeray.inference.index.parts import INDEX_FILE
+from esmeray.inference.index.queries import opened_queries
+from esmeray.run_folder.section import StorageSection
+from esmeray.tools.grammar import IngestedSection, Made, command
 from esmeray.train_config.section import PositiveInt, Section
+
+_BLOCK = 1024
 
 
 class SearchSection(Section):
     """Queries, and the kind of search."""
 
     queries: Path | None = None
-    """Folder of embeddings to search with. Default: the database, without hits of itself."""
+    """Folder of embeddings, or FASTA file, to search with. Default: the database, without hits of itself."""
     output: Path
     """TSV file of the results to write."""
     top_k: PositiveInt = 10
     """Hits of each query, at most."""
-    metric: Literal["cosine", "dot", "l2"] = "cosine"
-    """Measure by which proteins are near."""
-    index: Literal["exact", "ivf"] = "exact"
-    """exact: compare all pairs; ivf: compare each query with the nearest clusters."""
-    ivf_lists: PositiveInt | None = None
-    """Clusters of the index. Default: 4 times the square root of the proteins, at most one for 39."""
-    ivf_probes: PositiveInt = 16
-    """Clusters that are searched for a query."""
+    metric: MetricName | None = None
+    """Measure by which proteins are near: cosine, dot or l2. Default: the index's; of a folder, cosine."""
+    probes: PositiveInt | None = None
+    """Clusters of a compressed index that are searched for a query. Default: 32."""
+    model: str | None = None
+    """Model of queries that are sequences. Default: the one by which the database was computed."""
     name: str | None = None
     """Output of the folders. Default: their first."""
 
 
 @command("embed search", __doc__, made_by="search")
 def main(
-    database: Annotated[Path, Field(description="Folder of embeddings to search in.")],
+    database: Annotated[Path, Field(description="Index, or folder of embeddings, to search in; or the URI of one.")],
     search: SearchSection,
+    data: IngestedSection,
+    storage: StorageSection,
     made: Made,
 ) -> None:
+    storage.apply()
     made.refuse_file(search.output)
-    searched = open_vectors(database, search.name)
-    queries = open_vectors(search.queries, search.name) if search.queries else searched
-    queries.refuse_other_space(searched)
     start_s = time.perf_counter()
-    hits = 0
-    index = _index(searched, search)
-    own = queries is searched
-    with (
-        made.file(search.output) as building,
-        building.open("w", encoding="utf-8") as file,
-        record_bar("searching") as bar,
-    ):
-        file.write("query\trank\ttarget\tscore\n")
-        for start, block_nC in _vectors(queries, search.metric, rows=1024):
-            # One more where each protein finds itself, which is left out below.
-            scores_nk, targets_nk = index.search(block_nC, search.top_k + own)
-            if search.metric == "l2":
-                scores_nk = np.sqrt(np.maximum(scores_nk, 0))  # faiss has squares
-            for query, row in enumerate(zip(targets_nk.tolist(), scores_nk.tolist(), strict=True), start):
-                # -1: faiss has no more.
-                nearest = [(t, score) for t, score in zip(*row, strict=True) if t >= 0 and not (own and t == query)]
-                for rank, (target, score) in enumerate(nearest[: search.top_k], 1):
-                    file.write(f"{queries.ids[query]}\t{rank}\t{searched.ids[target]}\t{score:.6g}\n")
-                    hits += 1
-            bar((start + len(block_nC)) / len(queries), start + len(block_nC))
-    proteins = f"{counted(len(queries), 'protein{s}')} searched in {len(searched):,}"
-    kind = f"{search.metric}, {search.index}, {time.perf_counter() - start_s:.1f} s"
-    print(f"{search.output}: {counted(hits, 'hit{s}')} of {proteins} ({kind})")
-
-
-def _vectors(embeddings: Embeddings, metric: str, rows: int = 16_384) -> Iterator[tuple[int, Values]]:
-    """Blocks of vectors, of length 1 for cosines."""
-    for start, block_nC in embeddings.finite_blocks(rows):
-        if metric == "cosine":
-            norms_n = np.linalg.norm(block_nC, axis=1)
-            embeddings.refuse(start, norms_n == 0, "is a vector of zeros, which has no cosine,")
-            block_nC = block_nC / norms_n[:, None]  # faiss has inner products alone, which are then cosines
-        yield start, np.ascontiguousarray(block_nC)  # faiss reads the memory as it lies
-
-
-def _index(database: Embeddings, section: SearchSection) -> Any:
-    import faiss
-
-    records, metric = len(database), section.metric
-    # 4 sqrt(N) is faiss's advice; fewer where a cluster would have less than the 39 vectors that it asks for.
-    lists = section.ivf_lists or max(1, min(int(4 * records**0.5), records // 39))
-    if lists > records:
-        raise ConfigError(f"--search.ivf_lists {lists}: more than the {records:,} proteins of {database.source}")
-    kind = faiss.METRIC_L2 if metric == "l2" else faiss.METRIC_INNER_PRODUCT
-    index: Any = faiss.index_factory(
-        database.channels, "Flat" if section.index == "exact" else f"IVF{lists},Flat", kind
+    index = _opened(local_path(database), search)
+    own = search.queries is None
+    context = (
+        nullcontext()
+        if search.queries is None
+        else opened_queries(search.queries, index.manifest, data.ingest, search.model)
     )
-    if section.index == "ivf":
-        index.nprobe = section.ivf_probes
-        # A sample of 64 vectors a cluster, above the 39 for which faiss asks: the whole need not be in memory twice.
-        step = max(1, records // (64 * lists))
-        index.train(np.concatenate([block_nC[::step] for _, block_nC in _vectors(database, metric)]))
-    with record_bar("indexing") as bar:
-        for start, block_nC in _vectors(database, metric):
-            index.add(block_nC)
-            bar((start + len(block_nC)) / records, start + len(block_nC))
+    hits = 0
+    with context as queries:
+        if queries is not None:
+            queries.refuse_other_space(index)
+        count = index.count if queries is None else len(queries)
+        with (
+            made.file(search.output) as building,
+            building.open("w", encoding="utf-8") as file,
+            record_bar("searching") as bar,
+        ):
+            file.write("query\trank\ttarget\tscore\n")
+            for start, ids, block_nC in _blocks(index, queries):
+                # One more where each protein finds itself, which is left out below.
+                rows_nk, scores_nk = index.search(block_nC, search.top_k + own)
+                for number, name in enumerate(ids):
+                    # -1: an index may have no more.
+                    is_hit_k = (rows_nk[number] >= 0) & ~(own & (rows_nk[number] == start + number))
+                    rows = rows_nk[number][is_hit_k][: search.top_k]
+                    scores = scores_nk[number][is_hit_k].tolist()
+                    for rank, target in enumerate(index.ids(rows), 1):
+                        file.write(f"{name}\t{rank}\t{target}\t{scores[rank - 1]:.6g}\n")
+                    hits += len(rows)
+                bar((start + len(ids)) / count, start + len(ids))
+    searched = f"{counted(count, 'protein{s}')} searched in {index.count:,}"
+    kind = f"{index.metric}, {index.manifest.kind}, {time.perf_counter() - start_s:.1f} s"
+    print(f"{search.output}: {counted(hits, 'hit{s}')} of {searched} ({kind})")
+
+
+def _opened(folder: Path, section: SearchSection) -> Index:
+    """The index in a folder, or one in memory of the embeddings there."""
+    if not (folder / INDEX_FILE).is_file():
+        source = open_vectors(folder, section.name)
+        if section.probes is not None:
+            raise ConfigError("--search.probes: embeddings are compared exactly; make a compressed index of them")
+        from esmeray.inference.index.build import memory_index  # here: a finished index needs none of it
+
+        return memory_index(source, section.metric or "cosine")
+    index = open_index(folder, section.probes)
+    for name, wanted, there in ("metric", section.metric, index.metric), ("name", section.name, index.name):
+        if wanted not in (None, there):
+            raise ConfigError(f"--search.{name} {wanted}: {folder} is an index of {there}; leave it out")
     return index
+
+
+def _blocks(index: Index, queries: Embeddings | None) -> Iterator[tuple[int, list[str], Values]]:
+    """The number of the first query of a block, ids and vectors; of the index itself where there are no queries."""
+    if queries is None:
+        for start, stop in ranges(index.count, _BLOCK):
+            rows = np.arange(start, stop)
+            yield start, index.ids(rows), index.vectors(rows)
+        return
+    for start, block_nC in queries.finite_blocks(_BLOCK):
+        queries.refuse(start, *unusable(index.metric, block_nC))
+        yield start, queries.ids[start : start + len(block_nC)], block_nC

@@ -4,8 +4,6 @@
 """
 
 import math
-import os
-import shutil
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from pathlib import Path
@@ -14,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esmeray.common.errors import parsing
-from esmeray.common.publishing import writing
+from esmeray.common.publishing import link, writing
 from esmeray.dataset.embeddings.arrays import as_float32, open_arrays, rows_of
 from esmeray.dataset.embeddings.formats.base import Append, Format, Rows, Source, Values
 from esmeray.dataset.embeddings.manifest import REMEDY, Dtype, OutputManifest, Part, Per
@@ -52,13 +50,9 @@ class Safetensors(Format):
 
     def merge(self, folder: Path, name: str, output: OutputManifest, source: Source) -> OutputManifest:
         with writing(folder):
-            (folder / name).mkdir()
             for path in source.shards:
                 # A link, since a job's shards are on the same disk and may be a terabyte.
-                try:
-                    os.link(path, folder / name / path.name)
-                except OSError:  # a file system without hard links
-                    shutil.copyfile(path, folder / name / path.name)
+                link(path, folder / name / path.name)
         files = [f"{name}/{path.name}" for path in source.shards]
         return output.model_copy(update={"files": files, "first_sequences": list(source.first_sequences)})
 

@@ -1,4 +1,6 @@
 import csv
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -6,6 +8,8 @@ import pytest
 
 from esmeray.dataset.embeddings.reader import read_embeddings
 from tests.embeddings import make_embeddings, random_vectors
+from tests.inference.embedding.jobs import small_model_folder, write_proteins
+from tests.model.support import random_sequences
 
 IDS = [f"p{n}" for n in range(200)]
 
@@ -60,10 +64,57 @@ def test_without_queries_no_protein_finds_itself_and_a_small_database_has_fewer_
         found[database] = hits(here / f"{database}.tsv")
         assert len(found[database]) == number
         assert all(query != target for query, _, target, _ in found[database])
-    ivf = "--search.output ivf.tsv --search.top_k 2 --search.index ivf --search.ivf_lists 5 --search.ivf_probes 5"
-    command.done(f"embed search database {ivf}")
-    exact = [hit[:3] for hit in found["database"]]
-    assert [hit[:3] for hit in hits(here / "ivf.tsv")] == exact, "all clusters are probed"
+
+
+def test_an_index_gives_the_hits_of_the_folder_and_is_searched_in_itself(command, here):
+    command.done("embed search database --search.output folder.tsv --search.queries queries")
+    command.done("embed search database --search.output own.tsv --search.top_k 3")
+    outcome = command.done("embed index database --index.output exact.index")
+    assert "exact.index: 200 vectors added; 200 of 8 (exact, cosine, 1 part)" in outcome.out
+    compressed = "embed index database --index.output small.index --index.kind compressed --index.lists 4"
+    command.done(compressed)
+    for index, probes in ("exact", ""), ("small", " --search.probes 4"):
+        command.done(f"embed search {index}.index --search.output {index}.tsv --search.queries queries{probes}")
+        command.done(f"embed search {index}.index --search.output {index}_own.tsv --search.top_k 3{probes}")
+    assert (here / "exact.tsv").read_text() == (here / "folder.tsv").read_text()
+    assert (here / "exact_own.tsv").read_text() == (here / "own.tsv").read_text()
+    # All lists are probed, and of 200 rows 100 are scored again; int8 rounds.
+    for name, exact in ("small", "folder"), ("small_own", "own"):
+        pairs = [{(hit[0], hit[2]) for hit in hits(here / f"{file}.tsv")} for file in (name, exact)]
+        assert len(pairs[0] & pairs[1]) > 0.95 * len(pairs[1])
+    command.refused(2, "--search.metric l2", "embed search exact.index --search.output h.tsv --search.metric l2")
+    command.refused(2, "no clusters to probe", "embed search exact.index --search.output h.tsv --search.probes 2")
+
+
+def test_an_index_with_vectors_as_queries_needs_no_transformers(command, here):
+    command.done("embed index database --index.output i --index.kind compressed")
+    program = (
+        "import sys; from esmeray.tools.__main__ import main; "
+        "sys.exit(main(sys.argv[1:]) or len({'torch', 'transformers'} & sys.modules.keys()))"
+    )
+    words = ["embed", "search", "i", "--search.queries", "queries", "--search.output", "h.tsv"]
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_sequences_are_embedded_by_the_model_of_the_index(command, tmp_path, tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path_factory.mktemp("no-cluster")))  # one that runs here would be used
+    monkeypatch.chdir(tmp_path)
+    small_model_folder(tmp_path / "model")
+    sequences = random_sequences([30, 9, 44, 17, 21])
+    write_proteins(tmp_path / "proteins.fasta", sequences)
+    write_proteins(tmp_path / "queries.fasta", sequences[1:3], ["q1", "q2"])
+    job = "--embed.models model --embed.input proteins.fasta --embed.output vectors --embed.device cpu"
+    command.done(f"embed run {job}")
+    command.done("embed index vectors --index.output proteins.index")
+    command.done("embed search proteins.index --search.queries queries.fasta --search.output hits.tsv --search.top_k 1")
+    assert [hit[:3] for hit in hits(tmp_path / "hits.tsv")] == [("q1", 1, "P00001"), ("q2", 1, "P00002")]
+    assert hits(tmp_path / "hits.tsv")[0][3] == pytest.approx(1, abs=1e-3)
+    make_embeddings(tmp_path / "foreign", random_vectors(5, 32))
+    command.done("embed index foreign --index.output foreign.index")
+    search = "embed search foreign.index --search.queries queries.fasta --search.output h.tsv"
+    command.refused(2, "does not name its model", search)
+    command.refused(3, "can't be compared", f"{search} --search.model model")
 
 
 def test_mistakes_are_one_line(command, here):
@@ -79,7 +130,7 @@ def test_mistakes_are_one_line(command, here):
         ("residues --search.output h.tsv", 3, "has values for each residue"),
         ("zero --search.output h.tsv", 3, "zero: 'p150' is a vector of zeros, which has no cosine, in mean"),
         ("nan --search.output h.tsv --search.metric l2", 3, "nan: 'p150' has NaN or infinity"),
-        ("database --search.output h.tsv --search.index ivf --search.ivf_lists 201", 2, "ivf_lists 201: more"),
+        ("database --search.output h.tsv --search.probes 3", 2, "--search.probes: embeddings are compared exactly"),
         ("database --search.output no/h.tsv", 2, "there is no folder no"),
     ]:
         command.refused(code, words, f"embed search {arguments}")

@@ -1,0 +1,242 @@
+"""Indexes of vectors of 320 channels beside faiss' Flat and HNSW (and usearch, where it is installed), on one core.
+
+Vectors are of two kinds: synthetic families of 20, which are easy, and the mean vectors of proteins by an ESM-2 of
+random weights, each many times with noise of 0.03 to 1 of what channels vary by, as mutants differ. Queries are 512 of
+the vectors with a little noise. Indexes are built by all cores; queries are given to every index at once, and answered
+by one thread: the rate is the median of three rounds in turns. Recall@10 is of what Flat finds. Memory is what an
+index holds or maps to answer, with the pages that the system may drop; that of building, what a process has beyond its
+files. HNSW is left out where building it takes a quarter of an hour.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from esmeray.benchmarks.harness.proteins import read_proteins
+from esmeray.benchmarks.harness.stage import Row, Setting, Stage, WrongWorkError
+from esmeray.dataset.embeddings.formats.base import Block, Source, Values
+from esmeray.dataset.embeddings.formats.registry import FORMATS
+from esmeray.dataset.embeddings.manifest import EmbeddingsManifest, OutputManifest, parts, write_index, write_manifest
+
+CHANNELS = 320
+QUERIES = 512
+HITS = 10
+EMBEDDED = 2000
+RESIDUES = 64
+"""Of each protein that is embedded."""
+MOST_HNSW = 100_000
+
+
+@dataclass(frozen=True)
+class Built:
+    """An index that is built: what answers, seconds of building, bytes on disk and in memory."""
+
+    search: Callable[[Values], Any]
+    build_s: float
+    disk: int
+    memory: int
+    building_bytes: int | None = None
+
+
+def _rows(setting: Setting) -> Iterator[Row]:
+    random = np.random.default_rng(0)
+    proteins = _protein_vectors(setting)
+    for number in (2000,) if setting.quick else setting.vectors:
+        for kind in ("families", "proteins"):
+            setting.note(f"{number:,} {kind}")
+            vectors = _families(number, random) if kind == "families" else _mutants(number, proteins, random)
+            spread = vectors[:1000].std(axis=0)
+            queries = vectors[random.choice(number, QUERIES)]
+            queries = queries + (0.1 * spread * random.standard_normal(queries.shape)).astype(np.float32)
+            folder = setting.folder / f"{kind}-{number}"
+            write_vectors(folder, vectors)
+            yield from _measured(setting, kind, folder, vectors, queries)
+
+
+def _families(number: int, random: np.random.Generator) -> Values:
+    centres = random.standard_normal((-(-number // 20), CHANNELS), dtype=np.float32)
+    vectors = np.repeat(centres, 20, axis=0)[:number]
+    for start, stop in parts(number, 65_536):
+        vectors[start:stop] += 0.6 * random.standard_normal((stop - start, CHANNELS), dtype=np.float32)
+    return vectors
+
+
+def _mutants(number: int, proteins: Values, random: np.random.Generator) -> Values:
+    vectors = np.resize(proteins, (number, CHANNELS))
+    spread = proteins.std(axis=0)
+    for start, stop in parts(number, 65_536):
+        # As mutants have few or many substitutions: most of a protein's copies are not its nearest.
+        levels = 10 ** random.uniform(-1.5, 0, size=(stop - start, 1)).astype(np.float32)
+        vectors[start:stop] += levels * spread * random.standard_normal((stop - start, CHANNELS), dtype=np.float32)
+    return vectors
+
+
+def _protein_vectors(setting: Setting) -> Values:
+    from esmeray.inference.models.opening import open_model
+
+    setting.note("embedding proteins")
+    texts = read_proteins(setting.fasta).sequences[: 50 if setting.quick else EMBEDDED]
+    model = open_model("esm2_t6_8M", device="cpu", random_weights=True)
+    return np.asarray(model.embed([text[:RESIDUES] for text in texts]))
+
+
+def write_vectors(folder: Path, vectors: Values) -> None:
+    """A folder of embeddings as a job makes it."""
+    folder.mkdir(parents=True)
+    number = len(vectors)
+
+    def blocks(rows: int) -> Iterator[Block]:
+        for start, stop in parts(number, rows):
+            yield Block([], np.empty(0, np.int64), vectors[start:stop])
+
+    output = OutputManifest(description="mean", per="protein", channels=CHANNELS, dtype="fp32", format="npy")
+    output = FORMATS["npy"].merge(folder, "mean", output, Source(number, blocks))
+    numbers = np.arange(number)
+    columns = {"id": [f"p{row}" for row in numbers], "length": numbers, "sequence": numbers, "hash": numbers}
+    write_index(folder, [columns])
+    write_manifest(folder, EmbeddingsManifest(num_records=number, num_sequences=number, outputs={"mean": output}))
+
+
+def _measured(setting: Setting, kind: str, folder: Path, vectors: Values, queries: Values) -> Iterator[Row]:
+    """A row for each index of the same vectors."""
+    contenders = {"exact": _ours(folder, "exact"), "compressed": _ours(folder, "compressed")}
+    contenders |= _peers(vectors)
+    with _one_thread():
+        seconds: dict[str, list[float]] = {name: [] for name in contenders}
+        rows_QK: dict[str, Any] = {}
+        for _ in range(1 if setting.quick else 3):
+            for name, contender in contenders.items():
+                start_s = time.perf_counter()
+                rows_QK[name] = contender.search(queries)
+                seconds[name].append(time.perf_counter() - start_s)
+    expected = rows_QK["faiss Flat"]
+    for name, contender in contenders.items():
+        hits = [len({*one} & {*other}) for one, other in zip(expected.tolist(), rows_QK[name].tolist(), strict=True)]
+        recall = sum(hits) / (HITS * QUERIES)
+        # Flat itself rounds: of rows that are as near, it may name others.
+        if name == "exact" and recall < 0.999:
+            raise WrongWorkError(f"the exact index has a recall of {recall}")
+        yield {
+            "vectors": f"{len(vectors):,} {kind}",
+            "index": name,
+            "build s": round(contender.build_s, 1),
+            "building GB": None if contender.building_bytes is None else round(contender.building_bytes / 1e9, 2),
+            "disk bytes a vector": round(contender.disk / len(vectors)),
+            "memory bytes a vector": round(contender.memory / len(vectors), 1),
+            "queries/s": round(QUERIES / median(seconds[name])),
+            "recall@10": round(recall, 4),
+        }
+
+
+def _ours(folder: Path, kind: str) -> Built:
+    from esmeray.common.processor import cpu_computes_bf16
+    from esmeray.inference.index.build import build_index
+    from esmeray.inference.index.opening import open_index
+    from esmeray.inference.index.section import IndexSection
+
+    output = folder.with_name(f"{folder.name}.{kind}")
+    with _anonymous_memory() as peak:
+        start_s = time.perf_counter()
+        build_index([folder], IndexSection.model_validate({"output": output, "kind": kind}))
+        build_s = time.perf_counter() - start_s
+    index = open_index(output)
+    sizes = {path: path.stat().st_size for path in output.rglob("*") if path.is_file()}
+    if kind == "exact":  # the filter alone: of what is scored again, little
+        memory = index.count * CHANNELS * (2 if cpu_computes_bf16() else 4)
+    else:
+        memory = sum(size for path, size in sizes.items() if path.suffix in (".lists", ".faiss"))
+    return Built(
+        lambda queries: index.search(queries, HITS)[0], build_s, sum(sizes.values()), memory, peak[-1] - peak[0]
+    )
+
+
+def _peers(vectors: Values) -> dict[str, Built]:
+    import faiss
+
+    def unit(values: Values) -> Values:
+        return values / np.linalg.norm(values, axis=1, keepdims=True)
+
+    peers = {}
+    number = len(vectors)
+    kinds = {"faiss Flat": "Flat", "faiss HNSW32, efSearch 64": "HNSW32"}
+    if number > MOST_HNSW:
+        kinds.popitem()
+    units = unit(vectors)
+    for name, factory in kinds.items():
+        index: Any = faiss.index_factory(CHANNELS, factory, faiss.METRIC_INNER_PRODUCT)
+        start_s = time.perf_counter()
+        index.add(units)
+        build_s = time.perf_counter() - start_s
+        if factory != "Flat":
+            index.hnsw.efSearch = 64
+        # Twice 32 neighbours of 4 bytes in the lowest level, and about as many more in all levels above.
+        memory = number * (4 * CHANNELS + (0 if factory == "Flat" else 4 * 66))
+        peers[name] = Built(lambda queries, index=index: index.search(unit(queries), HITS)[1], build_s, memory, memory)
+    if find_spec("usearch") and number <= MOST_HNSW:
+        from usearch.index import Index
+
+        usearch = Index(ndim=CHANNELS, metric="ip")
+        start_s = time.perf_counter()
+        usearch.add(np.arange(number), units)
+        build_s = time.perf_counter() - start_s
+        peers["usearch"] = Built(
+            lambda queries: usearch.search(unit(queries), HITS, threads=1).keys.astype(np.int64),
+            build_s,
+            usearch.serialized_length,
+            usearch.memory_usage,
+        )
+    return peers
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    import faiss
+    import torch
+
+    before = torch.get_num_threads(), faiss.omp_get_max_threads()
+    torch.set_num_threads(1)
+    faiss.omp_set_num_threads(1)
+    yield
+    torch.set_num_threads(before[0])
+    faiss.omp_set_num_threads(before[1])
+
+
+@contextmanager
+def _anonymous_memory() -> Iterator[list[int]]:
+    """Bytes of this process that no file has: before a block, and the most within it."""
+    values = [_anonymous_bytes()] * 2
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.02):
+            values[-1] = max(values[-1], _anonymous_bytes())
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    yield values
+    ended.set()
+    thread.join()
+
+
+def _anonymous_bytes() -> int:
+    lines = Path(f"/proc/{os.getpid()}/status").read_text(encoding="utf-8").splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
+
+
+STAGE = Stage(
+    name="index",
+    summary="indexes of vectors on disk, exact and compressed, beside faiss' Flat and HNSW",
+    cases=_rows,
+    comparisons=(),
+    packages=("faiss",),
+    distributions=("faiss-cpu", "torch", "numpy"),
+)

@@ -1,0 +1,294 @@
+"""Build an index, or extend one: from folders of embeddings to a folder of parts.
+
+Vectors pass once, a part at a time in memory (a compressed index takes a sample of them before that). The parts that
+are done lie in ``OUTPUT.partial``, where the same command resumes; the index appears when it is complete. An extension
+adds parts to links of those that are there: none is written anew, and whoever has the old one open keeps it.
+
+Shape legend: N records of a source, n rows of a part, C channels.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from esmeray.common.errors import ConfigError, parsing, read_json
+from esmeray.common.progress import record_bar
+from esmeray.common.publishing import file_xxh128, grown_folder, link, made_folder, refuse_existing, write_atomically
+from esmeray.common.remote import local_path, publish, target_path
+from esmeray.common.verification import check_file
+from esmeray.dataset.embeddings.arrays import write_arrays
+from esmeray.dataset.embeddings.formats.base import Values
+from esmeray.dataset.embeddings.manifest import INDEX_ROWS, MANIFEST_FILE
+from esmeray.dataset.embeddings.manifest import parts as ranges
+from esmeray.dataset.embeddings.reader import Embeddings, open_vectors
+from esmeray.dataset.fasta.records import hashes_of
+from esmeray.inference.index.exact import ExactIndex, exact_arrays
+from esmeray.inference.index.metric import MetricName, prepared, unusable
+from esmeray.inference.index.opening import open_index
+from esmeray.inference.index.parts import (
+    INDEX_FILE,
+    TRAINED_FILE,
+    IndexManifest,
+    PartEntry,
+    SourceModel,
+    id_arrays,
+    read_index_manifest,
+)
+from esmeray.inference.index.section import IndexSection
+from esmeray.run_folder.job import Journal, accept, journal, unfinished
+
+MADE_BY = "index"
+PART_BYTES = 2**29
+"""Of a part's vectors in fp32, which are in memory at a time."""
+_BLOCK = 16_384
+
+
+class NewRows(NamedTuple):
+    """Records of a source whose ids are in none before it."""
+
+    source: Embeddings
+    records: NDArray[np.int64]
+
+
+class Built(NamedTuple):
+    """An index as it is now; how many vectors are ``new``, and how many of the sources were ``known`` by their ids."""
+
+    manifest: IndexManifest
+    new: int
+    known: int
+
+
+def build_index(
+    sources: Sequence[Path], section: IndexSection, *, overwrite: bool = False, made_by: str = MADE_BY
+) -> Built:
+    """Build the index of the vectors of folders, or extend it by those whose ids it lacks.
+
+    Raises ConfigError where the output is something else, or an index of another kind, or another job's unfinished
+    one; DataError for damaged sources, for vectors of another model, layer or pooling, and for those that can't be
+    compared; ResourceError where the disk is full.
+    """
+    output = target_path(section.output, overwrite).absolute()
+    is_there = (output / INDEX_FILE).is_file() and not overwrite
+    if not is_there:
+        refuse_existing(output, made_by, overwrite)
+    # Of a URI the manifests alone are fetched until now; an extension links what is there, and needs the clusters.
+    there = local_path(section.output) if is_there else None
+    base = None if there is None else there.absolute()
+    opened = [open_vectors(local_path(source), section.name) for source in sources]
+    with unfinished(output, made_by) as partial:
+        before = None if base is None else read_index_manifest(base)
+        manifest = _manifest(section, opened, before)
+        if base is not None and before is not None:
+            index = open_index(base)
+            for source in opened:
+                source.refuse_other_space(index)
+            known = index.id_hashes
+        else:
+            known = np.empty(0, np.uint64)
+        rows = list(_new_rows(opened, known))
+        new = sum(len(group.records) for group in rows)
+        total = sum(map(len, opened))
+        if not new and before is not None:
+            return Built(before, 0, total)
+        job = {
+            **manifest.model_dump(mode="json", exclude={"model"}),
+            "lists": section.lists,
+            "sources": [file_xxh128(part.folder / MANIFEST_FILE) for source in opened for part in source.parts],
+        }
+        accept(partial, job)
+        with journal(partial) as done, record_bar("indexing") as bar:
+            trained = _trained(partial, base, manifest, section, rows)
+            entries = list(_parts(partial, done, manifest, rows, trained, lambda count: bar(count / new, count)))
+        complete = manifest.model_copy(update={"parts": [*manifest.parts, *entries]})
+        with _folder(output, base, made_by, overwrite) as building:
+            names = [name for entry in entries for name in entry.files]
+            for name in [*names, *([TRAINED_FILE] if trained is not None and base is None else [])]:
+                link(partial / name, building / name)
+            write_atomically(building / INDEX_FILE, complete.model_dump_json(indent=1) + "\n")
+        publish(section.output)
+        return Built(complete, new, total - new)
+
+
+def memory_index(source: Embeddings, metric: MetricName) -> ExactIndex:
+    """An exact index of the vectors of a folder, in memory: 4 bytes a value, 6 where the product is in bf16."""
+    from esmeray.common.processor import cpu_computes_bf16
+
+    records = np.arange(len(source))
+    entries = []
+    parts = []
+    for start, stop in ranges(len(source), _part_rows(source.channels)):
+        vectors_nC = _vectors([NewRows(source, records[start:stop])], metric)
+        ids = source.column("id").slice(start, stop - start).to_pylist()
+        parts.append({**id_arrays(ids), **exact_arrays(metric, vectors_nC, with_filter=cpu_computes_bf16())})
+        entries.append(PartEntry(rows=stop - start, files={}))
+    section = IndexSection(output=source.folder, metric=metric)
+    return ExactIndex(source.folder, _manifest(section, [source], None).model_copy(update={"parts": entries}), parts)
+
+
+def _folder(output: Path, base: Path | None, made_by: str, overwrite: bool) -> AbstractContextManager[Path]:
+    return made_folder(output, made_by, overwrite) if base is None else grown_folder(output, base, made_by)
+
+
+def _manifest(section: IndexSection, sources: Sequence[Embeddings], before: IndexManifest | None) -> IndexManifest:
+    """The manifest of an index that is begun, or of the one that is there; refuses what doesn't go together."""
+    first = sources[0]
+    for source in sources[1:]:
+        source.refuse_other_space(first)
+    if before is None:
+        return IndexManifest(
+            kind=section.kind or "exact",
+            metric=section.metric or "cosine",
+            output=first.name,
+            channels=first.channels,
+            made_of=first.manifest.space(first.name),
+            model=_model_of(first),
+            parts=[],
+        )
+    for name, wanted, there in (
+        ("kind", section.kind, before.kind),
+        ("metric", section.metric, before.metric),
+        ("name", section.name, before.output),
+    ):
+        if wanted not in (None, there):
+            raise ConfigError(f"--index.{name} {wanted}: {section.output} is of {there}; choose another --index.output")
+    if section.lists is not None:
+        raise ConfigError(f"--index.lists: {section.output} has its clusters; leave it out, or pass --overwrite")
+    return before
+
+
+def _model_of(source: Embeddings) -> SourceModel | None:
+    """The model of an embedding job, where its report names it."""
+    from esmeray.inference.embedding.report import report_name  # here: it loads torch
+
+    report = next(source.folder.glob(report_name("*")), None)
+    if report is None or "settings" not in source.manifest.job:
+        return None
+    content = read_json(report, "remove it")
+    with parsing(report, "remove it"):
+        name = Path(content["model"])
+        return SourceModel(
+            # A folder stays the same one wherever queries are searched from.
+            source=str(name.absolute() if name.exists() else content["model"]),
+            random_weights=content["random_weights"],
+            settings=source.manifest.job["settings"],
+        )
+
+
+def _new_rows(sources: Sequence[Embeddings], known: NDArray[np.uint64]) -> Iterator[NewRows]:
+    for source in sources:
+        ids = source.column("id")
+        hashes_N = np.empty(len(source), np.uint64)
+        for start, stop in ranges(len(source), INDEX_ROWS):
+            hashes_N[start:stop] = hashes_of(list(map(str.encode, ids.slice(start, stop - start).to_pylist())))
+        # By id and not by vector: the same proteins embedded again would else be there twice.
+        records = np.flatnonzero(~np.isin(hashes_N, known))
+        known = np.concatenate([known, hashes_N[records]])
+        yield NewRows(source, records)
+
+
+def _part_rows(channels: int) -> int:
+    return max(1, PART_BYTES // (4 * channels))
+
+
+def _trained(
+    partial: Path, base: Path | None, manifest: IndexManifest, section: IndexSection, rows: Sequence[NewRows]
+) -> Path | None:
+    """The file of the clusters of a compressed index, which an extension has already."""
+    if manifest.kind == "exact":
+        return None
+    if base is not None:
+        return base / TRAINED_FILE
+    from esmeray.inference.index.compressed import SAMPLED, num_lists, train  # here: it loads faiss
+
+    path = partial / TRAINED_FILE
+    count = sum(len(group.records) for group in rows)
+    most = _part_rows(manifest.channels)
+    lists = section.lists or num_lists(count, most)
+    if lists > count:
+        raise ConfigError(f"--index.lists {lists}: more than the {count:,} vectors")
+    recorded = path.with_suffix(".xxh128")
+    if recorded.exists():
+        check_file(path, f"remove {partial}, and start again", xxh128=recorded.read_text())
+    else:
+        # Evenly from all, and no more than a part has: so many are in memory at a time.
+        share = min(1, min(SAMPLED * lists, most) / count)
+        sample = []
+        for group in rows:
+            chosen = np.linspace(0, len(group.records) - 1, round(share * len(group.records)), dtype=np.int64)
+            sample.append(group._replace(records=group.records[chosen]))
+        train(path, manifest.metric, _vectors(sample, manifest.metric), lists)
+        write_atomically(recorded, file_xxh128(path))
+    return path
+
+
+def _parts(
+    partial: Path,
+    done: Journal,
+    manifest: IndexManifest,
+    rows: Sequence[NewRows],
+    trained: Path | None,
+    progress: Callable[[int], None],
+) -> Iterator[PartEntry]:
+    """The new parts; those that an earlier start wrote are verified, the others written."""
+    written = [PartEntry.model_validate_json(line) for line in done.lines()]
+    size = _part_rows(manifest.channels)
+    count = 0
+    pieces = [
+        NewRows(group.source, group.records[start:stop])
+        for group in rows
+        for start, stop in ranges(len(group.records), size)
+    ]
+    for number, piece in enumerate(pieces):
+        if number < len(written):
+            entry = written[number]
+            for name, checksum in entry.files.items():
+                check_file(partial / name, f"remove {partial}, and start again", xxh128=checksum)
+        else:
+            name = f"parts/{len(manifest.parts) + number:05d}"
+            entry = _write_part(partial, name, manifest, piece, trained, manifest.count + count)
+            done.add([entry.model_dump_json()])
+        count += entry.rows
+        progress(count)
+        yield entry
+
+
+def _write_part(
+    folder: Path, name: str, manifest: IndexManifest, piece: NewRows, trained: Path | None, first_row: int
+) -> PartEntry:
+    vectors_nC = _vectors([piece], manifest.metric)
+    ids = piece.source.column("id").take(piece.records).to_pylist()
+    paths = [folder / f"{name}.safetensors"]
+    paths[0].parent.mkdir(exist_ok=True)
+    if trained is None:
+        arrays = exact_arrays(manifest.metric, vectors_nC)
+    else:
+        from esmeray.inference.index.compressed import Lists, compressed_arrays
+
+        arrays = compressed_arrays(vectors_nC)
+        paths.append(folder / f"{name}.lists")
+        Lists(trained).write(paths[1], vectors_nC, first_row)
+    write_arrays(paths[0], {**id_arrays(ids), **arrays})
+    files = {str(path.relative_to(folder)): file_xxh128(path) for path in paths}
+    return PartEntry(rows=len(ids), files=files)
+
+
+def _vectors(groups: Sequence[NewRows], metric: MetricName) -> Values:
+    """(n, C) prepared vectors of records. Raises DataError with the id of one that can't be compared."""
+    count = sum(len(group.records) for group in groups)
+    vectors_nC = np.empty((count, groups[0].source.channels), np.float32)
+    filled = 0
+    for source, records in groups:
+        for start, stop in ranges(len(source), _BLOCK):
+            chosen = records[slice(*records.searchsorted([start, stop]))]
+            if not len(chosen):  # nothing of this block is new, and it is not read
+                continue
+            block_nC = source[start:stop]
+            source.refuse(start, ~np.isfinite(block_nC).all(axis=1), "has NaN or infinity")
+            source.refuse(start, *unusable(metric, block_nC))
+            vectors_nC[filled : filled + len(chosen)] = prepared(metric, block_nC[chosen - start])
+            filled += len(chosen)
+    return vectors_nC

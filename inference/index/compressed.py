@@ -1,0 +1,139 @@
+"""The compressed index, of faiss' own parts: clusters, in them one bit a value (RaBitQ), and int8 values on disk.
+
+A query is compared by bits with the rows of the nearest clusters; the best of them are scored again by their int8
+values. Bits lie in memory as long as the system keeps their pages, int8 values are read a row at a time.
+
+Shape legend: n rows, Q queries, W rows of a query that are scored again, K hits of a query, C channels.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+
+from esmeray.common.errors import parsing
+from esmeray.common.publishing import atomic_file
+from esmeray.common.verification import verified
+from esmeray.dataset.embeddings.arrays import Arrays, as_float32, quantized, scales_of
+from esmeray.dataset.embeddings.formats.base import Values
+from esmeray.dataset.embeddings.manifest import parts as ranges
+from esmeray.inference.index.index import Index, best
+from esmeray.inference.index.metric import MetricName, scores
+from esmeray.inference.index.parts import REMEDY, TRAINED_FILE, IndexManifest, PartEntry, open_part
+
+PROBES = 32
+SAMPLED = 64
+"""Vectors of a cluster by which it is found."""
+FEWEST_SAMPLED = 39
+"""For which faiss asks."""
+_FEWEST = 100
+_TIMES = 10
+"""Rows that are scored again: so many, or so many times the hits."""
+_BLOCK = 16_384
+
+
+def shapes(manifest: IndexManifest, part: PartEntry) -> dict[str, tuple[int, ...]]:
+    """The shapes of a part's arrays."""
+    channels = (manifest.channels,)
+    return {"codes": (part.rows, *channels), "scales": (part.rows,), "deviations": channels, "centre": channels}
+
+
+def num_lists(rows: int, most_sampled: int) -> int:
+    """Clusters of so many rows, found by a sample of at most ``most_sampled``."""
+    # 4 sqrt(N) is faiss's advice; fewer where a cluster would have less than the 39 vectors that it asks for.
+    return max(1, min(int(4 * rows**0.5), min(rows, most_sampled) // FEWEST_SAMPLED))
+
+
+def train(path: Path, metric: MetricName, sample_nC: Values, lists: int) -> None:
+    """Write an index without rows, whose clusters are those of a sample of prepared vectors."""
+    kind = faiss.METRIC_L2 if metric == "l2" else faiss.METRIC_INNER_PRODUCT
+    channels = sample_nC.shape[1]
+    # A random rotation first: bits of channels that differ in size would be worth different amounts.
+    index = faiss.index_factory(channels, f"RR{channels},IVF{lists},RaBitQ", kind)
+    index.train(sample_nC)
+    with atomic_file(path) as building:
+        faiss.write_index(index, str(building))
+
+
+class Lists:
+    """Makes the lists of one part after the other."""
+
+    def __init__(self, trained: Path) -> None:
+        self._index = faiss.read_index(str(trained))
+
+    def write(self, path: Path, vectors_nC: Values, first_row: int) -> None:
+        """The lists of a part's vectors, whose rows begin with ``first_row``."""
+        self._index.reset()
+        for start, stop in ranges(len(vectors_nC), _BLOCK):
+            self._index.add_with_ids(vectors_nC[start:stop], np.arange(first_row + start, first_row + stop))
+        with atomic_file(path) as building:
+            writer = faiss.FileIOWriter(str(building))
+            faiss.write_InvertedLists(faiss.extract_index_ivf(self._index).invlists, writer)
+            del writer  # which closes the file
+
+
+def compressed_arrays(vectors_nC: Values) -> Arrays:
+    """What is kept of the prepared vectors of a part beside the lists."""
+    # Less the mean, by the channel's deviation and by the row's largest value: of near rows int8 of the plain values
+    # confuses several times as many.
+    centre_C = vectors_nC.mean(axis=0, dtype=np.float64).astype(np.float32)
+    deviations_C = vectors_nC.std(axis=0)
+    deviations_C[deviations_C == 0] = 1
+    codes_nC = np.empty(vectors_nC.shape, np.int8)
+    scales_n = np.empty(len(vectors_nC), np.float32)
+    for start, stop in ranges(len(vectors_nC), _BLOCK):
+        rest_bC = (vectors_nC[start:stop] - centre_C) / deviations_C
+        scales_n[start:stop] = scales_of(np.abs(rest_bC).max(axis=1))
+        codes_nC[start:stop] = quantized(rest_bC, scales_n[start:stop, None])
+    return {"codes": codes_nC, "scales": scales_n, "deviations": deviations_C, "centre": centre_C}
+
+
+class CompressedIndex(Index):
+    """See the module."""
+
+    at_once = 64
+
+    def __init__(self, folder: Path, manifest: IndexManifest, probes: int | None = None) -> None:
+        super().__init__(folder, manifest, [open_part(folder, part, shapes(manifest, part)) for part in manifest.parts])
+        trained = verified(folder / TRAINED_FILE)
+        with parsing(trained, REMEDY):
+            self._index = faiss.read_index(str(trained))
+        lists = faiss.InvertedListsPtrVector()
+        self._kept: list[Any] = [lists]  # faiss holds pointers alone
+        for part in manifest.parts:
+            path = verified(folder / next(name for name in part.files if name.endswith(".lists")))
+            with parsing(path, REMEDY):
+                self._kept.append(faiss.read_InvertedLists(faiss.FileIOReader(str(path)), faiss.IO_FLAG_MMAP))
+            lists.push_back(self._kept[-1])
+        # One list of all parts for each cluster: parts need not be searched one after the other.
+        stacked = faiss.HStackInvertedLists(lists.size(), lists.data())
+        self._kept.append(stacked)
+        clusters = faiss.extract_index_ivf(self._index)
+        clusters.replace_invlists(stacked, False)
+        clusters.nprobe = probes or PROBES
+        clusters.ntotal = self._index.ntotal = self.count
+
+    def vectors(self, rows_n: NDArray[np.int64]) -> Values:
+        vectors_nC = np.empty((len(rows_n), self.channels), np.float32)
+        for part, chosen, rows in self._rows.by_part(rows_n):
+            values = as_float32(part["codes"][rows], part["scales"][rows, None])
+            values *= part["deviations"]
+            values += part["centre"]
+            vectors_nC[chosen] = values
+        return vectors_nC
+
+    def _search(self, queries_qC: Values, rows_qK: NDArray[np.int64], scores_qK: Values) -> None:
+        top_k = rows_qK.shape[1]
+        _, rows_qW = self._index.search(queries_qC, min(self.count, max(_FEWEST, _TIMES * top_k)))
+        is_row_qW = rows_qW >= 0  # -1: the clusters have no more
+        ends = np.cumsum([0, *is_row_qW.sum(axis=1)])
+        # Of all queries at once, part by part: a read for each would cost more than the bytes.
+        rows = rows_qW[is_row_qW]
+        vectors = self.vectors(rows)
+        for number, (start, stop) in enumerate(zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)):
+            values = scores(self.metric, vectors[start:stop], queries_qC[number])
+            nearest, values = best(rows[start:stop], values, top_k)
+            rows_qK[number, : len(nearest)] = nearest
+            scores_qK[number, : len(nearest)] = values

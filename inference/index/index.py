@@ -1,0 +1,100 @@
+"""What an index of any kind is, once it is opened.
+
+Shape legend: N rows, Q queries, K hits of a query, C channels.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from esmeray.common.errors import DataError
+from esmeray.dataset.embeddings.arrays import Arrays
+from esmeray.dataset.embeddings.formats.base import Values
+from esmeray.dataset.embeddings.manifest import parts as ranges
+from esmeray.inference.index.metric import prepared, shown, unusable
+from esmeray.inference.index.parts import IndexManifest, Rows
+
+Hits = tuple[NDArray[np.int64], Values]
+"""(Q, K) rows, the nearest first, and (Q, K) scores."""
+
+
+class Index(ABC):
+    """Vectors that are searched.
+
+    Attributes:
+        folder: where it lies, or the vectors of which it was made in memory.
+        name: the output that it was made of.
+        channels: C, as embeddings have it.
+        at_once: queries of a batch, for memory.
+    """
+
+    at_once = 512
+
+    def __init__(self, folder: Path, manifest: IndexManifest, parts: Sequence[Arrays]) -> None:
+        self.folder = folder
+        self.source: Path | str = folder
+        self.manifest = manifest
+        self.name = manifest.output
+        self.channels = manifest.channels
+        self.metric = manifest.metric
+        self._rows = Rows(parts)
+
+    @property
+    def dimensions(self) -> int:
+        """C."""
+        return self.channels
+
+    @property
+    def count(self) -> int:
+        """N."""
+        return self.manifest.count
+
+    @property
+    def id_hashes(self) -> NDArray[np.uint64]:
+        """(N,) XXH3-64 of the ids."""
+        return np.concatenate([part["id_hashes"] for part in self._rows.parts])
+
+    def ids(self, rows: NDArray[np.int64] | Sequence[int]) -> list[str]:
+        """The ids of rows, in their order."""
+        return self._rows.ids(np.asarray(rows, dtype=np.int64))
+
+    @abstractmethod
+    def vectors(self, rows_n: NDArray[np.int64]) -> Values:
+        """(n, C) fp32 of rows, as they are compared: of length 1 where the measure is the cosine."""
+
+    def search(self, queries_QD: Values, top_k: int) -> Hits:
+        """The nearest rows of each query, (Q, K) int64, and scores, (Q, K) fp32: cosines, products or L2 distances.
+
+        ``top_k``: K at most; rows that there are not are -1, at the end. Raises DataError for queries of other
+        dimensions, and for one without a score: not finite, or of zeros where the measure is the cosine.
+        """
+        if queries_QD.ndim != 2 or queries_QD.shape[1] != self.channels:
+            raise DataError(f"queries of shape {queries_QD.shape}: the index has {self.channels:,} dimensions")
+        wrong_Q, why = unusable(self.metric, queries_QD)
+        for is_wrong_Q, problem in (~np.isfinite(queries_QD).all(axis=1), "has NaN or infinity"), (wrong_Q, why):
+            if is_wrong_Q.any():
+                raise DataError(f"query {int(is_wrong_Q.argmax())} {problem} and can't be compared")
+        rows_QK = np.full((len(queries_QD), min(top_k, self.count)), -1, dtype=np.int64)
+        scores_QK = np.full(rows_QK.shape, -np.inf, dtype=np.float32)
+        for start, stop in ranges(len(queries_QD), self.at_once):
+            queries_qC = prepared(self.metric, queries_QD[start:stop])
+            self._search(queries_qC, rows_QK[start:stop], scores_QK[start:stop])
+        return rows_QK, shown(self.metric, scores_QK)
+
+    @abstractmethod
+    def _search(self, queries_qC: Values, rows_qK: NDArray[np.int64], scores_qK: Values) -> None:
+        """Fill in the hits of prepared queries, at most :attr:`at_once`."""
+
+
+def best(rows_n: NDArray[np.int64], scores_n: Values, top_k: int) -> tuple[NDArray[np.int64], Values]:
+    """The ``top_k`` rows of the highest scores, in their order; of equal scores the first rows."""
+    if len(rows_n) > top_k:
+        # Sorting the few that count is what costs least; all that equal the last one stay in until then.
+        is_high_n = scores_n >= np.partition(scores_n, -top_k)[-top_k]
+        rows_n = rows_n[is_high_n]
+        scores_n = scores_n[is_high_n]
+    order = np.lexsort((rows_n, -scores_n))[:top_k]
+    return rows_n[order], scores_n[order]

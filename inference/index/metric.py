@@ -1,0 +1,53 @@
+"""The measures by which vectors are near, as indexes compute them: in fp32, with a fixed order of summation.
+
+A score is of a query and a row alone, whatever is compared beside them, so that equal rows have equal scores. Larger is
+nearer; of ``l2`` it is the negative of the squared distance until :func:`shown` gives the distance.
+
+Shape legend: n vectors, C channels.
+"""
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from esmeray.dataset.embeddings.formats.base import Values
+
+MetricName = Literal["cosine", "dot", "l2"]
+
+_LONGEST = 2.0**60
+"""Length of a vector whose products are finite in fp32."""
+
+
+def unusable(metric: MetricName, vectors_nC: Values) -> tuple[NDArray[np.bool_], str]:
+    """(n,) vectors that have no score, and why."""
+    norms_n = norms(vectors_nC)
+    if metric == "cosine":
+        return norms_n == 0, "is a vector of zeros, which has no cosine,"
+    return norms_n > _LONGEST, f"is longer than {_LONGEST:.3g}, so that a product is infinite,"
+
+
+def prepared(metric: MetricName, vectors_nC: Values) -> Values:
+    """The vectors as they are compared, C-contiguous: of length 1 for cosines, which are products from then on."""
+    if metric == "cosine":
+        vectors_nC = (vectors_nC / norms(vectors_nC)[:, None]).astype(np.float32)
+    return np.ascontiguousarray(vectors_nC, dtype=np.float32)
+
+
+def norms(vectors_nC: Values) -> NDArray[np.float64]:
+    """(n,) lengths, in fp64: the square of an fp32 value may be infinite, or zero, in fp32."""
+    return np.linalg.norm(vectors_nC.astype(np.float64), axis=1)
+
+
+def scores(metric: MetricName, rows_nC: Values, query_C: Values) -> Values:
+    """(n,) scores of prepared rows with a prepared query."""
+    # einsum sums the channels of one row after the other; BLAS chooses its order by the number of rows.
+    if metric == "l2":
+        differences_nC = rows_nC - query_C
+        return -np.einsum("nc,nc->n", differences_nC, differences_nC)
+    return np.einsum("nc,c->n", rows_nC, query_C)
+
+
+def shown(metric: MetricName, scores_nK: Values) -> Values:
+    """Scores as users know them: the cosine, the dot product, or the L2 distance."""
+    return np.sqrt(np.maximum(-scores_nK, 0)) if metric == "l2" else scores_nK

@@ -1,0 +1,123 @@
+"""The files of an index: its manifest, and parts of consecutive rows, of which an extension adds more.
+
+``index.json``             kind, measure, what its vectors are of, and its parts
+``parts/00000.safetensors`` a part: ``ids``, their UTF-8 end to end, ``id_offsets`` (n + 1,) and ``id_hashes`` (n,), the
+                           XXH3-64 of each, beside the arrays of the kind
+``parts/00000.lists``      of a compressed index, the lists of the part as faiss has them
+``trained.faiss``          of a compressed index, the clusters, without lists
+
+Files are verified when they are first read (:mod:`esmeray.common.verification`), and mapped. Shape legend: n rows of a
+part, C channels.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, PositiveInt
+
+from esmeray.common.errors import DataError, parsing
+from esmeray.common.verification import verified
+from esmeray.dataset.embeddings.arrays import Arrays, open_arrays
+from esmeray.dataset.embeddings.manifest import Name
+from esmeray.dataset.fasta.records import hashes_of
+from esmeray.inference.index.metric import MetricName
+from esmeray.inference.index.section import Kind
+
+INDEX_FILE = "index.json"
+TRAINED_FILE = "trained.faiss"
+REMEDY = "make or copy the index again"
+
+
+class PartEntry(BaseModel, extra="forbid", frozen=True):
+    """Rows of a part, and its files by their names in the folder; of work that is not finished with their XXH3-128."""
+
+    rows: int
+    files: dict[Name, str]
+
+
+class SourceModel(BaseModel, extra="forbid", frozen=True):
+    """The model by which the vectors were made, and the settings of its job, by which queries are embedded."""
+
+    source: str
+    random_weights: bool
+    settings: dict[str, Any]
+
+
+class IndexManifest(BaseModel, extra="forbid", frozen=True):
+    """``index.json``. ``made_of``: identity of model, layer and pooling, None where the maker left none."""
+
+    format: Literal["esmeray-index"] = "esmeray-index"
+    format_version: Literal[1] = 1
+    kind: Kind
+    metric: MetricName
+    output: str
+    channels: PositiveInt
+    made_of: str | None
+    model: SourceModel | None
+    parts: list[PartEntry]
+
+    @property
+    def count(self) -> int:
+        return sum(part.rows for part in self.parts)
+
+    def space(self, name: str) -> str | None:
+        """As an embeddings' manifest has it: the only output of an index is ``name``."""
+        return self.made_of
+
+
+def read_index_manifest(folder: Path) -> IndexManifest:
+    """The manifest of a folder. Raises DataError where there is none, or it can't be read."""
+    path = folder / INDEX_FILE
+    if not path.is_file():
+        raise DataError(f"{folder}: no index there (no {INDEX_FILE}); give a folder made by embed index")
+    with parsing(path, REMEDY):
+        return IndexManifest.model_validate_json(verified(path).read_bytes())
+
+
+def open_part(folder: Path, entry: PartEntry, shapes: dict[str, tuple[int, ...]]) -> Arrays:
+    """The arrays of a part, verified. Raises DataError where one is missing or of another shape."""
+    path = folder / arrays_file(entry)
+    arrays = open_arrays(verified(path))
+    with parsing(path, REMEDY):
+        for name, shape in {**shapes, "id_offsets": (entry.rows + 1,), "id_hashes": (entry.rows,)}.items():
+            if arrays[name].shape != shape:
+                raise ValueError(f"{name} of shape {arrays[name].shape}, not {shape}")
+    return arrays
+
+
+def arrays_file(entry: PartEntry) -> str:
+    return next(name for name in entry.files if name.endswith(".safetensors"))
+
+
+def id_arrays(ids: Sequence[str]) -> Arrays:
+    texts = [record_id.encode() for record_id in ids]
+    offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
+    return {"ids": np.frombuffer(b"".join(texts), np.int8), "id_offsets": offsets, "id_hashes": hashes_of(texts)}
+
+
+class Rows:
+    """Rows of all parts, numbered through."""
+
+    def __init__(self, parts: Sequence[Arrays]) -> None:
+        self.parts = parts
+        self.firsts = np.cumsum([0, *(len(part["id_hashes"]) for part in parts)])
+        """Row of the first of each part; the last is the number of all."""
+
+    def by_part(self, rows_n: NDArray[np.int64]) -> Iterator[tuple[Arrays, NDArray[np.intp], NDArray[np.int64]]]:
+        """Each part that has some of the rows: its arrays, which of ``rows_n`` these are, and their rows in it."""
+        numbers_n = self.firsts.searchsorted(rows_n, side="right") - 1
+        for number in np.unique(numbers_n).tolist():
+            chosen = np.flatnonzero(numbers_n == number)
+            yield self.parts[number], chosen, rows_n[chosen] - self.firsts[number]
+
+    def ids(self, rows_n: NDArray[np.int64]) -> list[str]:
+        ids = [""] * len(rows_n)
+        for part, chosen, rows in self.by_part(rows_n):
+            for place, start, stop in zip(
+                chosen.tolist(), part["id_offsets"][rows].tolist(), part["id_offsets"][rows + 1].tolist(), strict=True
+            ):
+                ids[place] = part["ids"][start:stop].tobytes().decode()
+        return ids

@@ -1,0 +1,150 @@
+"""Indexes on disk: built, extended, killed, damaged, and of another model."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from esmeray.common.errors import ConfigError, DataError
+from esmeray.inference.index import build
+from esmeray.inference.index.build import build_index
+from esmeray.inference.index.opening import open_index
+from esmeray.inference.index.section import IndexSection
+from tests.damage import killed_in_piece, refuse_silence
+from tests.embeddings import make_embeddings, random_vectors
+
+CHANNELS = 16
+VECTORS = random_vectors(700, CHANNELS)
+IDS = [f"p{n}" for n in range(700)]
+QUERIES = random_vectors(20, CHANNELS, seed=1)
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "PART_BYTES", 300 * CHANNELS * 4)
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> tuple[Path, Path]:
+    first = make_embeddings(tmp_path / "first", VECTORS[:400], IDS[:400])
+    return first, make_embeddings(tmp_path / "second", VECTORS[400:], IDS[400:], file_format="npy")
+
+
+def section(output: Path, **more: object) -> IndexSection:
+    return IndexSection(output=output, **more)
+
+
+def hits(folder: Path | str, top_k: int = 10, **more: int) -> list[list[str]]:
+    index = open_index(folder, **more)
+    return [index.ids(rows) for rows in index.search(QUERIES, top_k)[0]]
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("kind", ["exact", "compressed"])
+def test_an_extended_index_gives_the_hits_of_one_built_at_once_and_rewrites_no_part(sources, tmp_path, kind):
+    first, second = sources
+    # Of a compressed one the clusters are those of the first vectors: all of them are probed, so that none is missed.
+    probes = {"probes": 8} if kind == "compressed" else {}
+    lists = {"lists": 8} if kind == "compressed" else {}
+    build_index([first], section(tmp_path / "grown", kind=kind, **lists))
+    old = open_index(tmp_path / "grown", **probes)
+    before = {path: path.stat().st_ino for path in (tmp_path / "grown" / "parts").iterdir()}
+    built = build_index([first, second], section(tmp_path / "grown"))
+    assert (built.new, built.known, built.manifest.count) == (300, 400, 700)
+    assert all(path.stat().st_ino == inode for path, inode in before.items())
+    assert old.count == 400 and old.ids(old.search(VECTORS[:1], 1)[0][0]) == ["p0"], "who had it open keeps it"
+    at_once = build_index(sources, section(tmp_path / "at_once", kind=kind, **lists))
+    assert at_once.manifest.count == 700
+    # So many that a compressed index scores all rows again, in which parts have their own rounding to int8.
+    grown, whole = hits(tmp_path / "grown", 70, **probes), hits(tmp_path / "at_once", 70, **probes)
+    if kind == "exact":
+        assert grown == whole
+    else:
+        assert np.mean([len({*one} & {*other}) for one, other in zip(grown, whole, strict=True)]) > 0.97 * 70
+    again = build_index([second], section(tmp_path / "grown"))
+    assert (again.new, again.known) == (0, 300)
+
+
+def test_a_compressed_index_finds_families(tmp_path):
+    random = np.random.default_rng(0)
+    families = random.normal(size=(150, 1, CHANNELS))
+    vectors = (families + 0.2 * random.normal(size=(150, 20, CHANNELS))).reshape(-1, CHANNELS).astype(np.float32)
+    source = make_embeddings(tmp_path / "source", vectors)
+    for kind in ("exact", "compressed"):
+        build_index([source], section(tmp_path / kind, kind=kind))
+    queries = vectors[::50] + 0.02 * random.normal(size=(60, CHANNELS)).astype(np.float32)
+    exact, near = (open_index(tmp_path / kind).search(queries, 10) for kind in ("exact", "compressed"))
+    recall = np.mean([len({*one} & {*other}) for one, other in zip(exact[0], near[0], strict=True)]) / 10
+    # Of 20 in a family the 10th and the 11th may be as near as int8 rounds.
+    assert recall > 0.95
+    np.testing.assert_allclose(near[1], exact[1], atol=0.01)
+
+
+@pytest.mark.parametrize("kind", ["exact", "compressed"])
+def test_a_killed_build_and_a_killed_extension_resume_to_the_same_bytes(sources, tmp_path, kind):
+    output, undisturbed = tmp_path / "index", tmp_path / "undisturbed"
+    for source, piece in zip(sources, (2, 1), strict=True):  # of two parts, and of one
+        before = bytes_of(output) if output.exists() else {}
+        with killed_in_piece(piece), pytest.raises(KeyboardInterrupt):
+            build_index([source], section(output, kind=kind))
+        assert (bytes_of(output) if output.exists() else {}) == before, "the old state is whole"
+        with pytest.raises(ConfigError, match="of another job"):
+            build_index([*sources, *sources], section(output, kind=kind))
+        build_index([source], section(output, kind=kind))
+        assert not (tmp_path / "index.partial").exists()
+        build_index([source], section(undisturbed, kind=kind))
+        assert bytes_of(output) == bytes_of(undisturbed)
+
+
+@pytest.mark.parametrize("kind", ["exact", "compressed"])
+def test_a_flipped_bit_is_refused(sources, tmp_path, kind):
+    folder = tmp_path / "index"
+    build_index([sources[0]], section(folder, kind=kind))
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name != "esmeray.json":
+            assert refuse_silence(path, lambda: hits(folder), count=6) == 6, path.name
+    refuse_silence(folder / "esmeray.json", lambda: hits(folder), count=12)
+
+
+def test_other_vectors_kinds_and_files_are_refused_and_the_index_stays(sources, tmp_path):
+    folder = tmp_path / "index"
+    build_index([sources[0]], section(folder))
+    before = bytes_of(folder)
+    other = make_embeddings(tmp_path / "other", VECTORS[:9], model="large")
+    zero = make_embeddings(tmp_path / "zero", np.zeros((3, CHANNELS), np.float32), ["z0", "z1", "z2"])
+    for source, more, error, words in [
+        (other, {}, DataError, "can't be compared; give embeddings of the same model"),
+        (zero, {}, DataError, "'z0' is a vector of zeros, which has no cosine"),
+        (sources[1], {"kind": "compressed"}, ConfigError, "--index.kind compressed: .* is of exact"),
+        (sources[1], {"metric": "l2"}, ConfigError, "--index.metric l2: .*is of cosine"),
+    ]:
+        with pytest.raises(error, match=words):
+            build_index([source], section(folder, **more))
+    with pytest.raises(ConfigError, match="exists already"):
+        build_index([sources[1]], section(sources[0]))
+    with pytest.raises(ConfigError, match="lists 500: more than the 400 vectors"):
+        build_index([sources[0]], section(tmp_path / "new", kind="compressed", lists=500))
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match=r"holds notes\.txt, which index did not make"):
+        build_index([sources[1]], section(folder))
+    (folder / "notes.txt").unlink()
+    assert bytes_of(folder) == before
+    with pytest.raises(DataError, match="the index has 16 dimensions"):
+        open_index(folder).search(random_vectors(1, 9), 3)
+    with pytest.raises(DataError, match="query 0 is a vector of zeros"):
+        open_index(folder).search(np.zeros((1, CHANNELS), np.float32), 3)
+
+
+def test_an_index_at_a_uri_grows_without_sending_its_parts_again(sources, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    uri = f"file://{tmp_path / 'bucket' / 'index'}"
+    build_index([sources[0]], section(uri))
+    parts = tmp_path / "bucket" / "index" / "parts"
+    before = {path.name: path.stat().st_mtime_ns for path in parts.iterdir()}
+    build_index([sources[1]], section(uri))
+    build_index(sources, section(tmp_path / "local"))
+    assert hits(uri) == hits(tmp_path / "local")
+    assert {path.name: path.stat().st_mtime_ns for path in parts.iterdir()}.items() >= before.items()

@@ -1,0 +1,71 @@
+"""The exact index beside an exhaustive comparison in fp32."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from esmeray.inference.index.exact import ExactIndex, exact_arrays
+from esmeray.inference.index.metric import prepared, scores
+from esmeray.inference.index.parts import IndexManifest, PartEntry, id_arrays
+
+CHANNELS = 48
+
+
+def near_duplicates(random: np.random.Generator) -> np.ndarray:
+    """Rows that differ in the last bits, far below what bf16 holds, each of them several times."""
+    rows = np.repeat(random.normal(size=(12, CHANNELS)), 80, axis=0)
+    return random.permutation(rows * (1 + 2.0**-22 * random.integers(-3, 3, size=rows.shape)))
+
+
+def common(random: np.random.Generator) -> np.ndarray:
+    """Rows that have nearly all in common, as vectors of proteins have."""
+    return 40 + random.normal(size=(900, CHANNELS))
+
+
+def ties(random: np.random.Generator) -> np.ndarray:
+    return random.integers(-1, 2, size=(700, CHANNELS)) + np.eye(1, CHANNELS)
+
+
+def equal(random: np.random.Generator) -> np.ndarray:
+    return np.ones((900, CHANNELS))
+
+
+def huge_ranges(random: np.random.Generator) -> np.ndarray:
+    rows = random.normal(size=(800, CHANNELS)) * 10.0 ** random.integers(-12, 12, size=(800, 1))
+    rows[::7] *= 10.0 ** random.integers(-25, 1, size=(1, CHANNELS))
+    return rows
+
+
+def zeros(random: np.random.Generator) -> np.ndarray:
+    rows = random.normal(size=(700, CHANNELS))
+    rows[100:400] = 0
+    return rows
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("metric", ["cosine", "dot", "l2"])
+@pytest.mark.parametrize("make", [near_duplicates, common, ties, equal, huge_ranges, zeros])
+def test_hits_are_those_of_an_exhaustive_comparison_ties_by_row(make, metric, bf16):
+    random = np.random.default_rng(0)
+    rows = make(random).astype(np.float32)
+    if metric == "cosine":
+        rows = rows[np.linalg.norm(rows.astype(np.float64), axis=1) > 0]
+    queries = np.concatenate([rows[::60], rows[::90] * 0.5, random.normal(size=(5, CHANNELS))]).astype(np.float32)
+    queries = np.concatenate([queries, -queries[:3]])
+    cut = 257  # parts end within a group
+    vectors = prepared(metric, rows)
+    pieces = [vectors[:cut], vectors[cut:]]
+    parts = [{**id_arrays(["p"] * len(piece)), **exact_arrays(metric, piece)} for piece in pieces]
+    entries = [PartEntry(rows=len(piece), files={}) for piece in pieces]
+    manifest = IndexManifest(
+        kind="exact", metric=metric, output="mean", channels=CHANNELS, made_of=None, model=None, parts=entries
+    )
+    index = ExactIndex(Path(), manifest, parts, bf16=bf16)
+    found, values = index.search(queries, 10)
+    for query, hits in zip(prepared(metric, queries), found, strict=True):
+        every = scores(metric, vectors, query)
+        assert hits.tolist() == np.lexsort((np.arange(len(every)), -every))[:10].tolist()
+    alone = [index.search(query[None], 10) for query in queries]
+    assert all((hits[0] == row).all() for (hits, _), row in zip(alone, found, strict=True)), "whatever the batch"
+    assert np.isfinite(values).all()

@@ -1,0 +1,42 @@
+"""Build an index of proteins' embeddings, which stays, is searched without being loaded, and grows.
+
+An index is a folder. 'exact' gives the hits of a comparison with every vector, in the same order; 'compressed' compares
+by one bit a value in memory with the nearest clusters, and again by int8 values on disk. Vectors of another model,
+layer or pooling are refused. Where the output is an index, the vectors whose ids it lacks are added as new parts.
+
+Until it is complete everything lies in OUTPUT.partial, where the same command resumes.
+
+Examples:
+  esmeray embed index swissprot --index.output proteins.index
+  esmeray embed index swissprot proteome --index.output small.index --index.kind compressed
+  esmeray embed index more_proteins --index.output proteins.index
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from esmeray.common.remote import uri_of
+from esmeray.common.text import counted
+from esmeray.inference.index.section import IndexSection
+from esmeray.run_folder.section import StorageSection
+from esmeray.tools.grammar import Made, command
+
+
+@command("embed index", __doc__, made_by="index")
+def main(
+    vectors: Annotated[list[Path], Field(min_length=1, description="Folders of embeddings, or URIs of them.")],
+    index: IndexSection,
+    storage: StorageSection,
+    made: Made,
+) -> None:
+    storage.apply()
+    from esmeray.inference.index.build import build_index  # here: a mistake in the command needs none of it
+
+    built = build_index(vectors, index, overwrite=made.overwrite, made_by=made.made_by)
+    manifest = built.manifest
+    known = f", {built.known:,} were there by their ids" if built.known else ""
+    kind = f"{manifest.kind}, {manifest.metric}, {counted(len(manifest.parts), 'part{s}')}"
+    added = f"{counted(built.new, 'vector{s}')} added{known}"
+    print(f"{uri_of(index.output) or index.output}: {added}; {manifest.count:,} of {manifest.channels:,} ({kind})")
