@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from esmeray.common.errors import ConfigError
 from esmeray.model.backbones.base import PackedBackbone
 from esmeray.model.backbones.huggingface import PaddedBackbone
+from esmeray.model.backbones.streaming import StreamedLayers
 
 _ROWS_HINT = 2048
 """Tokens of a call, roughly; the layout is good for any number."""
@@ -43,11 +44,11 @@ def optimize_for_inference(backbone: PackedBackbone, dtype: torch.dtype = torch.
     """
     backbone.requires_grad_(False).eval().to(dtype)
     if not isinstance(backbone, PaddedBackbone):  # T5's layers look at the weights of their Linear
-        _prepack(backbone.model)
+        prepack(backbone.model)
     return backbone
 
 
-def _prepack(module: nn.Module) -> None:
+def prepack(module: nn.Module) -> None:
     """Replace every bf16 Linear on the CPU; leaves a module alone where this torch or processor can't."""
     if not (torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()):
         return
@@ -55,8 +56,10 @@ def _prepack(module: nn.Module) -> None:
         # Not a subclass: it computes something else (FP8, an adapter) that a plain product would drop.
         if type(child) is nn.Linear and child.weight.dtype == torch.bfloat16 and child.weight.device.type == "cpu":
             setattr(module, child_name, PrepackedLinear(child))
+        elif isinstance(child, StreamedLayers):
+            child.prepare = prepack  # each layer, once it is read
         else:
-            _prepack(child)
+            prepack(child)
 
 
 def use_fp8(backbone: PackedBackbone, *, emulate: bool = False) -> None:

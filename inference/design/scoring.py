@@ -19,7 +19,7 @@ from esmeray.dataset.packed_batch import NO_LABEL
 from esmeray.dataset.structures.store import Structure
 from esmeray.dataset.tokens.esm import MASK
 from esmeray.inference.design.sampling import amino_acid_logits, structure_batch
-from esmeray.model.forward_loop import ForwardLoop, Indices, consecutive
+from esmeray.model.forward_loop import ForwardLoop, Indices, consecutive, each
 from esmeray.tasks.diffusion.model import SequenceDiffusion
 from esmeray.train_config.section import DEFAULT_TOKENS
 
@@ -59,7 +59,7 @@ def log_likelihoods(
         chosen = log_p.gather(-1, wanted.clamp(min=0)[..., None])[..., 0].masked_fill(~judged, 0)
         return {"sums": chosen.sum(1), "counts": judged.sum(1)}
 
-    loop = ForwardLoop(device, launch, lambda index: f"sequence {jobs[index][0] + 1} of {length:,} residues")
+    loop = ForwardLoop(device, each(launch), lambda index: f"sequence {jobs[index][0] + 1} of {length:,} residues")
     sums, counts = np.zeros((len(sequences), DRAWS)), np.zeros((len(sequences), DRAWS))
     for indices, totals in loop.run(consecutive(len(jobs), at_once)):
         sums.flat[indices] = totals["sums"].numpy()

@@ -55,9 +55,10 @@ class ModelJob:
                 "input": self.store.checksum,
                 "model": self.facts.fingerprint,
                 "device": self.facts.device_name,
-                # A device that was asked for and one by default compute the same: its name above is what counts.
+                # A device that was asked for and one by default compute the same: its name above is what counts. So do
+                # layers that are in memory and those that are read.
                 "settings": self.settings.model_dump(
-                    mode="json", include=EmbedSection.model_fields.keys() - {"device"}
+                    mode="json", include=EmbedSection.model_fields.keys() - {"device", "stream"}
                 ),
                 "plan": self.plan.checksum,
             }

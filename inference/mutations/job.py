@@ -33,7 +33,12 @@ class Scorer:
 
     def __init__(self, source: str, protein: Protein, section: MutationsSection, folder: Path) -> None:
         opened = open_model(
-            source, section.precision, section.device, heads=["masked_lm"], random_weights=section.random_weights
+            source,
+            section.precision,
+            section.device,
+            heads=["masked_lm"],
+            random_weights=section.random_weights,
+            stream=section.stream,
         )
         self.model = MaskedModel(opened, section.max_length, opened.token_budget(section.tokens))
         self.facts, self._folder = opened.facts, folder

@@ -16,7 +16,7 @@ from esmeray.dataset.batches.plan import longest_first
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.inference.models.kinds import Output
 from esmeray.inference.models.model import Model, run
-from esmeray.inference.models.packing import input_of_pieces
+from esmeray.inference.models.packing import ModelInput, input_of_pieces
 from esmeray.model.forward_loop import Indices
 
 
@@ -110,7 +110,10 @@ class _Windows:
         assert token_budget is not None
         return longest_first(self.lengths + self._special, token_budget)
 
-    def launch(self, model: Model, indices: Indices, outputs: Sequence[Output]) -> dict[str, Tensor]:
+    def launch(self, model: Model, group: Sequence[Indices], outputs: Sequence[Output]) -> list[dict[str, Tensor]]:
+        return model.rows([self._input(model, indices) for indices in group], outputs)
+
+    def _input(self, model: Model, indices: Indices) -> ModelInput:
         pieces = []
         for number, start, width, hidden in self._windows[indices].tolist():
             ids = self._pieces[number][start : start + width]
@@ -118,7 +121,7 @@ class _Windows:
                 ids = ids.copy()  # else the mask would stay in the sequence, for the windows after this one
                 ids[hidden] = model.tokenizer.mask
             pieces.append(ids)
-        return model.rows(input_of_pieces(model.tokenizer, pieces).to(model.device), outputs)
+        return input_of_pieces(model.tokenizer, pieces)
 
     def name(self, index: int) -> str:
         number, start, width, _ = self._windows[index].tolist()

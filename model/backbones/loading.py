@@ -5,6 +5,7 @@ wanted. Only safetensors are read, and no code that a folder names is run. For t
 ESM alphabet: ESM-2, ESM C and random weights have its ids, any other backbone (ProtBERT ...) a table of its own.
 """
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -28,6 +29,7 @@ from esmeray.model.backbones.base import PackedBackbone
 from esmeray.model.backbones.esm2 import EsmBackbone
 from esmeray.model.backbones.huggingface import HuggingFaceBackbone, PaddedBackbone
 from esmeray.model.backbones.source import SOURCE_KEY, config_folder, has_random_weights, is_padded, weights_folder
+from esmeray.model.backbones.streaming import REMEDY, StreamedLayers, stored_state
 from esmeray.model.section import BackboneSection
 
 _MAY_BE_MISSING = {"contact_head", "pooler", *(name for names in MASKED_LM_HEADS.values() for name in names)}
@@ -35,19 +37,26 @@ _MAY_BE_MISSING = {"contact_head", "pooler", *(name for names in MASKED_LM_HEADS
 
 
 def build_backbone(
-    section: BackboneSection, seed: int, vocabulary_size: int | None = None, pad: int = 0, *, empty: bool = False
+    section: BackboneSection,
+    seed: int,
+    vocabulary_size: int | None = None,
+    pad: int = 0,
+    *,
+    empty: bool = False,
+    stream: bool = False,
 ) -> PackedBackbone:
     """The backbone that the section means, in fp32 on the CPU, in training mode unless it is frozen.
 
     Random weights depend on ``seed`` alone; the global random state is left as it was. ``vocabulary_size``: of the
     tokenizer; that of the ESM alphabet if None. ``empty``: on the meta device, without weights: to count them before
-    any is read. Raises ConfigError (unknown source, impossible size, no safetensors, an architecture that is not known
-    packed, or a vocabulary larger than the embedding), DataError (safetensors that are damaged, incomplete or of
-    another shape) or ResourceError (the hub can't be reached).
+    any is read. ``stream``: the layers of a frozen ESM-2 in a folder are read as they are needed. Raises ConfigError
+    (unknown source, impossible size, no safetensors, an architecture that is not known packed, or a vocabulary larger
+    than the embedding), DataError (safetensors that are damaged, incomplete or of another shape) or ResourceError (the
+    hub can't be reached).
     """
     config = read_config(section, len(VOCABULARY) if vocabulary_size is None else vocabulary_size, pad)
     is_esm = config.model_type == "esm"  # with its head, so that the same seed draws the same for every task
-    network = _network(section, config, EsmForMaskedLM if is_esm else model_class(config), seed, empty)
+    network = _network(section, config, EsmForMaskedLM if is_esm else model_class(config), seed, empty, stream)
     backbone = _wrap(network.esm if is_esm else network, section, pad)
     # An id beyond the table would be an error in the middle of a batch, on CUDA one that ends the process.
     rows = backbone.model.get_input_embeddings().weight.shape[0]
@@ -60,7 +69,7 @@ def build_backbone(
 
 
 def build_masked_lm(
-    section: BackboneSection, seed: int, vocabulary_size: int, pad: int, *, empty: bool = False
+    section: BackboneSection, seed: int, vocabulary_size: int, pad: int, *, empty: bool = False, stream: bool = False
 ) -> tuple[PackedBackbone, nn.Module]:
     """The backbone of :func:`build_backbone`, and the head that makes (..., K) logits of its (..., D) features.
 
@@ -68,7 +77,7 @@ def build_masked_lm(
     :func:`build_backbone`; ConfigError also where the head is not known.
     """
     config = read_config(section, vocabulary_size, pad)
-    network = _network(section, config, masked_lm_class(config), seed, empty)
+    network = _network(section, config, masked_lm_class(config), seed, empty, stream)
     names = MASKED_LM_HEADS[config.model_type]
     heads = [getattr(network, name) for name in names]
     head: Any = heads[0] if len(heads) == 1 else nn.Sequential(*heads)
@@ -174,12 +183,15 @@ def _residue_ids(tokenizer: SequenceTokenizer) -> Tensor | None:
     return ids
 
 
-def _network(section: BackboneSection, config: PreTrainedConfig, kind: type[Any], seed: int, empty: bool) -> Any:
+def _network(
+    section: BackboneSection, config: PreTrainedConfig, kind: type[Any], seed: int, empty: bool, stream: bool = False
+) -> Any:
     # Seeded also where weights are read: a head that the folder lacks is drawn.
     with seeded(seed), quiet_transformers(), torch.device("meta") if empty else nullcontext():
         if empty or has_random_weights(section):
             return kind(config)
-        return _load_weights(kind, weights_folder(section), config)
+        load = _streamed_network if stream else _load_weights
+        return load(kind, weights_folder(section), config)
 
 
 def _wrap(model: PreTrainedModel, section: BackboneSection, pad: int) -> PackedBackbone:
@@ -190,8 +202,27 @@ def _wrap(model: PreTrainedModel, section: BackboneSection, pad: int) -> PackedB
     return kind(model, **settings).train()  # type: ignore[no-any-return]  # from_pretrained leaves it in evaluation mode
 
 
-def _load_weights(kind: type[Any], folder: Path, config: PreTrainedConfig) -> Any:
-    """A Hugging Face model with the safetensors of a local folder, in fp32 on the CPU; heads may be missing."""
+def _streamed_network(kind: type[Any], folder: Path, config: PreTrainedConfig) -> Any:
+    """The ESM-2 of :func:`_load_weights`, whose layers are read as they are needed."""
+    without_layers = copy.copy(config)
+    without_layers.num_hidden_layers = 0
+    network = _load_weights(kind, folder, without_layers, reshaped="contact_head")  # which has a weight for each layer
+    with torch.device("meta"):
+        whole = kind(config).esm
+    head = stored_state(whole.contact_head, "contact_head", folder)
+    whole.contact_head.load_state_dict({name: stored.read().float() for name, stored in head.items()}, assign=True)
+    network.esm.contact_head = whole.contact_head
+    layers = whole.encoder.layer
+    network.esm.encoder.layer = StreamedLayers(layers, stored_state(layers, "encoder.layer", folder))
+    network.config = network.esm.config = config
+    return network
+
+
+def _load_weights(kind: type[Any], folder: Path, config: PreTrainedConfig, reshaped: str = "") -> Any:
+    """A Hugging Face model with the safetensors of a local folder, in fp32 on the CPU; heads may be missing.
+
+    ``reshaped``: a module that is replaced, whose shape need not be that of the folder.
+    """
     for path in sorted(folder.glob("model*.safetensors*")):
         verified(path)
     try:
@@ -207,11 +238,12 @@ def _load_weights(kind: type[Any], folder: Path, config: PreTrainedConfig) -> An
         )
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
         reason = first_line(error)
-        raise DataError(f"the weights in {folder} can't be read ({reason}); fetch or export them again") from error
+        raise DataError(f"the weights in {folder} can't be read ({reason}); {REMEDY}") from error
     # transformers draws what is missing at random and only warns: features of such a model are noise.
     missing = [f"lack {key}" for key in sorted(info["missing_keys"]) if not _MAY_BE_MISSING & set(key.split("."))]
-    other = [f"have another shape than config.json says at {key}" for key in sorted(map(str, info["mismatched_keys"]))]
+    mismatched = [key for key in sorted(map(str, info["mismatched_keys"])) if not (reshaped and reshaped in key)]
+    other = [f"have another shape than config.json says at {key}" for key in mismatched]
     if problems := missing + other:
-        raise DataError(f"the weights in {folder} {problems[0]}; fetch or export them again")
+        raise DataError(f"the weights in {folder} {problems[0]}; {REMEDY}")
     network.drawn_weights = frozenset(info["missing_keys"])
     return network
