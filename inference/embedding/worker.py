@@ -48,9 +48,10 @@ class ShardTexts:
         return self._store.windows(self._shard.records[indices], np.zeros_like(lengths), lengths)
 
     def launch(self, model: Model, group: Sequence[Indices], outputs: Sequence[Output]) -> list[dict[str, Tensor]]:
-        window = self._shard.window
+        # Without a window none is longer than it.
+        window = self._shard.window or int(self.lengths.max())
         # The plan has those over windows alone in their batches, and first, as they are the longest.
-        long = [indices for indices in group if window is not None and self.lengths[indices[0]] > window]
+        long = [indices for indices in group if self.lengths[indices[0]] > window]
         rows = [
             model.rows_over_windows(
                 self._read(indices)[0],

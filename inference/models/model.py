@@ -264,11 +264,15 @@ class Model:
         kinds = [(kind_of(output.kind), output.layer) for output in outputs]
         keys = dict.fromkeys((kind.features, layer) for kind, layer in kinds if kind.reads != "tokens")
         layers = {key: self.facts.num_layers if key[1] is None else key[1] for key in keys}
-        # One pass for all outputs, and none where they read tokens: these run the model themselves.
         if not keys:
             return [{} for _ in inputs]
+        # One pass for all outputs, and none where they read tokens: these run the model themselves.
         states = self.backbone.hidden_states_of([own.batch for own in inputs], sorted(set(layers.values())))
-        return [{key: key[0](self, own[layer]) for key, layer in layers.items()} for own in states]
+
+        def features_of(own: dict[int, Tensor]) -> Features:
+            return {key: key[0](self, own[layer]) for key, layer in layers.items()}
+
+        return [features_of(own) for own in states]
 
     @record_function("pooling")
     def _rows(self, features: Features, inputs: ModelInput, outputs: Sequence[Output]) -> dict[str, Tensor]:
@@ -317,8 +321,10 @@ class TokenizedTexts:
         return longest_first(self.lengths + self._special, token_budget)
 
     def launch(self, model: Model, group: Sequence[Indices], outputs: Sequence[Output]) -> list[dict[str, Tensor]]:
-        pieces = [[self.tokenized.pieces[index] for index in indices.tolist()] for indices in group]
-        return model.rows([input_of_pieces(model.tokenizer, own) for own in pieces], outputs)
+        return model.rows([self._input(model, indices) for indices in group], outputs)
+
+    def _input(self, model: Model, indices: Indices) -> ModelInput:
+        return input_of_pieces(model.tokenizer, [self.tokenized.pieces[index] for index in indices.tolist()])
 
     def name(self, index: int) -> str:
         return f"sequence {index + 1} of {self.lengths[index] + self._special:,} tokens"
@@ -356,12 +362,12 @@ def run(
         texts = TokenizedTexts(model.tokenize(texts), model)
     proteins = {output.name for output in outputs if output.per == "protein"} | {"finite"}
 
+    def cast(rows: dict[str, Tensor]) -> dict[str, Tensor]:
+        # On the device, before the copy: half the bytes go to the host. Of proteins there is little to save.
+        return {name: row if name in proteins else row.to(dtype) for name, row in rows.items()}
+
     def launch(group: Sequence[Indices]) -> list[dict[str, Tensor]]:
-        # Cast on the device, before the copy: half the bytes go to the host. Of proteins there is little to save.
-        return [
-            {name: row if name in proteins else row.to(dtype) for name, row in rows.items()}
-            for rows in texts.launch(model, group, outputs)
-        ]
+        return [cast(rows) for rows in texts.launch(model, group, outputs)]
 
     loop = ForwardLoop(model.device, launch, texts.name, model.batches_at_once(token_budget))
     with record_function("pack"):

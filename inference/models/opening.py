@@ -10,7 +10,7 @@ from esmeray.common.errors import ConfigError
 from esmeray.inference.models.kinds import prediction_of
 from esmeray.inference.models.model import Model
 from esmeray.inference.models.source import ModelSource, check_model, config_of, limit_of, naming
-from esmeray.model.backbones.source import weights_folder
+from esmeray.model.backbones.source import SOURCE_KEY, weights_folder
 from esmeray.model.backbones.streaming import num_parameters
 from esmeray.model.device import DTYPES, check_device, choose_device
 from esmeray.model.section import BackboneSection
@@ -74,13 +74,11 @@ def open_model(
 
 def _is_streamed(located: ModelSource, stream: Stream, precision: Precision, device: torch.device) -> bool:
     """Decide whether layers are read as they are needed. Raises ConfigError where they should be and can't."""
-    if stream is False:
-        return False
-    if not can_be_streamed(located.task, located.path):
+    if stream is False or not can_be_streamed(located.task, located.path):
         if stream is True:
             raise ConfigError(
-                f"stream true: {located.path} is no ESM-2 of a folder or the hub, of which alone layers are streamed; "
-                "give auto or false"
+                f"{SOURCE_KEY}: stream true needs an ESM-2 in a folder or of the hub, as transformers has it, and "
+                f"{located.path} is none; give auto or false"
             )
         return False
     if stream is True:

@@ -52,7 +52,7 @@ class EsmBackbone(PackedBackbone):
         hidden = [self._embed(batch) for batch in batches]
         # Once a batch: transformers makes the rotary tables in every layer.
         layouts = [_layout(self.model, hidden_TD, batch) for hidden_TD, batch in zip(hidden, batches, strict=True)]
-        kept = [dict.fromkeys(layers & {0}, hidden_TD) for hidden_TD in hidden]
+        kept = {0: hidden.copy()} if 0 in layers else {}
         for number, layer in enumerate(self.model.encoder.layer, start=1):
             # All batches before the next layer, which may have to be read first.
             for index, layout in enumerate(layouts):
@@ -60,14 +60,13 @@ class EsmBackbone(PackedBackbone):
                     hidden[index] = checkpoint(run, layer, hidden[index], layout, use_reentrant=False)
                 else:
                     hidden[index] = run(layer, hidden[index], layout)
-                if number in layers:  # the others go, as they would not if all were listed
-                    kept[index][number] = hidden[index]
+            if number in layers:  # the others go, as they would not if all were listed
+                kept[number] = hidden.copy()
         # The last layer's state is that after the norm, in transformers' list too.
         norm = self.model.encoder.emb_layer_norm_after
         if norm is not None and self.num_layers in layers:
-            for states in kept:
-                states[self.num_layers] = norm(hidden.pop(0))
-        return kept
+            kept[self.num_layers] = [norm(hidden_TD) for hidden_TD in hidden]
+        return [dict(zip(kept, states, strict=True)) for states in zip(*kept.values(), strict=True)]
 
     def contacts(self, tokens_L: Tensor) -> Tensor:
         """(residues, residues) fp32: probability that two residues touch (Rao et al. 2021), of one sequence.

@@ -26,7 +26,7 @@ def weights_fingerprint(module: nn.Module, owner: str | None = None) -> str:
             raise DataError(f"{owner}: the weights {name} hold NaN or infinity; {REMEDY}")
         digest.update(name.encode())
         # As bytes, since NumPy has no bfloat16.
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -45,7 +45,7 @@ class StoredTensor(NamedTuple):
             # Read and not mapped: mapped pages count as the process's memory, and come at a third of the speed.
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
             file.seek(self.offset)
-            view = memoryview(tensor.view(-1).view(torch.uint8).numpy())
+            view = tensor.view(-1).view(torch.uint8).numpy().data
             while view:
                 count = file.readinto(view)
                 if not count:
@@ -61,11 +61,8 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
 
     Only headers are read, and whole files where there is a checksum to compare. Raises DataError for damage.
     """
-    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    # By their names alone: an index of others may point anywhere.
-    names = [whole.name] if whole.is_file() else {Path(name).name for name in _shards(index)}
     tensors = {}
-    for path in (folder / name for name in sorted(names)):
+    for path in _files(folder):
         # safetensors' own reader checks that sizes and offsets are those of the file; it does not give them away.
         with parsing(verified(path), REMEDY, SafetensorError), safe_open(path, "pt"), path.open("rb") as file:
             (size,) = struct.unpack("<Q", file.read(8))
@@ -81,9 +78,15 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
-def _shards(index: Path) -> list[str]:
+def _files(folder: Path) -> list[Path]:
+    whole = folder / "model.safetensors"
+    if whole.is_file():
+        return [whole]
+    index = folder / "model.safetensors.index.json"
     with parsing(index, REMEDY):
-        return [*read_json(verified(index), REMEDY)["weight_map"].values()]
+        names = read_json(verified(index), REMEDY)["weight_map"].values()
+        # By their names alone: an index of others may point anywhere.
+        return sorted({folder / Path(name).name for name in names})
 
 
 def num_parameters(folder: Path) -> int:
