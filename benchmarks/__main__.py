@@ -32,6 +32,7 @@ MODULES = (
     "loading",
     "embedding",
     "proteome",
+    "streaming",
     "service",
     "training",
     "masked_lm_recipe",
