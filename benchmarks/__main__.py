@@ -33,6 +33,7 @@ MODULES = (
     "embedding",
     "proteome",
     "index",
+    "streaming",
     "service",
     "training",
     "masked_lm_recipe",

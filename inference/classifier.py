@@ -20,7 +20,7 @@ from esmeray.inference.models.model import Model, TokenizedTexts, run
 from esmeray.inference.models.opening import open_model
 from esmeray.inference.models.source import exported_by, limit_of
 from esmeray.tasks.classifier.model import Classifier
-from esmeray.train_config.section import DEFAULT_TOKENS, Precision
+from esmeray.train_config.section import DEFAULT_TOKENS, Precision, Stream
 
 UNSEEN_RESIDUE = "?"
 """Letter of a residue that was cropped; as a target it is ignored."""
@@ -109,6 +109,7 @@ class ClassifierPipeline:
         device: torch.device | str | None = None,
         precision: Precision = "fp32",
         tokens: int = DEFAULT_TOKENS,
+        stream: Stream = "auto",
     ) -> "ClassifierPipeline":
         """The classifier that was exported to a folder, or that a run exported at its end.
 
@@ -120,7 +121,7 @@ class ClassifierPipeline:
         (2, 3)
         """
         # With an own length limit a tool can take more of a text than training did; by default both are the same.
-        model = open_model(exported_by("classifier", source), precision, device)
+        model = open_model(exported_by("classifier", source), precision, device, stream=stream)
         limit = model.limit if data is None else limit_of(data)
         return cls(model, tokens=tokens, max_length=limit.max_length, crop=limit.crop)
 

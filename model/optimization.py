@@ -6,6 +6,7 @@ number of rows.
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from torch.nn import functional
 
 from esmeray.common.errors import ConfigError
 from esmeray.model.backbones.base import PackedBackbone
+from esmeray.model.backbones.streaming import StreamedLayers
 
 ROWS = 2048
 """Rows of each product in inference on the CPU: the token budget of a batch there, which is nearly filled."""
@@ -86,12 +88,17 @@ def optimize_for_inference(
     :data:`ROWS` do. Returns the same object.
     """
     backbone.requires_grad_(False).eval().to(dtype)
-    if backbone.pads:  # T5's layers look at the weights of their Linear, and its groups depend on the batch anyway
-        return backbone
-    _prepack(backbone.model, fixed_rows)
-    if fixed_rows:
-        fix_rows(backbone)
+    if not backbone.pads:  # T5's layers look at the weights of their Linear, and its groups depend on the batch anyway
+        _make_fast(backbone.model, fixed_rows)
     return backbone
+
+
+def _make_fast(module: nn.Module, fixed_rows: bool) -> None:
+    for streamed in [inner for inner in module.modules() if isinstance(inner, StreamedLayers)]:
+        streamed.prepare = partial(_make_fast, fixed_rows=fixed_rows)  # each layer, once it is read
+    _prepack(module, fixed_rows)
+    if fixed_rows:
+        fix_rows(module)
 
 
 def _multiplies_bf16() -> bool:

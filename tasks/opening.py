@@ -13,7 +13,7 @@ from esmeray.common.errors import DataError
 from esmeray.dataset.tokens.base import SequenceTokenizer
 from esmeray.model.backbones.base import PackedBackbone
 from esmeray.model.backbones.loading import build_backbone, build_masked_lm, residue_tokenizer
-from esmeray.model.backbones.source import MASKED_LM_HEADS, PACKED, source_type
+from esmeray.model.backbones.source import MASKED_LM_HEADS, PACKED, has_random_weights, source_type
 from esmeray.model.section import BackboneSection
 from esmeray.tasks.registry import task_named, task_names
 
@@ -26,7 +26,14 @@ class Opened(NamedTuple):
     heads: Mapping[str, Any]
 
 
-def open_exported(task: str, folder: Path) -> Opened:
+def can_be_streamed(task: str | None, source: str) -> bool:
+    """Test for layers that can be read as they are needed: those of an ESM-2 as transformers stores it."""
+    section = BackboneSection(source=source)
+    is_network = task is None or (task in task_names() and task_named(task).opener is None)
+    return is_network and not has_random_weights(section) and source_type(section) == "esm"
+
+
+def open_exported(task: str, folder: Path, *, stream: bool = False) -> Opened:
     """The model that ``task`` exported to ``folder``. Raises DataError for a damaged export or an unknown task."""
     if task not in task_names():
         raise DataError(
@@ -36,7 +43,7 @@ def open_exported(task: str, folder: Path) -> Opened:
     opener = task_named(task).opener
     # A folder of transformers, with nothing of Esmeray's that the model needs.
     if opener is None:
-        return open_network(str(folder), with_head=True)
+        return open_network(str(folder), with_head=True, stream=stream)
     model, tokenizer = resolve_name(opener)(folder)
     heads: dict[str, Any] = {task: model}
     # A model of another task may be a masked language model as well, as sequence diffusion is.
@@ -45,10 +52,11 @@ def open_exported(task: str, folder: Path) -> Opened:
     return Opened(model.backbone, tokenizer, heads)
 
 
-def open_network(source: str, *, with_head: bool) -> Opened:
+def open_network(source: str, *, with_head: bool, stream: bool = False) -> Opened:
     """A folder, hub name or size of transformers, with the head of its masked language model where it has one.
 
-    Raises ConfigError, DataError and ResourceError as :func:`esmeray.model.backbones.loading.build_backbone` does.
+    ``stream``: the layers are read as they are needed. Raises ConfigError, DataError and ResourceError as
+    :func:`esmeray.model.backbones.loading.build_backbone` does.
     """
     # Frozen, as what is opened here is not trained: no activations are kept.
     section = BackboneSection(source=source, frozen=True)
@@ -58,7 +66,7 @@ def open_network(source: str, *, with_head: bool) -> Opened:
     tokenizer = residue_tokenizer(section)
     vocabulary = tokenizer.vocabulary_size, tokenizer.pad
     if with_head and kind in MASKED_LM_HEADS:
-        backbone, head = build_masked_lm(section, 0, *vocabulary)
+        backbone, head = build_masked_lm(section, 0, *vocabulary, stream=stream)
         # A head that the folder lacks is random: what it gives would be noise.
         return Opened(backbone, tokenizer, {} if head.is_drawn else {"masked_lm": head})
-    return Opened(build_backbone(section, 0, *vocabulary), tokenizer, {})
+    return Opened(build_backbone(section, 0, *vocabulary, stream=stream), tokenizer, {})

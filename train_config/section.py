@@ -44,6 +44,8 @@ Tokens = Annotated[int, Field(gt=0, le=2**24)]
 Channels = Annotated[int, Field(gt=0, le=2**16)]
 """Also layers, heads, processes and other sizes of which no machine holds more."""
 Precision = Literal["fp32", "bf16", "fp16"]
+Stream = bool | Literal["auto"]
+"""Of layers: read as they are needed; auto: where memory does not suffice."""
 OneOrMore = BeforeValidator(lambda value: value[0] if isinstance(value, list) and len(value) == 1 else value)
 """Of a setting that is one value or a list: on the command line both are lists."""
 FolderName = Annotated[str, AfterValidator(_is_folder_name)]
@@ -81,6 +83,9 @@ class ComputeSection(Section):
     """Precision of the computation. Default: bf16; fp32 on a processor without instructions for bf16."""
     tokens: Tokens | None = None
     """Token budget of a batch. Default: 2,048 on the CPU, 65,536 on CUDA."""
+    stream: Stream = "auto"
+    """Read the layers of an ESM-2 again for every 16,384 tokens, in place of holding them in memory: always, never, or
+    where memory does not suffice. The results are the same."""
 
     def resolved(self, on_cuda: bool) -> Compute:
         """The same with the defaults of the device."""

@@ -200,7 +200,8 @@ def _estimate(job: EmbedJobSection, source: str, store: Store) -> Estimate:
         while start_s is None or time.perf_counter() - start_s < MEASURED_S:
             shard = plan.shard(int(random.integers(plan.num_shards)))
             batches = shard.batches()
-            batch = batches[int(random.integers(len(batches)))]
+            first = int(random.integers(len(batches)))
+            batch = np.concatenate(batches[first : first + worker.model.batches_at_once(shard.budget)])
             piece = shard._replace(records=shard.records[batch], lengths=shard.lengths[batch])
             worker.compute(piece)
             if start_s is None:  # the first warms up

@@ -47,18 +47,24 @@ class ShardTexts:
         lengths = self.lengths[indices]
         return self._store.windows(self._shard.records[indices], np.zeros_like(lengths), lengths)
 
-    def launch(self, model: Model, indices: Indices, outputs: Sequence[Output]) -> dict[str, Tensor]:
-        sequences, window = self._read(indices), self._shard.window
-        if window is not None and self.lengths[indices[0]] > window:  # the plan has it alone in its batch
-            return model.rows_over_windows(
-                sequences[0],
+    def launch(self, model: Model, group: Sequence[Indices], outputs: Sequence[Output]) -> list[dict[str, Tensor]]:
+        # Without a window none is longer than it.
+        window = self._shard.window or int(self.lengths.max())
+        # The plan has those over windows alone in their batches, and first, as they are the longest.
+        long = [indices for indices in group if self.lengths[indices[0]] > window]
+        rows = [
+            model.rows_over_windows(
+                self._read(indices)[0],
                 outputs,
                 length=window,
                 # A window moves on by at least one residue, however the settings go together with the model's limit.
                 overlap=min(self._overlap, window - 1),
                 token_budget=self._shard.budget,
             )
-        return model.rows(model.input_of(sequences).to(model.device), outputs)
+            for indices in long
+        ]
+        whole = [model.input_of(self._read(indices)) for indices in group[len(long) :]]
+        return rows + (model.rows(whole, outputs) if whole else [])
 
     def name(self, index: int) -> str:
         return f"{self._store.id(int(self._shard.records[index]))} of {self.lengths[index]:,} residues"
@@ -152,6 +158,7 @@ def open_worker(source: str, job: EmbedJobSection, store: Store) -> ShardWorker:
         job.device or "cpu",
         heads=[kind.head for kind in map(kind_of, job.outputs) if kind.head],
         random_weights=job.random_weights,
+        stream=job.stream,
     )
     return ShardWorker(model, store, job)
 

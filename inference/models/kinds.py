@@ -55,6 +55,7 @@ class ModelFacts:
         special_tokens: that the tokenizer puts around each sequence.
         flops_per_token: of the matrix products of a forward pass.
         attention_flops: of attention in a forward pass, for a token and each token that it attends to.
+        streamed: its layers are read as they are needed.
     """
 
     name: str
@@ -69,6 +70,7 @@ class ModelFacts:
     device_name: str
     precision: str
     random_weights: bool
+    streamed: bool = False
 
     def flops(self, tokens_n: NDArray[np.integer]) -> float:
         """FLOP of a forward pass over sequences of so many tokens, nothing padded."""

@@ -27,12 +27,17 @@ from esmeray.inference.models.packing import ModelInput, Tokenized, input_of_pie
 from esmeray.model.backbones.base import PackedBackbone
 from esmeray.model.backbones.fingerprint import architecture, features_fingerprint, weights_fingerprint
 from esmeray.model.backbones.lora import merge
+from esmeray.model.backbones.streaming import StreamedLayers
 from esmeray.model.cost.flops import forward_flops
 from esmeray.model.device import DTYPES
 from esmeray.model.forward_loop import ForwardLoop, Indices
 from esmeray.model.optimization import fix_rows, optimize_for_inference
 from esmeray.tasks.opening import Opened
 from esmeray.train_config.section import ComputeSection, Precision
+
+STREAMED_TOKENS = 16_384
+"""Tokens that pass a layer before the next is read: two cores with AMX then read 105 MB/s, and the hidden states of 15B
+are 170 MB in bf16."""
 
 Features: TypeAlias = dict[Any, Tensor]
 """(T, C) by the function that made them and the layer that it read, None for the last."""
@@ -63,9 +68,8 @@ class Model:
         # Before the fingerprint: an adapter and the same weights merged are one model, and share a cache.
         merge(backbone)
         head_modules = [_beside_backbone(head) for head in opened.heads.values()]
-        _check_finite(name, [backbone, *head_modules])
         # Before the cast: the identity is of the weights as they were trained, whatever they are computed in.
-        fingerprints = [weights_fingerprint(module) for module in (backbone, *head_modules)]
+        fingerprints = [weights_fingerprint(module, f"model {name}") for module in (backbone, *head_modules)]
         self._weights = fingerprints[0]
         identity = json.dumps(
             [*fingerprints, architecture(backbone), self.tokenizer.fingerprint], sort_keys=True, default=str
@@ -85,6 +89,7 @@ class Model:
             device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
             precision=precision,
             random_weights=random_weights,
+            streamed=isinstance(backbone.layers, StreamedLayers),
         )
         self.limit = limit or Limit(self.facts.longest)
         backbone.to(device)
@@ -116,7 +121,8 @@ class Model:
         outputs = []
         for name in dict.fromkeys(known if kinds is None else kinds):
             if name not in known:
-                raise ConfigError(f"outputs {name}: this model has none; it has {', '.join(known)}")
+                reason = " while its layers are streamed" if self.facts.streamed else ""
+                raise ConfigError(f"outputs {name}: this model has none{reason}; it has {', '.join(known)}")
             kind = kind_of(name)
             per = kind.per(self) if callable(kind.per) else kind.per
             if kind.reads != "layer":  # of the whole model: once, whatever layers are asked for
@@ -161,6 +167,10 @@ class Model:
         """The budget of a batch: ``tokens``, or what suits the device."""
         return ComputeSection(tokens=tokens).resolved(self.device.type == "cuda").tokens
 
+    def batches_at_once(self, token_budget: int | None) -> int:
+        """Batches of this budget that pass the model together: more than one where each pass reads the layers."""
+        return max(1, STREAMED_TOKENS // (token_budget or STREAMED_TOKENS)) if self.facts.streamed else 1
+
     def embed(
         self, sequences: Sequence[str], output: str = "mean", *, layer: int = -1, tokens: int | None = None
     ) -> NDArray | list[NDArray]:
@@ -201,13 +211,15 @@ class Model:
         )
 
     @torch.inference_mode()
-    def rows(self, inputs: ModelInput, outputs: Sequence[Output]) -> dict[str, Tensor]:
-        """The rows of each output of a batch on the device, by name, in the order of its sequences.
+    def rows(self, inputs: Sequence[ModelInput], outputs: Sequence[Output]) -> list[dict[str, Tensor]]:
+        """The rows of each output of each batch, by name, in the order of its sequences, on the device.
 
         (N, C) fp32 for proteins, (R, C) for residues, (sum of squared lengths, 1) for pairs; ``finite`` () bool says
         that all are.
         """
-        return self._rows(self._features(inputs, outputs), inputs, outputs)
+        batches = [batch.to(self.device) for batch in inputs]
+        features = self._features(batches, outputs)
+        return [self._rows(own, batch, outputs) for own, batch in zip(features, batches, strict=True)]
 
     @torch.inference_mode()
     def rows_over_windows(
@@ -224,11 +236,14 @@ class Model:
         prefix, suffix = self.around
         width = prefix + length + suffix
         at_once = max(1, token_budget // width)
+        chunks = [starts[first : first + at_once] for first in range(0, len(starts), at_once)]
+        windows = []
+        for chunk in chunks:
+            pieces = [ids[start : start + length] for start in chunk]
+            windows.append(input_of_pieces(self.tokenizer, pieces).to(self.device))
         sums: Features = {}
-        for first in range(0, len(starts), at_once):
-            chunk = starts[first : first + at_once]
-            windows = input_of_pieces(self.tokenizer, [ids[start : start + length] for start in chunk]).to(self.device)
-            for key, features_TC in self._features(windows, outputs).items():
+        for chunk, features in zip(chunks, self._in_passes(windows, outputs, token_budget), strict=True):
+            for key, features_TC in features.items():
                 # Summed in fp32: a long sequence adds up hundreds of windows at its special tokens.
                 counted_TC = functional.pad(features_TC.float(), (0, 1), value=1.0)  # the last column counts windows
                 if key not in sums:
@@ -242,13 +257,26 @@ class Model:
         means = {key: total_TC[:, :-1] / total_TC[:, -1:] for key, total_TC in sums.items()}
         return self._rows(means, input_of_pieces(self.tokenizer, [ids]).to(self.device), outputs)
 
-    def _features(self, inputs: ModelInput, outputs: Sequence[Output]) -> Features:
+    def _in_passes(
+        self, inputs: Sequence[ModelInput], outputs: Sequence[Output], token_budget: int
+    ) -> Iterator[Features]:
+        at_once = self.batches_at_once(token_budget)
+        for first in range(0, len(inputs), at_once):
+            yield from self._features(inputs[first : first + at_once], outputs)
+
+    def _features(self, inputs: Sequence[ModelInput], outputs: Sequence[Output]) -> list[Features]:
         kinds = [(kind_of(output.kind), output.layer) for output in outputs]
         keys = dict.fromkeys((kind.features, layer) for kind, layer in kinds if kind.reads != "tokens")
         layers = {key: self.facts.num_layers if key[1] is None else key[1] for key in keys}
+        if not keys:
+            return [{} for _ in inputs]
         # One pass for all outputs, and none where they read tokens: these run the model themselves.
-        states = self.backbone.hidden_states(inputs.batch, sorted(set(layers.values()))) if keys else {}
-        return {key: key[0](self, states[layer]) for key, layer in layers.items()}
+        states = self.backbone.hidden_states_of([own.batch for own in inputs], sorted(set(layers.values())))
+
+        def features_of(own: dict[int, Tensor]) -> Features:
+            return {key: key[0](self, own[layer]) for key, layer in layers.items()}
+
+        return [features_of(own) for own in states]
 
     @record_function("pooling")
     def _rows(self, features: Features, inputs: ModelInput, outputs: Sequence[Output]) -> dict[str, Tensor]:
@@ -268,13 +296,6 @@ def _beside_backbone(head: nn.Module) -> nn.Module:
     return nn.ModuleList(child for name, child in head.named_children() if name != "backbone")
 
 
-def _check_finite(name: str, modules: Sequence[nn.Module]) -> None:
-    for module in modules:
-        for key, tensor in module.state_dict().items():
-            if not bool(tensor.isfinite().all()):
-                raise DataError(f"model {name}: the weights {key} hold NaN or infinity; fetch or export them again")
-
-
 class Texts(Protocol):
     """Texts that a model is run on; ``lengths`` (N,) are the rows of each in an output of residues."""
 
@@ -284,8 +305,8 @@ class Texts(Protocol):
     def batches(self, token_budget: int | None) -> list[Indices]:
         """Indices of the texts of each batch; all in one where there is no budget."""
 
-    def launch(self, model: Model, indices: Indices, outputs: Sequence[Output]) -> dict[str, Tensor]:
-        """Rows of these texts, on the device."""
+    def launch(self, model: Model, group: Sequence[Indices], outputs: Sequence[Output]) -> list[dict[str, Tensor]]:
+        """Rows of the texts of each of these batches, on the device."""
 
     def name(self, index: int) -> str:
         """Name of a text and its size, for messages."""
@@ -303,9 +324,11 @@ class TokenizedTexts:
             return [np.arange(self.lengths.size)]
         return longest_first(self.lengths + self._special, token_budget)
 
-    def launch(self, model: Model, indices: Indices, outputs: Sequence[Output]) -> dict[str, Tensor]:
-        inputs = input_of_pieces(model.tokenizer, [self.tokenized.pieces[index] for index in indices.tolist()])
-        return model.rows(inputs.to(model.device), outputs)
+    def launch(self, model: Model, group: Sequence[Indices], outputs: Sequence[Output]) -> list[dict[str, Tensor]]:
+        return model.rows([self._input(model, indices) for indices in group], outputs)
+
+    def _input(self, model: Model, indices: Indices) -> ModelInput:
+        return input_of_pieces(model.tokenizer, [self.tokenized.pieces[index] for index in indices.tolist()])
 
     def name(self, index: int) -> str:
         return f"sequence {index + 1} of {self.lengths[index] + self._special:,} tokens"
@@ -343,12 +366,14 @@ def run(
         texts = TokenizedTexts(model.tokenize(texts), model)
     proteins = {output.name for output in outputs if output.per == "protein"} | {"finite"}
 
-    def launch(indices: Indices) -> dict[str, Tensor]:
-        rows = texts.launch(model, indices, outputs)
-        # Cast on the device, before the copy: half the bytes go to the host. Of proteins there is little to save.
+    def cast(rows: dict[str, Tensor]) -> dict[str, Tensor]:
+        # On the device, before the copy: half the bytes go to the host. Of proteins there is little to save.
         return {name: row if name in proteins else row.to(dtype) for name, row in rows.items()}
 
-    loop = ForwardLoop(model.device, launch, texts.name)
+    def launch(group: Sequence[Indices]) -> list[dict[str, Tensor]]:
+        return [cast(rows) for rows in texts.launch(model, group, outputs)]
+
+    loop = ForwardLoop(model.device, launch, texts.name, model.batches_at_once(token_budget))
     with record_function("pack"):
         batches = texts.batches(token_budget)
     for indices, tensors in loop.run(batches):

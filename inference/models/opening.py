@@ -1,16 +1,24 @@
 """From the name of a model to a model on a device: the one way in."""
 
+import logging
 from collections.abc import Collection
 from pathlib import Path
 
 import torch
 
+from esmeray.common.errors import ConfigError
 from esmeray.inference.models.kinds import prediction_of
 from esmeray.inference.models.model import Model
-from esmeray.inference.models.source import check_model, config_of, limit_of, naming
-from esmeray.model.device import check_device, choose_device
-from esmeray.tasks.opening import open_exported, open_network
-from esmeray.train_config.section import Precision
+from esmeray.inference.models.source import ModelSource, check_model, config_of, limit_of, naming
+from esmeray.model.backbones.source import SOURCE_KEY, weights_folder
+from esmeray.model.backbones.stored_weights import num_parameters
+from esmeray.model.device import DTYPES, check_device, choose_device
+from esmeray.model.section import BackboneSection
+from esmeray.monitoring.sampling.host import memory_of_this_machine
+from esmeray.tasks.opening import can_be_streamed, open_exported, open_network
+from esmeray.train_config.section import Precision, Stream
+
+log = logging.getLogger(__name__)
 
 
 def open_model(
@@ -21,6 +29,7 @@ def open_model(
     heads: Collection[str] | None = None,
     random_weights: bool = False,
     equal_bytes: bool = True,
+    stream: Stream = "auto",
     key: str = "model",
 ) -> Model:
     """The model that ``source`` names, for inference alone.
@@ -33,6 +42,8 @@ def open_model(
         random_weights: take a size, whose weights are random, to try things out.
         equal_bytes: on the CPU, make a vector of its sequence alone, to the last bit, whatever shares its batch. Few
             tokens then take as long as 2,048.
+        stream: read the layers of an ESM-2 again for every 16,384 tokens, in place of holding them in memory; "auto"
+            where memory does not suffice. The results are the same.
         key: name of the setting, for messages.
 
     Raises ConfigError for what is not there, DataError for damaged files, ResourceError where the hub can't be reached.
@@ -44,20 +55,43 @@ def open_model(
     if device is not None:  # first: a wrong name is reported before gigabytes are read
         check_device(device)
     located = check_model(source, random_weights, key)
+    target = choose_device() if device is None else torch.device(device)
     with naming(key):
+        streamed = _is_streamed(located, stream, precision, target)
         if located.task is not None:
-            opened = open_exported(located.task, located.folder)
+            opened = open_exported(located.task, located.folder, stream=streamed)
         else:
-            opened = open_network(located.path, with_head=heads is None or "masked_lm" in heads)
+            opened = open_network(located.path, with_head=heads is None or "masked_lm" in heads, stream=streamed)
     return Model(
         # Heads that nobody asked for cost memory, and their weights would be part of the fingerprint.
         opened._replace(heads={name: head for name, head in opened.heads.items() if heads is None or name in heads}),
         name=str(source),
         task=located.task,
         precision=precision,
-        device=choose_device() if device is None else torch.device(device),
+        device=target,
         random_weights=located.random_weights,
         # Trained with a crop, a model predicts of texts that are cropped alike. Embeddings have the job's own limit.
         equal_bytes=equal_bytes,
         limit=limit_of(config_of(located.folder).data) if prediction_of(located.task) else None,
     )
+
+
+def _is_streamed(located: ModelSource, stream: Stream, precision: Precision, device: torch.device) -> bool:
+    """Decide whether layers are read as they are needed. Raises ConfigError where they should be and can't."""
+    if stream is False or not can_be_streamed(located.task, located.path):
+        if stream is True:
+            raise ConfigError(
+                f"{SOURCE_KEY}: stream true needs an ESM-2 in a folder or of the hub, as transformers has it, and "
+                f"{located.path} is none; give auto or false"
+            )
+        return False
+    if stream is True:
+        return True
+    parameters = num_parameters(weights_folder(BackboneSection(source=located.path)))
+    # Weights are loaded in fp32, and cast on the device.
+    fits = 4 * parameters <= memory_of_this_machine().available
+    if device.type == "cuda":
+        fits = fits and DTYPES[precision].itemsize * parameters <= torch.cuda.mem_get_info(device)[0]
+    if not fits:
+        log.info("%s: layers are streamed, as memory does not hold its %.3g parameters", located.path, parameters)
+    return not fits

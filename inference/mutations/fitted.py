@@ -54,7 +54,7 @@ class Fitted(BaseModel):
         """(N,) measured values. Raises DataError for another protein, or where the model below it has changed."""
         if protein.sequence != self.wild_type:
             raise DataError("the model is fitted to mutants of another protein; give its wild type")
-        fit_section = self.section.model_copy(update=section.model_dump(include={"device", "tokens"}))
+        fit_section = self.section.model_copy(update=section.model_dump(include={"device", "tokens", "stream"}))
 
         # Opened only where it is needed: one-hot features with a column of scores take no model at all.
         @cache

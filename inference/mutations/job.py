@@ -26,7 +26,7 @@ from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.inference.models.kinds import Output
 from esmeray.inference.models.model import Model, run
 from esmeray.inference.models.opening import open_model
-from esmeray.inference.models.packing import input_of_pieces
+from esmeray.inference.models.packing import ModelInput, input_of_pieces
 from esmeray.inference.mutations.section import MutationsSection
 from esmeray.inference.mutations.variants import Mutant, Protein, marginal_scores
 from esmeray.model.forward_loop import Indices
@@ -123,7 +123,10 @@ class _Windows:
         assert token_budget is not None
         return longest_first(self.lengths + self._special, token_budget)
 
-    def launch(self, model: Model, indices: Indices, outputs: Sequence[Output]) -> dict[str, Tensor]:
+    def launch(self, model: Model, group: Sequence[Indices], outputs: Sequence[Output]) -> list[dict[str, Tensor]]:
+        return model.rows([self._input(model, indices) for indices in group], outputs)
+
+    def _input(self, model: Model, indices: Indices) -> ModelInput:
         pieces = []
         for number, start, width, hidden in self._windows[indices].tolist():
             ids = self._pieces[number][start : start + width]
@@ -131,7 +134,7 @@ class _Windows:
                 ids = ids.copy()  # else the mask would stay in the sequence, for the windows after this one
                 ids[hidden] = model.tokenizer.mask
             pieces.append(ids)
-        return model.rows(input_of_pieces(model.tokenizer, pieces).to(model.device), outputs)
+        return input_of_pieces(model.tokenizer, pieces)
 
     def name(self, index: int) -> str:
         number, start, width, _ = self._windows[index].tolist()
@@ -149,7 +152,12 @@ class Scorer:
 
     def __init__(self, source: str, protein: Protein, section: MutationsSection, folder: Path) -> None:
         opened = open_model(
-            source, section.precision, section.device, heads=["masked_lm"], random_weights=section.random_weights
+            source,
+            section.precision,
+            section.device,
+            heads=["masked_lm"],
+            random_weights=section.random_weights,
+            stream=section.stream,
         )
         self.model = MaskedModel(opened, section.max_length, opened.token_budget(section.tokens))
         self.facts, self._folder = opened.facts, folder

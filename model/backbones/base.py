@@ -131,6 +131,16 @@ class PackedBackbone(nn.Module, ABC):
 
         0 is the embeddings, :attr:`num_layers` the features of :meth:`forward`. Raises as :meth:`forward`.
         """
+        return self.hidden_states_of([batch], layers)[0]
+
+    def hidden_states_of(self, batches: Sequence[PackedBatch], layers: Sequence[int]) -> list[dict[int, Tensor]]:
+        """:meth:`hidden_states` of each batch, all of which pass a layer before the next where layers are read."""
+        own_batches = [self._in_own_vocabulary(batch) for batch in batches]
+        # Of a frozen backbone no activations are kept, though its parameters alone would not ask for them.
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
+            return self._hidden_states_of(own_batches, frozenset(layers))
+
+    def _in_own_vocabulary(self, batch: PackedBatch) -> PackedBatch:
         if self.longest is not None and batch.max_seqlen > self.longest:
             raise ConfigError(
                 f"a sequence of {batch.max_seqlen} tokens exceeds the {self.longest} positions of this backbone; "
@@ -138,9 +148,7 @@ class PackedBackbone(nn.Module, ABC):
             )
         if self.residue_ids is not None:
             batch = replace(batch, tokens=self.residue_ids[batch.tokens])
-        # Of a frozen backbone no activations are kept, though its parameters alone would not ask for them.
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
-            return self._hidden_states(batch, frozenset(layers))
+        return batch
 
     def compile_layers(self, backend: str = "inductor") -> None:
         """Have torch compile the layers when the first batch comes: one graph serves all, in seconds.
@@ -149,6 +157,9 @@ class PackedBackbone(nn.Module, ABC):
         """
         for layer in self.layers:
             layer.compile(backend=backend)
+
+    def _hidden_states_of(self, batches: Sequence[PackedBatch], layers: Set[int]) -> list[dict[int, Tensor]]:
+        return [self._hidden_states(batch, layers) for batch in batches]
 
     @abstractmethod
     def _hidden_states(self, batch: PackedBatch, layers: Set[int]) -> dict[int, Tensor]:

@@ -9,7 +9,7 @@ checkpointing work. Query, key and value stay three products: joined to one they
 Shape legend: T tokens in the batch, N sequences, P positions, H heads, d channels of a head, D = H d channels.
 """
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -42,24 +42,29 @@ class EsmBackbone(PackedBackbone):
         self._selective_layer = torch.compile(_selective_layer, fullgraph=True, backend=backend)
 
     def _hidden_states(self, batch: PackedBatch, layers: Set[int]) -> dict[int, Tensor]:
+        return self._hidden_states_of([batch], layers)[0]
+
+    def _hidden_states_of(self, batches: Sequence[PackedBatch], layers: Set[int]) -> list[dict[int, Tensor]]:
         checkpointing = self.training and torch.is_grad_enabled() and self.gradient_checkpointing
         run = self._selective_layer if checkpointing == "selective" else self._layer
-        hidden_TD = self._embed(batch)
+        hidden = [self._embed(batch) for batch in batches]
         # Once a batch: transformers makes the rotary tables in every layer.
-        layout = _layout(self.model, hidden_TD, batch)
-        kept = {0: hidden_TD} if 0 in layers else {}
+        layouts = [_layout(self.model, hidden_TD, batch) for hidden_TD, batch in zip(hidden, batches, strict=True)]
+        kept = {0: hidden.copy()} if 0 in layers else {}
         for number, layer in enumerate(self.model.encoder.layer, start=1):
-            if checkpointing is True:
-                hidden_TD = checkpoint(run, layer, hidden_TD, layout, use_reentrant=False)
-            else:
-                hidden_TD = run(layer, hidden_TD, layout)
+            # All batches before the next layer, which may have to be read first.
+            for index, layout in enumerate(layouts):
+                if checkpointing is True:
+                    hidden[index] = checkpoint(run, layer, hidden[index], layout, use_reentrant=False)
+                else:
+                    hidden[index] = run(layer, hidden[index], layout)
             if number in layers:  # the others go, as they would not if all were listed
-                kept[number] = hidden_TD
+                kept[number] = hidden.copy()
         # The last layer's state is that after the norm, in transformers' list too.
         norm = self.model.encoder.emb_layer_norm_after
         if norm is not None and self.num_layers in layers:
-            kept[self.num_layers] = norm(hidden_TD)
-        return kept
+            kept[self.num_layers] = [norm(hidden_TD) for hidden_TD in hidden]
+        return [dict(zip(kept, states, strict=True)) for states in zip(*kept.values(), strict=True)]
 
     def contacts(self, tokens_L: Tensor) -> Tensor:
         """(residues, residues) fp32: probability that two residues touch (Rao et al. 2021), of one sequence.

@@ -6,23 +6,21 @@ models takes seconds, though, in each worker and each command. The forward pass 
 :mod:`esmeray.model.backbones.esm2`'s.
 """
 
-import re
 from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, PositiveInt, PrivateAttr, ValidationError
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from esmeray.common.errors import ConfigError, DataError, parsing, read_json
-from esmeray.common.text import first_line, refusal
-from esmeray.common.verification import verified
+from esmeray.common.errors import ConfigError, DataError
+from esmeray.common.text import refusal
 from esmeray.dataset.tokens.esm import EOS, MASK, PAD, VOCABULARY
 from esmeray.dataset.tokens.model_folder import CONFIG_FILE, read_settings
 from esmeray.model.backbones.base import Float32Buffers, empty_weights
 from esmeray.model.backbones.source import SOURCE_KEY, config_folder, has_random_weights, random_size
+from esmeray.model.backbones.stored_weights import REMEDY, StoredTensor, stored_tensors
+from esmeray.model.backbones.streaming import StreamedLayers
 from esmeray.model.section import BackboneSection
 
 _EXPECTED: dict[str, Any] = {
@@ -33,8 +31,6 @@ _EXPECTED: dict[str, Any] = {
     "is_decoder": False,
 }
 """Settings of a config.json that make it an ESM-2 of the alphabet."""
-
-_REMEDY = "fetch or export them again"
 
 _UNREAD: dict[str, Any] = {
     "bos_token_id": None,
@@ -256,34 +252,44 @@ class EsmForMaskedLM(nn.Module):
         self._tie()
 
     @classmethod
-    def from_folder(cls, config: EsmConfig, folder: Path) -> "EsmForMaskedLM":
+    def from_folder(cls, config: EsmConfig, folder: Path, *, stream: bool = False) -> "EsmForMaskedLM":
         """The network with the safetensors of a local folder, in fp32 on the CPU; heads that it lacks are drawn.
 
-        Raises DataError (damaged, incomplete, or of other shapes than the config has).
+        ``stream``: layers are read as they are needed. Raises DataError (damaged, incomplete, or of other shapes than
+        the config has).
         """
-        state = _folder_state(folder)
         with empty_weights():  # nothing is drawn that is read
             network = cls(config)
         network.esm.contact_head = _ContactHead(config)
         _draw(network.esm.contact_head, config)
         network.lm_head = _LanguageModelHead(config)
         _draw(network.lm_head, config)
-        network._load(state, folder)
+        stored = network._stored(folder)
+        if stream:
+            prefix = "esm.encoder.layer."
+            of_layers = {name.removeprefix(prefix): stored[name] for name in stored if name.startswith(prefix)}
+            stored = {name: tensor for name, tensor in stored.items() if not name.startswith(prefix)}
+            network.esm.encoder.layer = StreamedLayers(network.esm.encoder.layer, of_layers)
+        state = {name: tensor.read().to(torch.float32) for name, tensor in stored.items()}
+        network.load_state_dict(state, strict=False, assign=True)
+        network._tie()
         config._name_or_path = str(folder)
         return network
 
-    def _load(self, state: dict[str, Tensor], folder: Path) -> None:
-        own = {name: tensor.shape for name, tensor in self.state_dict().items() if name != self._tied}
-        wrong = [name for name, shape in own.items() if name in state and state[name].shape != shape]
-        missing = [name for name in own if name not in state]
+    def _stored(self, folder: Path) -> dict[str, StoredTensor]:
+        """The folder's tensors of this network; refuses where one has another shape, or a layer's is missing."""
+        there = stored_tensors(folder)
+        shapes = {name: tuple(tensor.shape) for name, tensor in self.state_dict().items() if name != self._tied}
+        missing = [name for name in shapes if name not in there]
         lacking = [name for name in missing if not name.startswith(("lm_head.", "esm.contact_head.", "esm.rotary_"))]
         problems = [f"lack {name.removeprefix('esm.')}" for name in sorted(lacking)]
-        problems += [f"have another shape than config.json says at {name.removeprefix('esm.')}" for name in wrong]
+        for name, shape in shapes.items():
+            if name in there and there[name].shape != shape:
+                problems.append(f"have another shape than config.json says at {name.removeprefix('esm.')}")
         if problems:
-            raise DataError(f"the weights in {folder} {problems[0]}; {_REMEDY}")
-        self.load_state_dict({name: state[name] for name in own if name in state}, strict=False, assign=True)
+            raise DataError(f"the weights in {folder} {problems[0]}; {REMEDY}")
         self.drawn_weights = frozenset(missing)
-        self._tie()
+        return {name: there[name] for name in shapes if name in there}
 
     @property
     def _tied(self) -> str | None:
@@ -313,34 +319,3 @@ def _draw(modules: nn.Module, config: EsmConfig) -> None:
 def _depth_first(module: nn.Module) -> list[nn.Module]:
     children = [inner for child in module.children() for inner in _depth_first(child)]
     return [*children, module]
-
-
-def _folder_state(folder: Path) -> dict[str, Tensor]:
-    """All tensors of the folder's safetensors in fp32, by the names of :class:`EsmForMaskedLM`."""
-    state: dict[str, Tensor] = {}
-    for path in _weight_files(folder):
-        try:
-            tensors = load_file(verified(path))
-        except (SafetensorError, OSError, ValueError) as error:
-            raise DataError(f"the weights in {folder} can't be read ({first_line(error)}); {_REMEDY}") from error
-        for name, tensor in tensors.items():
-            # A copy: the file is mapped, and might change below the model.
-            state.setdefault(_own_name(name), tensor.to(torch.float32, copy=True))
-    return state
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    single = folder / "model.safetensors"
-    if single.is_file():
-        return [single]
-    index = verified(folder / "model.safetensors.index.json")
-    with parsing(index, _REMEDY):
-        names = {str(name) for name in read_json(index, _REMEDY)["weight_map"].values()}
-        return [folder / Path(name).name for name in sorted(names)]
-
-
-def _own_name(name: str) -> str:
-    """Name of a tensor here: files have a prefix or none, and of norms and rotations an older name."""
-    name = re.sub(r"encoder\.layer\.[\d*]+\.attention\.self\.(?=rotary_embeddings\.)", "", name)
-    name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
-    return name if name.startswith(("esm.", "lm_head.")) else f"esm.{name}"

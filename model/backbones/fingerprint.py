@@ -8,18 +8,26 @@ import torch
 import xxhash
 from torch import nn
 
+from esmeray.common.errors import DataError
 from esmeray.model.backbones.base import PackedBackbone
+from esmeray.model.backbones.stored_weights import REMEDY
+from esmeray.model.backbones.streaming import state_of
 
 _ORIGIN = ("_name_or_path", "transformers_version", "architectures", "dtype")
 
 
-def weights_fingerprint(module: nn.Module) -> str:
-    """XXH3-128 of all names, parameters and buffers, hex, wherever they lie."""
+def weights_fingerprint(module: nn.Module, owner: str | None = None) -> str:
+    """XXH3-128 of all names, parameters and buffers, hex, wherever they lie.
+
+    Raises DataError where the name of an ``owner`` is given and a value is not finite.
+    """
     digest = xxhash.xxh3_128()
-    for name, tensor in sorted(module.state_dict().items()):  # by name, in whatever order modules were made
+    for name, tensor in state_of(module):
+        if owner is not None and not bool(tensor.isfinite().all()):
+            raise DataError(f"{owner}: the weights {name} hold NaN or infinity; {REMEDY}")
         digest.update(name.encode())
         # As bytes, since NumPy has no bfloat16.
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -24,18 +24,25 @@ from esmeray.model.section import BackboneSection
 
 
 def build_backbone(
-    section: BackboneSection, seed: int, vocabulary_size: int | None = None, pad: int = 0, *, empty: bool = False
+    section: BackboneSection,
+    seed: int,
+    vocabulary_size: int | None = None,
+    pad: int = 0,
+    *,
+    empty: bool = False,
+    stream: bool = False,
 ) -> PackedBackbone:
     """The backbone that the section means, in fp32 on the CPU, in training mode unless it is frozen.
 
     Random weights depend on ``seed`` alone; the global random state is left as it was. ``vocabulary_size``: of the
     tokenizer; that of the ESM alphabet if None. ``empty``: on the meta device, without weights: to count them before
-    any is read. Raises ConfigError (unknown source, impossible size, no safetensors, an architecture that is not known
-    packed, or a vocabulary larger than the embedding), DataError (safetensors that are damaged, incomplete or of
-    another shape) or ResourceError (the hub can't be reached).
+    any is read. ``stream``: the layers of a frozen ESM-2 in a folder are read as they are needed. Raises ConfigError
+    (unknown source, impossible size, no safetensors, an architecture that is not known packed, or a vocabulary larger
+    than the embedding), DataError (safetensors that are damaged, incomplete or of another shape) or ResourceError (the
+    hub can't be reached).
     """
     if is_esm2(section):  # with its head, so that the same seed draws the same for every task
-        network: nn.Module = _esm2(section, seed, empty).esm
+        network: nn.Module = _esm2(section, seed, empty, stream).esm
     else:
         rows = len(VOCABULARY) if vocabulary_size is None else vocabulary_size
         with drawn(seed, empty=empty):
@@ -52,7 +59,7 @@ def build_backbone(
 
 
 def build_masked_lm(
-    section: BackboneSection, seed: int, vocabulary_size: int, pad: int, *, empty: bool = False
+    section: BackboneSection, seed: int, vocabulary_size: int, pad: int, *, empty: bool = False, stream: bool = False
 ) -> tuple[PackedBackbone, nn.Module]:
     """The backbone of :func:`build_backbone`, and the head that makes (..., K) logits of its (..., D) features.
 
@@ -60,7 +67,7 @@ def build_masked_lm(
     :func:`build_backbone`; ConfigError also where the head is not known.
     """
     if is_esm2(section):
-        network = _esm2(section, seed, empty)
+        network = _esm2(section, seed, empty, stream)
         model: nn.Module = network.esm
         head: Any = network.lm_head
         is_drawn = any(name.startswith("lm_head.") for name in network.drawn_weights)
@@ -149,12 +156,12 @@ def _residue_ids(tokenizer: SequenceTokenizer) -> Tensor | None:
     return ids
 
 
-def _esm2(section: BackboneSection, seed: int, empty: bool) -> EsmForMaskedLM:
+def _esm2(section: BackboneSection, seed: int, empty: bool, stream: bool = False) -> EsmForMaskedLM:
     config = esm2_config(section)
     with drawn(seed, empty=empty):
         if empty or has_random_weights(section):
             return EsmForMaskedLM(config)
-        return EsmForMaskedLM.from_folder(config, weights_folder(section))
+        return EsmForMaskedLM.from_folder(config, weights_folder(section), stream=stream)
 
 
 def _huggingface() -> Any:

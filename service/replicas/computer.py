@@ -24,7 +24,7 @@ from esmeray.inference.models.opening import open_model
 from esmeray.inference.models.outputs.latents import decoded
 from esmeray.inference.models.packing import Tokenized
 from esmeray.inference.models.source import find_model
-from esmeray.model.forward_loop import ForwardLoop, Indices
+from esmeray.model.forward_loop import ForwardLoop, Indices, each
 from esmeray.service.contract import DECODED, EACH_MASKED, MASKED, About
 from esmeray.service.replicas.batcher import Item
 from esmeray.service.section import ServedModel
@@ -139,7 +139,9 @@ class Computer:
 
         results: dict[int, NDArray[np.float32]] = {}
         # By the loop of inference, which halves a batch that is out of memory.
-        loop = ForwardLoop(self._model.device, launch, lambda index: f"latents of {items[index].tokens:,} residues")
+        loop = ForwardLoop(
+            self._model.device, each(launch), lambda index: f"latents of {items[index].tokens:,} residues"
+        )
         for _, tensors in loop.run([np.array(latents)]):
             results |= {int(index): rows.numpy() for index, rows in tensors.items()}
         return results

@@ -69,7 +69,7 @@ def main(model: OfModel, predict: ClassifyPredictSection, made: Made, overrides:
     from esmeray.inference.classifier import ClassifierPipeline  # here: it loads torch
     from esmeray.inference.classify.prediction_table import predict_all, writing_predictions
 
-    options = predict.model_dump(include={"device", "precision", "tokens"})
+    options = predict.model_dump(include={*ClassifierRunSection.model_fields})
     pipeline = ClassifierPipeline.load(model, data=config.data, **options)
     start_s = time.perf_counter()  # loading the model is no part of the rate
     with (

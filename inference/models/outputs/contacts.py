@@ -22,5 +22,5 @@ KIND = OutputKind(
     rows=_contacts,
     per="pair",
     reads="tokens",
-    channels=lambda model: 1 if hasattr(model.backbone.model, "contact_head") else None,
+    channels=lambda model: 1 if hasattr(model.backbone.model, "contact_head") and not model.facts.streamed else None,
 )

@@ -19,4 +19,4 @@ def rows_of(
 ) -> dict[str, Tensor]:
     """The rows of these outputs, of all sequences as one batch."""
     inputs = model.input_of([sequence.encode() for sequence in sequences])
-    return model.rows(inputs, model.outputs(kinds, layers))
+    return model.rows([inputs], model.outputs(kinds, layers))[0]

@@ -107,14 +107,14 @@ def test_steps_may_be_left_out_and_long_sequences_taken_in_windows(profiled):
 def test_sizes_that_are_out_of_memory_are_rows_that_say_so(profiled, tmp_path: Path, monkeypatch):
     from esmeray.model.backbones.base import PackedBackbone
 
-    hidden_states = PackedBackbone.hidden_states
+    hidden_states = PackedBackbone.hidden_states_of
 
-    def limited(self, batch, *arguments):
-        if batch.num_sequences > 3:
+    def limited(self, batches, *arguments):
+        if batches[0].num_sequences > 3:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return hidden_states(self, batch, *arguments)
+        return hidden_states(self, batches, *arguments)
 
-    monkeypatch.setattr(PackedBackbone, "hidden_states", limited)
+    monkeypatch.setattr(PackedBackbone, "hidden_states_of", limited)
     outcome, profile = profiled("model", "--profile.steps", "batch_sizes", "--profile.batch_sizes", 2, 8)
     assert outcome.code == 0, outcome.err
     assert profile["batch_sizes"]["rows"][1] == {"batch_size": 8, "error": "out of memory", "runs": []}

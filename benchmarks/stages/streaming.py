@@ -1,0 +1,105 @@
+"""ESM-2 whose layers are read from the disk while they compute, beside the same model in memory.
+
+Random weights in bf16, written layer by layer, so that no process ever holds them all but the one that is measured. The
+same proteins, batches and precision (the machine's default), each contender in a process of its own, from which the
+files are out of the page cache. Rates are those of the batches, opening the model left out; memory is the peak of the
+process by the kernel's count (VmHWM), from its start to its end, libraries and opening included. The vectors of both
+must be equal, byte for byte.
+"""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from esmeray.benchmarks.harness.proteins import read_proteins, spread_by_length
+from esmeray.benchmarks.harness.stage import Case, Comparison, Contender, Setting, Stage, WrongWorkError
+from esmeray.benchmarks.programs.processes import MemoryMeter, call
+from esmeray.inference.models.model import run
+from esmeray.inference.models.opening import open_model
+from esmeray.model.backbones.loading import build_backbone
+from esmeray.model.section import BackboneSection
+from esmeray.train_config.section import ComputeSection
+
+STREAMED = "layers streamed"
+RESIDENT = "layers in memory"
+RATE = "ESM-2 3B"
+MEMORY = "peak memory, ESM-2 3B"
+PROTEINS = 4
+"""About 1,600 tokens, for which two cores without bf16 take more than a minute."""
+
+
+def _cases(setting: Setting) -> Iterator[Case]:
+    sequences = spread_by_length(read_proteins(setting.fasta).sequences, PROTEINS)
+    setting.note("writing weights")
+    shared: dict[str, Any] = {"sequences": sequences, "device": setting.device}
+    shared["folder"] = str(write_weights(setting.folder / "model", "esm2_t6_8M" if setting.quick else "esm2_t36_3B"))
+    shared["precision"] = ComputeSection().resolved(setting.device == "cuda").precision
+    measured: dict[str, dict[str, Any]] = {}
+
+    def measure(name: str) -> float:
+        measured[name] = call(f"{__name__}:embed", stream=name == STREAMED, **shared)
+        if any(other["vectors"] != measured[name]["vectors"] for other in measured.values()):
+            raise WrongWorkError("vectors differ")
+        return measured[name]["tokens"] / measured[name]["seconds"]
+
+    facts = {"precision": shared["precision"], "residues": sum(map(len, sequences))}
+    both = tuple(Contender(name, partial(measure, name), "value") for name in (STREAMED, RESIDENT))
+    yield Case(RATE, "tokens/s", both, rounds=1, facts=facts)  # a round takes minutes
+    peaks = {name: own["peak_bytes"] / 1e6 for name, own in measured.items()}
+    both = tuple(Contender(name, partial(peaks.__getitem__, name), "value") for name in peaks)
+    facts |= {f"CPU seconds, {name}": own["cpu_s"] for name, own in measured.items()}
+    yield Case(MEMORY, "MB", both, better="lower", rounds=1, facts=facts)
+
+
+def write_weights(folder: Path, size: str) -> Path:
+    """Random weights in bf16 as transformers has them, a file for each layer."""
+    folder.mkdir()
+    network = build_backbone(BackboneSection(source=size), 0, empty=True).model
+    (folder / "config.json").write_text(json.dumps(network.config.to_dict()))
+    files: dict[str, str] = {}
+    for name in network.state_dict():
+        layer = name.partition("encoder.layer.")[2].partition(".")[0]
+        files[name] = f"model-{layer or 'embeddings'}.safetensors"
+    for file in set(files.values()):
+        shapes = {name: tensor.shape for name, tensor in network.state_dict().items() if files[name] == file}
+        save_file({name: 0.02 * torch.randn(shape).bfloat16() for name, shape in shapes.items()}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
+    return folder
+
+
+def embed(folder: str, sequences: list[str], precision: Any, device: str, stream: bool) -> dict[str, Any]:
+    """Vectors of the proteins, and what they take, in the process that is measured."""
+    meter = MemoryMeter()
+    os.sync()  # what is not on the disk yet can't leave the page cache
+    for path in Path(folder).iterdir():
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    model = open_model(folder, precision, device, heads=[], stream=stream)
+    start_s = time.perf_counter()
+    start_cpu_s = time.process_time()
+    batches = [*run(model, sequences, model.outputs(["mean"]), model.token_budget(None))]
+    return {
+        "seconds": time.perf_counter() - start_s,
+        "cpu_s": time.process_time() - start_cpu_s,
+        "tokens": sum(int(batch.lengths.sum()) + 2 * len(batch.lengths) for batch in batches),
+        "vectors": [batch.arrays["mean"].tolist() for batch in batches],
+        "peak_bytes": meter.peak().total_bytes,
+    }
+
+
+STAGE = Stage(
+    name="streaming",
+    summary="ESM-2 3B whose layers are read while they compute, beside the same model in memory",
+    cases=_cases,
+    comparisons=(
+        Comparison(RATE, STREAMED, RESIDENT, {"cpu": 0.9}),
+        Comparison(MEMORY, STREAMED, RESIDENT, {"cpu": 4.0}),
+    ),
+)
