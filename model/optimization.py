@@ -37,6 +37,15 @@ def _in_blocks(product: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return out[: len(out) - short].unflatten(0, x.shape[:-1])
 
 
+def arithmetic(device: torch.device, fixed_rows: bool) -> str:
+    """What the last bits of a vector depend on beside its sequence, the model and the precision, in words."""
+    if device.type != "cpu":
+        return f"{torch.cuda.get_device_name(device)}, rows of the batch"
+    amx = " with AMX" if torch.cpu._is_amx_tile_supported() else ""
+    rows = f"{ROWS:,} rows a product" if fixed_rows else "rows of the batch"
+    return f"{torch.backends.cpu.get_cpu_capability()}{amx}, {rows}"
+
+
 class FixedRowsLinear(nn.Linear):
     """A linear layer of inference on the CPU whose rows are the same bits whatever shares their batch."""
 

@@ -155,6 +155,18 @@ class ModelJob:
         if self.before is not None:
             self.job["records_before"] = self.before.num_records
         accept(self.folder.parent, self.job, f"{self.folder.name}/{JOB_FILE}")
+        # After that: a job may be resumed on another processor. Said, and not refused, as above.
+        self.job["arithmetic"] = self.facts.arithmetic
+        earlier = [] if self.before is None else [self.before]
+        for index in [*earlier, *(other.index for other in others)]:
+            theirs = index.manifest.job.get("arithmetic")
+            if theirs != self.facts.arithmetic:
+                log.warning(
+                    "%s was computed by %s, and this job computes by %s: a sequence's vectors differ in the last bits",
+                    index.source,
+                    theirs or "unknown arithmetic",
+                    self.facts.arithmetic,
+                )
         self.files.keep(self.folder / JOB_FILE)
 
     def _plan(self) -> Plan:

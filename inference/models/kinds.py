@@ -55,6 +55,7 @@ class ModelFacts:
         special_tokens: that the tokenizer puts around each sequence.
         flops_per_token: of the matrix products of a forward pass.
         attention_flops: of attention in a forward pass, for a token and each token that it attends to.
+        arithmetic: instructions and rows of a product, on which the last bits of a vector depend.
         streamed: its layers are read as they are needed.
     """
 
@@ -70,6 +71,7 @@ class ModelFacts:
     device_name: str
     precision: str
     random_weights: bool
+    arithmetic: str = ""
     streamed: bool = False
 
     def flops(self, tokens_n: NDArray[np.integer]) -> float:

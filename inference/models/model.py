@@ -31,7 +31,7 @@ from esmeray.model.backbones.streaming import StreamedLayers
 from esmeray.model.cost.flops import forward_flops
 from esmeray.model.device import DTYPES
 from esmeray.model.forward_loop import ForwardLoop, Indices
-from esmeray.model.optimization import fix_rows, optimize_for_inference
+from esmeray.model.optimization import arithmetic, fix_rows, optimize_for_inference
 from esmeray.tasks.opening import Opened
 from esmeray.train_config.section import ComputeSection, Precision
 
@@ -89,6 +89,7 @@ class Model:
             device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
             precision=precision,
             random_weights=random_weights,
+            arithmetic=arithmetic(device, equal_bytes and not backbone.pads),
             streamed=isinstance(backbone.layers, StreamedLayers),
         )
         self.limit = limit or Limit(self.facts.longest)
