@@ -3,12 +3,14 @@
 import csv
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import matplotlib.image
 import pytest
 import torch
 
+from esmeray.inference.profile import measuring
 from esmeray.train_config.loading import dump_config
 from tests.classifiers import classifier_config, export_tiny, labelled_fasta
 from tests.inference.embedding.jobs import small_model_folder, write_proteins
@@ -93,7 +95,10 @@ def test_classifier_is_profiled_alike_with_its_batch_sizes(profiled, tmp_path: P
     assert width > height > 500
 
 
-def test_steps_may_be_left_out_and_long_sequences_taken_in_windows(profiled):
+def test_steps_may_be_left_out_and_long_sequences_taken_in_windows(profiled, monkeypatch):
+    plain = partial(torch.profiler.profile, activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True)
+    monkeypatch.setattr(measuring, "profiler_of", lambda on_cuda: plain())  # stacks take most of the time
+    monkeypatch.setattr(measuring, "write_trace", lambda *_: None)
     windows = ("--profile.long", "window", "--profile.max_length", 40, "--profile.layers", 0, -1)
     outcome, profile = profiled("model", "--profile.steps", "stages", *windows, proteins="labelled.fasta")
     assert outcome.code == 0 and profile["batches"] == 3, outcome.err  # of crops it is one
@@ -127,6 +132,7 @@ def test_experiment_is_trained_for_some_seconds_and_nothing_is_saved(command, tm
     from esmeray.tools.profile import _training
 
     monkeypatch.setattr(_training, "MeasurementSection", lambda: _training._TRACED)  # one short window
+    monkeypatch.setattr(_training, "TRACED_STEPS", 1)
     config = tiny_config(tmp_path / "runs")
     (tmp_path / "mine.yaml").write_text(dump_config(config))
     outcome = command.done("profile", "model", tmp_path / "mine.yaml", "--profile.output", tmp_path / "out")
