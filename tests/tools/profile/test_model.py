@@ -3,19 +3,18 @@
 import csv
 import json
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import matplotlib.image
 import pytest
 import torch
 
-from esmeray.inference.profile import measuring
 from esmeray.train_config.loading import dump_config
 from tests.classifiers import classifier_config, export_tiny, labelled_fasta
 from tests.inference.embedding.jobs import small_model_folder, write_proteins
 from tests.model.support import random_sequences
 from tests.runs import tiny_config
+from tests.tools.conftest import without_stacks
 
 STAGES = {"read", "tokenize", "pack", "attention", "products", "norm and activation", "pooling", "write"}
 TRAINING = {"esmeray.json", "profile.json", "report.txt", "stacks.txt", "trace.json"}
@@ -96,9 +95,7 @@ def test_classifier_is_profiled_alike_with_its_batch_sizes(profiled, tmp_path: P
 
 
 def test_steps_may_be_left_out_and_long_sequences_taken_in_windows(profiled, monkeypatch):
-    plain = partial(torch.profiler.profile, activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True)
-    monkeypatch.setattr(measuring, "profiler_of", lambda on_cuda: plain())  # stacks take most of the time
-    monkeypatch.setattr(measuring, "write_trace", lambda *_: None)
+    without_stacks(monkeypatch)
     windows = ("--profile.long", "window", "--profile.max_length", 40, "--profile.layers", 0, -1)
     outcome, profile = profiled("model", "--profile.steps", "stages", *windows, proteins="labelled.fasta")
     assert outcome.code == 0 and profile["batches"] == 3, outcome.err  # of crops it is one
