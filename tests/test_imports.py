@@ -104,7 +104,9 @@ def replies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[in
 def test_help_of_every_experiment_imports_nothing_heavy_and_its_plan_what_counts_a_model(replies):
     assert [(code, heavy) for code, heavy, _ in replies["help"]] == [(0, [])] * 4
     for code, heavy, said in replies["plans"]:
-        assert code == 0 and {*heavy} <= {"torch", "transformers"} and "parameters       " in said, said
+        assert code == 0 and {*heavy} <= {"torch", "transformers"} and "global_tokens: " in said, said
+        for line in ("workers", "training data", "tokens per step", "steps per epoch", "parameters", "memory a device"):
+            assert f"\n{line}  " in said
 
 
 def test_help_of_every_tool_has_its_settings_with_underscores_and_imports_nothing_heavy(replies):
