@@ -85,13 +85,15 @@ def replies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[in
     (folder / "a.csv").write_text("name,text\nx,MK\n")
     (folder / "there.csv").touch()
     given = experiments(folder)
+    # What is refused late has made its store by then.
+    refused = {name: [*options, "--run.storage_path", "refused"] for name, options in given.items()}
     calls = {
         "help": [("train_ray", [*options, "--help"]) for options in given.values()],
         "help of tools": [("esmeray.tools.__main__", [*name.split(), "--help"]) for name in NAMES],
-        "mistakes": [("train_ray", [*given[experiment], *words.split()]) for experiment, words, _ in MISTAKES],
+        "mistakes": [("train_ray", [*refused[experiment], *words.split()]) for experiment, words, _ in MISTAKES],
         "tools": [("esmeray.tools.__main__", line.split()) for line, _, _ in TOOLS],
         "plans": [("train_ray", [*options, "--dry_run"]) for options in given.values()],
-        "models": [("train_ray", [*given[experiment], *words.split()]) for experiment, words, _ in MODELS],
+        "models": [("train_ray", [*refused[experiment], *words.split()]) for experiment, words, _ in MODELS],
     }
     environment = {"PYTHONPATH": str(REPOSITORY), "TMPDIR": str(folder), "COLUMNS": "200"}
     program = [sys.executable, "-c", PROGRAM, json.dumps([call for part in calls.values() for call in part])]
