@@ -44,7 +44,7 @@ MODELS = [
 ]
 
 TOOLS = [
-    ("tune tokens --config esm2ae --data.source none.fasta", 3, "none.fasta"),
+    ("tune tokens --config esm2ae --data.source none.fasta --run.storage_path refused", 3, "none.fasta"),
     ("classify predict absent --predict.input a.csv --predict.output b.csv", 2, "absent"),
     ("classify predict model --predict.input a.csv --predict.output there.csv", 2, "there.csv: exists"),
     ("classify predict model --predict.input a.csv --predict.output b.csv", 3, "model"),
