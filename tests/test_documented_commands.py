@@ -36,6 +36,7 @@ from tests.runs import merged, tiny_config
 from tests.structures import folds, pdb_lines, save_esmfold, structure_store, write_pdb
 from tests.tasks.test_classification import train
 from tests.tasks.test_diffusion_model import trained
+from tests.tools.conftest import without_stacks
 from tests.training.runs import finish
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
@@ -280,6 +281,8 @@ def run_tool(name: str, arguments: list[str], workspace: Path, monkeypatch: pyte
         (workspace / "predicted.tsv").unlink()
     if name == "embed run":
         shutil.rmtree(workspace / "embeddings")
+    if name == "profile model":
+        without_stacks(monkeypatch)
     monkeypatch.setattr(trial, "precisions", lambda device: [])
     monkeypatch.setattr(query, "Client", instead)
     words = {"FILE": "mine.csv"}

@@ -29,57 +29,6 @@ print(json.dumps(seen))
 """
 
 
-def called(calls: list[tuple[str, list[str]]], folder: Path) -> list[tuple[int, list[str], str]]:
-    """Exit code, heavy imports so far and output of each call of a program, one after the other in a new process."""
-    environment = {"PYTHONPATH": str(REPOSITORY), "TMPDIR": str(folder), "COLUMNS": "200"}
-    program = [sys.executable, "-c", PROGRAM, json.dumps(calls)]
-    return json.loads(subprocess.check_output(program, text=True, cwd=folder, env=environment))
-
-
-@pytest.fixture
-def experiments(tmp_path) -> dict[str, list[str]]:
-    """Arguments of each shipped experiment, the classifiers with small data of their own."""
-    proteins = [f">p{i} {'in' if i % 2 else 'out'}\nMKT{'LAGV' * (i + 1)}\n" for i in range(20)]
-    (tmp_path / "proteins.fasta").write_text("".join(proteins[:14]))
-    (tmp_path / "held_out.fasta").write_text("".join(proteins[14:]))
-    rows = [f"what is number {i},{'odd' if i % 2 else 'even'}\n" for i in range(40)]
-    (tmp_path / "texts.csv").write_text("text,category\n" + "".join(rows))
-    labels = ["--data.labels.header_pattern", "(in|out)$", "--data.labels.validation_source", "held_out.fasta"]
-    columns = ["--data.labels.text_column", "text", "--data.labels.label_columns", "category"]
-    own = {
-        "protein_classifier": ["--data.source", "proteins.fasta", "--data.labels.split", "files", *labels],
-        "text_classifier": ["--data.source", "texts.csv", *columns],
-    }
-    names = ("esm2ae", "masked_lm", "protein_classifier", "text_classifier")
-    shipped = {name: ["--config", str(REPOSITORY / "train_config" / f"{name}.yaml")] for name in names}
-    return {name: [*shipped[name], *own.get(name, []), "--ray.address", "local"] for name in names}
-
-
-@pytest.mark.parametrize(("option", "allowed"), [("--dry_run", {"torch", "transformers"}), ("--help", set())])
-def test_help_of_every_experiment_imports_nothing_heavy_and_its_plan_what_counts_a_model(
-    option, allowed, experiments, tmp_path
-):
-    for code, heavy, said in called([("train_ray", [*options, option]) for options in experiments.values()], tmp_path):
-        assert code == 0 and set(heavy) <= allowed, said
-        assert "parameters       " in said or option == "--help"
-    assert not (tmp_path / "runs").exists()
-
-
-def test_help_of_every_tool_has_its_settings_with_underscores_and_imports_nothing_heavy(tmp_path):
-    names = [*ALONE, *(f"{command} {name}" for command in COMMANDS for name in subcommands(command))]
-    helps = called([("esmeray.tools.__main__", [*name.split(), "--help"]) for name in names], tmp_path)
-    schemas = command_schemas()
-    assert schemas.keys() <= {*names}
-    for name, (code, heavy, said) in zip(names, helps, strict=True):
-        assert (code, heavy) == (0, []), said
-        assert f"tools {name}" in said
-        options = re.findall(r"^  (--[\w.-]+)", said, re.MULTILINE)
-        schema = schemas.get(name, Section)
-        assert {*options} >= {f"--{'.'.join(key)}" for key in settings_of(schema) if len(key) > 1}
-        assert [option for option in options if "-" in option.removeprefix("--")] == []
-        assert all(section.__doc__ for section in sections_of(schema).values())
-
-
 MISTAKES = [
     ("esm2ae", "--data.source none.fasta", "none.fasta"),
     ("protein_classifier", "--model.backbone.source none", "none"),
@@ -95,7 +44,7 @@ MODELS = [
 ]
 
 TOOLS = [
-    ("tune tokens --config esm2ae --data.source none.fasta", 3, "none.fasta"),
+    ("tune tokens --config esm2ae --data.source none.fasta --run.storage_path refused", 3, "none.fasta"),
     ("classify predict absent --predict.input a.csv --predict.output b.csv", 2, "absent"),
     ("classify predict model --predict.input a.csv --predict.output there.csv", 2, "there.csv: exists"),
     ("classify predict model --predict.input a.csv --predict.output b.csv", 3, "model"),
@@ -105,19 +54,80 @@ TOOLS = [
 ]
 
 
-def test_what_config_data_and_files_refuse_imports_nothing_heavy(experiments, tmp_path):
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "esmeray_model.json").write_text('{"task": "classifier"}')
-    (tmp_path / "model" / "classifier_config.json").write_text("{}")
-    (tmp_path / "a.csv").write_text("name,text\nx,MK\n")
-    (tmp_path / "there.csv").touch()
-    calls = [("train_ray", [*experiments[experiment], *mistake.split()]) for experiment, mistake, _ in MISTAKES]
-    calls += [("esmeray.tools.__main__", line.split()) for line, _, _ in TOOLS]
-    cheap = len(calls)
-    calls += [("train_ray", [*experiments[experiment], *mistake.split()]) for experiment, mistake, _ in MODELS]
+NAMES = [*ALONE, *(f"{command} {name}" for command in COMMANDS for name in subcommands(command))]
+
+
+def experiments(folder: Path) -> dict[str, list[str]]:
+    """Arguments of each shipped experiment, the classifiers with small data of their own."""
+    proteins = [f">p{i} {'in' if i % 2 else 'out'}\nMKT{'LAGV' * (i + 1)}\n" for i in range(20)]
+    (folder / "proteins.fasta").write_text("".join(proteins[:14]))
+    (folder / "held_out.fasta").write_text("".join(proteins[14:]))
+    rows = [f"what is number {i},{'odd' if i % 2 else 'even'}\n" for i in range(40)]
+    (folder / "texts.csv").write_text("text,category\n" + "".join(rows))
+    labels = ["--data.labels.header_pattern", "(in|out)$", "--data.labels.validation_source", "held_out.fasta"]
+    columns = ["--data.labels.text_column", "text", "--data.labels.label_columns", "category"]
+    own = {
+        "protein_classifier": ["--data.source", "proteins.fasta", "--data.labels.split", "files", *labels],
+        "text_classifier": ["--data.source", "texts.csv", *columns],
+    }
+    names = ("esm2ae", "masked_lm", "protein_classifier", "text_classifier")
+    shipped = {name: ["--config", str(REPOSITORY / "train_config" / f"{name}.yaml")] for name in names}
+    return {name: [*shipped[name], *own.get(name, []), "--ray.address", "local"] for name in names}
+
+
+@pytest.fixture(scope="module")
+def replies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[int, list[str], str]]]:
+    """Exit code, heavy imports so far and output of calls in a new process, the cheap ones first."""
+    folder = tmp_path_factory.mktemp("imports")
+    (folder / "model").mkdir()
+    (folder / "model" / "esmeray_model.json").write_text('{"task": "classifier"}')
+    (folder / "model" / "classifier_config.json").write_text("{}")
+    (folder / "a.csv").write_text("name,text\nx,MK\n")
+    (folder / "there.csv").touch()
+    given = experiments(folder)
+    # What is refused late has made its store by then.
+    refused = {name: [*options, "--run.storage_path", "refused"] for name, options in given.items()}
+    calls = {
+        "help": [("train_ray", [*options, "--help"]) for options in given.values()],
+        "help of tools": [("esmeray.tools.__main__", [*name.split(), "--help"]) for name in NAMES],
+        "mistakes": [("train_ray", [*refused[experiment], *words.split()]) for experiment, words, _ in MISTAKES],
+        "tools": [("esmeray.tools.__main__", line.split()) for line, _, _ in TOOLS],
+        "plans": [("train_ray", [*options, "--dry_run"]) for options in given.values()],
+        "models": [("train_ray", [*refused[experiment], *words.split()]) for experiment, words, _ in MODELS],
+    }
+    environment = {"PYTHONPATH": str(REPOSITORY), "TMPDIR": str(folder), "COLUMNS": "200"}
+    program = [sys.executable, "-c", PROGRAM, json.dumps([call for part in calls.values() for call in part])]
+    output = subprocess.check_output(program, text=True, cwd=folder, env=environment)
+    assert not (folder / "runs").exists()
+    made = iter(json.loads(output))
+    return {kind: [next(made) for _ in part] for kind, part in calls.items()}
+
+
+def test_help_of_every_experiment_imports_nothing_heavy_and_its_plan_what_counts_a_model(replies):
+    assert [(code, heavy) for code, heavy, _ in replies["help"]] == [(0, [])] * 4
+    for code, heavy, said in replies["plans"]:
+        assert code == 0 and {*heavy} <= {"torch", "transformers"} and "global_tokens: " in said, said
+        for line in ("workers", "training data", "tokens per step", "steps per epoch", "parameters", "memory a device"):
+            assert f"\n{line}  " in said
+
+
+def test_help_of_every_tool_has_its_settings_with_underscores_and_imports_nothing_heavy(replies):
+    schemas = command_schemas()
+    assert schemas.keys() <= {*NAMES}
+    for name, (code, heavy, said) in zip(NAMES, replies["help of tools"], strict=True):
+        assert (code, heavy) == (0, []), said
+        assert f"tools {name}" in said
+        options = re.findall(r"^  (--[\w.-]+)", said, re.MULTILINE)
+        schema = schemas.get(name, Section)
+        assert {*options} >= {f"--{'.'.join(key)}" for key in settings_of(schema) if len(key) > 1}
+        assert [option for option in options if "-" in option.removeprefix("--")] == []
+        assert all(section.__doc__ for section in sections_of(schema).values())
+
+
+def test_what_config_data_and_files_refuse_imports_nothing_heavy(replies):
     expected = [({2, 3}, words) for _, _, words in MISTAKES] + [({code}, words) for _, code, words in TOOLS]
     expected += [({2, 3}, words) for _, _, words in MODELS]
-    results = called(calls, tmp_path)
-    for (codes, words), call, (code, _, said) in zip(expected, calls, results, strict=True):
-        assert code in codes and words in said and said.count("\n") == 1, (call, said)
-    assert all(heavy == [] for _, heavy, _ in results[:cheap])
+    refusals = [*replies["mistakes"], *replies["tools"], *replies["models"]]
+    for (codes, words), (code, _, said) in zip(expected, refusals, strict=True):
+        assert code in codes and words in said and said.count("\n") == 1, said
+    assert all(heavy == [] for kind in ("mistakes", "tools") for _, heavy, _ in replies[kind])

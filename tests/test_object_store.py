@@ -120,9 +120,8 @@ def test_a_store_that_stays_away_is_reported_and_then_one_line(store: ObjectStor
     monkeypatch.setattr("esmeray.common.remote.time", clock)
     store.fault = lambda method, path: 503
     lines: list[str] = []
-    with pytest.raises(
-        ResourceError, match=rf"{FASTA}: .*Unavailable; check address, credentials and the store"
-    ) as refused:
+    words = rf"{FASTA}: .*Unavailable; check address, credentials and the store"
+    with pytest.raises(ResourceError, match=words) as refused:
         remote.retried(lambda: listing(FASTA), FASTA, 30.0, lines.append)
     assert "\n" not in str(refused.value)
     assert len(lines) == 1 and lines[0].endswith("it is tried again for up to 30 s")

@@ -69,11 +69,7 @@ def installed(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 
 def run(*command: str, **environment: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *command], env={**os.environ, **environment}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return subprocess.check_output([sys.executable, *command], env={**os.environ, **environment}, text=True)
 
 
 def test_the_wheel_has_the_package_and_what_it_reads(wheel: Path):

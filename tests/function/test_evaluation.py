@@ -17,11 +17,8 @@ from tests.function.generated import EXPECTED, EXPECTED_CASES, columns, evaluate
 
 
 def table(found: dict[str, Evaluation]) -> dict[str, dict[str, list[float]]]:
-    return {
-        name: {"tau": aspect.thresholds.tolist()}
-        | {column: values.tolist() for column, values in aspect.curves.items()}
-        for name, aspect in found.items()
-    }
+    tables = {name: {"tau": aspect.thresholds, **aspect.curves} for name, aspect in found.items()}
+    return {name: {column: values.tolist() for column, values in table.items()} for name, table in tables.items()}
 
 
 def assert_equal(ours: dict, theirs: dict, tolerance: float = 1e-9) -> None:

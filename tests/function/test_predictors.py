@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
 from esmeray.dataset.section import SampleSection
@@ -41,11 +39,11 @@ def test_nearest_neighbours_weigh_by_cosine_and_equal_a_search_one_by_one():
         assert np.allclose(row_M[best], np.exp((cosine_M[best] - cosine_M.max()) / 0.1))
 
 
-@settings(max_examples=25)
-@given(seed=st.integers(0, 10_000), weights=st.lists(st.floats(0, 2), min_size=3, max_size=3))
-def test_no_term_scores_above_its_parents_in_any_part_or_blend(annotated, seed, weights):
+@pytest.mark.parametrize("seed", range(8))
+def test_no_term_scores_above_its_parents_in_any_part_or_blend(annotated, seed):
     aspect, terms = annotated
     random = np.random.default_rng(seed)
+    weights = random.uniform(0, 2, 3) * (random.random(3) < 0.8)
     near = csr_array(random.random((5, terms.shape[0])) * (random.random((5, terms.shape[0])) < 0.1))
     vectors = random.normal(size=(terms.shape[0] + 5, 4))
     parts = {

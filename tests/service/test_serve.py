@@ -170,7 +170,8 @@ def encoded(client: httpx.Client, sequences: list[str]) -> httpx.Response:
 
 def replica_metric(client: httpx.Client, name: str) -> tuple[int, float]:
     """Process of the replica that answered last, and its value of a metric, as one of the ingresses knows them."""
-    start, lines = f'esmeray_replica_{name}{{model="esm"', []
+    start = f'esmeray_replica_{name}{{model="esm"'
+    lines: list[str] = []
     while not lines:
         encoded(client, ["MKT"])
         lines = [line for line in client.get("/metrics").text.splitlines() if line.startswith(start)]

@@ -22,6 +22,18 @@ def next_words(output: str) -> list[str]:
     return words
 
 
+def without_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have profiles made without stacks, which take most of their time, and no trace written."""
+    from torch.profiler import profile
+
+    from esmeray.inference.profile import measuring
+    from esmeray.tools.profile import _training
+
+    for module in (measuring, _training):
+        monkeypatch.setattr(module, "profiler_of", lambda on_cuda, **options: profile(record_shapes=True, **options))
+        monkeypatch.setattr(module, "write_trace", lambda *_: None)
+
+
 class Command:
     """``command("data", "inspect", path)``, or one string: what ``esmeray data inspect path`` returns and prints."""
 

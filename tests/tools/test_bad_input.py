@@ -1,15 +1,11 @@
 import gzip
 import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from esmeray.dataset.fasta import locate as fasta_places
-from esmeray.dataset.store.format import DATA_FILE
-from tests.conftest import REPOSITORY
 
 FIRST = b">ok first\nMKV\nLLA\n"
 COMPRESSED = ("gz", "bz2", "xz", "zst")
@@ -143,15 +139,3 @@ def test_a_file_without_permission_is_refused(command, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "open", refuse)
     refused(command, f"{path}: can't be read: Permission denied", path)
-
-
-def test_a_store_with_a_flipped_bit_ends_the_command_by_an_error_and_not_by_a_signal(command, tmp_path):
-    (tmp_path / "in.fasta").write_bytes(FIRST + b">b\nMK\n")
-    store = tmp_path / "store"
-    command.done("data", "convert", "--data.source", tmp_path / "in.fasta", "--convert.store", store)
-    data = bytearray((store / DATA_FILE).read_bytes())
-    data[random.Random(0).randrange(len(data))] ^= 16
-    (store / DATA_FILE).write_bytes(data)
-    inspect = [sys.executable, "-m", "esmeray.tools", "data", "inspect", "--verify", store]
-    done = subprocess.run(inspect, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr.count("\n")) == (3, 1) and done.stderr.startswith("error: ")

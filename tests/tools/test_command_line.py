@@ -39,14 +39,6 @@ def test_help_lists_every_setting_with_the_values_of_the_files(command):
     assert "(default: 2048)" in text  # batch.tokens of the file
 
 
-def test_dry_run_prints_config_and_plan_and_starts_nothing(command, tmp_path):
-    text = command.done("train --config esm2ae --dry_run --data.sample.records 100").out
-    assert "global_tokens: 8192" in text
-    for line in ("workers", "training data", "tokens per step", "steps per epoch", "parameters", "memory a device"):
-        assert line in text
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("file", ["", "--tune train_config/tune_throughput.yaml"])
 def test_dry_run_of_a_search_prints_the_space_and_starts_nothing(command, tmp_path, file):
     options = "--config masked_lm --dry_run --ray.address local --ray.num_workers 1 --tune.space.tokens 4096 8192"

@@ -13,10 +13,9 @@ from esmeray.inference.design.sampling import Design
 
 
 def designs_of(*texts: str) -> list[Design]:
-    probabilities = [np.eye(len(AMINO_ACIDS), dtype=np.float32)[[AMINO_ACIDS.index(c) for c in text]] for text in texts]
-    return [
-        Design(text, rows / 2, number) for number, (text, rows) in enumerate(zip(texts, probabilities, strict=True))
-    ]
+    half = np.eye(len(AMINO_ACIDS), dtype=np.float32) / 2
+    probabilities = [half[[AMINO_ACIDS.index(letter) for letter in text]] for text in texts]
+    return [Design(*design, number) for number, design in enumerate(zip(texts, probabilities, strict=True))]
 
 
 def test_native_residues_are_the_structures_own_and_coloured_where_most_designs_agree(

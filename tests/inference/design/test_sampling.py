@@ -1,6 +1,7 @@
 """Designs: fixed positions stay, omitted residues don't appear, tied ones are equal, and a seed is a seed."""
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from esmeray.inference.design.sampling import (
     recovery,
     structure_batch,
 )
+from esmeray.tasks.diffusion.model import SequenceDiffusion
 from tests.model.support import random_sequences
 from tests.structures import folds
 from tests.tasks.test_diffusion_model import trained
@@ -30,12 +32,16 @@ FOLD = folds(1)[0]
 SHORT = replace(
     FOLD, **{name: getattr(FOLD, name)[:20] for name in ("residues", "coordinates", "confidence", "chains")}
 )
-MODEL = trained(("helix", "barrel"))
 
 
-def designs(number: int = 4, *, model=MODEL, seed: int = 0, tokens: int = 8192, **request) -> list[Design]:
+@cache
+def small_model() -> SequenceDiffusion:
+    return trained(("helix", "barrel"))
+
+
+def designs(number: int = 4, *, seed: int = 0, tokens: int = 8192, **request) -> list[Design]:
     asked = Request(request.pop("structure", FOLD), **{"steps": 5, "temperature": 1.0, **request})
-    return list(generate(model, asked, number, seed=seed, tokens=tokens))
+    return list(generate(small_model(), asked, number, seed=seed, tokens=tokens))
 
 
 def test_fixed_positions_are_exact_and_omitted_residues_absent_in_500_samples():
@@ -57,9 +63,10 @@ def test_a_design_depends_on_its_seed_alone_and_not_on_its_batch():
 def test_guidance_moves_what_the_structure_asks_for_steadily():
     """Of the mean over positions of what the structure adds to the logit of a drawn residue: d/dg is its variance."""
     batch = structure_batch(FOLD, ["X" * len(FOLD.residues)])
+    model = small_model()
     with torch.no_grad():
-        conditions = MODEL.conditions(batch)
-        free, bound = (amino_acid_logits(MODEL, MODEL.logits(batch, conditions, guidance)) for guidance in (0.0, 1.0))
+        conditions = model.conditions(batch)
+        free, bound = (amino_acid_logits(model, model.logits(batch, conditions, guidance)) for guidance in (0.0, 1.0))
     asked = (bound - free)[1:-1].numpy()
     found = []
     for guidance in (0.0, 1.0, 3.0, 8.0):
@@ -72,7 +79,7 @@ def test_likelihoods_are_higher_for_what_the_model_draws_and_recovery_counts_ami
     drawn = [design.residues for design in designs(4, temperature=0.0)]
     random = np.random.default_rng(0)
     others = ["".join(random.choice(list(AMINO_ACIDS), len(FOLD.residues))) for _ in range(4)]
-    scores = log_likelihoods(MODEL, FOLD, [*drawn, *others], tokens=500)
+    scores = log_likelihoods(small_model(), FOLD, [*drawn, *others], tokens=500)
     assert scores.shape == (8,) and scores[:4].mean() > scores[4:].mean() and (scores < 0).all()
     assert recovery("ACDE", "ACDX") == 1 and recovery("AAAA", "ACAC") == 0.5
 

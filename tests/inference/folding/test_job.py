@@ -27,9 +27,8 @@ def contents(cache: Path) -> dict[str, bytes]:
 
 
 def predict(source: Path, cache: Path, sequences=SEQUENCES, kind: str = "esmfold", **options):
-    return predict_structures(
-        sequences, settings(source, cache, kind), **{"tokens": 45, "cache_bytes": 10**9, **options}
-    )
+    how = {"tokens": 45, "cache_bytes": 10**9, **options}
+    return predict_structures(sequences, settings(source, cache, kind), **how)
 
 
 @pytest.mark.parametrize("kind", ["esmfold", "esmfold2"])
@@ -95,14 +94,13 @@ def test_a_job_that_was_ended_goes_on_to_the_same_cache(esmfold: Path, tmp_path:
 def test_the_cache_is_bounded_and_unknown_predictors_are_refused(esmfold: Path, tmp_path: Path):
     report = predict(esmfold, tmp_path, cache_bytes=1)
     assert report.removed_shards and not list(tmp_path.rglob("*.safetensors"))
-    with pytest.raises(ConfigError, match=r"^fold.predictor none: there are .*esmfold"):
-        predict_structures(SEQUENCES, FoldingSettings("none", "x", tmp_path, "cpu"), tokens=9, cache_bytes=9)
-    with pytest.raises(ConfigError, match="can't be loaded as esmfold"):
-        predict_structures(
-            SEQUENCES, FoldingSettings("esmfold", str(tmp_path), tmp_path, "cpu"), tokens=9, cache_bytes=9
-        )
-    with pytest.raises(ConfigError, match=r"can't be loaded as esmfold2 \(by its config.json it is no EsmFold2Model"):
-        predict(esmfold, tmp_path, kind="esmfold2")
+    for source, kind, words in [
+        (esmfold, "none", r"^fold.predictor none: there are .*esmfold"),
+        (tmp_path, "esmfold", "can't be loaded as esmfold"),
+        (esmfold, "esmfold2", r"can't be loaded as esmfold2 \(by its config.json it is no EsmFold2Model"),
+    ]:
+        with pytest.raises(ConfigError, match=words):
+            predict(source, tmp_path, kind=kind)
     assert not PredictedStructures(tmp_path / "nothing").has(keys(SEQUENCES)).any()
 
 

@@ -42,8 +42,6 @@ def test_each_score_stands_at_its_position_and_amino_acid(saved_figures: list[Fi
         assert image.norm(1.0) - 0.5 == pytest.approx(0.5 - image.norm(-1.0))
         red, _, blue, _ = image.cmap(image.norm(-2.0))
         assert red > blue
-    wanted = {
-        f"{mutation.mutant}{mutation.offset + 24}": score for mutation, score in zip(mutations, scores, strict=True)
-    }
-    assert drawn == wanted and len(panels) == 2
+    names = [f"{mutation.mutant}{mutation.offset + 24}" for mutation in mutations]
+    assert drawn == dict(zip(names, scores, strict=True)) and len(panels) == 2
     assert bar.get_ylabel() == "score; dots: wild type"

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
@@ -9,6 +9,7 @@ PROTEIN = Protein("MKTXAY", first=24)
 LETTERS = st.text(AMINO_ACIDS, min_size=1, max_size=12)
 
 
+@settings(deadline=None)
 @given(LETTERS, st.data())
 def test_notation_sequence_and_mutant_are_one(wild, data):
     protein = Protein(wild, data.draw(st.integers(1, 900)))

@@ -14,11 +14,8 @@ def test_the_report_and_its_json_show_counts_lengths_composition_and_origin(comm
     for words in ("1 final '*' dropped", "in.fasta", "100 to 199", "95.24 %", "--verify reads all"):
         assert words in report, words
     facts = json.loads(command("data", "inspect", store, "--json", "--verify").out)
-    assert facts["lengths"]["histogram"] == [
-        {"from": 0, "to": 50, "records": 2},
-        {"from": 50, "to": 100, "records": 0},
-        {"from": 100, "to": 200, "records": 1},
-    ]
+    bars = [tuple(bar.values()) for bar in facts["lengths"]["histogram"]]
+    assert bars == [(0, 50, 2), (50, 100, 0), (100, 200, 1)]
     assert facts["composition"] == {"L": 120, "K": 2, "M": 2, "V": 1, "X": 1}
     assert (facts["records"], facts["counts"]["stops_dropped"], facts["verified"]) == (3, 1, "full")
     assert facts["source"][0]["xxh128"]

@@ -14,6 +14,7 @@ from tests.classifiers import classifier_config, export_tiny, labelled_fasta
 from tests.inference.embedding.jobs import small_model_folder, write_proteins
 from tests.model.support import random_sequences
 from tests.runs import tiny_config
+from tests.tools.conftest import without_stacks
 
 STAGES = {"read", "tokenize", "pack", "attention", "products", "norm and activation", "pooling", "write"}
 TRAINING = {"esmeray.json", "profile.json", "report.txt", "stacks.txt", "trace.json"}
@@ -93,7 +94,8 @@ def test_classifier_is_profiled_alike_with_its_batch_sizes(profiled, tmp_path: P
     assert width > height > 500
 
 
-def test_steps_may_be_left_out_and_long_sequences_taken_in_windows(profiled):
+def test_steps_may_be_left_out_and_long_sequences_taken_in_windows(profiled, monkeypatch):
+    without_stacks(monkeypatch)
     windows = ("--profile.long", "window", "--profile.max_length", 40, "--profile.layers", 0, -1)
     outcome, profile = profiled("model", "--profile.steps", "stages", *windows, proteins="labelled.fasta")
     assert outcome.code == 0 and profile["batches"] == 3, outcome.err  # of crops it is one
@@ -127,6 +129,7 @@ def test_experiment_is_trained_for_some_seconds_and_nothing_is_saved(command, tm
     from esmeray.tools.profile import _training
 
     monkeypatch.setattr(_training, "MeasurementSection", lambda: _training._TRACED)  # one short window
+    monkeypatch.setattr(_training, "TRACED_STEPS", 1)
     config = tiny_config(tmp_path / "runs")
     (tmp_path / "mine.yaml").write_text(dump_config(config))
     outcome = command.done("profile", "model", tmp_path / "mine.yaml", "--profile.output", tmp_path / "out")

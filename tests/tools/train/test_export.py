@@ -21,19 +21,13 @@ def run(process_group, tmp_path_factory):
     return folder
 
 
-def tensors(folder):
-    return {
-        f"{path.name}/{name}": tensor
-        for path in sorted(folder.glob("*.safetensors"))
-        for name, tensor in load_file(path).items()
-    }
-
-
 def test_last_checkpoint_exports_as_the_run_did_at_its_end(run, tmp_path):
     assert main([str(run.path), "--export.output", str(tmp_path / "model")]) == 0
-    expected, actual = tensors(run.export), tensors(tmp_path / "model")
-    assert expected.keys() == actual.keys()
-    assert all(torch.equal(actual[name], expected[name]) for name in expected)
+    files = sorted(path.name for path in run.export.glob("*.safetensors"))
+    assert files and files == sorted(path.name for path in (tmp_path / "model").glob("*.safetensors"))
+    for name in files:
+        actual, expected = (load_file(folder / name) for folder in (tmp_path / "model", run.export))
+        assert actual.keys() == expected.keys() and all(torch.equal(actual[key], expected[key]) for key in expected)
     assert (tmp_path / "model" / "config.yaml").exists()
     assert "Steps" in (tmp_path / "model" / "README.md").read_text()
 
