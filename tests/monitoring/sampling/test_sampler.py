@@ -183,6 +183,7 @@ def test_driver_that_hangs_does_not_hold_up_the_end(make, monkeypatch, warnings)
 
 
 SCRAPE_TIMEOUT_S = 90.0
+"""Ray hands metrics on every ten seconds."""
 LINE = re.compile(r"^ray_esmeray_(\w+)\{([^}]*)\} (\S+)", re.MULTILINE)
 
 
