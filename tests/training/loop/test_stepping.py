@@ -83,6 +83,17 @@ def stepper_of(engine, folder, control=None, max_halvings=3) -> Stepper:
 STEP = step_of(batch_of(3, 5, 4, 4), batch_of(8, 8))
 
 
+@pytest.mark.parametrize("reduces", ["never", "late", "early"])
+@pytest.mark.parametrize("runs_out", [1, 2])
+def test_worker_with_memory_enough_splits_as_the_others_do(reduces, runs_out, tmp_path):
+    engine, others = Engine(world_size=2, reduces=reduces), Others(runs_out)
+    sums = stepper_of(engine, tmp_path, others).forward_backward(step_of(batch_of(8, 8), batch_of(16)), 32)
+    assert engine.passes[-2:] == [16, 16]  # as many as the others take, with one that counts for nothing
+    if reduces != "never" or runs_out == 1:
+        assert engine.passes == [8, 8, 16, 16]
+        assert float(sums.own["loss"]) == 3 * 16  # the stand-in's loss has no targets in real models
+
+
 @pytest.mark.parametrize(("reduces", "asked"), [("never", 1), ("late", 2), ("early", 2)])
 def test_others_are_asked_once_before_a_collective_follows_a_forward_pass(reduces, asked, tmp_path):
     engine, others = Engine(world_size=2, reduces=reduces), Others()
