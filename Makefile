@@ -6,8 +6,8 @@ CONFIG ?= train_config/esm2ae.yaml
 SERVE_CONFIG ?= train_config/serve.yaml
 ARGS ?=
 SBOM ?= esmeray.cdx.json
-# Tests run in two processes, a file's in one of them, in the order of tests/conftest.py; each has a Ray cluster while it
-# needs one.
+# Tests run in two processes, a file's in one of them, and those of a fixture that takes long to start, by and in the order
+# of tests/conftest.py.
 SPREAD ?= -n 2 --dist loadfile --no-loadscope-reorder
 BIN := $(VENV)/bin
 TORCH := $(shell sed -n 's/^torch==//p' requirements.txt)

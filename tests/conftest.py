@@ -11,6 +11,7 @@ import resource
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,27 @@ RAY_FILES: set[Path] = set()
 """Files with a test on a Ray cluster."""
 RAY = ExitStack()
 """This process's cluster."""
+
+
+SHARED = ("worker_group", "ray_address")
+"""Fixtures whose processes take tens of seconds to start: all files that name one are given to one process of tests."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give out tests by their file, and files of a shared fixture together."""
+    from xdist.scheduler import LoadFileScheduling
+
+    @cache
+    def scope(file: str) -> str:
+        text = (config.rootpath / file).read_text(encoding="utf-8")
+        return next((name for name in SHARED if name in text), file)
+
+    class ByFixture(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return scope(super()._split_scope(nodeid))
+
+    return ByFixture(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,6 +1,7 @@
 import importlib
 import multiprocessing
 import os
+import sys
 import traceback
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
@@ -27,9 +28,7 @@ class WorkerGroup:
 
     def run(self, function: Callable[..., None], *arguments: Any, workers: int = 2) -> None:
         """Call ``function(rank, *arguments)`` in all; what one failed with is an AssertionError that ends all."""
-        spawn = multiprocessing.get_context("spawn")
-        while len(self._processes) < workers:
-            self._processes.append(ProcessPoolExecutor(1, spawn))
+        self._start(workers)
         if self._joined != workers:
             self._joins += 1
             rendezvous = str(self._folder / f"rendezvous-{self._joins}")
@@ -38,6 +37,13 @@ class WorkerGroup:
             self._joined = workers
         self._call(_run, workers, dict(os.environ), function, arguments)
 
+    def results(self, *functions: Callable[[], Any]) -> list[Any]:
+        """What functions return, each called in a process of its own that is in no group, and may make one."""
+        self._start(len(functions))
+        self._joined = 0
+        self._call(_leave, len(self._processes))
+        return self._call(_run_alone, len(functions), dict(os.environ), functions)
+
     def close(self) -> None:
         for pool in self._processes:
             for process in list(pool._processes.values()):  # Python 3.14 has kill_workers()
@@ -45,7 +51,12 @@ class WorkerGroup:
             pool.shutdown()
         self._processes, self._joined = [], 0
 
-    def _call(self, function: Callable[..., None], count: int, *arguments: Any) -> None:
+    def _start(self, count: int) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        while len(self._processes) < count:
+            self._processes.append(ProcessPoolExecutor(1, spawn))
+
+    def _call(self, function: Callable[..., Any], count: int, *arguments: Any) -> list[Any]:
         calls = [pool.submit(function, rank, *arguments) for rank, pool in enumerate(self._processes[:count])]
         wait(calls, TIMEOUT_S, FIRST_EXCEPTION)
         if any(not call.done() or call.exception() for call in calls):
@@ -53,17 +64,19 @@ class WorkerGroup:
             failures = [f"rank {rank} {failure}" for rank, call in enumerate(calls) if (failure := _failure(call))]
             self.close()
             raise AssertionError("\n".join(failures))
+        return [call.result() for call in calls]
 
 
 def _leave(rank: int) -> None:
     """Forget the last group, and what DeepSpeed 0.19.8 keeps of it for as long as a process lives."""
-    if not dist.is_initialized():
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    if "deepspeed" not in sys.modules:
         return
     from deepspeed.comm import comm
     from deepspeed.runtime.zero import parameter_offload, partition_parameters
     from deepspeed.utils import groups
 
-    dist.destroy_process_group()
     comm.cdb = None
     importlib.reload(groups)
     # ZeRO-3 numbers modules and parameters, and ranks compare these: a new process has seen fewer.
@@ -80,11 +93,20 @@ def _join(rank: int, workers: int, rendezvous: str) -> None:
 
 
 def _run(rank: int, environment: dict[str, str], function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    _take(environment)
+    function(rank, *arguments)
+    dist.barrier()
+
+
+def _run_alone(rank: int, environment: dict[str, str], functions: tuple[Callable[[], Any], ...]) -> Any:
+    _take(environment)
+    return functions[rank]()
+
+
+def _take(environment: dict[str, str]) -> None:
     # The processes began with another test's: a store's address and credentials among them.
     os.environ.clear()
     os.environ.update(environment)
-    function(rank, *arguments)
-    dist.barrier()
 
 
 def _failure(call: Future[None]) -> str | None:

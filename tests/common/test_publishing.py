@@ -204,15 +204,6 @@ def test_a_place_that_can_not_be_written_is_refused_before_the_work(tmp_path, ma
     assert names(tmp_path) == ["file"]
 
 
-def test_a_file_system_that_became_read_only_is_said_in_words(tmp_path, monkeypatch):
-    def refuse(*_, **__):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    monkeypatch.setattr(Path, "unlink", refuse)  # refused there even of what does not exist
-    with pytest.raises(ResourceError, match="can't be written: Read-only"), made_file(tmp_path / "a", "export", False):
-        refuse()
-
-
 def test_files_are_readable_as_the_umask_says_whatever_a_library_gave_them(tmp_path):
     with exclusive(tmp_path / "target"), published(tmp_path / "target") as folder:
         (folder / "file").touch(0o600)

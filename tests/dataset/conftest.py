@@ -7,7 +7,7 @@ import pytest
 
 from esmeray.dataset.store.sample import sample_records
 from tests.dataset.labelled_stores import proteins
-from tests.dataset.store_fixtures import make_store
+from tests.dataset.stores import make_store
 
 
 @pytest.fixture(scope="session")

@@ -1,20 +1,35 @@
 """Small real stores for tests of what reads them."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
+from esmeray.dataset.section import IngestSection
+from esmeray.dataset.store.conversion import convert
 from esmeray.dataset.store.reader import Store
-from tests.dataset import store_fixtures
+
+AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
 
 
-def make_store(folder: Path, count: int = 120, longest: int = 300) -> Path:
-    """A store of random proteins of 5 to ``longest`` residues."""
+def write_fasta(path: Path, records: Iterable[tuple[str, str]]) -> Path:
+    """A plain FASTA file of these records."""
+    path.write_text("".join(f">{name}\n{sequence}\n" for name, sequence in records))
+    return path
+
+
+def random_proteins(lengths: Iterable[int]) -> list[tuple[str, str]]:
     random = np.random.default_rng(0)
-    residues = np.frombuffer(b"ACDEFGHIKLMNPQRSTVWY", dtype=np.uint8)
-    lengths = random.integers(5, longest, count)
-    proteins = [random.choice(residues, length).tobytes().decode() for length in lengths]
-    return store_fixtures.make_store(folder, [(f"protein{index}", protein) for index, protein in enumerate(proteins)])
+    return [(f"protein{n}", "".join(random.choice(list(AMINO_ACIDS), length))) for n, length in enumerate(lengths)]
+
+
+def make_store(folder: Path, records: Iterable[tuple[str, str]] | None = None, **settings: object) -> Path:
+    """A store in ``folder/store`` of these records, or of 120 random proteins of 5 to 300 residues."""
+    if records is None:
+        records = random_proteins(np.random.default_rng(0).integers(5, 300, 120))
+    source = write_fasta(folder / "in.fasta", records)
+    convert([str(source)], folder / "store", IngestSection(), **settings)
+    return folder / "store"
 
 
 def damage_record(store_path: Path, record: int) -> None:

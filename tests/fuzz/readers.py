@@ -27,7 +27,7 @@ from esmeray.function.ontology import read_ontology
 from esmeray.model.export.exported_folder import task_of
 from esmeray.train_config.loading import SHIPPED
 from esmeray.training.config import load_config
-from tests.dataset.stores import make_store
+from tests.dataset.stores import make_store, random_proteins
 from tests.embeddings import make_embeddings, random_vectors
 from tests.function.test_ontology import HEADER, term
 from tests.structures import EACH, folds, pdb_lines, write_models
@@ -127,7 +127,7 @@ def embeddings(file: str, file_format: str) -> Reader:
 
 def store_manifest(folder: Path) -> list[bytes]:
     (folder / "made").mkdir()
-    for path in make_store(folder / "made", 10).iterdir():
+    for path in make_store(folder / "made", random_proteins(range(30, 130, 10))).iterdir():
         path.rename(folder / path.name)
     return [(folder / "manifest.json").read_bytes()]
 

@@ -8,7 +8,6 @@ import torch
 from esmeray.dataset.packed_batch import WEIGHTS, PackedBatch
 from esmeray.model.task_model import TaskModel
 from tests.model.support import (
-    WAITING,
     Operators,
     build_model,
     masked_batch,
@@ -57,14 +56,6 @@ def test_compiled_layers_are_traced_for_no_further_shape():
         graphs.append(counters["unique_graphs"])
     torch._dynamo.reset()
     assert graphs[-1] == graphs[1] > 0
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_no_operator_of_a_step_waits_for_the_device(name):
-    model, batch = model_of(name), batch_of(name, [40, 7, 90])
-    with Operators() as operators:
-        model(batch).loss_sum.backward()
-    assert not WAITING & set(operators.counts)
 
 
 @pytest.mark.cuda

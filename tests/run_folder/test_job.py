@@ -9,6 +9,8 @@ import pytest
 from esmeray.common.errors import ConfigError, DataError, DiskFullError
 from esmeray.common.publishing import MADE_FILE, RECORD_FILE, disk_full
 from esmeray.run_folder.job import JOB_FILE, JOURNAL_FILE, LOCK_FILE, accept, journal, unfinished
+from esmeray.run_folder.paths import RAY_SNAPSHOT, Outcome, RunFolder
+from tests.damage import flipped, flips
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
@@ -79,3 +81,23 @@ def test_a_job_that_is_refused_leaves_its_pieces_or_nothing_and_on_a_full_disk_s
         begun(tmp_path / "v", pieces=0, error=disk_full(tmp_path / "v", os.strerror(errno.ENOSPC)))
     words = f"what is done stays in {tmp_path}/v.partial, and the same command resumes once there is room"
     assert refusal.value.exit_code == 4 and (words in str(refusal.value)) == bool(pieces)
+
+
+def test_a_new_start_forgets_what_was_asked_of_the_one_before_and_what_ray_kept_of_it(tmp_path: Path):
+    run = RunFolder(tmp_path, "run")
+    run.path.mkdir()
+    run.request_stop()
+    snapshot = run.path / RAY_SNAPSHOT
+    snapshot.write_text('{"ray_version": "2.6')  # as a killed run leaves it
+    run.clear_requests()
+    assert not run.end_requested() and not snapshot.exists()
+
+
+def test_an_outcome_with_a_flipped_bit_is_passed_over_with_a_line_or_the_same(tmp_path: Path, caplog):
+    run, outcome = RunFolder(tmp_path, "run"), Outcome("finished", 8, "trained 8 steps", 0)
+    run.path.mkdir()
+    run.write_outcome(outcome)
+    for bit in flips(run.outcome, 300, seed=1):
+        caplog.clear()
+        with flipped(run.outcome, bit):
+            assert run.read_outcome() == (None if caplog.records else outcome), bit

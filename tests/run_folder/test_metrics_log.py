@@ -29,15 +29,6 @@ def test_every_line_is_valid_json_and_says_what_was_not_finite(values, loss):
     assert (record["loss"] is None) is not math.isfinite(loss)
 
 
-def test_rewind_drops_what_comes_after_the_step(tmp_path):
-    with MetricsLog(tmp_path / "m.jsonl") as log:
-        for step in range(1, 6):
-            log.append(train(step, step))
-        assert log.rewind(3) == 2
-        log.append(train(4, 4, loss=9.0))
-    assert [(r["step"], r["loss"]) for r in read_metrics(tmp_path / "m.jsonl")][2:] == [(3, 1.0), (4, 9.0)]
-
-
 def test_partial_last_line_of_a_killed_writer_is_passed_over_and_dropped(tmp_path):
     path = tmp_path / "m.jsonl"
     path.write_bytes(encode_record(train(1, 1)) + b'{"kind":"tra')

@@ -6,13 +6,15 @@ import pytest
 from esmeray.common import processor
 from esmeray.common.command_line import run
 from esmeray.common.errors import ConfigError
-from esmeray.service.section import ServiceSettings
+from esmeray.service.section import ServeSection, ServiceSettings
 from esmeray.tools.grammar import read_words
 from esmeray.tools.train import run as train
 from esmeray.tools.tune import _search
 from esmeray.train_config.loading import SHIPPED, dump_config, load_settings
+from esmeray.train_config.natures import FIXED, FREE, UNSEEN, on_resume, with_absolute_paths
 from esmeray.training.config import Config, load_config
 from esmeray.tuning.section import TuneConfig
+from tests.runs import tiny_config
 
 
 @pytest.fixture
@@ -165,7 +167,7 @@ MERGES = "".join(f"{b}: &{b} {{<<: [*{a}, *{a}, *{a}, *{a}]}}\n" for a, b in pai
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("a: " + "[" * 50_000 + "]" * 50_000, "100 levels"),
+        ("a: " + "[" * 5_000 + "]" * 5_000, "100 levels"),
         ("a: &a [0, 0]\n" + LISTS, "100,000"),
         ("a: &a {x: 1}\n" + MERGES, "100"),
         ("a: &a {b: *a}\n", "an alias of what it stands in"),
@@ -179,3 +181,26 @@ def test_yaml_that_means_harm_is_refused_in_one_line(tmp_path, text, problem):
     with pytest.raises(ConfigError, match=f"no valid YAML .*{problem}") as raised:
         load_config(tmp_path / "in.yaml")
     assert "\n" not in str(raised.value) and len(str(raised.value)) < 400
+
+
+def test_settings_have_the_nature_of_their_section_but_where_they_have_their_own():
+    keys = "model.backbone.heads", "model.backbone.gradient_checkpointing", "wandb.mode", "training.learning_rate"
+    assert [on_resume(Config, key) for key in keys] == [FIXED, UNSEEN, UNSEEN, FREE]
+
+
+def test_paths_become_absolute_and_names_stay(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "weights").mkdir()
+    config = tiny_config(tmp_path, data={"stage_dir": "fast"}, model={"backbone": {"source": "weights"}})
+    absolute = with_absolute_paths(config)
+    assert absolute.data.stage_dir == str(tmp_path / "fast") and absolute.deepspeed.config.startswith("/")
+    assert absolute.model.backbone.source == str(tmp_path / "weights")
+    assert with_absolute_paths(Config()).model.backbone.source == Config().model.backbone.source
+
+
+def test_links_to_keys_of_the_service_stay_as_they_lead_elsewhere_on_another_node(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "..2026_11_25").mkdir()
+    (tmp_path / "keys.yaml").symlink_to("..2026_11_25/keys.yaml")
+    settings = {"models": ["weights"], "access": {"keys": "keys.yaml"}}
+    assert with_absolute_paths(ServeSection.model_validate(settings)).access.keys == str(tmp_path / "keys.yaml")

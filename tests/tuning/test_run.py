@@ -10,12 +10,15 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
+from esmeray.cluster.placement import Workers
 from esmeray.common.errors import ConfigError, ResourceError
+from esmeray.monitoring.sampling.host import memory_of_this_machine
 from esmeray.training.config import load_config
 from esmeray.training.launch.driver import dry_run
 from esmeray.tuning.records import Job, SearchFolder, read_trials
@@ -148,7 +151,7 @@ def test_two_devices_take_two_trials_side_by_side_in_a_process_each(tmp_path):
 @pytest.mark.slow
 def test_crash_and_hang_of_real_workers_are_results_and_best_yaml_is_planned_as_it_is(ray_address, tmp_path):
     folder = SearchFolder(tmp_path, "fast")
-    faults = {("batch.tokens", 512): "crash", ("batch.tokens", 256): "hang"}
+    faults = {("batch.tokens", 512): "crash", ("batch.tokens", 128): "hang"}  # after the experiment's own 256
     job = a_job(
         tmp_path,
         ray_address,
@@ -158,9 +161,44 @@ def test_crash_and_hang_of_real_workers_are_results_and_best_yaml_is_planned_as_
     )
     assert tune(job) == 0
     results = {trial.settings.tokens: trial.measurement for trial in read_trials(folder.trials)}
-    assert {tokens: result.status for tokens, result in results.items()} == {256: "timeout", 512: "crash", 128: "ok"}
-    assert results[256].reason == "a worker did not end within 5 s"
+    assert {tokens: result.status for tokens, result in results.items()} == {256: "ok", 512: "crash", 128: "timeout"}
+    assert results[128].reason == "a worker did not end within 5 s"
     assert "a worker's process ended" in results[512].reason
     best = load_config(folder.best)
-    assert best.batch.tokens == 128
+    assert best.batch.tokens == 256
     assert dry_run(best) == 0
+
+
+QUICK = TuneConfig.model_validate({"measurement": {"warmup_steps": 1, "window_s": 0.1, "max_windows": 1}})
+FAULTS = {("data.prefetch", 2): "nan", ("data.prefetch", 3): "out_of_memory"}
+
+
+@pytest.mark.slow
+def test_two_workers_share_the_memory_and_survive_nan_and_out_of_memory_in_one(
+    ray_address, store_path, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("esmeray.tuning.workers.GRACE_S", 0.0)  # those that agree need none, on any machine
+    workers = Workers(2, 1, use_gpu=False)
+    job = Job(tiny_config(tmp_path, ray={"num_workers": 2}), QUICK, store_path=str(store_path))
+    group = a_group(FAULTS, workers, job)
+
+    def measured(prefetch: int):
+        return group.measure(replace(job.own_settings(workers), prefetch=prefetch), None)
+
+    first = measured(4)
+    assert first.status == "ok", first.reason
+    assert first.tokens_per_s > 0
+    assert first.total_memory_bytes == memory_of_this_machine().total // 2
+
+    spoilt = measured(2)
+    assert (spoilt.status, spoilt.reason) == ("nan", "loss or gradient was not finite in step 1")
+    assert spoilt.reusable, "workers that ended together stay"
+    assert measured(4).status == "ok"
+
+    # On the second worker, inside a step: the first waits for it in a collective operation.
+    too_large = measured(3)
+    assert (too_large.status, too_large.reusable) == ("out_of_memory", False)
+    assert "injected" in too_large.reason
+    assert 0 < too_large.peak_memory_bytes < too_large.total_memory_bytes
+    assert list(tmp_path.iterdir()) == []
+    group.close()

@@ -7,11 +7,20 @@ from pathlib import Path
 import matplotlib.image
 import pytest
 
-from esmeray.benchmarks.harness.results import read_results
+from esmeray.benchmarks.__main__ import RESULTS_ROOT
+from esmeray.benchmarks.harness import runner
+from esmeray.benchmarks.harness.results import read_results, verdict
 from esmeray.benchmarks.harness.runner import Run, run_stages
 from esmeray.benchmarks.harness.stage import Case, Contender, Row, Setting, WrongWorkError
 from esmeray.common.errors import DataError
+from esmeray.common.timing import Ratio
 from tests.benchmarks.harness.toy_stage import MACHINE, constant, toy_stage
+
+
+@pytest.fixture
+def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One test looks at it; it takes a second after each case."""
+    monkeypatch.setattr(runner, "_draw", lambda run: None)
 
 
 def a_run(folder: Path, command: str = "python -m benchmarks", quick: bool = True, **changes) -> Run:
@@ -38,6 +47,7 @@ def test_a_run_writes_json_a_table_and_a_picture_of_those_who_took_part(tmp_path
     assert (number.ratio, number.floor, number.verdict) == (1.5, None, "no floor")
 
 
+@pytest.mark.usefixtures("no_picture")
 def test_naming_a_stage_measures_it_again_and_leaves_the_others_as_they_are(tmp_path: Path):
     run_stages([toy_stage("loading"), toy_stage("conversion")], a_run(tmp_path, "all"))
     run_stages([toy_stage("loading", ours=60.0)], a_run(tmp_path, "loading alone"))
@@ -50,6 +60,7 @@ def test_naming_a_stage_measures_it_again_and_leaves_the_others_as_they_are(tmp_
         run_stages([toy_stage("conversion")], a_run(tmp_path))
 
 
+@pytest.mark.usefixtures("no_picture")
 def test_ctrl_c_keeps_the_cases_that_are_finished(tmp_path: Path):
     def interrupted(_: Setting) -> Iterator[Case]:
         yield Case("first", "MB/s", (constant("ours", 1.0), constant("peer", 1.0)))
@@ -60,6 +71,7 @@ def test_ctrl_c_keeps_the_cases_that_are_finished(tmp_path: Path):
     assert [case.case for case in read_results(tmp_path, MACHINE).cases] == ["first"]
 
 
+@pytest.mark.usefixtures("no_picture")
 def test_rows_of_a_stage_without_peers_are_written_as_they_come_and_a_wrong_one_breaks_it(tmp_path: Path, capsys):
     def rows(_: Setting) -> Iterator[Row]:
         yield {"what": "copy", "TB/s": 1.5}
@@ -84,6 +96,7 @@ def test_rows_of_a_stage_without_peers_are_written_as_they_come_and_a_wrong_one_
     assert "conversion: the ids differ" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("no_picture")
 def test_a_full_run_warms_rates_up_by_the_short_work_where_there_is_some(tmp_path: Path):
     calls: list[str] = []
     contender = Contender("a", lambda: calls.append("long") or 1.0, short=lambda: calls.append("short") or 1.0)
@@ -98,3 +111,16 @@ def test_a_full_run_warms_rates_up_by_the_short_work_where_there_is_some(tmp_pat
     assert case.contenders[0].warm_up_settled is not None
     assert "agree within 2%" in case.warm_up
     assert "smoke run" not in (tmp_path / "results.md").read_text(encoding="utf-8")
+
+
+def test_a_verdict_says_whether_the_whole_interval_agrees():
+    assert verdict(Ratio(2.0, 1.9, 2.1), 1.5) == "reached"
+    assert verdict(Ratio(2.0, 1.4, 2.1), 1.5) == "reached, within noise"
+    assert verdict(Ratio(1.4, 1.3, 1.6), 1.5) == "missed, within noise"
+    assert verdict(Ratio(1.4, 1.3, 1.45), 1.5) == "missed"
+    assert verdict(Ratio(1.4, 1.3, 1.45), None) == "no floor"
+
+
+@pytest.mark.parametrize("folder", sorted(RESULTS_ROOT.glob("*/results.json")), ids=lambda path: path.parent.name)
+def test_results_in_the_repository_stay_readable(folder):
+    assert read_results(folder.parent, MACHINE).cases

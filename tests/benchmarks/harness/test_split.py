@@ -12,7 +12,7 @@ from esmeray.dataset.store.sample import sample_records
 
 
 def test_no_protein_is_like_one_of_another_part_and_each_is_in_one(tmp_path: Path):
-    sequences = [sequence for _, sequence in sample_records(300, 100, seed=0)]
+    sequences = [sequence for _, sequence in sample_records(200, 80, seed=0)]
     fasta, folder = tmp_path / "all.fasta", tmp_path / "parts"
     fasta.write_text("".join(f">{number}\n{sequence}\n" for number, sequence in enumerate(sequences)))
     folder.mkdir()

@@ -1,4 +1,11 @@
-"""The training stage measures the same work and refuses where it isn't."""
+"""The stages that train measure the same work and refuse where it isn't."""
+
+import json
+from contextlib import ExitStack
+from dataclasses import asdict
+from functools import partial
+from pkgutil import resolve_name
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -7,9 +14,12 @@ from hypothesis import strategies as st
 from esmeray.benchmarks.harness.models import random_network
 from esmeray.benchmarks.harness.proteins import read_proteins
 from esmeray.benchmarks.harness.stage import Setting, WrongWorkError
+from esmeray.benchmarks.programs import processes, training_workload, worker_alone
 from esmeray.benchmarks.programs.training_workload import TOY, StepLine, Workload, run_contender
-from esmeray.benchmarks.stages import training
+from esmeray.benchmarks.stages import plan, runs, training
 from esmeray.benchmarks.stages.training import OURS, TRAINER, Runs, prepare
+from esmeray.training.loop.building import Worker
+from tests.worker_group import WorkerGroup
 
 
 def a_run(loss: float = 3.0) -> list[StepLine]:
@@ -20,10 +30,10 @@ def a_run(loss: float = 3.0) -> list[StepLine]:
 @pytest.mark.parametrize("loss", [3.0 + 2 * training.LOSS_TOLERANCE, float("nan")])
 def test_first_steps_are_not_measured_and_contenders_that_learn_otherwise_are_no_comparison(tmp_path, loss):
     workload = Workload("", "", "", sequences=4, accumulation=2, tokens=1024, warmup_steps=1, steps=2)
-    runs = Runs(workload, tmp_path, training.LOSS_TOLERANCE)
-    assert runs.add(OURS, a_run()) == 10
+    contenders = Runs(workload, tmp_path, training.LOSS_TOLERANCE)
+    assert contenders.add(OURS, a_run()) == 10
     with pytest.raises(WrongWorkError, match=r"Trainer.* loss of"):
-        runs.add(TRAINER, a_run(loss))
+        contenders.add(TRAINER, a_run(loss))
 
 
 @given(st.lists(st.integers(1, 3000), min_size=1, max_size=40), st.integers(1, 32))
@@ -35,7 +45,43 @@ def test_a_packed_batch_holds_the_longest_protein_and_what_the_padded_one_holds_
     assert abs(budget - mean) <= training.BUDGET_MULTIPLE / 2 or budget == max(tokens)
 
 
+def called(function: str, arguments: dict[str, Any]) -> Any:
+    """In a lasting process: what a worker has beside training, which would end with its process, is ended."""
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        honest = worker_alone.build_worker
+
+        def build_worker(*given: Any) -> Worker:
+            worker = honest(*given)
+            stack.callback(worker.leave, is_over=True)
+            return worker
+
+        patch.setattr(worker_alone, "build_worker", build_worker)
+        return resolve_name(function)(**arguments)
+
+
+@pytest.fixture
+def lasting_processes(monkeypatch: pytest.MonkeyPatch, worker_group: WorkerGroup) -> None:
+    """What a stage calls in processes of its own is called in lasting ones: importing torch takes a new one longest."""
+
+    def both(function: str, *given: dict[str, Any]) -> list[Any]:
+        given = json.loads(json.dumps(given, default=asdict))
+        calls = [partial(called, function, arguments) for arguments in given]
+        return json.loads(json.dumps(worker_group.results(*calls), default=asdict))
+
+    def call(function: str, **arguments: Any) -> Any:
+        # Transformers' Trainer leaves settings behind in its process.
+        return both(function, arguments)[0] if "worker_alone" in function else processes.call(function, **arguments)
+
+    def run_program(command: list[str], environment: dict[str, str]) -> None:
+        assert worker_group.results(partial(worker_alone.main, command[-1])) == [0]
+
+    monkeypatch.setattr(plan, "_both", both)
+    monkeypatch.setattr(runs, "run_program", run_program)
+    monkeypatch.setattr(training_workload, "call", call)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("lasting_processes")
 def test_both_sides_start_from_the_same_weights_and_only_the_peer_pads(tmp_path):
     pytest.importorskip("accelerate")
     fasta = tmp_path / "some.fasta"
@@ -49,3 +95,28 @@ def test_both_sides_start_from_the_same_weights_and_only_the_peer_pads(tmp_path)
     assert all(line.tokens < line.computed_tokens for line in peer)
     assert sum(line.tokens for line in ours) == pytest.approx(sum(line.tokens for line in peer), rel=0.5)
     assert all(line.memory_bytes >= 0 for line in ours + peer)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("lasting_processes")
+def test_a_head_is_trained_from_cached_and_from_computed_features(tmp_path):
+    case = next(iter(runs.STAGE.cases(Setting(device="cpu", quick=True, folder=tmp_path))))  # type: ignore[arg-type]
+    assert all(contender.run() > 0 for contender in case.contenders)
+    assert "seconds of the run that computed the features" in case.facts
+
+
+def test_runs_of_other_losses_are_no_comparison(tmp_path):
+    head = runs.TrainingRuns(Setting(device="cpu", quick=True, folder=tmp_path), runs.HEAD)  # 1e-4 is allowed
+    head.compare([3.0, 2.0])
+    head.compare([3.0, 2.0 + 1e-5])
+    with pytest.raises(WrongWorkError):
+        head.compare([3.0, 2.1])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("lasting_processes")
+def test_two_workers_and_their_plan_have_a_rate(tmp_path):
+    (case,) = plan.STAGE.cases(Setting(device="cpu", quick=True, folder=tmp_path))
+    assert all(contender.run() > 0 for contender in case.contenders)
+    assert 0 < case.facts["MFU alone"] < 1 and case.facts["Gbit/s"] > 0
+    assert not list(plan.STAGE.cases(Setting(device="cuda", quick=True, folder=tmp_path)))

@@ -18,18 +18,15 @@ from esmeray.dataset.packed_batch import PackedBatch
 from esmeray.dataset.section import BatchSection
 from esmeray.dataset.store import format as store_format
 from esmeray.dataset.store.reader import Store
-from esmeray.dataset.tokens.esm import pack_sequences
 from esmeray.tasks.masked_lm.section import MaskedLMSection
-from tests.dataset.store_fixtures import make_store
+from tests.dataset.stores import make_store, random_proteins
 
 NUM_RECORDS = 500
 
 
 @pytest.fixture(scope="module")
 def store_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    letters = np.random.default_rng(0).choice(list("ACDEFGHIKLMNPQRSTVWY"), (NUM_RECORDS, 200))
-    records = [(f"protein{index}", "".join(row)) for index, row in enumerate(letters)]
-    return make_store(tmp_path_factory.mktemp("hidden_costs"), records)
+    return make_store(tmp_path_factory.mktemp("hidden_costs"), random_proteins([200] * NUM_RECORDS))
 
 
 @pytest.fixture
@@ -120,11 +117,6 @@ def test_calls_of_a_batch_do_not_grow_with_its_sequences(store_path, masking, ma
     assert make(500).num_sequences == 500
     few, many = count_calls(lambda: make(10)), count_calls(lambda: make(500))
     assert few == many < 150
-
-
-def test_calls_of_packing_text_do_not_grow_with_the_sequences():
-    few, many = (count_calls(lambda count=count: pack_sequences(["MKV" * 20] * count)) for count in (10, 1000))
-    assert few == many < 50
 
 
 def test_a_batch_is_six_tensors_that_hold_no_memory_beside_their_own(store_path):

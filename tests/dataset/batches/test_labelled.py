@@ -92,13 +92,6 @@ def test_labels_of_residues_follow_their_residues_through_the_crop(crop):
     assert made.num_targets == 10
 
 
-def test_targets_that_are_not_known_are_not_counted():
-    targets = np.array([[0.5, 1.0], [np.nan, np.nan], [2.0, np.nan]], dtype=np.float32)
-    made = next(source(Tokens([3, 3, 3]), Labels(targets)).batches([(0, np.arange(3))]))
-    assert made.num_targets == 2
-    assert made.batch.named(TARGETS).shape == (3, 2)
-
-
 @pytest.mark.parametrize(
     "labels",
     [

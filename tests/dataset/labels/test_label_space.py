@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from esmeray.common.errors import DataError
 from esmeray.dataset.labels.label_space import LabelSpace, UnseenLabelError
-from esmeray.dataset.targets import IGNORED_TARGET
+from esmeray.dataset.labels.values import read_label_weights
 
 names = st.text(min_size=1, max_size=8)
 several_names = st.lists(names, min_size=2, max_size=30).filter(lambda labels: len(set(labels)) > 1)
@@ -72,16 +72,6 @@ def test_an_unseen_label_is_named_with_its_record(kind, training, labels, label,
     assert (str(again), again.label, again.index) == (str(raised.value), label, index)
 
 
-def test_unseen_labels_may_be_left_without_a_target():
-    classes = LabelSpace("multiclass", ("a", "b"))
-    assert classes.encode(["b", "z"], ignore_unseen=True).tolist() == [1, IGNORED_TARGET]
-    sets = LabelSpace("multilabel", ("a", "b"))
-    targets = sets.encode([["a"], ["a", "z"]], ignore_unseen=True)
-    np.testing.assert_array_equal(targets[:], [[1, 0], [np.nan, np.nan]])
-    letters = LabelSpace("per_residue", ("E", "H"))
-    assert letters.encode(["HIE.?-"], ignore_unseen=True).tolist() == [1, IGNORED_TARGET, 0, *[IGNORED_TARGET] * 3]
-
-
 def test_whole_numbers_may_be_classes_and_decimal_ones_may_not():
     assert str(LabelSpace.of(["0.0", "17", "2e3"], "multiclass", ["label"])) == "multiclass, 3 classes (0.0, 17, 2e3)"
     assert str(LabelSpace("regression", ("tm",))) == "regression, 1 column (tm)"
@@ -100,3 +90,32 @@ def test_the_mappings_are_those_that_hugging_face_knows_or_refused(tmp_path):
         path.write_text(json.dumps({"kind": "binary", **mappings, "id2label": labels}))
         with pytest.raises(DataError, match=r"label_mappings\.json: damaged"):
             LabelSpace.load(tmp_path)
+
+
+TERMS = LabelSpace("multilabel", ("GO:1", "GO:2", "GO:3"))
+
+
+def test_labels_that_a_file_of_weights_lacks_count_1(tmp_path):
+    path = tmp_path / "weights.tsv"
+    path.write_text("GO:3\t0.25\r\nGO:1\t0\r\n")
+    assert read_label_weights(path, TERMS).tolist() == [0, 1, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("GO:4\t1", r"the label 'GO:4' is not among the training records'; remove the line"),
+        ("GO:1\t1", r"the label 'GO:1' stands there twice"),
+        ("GO:2\t-1", r"the weight '-1' is no finite number of 0 or more; give one"),
+        ("GO:2\tinf", r"the weight 'inf' is no finite number"),
+        ("GO:2 1", r"the weight '' is no finite number"),
+        ("GO:2\t\xff", r"not UTF-8; save the file as UTF-8"),
+    ],
+)
+def test_bad_lines_of_weights_are_refused(tmp_path, line, message):
+    path = tmp_path / "weights.tsv"
+    path.write_text(f"GO:1\t2\n{line}\n", encoding="latin-1")
+    with pytest.raises(DataError, match=rf"weights\.tsv, line 2: {message}"):
+        read_label_weights(path, TERMS)
+    with pytest.raises(DataError, match=r"can't be read: No such file"):
+        read_label_weights(tmp_path / "missing.tsv", TERMS)

@@ -12,7 +12,7 @@ import pytest
 from esmeray.common.errors import ConfigError, DataError
 from esmeray.dataset.labels.labelled_file import LabelledRecords, find_labelled_files, read_labelled
 from esmeray.dataset.section import IngestSection, LabelsSection, TokenizerSection
-from tests.dataset.store_fixtures import write_fasta
+from tests.dataset.stores import write_fasta
 
 LOCATION = r"^\S+ (?P<label>.+?)-[MSU]\b"
 INGEST = {"duplicate_ids", "bad_characters", "empty_sequences"}

@@ -10,7 +10,7 @@ from esmeray.dataset.labels.labelled_file import LabelledRecords
 from esmeray.dataset.section import LabelsSection, TokenizerSection
 from tests.dataset.labelled_stores import data_of, made
 from tests.dataset.labels.test_labelled_file import counted, read, refusal
-from tests.dataset.store_fixtures import write_fasta
+from tests.dataset.stores import write_fasta
 
 SEQUENCES = [("a", "MKV"), ("b", "MKLA"), ("c", "MK*")]
 LABELS = [("b SET=train VALIDATION=True", "HHEC"), ("a SET=train VALIDATION=False", "CHE"), ("c SET=test", "EE")]

@@ -15,7 +15,7 @@ import dnaio
 import pytest
 
 from esmeray.common import background_thread
-from esmeray.common.errors import ConfigError, DataError
+from esmeray.common.errors import ConfigError, DataError, ResourceError
 from esmeray.common.progress import ConversionProgress
 from esmeray.dataset.fasta import reader as fasta
 from esmeray.dataset.section import DataSection, IngestSection, SampleSection
@@ -26,8 +26,7 @@ from esmeray.dataset.store.reader import Store
 from esmeray.dataset.store.sample import sample_records
 from tests.dataset.interrupting import interrupted_at
 from tests.dataset.labelled_stores import TEXT, data_of, made
-from tests.dataset.store_fixtures import write_fasta
-from tests.dataset.stores import damage_record
+from tests.dataset.stores import damage_record, make_store, write_fasta
 
 SMALL = DataSection(sample=SampleSection(records=30, families=3))
 FORK = multiprocessing.get_context("fork")
@@ -201,3 +200,20 @@ def test_what_is_no_store_is_never_overwritten(tmp_path):
         with pytest.raises(ConfigError, match=r"is not a store|holds thesis.txt, which no store does"):
             convert([str(source)], target, IngestSection(), overwrite=True)
         assert sorted(target.iterdir()) == before
+
+
+@pytest.mark.parametrize("transaction_bytes", [1, 300_000])
+def test_a_map_that_is_full_grows_by_itself(tmp_path, sample, monkeypatch, transaction_bytes):
+    monkeypatch.setattr(store_writer, "TRANSACTION_BYTES", transaction_bytes)
+    monkeypatch.setattr(store_writer, "MAP_BYTES", 1 << 16)
+    path = make_store(tmp_path, sample)
+    assert contents(path) == sample
+    assert sorted(path.name for path in path.iterdir()) == [DATA_FILE, "manifest.json"]
+
+
+def test_a_full_disk_is_refused_and_leaves_nothing(tmp_path, sample, full_disk):
+    source = write_fasta(tmp_path / "in.fasta", sample)
+    with full_disk(60_000), pytest.raises(ResourceError, match="no room left to write it") as refused:
+        convert([str(source)], tmp_path / "store", IngestSection())
+    assert "\n" not in str(refused.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["in.fasta"]

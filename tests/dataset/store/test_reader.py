@@ -22,8 +22,7 @@ from esmeray.dataset.store import reader
 from esmeray.dataset.store.conversion import convert
 from esmeray.dataset.store.format import DATA_FILE, MANIFEST_FILE
 from esmeray.dataset.store.reader import Store, stage_once, stage_store
-from tests.dataset.store_fixtures import make_store
-from tests.dataset.stores import damage_record
+from tests.dataset.stores import damage_record, make_store
 
 
 def contents(store: Store) -> list[tuple[str, str]]:

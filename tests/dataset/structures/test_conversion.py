@@ -8,6 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from esmeray.common.errors import ConfigError, DataError
+from esmeray.dataset.embeddings import cache
+from esmeray.dataset.embeddings.cache import write_shard
 from esmeray.dataset.section import DataSection
 from esmeray.dataset.structures.conversion import convert_structures, ensure_structure_store
 from esmeray.dataset.structures.predictions import Predicted, PredictedStructures, keep
@@ -68,14 +70,6 @@ def test_all_refused_files_are_named_together(tmp_path: Path):
     assert "2 files refused" in str(refused.value) and "b.pdb" in str(refused.value)
 
 
-def test_the_sample_is_the_same_each_time_and_its_bonds_are_ideal():
-    given = folds(3)
-    assert [fold.residues for fold in given] == [fold.residues for fold in folds(3)]
-    for fold in given:
-        bonds = np.linalg.norm(fold.coordinates[1:, 0] - fold.coordinates[:-1, 2], axis=-1)
-        np.testing.assert_allclose(bonds, 1.329, atol=1e-3)
-
-
 def test_sequences_take_predicted_structures_and_missing_ones_are_refused_empty_or_waited_for(tmp_path: Path):
     given = folds(3)
     fasta = tmp_path / "proteins.fasta"
@@ -110,3 +104,22 @@ def test_sequences_take_predicted_structures_and_missing_ones_are_refused_empty_
         PredictedStructures(cache, "null")
     with pytest.raises(ValidationError, match="set folder"):
         DataSection(predictions={"on_miss": "wait"})
+
+
+def test_shards_that_are_removed_while_they_are_opened_are_looked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    keys = np.array([[3, 1], [7, 2]], dtype=np.uint64)
+    rows = [np.zeros((4, 13), np.float16)] * 2
+    for number in range(2):
+        write_shard(tmp_path, f"small{number}", keys, rows)
+    write_shard(tmp_path, "zmerged", keys, rows)
+    open_arrays = cache.open_arrays
+
+    def removed_first(path: Path):
+        if "small" in path.name:
+            path.unlink()
+        return open_arrays(path)
+
+    monkeypatch.setattr(cache, "open_arrays", removed_first)
+    assert PredictedStructures(tmp_path).has(keys).all()

@@ -11,7 +11,7 @@ from esmeray.common.errors import DataError
 from esmeray.dataset.store.reader import Store
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer, HuggingFaceTokenizer, train_bpe
 from esmeray.dataset.tokens.token_store import LENGTHS_FILE, MANIFEST_FILE, TOKENS_FILE, TokenStore, ensure_tokens
-from tests.dataset.store_fixtures import make_store
+from tests.dataset.stores import make_store
 
 ESM = EsmSequenceTokenizer()
 PROTEINS = [("one", "MKTAYIAKQR"), ("two", "G"), ("rare", "MUXBZO"), ("long", "ACDEFGHIKLMNPQRSTVWY" * 50)]

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from collections import namedtuple
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -13,25 +12,10 @@ from esmeray.monitoring.sampling import host
 from esmeray.monitoring.sampling.host import HostSampler, Memory, ProcessSampler, memory_of_this_machine
 
 HELD_BYTES = 64 << 20
-HOLD = f"""
-import subprocess, sys
-held = b"x" * {HELD_BYTES}
-print("held", flush=True)
-sys.stdin.read()
-"""
+HOLD = f"import sys; held = b'x' * {HELD_BYTES}; print('held', flush=True); sys.stdin.read()"
 GIB = 1 << 30
 Bytes = namedtuple("Bytes", "read_bytes write_bytes")
 Traffic = namedtuple("Traffic", "bytes_sent bytes_recv")
-
-
-@pytest.fixture
-def loader() -> Iterator[subprocess.Popen[str]]:
-    """A child process that holds memory."""
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None and process.stdout.readline() == "held\n"
-        yield process
 
 
 @pytest.fixture
@@ -55,9 +39,12 @@ def write_limits(machine: Path, groups: str, folder: Path, **files: object) -> N
         (folder / f"memory.{name}").write_text(f"{content}\n")
 
 
-def test_resident_memory_of_a_worker_includes_its_loaders(loader):
-    with_loader = ProcessSampler().read()["rss_bytes"]
-    alone = psutil.Process().memory_info().rss
+def test_resident_memory_of_a_worker_includes_its_loaders():
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", HOLD], text=True, **pipes) as loader:
+        assert loader.stdout is not None and loader.stdout.readline() == "held\n"
+        with_loader = ProcessSampler().read()["rss_bytes"]
+        alone = psutil.Process().memory_info().rss
     assert with_loader - alone > HELD_BYTES
 
 

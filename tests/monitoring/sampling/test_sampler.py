@@ -184,7 +184,7 @@ def test_driver_that_hangs_does_not_hold_up_the_end(make, monkeypatch, warnings)
 
 SCRAPE_TIMEOUT_S = 90.0
 """Ray hands metrics on every ten seconds."""
-LINE = re.compile(r"(?P<name>\w+)\{(?P<tags>[^}]*)\} (?P<value>\S+)")
+LINE = re.compile(r"^ray_esmeray_(\w+)\{([^}]*)\} (\S+)", re.MULTILINE)
 
 
 @ray.remote(num_cpus=0)
@@ -206,14 +206,12 @@ class SampledWorker:
 def scraped(address: str) -> dict[tuple[str, str, str], float]:
     """Every value of ours that is on the node's port, by name, worker and GPU."""
     with urllib.request.urlopen(address, timeout=10) as answer:
-        text = answer.read().decode()
+        lines = LINE.findall(answer.read().decode())
     found = {}
-    for line in text.splitlines():
-        if line.startswith("ray_esmeray_") and (match := LINE.match(line)):
-            tags = dict(re.findall(r'(\w+)="([^"]*)"', match["tags"]))
-            assert tags["host"] and tags["SessionName"]  # by which the dashboard selects
-            name = match["name"].removeprefix("ray_esmeray_")
-            found[name, tags["worker"], tags.get("gpu", "")] = float(match["value"])
+    for name, pairs, value in lines:
+        tags = dict(re.findall(r'(\w+)="([^"]*)"', pairs))
+        assert tags["host"] and tags["SessionName"]  # by which the dashboard selects
+        found[name, tags["worker"], tags.get("gpu", "")] = float(value)
     return found
 
 

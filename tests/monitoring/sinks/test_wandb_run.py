@@ -1,5 +1,6 @@
 """W&B can neither stop nor slow a run. Real wandb, against a fake server, closed ports and files on disk."""
 
+import multiprocessing
 import os
 import signal
 import socket
@@ -15,6 +16,7 @@ import psutil
 import pytest
 
 from esmeray.monitoring.section import WandbSection
+from esmeray.monitoring.sinks import wandb_run
 from esmeray.monitoring.sinks.wandb_follower import wandb_values
 from esmeray.monitoring.sinks.wandb_run import PROGRAM, WandbFollowers
 from esmeray.run_folder.paths import RunFolder, sample_file
@@ -173,7 +175,8 @@ def test_failure_at_the_start_is_reported_while_the_run_goes_on(tmp_path, mark):
     run.assert_harmless(mark)
 
 
-def test_silence_in_the_middle_costs_a_warning_and_the_rest_is_uploaded_later(tmp_path, mark, server):
+def test_silence_in_the_middle_costs_a_warning_and_the_rest_is_uploaded_later(tmp_path, monkeypatch, mark, server):
+    monkeypatch.setattr(wandb_run, "MARGIN_S", 1.0)  # all of which the follower takes, as W&B's process stands still
     run = Run(tmp_path / "run", "online", finish_timeout_s=1.0)
     append(run.folder.metrics, *RECORDS[:50])
     wandb = run.start()
@@ -188,24 +191,18 @@ def test_silence_in_the_middle_costs_a_warning_and_the_rest_is_uploaded_later(tm
     assert server.values() == VALUES
 
 
-DRIVER = """
-import sys, time
-from pathlib import Path
-from esmeray.monitoring.sinks.wandb_run import WandbFollowers
-from esmeray.run_folder.paths import RunFolder
-from esmeray.monitoring.section import WandbSection
-path = Path(sys.argv[1])
-WandbFollowers(WandbSection(mode="online"), RunFolder(path.parent, path.name), 1, print)
-time.sleep(600)
-"""
+def drive(run: Run) -> None:
+    run.start()
+    time.sleep(600)
 
 
 def test_killed_driver_leaves_no_process(tmp_path, monkeypatch, mark):
     run = Run(tmp_path / "run", "online", finish_timeout_s=1.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections and never answers
         monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(run.folder.path)], cwd=REPOSITORY)
+        driver = multiprocessing.get_context("fork").Process(target=drive, args=(run,))
+        driver.start()
         assert wait_until(lambda: any(process.name() == "wandb-core" for process in marked_processes(mark)))
         driver.kill()
-        driver.wait()
+        driver.join()
         assert wait_until(lambda: not marked_processes(mark)), marked_processes(mark)

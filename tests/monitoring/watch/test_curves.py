@@ -43,12 +43,3 @@ def test_a_validation_that_rises_is_not_cut_off_and_r2_below_the_axis_is_marked(
     assert losses.get_ylim()[1] > 5.9 and metrics.get_ylim()[0] == -1.0
     marks = next(line for line in metrics.lines if line.get_label() == "below -1, down to -28.5")
     assert (list(marks.get_xdata()), list(marks.get_ydata())) == ([200], [-1.0])
-
-
-def test_curves_of_a_classifier_have_macro_f1_beside_the_accuracy(saved_figures, tmp_path):
-    record = {"kind": "validation", "step": 0, "loss": 1.0, "accuracy": 0.9, "f1_macro": 0.5, "f1_micro": 0.9}
-    for changed in ({"mcc": 0.4}, {}):
-        draw_curves([record | changed], tmp_path / "curves.png", "a run", metric_labels())
-    labels = [[line.get_label() for line in figure.axes[1].lines] for figure in saved_figures]
-    assert labels[0] == ["accuracy (last 0.900)", "macro F1 (last 0.500)", "MCC (last 0.400)"]
-    assert labels[1][1:] == ["macro F1 (last 0.500)", "micro F1 (last 0.900)"]

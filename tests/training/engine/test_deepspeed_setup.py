@@ -1,6 +1,6 @@
+import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,18 +10,6 @@ from esmeray.training.engine.deepspeed_setup import compiling_alone
 
 VARIABLE = "TORCH_EXTENSIONS_DIR"
 
-KILLED_WHILE_COMPILING = """
-import os, signal
-from pathlib import Path
-from esmeray.training.engine.deepspeed_setup import compiling_alone
-with compiling_alone():
-    folder = Path(os.environ["TORCH_EXTENSIONS_DIR"]) / "operator"
-    folder.mkdir(parents=True)
-    (folder / "lock").touch()
-    (folder / "finished.o").touch()
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch) -> Path:
@@ -30,9 +18,20 @@ def cache(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
+def compile_until_killed() -> None:
+    with compiling_alone():
+        folder = Path(os.environ[VARIABLE]) / "operator"
+        folder.mkdir(parents=True)
+        (folder / "lock").touch()
+        (folder / "finished.o").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def test_the_mark_of_a_killed_compilation_is_removed_and_its_work_kept(cache):
-    killed = subprocess.run([sys.executable, "-c", KILLED_WHILE_COMPILING], check=False)
-    assert killed.returncode == -signal.SIGKILL
+    killed = multiprocessing.get_context("fork").Process(target=compile_until_killed)
+    killed.start()
+    killed.join()
+    assert killed.exitcode == -signal.SIGKILL
     assert len(list(cache.rglob("operator/lock"))) == 1
     with compiling_alone():
         folder = Path(os.environ[VARIABLE])

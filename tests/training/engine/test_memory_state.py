@@ -1,18 +1,19 @@
 """Copies of the state in memory: as good as a checkpoint, bounded, and gone when nobody needs them."""
 
+import multiprocessing
 import shutil
-import signal
-import subprocess
-import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
 
 from esmeray.cluster.collective import WorkerContext
 from esmeray.common.errors import ConfigError
+from esmeray.common.publishing import take_lock
 from esmeray.training.checkpoints.writer import load_tensors
 from esmeray.training.engine import memory_state
 from esmeray.training.engine.memory_state import copy_bytes
@@ -82,26 +83,22 @@ def test_run_whose_two_copies_do_not_fit_is_refused_in_one_line(
     assert not [*shared_memory.iterdir()]
 
 
-HOLDER = """
-import sys, time
-from pathlib import Path
-from esmeray.common.publishing import take_lock
-folder = Path(sys.argv[1])
-take_lock(folder / ".lock", shared=True)
-(folder / "step-00000001").mkdir()
-print("holds", flush=True)
-time.sleep(600)
-"""
+def hold(folder: Path, holds: Event) -> None:
+    take_lock(folder / ".lock", shared=True)
+    (folder / "step-00000001").mkdir()
+    holds.set()
+    time.sleep(600)
 
 
 def test_copies_of_a_run_whose_process_was_killed_are_removed_when_another_starts(shared_memory):
-    folder = shared_memory / "esmeray-0123" / "rank-00001"
-    process = subprocess.Popen([sys.executable, "-c", HOLDER, folder], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None and process.stdout.readline() == "holds\n"
+    folder, fork = shared_memory / "esmeray-0123" / "rank-00001", multiprocessing.get_context("fork")
+    process = fork.Process(target=hold, args=(folder, holds := fork.Event()))
+    process.start()
+    holds.wait()
     memory_state.sweep()
     assert (folder / "step-00000001").exists()
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.kill()
+    process.join()
     memory_state.sweep()
     assert not [*shared_memory.iterdir()]
 

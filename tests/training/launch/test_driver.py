@@ -102,7 +102,9 @@ def test_command_that_does_not_go_with_a_finished_run_is_refused_and_changes_not
 
 
 @pytest.mark.parametrize("command", [train, dry_run])
-def test_finished_run_says_so_also_where_its_data_was_moved(finished, tmp_path, command, capsys):
+def test_finished_run_says_so_also_where_its_data_was_moved_or_an_earlier_default_began_it(
+    finished, tmp_path, command, capsys
+):
     run = run_folder(finished)
     before = content(run)
     moved = shutil.copy(finished.data.source[0], tmp_path / "moved.fasta")
@@ -111,6 +113,14 @@ def test_finished_run_says_so_also_where_its_data_was_moved(finished, tmp_path, 
     assert command(elsewhere.model_copy(update={"data": data})) == 0
     assert "run tiny is finished" in capsys.readouterr().out
     assert content(run) == before
+    shutil.copytree(run.path.parent, tmp_path / "runs")
+    by_default = {"max_steps": 2, "warmup_steps": None}
+    config = settings(tmp_path / "runs", finished.data.source[0], training=by_default)
+    run = run_folder(config)
+    # The default of the warm-up was a hundred steps, however few the run had.
+    run.config.write_text(run.config.read_text().replace("warmup_steps: 1\n", "warmup_steps: 100\n"))
+    assert command(config) == 0
+    assert "run tiny is finished" in capsys.readouterr().out
 
 
 def test_folder_of_a_new_run_that_holds_what_a_user_put_there_is_refused_and_left_as_it_is(tmp_path):
@@ -141,14 +151,3 @@ def test_run_whose_export_holds_what_a_user_put_there_is_refused_before_it_train
     with pytest.raises(ConfigError, match=r"holds notes\.txt, which export did not make"):
         command(config)
     assert (run_folder(config).export / "notes.txt").read_text() == "mine"
-
-
-@pytest.mark.parametrize("command", [train, dry_run])
-def test_run_that_began_with_an_earlier_default_of_the_warm_up_is_the_same_run(finished, tmp_path, command, capsys):
-    """That default was a hundred steps, however few the run had."""
-    shutil.copytree(run_folder(finished).path.parent, tmp_path / "runs")
-    config = settings(tmp_path / "runs", finished.data.source[0], training={"max_steps": 2, "warmup_steps": None})
-    run = run_folder(config)
-    run.config.write_text(run.config.read_text().replace("warmup_steps: 1\n", "warmup_steps: 100\n"))
-    assert command(config) == 0
-    assert "run tiny is finished" in capsys.readouterr().out

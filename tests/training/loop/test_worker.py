@@ -20,7 +20,6 @@ from esmeray.dataset.store.reader import Store
 from esmeray.dataset.tokens.esm import pack_sequences
 from esmeray.run_folder.checkpoints import CheckpointFolder, CheckpointStore, FileEntry
 from esmeray.run_folder.metrics_log import read_metrics
-from esmeray.tasks import experiment
 from esmeray.tasks.autoencoder.model import ESM2Autoencoder
 from esmeray.tasks.plan import task_plan
 from esmeray.training.engine.engine import TrainingEngine
@@ -28,7 +27,7 @@ from esmeray.training.loop import building, worker
 from esmeray.training.loop.finishing import repeatable
 from esmeray.training.loop.observing import StepResults
 from esmeray.training.loop.stepping import Stepper
-from esmeray.training.loop.worker import EarlyStopping, train_worker
+from esmeray.training.loop.worker import train_worker
 from tests.model.support import build_model
 from tests.runs import events, exported_weights, run_folder, tiny_config, train_losses, validations
 from tests.training.runs import assert_same_run, assert_same_weights, damage, nan_in_steps, stop_after, train
@@ -110,19 +109,16 @@ def test_damaged_newest_checkpoint_is_left_for_the_one_before(stopped_at_6, undi
     assert_same_run(stopped_at_6, undisturbed)
 
 
-def test_run_without_any_good_checkpoint_never_starts_from_zero(stopped_at_6, store_path):
-    for folder in run_folder(stopped_at_6).checkpoints.glob("step-*"):
+def test_run_whose_checkpoints_are_damaged_or_gone_never_starts_from_zero(stopped_at_6, store_path):
+    run, before = run_folder(stopped_at_6), train_losses(stopped_at_6)
+    for folder in run.checkpoints.glob("step-*"):
         damage(folder)
     with pytest.raises(CheckpointError, match="no checkpoint can be used"):
         train(stopped_at_6, store_path)
-    assert run_folder(stopped_at_6).read_outcome().exit_code == CheckpointError.exit_code
-
-
-def test_run_whose_checkpoints_are_gone_never_starts_from_zero(stopped_at_6, store_path):
-    shutil.rmtree(run_folder(stopped_at_6).checkpoints)
-    before = train_losses(stopped_at_6)
+    shutil.rmtree(run.checkpoints)
     with pytest.raises(CheckpointError, match="saved one at step 6"):
         train(stopped_at_6, store_path)
+    assert run.read_outcome().exit_code == CheckpointError.exit_code
     assert train_losses(stopped_at_6) == before
 
 
@@ -168,11 +164,19 @@ def log_late(monkeypatch) -> None:
     monkeypatch.setattr(worker, "StepResults", lambda *arguments, late: StepResults(*arguments, late=True))
 
 
-def test_one_nan_step_is_skipped_and_counted_also_where_results_come_a_step_later(store_path, tmp_path, monkeypatch):
+def test_one_nan_step_is_skipped_and_counted_also_where_results_come_a_step_later(
+    undisturbed, store_path, tmp_path, monkeypatch
+):
     log_late(monkeypatch)
     config = tiny_config(tmp_path)
     with nan_in_steps({3}):
         assert train(config, store_path).status == "finished"
+    names = ("step", "epoch", "loss", "gradient_norm", "tokens_seen", "learning_rate")
+    at_once, late = (
+        [[r[name] for name in names] for r in read_metrics(run_folder(run).metrics) if r["kind"] == "train"]
+        for run in (undisturbed, config)
+    )
+    assert at_once[:3] == late[:3] and len(at_once) == len(late)
     assert [event["step"] for event in events(config, "nonfinite")] == [4]
     assert all(bool(tensor.isfinite().all()) for tensor in exported_weights(config).values())
     last = CheckpointStore(run_folder(config).checkpoints).complete()[0].manifest()
@@ -222,31 +226,6 @@ def test_nan_steps_in_a_row_end_the_run_and_name_the_records(store_path, tmp_pat
     assert all(store.id(record["index"]) == record["id"] for record in saved["records"])
     assert not run_folder(config).export.exists()
     assert not run_folder(config).monitoring.exists(), "nothing is sampled where the interval is 0"
-
-
-def test_results_logged_a_step_later_are_the_same(undisturbed, store_path, tmp_path, monkeypatch):
-    log_late(monkeypatch)
-    config = tiny_config(tmp_path)
-    assert train(config, store_path).status == "finished"
-    names = ("step", "epoch", "loss", "gradient_norm", "tokens_seen", "learning_rate")
-    at_once, late = (
-        [[r[name] for name in names] for r in read_metrics(run_folder(run).metrics) if r["kind"] == "train"]
-        for run in (undisturbed, config)
-    )
-    assert at_once == late
-
-
-def test_batches_of_one_shape_train_and_resume_as_others_do(undisturbed, store_path, tmp_path, monkeypatch):
-    for name in ("TrainingSteps", "ValidationSteps"):
-        steps = getattr(experiment, name)
-        filled = lambda *a, steps=steps, **options: steps(*a, **options | {"fixed_shapes": True})  # noqa: E731
-        monkeypatch.setattr(experiment, name, filled)
-    config, stopped = tiny_config(tmp_path / "whole"), tiny_config(tmp_path / "stopped")
-    assert train(config, store_path).status == "finished"
-    stop_after(stopped, store_path, 4)
-    assert train(stopped, store_path).status == "finished"
-    assert train_losses(stopped) == train_losses(config)
-    assert train_losses(config) == pytest.approx(train_losses(undisturbed), rel=1e-5)
 
 
 @pytest.mark.cuda
@@ -326,13 +305,6 @@ def test_trained_weights_of_a_run_are_the_start_of_the_next(masked_lm, store_pat
         started = {f"{prefix}{name}": parameter for name, parameter in network.named_parameters()}
         shared = trained.keys() & started.keys()
         assert len(shared) > 10 and all(torch.equal(trained[name], started[name]) for name in shared)
-
-
-def test_it_is_over_after_as_many_evaluations_without_a_better_one():
-    costs = [3.0, 2.0, 2.5, 1.0, 1.0, 1.5]
-    resumed = [EarlyStopping(2, costs[:number]) for number in range(7)]
-    assert [stopping.is_over for stopping in resumed] == [False, False, False, False, False, False, True]
-    assert [stopping.since_best for stopping in resumed] == [0, 0, 0, 1, 0, 1, 2]
 
 
 def test_utilization_is_held_to_the_peak_of_all_devices_in_the_precision_of_products(tmp_path, monkeypatch):
