@@ -24,6 +24,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("AWS_ALLOW_HTTP", "true")  # Lance has its own client
     with object_store() as store:
         yield store
+        remove(URI)
 
 
 def sent(store: ObjectStore) -> int:
