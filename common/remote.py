@@ -161,11 +161,14 @@ def read(uri: str) -> bytes:
     return files.cat_file(path)
 
 
-def open_ranges(uri: str) -> BinaryIO:
-    """A file at a URI, of which what is read is fetched, and little more. Raises OSError where there is none."""
+def open_ranges(uri: str, cache: str = "readahead") -> BinaryIO:
+    """A file at a URI, of which what is read is fetched, and little more; ``cache`` is one of fsspec's.
+
+    Raises OSError where there is no such file.
+    """
     files, path = _opened(uri)
     # fsspec reads ahead by 5 MB where nothing is said, which is more than most readers of a few rows want.
-    file: BinaryIO = files.open(path, "rb", block_size=_READ_AHEAD_BYTES)
+    file: BinaryIO = files.open(path, "rb", block_size=_READ_AHEAD_BYTES, cache_type=cache)
     return file
 
 

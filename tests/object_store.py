@@ -77,7 +77,7 @@ def object_store() -> Iterator[ObjectStore]:
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
-        fsspec.filesystem("s3").mkdir("bucket")
+        fsspec.filesystem("s3").makedirs("bucket", exist_ok=True)  # moto keeps it as long as the process lives
         yield store
     finally:
         fsspec.get_filesystem_class("s3").clear_instance_cache()  # they know the address of the server

@@ -154,9 +154,9 @@ class Part:
         """Path or URI of a file, for messages."""
         return self.folder / name if self.uri is None else f"{self.uri}/{name}"
 
-    def open(self, name: str) -> Path | BinaryIO:
-        """A file's path, verified; of one at a URI a file, of which what is read is fetched."""
-        return verified(self.folder / name) if self.uri is None else open_ranges(f"{self.uri}/{name}")
+    def open(self, name: str, cache: str = "readahead") -> Path | BinaryIO:
+        """A file's path, verified; of one at a URI a file, of which what is read is fetched (``cache``: fsspec's)."""
+        return verified(self.folder / name) if self.uri is None else open_ranges(f"{self.uri}/{name}", cache)
 
     @cached_property
     def sequences(self) -> NDArray[np.int64]:

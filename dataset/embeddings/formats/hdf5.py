@@ -23,7 +23,8 @@ class _Hdf5Rows(Rows):
 
         self._path = index.where(output.files[0])
         with parsing(self._path, REMEDY):
-            self._file = h5py.File(index.open(output.files[0]), "r")
+            # Blocks stay: HDF5 goes back and forth between its tree of names and the values.
+            self._file = h5py.File(index.open(output.files[0], "blockcache"), "r")
         self._shape = (output.channels,) if output.per == "protein" else None
         self._keys: list[str] = index.column("key").to_pylist()
 

@@ -21,13 +21,14 @@ from esmeray.dataset.embeddings.manifest import REMEDY, OutputManifest, Part
 class _LanceRows(TableRows):
     def __init__(self, output: OutputManifest, index: Part) -> None:
         super().__init__(output, index)
+        self.path = index.where(output.files[0].partition("/")[0])
         # At a URI what Lance reads can't be verified: it has no checksums of its own.
         if index.uri is None:
             for name in output.files:
                 index.open(name)
         library = _library()
         with parsing(self.path, REMEDY):
-            self._dataset: Any = library.dataset(str(index.where(output.files[0].partition("/")[0])))
+            self._dataset: Any = library.dataset(str(self.path))
             vector = self._dataset.schema.field("embedding").type
             found = (self._dataset.count_rows(), vector.list_size)
             if found != self.shape or vector.value_type != pa.from_numpy_dtype(self.dtype):
