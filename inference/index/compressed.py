@@ -104,7 +104,7 @@ class CompressedIndex(Index):
         lists: Any = faiss.InvertedListsPtrVector()  # type: ignore[attr-defined]  # its stubs lack it
         self._kept: list[Any] = [lists]  # faiss holds pointers alone
         for part in manifest.parts:
-            path = verified(folder / next(name for name in part.files if name.endswith(".lists")))
+            path = verified(part.path(folder, ".lists"))
             with parsing(path, REMEDY):
                 self._kept.append(faiss.read_InvertedLists(faiss.FileIOReader(str(path)), faiss.IO_FLAG_MMAP))
             lists.push_back(self._kept[-1])
