@@ -78,9 +78,11 @@ def build_index(
     # Of a URI the manifests alone are fetched until now; an extension links what is there, and needs the clusters.
     there = local_path(section.output) if is_there else None
     base = None if there is None else there.absolute()
-    opened = [open_vectors(local_path(source), section.name) for source in sources]
     with unfinished(output, made_by) as partial:
+        # Under the lock: another process may have extended it until now.
         before = None if base is None else read_index_manifest(base)
+        name = section.name or (before.output if before else None)
+        opened = [open_vectors(local_path(source), name) for source in sources]
         manifest = _manifest(section, opened, before)
         if base is not None and before is not None:
             index = open_index(base)
