@@ -62,6 +62,7 @@ def test_hits_are_those_of_an_exhaustive_comparison_ties_by_row(make, metric, bf
         kind="exact", metric=metric, output="mean", channels=CHANNELS, made_of=None, model=None, parts=entries
     )
     index = ExactIndex(Path(), manifest, parts, bf16=bf16)
+    queries.flags.writeable = False  # as those of a mapped file
     found, values = index.search(queries, 10)
     for query, hits in zip(prepared(metric, queries), found, strict=True):
         every = scores(metric, vectors, query)
