@@ -78,9 +78,11 @@ def build_index(
     # Of a URI the manifests alone are fetched until now; an extension links what is there, and needs the clusters.
     there = local_path(section.output) if is_there else None
     base = None if there is None else there.absolute()
-    opened = [open_vectors(local_path(source), section.name) for source in sources]
     with unfinished(output, made_by) as partial:
+        # Under the lock: another process may have extended it until now.
         before = None if base is None else read_index_manifest(base)
+        name = section.name or (before.output if before else None)
+        opened = [open_vectors(local_path(source), name) for source in sources]
         manifest = _manifest(section, opened, before)
         if base is not None and before is not None:
             index = open_index(base)
@@ -124,7 +126,7 @@ def memory_index(source: Embeddings, metric: MetricName) -> ExactIndex:
         vectors_nC = _vectors([NewRows(source, records[start:stop])], metric)
         ids = source.column("id").slice(start, stop - start).to_pylist()
         parts.append({**id_arrays(ids), **exact_arrays(metric, vectors_nC, with_filter=cpu_computes_bf16())})
-        entries.append(PartEntry(rows=stop - start, files={}))
+        entries.append(PartEntry(rows=stop - start))
     section = IndexSection(output=source.folder, metric=metric)
     return ExactIndex(source.folder, _manifest(section, [source], None).model_copy(update={"parts": entries}), parts)
 
@@ -261,19 +263,19 @@ def _write_part(
 ) -> PartEntry:
     vectors_nC = _vectors([piece], manifest.metric)
     ids = piece.source.column("id").take(piece.records).to_pylist()
-    paths = [folder / f"{name}.safetensors"]
-    paths[0].parent.mkdir(exist_ok=True)
+    entry = PartEntry(rows=len(ids), name=name)
+    path = entry.path(folder, ".safetensors")
+    path.parent.mkdir(exist_ok=True)
     if trained is None:
         arrays = exact_arrays(manifest.metric, vectors_nC)
     else:
         from esmeray.inference.index.compressed import Lists, compressed_arrays
 
         arrays = compressed_arrays(vectors_nC)
-        paths.append(folder / f"{name}.lists")
-        Lists(trained).write(paths[1], vectors_nC, first_row)
-    write_arrays(paths[0], {**id_arrays(ids), **arrays})
-    files = {str(path.relative_to(folder)): file_xxh128(path) for path in paths}
-    return PartEntry(rows=len(ids), files=files)
+        Lists(trained).write(entry.path(folder, ".lists"), vectors_nC, first_row)
+    write_arrays(path, {**id_arrays(ids), **arrays})
+    files = {str(path.relative_to(folder)): file_xxh128(path) for path in sorted(folder.glob(f"{name}.*"))}
+    return entry.model_copy(update={"files": files})
 
 
 def _vectors(groups: Sequence[NewRows], metric: MetricName) -> Values:

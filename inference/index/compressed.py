@@ -70,7 +70,8 @@ class Lists:
             self._index.add_with_ids(vectors_nC[start:stop], np.arange(first_row + start, first_row + stop))
         with atomic_file(path) as building:
             writer = faiss.FileIOWriter(str(building))
-            faiss.write_InvertedLists(faiss.extract_index_ivf(self._index).invlists, writer)
+            clusters: Any = faiss.extract_index_ivf(self._index)
+            faiss.write_InvertedLists(clusters.invlists, writer)
             del writer  # which closes the file
 
 
@@ -100,10 +101,10 @@ class CompressedIndex(Index):
         trained = verified(folder / TRAINED_FILE)
         with parsing(trained, REMEDY):
             self._index = faiss.read_index(str(trained))
-        lists = faiss.InvertedListsPtrVector()
+        lists: Any = faiss.InvertedListsPtrVector()  # type: ignore[attr-defined]  # its stubs lack it
         self._kept: list[Any] = [lists]  # faiss holds pointers alone
         for part in manifest.parts:
-            path = verified(folder / next(name for name in part.files if name.endswith(".lists")))
+            path = verified(part.path(folder, ".lists"))
             with parsing(path, REMEDY):
                 self._kept.append(faiss.read_InvertedLists(faiss.FileIOReader(str(path)), faiss.IO_FLAG_MMAP))
             lists.push_back(self._kept[-1])
@@ -121,6 +122,8 @@ class CompressedIndex(Index):
             values = as_float32(part["codes"][rows], part["scales"][rows, None])
             values *= part["deviations"]
             values += part["centre"]
+            if self.metric == "cosine":  # lengths are known: of near rows most of what int8 confuses is their rounding
+                values /= np.sqrt(np.einsum("nc,nc->n", values, values))[:, None]
             vectors_nC[chosen] = values
         return vectors_nC
 

@@ -112,11 +112,8 @@ class ExactIndex(Index):
         return vectors_nC
 
     def _search(self, queries_qC: Values, rows_qK: NDArray[np.int64], scores_qK: Values) -> None:
-        import torch
-
         top_k = rows_qK.shape[1]
-        queries_qC.flags.writeable = True
-        wide = torch.from_numpy(queries_qC)
+        wide = _tensor(queries_qC)
         narrow = wide.bfloat16() if self._bf16 else wide
         maxima_qG = self._maxima(queries_qC, narrow)
         first_qK = maxima_qG.topk(min(top_k, maxima_qG.shape[1]), dim=1, sorted=False).indices.numpy()

@@ -32,10 +32,15 @@ REMEDY = "make or copy the index again"
 
 
 class PartEntry(BaseModel, extra="forbid", frozen=True):
-    """Rows of a part, and its files by their names in the folder; of work that is not finished with their XXH3-128."""
+    """Rows of a part, its name in the folder without suffix, and the XXH3-128 of its files."""
 
     rows: int
-    files: dict[Name, str]
+    name: Name = "memory"
+    files: dict[Name, str] = {}
+
+    def path(self, folder: Path, suffix: str) -> Path:
+        """Of one of its files."""
+        return folder / f"{self.name}{suffix}"
 
 
 class SourceModel(BaseModel, extra="forbid", frozen=True):
@@ -79,17 +84,13 @@ def read_index_manifest(folder: Path) -> IndexManifest:
 
 def open_part(folder: Path, entry: PartEntry, shapes: dict[str, tuple[int, ...]]) -> Arrays:
     """The arrays of a part, verified. Raises DataError where one is missing or of another shape."""
-    path = folder / arrays_file(entry)
+    path = entry.path(folder, ".safetensors")
     arrays = open_arrays(verified(path))
     with parsing(path, REMEDY):
         for name, shape in {**shapes, "id_offsets": (entry.rows + 1,), "id_hashes": (entry.rows,)}.items():
             if arrays[name].shape != shape:
                 raise ValueError(f"{name} of shape {arrays[name].shape}, not {shape}")
     return arrays
-
-
-def arrays_file(entry: PartEntry) -> str:
-    return next(name for name in entry.files if name.endswith(".safetensors"))
 
 
 def id_arrays(ids: Sequence[str]) -> Arrays:

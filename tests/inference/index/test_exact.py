@@ -57,11 +57,12 @@ def test_hits_are_those_of_an_exhaustive_comparison_ties_by_row(make, metric, bf
     vectors = prepared(metric, rows)
     pieces = [vectors[:cut], vectors[cut:]]
     parts = [{**id_arrays(["p"] * len(piece)), **exact_arrays(metric, piece)} for piece in pieces]
-    entries = [PartEntry(rows=len(piece), files={}) for piece in pieces]
+    entries = [PartEntry(rows=len(piece)) for piece in pieces]
     manifest = IndexManifest(
         kind="exact", metric=metric, output="mean", channels=CHANNELS, made_of=None, model=None, parts=entries
     )
     index = ExactIndex(Path(), manifest, parts, bf16=bf16)
+    queries.flags.writeable = False  # as those of a mapped file
     found, values = index.search(queries, 10)
     for query, hits in zip(prepared(metric, queries), found, strict=True):
         every = scores(metric, vectors, query)
