@@ -110,7 +110,7 @@ class ClassifierPipeline:
         precision: Precision = "fp32",
         tokens: int = DEFAULT_TOKENS,
         stream: Stream = "auto",
-        weights: Weights = "as stored",
+        weights: Weights = "stored",
     ) -> "ClassifierPipeline":
         """The classifier that was exported to a folder, or that a run exported at its end.
 

@@ -30,7 +30,7 @@ def open_model(
     heads: Collection[str] | None = None,
     random_weights: bool = False,
     stream: Stream = "auto",
-    weights: Weights = "as stored",
+    weights: Weights = "stored",
     key: str = "model",
 ) -> Model:
     """The model that ``source`` names, for inference alone.
@@ -84,7 +84,7 @@ def _is_streamed(located: ModelSource, stream: Stream, precision: Precision, dev
         if stream is True:
             raise ConfigError(
                 f"{SOURCE_KEY}: stream true and weights 8bit need an ESM-2 in a folder or of the hub, as transformers "
-                f"has it, and {located.path} is none; give stream auto or false, and weights as stored"
+                f"has it, and {located.path} is none; give stream auto or false, and weights stored"
             )
         return False
     if stream is True:
