@@ -132,8 +132,8 @@ class RunMirror:
 
     def ask(self, folder: CheckpointFolder | None = None) -> None:
         """Have the thread look now for what there is to upload."""
-        # Asked before idle is cleared: else a look that began earlier ends between the two, and passes for this one. And
-        # after it: the thread may have answered by then.
+        # Asked before idle is cleared: else a look that began earlier ends between the two, and passes for this one.
+        # And after it: the thread may have answered by then.
         for act in (self._asked.set, self._idle.clear, self._asked.set):
             act()
 

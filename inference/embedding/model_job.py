@@ -131,8 +131,11 @@ class ModelJob:
         identity = {
             "model": self.facts.fingerprint,
             "device": self.facts.device_name,
-            # A device that was asked for and one by default compute the same: its name above is what counts.
-            "settings": settings.model_dump(mode="json", include=EmbedSection.model_fields.keys() - {"device"}),
+            # A device that was asked for and one by default compute the same: its name above is what counts. So do
+            # layers that are in memory and those that are read. Weights of 8 bits are in the model's fingerprint.
+            "settings": settings.model_dump(
+                mode="json", include=EmbedSection.model_fields.keys() - {"device", "stream", "weights"}
+            ),
         }
         # After the model is loaded: only then its fingerprint says whether the finished output is of this job.
         changes = [] if self.before is None else differences(self.before.manifest.job, identity)
