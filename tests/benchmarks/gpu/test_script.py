@@ -5,7 +5,7 @@ import json
 import pytest
 
 from esmeray.benchmarks.__main__ import main
-from esmeray.benchmarks.gpu import alignment, bench, forward, training
+from esmeray.benchmarks.gpu import bench, parts, training
 from esmeray.benchmarks.gpu.script import PARTS
 from esmeray.common.errors import ConfigError
 
@@ -19,7 +19,7 @@ def test_every_part_runs_and_is_written(tmp_path, monkeypatch):
     for module in (bench, training):  # a processor without bf16 takes minutes for what a GPU is given
         monkeypatch.setattr(module, "LONGEST", 256)
         monkeypatch.setattr(module, "WARM_UPS", 1)
-    for module in (alignment, forward, training):
+    for module in (parts, training):
         monkeypatch.setattr(module, "median_seconds", lambda work: timed(work)[1])
     assert main([*TRIED, "--output", str(tmp_path)]) == 0
     tables = {table["stage"]: table["rows"] for table in json.loads((tmp_path / "results.json").read_text())["tables"]}

@@ -19,7 +19,7 @@ from esmeray.inference.models import opening
 from esmeray.inference.models.model import Model, run
 from esmeray.inference.models.opening import open_model
 from esmeray.inference.mutations.job import MaskedModel
-from esmeray.model.backbones.loading import quiet_transformers
+from esmeray.model.backbones.huggingface_loading import quiet_transformers
 from esmeray.model.backbones.streaming import StoredTensor, StreamedLayers
 from esmeray.monitoring.sampling.host import Memory
 from tests.dataset.tokenizer_folders import esm
