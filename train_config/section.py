@@ -46,7 +46,6 @@ Channels = Annotated[int, Field(gt=0, le=2**16)]
 Precision = Literal["fp32", "bf16", "fp16"]
 Stream = bool | Literal["auto"]
 """Of layers: read as they are needed; auto: where memory does not suffice."""
-Weights = Literal["stored", "8bit"]
 OneOrMore = BeforeValidator(lambda value: value[0] if isinstance(value, list) and len(value) == 1 else value)
 """Of a setting that is one value or a list: on the command line both are lists."""
 FolderName = Annotated[str, AfterValidator(_is_folder_name)]
@@ -87,9 +86,6 @@ class ComputeSection(Section):
     stream: Stream = "auto"
     """Read the layers of an ESM-2 again for every 16,384 tokens, in place of holding them in memory: always, never, or
     where memory does not suffice. The results are the same."""
-    weights: Weights = "stored"
-    """8bit: hold the layers of an ESM-2 in a byte for each weight, scaled by output channel. stored: as they are, in
-    the precision of the computation."""
 
     def resolved(self, on_cuda: bool) -> Compute:
         """The same with the defaults of the device."""

@@ -8,6 +8,7 @@ must be equal, byte for byte.
 """
 
 import json
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -63,13 +64,19 @@ def write_weights(folder: Path, size: str) -> Path:
     folder.mkdir()
     network = build_backbone(BackboneSection(source=size), 0, empty=True).model
     (folder / "config.json").write_text(json.dumps(network.config.to_dict()))
+    shapes = {name: tensor.shape for name, tensor in network.state_dict().items()}
+    # Drawn once, which for all weights would take minutes: each tensor starts a value further on.
+    noise = 0.02 * torch.randn(len(shapes) + max(map(math.prod, shapes.values()))).bfloat16()
     files: dict[str, str] = {}
-    for name in network.state_dict():
+    for name in shapes:
         layer = name.partition("encoder.layer.")[2].partition(".")[0]
         files[name] = f"model-{layer or 'embeddings'}.safetensors"
     for file in set(files.values()):
-        shapes = {name: tensor.shape for name, tensor in network.state_dict().items() if files[name] == file}
-        save_file({name: 0.02 * torch.randn(shape).bfloat16() for name, shape in shapes.items()}, folder / file)
+        tensors = {}
+        for start, (name, shape) in enumerate(shapes.items()):
+            if files[name] == file:
+                tensors[name] = noise[start : start + math.prod(shape)].view(shape).clone()
+        save_file(tensors, folder / file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
     return folder
 

@@ -132,9 +132,9 @@ class ModelJob:
             "model": self.facts.fingerprint,
             "device": self.facts.device_name,
             # A device that was asked for and one by default compute the same: its name above is what counts. So do
-            # layers that are in memory and those that are read. Weights of 8 bits are in the model's fingerprint.
+            # layers that are in memory and those that are read.
             "settings": settings.model_dump(
-                mode="json", include=EmbedSection.model_fields.keys() - {"device", "stream", "weights"}
+                mode="json", include=EmbedSection.model_fields.keys() - {"device", "stream"}
             ),
         }
         # After the model is loaded: only then its fingerprint says whether the finished output is of this job.

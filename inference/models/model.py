@@ -70,9 +70,6 @@ class Model:
         head_modules = [_beside_backbone(head) for head in opened.heads.values()]
         # Before the cast: the identity is of the weights as they were trained, whatever they are computed in.
         fingerprints = [weights_fingerprint(module, f"model {name}") for module in (backbone, *head_modules)]
-        streamed = isinstance(backbone.layers, StreamedLayers)
-        if streamed and backbone.layers.eight_bit:
-            fingerprints[0] += " in 8 bits"
         self._weights = fingerprints[0]
         identity = json.dumps(
             [*fingerprints, architecture(backbone), self.tokenizer.fingerprint], sort_keys=True, default=str
@@ -93,7 +90,7 @@ class Model:
             precision=precision,
             random_weights=random_weights,
             arithmetic=arithmetic(device, equal_bytes and not backbone.pads),
-            streamed=streamed,
+            streamed=isinstance(backbone.layers, StreamedLayers),
         )
         self.limit = limit or Limit(self.facts.longest)
         backbone.to(device)

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -17,7 +16,7 @@ from esmeray.model.device import DTYPES, check_device, choose_device
 from esmeray.model.section import BackboneSection
 from esmeray.monitoring.sampling.host import memory_of_this_machine
 from esmeray.tasks.opening import can_be_streamed, open_exported, open_network
-from esmeray.train_config.section import Precision, Stream, Weights
+from esmeray.train_config.section import Precision, Stream
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +30,6 @@ def open_model(
     random_weights: bool = False,
     equal_bytes: bool = True,
     stream: Stream = "auto",
-    weights: Weights = "stored",
     key: str = "model",
 ) -> Model:
     """The model that ``source`` names, for inference alone.
@@ -46,7 +44,6 @@ def open_model(
             tokens then take as long as 2,048.
         stream: read the layers of an ESM-2 again for every 16,384 tokens, in place of holding them in memory; "auto"
             where memory does not suffice. The results are the same.
-        weights: "8bit" holds the layers of an ESM-2 in a byte for each weight, scaled by output channel.
         key: name of the setting, for messages.
 
     Raises ConfigError for what is not there, DataError for damaged files, ResourceError where the hub can't be reached.
@@ -60,14 +57,11 @@ def open_model(
     located = check_model(source, random_weights, key)
     target = choose_device() if device is None else torch.device(device)
     with naming(key):
-        streamed = _is_streamed(located, weights == "8bit" or stream, precision, target)
+        streamed = _is_streamed(located, stream, precision, target)
         if located.task is not None:
             opened = open_exported(located.task, located.folder, stream=streamed)
         else:
             opened = open_network(located.path, with_head=heads is None or "masked_lm" in heads, stream=streamed)
-    if weights == "8bit":
-        layers: Any = opened.backbone.layers
-        layers.eight_bit = True
     return Model(
         # Heads that nobody asked for cost memory, and their weights would be part of the fingerprint.
         opened._replace(heads={name: head for name, head in opened.heads.items() if heads is None or name in heads}),
@@ -87,8 +81,8 @@ def _is_streamed(located: ModelSource, stream: Stream, precision: Precision, dev
     if stream is False or not can_be_streamed(located.task, located.path):
         if stream is True:
             raise ConfigError(
-                f"{SOURCE_KEY}: stream true and weights 8bit need an ESM-2 in a folder or of the hub, as transformers "
-                f"has it, and {located.path} is none; give stream auto or false, and weights stored"
+                f"{SOURCE_KEY}: stream true needs an ESM-2 in a folder or of the hub, as transformers has it, and "
+                f"{located.path} is none; give auto or false"
             )
         return False
     if stream is True:

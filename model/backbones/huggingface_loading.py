@@ -75,6 +75,8 @@ def transformers_network(network: Any, state: dict[str, Tensor] | None = None) -
     with empty_weights():  # its own weights are thrown away at once: none are made
         model = EsmModel(_esm_config(network.config), add_pooling_layer=False)
     model.load_state_dict(network.state_dict() if state is None else state, assign=True)
+    # No part of the state, and read by nothing here; left on the meta device it could not be moved.
+    model.embeddings.position_ids = torch.arange(model.config.max_position_embeddings).expand(1, -1)
     return model
 
 

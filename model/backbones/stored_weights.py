@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from esmeray.common.errors import DataError, parsing, read_json, reading
+from esmeray.common.text import first_line
 from esmeray.common.verification import verified
 
 REMEDY = "fetch or export them again"
@@ -58,10 +59,14 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """
     tensors: dict[str, StoredTensor] = {}
     for path in _files(folder):
+        verified(path)
         # safetensors' own reader checks that sizes and offsets are those of the file; it does not give them away.
-        with parsing(verified(path), REMEDY, SafetensorError), safe_open(path, "pt"), path.open("rb") as file:
-            (size,) = struct.unpack("<Q", file.read(8))
-            header: dict[str, Any] = json.loads(file.read(size))
+        try:
+            with safe_open(path, "pt"), path.open("rb") as file:
+                (size,) = struct.unpack("<Q", file.read(8))
+                header: dict[str, Any] = json.loads(file.read(size))
+        except (SafetensorError, OSError) as error:
+            raise DataError(f"the weights in {folder} can't be read ({first_line(error)}); {REMEDY}") from error
         for key, entry in header.items():
             if key != "__metadata__" and entry["dtype"] in _DTYPES:
                 stored = StoredTensor(

@@ -58,7 +58,7 @@ def test_batches_hold_what_the_budget_allows_the_longest_first(monkeypatch):
     rows = made.model.rows
 
     def watched(packed, outputs):
-        seen.append(torch.diff(packed.batch.cu_seqlens).tolist())
+        seen.extend(torch.diff(batch.batch.cu_seqlens).tolist() for batch in packed)
         return rows(packed, outputs)
 
     monkeypatch.setattr(made.model, "rows", watched)

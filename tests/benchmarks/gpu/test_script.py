@@ -7,6 +7,7 @@ import pytest
 from esmeray.benchmarks.__main__ import main
 from esmeray.benchmarks.gpu import bench, parts, training
 from esmeray.benchmarks.gpu.script import PARTS
+from esmeray.common import timing
 from esmeray.common.errors import ConfigError
 
 TRIED = ["gpu", "--device", "cpu", "--sizes", "tiny", "--tokens", "512", "--backend", "eager"]
@@ -20,7 +21,7 @@ def test_every_part_runs_and_is_written(tmp_path, monkeypatch):
         monkeypatch.setattr(module, "LONGEST", 256)
         monkeypatch.setattr(module, "WARM_UPS", 1)
     for module in (parts, training):
-        monkeypatch.setattr(module, "median_seconds", lambda work: timed(work)[1])
+        monkeypatch.setattr(module, "median_seconds", lambda work: timing.timed(work)[1])
     assert main([*TRIED, "--output", str(tmp_path)]) == 0
     tables = {table["stage"]: table["rows"] for table in json.loads((tmp_path / "results.json").read_text())["tables"]}
     assert list(tables) == list(PARTS)
