@@ -3,9 +3,10 @@
 Vectors are of two kinds: synthetic families of 20, which are easy, and the mean vectors of proteins by an ESM-2 of
 random weights, each many times with noise of 0.03 to 1 of what channels vary by, as mutants differ. Queries are 512 of
 the vectors with a little noise. Indexes are built by all cores; queries are given to every index at once, and answered
-by one thread: the rate is the median of three rounds in turns. Recall@10 is of what Flat finds. Memory is what an
-index holds or maps to answer, with the pages that the system may drop; that of building, what a process has beyond its
-files. Of more than 100,000 vectors HNSW is left out, since building it takes a quarter of an hour, and the easy kind.
+by one thread: the rate is the median of three rounds in turns. Recall@10 is of what the exact index finds. Memory is
+what an index holds or maps to answer, with the pages that the system may drop; that of building, what a process has
+beyond its files. Of more than 100,000 vectors HNSW is left out, since building it takes a quarter of an hour, and the
+easy kind.
 """
 
 import os
@@ -118,13 +119,13 @@ def _measured(setting: Setting, kind: str, folder: Path, vectors: Values, querie
                 start_s = time.perf_counter()
                 rows_QK[name] = contender.search(queries)
                 seconds[name].append(time.perf_counter() - start_s)
-    expected = rows_QK["faiss Flat"]
+    expected = rows_QK["exact"]
     for name, contender in contenders.items():
         hits = [len({*one} & {*other}) for one, other in zip(expected.tolist(), rows_QK[name].tolist(), strict=True)]
         recall = sum(hits) / (HITS * QUERIES)
-        # Flat itself rounds: of rows that are as near, it may name others.
-        if name == "exact" and recall < 0.999:
-            raise WrongWorkError(f"the exact index has a recall of {recall}")
+        # Flat rounds otherwise: of rows that are as near, it may name others.
+        if name == "faiss Flat" and recall < 0.98:
+            raise WrongWorkError(f"exact and {name} share {recall} of their hits")
         yield {
             "vectors": f"{len(vectors):,} {kind}",
             "index": name,
