@@ -132,8 +132,10 @@ class RunMirror:
 
     def ask(self, folder: CheckpointFolder | None = None) -> None:
         """Have the thread look now for what there is to upload."""
-        self._idle.clear()  # first: the thread may answer before this returns
-        self._asked.set()
+        # Asked before idle is cleared: else a look that began earlier may end between the two, and pass for this one.
+        # And after it: the thread may have answered by then.
+        for act in (self._asked.set, self._idle.clear, self._asked.set):
+            act()
 
     def wait(self, patience_s: float | None = None) -> None:
         """Return when all is uploaded. Raises ResourceError where the store is away for longer than the setting."""
