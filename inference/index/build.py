@@ -208,7 +208,7 @@ def _trained(
 
     path = partial / TRAINED_FILE
     count = sum(len(group.records) for group in rows)
-    most = _part_rows(manifest.channels)
+    most = max(1, _part_rows(manifest.channels) // 2)
     lists = section.lists or num_lists(count, most)
     if lists > count:
         raise ConfigError(f"--index.lists {lists}: more than the {count:,} vectors")
@@ -216,7 +216,7 @@ def _trained(
     if recorded.exists():
         check_file(path, f"remove {partial}, and start again", xxh128=recorded.read_text())
     else:
-        # Evenly from all, and no more than a part has: so many are in memory at a time.
+        # Evenly from all, and no more than half of a part has, since faiss copies it: so many are in memory at a time.
         share = min(1, min(SAMPLED * lists, most) / count)
         sample = []
         for group in rows:
