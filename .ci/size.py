@@ -22,23 +22,23 @@ COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 BUDGETS = {
     ".": 17,
     ".ci": 89,
-    "alignment": 247,
-    "benchmarks": 2_863,
+    "alignment": 242,
+    "benchmarks": 3_060,
     "cluster": 660,
-    "common": 825,
-    "dataset": 5_287,
+    "common": 865,
+    "dataset": 5_414,
     "esmeray": 37,
     "function": 730,
-    "inference": 3_636,
-    "model": 1_948,
+    "inference": 4_470,
+    "model": 2_404,
     "monitoring": 1_581,
     "run_folder": 726,
-    "service": 1_877,
-    "tasks": 1_580,
-    "tests": 18_608,
+    "service": 1_875,
+    "tasks": 1_588,
+    "tests": 18_953,
     "tools": 2_142,
-    "train_config": 253,
-    "training": 2_484,
+    "train_config": 255,
+    "training": 2_476,
     "tuning": 1_225,
 }
 """Statements of each room, and of the modules beside them (``.``)."""
@@ -113,7 +113,7 @@ def measure() -> Iterator[tuple[str, float, float, str]]:
     yield "statements outside tests", rooms.total(), sum(BUDGETS.values()) - BUDGETS["tests"], f"{in_tests:,} in tests"
     trees = {file: tree for file, tree in every.items() if room_of(file) != "tests"}
     nodes = [node for tree in trees.values() for node in ast.walk(tree)]
-    yield "lines that hold two thoughts", sum(map(holds_two_thoughts, nodes)), 595, ""
+    yield "lines that hold two thoughts", sum(map(holds_two_thoughts, nodes)), 586, ""
     counts = [code_and_comments(texts[file], tree) for file, tree in trees.items()]
     code, comments = (sum(column) for column in zip(*counts, strict=True))
     yield "lines of code to a comment", code / comments, 100 / 6, f"{100 * comments / code:.1f} comments to 100 lines"

@@ -75,8 +75,7 @@ def transformers_network(network: Any, state: dict[str, Tensor] | None = None) -
     with empty_weights():  # its own weights are thrown away at once: none are made
         model = EsmModel(_esm_config(network.config), add_pooling_layer=False)
     model.load_state_dict(network.state_dict() if state is None else state, assign=True)
-    # No part of the state, and read by nothing here; left on the meta device it could not be moved.
-    model.embeddings.position_ids = torch.arange(model.config.max_position_embeddings).expand(1, -1)
+    _number_positions(model)
     return model
 
 
@@ -100,7 +99,13 @@ def esm_masked_lm(network: esm2_network.EsmForMaskedLM) -> EsmForMaskedLM:
         model = EsmForMaskedLM(_esm_config(network.esm.config))
     model.load_state_dict(network.state_dict(), assign=True)
     model.tie_weights()
+    _number_positions(model.esm)
     return model
+
+
+def _number_positions(model: EsmModel) -> None:
+    """Make a buffer that is no part of the state: left on the meta device, it could not be moved."""
+    model.embeddings.position_ids = torch.arange(model.config.max_position_embeddings).expand(1, -1)
 
 
 @contextmanager
