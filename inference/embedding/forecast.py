@@ -103,7 +103,7 @@ def forecast(plan: EmbeddingPlanSection, cost: Cost, rate: float, proteins: floa
         core_queries = plan.assume.exact_products_per_s / (proteins * cost.channels)
     else:
         memory_bytes = proteins * (cost.channels / 8 + CODE_BYTES)
-        index_bytes = memory_bytes + proteins * cost.channels  # int8 values, by which the best are scored again
+        index_bytes = memory_bytes + proteins * 2 * cost.channels  # fp16 values, by which the best are scored again
         core_queries = plan.assume.compressed_queries_per_s * (AT_ROWS / proteins) ** 0.5
     return Forecast(
         proteins,

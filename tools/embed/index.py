@@ -1,7 +1,7 @@
 """Build an index of proteins' embeddings, which stays, is searched without being loaded, and grows.
 
 An index is a folder. 'exact' gives the hits of a comparison with every vector, in the same order; 'compressed' compares
-by one bit a value in memory with the nearest clusters, and again by int8 values on disk. Vectors of another model,
+by one bit a value in memory with the nearest clusters, and again by fp16 values on disk. Vectors of another model,
 layer or pooling are refused. Where the output is an index, the vectors whose ids it lacks are added as new parts.
 
 Until it is complete everything lies in OUTPUT.partial, where the same command resumes.

@@ -58,7 +58,7 @@ def test_an_extended_index_gives_the_hits_of_one_built_at_once_and_rewrites_no_p
     assert old.count == 400 and old.ids(old.search(VECTORS[:1], 1)[0][0]) == ["p0"], "who had it open keeps it"
     at_once = build_index(sources, section(tmp_path / "at_once", kind=kind, **lists))
     assert at_once.manifest.count == 700
-    # So many that a compressed index scores all rows again, in which parts have their own rounding to int8.
+    # So many that a compressed index scores all rows again, in which parts have their own rounding to fp16.
     grown, whole = hits(tmp_path / "grown", 70, **probes), hits(tmp_path / "at_once", 70, **probes)
     if kind == "exact":
         assert grown == whole
@@ -78,7 +78,7 @@ def test_a_compressed_index_finds_families(tmp_path):
     queries = vectors[::50] + 0.02 * random.normal(size=(60, CHANNELS)).astype(np.float32)
     exact, near = (open_index(tmp_path / kind).search(queries, 10) for kind in ("exact", "compressed"))
     recall = np.mean([len({*one} & {*other}) for one, other in zip(exact[0], near[0], strict=True)]) / 10
-    # Of 20 in a family the 10th and the 11th may be as near as int8 rounds.
+    # Of 20 in a family the 10th and the 11th may be as near as fp16 rounds.
     assert recall > 0.95
     np.testing.assert_allclose(near[1], exact[1], atol=0.01)
 
