@@ -105,7 +105,8 @@ def esm_masked_lm(network: esm2_network.EsmForMaskedLM) -> EsmForMaskedLM:
 
 def _number_positions(model: EsmModel) -> None:
     """Make a buffer that is no part of the state: left on the meta device, it could not be moved."""
-    model.embeddings.position_ids = torch.arange(model.config.max_position_embeddings).expand(1, -1)
+    numbers = torch.arange(model.config.max_position_embeddings).expand(1, -1)
+    model.embeddings.position_ids = nn.Buffer(numbers, persistent=False)
 
 
 @contextmanager
