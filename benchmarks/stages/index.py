@@ -121,7 +121,8 @@ def _measured(setting: Setting, kind: str, folder: Path, vectors: Values, querie
                 seconds[name].append(time.perf_counter() - start_s)
     expected = rows_QK["exact"]
     for name, contender in contenders.items():
-        hits = [len({*one} & {*other}) for one, other in zip(expected.tolist(), rows_QK[name].tolist(), strict=True)]
+        pairs = zip(expected.tolist(), rows_QK[name].tolist(), strict=True)
+        hits = [len({*wanted} & {*rows}) for wanted, rows in pairs]
         recall = sum(hits) / (HITS * QUERIES)
         # Flat rounds otherwise: of rows that are as near, it may name others.
         if name == "faiss Flat" and recall < 0.98:

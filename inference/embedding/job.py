@@ -116,10 +116,10 @@ def _finished(job: EmbedJobSection, output: Path, folders: list[str]) -> list[In
     Raises ConfigError where it is of other models.
     """
     pattern = MANIFEST_FILE if (output / MANIFEST_FILE).is_file() else f"*/{MANIFEST_FILE}"
-    found = {path.parent for path in output.glob(pattern)}
-    if not found:
+    finished = {path.parent for path in output.glob(pattern)}
+    if not finished:
         return []
-    if found != {output / folder for folder in folders}:
+    if finished != {output / folder for folder in folders}:
         raise other_job(job.output, "of other models", OTHER_OUTPUT)
     source = uri_of(job.output) or str(output)
     return [Index(f"{source}/{folder}".rstrip("/")) for folder in folders]

@@ -43,11 +43,6 @@ class Index(ABC):
         self._rows = Rows(parts)
 
     @property
-    def dimensions(self) -> int:
-        """C."""
-        return self.channels
-
-    @property
     def count(self) -> int:
         """N."""
         return self.manifest.count

@@ -30,9 +30,9 @@ class _LanceRows(TableRows):
         with parsing(self.path, REMEDY):
             self._dataset: Any = library.dataset(str(self.path))
             vector = self._dataset.schema.field("embedding").type
-            found = (self._dataset.count_rows(), vector.list_size)
-            if found != self.shape or vector.value_type != pa.from_numpy_dtype(self.dtype):
-                raise ValueError(f"{found[0]:,} vectors of {vector} where the manifest has {self.dtype} {self.shape}")
+            shape = (self._dataset.count_rows(), vector.list_size)
+            if shape != self.shape or vector.value_type != pa.from_numpy_dtype(self.dtype):
+                raise ValueError(f"{shape[0]:,} vectors of {vector} where the manifest has {self.dtype} {self.shape}")
 
     def stored(self, start: int, stop: int) -> NDArray:
         with parsing(self.path, REMEDY):
