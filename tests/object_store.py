@@ -76,11 +76,13 @@ def object_store() -> Iterator[ObjectStore]:
     }
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
+    s3 = fsspec.get_filesystem_class("s3")
+    s3.clear_instance_cache()  # one that another test made without credentials keeps without them
     try:
         fsspec.filesystem("s3").makedirs("bucket", exist_ok=True)  # moto keeps it as long as the process lives
         yield store
     finally:
-        fsspec.get_filesystem_class("s3").clear_instance_cache()  # they know the address of the server
+        s3.clear_instance_cache()  # they know the address of the server
         for name, value in before.items():
             os.environ.pop(name)
             os.environ.update({} if value is None else {name: value})
