@@ -1,0 +1,115 @@
+"""``public.md`` and ``public.png``: a row for each metric of each public benchmark, with what stands beside it."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+
+from esmeray.benchmarks.harness.table import grid
+from esmeray.benchmarks.public.benchmark import Measured, Metric, PublicBenchmark
+from esmeray.common.figure_style import BLUE, GREY, INK, ORANGE, legend, picture, style
+from esmeray.common.publishing import write_atomically
+
+Results = Mapping[str, Sequence[Measured]]
+"""The seeds of each benchmark that was measured, by its name."""
+
+
+def write_page(benchmarks: Sequence[PublicBenchmark], results: Results, weights: str | None, path: Path) -> None:
+    """The page of what was measured until now, and its picture beside it."""
+    shown = [benchmark for benchmark in benchmarks if results.get(benchmark.name)]
+    rows = [_row(benchmark, metric, results[benchmark.name]) for benchmark in shown for metric in benchmark.metrics]
+    missing = [benchmark.name for benchmark in benchmarks if benchmark not in shown]
+    whose = f"The language model's weights are {weights}." if weights else RANDOM
+    parts = [
+        "# Public benchmarks",
+        f"**{whose}** Means over the seeds, with their range; intervals are of 95 % over the records, means of those "
+        "of the seeds. `python -m benchmarks public` measures what is missing and writes this page; "
+        "`python -m benchmarks public NAME` one benchmark.",
+        grid(rows),
+        f"![Ours beside published values]({path.with_suffix('.png').name})",
+        *([f"Not measured yet: {', '.join(missing)}."] if missing else []),
+        *(_section(benchmark, results[benchmark.name]) for benchmark in shown),
+    ]
+    _draw(shown, results, path.with_suffix(".png"))
+    write_atomically(path, "\n\n".join(parts) + "\n")
+
+
+RANDOM = (
+    "No trained language model takes part: every model starts from random weights and sees the data of its benchmark "
+    "alone. Published values of methods that start from trained weights say what is to be gained by such weights, not "
+    "how well this software trains."
+)
+
+
+def values_of(metric: Metric, runs: Sequence[Measured]) -> list[float]:
+    """The metric of each seed."""
+    return [run.values[metric.key].value for run in runs]
+
+
+def _row(benchmark: PublicBenchmark, metric: Metric, runs: Sequence[Measured]) -> dict[str, str | int | float | None]:
+    values = values_of(metric, runs)
+    intervals = [interval for run in runs if (interval := run.values[metric.key].interval)]
+    baselines = [run.values[metric.baseline].value for run in runs if metric.baseline]
+    spread = f" ({min(values):.3f} to {max(values):.3f})" if len(values) > 1 else ""
+    ends = [mean(end) for end in zip(*intervals, strict=True)]
+    return {
+        "benchmark": f"[{benchmark.title}](#{benchmark.name.replace('_', '-')})",
+        "metric": metric.title,
+        "ours": f"**{mean(values):.3f}**{spread}",
+        "seeds": len(runs),
+        "interval": f"{ends[0]:.3f} to {ends[1]:.3f}" if ends else None,
+        "plain baseline": f"{mean(baselines):.3f}" if baselines else None,
+        "published": ", ".join(f"{name} {value:.3g}" for name, value in metric.published.items()),
+    }
+
+
+def _section(benchmark: PublicBenchmark, runs: Sequence[Measured]) -> str:
+    machines = ", ".join(dict.fromkeys(run.machine.slug for run in runs))
+    revisions = ", ".join(dict.fromkeys(run.revision for run in runs))
+    versions = ", ".join(f"{name} {version}" for name, version in runs[0].versions.items())
+    lines = [
+        f"- data: {benchmark.data}",
+        f"- split: {benchmark.split}",
+        f"- plain baseline: {benchmark.baseline}",
+        f"- published values: {benchmark.source}",
+        f"- not comparable: {benchmark.differs}",
+        f"- measured: {runs[0].date}, `python -m benchmarks public {benchmark.name}`, "
+        f"{mean(run.seconds for run in runs) / 60:.1f} minutes a seed; {machines}, revision {revisions}; {versions}",
+    ]
+    commands = "\n".join(f"    {command}" for command in runs[0].commands)
+    heading = f'## <a id="{benchmark.name.replace("_", "-")}"></a>{benchmark.title}'
+    return f"{heading}\n\n" + "\n".join(lines) + f"\n\n{commands}"
+
+
+def _draw(benchmarks: Sequence[PublicBenchmark], results: Results, path: Path) -> None:
+    # Values that are no share, such as bits, have an axis of their own and stay in the table.
+    rows = [
+        (benchmark, metric)
+        for benchmark in benchmarks
+        for metric in benchmark.metrics
+        if max(values_of(metric, results[benchmark.name])) <= 1
+    ]
+    with picture(path, 10, 1.6 + 0.45 * len(rows), "Public benchmarks: ours, a baseline, published values") as figure:
+        axes = figure.add_subplot()
+        style(axes)
+        axes.set_xlim(-0.02, 1.02)
+        for index, (benchmark, metric) in enumerate(rows):
+            runs = results[benchmark.name]
+            ours = values_of(metric, runs)
+            baseline = mean([run.values[metric.baseline].value for run in runs]) if metric.baseline else math.nan
+            label = index == 0  # the legend names each mark once
+            axes.plot(
+                [*metric.published.values()] or [math.nan],
+                [index] * max(len(metric.published), 1),
+                "o",
+                color=GREY,
+                label="published" if label else None,
+            )
+            axes.plot(baseline, index, "|", color=ORANGE, markersize=16, label="plain baseline" if label else None)
+            axes.plot([min(ours), max(ours)], [index, index], color=BLUE, linewidth=4)
+            axes.plot(mean(ours), index, "D", color=BLUE, label="ours" if label else None)
+        axes.set_yticks(range(len(rows)), [f"{benchmark.title}\n{metric.title}" for benchmark, metric in rows])
+        axes.invert_yaxis()
+        axes.grid(axis="x", color="#e6e8eb")
+        axes.tick_params(axis="y", length=0, labelcolor=INK)
+        legend(axes, over_curves=True)
