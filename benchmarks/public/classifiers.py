@@ -4,6 +4,8 @@ import csv
 import gzip
 from pathlib import Path
 
+import numpy as np
+
 from esmeray.benchmarks.public.benchmark import Metric, PublicBenchmark, Value, Work
 
 
@@ -61,9 +63,9 @@ def write_residues(source: Path, target: Path) -> None:
         writer = csv.writer(output)
         writer.writerow(["id", "sequence", "structure", "split"])
         for row in rows:
-            residues = zip(row["structure"], row["resolved"], strict=True)
-            structure = "".join(letter if known == "1" else "." for letter, known in residues)
-            writer.writerow([row["id"], row["sequence"], structure, row["split"]])
+            structure = np.array([*row["structure"]])
+            structure[np.array([*row["resolved"]]) == "0"] = "."
+            writer.writerow([row["id"], row["sequence"], "".join(structure), row["split"]])
 
 
 LINEAR = "logistic regression on "

@@ -19,10 +19,10 @@ def _recovery(work: Work) -> dict[str, Value]:
     settings = [word for pair in SETTINGS.items() for word in pair]
     sources = ["--data.source", chains / "train", *held_out]
     work.run("train", "--config", "train_config/structdiff.yaml", *places, *sources, *settings, *work.backbone)
-    test, metrics = work.folder / "test_store", work.folder / "metrics.json"
+    test = work.folder / "test_store"
     if not test.exists():  # of a seed that was stopped
         work.run("data", "structures", "--data.source", chains / "test", "--structures.store", test)
-    output = ["--evaluate.output", metrics, "--overwrite"]
+    output = ["--evaluate.output", work.folder / "metrics.json", "--overwrite"]
     work.run("design", "evaluate", work.folder / "design", "--evaluate.store", test, *output)
     # An end of an interval is NaN where its resamplings have none.
     return {name: Value.model_validate(metric) for name, metric in work.read("metrics.json")["metrics"].items()}

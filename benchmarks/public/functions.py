@@ -13,10 +13,10 @@ _PUBLISHED = {
 
 
 def _functions(work: Work) -> dict[str, Value]:
-    data, files, run = work.data / "go", work.folder / "files", work.folder / "function"
-    ontology = data / "go_2013-06.obo.gz"
+    files = work.folder / "files"
+    ontology = work.data / "go" / "go_2013-06.obo.gz"
     if not files.exists():  # of a seed that was stopped
-        write_files(data, files, IDENTITY)
+        write_files(work.data / "go", files, IDENTITY)
     proteins = (files / "train.fasta").read_text().count(">")
     places = ["--run.storage_path", work.folder, "--run.seed", work.seed]
     terms = ["--data.terms.annotations", files / "train.tsv", "--data.terms.ontology", ontology]
@@ -30,7 +30,7 @@ def _functions(work: Work) -> dict[str, Value]:
         predicted = work.folder / f"{part}.tsv"
         options = ["--predict.part", part, "--predict.terms", 1500, "--overwrite"]
         inputs = ["--predict.input", files / "targets.fasta", "--predict.output", predicted]
-        work.run("function", "predict", run, *inputs, *options)
+        work.run("function", "predict", work.folder / "function", *inputs, *options)
         for aspect in ASPECTS:
             report = work.folder / f"{part}-{aspect}"
             truth = ["--evaluate.truth", files / f"{aspect}.tsv", "--evaluate.ontology", ontology]

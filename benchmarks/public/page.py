@@ -1,6 +1,5 @@
 """``public.md`` and ``public.png``: a row for each metric of each public benchmark, with what stands beside it."""
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
@@ -43,15 +42,15 @@ RANDOM = (
 )
 
 
-def values_of(metric: Metric, runs: Sequence[Measured]) -> list[float]:
-    """The metric of each seed."""
-    return [run.values[metric.key].value for run in runs]
+def values_of(key: str | None, runs: Sequence[Measured]) -> list[float]:
+    """The value of each seed; none without a key."""
+    return [] if key is None else [run.values[key].value for run in runs]
 
 
 def _row(benchmark: PublicBenchmark, metric: Metric, runs: Sequence[Measured]) -> dict[str, str | int | float | None]:
-    values = values_of(metric, runs)
-    intervals = [interval for run in runs if (interval := run.values[metric.key].interval)]
-    baselines = [run.values[metric.baseline].value for run in runs if metric.baseline]
+    values = values_of(metric.key, runs)
+    baselines = values_of(metric.baseline, runs)
+    intervals = [run.values[metric.key].interval or () for run in runs]
     spread = f" ({min(values):.3f} to {max(values):.3f})" if len(values) > 1 else ""
     ends = [mean(end) for end in zip(*intervals, strict=True)]
     return {
@@ -99,7 +98,7 @@ def _draw(benchmarks: Sequence[PublicBenchmark], results: Results, path: Path) -
         (benchmark, metric)
         for benchmark in benchmarks
         for metric in benchmark.metrics
-        if max(values_of(metric, results[benchmark.name])) <= 1
+        if max(values_of(metric.key, results[benchmark.name])) <= 1
     ]
     with picture(path, 10, 1.6 + 0.45 * len(rows), "Public benchmarks: ours, a baseline, published values") as figure:
         axes = figure.add_subplot()
@@ -107,19 +106,17 @@ def _draw(benchmarks: Sequence[PublicBenchmark], results: Results, path: Path) -
         axes.set_xlim(-0.02, 1.02)
         for index, (benchmark, metric) in enumerate(rows):
             runs = results[benchmark.name]
-            ours = values_of(metric, runs)
-            baseline = mean([run.values[metric.baseline].value for run in runs]) if metric.baseline else math.nan
-            label = index == 0  # the legend names each mark once
-            axes.plot(
-                [*metric.published.values()] or [math.nan],
-                [index] * max(len(metric.published), 1),
-                "o",
-                color=GREY,
-                label="published" if label else None,
-            )
-            axes.plot(baseline, index, "|", color=ORANGE, markersize=16, label="plain baseline" if label else None)
+            ours = values_of(metric.key, runs)
             axes.plot([min(ours), max(ours)], [index, index], color=BLUE, linewidth=4)
-            axes.plot(mean(ours), index, "D", color=BLUE, label="ours" if label else None)
+            marks = {
+                "published": ([*metric.published.values()], "o", GREY),
+                "plain baseline": (values_of(metric.baseline, runs), "|", ORANGE),
+                "ours": ([mean(ours)], "D", BLUE),
+            }
+            for name, (values, marker, colour) in marks.items():
+                # The legend names each mark once.
+                label = name if index == 0 else None
+                axes.plot(values, [index] * len(values), marker, color=colour, markersize=9, label=label)
         axes.set_yticks(range(len(rows)), [f"{benchmark.title}\n{metric.title}" for benchmark, metric in rows])
         axes.invert_yaxis()
         axes.grid(axis="x", color="#e6e8eb")
