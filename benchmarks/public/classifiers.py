@@ -49,7 +49,7 @@ def _structure(work: Work) -> dict[str, Value]:
     columns = ["--data.labels.label_columns", "structure", "--data.labels.id_column", "id"]
     labels = ["--data.labels.kind", "per_residue", "--data.labels.split", "column"]
     split = ["--data.labels.split_column", "split"]
-    model = ["--model.classifier.dropout", 0.1, "--model.classifier.label_smoothing", 0]
+    model = ["--model.classifier.pooling", "mean", "--model.classifier.dropout", 0.1]
     size = [] if work.weights else ["--model.backbone.hidden_size", 128]
     training = ["--training.epochs", 6, "--training.evaluate_every_steps", 200]
     settings = [*columns, *labels, *split, *model, *size, *training]
