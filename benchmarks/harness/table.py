@@ -20,7 +20,7 @@ def markdown(results: Results) -> str:
     gpu = f", {machine.gpu} ({machine.gpu_memory_gib:g} GiB)" if machine.gpu else ""
     rows = [_row(case, comparison) for case in results.cases for comparison in case.comparisons]
     compared = [
-        _grid(rows),
+        grid(rows),
         "A ratio is the median over the rounds, its interval the smallest and the largest (of fewer than nine); larger "
         "is better for ours.",
     ]
@@ -88,10 +88,11 @@ def _interval(comparison: ComparisonResult) -> str:
 
 def _table(table: Table) -> str:
     head = f"## {table.stage}\n\n{table.summary}\n\n{_origin(table)}, {table.seconds:.0f} s."
-    return f"{head}\n\n{_grid(table.rows)}"
+    return f"{head}\n\n{grid(table.rows)}"
 
 
-def _grid(rows: Sequence[Row]) -> str:
+def grid(rows: Sequence[Row]) -> str:
+    """A Markdown table of rows of values."""
     # In the order of first appearance: rows of one table may have columns of their own.
     columns = list(dict.fromkeys(column for row in rows for column in row))
     lines = [columns, ["---"] * len(columns)]

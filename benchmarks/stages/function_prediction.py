@@ -41,7 +41,7 @@ def _cases(setting: Setting) -> Iterator[Case]:
         return
     for limit in LIMITS:
         folder = setting.folder / str(limit)
-        _write_files(data, folder, limit, 60 if setting.quick else 1)
+        write_files(data, folder, limit, 60 if setting.quick else 1)
         metrics = _measured(data, folder, setting)
         for aspect in ASPECTS:
             for metric in METRICS:
@@ -54,7 +54,7 @@ def _cases(setting: Setting) -> Iterator[Case]:
                 yield Case(_title(aspect, metric, limit), "value", ways, rounds=1, facts=facts)
 
 
-def _write_files(data: Path, folder: Path, limit: float, every: int) -> None:
+def write_files(data: Path, folder: Path, limit: float, every: int = 1) -> None:
     """FASTA of both, annotations of the training proteins, and for each aspect those of its targets."""
     folder.mkdir()
     rows = {name: _rows(data / f"{name}.jsonl.gz")[::every] for name in ("training_pool", "cafa2_targets")}

@@ -1,0 +1,81 @@
+"""Measure public benchmarks, and write the page that has ours beside what others published.
+
+Each benchmark runs Esmeray's commands on public data by three seeds. A seed that was measured is not measured again,
+and one that was stopped is resumed; the page is written after each. The data are those of the development's folder.
+
+Examples:
+  python -m benchmarks public
+  python -m benchmarks public deeploc banking77 --seeds 0
+  python -m benchmarks public deeploc --weights facebook/esm2_t33_650M_UR50D
+  python -m benchmarks public --list
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from esmeray.benchmarks.harness.machine import slugify
+from esmeray.benchmarks.harness.proteins import DEVELOPMENT_DATA
+from esmeray.benchmarks.harness.stage import check_names
+from esmeray.benchmarks.public import classifiers, design, functions
+from esmeray.benchmarks.public.benchmark import SEEDS, Measured, PublicBenchmark, measured, read_measured
+from esmeray.benchmarks.public.page import write_page
+from esmeray.common.errors import DataError
+from esmeray.common.progress import status_line
+
+FOLDER = Path(__file__).resolve().parents[1] / "results"
+BENCHMARKS: tuple[PublicBenchmark, ...] = (*functions.BENCHMARKS, *classifiers.BENCHMARKS, *design.BENCHMARKS)
+
+
+def parsed(argv: list[str]) -> argparse.Namespace:
+    """Benchmarks, seeds, folders."""
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks public", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    names = ", ".join(benchmark.name for benchmark in BENCHMARKS)
+    add("names", nargs="*", metavar="NAME", help=f"benchmarks to measure; all if none is named: {names}")
+    add("--seeds", type=int, nargs="+", default=[*SEEDS], help="seeds of each, 0 1 2 by default")
+    add("--weights", help="folder or hub name of a trained protein language model, frozen; random weights by default")
+    add("--data", type=Path, default=DEVELOPMENT_DATA, help="folder of the data")
+    add("--folder", type=Path, default=Path("runs/public"), help="folder of runs and values, which is kept")
+    add("--output", type=Path, help="the page; benchmarks/results/public.md, with --weights public-WEIGHTS.md")
+    add("--list", action="store_true", help="show the benchmarks with their data and splits, and end")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str]) -> int:
+    """Measure what is missing, write the page."""
+    arguments = parsed(argv)
+    check_names("benchmark", arguments.names, [benchmark.name for benchmark in BENCHMARKS])
+    if arguments.list:
+        for benchmark in BENCHMARKS:
+            print(f"{benchmark.name}: {benchmark.title}\n  {benchmark.data}\n  {benchmark.split}")
+        return 0
+    data = arguments.data.resolve()
+    if not data.is_dir():
+        raise DataError(f"{data}: no folder; --data names that of the public data")
+    # Without a GPU DeepSpeed would warn in each log that it found nothing better.
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    slug = slugify(arguments.weights) if arguments.weights else "random"
+    folder = (arguments.folder / slug).resolve()
+    output = arguments.output or FOLDER / ("public.md" if slug == "random" else f"public-{slug}.md")
+    with status_line() as show:
+        for benchmark in BENCHMARKS:
+            if arguments.names and benchmark.name not in arguments.names:
+                continue
+            for seed in arguments.seeds:
+                show(f"{benchmark.name}, seed {seed}")
+                run = measured(benchmark, data, folder, seed, arguments.weights)
+                values = [f"{metric.title} {run.values[metric.key].value:.3f}" for metric in benchmark.metrics]
+                print(f"{benchmark.name}, seed {seed}: {', '.join(values)}", flush=True)
+                write_page(BENCHMARKS, known(folder), arguments.weights, output)
+    print(f"page: {output}", file=sys.stderr)
+    return 0
+
+
+def known(folder: Path) -> dict[str, Sequence[Measured]]:
+    """All seeds that were measured, also of benchmarks that are not asked for now."""
+    return {benchmark.name: read_measured(folder / benchmark.name) for benchmark in BENCHMARKS}

@@ -1,0 +1,71 @@
+import gzip
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from esmeray.benchmarks.public import script
+from esmeray.benchmarks.public.benchmark import VALUES_FILE, Metric, PublicBenchmark, Value, Work
+from esmeray.benchmarks.public.classifiers import write_residues
+from esmeray.common.errors import DataError
+
+MEASURED = []
+
+
+def share_of_alanine(work: Work) -> dict[str, Value]:
+    MEASURED.append(work.seed)
+    source = work.data / ("missing.fasta" if work.seed == 9 else "proteins.fasta")
+    work.run("data", "convert", "--data.source", source, "--convert.store", work.folder / "store")
+    return {"share": Value(value=0.5 + work.seed / 10, interval=(0.4, 0.9)), "guess": Value(value=0.05)}
+
+
+BENCHMARK = PublicBenchmark(
+    name="toy_shares",
+    title="Shares of alanine",
+    data="two proteins (CC0)",
+    split="none",
+    metrics=(Metric("share", "share", "guess", {"others": 0.75}),),
+    baseline="a twentieth",
+    source="nobody",
+    differs="everything",
+    measure=share_of_alanine,
+)
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setattr(script, "BENCHMARKS", (BENCHMARK,))
+    MEASURED.clear()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "proteins.fasta").write_text(">p1\nMAAA\n>p2\nMKV\n")
+    places = {"data": "data", "folder": "runs", "output": "public.md"}
+    return [word for name, place in places.items() for word in (f"--{name}", str(tmp_path / place))]
+
+
+def test_page_has_ours_beside_a_baseline_and_published_values_with_the_commands(folders, tmp_path):
+    assert script.main([*folders, "--seeds", "0", "1"]) == 0
+    page = (tmp_path / "public.md").read_text()
+    assert "| **0.550** (0.500 to 0.600) | 2 | 0.400 to 0.900 | 0.050 | others 0.75 |" in page
+    assert "    esmeray data convert --data.source DATA/proteins.fasta --convert.store FOLDER/store" in page
+    assert str(tmp_path) not in page and "random weights" in page
+    assert (tmp_path / "public.png").read_bytes().startswith(b"\x89PNG")
+    # Each link of the table leads to a section.
+    assert set(re.findall(r"\]\(#([^)]+)\)", page)) == set(re.findall(r'<a id="([^"]+)">', page)) == {"toy-shares"}
+
+
+def test_a_seed_is_measured_once_and_a_page_resumes_where_it_failed(folders, tmp_path):
+    with pytest.raises(DataError, match=r"esmeray data convert .*missing.fasta.*: ended with code 3; its output is in"):
+        script.main([*folders, "--seeds", "0", "9", "1"])
+    assert "| 1 |" in (tmp_path / "public.md").read_text(), "the page has what was measured"
+    script.main([*folders, "--seeds", "0", "1"])
+    assert MEASURED == [0, 9, 1]
+    values = tmp_path / "runs" / "random" / "toy_shares" / "1" / VALUES_FILE
+    assert json.loads(values.read_text())["values"]["share"]["value"] == 0.6
+
+
+def test_residues_that_were_not_resolved_have_no_structure(tmp_path):
+    with gzip.open(tmp_path / "table.csv.gz", "wt") as file:
+        file.write("id,sequence,structure,resolved,split\na,MKV,HEC,101,train\n")
+    write_residues(tmp_path / "table.csv.gz", tmp_path / "out.csv")
+    assert (tmp_path / "out.csv").read_text().split() == ["id,sequence,structure,split", "a,MKV,H.C,train"]
