@@ -1,8 +1,9 @@
 """Predicted terms against annotated ones, as CAFA evaluates them.
 
-In: annotations and scores of proteins. Out: at each threshold what cafaeval 1.3 reports, under its names, and best
-values with 95 % intervals over proteins drawn with replacement. Each score is kept as the number of thresholds that it
-reaches; a histogram of these per protein gives all thresholds at once, and a draw is a weighting of the proteins.
+In: annotations and scores of proteins. Out: at each threshold what cafaeval 1.3 reports, under its names, or CAFA 6's
+evaluator where some annotations are known before, and best values with 95 % intervals over proteins drawn with
+replacement. Each score is kept as the number of thresholds that it reaches; a histogram of these per protein gives all
+thresholds at once, and a draw is a weighting of the proteins.
 
 Names: ``n`` proteins with predictions; ``tp``, ``fp``, ``fn`` terms per protein; ``pr``, ``rc``, ``f`` precision,
 recall and their harmonic mean, averaged over proteins, or with ``_micro`` of the summed terms; ``mi``, ``ru``, ``s``
@@ -45,8 +46,8 @@ class Evaluation:
     """Evaluation of one aspect.
 
     Attributes:
-        proteins: annotated, all of which count.
-        predicted: of these, proteins with any score.
+        proteins: those that recall averages over: annotated, with something left to predict.
+        predicted: annotated proteins with any score; more than ``proteins`` where some have nothing left to predict.
         thresholds: those where any protein has a prediction.
         curves: (T,) values by name.
         metrics: best values and areas by name: ``fmax``, ``smin``, ``aupr`` (area under the precision-recall curve by
@@ -73,8 +74,9 @@ def evaluate_functions(
     """Evaluate (N, V) scores in 0 to 1, not propagated, of the annotated proteins.
 
     ``known`` annotations count neither as annotated nor as predicted, and terms outside ``terms_V`` for no protein
-    (partial knowledge); proteins that then have nothing left to predict leave the evaluation. Where none is left, or no
-    score reaches a threshold, there are no metrics.
+    (partial knowledge). As CAFA 5 and 6 count, proteins that then have nothing left to predict leave the number that
+    averages divide by, while what is predicted for them still counts: coverage may exceed 1. Where no protein has
+    something left, or no score reaches a threshold, there are no metrics.
 
     >>> evaluation = esmeray.evaluate_functions(ontology.aspects[name], truth[name], scores[name])
     >>> 0 < evaluation.metrics["fmax"].value <= 1
@@ -90,19 +92,18 @@ def evaluate_functions(
     if known is not None:
         excluded = known.of(truth.proteins)
         actual = (actual > excluded).tocsr()
+    counts_N = np.ones(actual.shape[0], bool)
     if known is not None or terms_V is not None:
-        # Nothing predicted could change the recall of such proteins. Without these settings cafaeval counts them all.
+        # Without these settings all proteins count, also those whose only terms are roots that do not.
         counts_N = actual @ weights_WV[0] > 0
-        actual, scores, excluded = actual[counts_N], scores[counts_N], excluded[counts_N]
-    if not actual.shape[0]:
+    if not counts_N.any():
         return Evaluation(0, 0, np.empty(0), {}, {})
     thresholds_T = np.arange(settings.step, 1, settings.step)
     hits_WTN, predicted_WTN = _count(aspect, actual, scores, excluded, weights_WV, thresholds_T, settings.propagation)
-    sums = _sums(hits_WTN, predicted_WTN, (actual @ weights_WV.T).T, settings)
-    values = _normalised(sums, actual.shape[0], settings.norm)
+    values = _normalised(_sums(hits_WTN, predicted_WTN, (actual @ weights_WV.T).T, counts_N, settings), settings.norm)
     covered_T = values["cov"][0, :, 0] > 0  # draw 0 is all proteins once
     return Evaluation(
-        proteins=actual.shape[0],
+        proteins=int(counts_N.sum()),
         predicted=int(np.count_nonzero(np.diff(scores.indptr))),
         thresholds=thresholds_T[covered_T],
         curves={name + end: values[name][w, covered_T, 0] for w, end in enumerate(weights) for name in values},
@@ -143,10 +144,17 @@ def _count(
     return hits_WTN, predicted_WTN
 
 
-def _sums(hits_WTN: Array, predicted_WTN: Array, truth_WN: Array, settings: EvaluationSection) -> dict[str, Array]:
-    """(W, T, R) sums over the proteins, and over those of each draw."""
+def _sums(
+    hits_WTN: Array,
+    predicted_WTN: Array,
+    truth_WN: Array,
+    counts_N: NDArray[np.bool_],
+    settings: EvaluationSection,
+) -> dict[str, Array]:
+    """(W, T, R) sums over the proteins, and over those of each draw; of ``proteins``, those that count, (1, 1, R)."""
     truth_WTN = np.broadcast_to(truth_WN[:, None], hits_WTN.shape)
     by_protein = {
+        "proteins": counts_N[None, None].astype(float),  # a draw may have any number of those that count
         "n": (predicted_WTN > 0).astype(float),
         "tp": hits_WTN,
         "fp": predicted_WTN - hits_WTN,
@@ -164,16 +172,17 @@ def _sums(hits_WTN: Array, predicted_WTN: Array, truth_WN: Array, settings: Eval
     return {name: np.concatenate(blocks, axis=2) for name, blocks in sums.items()}
 
 
-def _normalised(sums: dict[str, Array], proteins: int, norm: Normalisation) -> dict[str, Array]:
+def _normalised(sums: dict[str, Array], norm: Normalisation) -> dict[str, Array]:
     """(W, T, R) values by cafaeval's names."""
     n = sums.pop("n")
-    # As cafaeval has them: "cafa" divides precision by the predicted proteins and all else by every protein, "pred"
-    # both by the predicted, "gt" both by every one.
+    proteins = sums.pop("proteins")
+    # As cafaeval has them: "cafa" divides precision by the predicted proteins and all else by those that count, "pred"
+    # both by the predicted, "gt" both by those that count.
     divisor = n if norm == "pred" else proteins
     values = {name: ratio(summed, divisor) for name, summed in sums.items()}
     values["pr"] = ratio(sums["pr"], proteins if norm == "gt" else n)
     tp, fp, fn = (values[name] for name in ("tp", "fp", "fn"))
-    values |= {"n": n, "cov": n / proteins, "mi": fp, "ru": fn, "s": np.sqrt(fn**2 + fp**2)}
+    values |= {"n": n, "cov": ratio(n, proteins), "mi": fp, "ru": fn, "s": np.sqrt(fn**2 + fp**2)}
     values |= {"pr_micro": ratio(tp, tp + fp), "rc_micro": ratio(tp, tp + fn)}
     for end in ("", "_micro"):
         values[f"f{end}"] = f_measure(values[f"pr{end}"], values[f"rc{end}"])

@@ -117,9 +117,9 @@ def read_ontology(path: Path) -> Ontology:
             continue
         if not term or "namespace" not in stanza:
             raise DataError(f"{path}: term {term!r} has no namespace: the file may be cut off; get it again")
-        if term in terms:
-            raise DataError(f"{path}: term {term} is defined twice; remove one")
-        terms[term] = stanza
+        # Repeats that say the same are common in files put together from parts of a release.
+        if _read_of(stanza) != _read_of(terms.setdefault(term, stanza)):
+            raise DataError(f"{path}: term {term} is defined twice, differently; remove one")
     if not terms:
         raise DataError(f"{path}: holds no terms; an ontology in OBO format was expected")
     edges: dict[str, list[tuple[str, str]]] = {stanza["namespace"][0]: [] for stanza in terms.values()}
@@ -168,6 +168,11 @@ def _stanzas(path: Path) -> Iterator[dict[str, list[str]]]:
         raise DataError(f"{path}: ends inside a line: the file is cut off; get it again")
     if stanza is not None:
         yield stanza
+
+
+def _read_of(stanza: dict[str, list[str]]) -> tuple[list[str], ...]:
+    """All that counts of a term."""
+    return stanza["namespace"], _parents(stanza), stanza.get("alt_id", [])
 
 
 def _parents(stanza: dict[str, list[str]]) -> list[str]:

@@ -10,6 +10,8 @@ from esmeray.train_config.natures import PATH, PATH_OR_NAME
 from esmeray.train_config.section import NonNegativeInt, PositiveInt, Section
 
 COMPOSITION = "composition"
+MOST_TERMS = 1500
+"""Terms of a protein, over all aspects, that CAFA 6 takes."""
 
 Normalisation = Literal["cafa", "pred", "gt"]
 
@@ -42,10 +44,22 @@ class PredictTermsSection(Section):
     """FASTA files, folders, quoted globs, or one store."""
     output: Path
     """TSV file to write."""
-    terms: PositiveInt = 500
-    """Most terms of a protein, over all aspects."""
+    format: Literal["cafa", "cafa6"] = "cafa"
+    """Rules of the file: cafa6 leaves roots out, takes 1,500 terms of a protein, and is read again by its rules."""
+    terms: PositiveInt | None = None
+    """Most terms of a protein, over all aspects. Default: 500, and with cafa6 as many as it takes."""
     part: Literal["blend", "naive", "homology", "neighbours", "network"] = "blend"
     """Scores to write: the blend, or those of one of its parts alone."""
+
+    @model_validator(mode="after")
+    def _takes_the_terms(self) -> "PredictTermsSection":
+        if self.format == "cafa6" and self.most_terms > MOST_TERMS:
+            raise ValueError(f"terms: cafa6 takes {MOST_TERMS:,} of a protein: lower it")
+        return self
+
+    @property
+    def most_terms(self) -> int:
+        return self.terms or (MOST_TERMS if self.format == "cafa6" else 500)
 
 
 class EvaluationSection(Section):

@@ -31,10 +31,11 @@ from esmeray.dataset.store.conversion import job_store
 from esmeray.dataset.store.reader import Store
 from esmeray.function.annotations import Annotations
 from esmeray.function.evaluation import evaluate_functions
-from esmeray.function.ontology import propagate
+from esmeray.function.ontology import propagate, read_ontology
 from esmeray.function.predictors import blended, fit_blend
 from esmeray.function.proteins import FunctionData, prepare, read
 from esmeray.function.section import EvaluationSection, PredictTermsSection
+from esmeray.function.submission import check_submission
 from esmeray.function.vectors import Vectors, read_vectors
 from esmeray.inference.function.parts import Parts, takes_vectors
 from esmeray.inference.function.vectors import load_known, save_known, vectors_of
@@ -150,11 +151,16 @@ def predict(run: Path, options: PredictTermsSection, ingest: IngestSection, *, o
         store = job_store(options.input, ingest, partial)
         # The blend's checksum stands for the run: it follows from all that a run's parts are.
         run_hash = file_xxh128(run / FOLDER / BLEND_FILE)
-        accept(partial, {"run": run_hash, "input": store.checksum, "part": part, "terms": options.terms})
+        job = {"run": run_hash, "input": store.checksum, "part": part}
+        accept(partial, job | {"format": options.format, "terms": options.most_terms})
         with journal(partial) as done:
-            _predict(run, settings, weights, store, partial, options.terms, done)
-            with made_file(output, MADE_BY, overwrite) as building, building.open("w", encoding="utf-8") as file:
-                file.writelines(done.lines())
+            _predict(run, settings, weights, store, partial, options, done)
+            with made_file(output, MADE_BY, overwrite) as building:
+                with building.open("w", encoding="utf-8") as file:
+                    file.writelines(done.lines())
+                if options.format == "cafa6":
+                    # Before the file has its name: a competition has few submissions a day to find out by.
+                    check_submission(building, read_ontology(run / FOLDER / "terms.obo"))
     return len(store)
 
 
@@ -164,7 +170,7 @@ def _predict(
     weights: dict[str, dict[str, float]],
     store: Store,
     partial: Path,
-    terms: int,
+    options: PredictTermsSection,
     done: Journal,
 ) -> None:
     """Add the lines of the blocks that are missing. ``weights``: of the parts of each aspect."""
@@ -188,8 +194,12 @@ def _predict(
             for name, aspect_weights in weights.items():
                 blend = _thousandths(blended(parts.scores(name, queries), aspect_weights))
                 # After rounding, so that a parent's digits are never below its child's.
-                predicted[name] = propagate(blend, data.aspects[name].aspect)
-            done.add(_lines(ids[start:stop], data, predicted, terms))
+                aspect = data.aspects[name].aspect
+                predicted[name] = propagate(blend, aspect)
+                if options.format == "cafa6":
+                    predicted[name] = csr_array(predicted[name].multiply(aspect.levels > 0))
+                    predicted[name].eliminate_zeros()
+            done.add(_lines(ids[start:stop], data, predicted, options.most_terms))
             bar(stop / len(store), stop)
 
 

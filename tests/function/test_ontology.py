@@ -44,6 +44,11 @@ def test_relations_inside_a_namespace_are_kept_and_all_else_is_left_out(tmp_path
     assert "GO:8" not in ontology.positions
 
 
+def test_a_term_that_is_written_twice_alike_is_one(tmp_path):
+    ontology = read(tmp_path, GOOD + term("GO:2", "is_a: GO:1 ! one", "subset: another"))
+    assert ontology.aspects["molecular_function"].terms == ("GO:1", "GO:2")
+
+
 GOOD = term("GO:1") + term("GO:2", "is_a: GO:1")
 REFUSED = {
     "cyclic": (term("GO:1", "is_a: GO:2") + term("GO:2", "is_a: GO:1"), "run in a circle at or above GO:1"),

@@ -1,8 +1,9 @@
 """Evaluate predicted terms of proteins as CAFA does, with intervals.
 
 Prints, for each aspect of the ontology, Fmax, Smin, area under the precision-recall curve and coverage with 95 %
-intervals; those that end in _w weight terms by information accretion. Values are those of cafaeval 1.3. With
---evaluate.output, a folder is written with evaluation.json, curves.tsv and curves.png.
+intervals; those that end in _w weight terms by information accretion. Values are those of cafaeval 1.3, and with known
+annotations or terms of interest those of CAFA 5 and 6. With --evaluate.output, a folder is written with
+evaluation.json, curves.tsv and curves.png.
 
 Examples:
   esmeray function evaluate predictions.tsv --evaluate.truth truth.tsv --evaluate.ontology go-basic.obo

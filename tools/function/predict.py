@@ -1,13 +1,16 @@
 """Predict the functions of proteins by a run that train_config/function.yaml trained, in CAFA's format.
 
 Writes protein, term and score with three digits, tab-separated: for each protein at most --predict.terms terms, from
-the highest score down. No term scores above its parents. Memory grows with the vectors of the proteins alone. Until the
-file is complete everything lies in OUTPUT.partial, where the same command resumes.
+the highest score down. No term scores above its parents. With --predict.format cafa6 the file is one to submit to that
+competition. Memory grows with the vectors of the proteins alone. Until the file is complete everything lies in
+OUTPUT.partial, where the same command resumes.
 
 Examples:
   esmeray function predict runs/function --predict.input proteins.fasta --predict.output functions.tsv
   esmeray function predict runs/function --predict.input proteins.fasta.gz --predict.output homology.tsv \
 --predict.part homology --predict.terms 100
+  esmeray function predict runs/function --predict.input proteins.fasta --predict.output submission.tsv \
+--predict.format cafa6
 """
 
 from esmeray.common.text import counted

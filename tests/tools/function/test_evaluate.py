@@ -4,6 +4,8 @@ import csv
 import json
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from esmeray.function.ontology import read_ontology
@@ -65,3 +67,47 @@ def test_what_cannot_be_evaluated_is_one_line(command, files, tmp_path):
     command.refused(2, "give one", *evaluate, *files, "--evaluate.ia", "a.tsv", "--evaluate.ia_from", "b.tsv")
     whole = command(*evaluate, *files, "--evaluate.known", files[2], *OPTIONS)
     assert whole.code == 3 and "with annotations that count" in whole.err
+
+
+EXAMPLE = "--evaluate.truth example/ground_truth_partial.tsv --evaluate.ontology example/go-sample.obo \
+--evaluate.known example/known_t0.tsv --evaluate.terms example/toi.tsv"
+TARGETS = "--evaluate.truth truth.tsv --evaluate.ontology ../go_2013-06.obo.gz --evaluate.known known.tsv \
+--evaluate.ia ia.tsv"
+OFFICIAL = [
+    ("expected_example", "example/predictions/pred_1.tsv", EXAMPLE),
+    ("expected_example", "example/predictions/pred_2.tsv", EXAMPLE),
+    ("expected_known_weighted", "predictions/made_up.tsv", f"{TARGETS} --evaluate.orphans false"),
+    (
+        "expected_known_terms",
+        "predictions/made_up.tsv",
+        f"{TARGETS} --evaluate.terms terms.tsv --evaluate.propagation fill --evaluate.norm gt",
+    ),
+]
+BEST = {"fmax": "f", "fmax_micro": "f_micro", "smin": "s", "fmax_w": "f_w", "fmax_micro_w": "f_micro_w"}
+WRITTEN = 5.0001e-4
+"""The expected files have three digits."""
+
+
+@pytest.mark.parametrize(("expected", "predictions", "options"), OFFICIAL)
+def test_partial_knowledge_gives_what_the_evaluator_of_cafa_6_gave(
+    command, shared_data, monkeypatch, tmp_path, expected, predictions, options
+):
+    monkeypatch.chdir(shared_data / "go" / "cafaeval_pk")
+    options = [*options.split(), "--evaluate.unknown", "ignore", "--evaluate.draws", 0]
+    command.done("function", "evaluate", predictions, *options, "--evaluate.output", tmp_path / "ours")
+
+    def theirs(path: Path) -> pd.DataFrame:
+        table = pd.read_csv(path, sep="\t")
+        return table[table.pop("filename") == Path(predictions).name].sort_values(["ns", "tau"])
+
+    curves = theirs(Path(expected) / "evaluation_all.tsv")
+    ours = pd.read_csv(tmp_path / "ours" / "curves.tsv", sep="\t").sort_values(["ns", "tau"])
+    assert ours["ns"].tolist() == curves.pop("ns").tolist()
+    np.testing.assert_allclose(ours[curves.columns], curves, rtol=0, atol=WRITTEN)
+    aspects = json.loads((tmp_path / "ours" / "evaluation.json").read_text())["aspects"]
+    for metric, column in BEST.items():
+        path = Path(expected) / f"evaluation_best_{column}.tsv"
+        for best in theirs(path).to_dict("records") if path.exists() else ():
+            metrics = aspects[best["ns"]]["metrics"]
+            found = [metrics[metric]["value"], metrics[metric]["threshold"], metrics["cov"]["value"]]
+            assert found == pytest.approx([best[column], best["tau"], best["cov_max"]], abs=WRITTEN)

@@ -15,6 +15,7 @@ from esmeray.common.command_line import INTERRUPTED, run
 from esmeray.common.publishing import RECORD_FILE
 from esmeray.function.annotations import read_annotations, read_scores
 from esmeray.function.ontology import read_ontology
+from esmeray.function.submission import check_submission
 from esmeray.inference.function import prediction
 from esmeray.run_folder.metrics_log import read_metrics
 from esmeray.tools.__main__ import main as esmeray
@@ -92,6 +93,21 @@ def test_predictions_are_in_cafas_format_consistent_and_bounded(trained, tmp_pat
         assert not output.with_name(f"{output.name}.partial").exists()
     truth = read_annotations(trained / "function" / "sample" / "test.tsv", ontology)
     assert set(proteins) <= {protein for some in truth.values() for protein in some.proteins}
+
+
+def test_a_submission_to_cafa_6_passes_its_rules_and_is_the_predictions_without_roots(trained, tmp_path, command):
+    ontology = read_ontology(trained / "function" / "terms.obo")
+    source = trained / "function" / "sample" / "test.fasta"
+    for name in ("cafa", "cafa6"):
+        command.done(*prediction_of(trained, source, tmp_path / name, "--predict.format", name))
+    check_submission(tmp_path / "cafa6", ontology)
+    roots = {aspect.terms[0] for aspect in ontology.aspects.values()}
+    lines = (tmp_path / "cafa").read_text().splitlines()
+    others = [line for line in lines if line.split("\t")[1] not in roots]
+    assert len(lines) > len(others)
+    assert (tmp_path / "cafa6").read_text().splitlines() == others, "the sample has no 500 terms of a protein"
+    more = prediction_of(trained, source, tmp_path / "more.tsv", "--predict.format", "cafa6", "--predict.terms", 1501)
+    command.refused(2, "cafa6 takes 1,500 of a protein", *more)
 
 
 def test_a_killed_prediction_resumes_with_the_bytes_of_one_at_once_of_a_store(trained, tmp_path, command):
