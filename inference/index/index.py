@@ -5,6 +5,7 @@ Shape legend: N rows, Q queries, q those of a batch, W candidates of a query, K 
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from esmeray.common.errors import DataError
 from esmeray.dataset.embeddings.arrays import Arrays
 from esmeray.dataset.embeddings.formats.base import Values
 from esmeray.dataset.embeddings.manifest import parts as ranges
+from esmeray.dataset.fasta.records import hashes_of
 from esmeray.inference.index.metric import prepared, shown, unusable
 from esmeray.inference.index.parts import IndexManifest, Rows
 
@@ -68,6 +70,22 @@ class Index(ABC):
     def ids(self, rows: NDArray[np.int64] | Sequence[int]) -> list[str]:
         """The ids of rows, in their order."""
         return self._rows.ids(np.asarray(rows, dtype=np.int64))
+
+    def rows(self, ids: Sequence[str]) -> NDArray[np.int64]:
+        """(n,) the first row of each id; -1 where there is none."""
+        hashes_N, order_N = self._sorted_hashes
+        places_n = hashes_N.searchsorted(hashes_of([name.encode() for name in ids]))
+        rows_n = order_N[places_n.clip(max=self.count - 1)]
+        # By the id itself: another one may have the same hash, or the next.
+        is_there_n = [there == name for there, name in zip(self.ids(rows_n), ids, strict=True)]
+        return np.where(is_there_n, rows_n, -1)
+
+    @cached_property
+    def _sorted_hashes(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+        hashes_N = self.id_hashes
+        # Stable, so that of equal ids the first comes first.
+        order_N = np.argsort(hashes_N, kind="stable")
+        return hashes_N[order_N], order_N + self._rows.firsts[0]
 
     @abstractmethod
     def vectors(self, rows_n: NDArray[np.int64]) -> Values:
