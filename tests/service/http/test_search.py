@@ -86,7 +86,9 @@ def test_what_can_not_be_searched_is_refused(serving: Serving, client: httpx.Cli
         about_index(ServedIndex(name="mine", source=str(serving.index)), open_index(serving.index).manifest, others)
 
 
-def test_a_request_that_took_too_long_is_not_searched_for(serving: Serving, client: httpx.Client, monkeypatch: pytest.MonkeyPatch):
+def test_a_request_that_took_too_long_is_not_searched_for(
+    serving: Serving, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+):
     search = serving.index_replica._index.search
     begun, go = threading.Event(), threading.Event()
     searched: list[int] = []
