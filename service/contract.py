@@ -59,7 +59,6 @@ class AboutIndex:
     output: str
     space: str
     vectors: int
-    kind: str
     metric: str
     link: str
 

@@ -4,13 +4,14 @@ A lost actor is replaced, and asked again. Only queries and candidates pass thro
 """
 
 import logging
+import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,38 +22,33 @@ from esmeray.cluster.section import RaySection
 from esmeray.common.errors import ConfigError, ResourceError
 from esmeray.dataset.embeddings.formats.base import Values
 from esmeray.inference.index.index import Candidates, Index
-from esmeray.inference.index.opening import limit_threads, open_index
+from esmeray.inference.index.opening import open_index
 from esmeray.inference.index.parts import PartEntry
 from esmeray.train_config.natures import absolute_path
 
 log = logging.getLogger(__name__)
 
 
-class ActorSettings(NamedTuple):
-    """The index by its path or URI, the parts of an actor, and what the manifest here says of them."""
-
-    source: str
-    probes: int | None
-    cpus: int
-    parts: slice
-    entries: list[PartEntry]
-
-
 class _SearchActor:
     """A process that searches some parts."""
 
-    def __init__(self, settings: ActorSettings) -> None:
-        self._settings = settings
+    def __init__(self, opened: Callable[[], Index]) -> None:
+        self._opened = opened
 
     def load(self) -> None:
-        settings = self._settings
-        self._index = open_index(settings.source, settings.probes, settings.parts)
-        if self._index.manifest.parts != settings.entries:
-            raise ResourceError(f"{settings.source}: nodes have different indexes under this name; copy one to all")
-        limit_threads(self._index, settings.cpus)
+        self._index = self._opened()
 
     def run(self, queries_and_hits: tuple[Values, int]) -> Candidates:
         return self._index.candidates(*queries_and_hits)
+
+
+def _opened_part(source: str, probes: int | None, cpus: int, parts: slice, entries: list[PartEntry]) -> Index:
+    # Before torch and faiss are loaded, which would take all cores.
+    os.environ["OMP_NUM_THREADS"] = str(cpus)
+    index = open_index(source, probes, parts)
+    if index.manifest.parts != entries:
+        raise ResourceError(f"{source}: nodes have different indexes under this name; copy one to all")
+    return index
 
 
 class ClusterIndex(Index):
@@ -107,10 +103,18 @@ def on_cluster(
             raise ResourceError(f"--search.workers {workers}: the cluster has room for {room}; ask for fewer")
 
         def pool(parts: slice) -> ActorPool:
-            settings = ActorSettings(absolute_path(str(source)), probes, cpus_per_worker, parts, entries[parts])
-            options = {"num_cpus": cpus_per_worker}
-            limits: dict[str, int] = {"at_once": 1, "max_failures": ray.max_failures}
-            return ActorPool(_SearchActor, settings, 1, options, **limits, log=log, ended=ended)
+            where = absolute_path(str(source))
+            opened = partial(_opened_part, where, probes, cpus_per_worker, parts, entries[parts])
+            return ActorPool(
+                _SearchActor,
+                opened,
+                1,
+                {"num_cpus": cpus_per_worker},
+                at_once=1,
+                max_failures=ray.max_failures,
+                log=log,
+                ended=ended,
+            )
 
         pools: list[ActorPool] = []
         try:

@@ -27,15 +27,3 @@ def open_index(path: Path | str, probes: int | None = None, parts: slice = slice
     from esmeray.inference.index.compressed import CompressedIndex  # here: it loads faiss
 
     return CompressedIndex(folder, manifest, first_row, probes)
-
-
-def limit_threads(index: Index, cpus: int) -> None:
-    """Have this process search by so many threads: Ray and Serve limit none."""
-    if index.manifest.kind == "exact":
-        import torch  # here: the other kind needs none
-
-        torch.set_num_threads(cpus)
-    else:
-        import faiss
-
-        faiss.omp_set_num_threads(cpus)

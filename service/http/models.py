@@ -85,16 +85,13 @@ class Models:
     async def search(self, about: AboutIndex, texts: Sequence[str], top_k: int, caller: str) -> Reply:
         """The neighbours of each text, by scores and ids. Raises RefusalError (429, 500, 503)."""
         embedded = await self._reply(about.model, self.calls[about.model].run, about.output, texts, caller)
-        return await self._neighbours(about.name, np.asarray(embedded.results), top_k, embedded.space, caller)
+        queries_NC = np.asarray(embedded.results)
+        search = self.index_calls[about.name].run
+        return await self._reply(about.name, search, queries_NC, top_k, embedded.space, caller)
 
     async def search_ids(self, about: AboutIndex, ids: Sequence[str], top_k: int, caller: str) -> Reply:
         """The neighbours of proteins of the index itself, by their ids. Raises RefusalError (422) for unknown ones."""
-        return await self._neighbours(about.name, ids, top_k, about.space, caller)
-
-    async def _neighbours(
-        self, index: str, queries: NDArray | Sequence[str], top_k: int, space: str, caller: str
-    ) -> Reply:
-        return await self._reply(index, self.index_calls[index].run, queries, top_k, space, caller)
+        return await self._reply(about.name, self.index_calls[about.name].run, ids, top_k, about.space, caller)
 
     async def _reply(self, name: str, run: Callable[..., Awaitable[Reply]], *arguments: Any) -> Reply:
         """The reply of a model or an index that is no refusal."""
@@ -102,8 +99,7 @@ class Models:
         self.metrics.of_replica(name, reply.statistics)  # of refusals too: the queue is then of interest most
         if reply.refused == "overloaded":
             # Serve's proxy, which does not know the model of a request, then refuses what is larger.
-            is_the_only = list(self.calls) == [name]
-            raise overloaded(reply.retry_after_s, reply.room_tokens if is_the_only else None)
+            raise overloaded(reply.retry_after_s, reply.room_tokens if list(self.calls) == [name] else None)
         if reply.refused == "memory":
             raise RefusalError(503, f"{name}: {reply.detail}; send a shorter sequence", RETRY_S)
         if reply.refused == "unknown":

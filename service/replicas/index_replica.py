@@ -4,6 +4,7 @@ Its files are mapped, so that the replicas of a machine share their pages.
 """
 
 import asyncio
+import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esmeray.common.errors import ConfigError, DataError
-from esmeray.inference.index.opening import limit_threads, open_index
+from esmeray.inference.index.opening import open_index
 from esmeray.inference.index.parts import IndexManifest
 from esmeray.service.contract import About, AboutIndex, Reply
 from esmeray.service.replicas.batcher import Item, TokenBatcher
@@ -22,7 +23,6 @@ from esmeray.service.section import ServedIndex
 BATCH_QUERIES = 64
 QUEUED_QUERIES = 50_000
 MAX_WAIT_S = 0.002
-_HIT = np.dtype([("row", np.int64), ("score", np.float32)])
 
 
 class IndexReplica(Replica):
@@ -32,9 +32,10 @@ class IndexReplica(Replica):
         set_up_process()
         start_s = time.perf_counter()
         self._settings = ServedIndex(**index)
+        # Before torch and faiss are loaded, which would take all cores.
+        os.environ["OMP_NUM_THREADS"] = str(self._settings.cpus)
         self._index = open_index(self._settings.source, self._settings.probes)
         self._about = about_index(self._settings, self._index.manifest, models)
-        limit_threads(self._index, self._settings.cpus)
         # Before the first request: torch is loaded, ids are sorted.
         self._index.search(self._index.vectors(np.zeros(1, np.int64)), 1)
         self._index.rows([])
@@ -69,11 +70,11 @@ class IndexReplica(Replica):
 
         reply = await self._answered(items, caller)
         hits = [
-            hits_K[(hits_K["row"] >= 0) & (hits_K["row"] != own)][:top_k]
-            for hits_K, own in zip(reply.results, own_N.tolist(), strict=False)
+            hits_K2[(hits_K2[:, 0] >= 0) & (hits_K2[:, 0] != own)][:top_k]
+            for hits_K2, own in zip(reply.results, own_N.tolist(), strict=False)
         ]
-        reply.results = [hits_K["score"] for hits_K in hits]
-        reply.ids = await asyncio.to_thread(lambda: [self._index.ids(hits_K["row"]) for hits_K in hits])
+        reply.results = [hits_K2[:, 1].astype(np.float32) for hits_K2 in hits]
+        reply.ids = await asyncio.to_thread(lambda: [self._index.ids(hits_K2[:, 0]) for hits_K2 in hits])
         return reply
 
     def _new_batcher(self) -> TokenBatcher:
@@ -86,38 +87,29 @@ class IndexReplica(Replica):
         )
 
     def _search(self, items: Sequence[Item]) -> list[NDArray]:
-        """(K,) hits of each."""
+        """(K, 2) rows and scores of each, in fp64, which holds both."""
         results: list[Any] = [None] * len(items)
         # Apart by the hits that are asked for: a compressed index considers more candidates for more of them.
         for considered in {item.output for item in items}:
             numbers = [number for number, item in enumerate(items) if item.output == considered]
-            rows_nK, scores_nK = self._index.search(
-                np.stack([items[number].payload for number in numbers]), int(considered)
-            )
-            for number, rows_K, scores_K in zip(numbers, rows_nK, scores_nK, strict=True):
-                results[number] = np.empty(len(rows_K), _HIT)
-                results[number]["row"] = rows_K
-                results[number]["score"] = scores_K
+            queries_nC = np.stack([items[number].payload for number in numbers])
+            hits_nK2 = np.stack(self._index.search(queries_nC, int(considered)), axis=2)
+            for number, hits_K2 in zip(numbers, hits_nK2, strict=True):
+                results[number] = hits_K2
         return results
 
 
 def about_index(settings: ServedIndex, manifest: IndexManifest, models: Sequence[About]) -> AboutIndex:
     """What is known of an index, the model that embeds its queries among it; ConfigError where none is served."""
-    for model in models:
-        for output, space in model.spaces.items():
-            if space == manifest.made_of:
-                return AboutIndex(
-                    name=settings.name,
-                    model=model.name,
-                    output=output,
-                    space=space,
-                    vectors=manifest.count,
-                    kind=manifest.kind,
-                    metric=manifest.metric,
-                    link=settings.link or "",
-                )
-    maker = manifest.model.source if manifest.model else "their model"
-    raise ConfigError(
-        f"indexes: {settings.name}: its vectors are of {manifest.made_of}, and of none of the served models; serve "
-        f"{maker} as well"
+    made_by = [
+        (model.name, output) for model in models for output, space in model.spaces.items() if space == manifest.made_of
+    ]
+    if not made_by:
+        maker = manifest.model.source if manifest.model else "their model"
+        raise ConfigError(
+            f"indexes: {settings.name}: its vectors are of {manifest.made_of}, and of none of the served models; serve "
+            f"{maker} as well"
+        )
+    return AboutIndex(
+        settings.name, *made_by[0], str(manifest.made_of), manifest.count, manifest.metric, settings.link or ""
     )

@@ -17,7 +17,7 @@ from esmeray.service.http.routes.common import Accepted, Shared, ask, documented
 router = APIRouter()
 SHOWN = ("outputs", "labels", "label_kind", "longest", "random_weights", "device", "precision", "fingerprint")
 """Of a model, beside what OpenAI's clients read."""
-SHOWN_OF_INDEX = ("name", "vectors", "kind", "metric", "output", "link")
+SHOWN_OF_INDEX = ("name", "vectors", "metric", "output", "link")
 
 
 class EmbeddingsBody(BaseModel):

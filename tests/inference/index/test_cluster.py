@@ -13,7 +13,7 @@ from esmeray.common.errors import ConfigError, ResourceError
 from esmeray.dataset.embeddings.reader import read_embeddings
 from esmeray.inference.index import build
 from esmeray.inference.index.build import build_index, memory_index
-from esmeray.inference.index.cluster import ActorSettings, _SearchActor, merged, on_cluster
+from esmeray.inference.index.cluster import _opened_part, merged, on_cluster
 from esmeray.inference.index.index import best
 from esmeray.inference.index.metric import prepared
 from esmeray.inference.index.opening import open_index
@@ -78,6 +78,5 @@ def test_what_actors_can_not_search_is_refused(ray_address: str, folders):
         refused = pytest.raises(error, match=words)
         with refused, on_cluster(index, folders["exact"], RaySection(address=ray_address), workers, 3, None):
             pass
-    settings = ActorSettings(str(folders["compressed"]), None, 1, slice(0, 2), exact.manifest.parts[:2])
     with pytest.raises(ResourceError, match="nodes have different indexes"):
-        _SearchActor(settings).load()
+        _opened_part(str(folders["compressed"]), None, 1, slice(0, 2), exact.manifest.parts[:2])
