@@ -49,14 +49,19 @@ class Ingress:
         index_calls = {
             name: IndexCall(_cancellable(handle.about), _cancellable(handle.run)) for name, handle in indexes.items()
         }
+        self._models = Models(calls, Metrics(), LOST, (BackPressureError,), index_calls)
         self._app = build_app(
             ServeSection(**config),
-            Models(calls, Metrics(), LOST, (BackPressureError,), index_calls),
+            self._models,
             adds_request_id=False,  # Serve's proxy adds the header itself
         )
 
     def __serve_build_asgi_app__(self) -> Any:
         return self._app
+
+    async def mismatch(self) -> str:
+        """See :meth:`esmeray.service.http.models.Models.mismatch`."""
+        return await self._models.mismatch()
 
     async def drain(self) -> None:
         """Refuse what comes from now on with 503; returns when what came before is answered."""
@@ -65,22 +70,11 @@ class Ingress:
             await asyncio.sleep(0.05)
 
 
-class ServedIndexReplica(IndexReplica):
-    """A replica that knows the served models once they are loaded; others' vectors are refused before it serves."""
-
-    # Serve awaits it; a call of a handle can't be waited for in another way within its event loop.
-    async def __init__(  # type: ignore[misc]
-        self, index: dict[str, Any], version: str, models: list[DeploymentHandle]
-    ) -> None:
-        super().__init__(index, [await model.about.remote() for model in models], version)
-
-
 def application(config: ServeSection, device: str) -> serve.Application:
     """The application for Serve; models without a device of their own get this one."""
     config = with_absolute_paths(config)  # Ray starts replicas in other folders
     handles = {model.name: _deployment(model, model.device or device) for model in config.models}
-    models = list(handles.values())
-    indexes = {index.name: _index_deployment(index, models) for index in config.indexes}
+    indexes = {index.name: _index_deployment(index, config.models[0].name) for index in config.indexes}
     decorated = serve.deployment(
         name="ingress",
         num_replicas=config.ingress_replicas,
@@ -140,14 +134,15 @@ def _deployment(model: ServedModel, device: str) -> serve.Application:
     return decorated(ModelReplica).bind(model.model_dump(mode="json"), device, version_of(model.source))
 
 
-def _index_deployment(index: ServedIndex, models: list[serve.Application]) -> serve.Application:
+def _index_deployment(index: ServedIndex, first_model: str) -> serve.Application:
     decorated = serve.deployment(
         name=index.name,
         num_replicas=index.replicas,
         ray_actor_options={"num_cpus": index.cpus},
         **_of_replicas(index.replicas),
     )
-    return decorated(ServedIndexReplica).bind(index.model_dump(mode="json"), version_of(index.source), models)
+    model = index.model or first_model
+    return decorated(IndexReplica).bind(index.model_dump(mode="json"), model, version_of(index.source))
 
 
 def _of_replicas(replicas: int) -> dict[str, Any]:

@@ -108,6 +108,10 @@ def _serve(
                 # Or it would stay, and be tried again, on a cluster that is not ours.
                 serve.delete(APPLICATION)
                 raise _deployment_error(status) from error
+            problem = asyncio.run(_mismatch(serve, APPLICATION))
+            if problem:
+                serve.delete(APPLICATION)
+                raise ConfigError(problem)
             ready_s = time.perf_counter()
             scheme = "https" if config.access.tls_key else "http"
             show("")
@@ -176,7 +180,14 @@ def _updated(serve: Any, made: Callable[[], Any], name: str) -> str:
         return f"not updated: {error}"
     except RuntimeError:
         return f"not updated: {_deployment_error(serve.status().applications[name])}"
-    return "updated: replicas of what has changed were replaced"
+    problem = asyncio.run(_mismatch(serve, name))
+    return f"updated, but {problem}" if problem else "updated: replicas of what has changed were replaced"
+
+
+async def _mismatch(serve: Any, name: str) -> str:
+    """The indexes and their models, now that both are loaded: only then their fingerprints are known."""
+    problem: str = await serve.get_app_handle(name).mismatch.remote()
+    return problem
 
 
 def _check_files(config: ServeSection) -> None:

@@ -60,6 +60,8 @@ class ServedIndex(Section):
     """Name of the index in requests."""
     source: Annotated[str, PATH]
     """Folder or URI of an index of vectors by a served model, as embed index makes it."""
+    model: ModelName | None = None
+    """Name of the served model that made its vectors. Default: the first."""
     link: Annotated[str, Field(pattern=r"^https?://.*\{id\}")] | None = None
     """Address of a neighbour's page, with {id} for its id, to which the page links. Default: UniProt's for ids that are
     its accessions."""
@@ -154,6 +156,9 @@ class ServeSection(Section):
         names = [served.name for served in (*self.models, *self.indexes)]
         if len(set(names)) < len(names):
             raise ValueError("models, indexes: two have the same name; rename one")
+        for index in self.indexes:
+            if index.model not in (None, *(model.name for model in self.models)):
+                raise ValueError(f"indexes: {index.name}: model {index.model} is not among models")
         for model in self.models:
             if model.max_replicas is not None and model.max_replicas < model.replicas:
                 raise ValueError(f"models: {model.name}: max_replicas is less than replicas")

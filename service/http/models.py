@@ -64,6 +64,18 @@ class Models:
         # Last, since it says that all is loaded.
         self.about = {name: await self._call(call.about) for name, call in self.calls.items()}
 
+    async def mismatch(self) -> str:
+        """What is wrong with the first index whose vectors are not its model's, as both are now; '' for none."""
+        await self._load()
+        for index in self.about_index.values():
+            space = self.about[index.model].spaces.get(index.output)
+            if space != index.space:
+                return (
+                    f"indexes: {index.name}: its vectors are of {index.space}, those of model {index.model} of {space}; "
+                    "serve the model that made them, and name it as model of the index"
+                )
+        return ""
+
     def named(self, name: str | None) -> About:
         """What is known of a model, by default of the first; raises RefusalError (404) where there is none."""
         known = list(self.calls)

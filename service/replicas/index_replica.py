@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from esmeray.common.errors import ConfigError, DataError
+from esmeray.common.errors import DataError
 from esmeray.inference.index.opening import open_index
-from esmeray.inference.index.parts import IndexManifest
-from esmeray.service.contract import About, AboutIndex, Reply
+from esmeray.service.contract import AboutIndex, Reply
 from esmeray.service.replicas.batcher import Item, TokenBatcher
 from esmeray.service.replicas.replica import Replica, log, set_up_process
 from esmeray.service.section import ServedIndex
@@ -26,16 +25,29 @@ MAX_WAIT_S = 0.002
 
 
 class IndexReplica(Replica):
-    """The deployment of one index. Raises ConfigError where none of the ``models`` has made its vectors."""
+    """The deployment of one index, whose queries a ``model`` embeds.
 
-    def __init__(self, index: dict[str, Any], models: Sequence[About], version: str) -> None:
+    Another ``version`` of its files makes Serve replace the replicas, one after the other.
+    """
+
+    def __init__(self, index: dict[str, Any], model: str, version: str) -> None:
         set_up_process()
         start_s = time.perf_counter()
         self._settings = ServedIndex(**index)
         # Before torch and faiss are loaded, which would take all cores.
         os.environ["OMP_NUM_THREADS"] = str(self._settings.cpus)
         self._index = open_index(self._settings.source, self._settings.probes)
-        self._about = about_index(self._settings, self._index.manifest, models)
+        manifest = self._index.manifest
+        self._about = AboutIndex(
+            name=self._settings.name,
+            model=model,
+            # A last layer that was asked for by its number is the same; any other one is no served output's space.
+            output=manifest.output.partition("_layer_")[0],
+            space=str(manifest.made_of),
+            vectors=manifest.count,
+            metric=manifest.metric,
+            link=self._settings.link or "",
+        )
         # Before the first request: torch is loaded, ids are sorted.
         self._index.search(self._index.vectors(np.zeros(1, np.int64)), 1)
         self._index.rows([])
@@ -97,19 +109,3 @@ class IndexReplica(Replica):
             for number, hits_K2 in zip(numbers, hits_nK2, strict=True):
                 results[number] = hits_K2
         return results
-
-
-def about_index(settings: ServedIndex, manifest: IndexManifest, models: Sequence[About]) -> AboutIndex:
-    """What is known of an index, the model that embeds its queries among it; ConfigError where none is served."""
-    made_by = [
-        (model.name, output) for model in models for output, space in model.spaces.items() if space == manifest.made_of
-    ]
-    if not made_by:
-        maker = manifest.model.source if manifest.model else "their model"
-        raise ConfigError(
-            f"indexes: {settings.name}: its vectors are of {manifest.made_of}, and of none of the served models; serve "
-            f"{maker} as well"
-        )
-    return AboutIndex(
-        settings.name, *made_by[0], str(manifest.made_of), manifest.count, manifest.metric, settings.link or ""
-    )

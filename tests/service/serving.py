@@ -67,8 +67,7 @@ class Serving:
         replicas = {model.name: ModelReplica(model.model_dump(), "cpu", "1") for model in self.models}
         self.index = save_index(folder / "proteins", folder / "esm")
         served = ServedIndex(name="proteins", source=str(self.index), link="https://example.org/{id}/page")
-        abouts = [replica._computer.about for replica in replicas.values()]
-        self.index_replica = IndexReplica(served.model_dump(), abouts, "1")
+        self.index_replica = IndexReplica(served.model_dump(), "esm", "1")
         self.index_calls = {"proteins": IndexCall(self.index_replica.about, self.index_replica.run)}
         self.calls = {name: Call(replica.about, replica.run, replica.tokens) for name, replica in replicas.items()}
         self._loop = asyncio.new_event_loop()

@@ -10,11 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from esmeray.common.errors import ConfigError
 from esmeray.inference.index.opening import open_index
 from esmeray.service.client import Client
 from esmeray.service.http.answers import ARROW, NPY
-from esmeray.service.replicas.index_replica import about_index
+from esmeray.service.http.metrics import Metrics
+from esmeray.service.http.models import IndexCall, Models
+from esmeray.service.replicas.index_replica import IndexReplica
 from esmeray.service.section import ServedIndex
 from tests.model.support import random_sequences
 from tests.service.serving import Serving, eventually, problem
@@ -81,9 +82,13 @@ def test_what_can_not_be_searched_is_refused(serving: Serving, client: httpx.Cli
     # A model that was replaced by another since.
     reply = serving.run(serving.index_replica.run(np.ones((1, 32), np.float32), 3, "of another", "me"))
     assert reply.refused == "model" and "of another model than is served" in reply.detail
-    others = [serving.run(serving.calls[name].about()) for name in ("autoencoder", "places")]
-    with pytest.raises(ConfigError, match=r"indexes: mine: its vectors are of \w+ \(mean.*serve .*esm as well"):
-        about_index(ServedIndex(name="mine", source=str(serving.index)), open_index(serving.index).manifest, others)
+    served = ServedIndex(name="proteins", source=str(serving.index))
+    problems = []
+    for model in ("esm", "autoencoder"):
+        replica = IndexReplica(served.model_dump(), model, "1")
+        calls = {"proteins": IndexCall(replica.about, replica.run)}
+        problems.append(serving.run(Models(serving.calls, Metrics(), index_calls=calls).mismatch()))
+    assert not problems[0] and "indexes: proteins: its vectors are of " in problems[1]
 
 
 def test_a_request_that_took_too_long_is_not_searched_for(
