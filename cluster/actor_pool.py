@@ -86,6 +86,7 @@ class ActorPool:
                     self._replace(actor, number is not None, result)
                 elif number is None:
                     self._same(self.loaded, result)
+                    self._ready.append(actor)  # for the next run, too
                     idle += [actor] * self._at_once
                 else:
                     left -= 1

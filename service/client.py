@@ -31,6 +31,7 @@ ARROW = "application/vnd.apache.arrow.stream"
 REQUEST_RESIDUES = 20_000
 """Of a request; a longer sequence goes alone."""
 REQUEST_SEQUENCES = 256
+REQUEST_NEIGHBOURS = 20_000
 CONNECT_RETRIES = 5
 """Times that a request is sent again where nothing listens, or a proxy knows of no service: eight seconds."""
 _AGAIN = (429, 503)
@@ -114,6 +115,15 @@ class Client:
         for answer in self._answers(sequences, "/v1/classify", {}, "application/json"):
             yield from answer.json()["data"]
 
+    def search(
+        self, sequences: Iterable[GivenSequence], *, index: str | None = None, top_k: int = 10
+    ) -> Iterator[dict[str, Any]]:
+        """Id and neighbours (rank, id, score) of each, in order; see ``/v1/search``. ``index``: None for the first."""
+        fields = {"index": index, "top_k": top_k}
+        most = max(1, min(REQUEST_SEQUENCES, REQUEST_NEIGHBOURS // top_k))
+        for answer in self._answers(sequences, "/v1/search", fields, "application/json", most):
+            yield from answer.json()["data"]
+
     def models(self) -> list[dict[str, Any]]:
         return self._sent("GET", "/v1/models").result().json()["data"]
 
@@ -148,12 +158,17 @@ class Client:
         self.close()
 
     def _answers(
-        self, sequences: Iterable[GivenSequence], path: str, fields: dict[str, Any], accept: str
+        self,
+        sequences: Iterable[GivenSequence],
+        path: str,
+        fields: dict[str, Any],
+        accept: str,
+        most: int | None = None,
     ) -> Iterator[httpx.Response]:
-        """Answers in order, while later requests are on their way."""
+        """Answers in order, while later requests, of so many sequences at most, are on their way."""
         waiting: deque[Future[httpx.Response]] = deque()
         try:
-            for records in _requests(sequences):
+            for records in _requests(sequences, most or REQUEST_SEQUENCES):
                 body = {"sequences": records, "model": self._model, **fields}
                 waiting.append(self._sent("POST", path, json=body, headers={"Accept": accept}))
                 # The oldest first: answers come in order, and no more than these are held in memory.
@@ -202,13 +217,13 @@ class Client:
             tries += 1
 
 
-def _requests(sequences: Iterable[GivenSequence]) -> Iterator[list[dict[str, str]]]:
+def _requests(sequences: Iterable[GivenSequence], most: int) -> Iterator[list[dict[str, str]]]:
     records: list[dict[str, str]] = []
     residues = 0
     for number, record in enumerate(sequences):
         name, sequence = (str(number), record) if isinstance(record, str) else record
         # Below the service's default limits on both, or it would refuse the request with 413.
-        if records and (residues + len(sequence) > REQUEST_RESIDUES or len(records) == REQUEST_SEQUENCES):
+        if records and (residues + len(sequence) > REQUEST_RESIDUES or len(records) == most):
             yield records
             records, residues = [], 0
         records.append({"id": name, "sequence": sequence})

@@ -25,6 +25,7 @@ class About:
         one_token_per_residue: sequences are of residues; else they are any text.
         longest: residues of a sequence at most; None for any.
         tokens: token budget of a batch.
+        spaces: identity of what each output's channels mean.
     """
 
     name: str
@@ -39,6 +40,27 @@ class About:
     precision: str
     tokens: int
     random_weights: bool
+    spaces: dict[str, str]
+
+
+@dataclass(frozen=True)
+class AboutIndex:
+    """A served index, for the ingress and for ``/v1/models``.
+
+    Attributes:
+        model, output: by which queries are embedded.
+        space: identity of what the channels of its vectors mean.
+        vectors: how many there are.
+        link: address of a neighbour's page, with ``{id}``; empty for UniProt's.
+    """
+
+    name: str
+    model: str
+    output: str
+    space: str
+    vectors: int
+    metric: str
+    link: str
 
 
 @dataclass
@@ -46,13 +68,17 @@ class Reply:
     """Results of a call, or why there are none.
 
     Attributes:
-        results: an array for each payload, in their order; (N, D) where each has one vector.
+        results: an array for each payload, in their order; (N, D) where each has one vector; scores of neighbours.
+        ids: of the neighbours of each payload, by an index.
+        space: identity of what channels of the results mean.
         refused: ``overloaded`` (the replica has room after ``retry_after_s``, and now for a request of ``room_tokens``
-            of somebody who waits for nothing else), ``memory`` or ``model``.
+            of somebody who waits for nothing else), ``memory``, ``model``, or ``unknown`` (an id, which is the detail).
         statistics: of the replica, for the ingress' metrics.
     """
 
     results: NDArray | list[NDArray] = field(default_factory=list)
+    ids: list[list[str]] = field(default_factory=list)
+    space: str = ""
     refused: str = ""
     retry_after_s: int = 0
     room_tokens: int = 0

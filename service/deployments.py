@@ -1,4 +1,4 @@
-"""The service on Ray Serve: a deployment for each model, whose weights' files give it a version, and the ingress.
+"""The service on Ray Serve: a deployment for each model and index, whose files give it a version, and the ingress.
 
 A changed version replaces the replicas one after the other. ``build`` is what ``serve run`` and a RayService import.
 """
@@ -17,9 +17,10 @@ from ray.serve.handle import DeploymentHandle
 from esmeray.service.contract import DRAIN_S
 from esmeray.service.http.app import build_app
 from esmeray.service.http.metrics import Metrics
-from esmeray.service.http.models import Call, Models
+from esmeray.service.http.models import Call, IndexCall, Models
+from esmeray.service.replicas.index_replica import IndexReplica
 from esmeray.service.replicas.replica import ModelReplica, by_queued_tokens, set_up_process
-from esmeray.service.section import ServedModel, ServeSection, ServiceSettings
+from esmeray.service.section import ServedIndex, ServedModel, ServeSection, ServiceSettings
 from esmeray.train_config.loading import load_settings
 from esmeray.train_config.natures import with_absolute_paths
 
@@ -34,20 +35,33 @@ LOST = (RayActorError, WorkerCrashedError, DeploymentUnavailableError)
 class Ingress:
     """The deployment of the HTTP application."""
 
-    def __init__(self, config: dict[str, Any], handles: dict[str, DeploymentHandle]) -> None:
+    def __init__(
+        self,
+        config: dict[str, Any],
+        handles: dict[str, DeploymentHandle],
+        indexes: dict[str, DeploymentHandle],
+    ) -> None:
         set_up_process()
         calls = {
             name: Call(_cancellable(handle.about), _cancellable(handle.run), _cancellable(handle.tokens))
             for name, handle in handles.items()
         }
+        index_calls = {
+            name: IndexCall(_cancellable(handle.about), _cancellable(handle.run)) for name, handle in indexes.items()
+        }
+        self._models = Models(calls, Metrics(), LOST, (BackPressureError,), index_calls)
         self._app = build_app(
             ServeSection(**config),
-            Models(calls, Metrics(), LOST, (BackPressureError,)),
+            self._models,
             adds_request_id=False,  # Serve's proxy adds the header itself
         )
 
     def __serve_build_asgi_app__(self) -> Any:
         return self._app
+
+    async def mismatch(self) -> str:
+        """See :meth:`esmeray.service.http.models.Models.mismatch`."""
+        return await self._models.mismatch()
 
     async def drain(self) -> None:
         """Refuse what comes from now on with 503; returns when what came before is answered."""
@@ -60,6 +74,7 @@ def application(config: ServeSection, device: str) -> serve.Application:
     """The application for Serve; models without a device of their own get this one."""
     config = with_absolute_paths(config)  # Ray starts replicas in other folders
     handles = {model.name: _deployment(model, model.device or device) for model in config.models}
+    indexes = {index.name: _index_deployment(index, config.models[0].name) for index in config.indexes}
     decorated = serve.deployment(
         name="ingress",
         num_replicas=config.ingress_replicas,
@@ -72,7 +87,7 @@ def application(config: ServeSection, device: str) -> serve.Application:
         max_surge_percent=100,
         logging_config=_LOGGING,
     )
-    return decorated(serve.ingress()(Ingress)).bind(config.model_dump(mode="json"), handles)
+    return decorated(serve.ingress()(Ingress)).bind(config.model_dump(mode="json"), handles, indexes)
 
 
 def build(arguments: dict[str, str]) -> serve.Application:
@@ -112,13 +127,31 @@ def _deployment(model: ServedModel, device: str) -> serve.Application:
     decorated = serve.deployment(
         name=model.name,
         ray_actor_options={"num_cpus": model.cpus, "num_gpus": model.gpus if device == "cuda" else 0},
-        max_ongoing_requests=ONGOING,
-        graceful_shutdown_timeout_s=DRAIN_S,
-        health_check_period_s=2.0,  # by default 10, until which requests go to one that is lost
-        # A changed version: a single replica serves until its successor is loaded, of several one ends first.
-        max_surge_percent=100 if model.replicas == 1 else 0,
-        logging_config=_LOGGING,
+        **_of_replicas(model.replicas),
         # Serve takes one of the two, and refuses both.
         **({"num_replicas": model.replicas} if model.max_replicas is None else {"autoscaling_config": scaling}),
     )
     return decorated(ModelReplica).bind(model.model_dump(mode="json"), device, version_of(model.source))
+
+
+def _index_deployment(index: ServedIndex, first_model: str) -> serve.Application:
+    decorated = serve.deployment(
+        name=index.name,
+        num_replicas=index.replicas,
+        ray_actor_options={"num_cpus": index.cpus},
+        **_of_replicas(index.replicas),
+    )
+    model = index.model or first_model
+    return decorated(IndexReplica).bind(index.model_dump(mode="json"), model, version_of(index.source))
+
+
+def _of_replicas(replicas: int) -> dict[str, Any]:
+    """Options of models and indexes."""
+    return {
+        "max_ongoing_requests": ONGOING,
+        "graceful_shutdown_timeout_s": DRAIN_S,
+        "health_check_period_s": 2.0,  # by default 10, until which requests go to one that is lost
+        # A changed version: a single replica serves until its successor is loaded, of several one ends first.
+        "max_surge_percent": 100 if replicas == 1 else 0,
+        "logging_config": _LOGGING,
+    }

@@ -21,7 +21,10 @@ from esmeray.cluster.placement import LOCAL, find
 from esmeray.cluster.signals import StopSignals
 from esmeray.common.errors import ConfigError, EsmerayError, ResourceError
 from esmeray.common.progress import status_line
+from esmeray.common.publishing import MADE_FILE
+from esmeray.common.remote import local_path
 from esmeray.common.text import first_line
+from esmeray.inference.index.parts import INDEX_FILE, read_index_manifest
 from esmeray.inference.models.source import check_model
 from esmeray.service.contract import DRAIN_S
 from esmeray.service.http.access import read_keys
@@ -105,6 +108,10 @@ def _serve(
                 # Or it would stay, and be tried again, on a cluster that is not ours.
                 serve.delete(APPLICATION)
                 raise _deployment_error(status) from error
+            problem = asyncio.run(_mismatch(serve, APPLICATION))
+            if problem:
+                serve.delete(APPLICATION)
+                raise ConfigError(problem)
             ready_s = time.perf_counter()
             scheme = "https" if config.access.tls_key else "http"
             show("")
@@ -173,7 +180,14 @@ def _updated(serve: Any, made: Callable[[], Any], name: str) -> str:
         return f"not updated: {error}"
     except RuntimeError:
         return f"not updated: {_deployment_error(serve.status().applications[name])}"
-    return "updated: replicas of what has changed were replaced"
+    problem = asyncio.run(_mismatch(serve, name))
+    return f"updated, but {problem}" if problem else "updated: replicas of what has changed were replaced"
+
+
+async def _mismatch(serve: Any, name: str) -> str:
+    """The indexes and their models, now that both are loaded: only then their fingerprints are known."""
+    problem: str = await serve.get_app_handle(name).mismatch.remote()
+    return problem
 
 
 def _check_files(config: ServeSection) -> None:
@@ -186,7 +200,7 @@ def _check_files(config: ServeSection) -> None:
 
 
 def _check_here(config: ServeSection) -> None:
-    """Refuse a port that is taken, and models that are not there, as Serve and the replicas do a minute later."""
+    """Refuse a port that is taken, and models and indexes that are not there, as replicas do a minute later."""
     # Tried and closed again: Serve's proxy, another process, will listen there.
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
@@ -198,16 +212,21 @@ def _check_here(config: ServeSection) -> None:
         ) from error
     for model in config.models:
         check_model(model.source, model.random_weights, "models")
+    for index in config.indexes:
+        # Of a URI the manifest alone; what model its fingerprint stands for is known once the served ones are loaded.
+        folder = local_path(index.source, lambda name: name in (INDEX_FILE, MADE_FILE))
+        if read_index_manifest(folder).made_of is None:
+            raise ConfigError(f"indexes: {index.source}: does not name its vectors' model; make them by 'embed run'")
 
 
 def _check_resources(config: ServeSection, cpus: int, gpus: int, device: str) -> None:
     # Serve would wait for more without end, and say so only in its own log.
-    needed_cpus = sum(model.cpus * model.replicas for model in config.models)
+    needed_cpus = sum(served.cpus * served.replicas for served in (*config.models, *config.indexes))
     needed_gpus = sum(model.gpus * model.replicas for model in config.models if (model.device or device) == "cuda")
     if needed_cpus > cpus or needed_gpus > gpus:
         raise ResourceError(
-            f"models: their replicas need {needed_cpus} CPU cores and {needed_gpus:g} GPUs, the cluster has {cpus} and "
-            f"{gpus}; lower cpus, gpus or replicas"
+            f"models, indexes: their replicas need {needed_cpus} CPU cores and {needed_gpus:g} GPUs, the cluster has "
+            f"{cpus} and {gpus}; lower cpus, gpus or replicas"
         )
 
 

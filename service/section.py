@@ -53,6 +53,28 @@ class ServedModel(Section):
     """Folder of embed's cache, which is only read. Default: none."""
 
 
+class ServedIndex(Section):
+    """An index, and the replicas that search it."""
+
+    name: ModelName
+    """Name of the index in requests."""
+    source: Annotated[str, PATH]
+    """Folder or URI of an index of vectors by a served model, as embed index makes it."""
+    model: ModelName | None = None
+    """Name of the served model that made its vectors. Default: the first."""
+    link: Annotated[str, Field(pattern=r"^https?://.*\{id\}")] | None = None
+    """Address of a neighbour's page, with {id} for its id, to which the page links. Default: UniProt's for ids that are
+    its accessions."""
+    probes: PositiveInt | None = None
+    """Clusters of a compressed index that are searched for a query. Default: 32."""
+    replicas: PositiveInt = 1
+    """Number of replicas; those of a machine share the pages of the index's files."""
+    cpus: PositiveInt = 1
+    """CPU cores of each replica."""
+    queue_s: PositiveFloat = 5.0
+    """Seconds of searching that may wait for a replica; further requests are refused with 429."""
+
+
 class LimitsSection(Section):
     """Limits of requests. A request that exceeds one is refused with 413, 422, 429, 503 or 504."""
 
@@ -64,6 +86,8 @@ class LimitsSection(Section):
     """Residues of all sequences of a request, at most."""
     mutations: PositiveInt = 50_000
     """Mutations of a request to score, at most."""
+    neighbours: PositiveInt = 20_000
+    """Neighbours of all sequences of a search together, at most."""
     body_bytes: PositiveInt = 16_000_000
     """Bytes of a request's body, at most."""
     bodies_bytes: PositiveInt = 64_000_000
@@ -94,6 +118,9 @@ class ServeSection(Section):
     models: list[ServedModel] = Field(min_length=1)
     """Models to serve, each a folder, a run or a hub name; in a file each may have settings of its own. The first is
     the default."""
+    indexes: list[ServedIndex] = Field([])
+    """Indexes to search, each a folder or a URI; in a file each may have settings of its own. The first is the
+    default."""
     random_weights: bool = False
     """Accept sizes (esm2_t6_8M) among models given by name alone; their weights are random, to try the service out."""
     host: str = "127.0.0.1"
@@ -109,22 +136,29 @@ class ServeSection(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _models_by_name(cls, values: Any) -> Any:
-        if not isinstance(values, dict) or not isinstance(values.get("models"), list):
+    def _by_name(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
             return values
         # Models with settings of their own say themselves whether they are sizes.
         random = {"random_weights": values.get("random_weights", False)}
-        models = [
-            {"name": _name(model), "source": model, **random} if isinstance(model, str) else model
-            for model in values["models"]
-        ]
-        return {**values, "models": models}
+        named = dict(values)
+        for key, more in ("models", random), ("indexes", {}):
+            if isinstance(values.get(key), list):
+                named[key] = [
+                    {"name": _name(source), "source": source, **more} if isinstance(source, str) else source
+                    for source in values[key]
+                ]
+        return named
 
     @model_validator(mode="after")
     def _consistent(self) -> "ServeSection":
-        names = [model.name for model in self.models]
+        # Of indexes, too: each has a deployment of its name.
+        names = [served.name for served in (*self.models, *self.indexes)]
         if len(set(names)) < len(names):
-            raise ValueError("models: two have the same name; rename one")
+            raise ValueError("models, indexes: two have the same name; rename one")
+        for index in self.indexes:
+            if index.model not in (None, *(model.name for model in self.models)):
+                raise ValueError(f"indexes: {index.name}: model {index.model} is not among models")
         for model in self.models:
             if model.max_replicas is not None and model.max_replicas < model.replicas:
                 raise ValueError(f"models: {model.name}: max_replicas is less than replicas")

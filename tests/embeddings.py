@@ -37,7 +37,7 @@ def make_embeddings(
     dtype: Dtype = "fp32",
     per: Per = "protein",
     block: int = 7,
-    model: str = "small",
+    model: str | None = "small",
     sequences: Sequence[str] | None = None,
 ) -> Path:
     """A folder as embed makes it, in blocks of a few records; vectors of the output ``mean``, or by output.

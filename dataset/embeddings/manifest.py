@@ -93,7 +93,12 @@ class EmbeddingsManifest(BaseModel, extra="forbid", frozen=True):
         description = self.outputs[name].description
         for source in sources:  # folders, which mean nothing
             description = description.replace(f"{source}: ", "")
-        return f"{' | '.join(map(str, models))} ({description})"
+        return space_of(" | ".join(map(str, models)), description)
+
+
+def space_of(models: str, description: str) -> str:
+    """See :meth:`EmbeddingsManifest.space`."""
+    return f"{models} ({description})"
 
 
 def _parts_of(job: dict[str, Any]) -> tuple[list[Any], list[str]]:

@@ -19,7 +19,7 @@ from esmeray.common.verification import verified
 from esmeray.dataset.embeddings.arrays import Arrays, as_float32
 from esmeray.dataset.embeddings.formats.base import Values
 from esmeray.dataset.embeddings.manifest import parts as ranges
-from esmeray.inference.index.index import Index, best
+from esmeray.inference.index.index import Candidates, Index
 from esmeray.inference.index.metric import MetricName, scores
 from esmeray.inference.index.parts import REMEDY, TRAINED_FILE, IndexManifest, PartEntry, open_part
 
@@ -95,8 +95,9 @@ class CompressedIndex(Index):
 
     at_once = 64
 
-    def __init__(self, folder: Path, manifest: IndexManifest, probes: int | None = None) -> None:
-        super().__init__(folder, manifest, [open_part(folder, part, shapes(manifest, part)) for part in manifest.parts])
+    def __init__(self, folder: Path, manifest: IndexManifest, first_row: int = 0, probes: int | None = None) -> None:
+        parts = [open_part(folder, part, shapes(manifest, part)) for part in manifest.parts]
+        super().__init__(folder, manifest, parts, first_row)
         trained = verified(folder / TRAINED_FILE)
         with parsing(trained, REMEDY):
             self._index = faiss.read_index(str(trained))
@@ -126,16 +127,18 @@ class CompressedIndex(Index):
             vectors_nC[chosen] = values
         return vectors_nC
 
-    def _search(self, queries_qC: Values, rows_qK: NDArray[np.int64], scores_qK: Values) -> None:
-        top_k = rows_qK.shape[1]
-        _, rows_qW = self._index.search(queries_qC, min(self.count, max(_FEWEST, _TIMES * top_k)))
+    def considered(self, top_k: int) -> int:
+        return min(self.count, max(_FEWEST, _TIMES * top_k))
+
+    def candidates(self, queries_qC: Values, top_k: int) -> Candidates:
+        estimates_qW, rows_qW = self._index.search(queries_qC, self.considered(top_k))
         is_row_qW = rows_qW >= 0  # -1: the clusters have no more
+        # Of L2 they are squared distances.
+        keys_qW = np.where(is_row_qW, -estimates_qW if self.metric == "l2" else estimates_qW, -np.inf)
+        scores_qW = np.full(rows_qW.shape, -np.inf, np.float32)
         ends = np.cumsum([0, *is_row_qW.sum(axis=1)])
         # Of all queries at once, part by part: a read for each would cost more than the bytes.
-        rows = rows_qW[is_row_qW]
-        vectors = self.vectors(rows)
+        vectors = self.vectors(rows_qW[is_row_qW])
         for number, (start, stop) in enumerate(zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)):
-            values = scores(self.metric, vectors[start:stop], queries_qC[number])
-            nearest, values = best(rows[start:stop], values, top_k)
-            rows_qK[number, : len(nearest)] = nearest
-            scores_qK[number, : len(nearest)] = values
+            scores_qW[number, is_row_qW[number]] = scores(self.metric, vectors[start:stop], queries_qC[number])
+        return Candidates(rows_qW, keys_qW, scores_qW)

@@ -27,7 +27,7 @@ from esmeray.common.processor import cpu_computes_bf16
 from esmeray.dataset.embeddings.arrays import Arrays, as_float32
 from esmeray.dataset.embeddings.formats.base import Values
 from esmeray.dataset.embeddings.manifest import parts as ranges
-from esmeray.inference.index.index import Index, best
+from esmeray.inference.index.index import Candidates, Index, best
 from esmeray.inference.index.metric import MetricName, norms, scores
 from esmeray.inference.index.parts import IndexManifest, PartEntry
 
@@ -88,10 +88,15 @@ class ExactIndex(Index):
     """See the module."""
 
     def __init__(
-        self, folder: Path, manifest: IndexManifest, parts: Sequence[Arrays], bf16: bool | None = None
+        self,
+        folder: Path,
+        manifest: IndexManifest,
+        parts: Sequence[Arrays],
+        first_row: int = 0,
+        bf16: bool | None = None,
     ) -> None:
         """``bf16``: of the product. Default: where the processor has instructions for it."""
-        super().__init__(folder, manifest, parts)
+        super().__init__(folder, manifest, parts, first_row)
         self._bf16 = cpu_computes_bf16() if bf16 is None else bf16
         sizes = [len(part["radii"]) for part in parts]
         self._first_groups = np.cumsum([0, *sizes])
@@ -111,8 +116,13 @@ class ExactIndex(Index):
             vectors_nC[chosen] = part["vectors"][rows]
         return vectors_nC
 
-    def _search(self, queries_qC: Values, rows_qK: NDArray[np.int64], scores_qK: Values) -> None:
-        top_k = rows_qK.shape[1]
+    def considered(self, top_k: int) -> int:
+        return min(top_k, self.count)
+
+    def candidates(self, queries_qC: Values, top_k: int) -> Candidates:
+        top_k = self.considered(top_k)
+        rows_qK = np.empty((len(queries_qC), top_k), np.int64)
+        scores_qK = np.empty((len(queries_qC), top_k), np.float32)
         wide = _tensor(queries_qC)
         narrow = wide.bfloat16() if self._bf16 else wide
         maxima_qG = self._maxima(queries_qC, narrow)
@@ -134,6 +144,7 @@ class ExactIndex(Index):
                 rows, values = best(np.append(rows, more_rows), np.append(values, more_values), top_k)
             rows_qK[number] = rows
             scores_qK[number] = values
+        return Candidates(rows_qK, scores_qK, scores_qK)
 
     def _maxima(self, queries_qC: Values, narrow_qC: Any) -> Any:
         """(q, G) the largest product in each group, rounded up; of l2, less half of the row's square."""

@@ -1,11 +1,13 @@
 """What an index of any kind is, once it is opened.
 
-Shape legend: N rows, Q queries, K hits of a query, C channels.
+Shape legend: N rows, Q queries, q those of a batch, W candidates of a query, K hits of a query, C channels.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +16,23 @@ from esmeray.common.errors import DataError
 from esmeray.dataset.embeddings.arrays import Arrays
 from esmeray.dataset.embeddings.formats.base import Values
 from esmeray.dataset.embeddings.manifest import parts as ranges
+from esmeray.dataset.fasta.records import hashes_of
 from esmeray.inference.index.metric import prepared, shown, unusable
 from esmeray.inference.index.parts import IndexManifest, Rows
 
 Hits = tuple[NDArray[np.int64], Values]
 """(Q, K) rows, the nearest first, and (Q, K) scores."""
+
+
+class Candidates(NamedTuple):
+    """Rows among which the hits of queries are, each (q, W); -1 where there are no more, with keys and scores of -inf.
+
+    ``keys`` are those by which they were chosen, the largest first: candidates of parts of an index are merged by them.
+    """
+
+    rows: NDArray[np.int64]
+    keys: Values
+    scores: Values
 
 
 class Index(ABC):
@@ -33,14 +47,15 @@ class Index(ABC):
 
     at_once = 512
 
-    def __init__(self, folder: Path, manifest: IndexManifest, parts: Sequence[Arrays]) -> None:
+    def __init__(self, folder: Path, manifest: IndexManifest, parts: Sequence[Arrays], first_row: int = 0) -> None:
+        """``first_row``: of the parts, which may be some of an index."""
         self.folder = folder
         self.source: Path | str = folder
         self.manifest = manifest
         self.name = manifest.output
         self.channels = manifest.channels
         self.metric = manifest.metric
-        self._rows = Rows(parts)
+        self._rows = Rows(parts, first_row)
 
     @property
     def count(self) -> int:
@@ -56,6 +71,22 @@ class Index(ABC):
         """The ids of rows, in their order."""
         return self._rows.ids(np.asarray(rows, dtype=np.int64))
 
+    def rows(self, ids: Sequence[str]) -> NDArray[np.int64]:
+        """(n,) the first row of each id; -1 where there is none."""
+        hashes_N, order_N = self._sorted_hashes
+        places_n = hashes_N.searchsorted(hashes_of([name.encode() for name in ids]))
+        rows_n = order_N[places_n.clip(max=self.count - 1)]
+        # By the id itself: another one may have the same hash, or the next.
+        is_there_n = [there == name for there, name in zip(self.ids(rows_n), ids, strict=True)]
+        return np.where(is_there_n, rows_n, -1)
+
+    @cached_property
+    def _sorted_hashes(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+        hashes_N = self.id_hashes
+        # Stable, so that of equal ids the first comes first.
+        order_N = np.argsort(hashes_N, kind="stable")
+        return hashes_N[order_N], order_N + self._rows.firsts[0]
+
     @abstractmethod
     def vectors(self, rows_n: NDArray[np.int64]) -> Values:
         """(n, C) fp32 of rows, as they are compared: of length 1 where the measure is the cosine."""
@@ -66,22 +97,31 @@ class Index(ABC):
         ``top_k``: K at most; rows that there are not are -1, at the end. Raises DataError for queries of other
         dimensions, and for one without a score: not finite, or of zeros where the measure is the cosine.
         """
+        self.check(queries_QD)
+        rows_QK = np.full((len(queries_QD), min(top_k, self.count)), -1, dtype=np.int64)
+        scores_QK = np.full(rows_QK.shape, -np.inf, dtype=np.float32)
+        for start, stop in ranges(len(queries_QD), self.at_once):
+            found = self.candidates(prepared(self.metric, queries_QD[start:stop]), rows_QK.shape[1])
+            for number, (rows, scores) in enumerate(zip(found.rows, found.scores, strict=True), start):
+                rows_QK[number], scores_QK[number] = best(rows, scores, rows_QK.shape[1])
+        return rows_QK, shown(self.metric, scores_QK)
+
+    def check(self, queries_QD: Values) -> None:
+        """Refuse what :meth:`search` refuses."""
         if queries_QD.ndim != 2 or queries_QD.shape[1] != self.channels:
             raise DataError(f"queries of shape {queries_QD.shape}: the index has {self.channels:,} dimensions")
         wrong_Q, why = unusable(self.metric, queries_QD)
         for is_wrong_Q, problem in (~np.isfinite(queries_QD).all(axis=1), "has NaN or infinity"), (wrong_Q, why):
             if is_wrong_Q.any():
                 raise DataError(f"query {int(is_wrong_Q.argmax())} {problem} and can't be compared")
-        rows_QK = np.full((len(queries_QD), min(top_k, self.count)), -1, dtype=np.int64)
-        scores_QK = np.full(rows_QK.shape, -np.inf, dtype=np.float32)
-        for start, stop in ranges(len(queries_QD), self.at_once):
-            queries_qC = prepared(self.metric, queries_QD[start:stop])
-            self._search(queries_qC, rows_QK[start:stop], scores_QK[start:stop])
-        return rows_QK, shown(self.metric, scores_QK)
 
     @abstractmethod
-    def _search(self, queries_qC: Values, rows_qK: NDArray[np.int64], scores_qK: Values) -> None:
-        """Fill in the hits of prepared queries, at most :attr:`at_once`."""
+    def considered(self, top_k: int) -> int:
+        """W, of so many hits of a query."""
+
+    @abstractmethod
+    def candidates(self, queries_qC: Values, top_k: int) -> Candidates:
+        """The candidates of prepared queries, at most :attr:`at_once`."""
 
 
 def best(rows_n: NDArray[np.int64], scores_n: Values, top_k: int) -> tuple[NDArray[np.int64], Values]:

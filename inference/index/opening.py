@@ -9,19 +9,21 @@ from esmeray.inference.index.index import Index
 from esmeray.inference.index.parts import open_part, read_index_manifest
 
 
-def open_index(path: Path | str, probes: int | None = None) -> Index:
+def open_index(path: Path | str, probes: int | None = None, parts: slice = slice(None)) -> Index:
     """Open the index in a folder, or at a URI, of which a copy is fetched.
 
-    ``probes``: clusters that a compressed index searches for a query. Raises DataError where none is there, or it is
-    damaged; ConfigError for probes of an exact one.
+    ``probes``: clusters that a compressed index searches for a query. ``parts``: those that are opened; rows keep their
+    numbers. Raises DataError where none is there, or it is damaged; ConfigError for probes of an exact one.
     """
     folder = local_path(path)
-    manifest = read_index_manifest(folder)
+    whole = read_index_manifest(folder)
+    first_row = sum(part.rows for part in whole.parts[: parts.start or 0])
+    manifest = whole.model_copy(update={"parts": whole.parts[parts]})
     if manifest.kind == "exact":
         if probes is not None:
             raise ConfigError(f"{path}: is an exact index, which has no clusters to probe; leave search.probes out")
-        parts = [open_part(folder, part, shapes(manifest, part)) for part in manifest.parts]
-        return ExactIndex(folder, manifest, parts)
+        opened = [open_part(folder, part, shapes(manifest, part)) for part in manifest.parts]
+        return ExactIndex(folder, manifest, opened, first_row)
     from esmeray.inference.index.compressed import CompressedIndex  # here: it loads faiss
 
-    return CompressedIndex(folder, manifest, probes)
+    return CompressedIndex(folder, manifest, first_row, probes)

@@ -100,12 +100,12 @@ def id_arrays(ids: Sequence[str]) -> Arrays:
 
 
 class Rows:
-    """Rows of all parts, numbered through."""
+    """Rows of parts, numbered through from the first of them."""
 
-    def __init__(self, parts: Sequence[Arrays]) -> None:
+    def __init__(self, parts: Sequence[Arrays], first_row: int = 0) -> None:
         self.parts = parts
-        self.firsts = np.cumsum([0, *(len(part["id_hashes"]) for part in parts)])
-        """Row of the first of each part; the last is the number of all."""
+        self.firsts = np.cumsum([first_row, *(len(part["id_hashes"]) for part in parts)])
+        """Row of the first of each part; the last is that behind all."""
 
     def by_part(self, rows_n: NDArray[np.int64]) -> Iterator[tuple[Arrays, NDArray[np.intp], NDArray[np.int64]]]:
         """Each part that has some of the rows: its arrays, which of ``rows_n`` these are, and their rows in it."""

@@ -7,7 +7,7 @@ C channels.
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -20,6 +20,7 @@ from torch.profiler import record_function
 from esmeray.common.errors import ConfigError, DataError
 from esmeray.dataset.batches.plan import longest_first
 from esmeray.dataset.batches.preparation import FixedCrop, head_length
+from esmeray.dataset.embeddings.manifest import space_of
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer
 from esmeray.dataset.tokens.esm import sequence_lengths, tokenize_pieces
 from esmeray.inference.models.kinds import Limit, ModelFacts, Output, kind_of, output_names
@@ -69,17 +70,15 @@ class Model:
         merge(backbone)
         head_modules = [_beside_backbone(head) for head in opened.heads.values()]
         # Before the cast: the identity is of the weights as they were trained, whatever they are computed in.
-        fingerprints = [weights_fingerprint(module, f"model {name}") for module in (backbone, *head_modules)]
-        self._weights = fingerprints[0]
-        identity = json.dumps(
-            [*fingerprints, architecture(backbone), self.tokenizer.fingerprint], sort_keys=True, default=str
-        )
+        modules = zip(("", *opened.heads), (backbone, *head_modules), strict=True)
+        self._weights = {part: weights_fingerprint(module, f"model {name}") for part, module in modules}
+        self._architecture = architecture(backbone)
         special = sum(self.around)
         per_token, per_pair = forward_flops(backbone)
         self.facts = ModelFacts(
             name=name,
             task=task,
-            fingerprint=hashlib.sha256(identity.encode()).hexdigest()[:32],
+            fingerprint=self._fingerprint(opened.heads),
             num_layers=backbone.num_layers,
             hidden_size=backbone.hidden_size,
             longest=None if backbone.longest is None else backbone.longest - special,
@@ -139,13 +138,24 @@ class Model:
                 )
         return tuple(outputs)
 
+    def space(self, output: Output) -> str:
+        """Identity of what an output's channels mean, as a job of this output alone leaves it in its manifest."""
+        head = kind_of(output.kind).head
+        return space_of(self._fingerprint([head] if head else []), output.description)
+
+    def _fingerprint(self, heads: Iterable[str]) -> str:
+        """Identity of weights, of these heads alone, architecture and tokenizer, hex."""
+        weights = [self._weights[part] for part in ("", *heads)]
+        identity = json.dumps([*weights, self._architecture, self.tokenizer.fingerprint], sort_keys=True, default=str)
+        return hashlib.sha256(identity.encode()).hexdigest()[:32]
+
     def cache_key(self, output: Output, max_length: int | None, crop: str) -> str:
         """Identity of an output's rows, by which training and jobs find each other's."""
         # The last layer has one key by whatever name: as a default, by -1 or by its number.
         name = output.kind if output.layer == self.facts.num_layers else output.name
         # By the backbone's weights alone: models on one frozen backbone share its features. What a head computes is of
         # its weights too: two autoencoders on one backbone have other latents.
-        weights = self._weights if kind_of(output.kind).head is None else self.facts.fingerprint
+        weights = self._weights[""] if kind_of(output.kind).head is None else self.facts.fingerprint
         return features_fingerprint(
             self.backbone, weights, self.tokenizer.fingerprint, max_length, crop, self.facts.precision, name
         )

@@ -16,16 +16,16 @@ from esmeray.service.http.bodies import check_query
 from esmeray.service.http.guard import Guard
 from esmeray.service.http.models import Models
 from esmeray.service.http.refusals import RefusalError
-from esmeray.service.http.routes import native, nim, openai, operations, tei
+from esmeray.service.http.routes import native, nim, openai, operations, search, tei
 from esmeray.service.http.routes.common import Service, problems
 from esmeray.service.section import ServeSection
 
 log = logging.getLogger("esmeray.service")
 
-ROUTES = (openai, native, tei, nim, operations)
+ROUTES = (openai, native, search, tei, nim, operations)
 """Modules of routes, in the order in which /docs lists them."""
-DESCRIPTION = """Embeddings, latents, classes and mutation scores of proteins. Bodies are JSON, or FASTA as text/x-fasta
-with the other fields in the query; answers are JSON, or Arrow, .npy, Parquet and CSV as `Accept` asks."""
+DESCRIPTION = """Embeddings, latents, classes, mutation scores and neighbours of proteins. Bodies are JSON, or FASTA as
+text/x-fasta with the other fields in the query; answers are JSON, or Arrow, .npy, Parquet and CSV as `Accept` asks."""
 
 
 def build_app(config: ServeSection, models: Models, *, adds_request_id: bool = True) -> Guard:

@@ -29,8 +29,8 @@ FASTA_TYPES = ("text/x-fasta", "application/x-fasta", "text/plain", "application
 NPY_TYPE = "application/x-npy"
 _LETTERS = re.compile(r"[A-Za-z.-]+")
 _MASKED_LETTERS = re.compile(rf"(?:[A-Za-z.-]|{MASK_TEXT})+")
-_LONGEST_ID = 256
-_MOST_HEADER_BYTES = 4 * _LONGEST_ID  # a letter of UTF-8 has four bytes at most
+LONGEST_ID = 256
+_MOST_HEADER_BYTES = 4 * LONGEST_ID  # a letter of UTF-8 has four bytes at most
 _MASK = MASK_TEXT.encode()
 SMALL_BYTES = 65_536
 """Bodies up to this size are parsed at once; larger ones by one thread, one after the other, beside the event loop."""
@@ -50,7 +50,7 @@ Schema = TypeVar("Schema", bound=BaseModel)
 class Record(BaseModel):
     """A sequence with its id."""
 
-    id: Annotated[str, Field(max_length=_LONGEST_ID)]
+    id: Annotated[str, Field(max_length=LONGEST_ID)]
     sequence: str
 
 
@@ -237,7 +237,7 @@ def _fasta(body: bytes, limits: LimitsSection) -> list[dict[str, str]]:
         _check_number(residues, "residues", limits)
         # Cut before it is decoded: a header may be all of the body.
         words = header[:_MOST_HEADER_BYTES].decode("utf-8", "replace").split(maxsplit=1)
-        name = words[0][:_LONGEST_ID] if words else str(number)
+        name = words[0][:LONGEST_ID] if words else str(number)
         try:
             records.append({"id": name, "sequence": sequence.decode("utf-8")})
         except UnicodeDecodeError as error:

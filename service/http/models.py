@@ -1,4 +1,4 @@
-"""Served models as the ingress reaches them: which there are, and results of sequences.
+"""Served models and indexes as the ingress reaches them: which there are, results of sequences, and their neighbours.
 
 A call whose replica was lost is tried once more, with another.
 """
@@ -8,9 +8,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 from numpy.typing import NDArray
 
-from esmeray.service.contract import About, Reply
+from esmeray.service.contract import About, AboutIndex, Reply
 from esmeray.service.http.door import overloaded
 from esmeray.service.http.metrics import Metrics
 from esmeray.service.http.refusals import RefusalError
@@ -28,9 +29,16 @@ class Call(NamedTuple):
     tokens: Callable[[Sequence[str]], Awaitable[list[list[int]]]]
 
 
+class IndexCall(NamedTuple):
+    """How an index is reached: its methods as coroutines."""
+
+    about: Callable[[], Awaitable[AboutIndex]]
+    run: Callable[[NDArray | Sequence[str], int, str, str], Awaitable[Reply]]
+
+
 @dataclass
 class Models:
-    """The models of the service, by name; the first is the default.
+    """The models and indexes of the service, by name; the first is the default.
 
     ``lost`` and ``busy`` are the errors that say that a replica was lost, or that too many requests wait.
     """
@@ -39,7 +47,9 @@ class Models:
     metrics: Metrics
     lost: tuple[type[BaseException], ...] = ()
     busy: tuple[type[BaseException], ...] = ()
+    index_calls: Mapping[str, IndexCall] = field(default_factory=dict)
     about: dict[str, About] = field(default_factory=dict)
+    about_index: dict[str, AboutIndex] = field(default_factory=dict)
     _loading: asyncio.Task[None] | None = None
 
     def load(self) -> asyncio.Task[None]:
@@ -50,7 +60,21 @@ class Models:
         return self._loading
 
     async def _load(self) -> None:
+        self.about_index = {name: await self._call(call.about) for name, call in self.index_calls.items()}
+        # Last, since it says that all is loaded.
         self.about = {name: await self._call(call.about) for name, call in self.calls.items()}
+
+    async def mismatch(self) -> str:
+        """What is wrong with the first index whose vectors are not its model's, as both are now; '' for none."""
+        await self._load()
+        for index in self.about_index.values():
+            space = self.about[index.model].spaces.get(index.output)
+            if space != index.space:
+                return (
+                    f"indexes: {index.name}: its vectors are of {index.space}, those of model {index.model} of {space}; "
+                    "serve the model that made them, and name it as model of the index"
+                )
+        return ""
 
     def named(self, name: str | None) -> About:
         """What is known of a model, by default of the first; raises RefusalError (404) where there is none."""
@@ -59,18 +83,42 @@ class Models:
             raise RefusalError(404, f"no such model; there are {', '.join(known)} (GET /v1/models)")
         return self.about[name or known[0]]
 
+    def index(self, name: str | None) -> AboutIndex:
+        """What is known of an index, by default of the first; raises RefusalError (404) where there is none."""
+        known = list(self.index_calls)
+        if not known or (name is not None and name not in known):
+            raise RefusalError(404, f"no such index; there are {', '.join(known) or 'none'} (GET /v1/models)")
+        return self.about_index[name or known[0]]
+
     async def run(self, model: str, output: str, payloads: Sequence[Any], caller: str) -> NDArray | list[NDArray]:
         """This output of each payload, (N, D) or a list; callers take turns. Raises RefusalError (429, 500, 503)."""
-        reply = await self._call(self.calls[model].run, output, payloads, caller)
-        self.metrics.of_replica(model, reply.statistics)  # of refusals too: the queue is then of interest most
+        return (await self._reply(model, self.calls[model].run, output, payloads, caller)).results
+
+    async def search(self, about: AboutIndex, texts: Sequence[str], top_k: int, caller: str) -> Reply:
+        """The neighbours of each text, by scores and ids. Raises RefusalError (429, 500, 503)."""
+        embedded = await self._reply(about.model, self.calls[about.model].run, about.output, texts, caller)
+        queries_NC = np.asarray(embedded.results)
+        search = self.index_calls[about.name].run
+        return await self._reply(about.name, search, queries_NC, top_k, embedded.space, caller)
+
+    async def search_ids(self, about: AboutIndex, ids: Sequence[str], top_k: int, caller: str) -> Reply:
+        """The neighbours of proteins of the index itself, by their ids. Raises RefusalError (422) for unknown ones."""
+        return await self._reply(about.name, self.index_calls[about.name].run, ids, top_k, about.space, caller)
+
+    async def _reply(self, name: str, run: Callable[..., Awaitable[Reply]], *arguments: Any) -> Reply:
+        """The reply of a model or an index that is no refusal."""
+        reply = await self._call(run, *arguments)
+        self.metrics.of_replica(name, reply.statistics)  # of refusals too: the queue is then of interest most
         if reply.refused == "overloaded":
             # Serve's proxy, which does not know the model of a request, then refuses what is larger.
-            raise overloaded(reply.retry_after_s, reply.room_tokens if len(self.calls) == 1 else None)
+            raise overloaded(reply.retry_after_s, reply.room_tokens if list(self.calls) == [name] else None)
         if reply.refused == "memory":
-            raise RefusalError(503, f"{model}: {reply.detail}; send a shorter sequence", RETRY_S)
+            raise RefusalError(503, f"{name}: {reply.detail}; send a shorter sequence", RETRY_S)
+        if reply.refused == "unknown":
+            raise RefusalError(422, f"record {reply.detail}: index {name} has no such id", record=reply.detail)
         if reply.refused:  # NaN or infinity of the model: the request is not at fault
             raise RefusalError(500, reply.detail)
-        return reply.results
+        return reply
 
     async def tokens(self, model: str, texts: Sequence[str]) -> list[list[int]]:
         return await self._call(self.calls[model].tokens, texts)

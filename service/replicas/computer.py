@@ -170,6 +170,7 @@ class Computer:
     def _about(self, served: ServedModel, tokens: int) -> About:
         model, facts = self._model, self._model.facts
         outputs = {name: output.channels for name, output in self._outputs.items()}
+        spaces = {name: model.space(output) for name, output in self._outputs.items()}
         # Masks and letters of the probabilities are ESM-2's: another tokenizer has other ids for both.
         is_esm = isinstance(model.tokenizer, EsmSequenceTokenizer)
         if is_esm and "logits" in outputs:
@@ -190,4 +191,5 @@ class Computer:
             precision=facts.precision,
             tokens=tokens,
             random_weights=facts.random_weights,
+            spaces=spaces,
         )

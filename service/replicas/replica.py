@@ -1,11 +1,12 @@
 """Replica of a model on Ray Serve: batches across requests, computed in a thread; set-up of its process, and the policy
-of how many there are. Refusals are values, since Ray wraps errors.
+of how many there are.
 """
 
 import logging
 import os
 import time
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import ray
 
 from esmeray.common.errors import DataError, ResourceError
 from esmeray.service.contract import About, Reply
-from esmeray.service.replicas.batcher import OverloadedError, TokenBatcher
+from esmeray.service.replicas.batcher import Item, OverloadedError, TokenBatcher
 from esmeray.service.section import ServedModel
 
 log = logging.getLogger("esmeray.service")
@@ -28,7 +29,44 @@ WARM_UP_LENGTHS = (20, 100, 400)
 WARM_UP_LETTERS = "LAGVSERTIDPKQNFYMHWC"
 
 
-class ModelReplica:
+class Replica(ABC):
+    """What answers calls by batches, whoever they are of. Refusals are values, since Ray wraps errors."""
+
+    _batcher: TokenBatcher | None = None
+
+    @abstractmethod
+    def _new_batcher(self) -> TokenBatcher:
+        """The batcher, made in the event loop that will use it, which a constructor does not have."""
+
+    async def _answered(self, items: Callable[[], Sequence[Item]], caller: str) -> Reply:
+        """The results of items, which are made here: what refuses them is a value as well."""
+        if self._batcher is None:
+            self._batcher = self._new_batcher()
+        try:
+            reply = Reply(await self._batcher.submit(items(), caller))
+        except OverloadedError as error:
+            reply = Reply(refused="overloaded", retry_after_s=error.retry_after_s, room_tokens=error.room_tokens)
+        except ResourceError as error:
+            reply = Reply(refused="memory", detail=str(error))
+        except DataError as error:
+            reply = Reply(refused="model", detail=str(error))
+        reply.statistics = {
+            "replica": str(os.getpid()),
+            "memory_bytes": float(self._memory_bytes()),
+            "queued_tokens": float(self._batcher.queued_tokens),
+            **asdict(self._batcher.totals),
+        }
+        return reply
+
+    def _memory_bytes(self) -> int:
+        return int(psutil.Process().memory_info().rss)
+
+    async def __del__(self) -> None:  # which Serve awaits before it ends a replica
+        if self._batcher is not None:
+            await self._batcher.drain()
+
+
+class ModelReplica(Replica):
     """The deployment of one model.
 
     Another ``version`` of the weights' files makes Serve replace the replicas, one after the other.
@@ -39,7 +77,6 @@ class ModelReplica:
 
         from esmeray.service.replicas.computer import Computer
 
-        self._batcher: TokenBatcher | None = None
         set_up_process()
         start_s = time.perf_counter()
         self._model = ServedModel(**model)
@@ -65,30 +102,24 @@ class ModelReplica:
 
     async def run(self, output: str, payloads: Sequence[Any], caller: str) -> Reply:
         """This output of each text, or of latents. Callers are served in turn."""
-        if self._batcher is None:  # in the event loop that will use it, which the constructor does not have
-            self._batcher = TokenBatcher(
-                self._computer.compute,
-                budget=self._computer.about.tokens,
-                max_wait_s=self._model.max_wait_ms / 1e3,
-                queue_tokens=self._model.queue_tokens,
-                queue_s=self._model.queue_s,
-                cache_bytes=self._model.cache_mb * 1_000_000,
-                # On a GPU the next batch is prepared while one computes; on the CPU both would share the cores.
-                at_once=2 if self._device == "cuda" else 1,
-            )
-        try:
-            results = await self._batcher.submit(self._computer.items(output, payloads), caller)
-            # Stacked, since Ray then sends one buffer in place of one for each.
-            one_vector_each = all(result.ndim == 1 for result in results)
-            reply = Reply(np.stack(results) if one_vector_each else results)
-        except OverloadedError as error:
-            reply = Reply(refused="overloaded", retry_after_s=error.retry_after_s, room_tokens=error.room_tokens)
-        except ResourceError as error:
-            reply = Reply(refused="memory", detail=str(error))
-        except DataError as error:
-            reply = Reply(refused="model", detail=str(error))
-        reply.statistics = self._statistics(self._batcher)
+        reply = await self._answered(lambda: self._computer.items(output, payloads), caller)
+        # Stacked, since Ray then sends one buffer in place of one for each.
+        if all(result.ndim == 1 for result in reply.results) and not reply.refused:
+            reply.results = np.stack(reply.results)
+        reply.space = self._computer.about.spaces.get(output, "")
         return reply
+
+    def _new_batcher(self) -> TokenBatcher:
+        return TokenBatcher(
+            self._computer.compute,
+            budget=self._computer.about.tokens,
+            max_wait_s=self._model.max_wait_ms / 1e3,
+            queue_tokens=self._model.queue_tokens,
+            queue_s=self._model.queue_s,
+            cache_bytes=self._model.cache_mb * 1_000_000,
+            # On a GPU the next batch is prepared while one computes; on the CPU both would share the cores.
+            at_once=2 if self._device == "cuda" else 1,
+        )
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """How far behind it is, by tokens that wait: beyond 1 :func:`by_queued_tokens` starts another."""
@@ -97,10 +128,6 @@ class ModelReplica:
         # Of a slow model half a queue is less than SCALE_UP_TOKENS: it would refuse before it is helped.
         return {"behind": self._batcher.queued_tokens / min(SCALE_UP_TOKENS, self._batcher.room_tokens / 2)}
 
-    async def __del__(self) -> None:  # which Serve awaits before it ends a replica
-        if self._batcher is not None:
-            await self._batcher.drain()
-
     def _warm_up(self) -> None:
         """Compile what is compiled at first use; computing is slower until then."""
         output = next(iter(self._computer.about.outputs))
@@ -108,16 +135,10 @@ class ModelReplica:
         for batch in (items[:1], items[1:], items):
             self._computer.compute(batch)
 
-    def _statistics(self, batcher: TokenBatcher) -> dict[str, float | str]:
+    def _memory_bytes(self) -> int:
         import torch
 
-        memory = torch.cuda.memory_allocated() if self._device == "cuda" else psutil.Process().memory_info().rss
-        return {
-            "replica": str(os.getpid()),
-            "memory_bytes": float(memory),
-            "queued_tokens": float(batcher.queued_tokens),
-            **asdict(batcher.totals),
-        }
+        return torch.cuda.memory_allocated() if self._device == "cuda" else super()._memory_bytes()
 
 
 def by_queued_tokens(context: Any) -> tuple[int, dict[str, Any]]:

@@ -13,17 +13,22 @@ import httpx
 import uvicorn
 
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer
+from esmeray.inference.embedding.job import run_job
+from esmeray.inference.index.build import build_index
+from esmeray.inference.index.section import IndexSection
 from esmeray.model.export.backbone import export
 from esmeray.service.http.app import build_app
 from esmeray.service.http.guard import Guard
 from esmeray.service.http.metrics import Metrics
-from esmeray.service.http.models import Call, Models
+from esmeray.service.http.models import Call, IndexCall, Models
+from esmeray.service.replicas.index_replica import IndexReplica
 from esmeray.service.replicas.replica import ModelReplica
-from esmeray.service.section import ServedModel, ServeSection
+from esmeray.service.section import ServedIndex, ServedModel, ServeSection
 from tests.classifiers import classifier_config, export_tiny
 from tests.dataset.tokenizer_folders import esm
+from tests.inference.embedding.jobs import request, write_proteins
 from tests.model.small_models import save_masked_lm
-from tests.model.support import build_model, tiny_section
+from tests.model.support import build_model, random_sequences, tiny_section
 
 Result = TypeVar("Result")
 BATCH_TOKENS = 128
@@ -45,12 +50,25 @@ def save_models(folder: Path) -> list[ServedModel]:
     return [ServedModel(name=name, source=str(folder / name), **PRECISION) for name in names]
 
 
+def save_index(folder: Path, model: Path) -> Path:
+    """An index of forty proteins by the model; the first ids are UniProt's accessions."""
+    folder.mkdir()
+    proteins = write_proteins(folder / "proteins.fasta", random_sequences(range(10, 50), seed=7))
+    run_job(request(folder, models=[str(model)], input=[str(proteins)], output=folder / "vectors"))
+    build_index([folder / "vectors"], IndexSection(output=folder / "index"))
+    return folder / "index"
+
+
 class Serving:
     """The models, and an event loop in a thread, in which everything runs."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.models = folder, save_models(folder)
         replicas = {model.name: ModelReplica(model.model_dump(), "cpu", "1") for model in self.models}
+        self.index = save_index(folder / "proteins", folder / "esm")
+        served = ServedIndex(name="proteins", source=str(self.index), link="https://example.org/{id}/page")
+        self.index_replica = IndexReplica(served.model_dump(), "esm", "1")
+        self.index_calls = {"proteins": IndexCall(self.index_replica.about, self.index_replica.run)}
         self.calls = {name: Call(replica.about, replica.run, replica.tokens) for name, replica in replicas.items()}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -64,7 +82,7 @@ class Serving:
         """The application of all models, or of these calls; ``limits`` override those of the tests."""
         metrics = Metrics()
         settings = ServeSection(models=self.models, **{**config, "limits": {**LIMITS, **config.get("limits", {})}})
-        return build_app(settings, Models(calls or self.calls, metrics, (LostError,)))
+        return build_app(settings, Models(calls or self.calls, metrics, (LostError,), (), self.index_calls))
 
     @contextmanager
     def address(self, app: Any) -> Iterator[str]:

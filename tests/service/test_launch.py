@@ -8,10 +8,14 @@ import pytest
 
 from esmeray.benchmarks.programs.servers import free_port
 from esmeray.common.errors import ConfigError, EsmerayError
+from esmeray.inference.index.build import build_index
+from esmeray.inference.index.section import IndexSection
 from esmeray.model.export.backbone import export
 from esmeray.service import launch
 from esmeray.service.replicas.computer import Computer
 from esmeray.service.section import ServedModel, ServiceSettings
+from tests.embeddings import make_embeddings, random_vectors
+from tests.inference.embedding.jobs import small_model_folder
 from tests.tasks.test_diffusion_model import trained
 
 
@@ -25,8 +29,8 @@ def test_sequence_diffusion_is_refused_by_name(tmp_path: Path):
 def test_a_taken_port_and_models_that_are_not_there_are_refused_before_ray_starts(tmp_path: Path, monkeypatch):
     monkeypatch.setattr("esmeray.cluster.connection.connected", lambda _: pytest.fail("Ray was started"))
 
-    def refusal(model: str, port: int) -> str:
-        serve = {"models": [model], "port": port}
+    def refusal(model: str, port: int, **more: object) -> str:
+        serve = {"models": [model], "port": port, **more}
         settings = ServiceSettings.model_validate({"serve": serve, "ray": {"address": "local"}})
         with pytest.raises(EsmerayError) as refused:
             launch.run(lambda: settings, print)
@@ -36,6 +40,13 @@ def test_a_taken_port_and_models_that_are_not_there_are_refused_before_ray_start
     assert f"2 models: there is no folder {text}" in refusal(text, free_port())
     assert "2 models: 'nosuch' is neither a folder nor" in refusal("nosuch", free_port())
     assert "2 models esm2_t6_8M: a size whose weights" in refusal("esm2_t6_8M", free_port())
+    small_model_folder(tmp_path / "small")
+    indexed = str(tmp_path / "small"), free_port()
+    assert f"3 {text}: no index there" in refusal(*indexed, indexes=[text])
+    make_embeddings(tmp_path / "foreign", random_vectors(9, 32), model=None)
+    build_index([tmp_path / "foreign"], IndexSection(output=tmp_path / "foreign.index"))
+    refused = refusal(*indexed, indexes=[str(tmp_path / "foreign.index")])
+    assert "foreign.index: does not name its vectors' model" in refused
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         where = f"the service can't listen on 127.0.0.1:{port} (Address already in use)"

@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from esmeray.benchmarks.programs.servers import free_port
 from esmeray.common.errors import ResourceError
+from esmeray.inference.index.opening import open_index
 from esmeray.service.http.access import new_key
 from tests.classifiers import export_tiny
 from tests.conftest import REPOSITORY
@@ -33,7 +34,7 @@ from tests.dataset.tokenizer_folders import esm
 from tests.inference.models.opened import opened, rows_of
 from tests.model.small_models import save_masked_lm
 from tests.model.support import random_sequences
-from tests.service.serving import PRECISION, eventually
+from tests.service.serving import PRECISION, eventually, save_index
 
 pytestmark = pytest.mark.slow
 SEQUENCES = random_sequences([20, 40, 9])
@@ -114,6 +115,7 @@ def served(ray_address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     (folder / "keys.yaml").write_text(yaml.safe_dump([key.model_dump() for _, key in made.values()]))
     serve = {
         "models": [{"name": name, "source": str(folder / name), **PRECISION} for name in ("esm", "text")],
+        "indexes": [{"name": "proteins", "source": str(save_index(folder / "proteins", folder / "esm"))}],
         "port": free_port(),
         "ingress_replicas": 2,
         "startup_hook": "hook:mark",
@@ -188,6 +190,10 @@ def test_requests_are_answered_as_by_the_model_itself_to_who_has_a_key(served: S
     vectors = [item["embedding"] for item in answer.json()["data"]]
     np.testing.assert_allclose(vectors, wanted, rtol=1e-5, atol=1e-5)
     assert answer.headers["x-request-id"] == "mine"
+    index = open_index(served.folder / "proteins" / "index")
+    hits = client.post("/v1/search", json={"sequences": SEQUENCES, "top_k": 3}).json()["data"]
+    nearest, _ = index.search(np.array(vectors, np.float32), 3)
+    assert [[hit["id"] for hit in item["neighbours"]] for item in hits] == [index.ids(rows) for rows in nearest]
     assert encoded(client, ["M1"]).json()["record"] == "0"
     assert client.post("/v1/encode", content=b" " * 16_000_001).status_code == 413
 
@@ -233,12 +239,15 @@ def test_changed_settings_and_a_changed_model_replace_what_has_them_and_no_reque
         settings["serve"]["limits"] = {"sequences": 3}
         file.write_text(yaml.safe_dump(settings))
         served.process.send_signal(signal.SIGHUP)
-        assert await asyncio.to_thread(lambda: any("updated" in line for line in output))
+        updated = await asyncio.to_thread(lambda: next(line for line in output if "updated" in line))
+        assert "updated, but indexes: proteins: its vectors are of" in updated
 
     answers = asked_while(served, change)
     assert {answer.status_code for answer in answers} == {200}
     eventually(lambda: encoded(client, ["MKT"] * 4).status_code == 413)
     assert encoded(client, SEQUENCES).json()["data"] != first["data"]
+    late = client.post("/v1/search", json={"sequences": SEQUENCES})
+    assert late.status_code == 500 and "are of another model than is served" in late.text
 
 
 def test_the_log_follows_no_link_and_is_in_no_folder_of_another_user(

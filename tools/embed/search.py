@@ -3,23 +3,26 @@
 The database is an index that 'embed index' made, or a folder of embeddings, which is compared exactly, in memory: 4
 bytes a value. Queries are a folder of embeddings or FASTA files, which are embedded by the model of the database.
 Writes a TSV: query, rank, target, and score: the cosine, the dot product, or the L2 distance. Without queries each
-protein of the database is searched in the rest of it.
+protein of the database is searched in the rest of it. By --search.workers actors of a Ray cluster search an index, each
+its own parts of it, with the same hits.
 
 Examples:
   esmeray embed search proteins.index --search.queries queries.fasta --search.output hits.tsv
   esmeray embed search swissprot --search.queries proteome --search.output hits.tsv
   esmeray embed search swissprot --search.output neighbours.tsv --search.top_k 50 --search.name mean
+  esmeray embed search s3://lab/proteins.index --search.queries queries --search.output hits.tsv --search.workers 8
 """
 
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
+from esmeray.cluster.section import RaySection
 from esmeray.common.errors import ConfigError
 from esmeray.common.progress import record_bar
 from esmeray.common.remote import local_path
@@ -33,7 +36,7 @@ from esmeray.inference.index.opening import open_index
 from esmeray.inference.index.parts import INDEX_FILE
 from esmeray.inference.index.queries import opened_queries
 from esmeray.run_folder.section import StorageSection
-from esmeray.tools.grammar import IngestedSection, Made, command
+from esmeray.tools.grammar import ClusterSection, IngestedSection, Made, command
 from esmeray.train_config.section import PositiveInt, Section
 
 _BLOCK = 1024
@@ -56,6 +59,10 @@ class SearchSection(Section):
     """Model of queries that are sequences. Default: the one by which the database was computed."""
     name: str | None = None
     """Output of the folders. Default: their first."""
+    workers: PositiveInt | None = None
+    """Actors of a Ray cluster that search an index, each its own parts; at most one a part. Default: this process."""
+    cpus_per_worker: PositiveInt = 1
+    """CPU cores that each actor gets."""
 
 
 @command("embed search", __doc__, made_by="search")
@@ -64,20 +71,21 @@ def main(
     search: SearchSection,
     data: IngestedSection,
     storage: StorageSection,
+    ray: ClusterSection,
     made: Made,
 ) -> None:
     storage.apply()
     made.refuse_file(search.output)
     start_s = time.perf_counter()
-    index = _opened(local_path(database), search)
+    opened = _opened(local_path(database), search)
     own = search.queries is None
     context = (
         nullcontext()
         if search.queries is None
-        else opened_queries(search.queries, index.manifest, data.ingest, search.model)
+        else opened_queries(search.queries, opened.manifest, data.ingest, search.model)
     )
     hits = 0
-    with context as queries:
+    with _searched(opened, database, search, ray) as index, context as queries:
         if queries is not None:
             queries.refuse_other_space(index)
         count = index.count if queries is None else len(queries)
@@ -118,6 +126,20 @@ def _opened(folder: Path, section: SearchSection) -> Index:
         if wanted not in (None, there):
             raise ConfigError(f"--search.{name} {wanted}: {folder} is an index of {there}; leave it out")
     return index
+
+
+def _searched(
+    index: Index, database: Path, section: SearchSection, ray: ClusterSection
+) -> AbstractContextManager[Index]:
+    """The index as this process searches it, or actors of a cluster."""
+    if section.workers is None:
+        if ray.address is not None:
+            raise ConfigError("--ray.address: the actors that search there are --search.workers; give both or none")
+        return nullcontext(index)
+    from esmeray.inference.index.cluster import on_cluster  # here: it loads Ray
+
+    address = RaySection(address=ray.address)
+    return on_cluster(index, database, address, section.workers, section.cpus_per_worker, section.probes)
 
 
 def _blocks(index: Index, queries: Embeddings | None) -> Iterator[tuple[int, list[str], Values]]:

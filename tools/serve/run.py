@@ -10,6 +10,7 @@ lets what is being answered end.
 
 Examples:
   esmeray serve run --serve.models runs/locations facebook/esm2_t6_8M_UR50D
+  esmeray serve run --serve.models facebook/esm2_t6_8M_UR50D --serve.indexes proteins.index
   esmeray serve run --config serve --serve.host 0.0.0.0 --serve.access.keys keys.yaml
   esmeray serve run --serve.models esm2_t6_8M --serve.random_weights true --serve.port 8080
 """

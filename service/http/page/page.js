@@ -1,4 +1,4 @@
-// The page: sequences to a model, and its answer as bars, a heat map or a map of proteins.
+// The page: sequences to a model, and its answer as bars, a heat map, a map of proteins or a table of neighbours.
 const byId = (id) => document.getElementById(id);
 const TASKS = {
   classify: {name: "Classes", output: "classes", path: "v1/classify", draw: drawClasses},
@@ -53,6 +53,7 @@ function records() {
 function body(task) {
   const sequences = records();
   const common = {model: byId("model").value};
+  if (TASKS[task].index) return {index: TASKS[task].index.name, sequences};
   return task === "embeddings" ? {...common, input: sequences} : {...common, sequences};
 }
 
@@ -182,6 +183,22 @@ function drawMap(one) {
   return [element("h2", {}, `${asked.records[one].id} and its neighbours`), element("div", {class: "scroll"}, picture), neighbours];
 }
 
+// As in sp|P12345|NAME of UniProt's files, or alone.
+const ACCESSION = /^(?:(?:sp|tr)\|)?([OPQ]\d[A-Z\d]{3}\d|[A-NR-Z]\d(?:[A-Z][A-Z\d]{2}\d){1,2})(?:$|\|)/;
+
+export function linked(id, template) {
+  const accession = ACCESSION.exec(id)?.[1];
+  const href = template ? template.replace("{id}", encodeURIComponent(id)) : `https://www.uniprot.org/uniprotkb/${accession}`;
+  return template || accession ? element("a", {href, target: "_blank", rel: "noreferrer"}, id) : id;
+}
+
+function drawNeighbours(one) {
+  const {index} = TASKS[asked.task], {neighbours} = answer.data[one];
+  const rows = neighbours.map(({rank, id, score}) => [String(rank), linked(id, index.link), score.toFixed(4)]);
+  return [element("h2", {}, `${asked.records[one].id} and its neighbours`),
+    table(`Nearest of ${index.vectors.toLocaleString("en")} proteins`, ["rank", "protein", answer.metric], rows)];
+}
+
 function components(vectors) {  // the first two principal components, by power iteration
   const mean = vectors[0].map((_, d) => vectors.reduce((sum, v) => sum + v[d], 0) / vectors.length);
   const centred = vectors.map((v) => v.map((x, d) => x - mean[d])), axes = [];
@@ -220,7 +237,10 @@ async function download(kind) {
 
 function chooseModel() {
   const model = models.find(({id}) => id === byId("model").value);
-  const tasks = Object.entries(TASKS).filter(([, task]) => task.output in model.outputs);
+  const searches = model.indexes.map((index) => [`search-${index.name}`,
+    {name: `Neighbours in ${index.name}`, index, path: "v1/search", draw: drawNeighbours}]);
+  Object.assign(TASKS, Object.fromEntries(searches));
+  const tasks = [...Object.entries(TASKS).filter(([, task]) => task.output in model.outputs), ...searches];
   byId("task").replaceChildren(...tasks.map(([key, task]) => element("option", {value: key}, task.name)));
   const weights = model.random_weights ? "random weights: its answers mean nothing" : "trained weights";
   byId("about").textContent = `${weights}; ${model.device}, ${model.precision}`;

@@ -1,13 +1,14 @@
 """``POST /v1/embeddings`` and ``GET /v1/models``, as OpenAI's clients speak them."""
 
 import base64
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
-from esmeray.service.contract import About
+from esmeray.service.contract import About, AboutIndex
 from esmeray.service.http.answers import arrays_answer, json_answer
 from esmeray.service.http.bodies import OneOrMany
 from esmeray.service.http.refusals import RefusalError
@@ -16,6 +17,7 @@ from esmeray.service.http.routes.common import Accepted, Shared, ask, documented
 router = APIRouter()
 SHOWN = ("outputs", "labels", "label_kind", "longest", "random_weights", "device", "precision", "fingerprint")
 """Of a model, beside what OpenAI's clients read."""
+SHOWN_OF_INDEX = ("name", "vectors", "metric", "output", "link")
 
 
 class EmbeddingsBody(BaseModel):
@@ -58,15 +60,21 @@ async def embeddings(
 @router.get("/v1/models", name="models")
 async def models(request: Request, service: Shared) -> Response:
     """Models that the caller may use, and what each has."""
-    data = [_shown(about) for name, about in service.models.about.items() if request.state.key.allows(name)]
+    indexes = service.models.about_index.values()
+    data = [_shown(about, indexes) for name, about in service.models.about.items() if request.state.key.allows(name)]
     return json_answer({"object": "list", "data": data})
 
 
-def _shown(about: About) -> dict[str, Any]:
+def _shown(about: About, indexes: Iterable[AboutIndex]) -> dict[str, Any]:
     return {
         "id": about.name,
         "object": "model",
         "created": 0,
         "owned_by": "esmeray",
-        **{name: getattr(about, name) for name in SHOWN},
+        **_facts(about, SHOWN),
+        "indexes": [_facts(index, SHOWN_OF_INDEX) for index in indexes if index.model == about.name],
     }
+
+
+def _facts(about: About | AboutIndex, names: Iterable[str]) -> dict[str, Any]:
+    return {name: getattr(about, name) for name in names}

@@ -79,6 +79,21 @@ def test_the_map_of_proteins_shows_neighbours_by_keyboard(page: Page):
     assert len(rows[1]) == 33
 
 
+def test_neighbours_are_a_table_whose_ids_are_links(page: Page):
+    ask(page, "esm", "search-proteins", ">mine\nMKTAYIAKQR\n>other\nMSILV")
+    expect(page.locator("h2")).to_have_text("mine and its neighbours")
+    expect(page.get_by_role("table").locator("tr")).to_have_count(11)
+    link = page.get_by_role("table").get_by_role("link").first
+    expect(link).to_have_attribute("href", f"https://example.org/{link.inner_text()}/page")
+    page.locator("#which").select_option("other")
+    expect(page.locator("h2")).to_have_text("other and its neighbours")
+    assert downloaded(page)[0] == ["query", "rank", "target", "score"]
+    shown = "id => import('./page.js').then(({linked}) => linked(id, '').href ?? null)"
+    accession = "https://www.uniprot.org/uniprotkb/P12345"
+    links = [page.evaluate(shown, name) for name in ("P12345", "sp|P12345|A_B", "contig7", "P123456")]
+    assert links == [accession, accession, None, None]
+
+
 def test_a_classifier_draws_bars_and_letters_and_a_wrong_letter_is_named(page: Page):
     ask(page, "places", "classify", "MKTAYIAKQR\nMSI")
     expect(page.locator("td.bar")).to_have_count(3)

@@ -1,0 +1,117 @@
+"""Neighbours by the service are those of the index itself, for many at once, and are not searched when nobody waits."""
+
+import io
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from esmeray.inference.index.opening import open_index
+from esmeray.service.client import Client
+from esmeray.service.http.answers import ARROW, NPY
+from esmeray.service.http.metrics import Metrics
+from esmeray.service.http.models import IndexCall, Models
+from esmeray.service.replicas.index_replica import IndexReplica
+from esmeray.service.section import ServedIndex
+from tests.model.support import random_sequences
+from tests.service.serving import Serving, eventually, problem
+
+SEQUENCES = random_sequences([20, 40, 9], seed=11)
+
+
+def found(answer: httpx.Response) -> list[list[tuple[str, float]]]:
+    """Ids and scores of each."""
+    assert answer.status_code == 200, answer.text
+    return [[(hit["id"], hit["score"]) for hit in item["neighbours"]] for item in answer.json()["data"]]
+
+
+def test_sequences_and_ids_give_the_neighbours_of_the_index_itself(serving: Serving, client: httpx.Client):
+    encoded = client.post("/v1/encode", json={"sequences": SEQUENCES}, headers={"Accept": NPY})
+    index = open_index(serving.index)
+    rows, scores = index.search(np.load(io.BytesIO(encoded.content)), 5)
+    wanted = [[*zip(index.ids(row), values.tolist(), strict=True)] for row, values in zip(rows, scores, strict=True)]
+    answer = client.post("/v1/search", json={"sequences": SEQUENCES, "top_k": 5})
+    assert found(answer) == wanted
+    assert {name: answer.json()[name] for name in ("index", "model", "metric")} == {
+        "index": "proteins",
+        "model": "esm",
+        "metric": "cosine",
+    }
+    fasta = "".join(f">q{number}\n{sequence}\n" for number, sequence in enumerate(SEQUENCES))
+    headers = {"Content-Type": "text/x-fasta", "Accept": ARROW}
+    table = client.post("/v1/search?index=proteins&top_k=5", content=fasta, headers=headers)
+    columns = pa.ipc.open_stream(table.content).read_all().to_pydict()
+    assert columns["query"][::5] == ["q0", "q1", "q2"] and columns["rank"][:6] == [1, 2, 3, 4, 5, 1]
+    assert [*zip(columns["target"], columns["score"], strict=True)] == [hit for hits in wanted for hit in hits]
+    ids = index.ids([3, 30])
+    own, _ = index.search(index.vectors(np.array([3, 30])), 40)
+    by_id = found(client.post("/v1/search", json={"ids": ids, "top_k": 39}))
+    for name, row, hits in zip(ids, own, by_id, strict=True):
+        assert [hit for hit, _ in hits] == [other for other in index.ids(row) if other != name]
+    with Client(str(client.base_url)) as by_client:
+        assert [item["neighbours"] for item in by_client.search(SEQUENCES, top_k=5)] == [
+            item["neighbours"] for item in answer.json()["data"]
+        ]
+    listed = client.get("/v1/models").json()["data"]
+    assert [[one["name"] for one in model["indexes"]] for model in listed] == [["proteins"], [], [], []]
+
+
+def test_many_clients_at_once_get_what_each_gets_alone(client: httpx.Client):
+    bodies = [{"sequences": [sequence], "top_k": 3 + number % 3} for number, sequence in enumerate(SEQUENCES * 11)][:32]
+    alone = [found(client.post("/v1/search", json=body)) for body in bodies]
+    with ThreadPoolExecutor(32) as pool:
+        answers = list(pool.map(lambda body: client.post("/v1/search", json=body), bodies))
+    assert [found(answer) for answer in answers] == alone
+
+
+def test_what_can_not_be_searched_is_refused(serving: Serving, client: httpx.Client):
+    for body, status, words in [
+        ({"sequences": ["MKT"], "index": "none"}, 404, "no such index; there are proteins"),
+        ({}, 422, "give either sequences, or ids of the index"),
+        ({"sequences": ["MKT"], "ids": ["P00000"]}, 422, "give either sequences, or ids"),
+        ({"ids": ["P00000", "nobody"]}, 422, "record nobody: index proteins has no such id"),
+        ({"sequences": ["MKT"], "top_k": 0}, 422, "top_k: Input should be greater than 0"),
+        ({"sequences": ["M1"]}, 422, "record 0: the letter at position 2 is no residue"),
+        ({"sequences": ["MKT"] * 30, "top_k": 1000}, 413, "30,000 neighbours, more than 20,000"),
+    ]:
+        assert words in problem(client.post("/v1/search", json=body), status)
+    # A model that was replaced by another since.
+    reply = serving.run(serving.index_replica.run(np.ones((1, 32), np.float32), 3, "of another", "me"))
+    assert reply.refused == "model" and "of another model than is served" in reply.detail
+    served = ServedIndex(name="proteins", source=str(serving.index))
+    problems = []
+    for model in ("esm", "autoencoder"):
+        replica = IndexReplica(served.model_dump(), model, "1")
+        calls = {"proteins": IndexCall(replica.about, replica.run)}
+        problems.append(serving.run(Models(serving.calls, Metrics(), index_calls=calls).mismatch()))
+    assert not problems[0] and "indexes: proteins: its vectors are of " in problems[1]
+
+
+def test_a_request_that_took_too_long_is_not_searched_for(
+    serving: Serving, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+):
+    search = serving.index_replica._index.search
+    begun, go = threading.Event(), threading.Event()
+    searched: list[int] = []
+
+    def slow(queries: Any, top_k: int) -> Any:
+        begun.set()
+        go.wait(60)
+        searched.append(len(queries))
+        return search(queries, top_k)
+
+    monkeypatch.setattr(serving.index_replica._index, "search", slow)
+    with ThreadPoolExecutor() as pool, serving.client(limits={"timeout_s": 0.5}) as impatient:
+        first = pool.submit(client.post, "/v1/search", json={"ids": ["P00001"]})
+        begun.wait(60)
+        problem(impatient.post("/v1/search", json={"ids": ["P00002", "P00003"]}), 504)
+        batcher = serving.index_replica._batcher
+        assert batcher is not None
+        eventually(lambda: batcher.queued_tokens == 0)
+        go.set()
+        assert first.result().status_code == 200
+    assert searched == [1]
