@@ -221,7 +221,8 @@ def _check_here(config: ServeSection) -> None:
 
 def _check_resources(config: ServeSection, cpus: int, gpus: int, device: str) -> None:
     # Serve would wait for more without end, and say so only in its own log.
-    needed_cpus = sum(served.cpus * served.replicas for served in (*config.models, *config.indexes))
+    needed_cpus = sum(model.cpus * model.replicas for model in config.models)
+    needed_cpus += sum(index.cpus * index.replicas for index in config.indexes)
     needed_gpus = sum(model.gpus * model.replicas for model in config.models if (model.device or device) == "cuda")
     if needed_cpus > cpus or needed_gpus > gpus:
         raise ResourceError(
