@@ -108,7 +108,7 @@ def _serve(
                 # Or it would stay, and be tried again, on a cluster that is not ours.
                 serve.delete(APPLICATION)
                 raise _deployment_error(status) from error
-            problem = asyncio.run(_mismatch(serve, APPLICATION))
+            problem = asyncio.run(_mismatch(APPLICATION))
             if problem:
                 serve.delete(APPLICATION)
                 raise ConfigError(problem)
@@ -180,13 +180,21 @@ def _updated(serve: Any, made: Callable[[], Any], name: str) -> str:
         return f"not updated: {error}"
     except RuntimeError:
         return f"not updated: {_deployment_error(serve.status().applications[name])}"
-    problem = asyncio.run(_mismatch(serve, name))
+    problem = asyncio.run(_mismatch(name))
     return f"updated, but {problem}" if problem else "updated: replicas of what has changed were replaced"
 
 
-async def _mismatch(serve: Any, name: str) -> str:
+async def _mismatch(name: str) -> str:
     """The indexes and their models, now that both are loaded: only then their fingerprints are known."""
-    problem: str = await serve.get_app_handle(name).mismatch.remote()
+    from ray.exceptions import RayError
+    from ray.serve.handle import DeploymentHandle
+
+    # A new one: that of serve.get_app_handle (2.60) stays with the event loop of its first call, which has ended.
+    ingress: Any = DeploymentHandle("ingress", name)
+    try:
+        problem: str = await ingress.mismatch.remote()
+    except RayError as error:  # of an ingress that was lost: the service goes on, and each search compares as well
+        problem = f"its indexes and models could not be compared: {first_line(error)}"
     return problem
 
 
@@ -221,7 +229,8 @@ def _check_here(config: ServeSection) -> None:
 
 def _check_resources(config: ServeSection, cpus: int, gpus: int, device: str) -> None:
     # Serve would wait for more without end, and say so only in its own log.
-    needed_cpus = sum(served.cpus * served.replicas for served in (*config.models, *config.indexes))
+    needed_cpus = sum(model.cpus * model.replicas for model in config.models)
+    needed_cpus += sum(index.cpus * index.replicas for index in config.indexes)
     needed_gpus = sum(model.gpus * model.replicas for model in config.models if (model.device or device) == "cuda")
     if needed_cpus > cpus or needed_gpus > gpus:
         raise ResourceError(

@@ -153,7 +153,7 @@ class ServeSection(Section):
     @model_validator(mode="after")
     def _consistent(self) -> "ServeSection":
         # Of indexes, too: each has a deployment of its name.
-        names = [served.name for served in (*self.models, *self.indexes)]
+        names = [*(model.name for model in self.models), *(index.name for index in self.indexes)]
         if len(set(names)) < len(names):
             raise ValueError("models, indexes: two have the same name; rename one")
         for index in self.indexes:

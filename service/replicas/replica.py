@@ -105,7 +105,7 @@ class ModelReplica(Replica):
         reply = await self._answered(lambda: self._computer.items(output, payloads), caller)
         # Stacked, since Ray then sends one buffer in place of one for each.
         if all(result.ndim == 1 for result in reply.results) and not reply.refused:
-            reply.results = np.stack(reply.results)
+            reply.results = np.stack([*reply.results])
         reply.space = self._computer.about.spaces.get(output, "")
         return reply
 

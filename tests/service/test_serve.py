@@ -239,7 +239,7 @@ def test_changed_settings_and_a_changed_model_replace_what_has_them_and_no_reque
         settings["serve"]["limits"] = {"sequences": 3}
         file.write_text(yaml.safe_dump(settings))
         served.process.send_signal(signal.SIGHUP)
-        updated = await asyncio.to_thread(lambda: next(line for line in output if "updated" in line))
+        updated = await asyncio.to_thread(lambda: next((line for line in output if "updated" in line), ""))
         assert "updated, but indexes: proteins: its vectors are of" in updated
 
     answers = asked_while(served, change)
