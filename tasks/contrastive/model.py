@@ -1,0 +1,147 @@
+"""Supervised contrastive learning: a sequence's vector is close to those of its groups, far from all others.
+
+The vector is the mean of a sequence's residues, which ``embed`` gives of the export as the output ``mean``. The loss is
+that of Khosla et al. 2020 (Supervised contrastive learning, equation 2), where two sequences count by the closest level
+at which they share a group. It is one of all sequences of a step, of which a batch holds a part: the vectors come
+first, without gradients, and each batch then gets the gradient of the loss by its own (Gao et al. 2021, "Scaling deep
+contrastive learning batch size under memory limited setup"). So memory is that of one batch.
+
+Shape legend: N sequences, D channels, M labels of a sequence at most, L levels.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from esmeray.dataset.packed_batch import PackedBatch
+from esmeray.model.backbones.base import PackedBackbone
+from esmeray.model.backbones.loading import residue_backbone
+from esmeray.model.heads.pooling import mean_over_residues
+from esmeray.model.task_model import Card, ResidueModel, StepModel, TaskOutput, scalar_sums
+from esmeray.tasks.contrastive.section import ContrastiveSection
+from esmeray.tasks.section import ModelSection
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+GRADIENTS = "gradients"
+"""By sequence, (N, D) float32: of the step's loss by the sequence's vector."""
+LOSSES = "losses"
+"""By sequence, (N,) float32: its own part of the step's loss."""
+
+
+class ContrastiveModel(ResidueModel, StepModel):
+    """A backbone whose mean vectors are compared."""
+
+    task = "contrastive"
+
+    def __init__(self, backbone: PackedBackbone, section: ContrastiveSection) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.section = section
+
+    @classmethod
+    def build(cls, section: ModelSection, seed: int, *, empty: bool = False) -> "ContrastiveModel":
+        """The model to train; see :meth:`esmeray.tasks.masked_lm.model.MaskedLM.build`."""
+        return cls(residue_backbone(section.backbone, seed, empty=empty), section.contrastive).train()
+
+    def vectors(self, batch: PackedBatch) -> Tensor:
+        """(N, D) fp32 of length 1, those of fillers last."""
+        return functional.normalize(mean_over_residues(self.backbone(batch), batch), dim=1)
+
+    def related(
+        self, batches: Sequence[PackedBatch], vectors: Sequence[Tensor], gather: Callable[[Any], list[Any]], rank: int
+    ) -> list[PackedBatch]:
+        # Without fillers, which have no record and are no one's negatives.
+        counts = [batch.records.numel() for batch in batches]
+        own = torch.cat([rows_ND[:count] for rows_ND, count in zip(vectors, counts, strict=True)])
+        groups = torch.cat([batch.targets[:count].cpu() for batch, count in zip(batches, counts, strict=True)])
+        records = torch.cat([batch.records.cpu() for batch in batches])
+        workers = gather((own.cpu(), groups, records))
+        device = own.device
+        first = sum(len(worker[2]) for worker in workers[:rank])
+        with torch.enable_grad():
+            vectors_ND = torch.cat([worker[0] for worker in workers]).to(device).requires_grad_()
+            losses_N = contrastive_losses(
+                vectors_ND,
+                torch.cat([worker[1] for worker in workers]).to(device),
+                torch.cat([worker[2] for worker in workers]).to(device),
+                self.section,
+            )
+            (gradients_ND,) = torch.autograd.grad(losses_N.sum(), vectors_ND)
+        given = []
+        for batch, count in zip(batches, counts, strict=True):
+            own_rows = slice(first, first + count)
+            lacking = batch.num_sequences - count
+            named = {
+                GRADIENTS: functional.pad(gradients_ND[own_rows], (0, 0, 0, lacking)),
+                LOSSES: functional.pad(losses_N.detach()[own_rows], (0, lacking)),
+            }
+            given.append(batch.adding(by_sequence={name: rows.to(batch.tokens.device) for name, rows in named.items()}))
+            first += count
+        return given
+
+    def forward(self, batch: PackedBatch) -> TaskOutput:
+        """A sum whose gradient is that of the step's loss; of a batch alone, where none was given.
+
+        Metrics: ``targets``, which are sequences, and ``loss``.
+        """
+        vectors_ND = self.vectors(batch)
+        if batch.named(GRADIENTS) is None:
+            (batch,) = self.related([batch], [vectors_ND.detach()], lambda own: [own], 0)
+        count = batch.records.numel()
+        gradients_ND, losses_N = batch.by_sequence[GRADIENTS], batch.by_sequence[LOSSES]
+        # All vectors, so that each parameter has a gradient; a filler's, which may be a copy of another, is 0.
+        is_own_N1 = (torch.arange(batch.num_sequences, device=vectors_ND.device) < count).unsqueeze(1)
+        loss_sum = (vectors_ND * gradients_ND * is_own_N1).sum()
+        num_targets = torch.full((), count, device=vectors_ND.device)
+        loss = losses_N[:count].sum(dtype=torch.float64)
+        return TaskOutput(loss_sum, num_targets, {"targets": num_targets.double(), "loss": loss})
+
+    def network(self) -> "PreTrainedModel":
+        from esmeray.model.backbones.huggingface_loading import transformers_network
+
+        return transformers_network(self.backbone.model)
+
+    def card(self, family: str, size: str, network_code: Callable[[str, str], str]) -> Card:
+        description = (
+            f"# {family} of close relatives\n\n{family} with {size}, the mean of whose features, without special "
+            "tokens, lies close for proteins of one group. Compare means by their cosine.\n"
+        )
+        opening = network_code("features", "last_hidden_state")
+        return Card("feature-extraction", ("contrastive",), description, opening)
+
+    def metrics(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
+        """``loss`` per sequence; none without one."""
+        values = scalar_sums(sums)
+        return {"loss": values["loss"] / values["targets"]} if values["targets"] else {}
+
+
+def contrastive_losses(
+    vectors_ND: Tensor, groups_NML: Tensor, records_N: Tensor, section: ContrastiveSection
+) -> Tensor:
+    """(N,) fp32, the loss of each sequence; 0 where no other one shares a group with it."""
+    weights_NN = torch.zeros(len(records_N), len(records_N), device=vectors_ND.device)
+    # The closest level last, whose weight counts.
+    for level, weight in reversed(list(enumerate(section.level_weights))):
+        weights_NN = weights_NN.masked_fill(sharing(groups_NML[:, :, level]), weight)
+    # A record that stands twice in a step, as each pair of it does, is neither its own relative nor foreign to itself.
+    is_same_NN = records_N[:, None] == records_N
+    weights_NN = weights_NN.masked_fill(is_same_NN, 0.0)
+    similarities_NN = vectors_ND @ vectors_ND.T / section.temperature
+    # A large number and not infinity: a row may have nothing else, and its 0 times infinity would be NaN.
+    surprise_NN = -similarities_NN.masked_fill(is_same_NN, -1e9).log_softmax(1)
+    return (weights_NN * surprise_NN).sum(1) / weights_NN.sum(1).clamp(min=torch.finfo(torch.float32).tiny)
+
+
+def sharing(groups_NM: Tensor) -> Tensor:
+    """(N, N) bool: which sequences share a group; negative ones are none."""
+    shared_NN = torch.zeros(len(groups_NM), len(groups_NM), dtype=torch.bool, device=groups_NM.device)
+    # One label of all sequences at a time: with all at once memory would grow with the square of their number.
+    for ids_N in groups_NM.T:
+        is_equal_NNM = (ids_N[:, None, None] == groups_NM) & (ids_N >= 0)[:, None, None]
+        shared_NN |= is_equal_NNM.any(2)
+    return shared_NN

@@ -1,0 +1,46 @@
+"""Contrastive learning as the driver sees it: a labelled store, and the size of the model."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from esmeray.common.errors import ConfigError
+from esmeray.common.progress import ProgressCallback, no_progress
+from esmeray.dataset.labels.conversion import ensure_labelled_store, labelled_store_location
+from esmeray.dataset.labels.store import LabelledStore
+from esmeray.model.cost.memory import ParameterCount, count_parameters
+from esmeray.tasks.plan import TaskPlan, TaskSize, size_of_lengths
+
+_KINDS = ("multiclass", "multilabel", "binary")
+
+
+class ContrastivePlan(TaskPlan):
+    """Contrastive learning of labelled proteins."""
+
+    in_process = True
+
+    def prepare(self, root: Path, progress: ProgressCallback = no_progress) -> Path:
+        # Both before the data, whose conversion may take long.
+        kind = self.data.labels.kind
+        if kind not in _KINDS:
+            raise ConfigError(f"data.labels.kind {kind}: groups are multiclass, or multilabel where they overlap")
+        if self.model.tokenizer.content == "text":
+            raise ConfigError("model.tokenizer.content text: contrastive learning is of proteins")
+        self._parameters()
+        return ensure_labelled_store(self.data, self.model.tokenizer, root, progress)
+
+    def location(self, root: Path) -> Path:
+        return labelled_store_location(self.data, self.model.tokenizer, root)
+
+    def checksum(self, path: Path) -> str:
+        return LabelledStore(path).checksum
+
+    def measure(self, path: Path) -> TaskSize:
+        labelled = LabelledStore(path)
+        size = size_of_lengths(labelled.store.lengths[labelled.training], self.data)
+        named = {"held_out": labelled.validation.size, "labels": str(labelled.label_space)}
+        return TaskSize(replace(size, counts=labelled.counts, **named), self._parameters())
+
+    def _parameters(self) -> ParameterCount:
+        from esmeray.tasks.contrastive.model import ContrastiveModel  # here: it loads torch
+
+        return count_parameters(ContrastiveModel.build(self.model, 0, empty=True))
