@@ -18,6 +18,7 @@ from esmeray.dataset.batches.plan import Groups
 from esmeray.dataset.batches.preparation import crop_starts, cropped_lengths
 from esmeray.dataset.batches.random_bits import keyed_bits, positional_bits
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
+from esmeray.dataset.labels.levels import level_ids
 from esmeray.dataset.packed_batch import TARGETS
 from esmeray.dataset.section import SPECIAL_TOKENS_PER_SEQUENCE
 from esmeray.dataset.store.reader import Store
@@ -127,14 +128,8 @@ def group_ids(names: Sequence[str], targets: NDArray | SparseTargets, levels: in
 
     ``targets``: (R,) indices of ``names``, or sparse lists of them. A label is a.b.c at level 0, a.b at level 1.
     """
-    parts = [name.split(".") for name in names]
-    # One row more, the last, for what is no label: it has no group at any level.
-    ids_CL = np.full((len(names) + 1, levels), IGNORED_TARGET, dtype=np.int64)
-    for level in range(levels):
-        known = [index for index, label in enumerate(parts) if len(label) > level]
-        if known:
-            shortened = [".".join(parts[index][: len(parts[index]) - level]) for index in known]
-            ids_CL[known, level] = np.unique(shortened, return_inverse=True)[1]
+    # One label more, the last, for what is none: it has no group at any level.
+    ids_CL = level_ids([*names, ""], levels)
     if not isinstance(targets, SparseTargets):
         return ids_CL[np.where(targets < 0, len(names), targets)][:, None]
     counts_R = np.diff(targets.indptr)
