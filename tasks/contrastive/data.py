@@ -22,7 +22,7 @@ from esmeray.dataset.labels.levels import level_ids
 from esmeray.dataset.packed_batch import TARGETS
 from esmeray.dataset.section import SPECIAL_TOKENS_PER_SEQUENCE
 from esmeray.dataset.store.reader import Store
-from esmeray.dataset.targets import IGNORED_TARGET, SparseTargets
+from esmeray.dataset.targets import SparseTargets
 from esmeray.dataset.tokens.esm import RESIDUE_TABLE, cumulative_lengths, packed_from_tokens, tokenize_pieces
 from esmeray.tasks.contrastive.section import ContrastiveSection
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from esmeray.common.errors import DataError
+from esmeray.dataset.embeddings.reader import open_vectors
 from esmeray.inference.index.build import memory_index
 from esmeray.inference.retrieval.conformal import Calibration, calibrate, calibrated
-from esmeray.dataset.embeddings.reader import open_vectors
 from tests.embeddings import make_embeddings
 
 LABELS = {
@@ -24,7 +24,7 @@ LABELS = {
     "foreign3": "b.1.1.1",
     "foreign4": "c.1.1.1",
 }
-RANKED = "q family1 superfamily1 fold1 foreign1 family2 foreign2 superfamily2 foreign3".split()
+RANKED = ["q", "family1", "superfamily1", "fold1", "foreign1", "family2", "foreign2", "superfamily2", "foreign3"]
 """The list of the query q: foreign4 is not in it."""
 
 
