@@ -43,9 +43,7 @@ class Calibration:
         return (1 + count - np.searchsorted(self.best_false_n, scores_K, side="left")) / (count + 1)
 
 
-def calibrate(
-    hits: Sequence[tuple[NDArray[np.floating], NDArray[np.bool_]]], error_rate: float
-) -> Calibration:
+def calibrate(hits: Sequence[tuple[NDArray[np.floating], NDArray[np.bool_]]], error_rate: float) -> Calibration:
     """The lowest threshold that keeps the rate; of each query scores (K,), the best first, and which hits are false."""
     shares: list[NDArray[np.float64]] = []
     for scores_K, is_false_K in hits:

@@ -14,7 +14,8 @@ interval of 95 % of resampled queries.
 Examples:
   esmeray embed evaluate vectors --evaluate.labels domains.tsv --evaluate.label_column classification \
 --evaluate.level_names family superfamily fold
-  esmeray embed evaluate hits.tsv --evaluate.labels domains.tsv --evaluate.queries queries.txt --evaluate.output hits.json
+  esmeray embed evaluate hits.tsv --evaluate.labels domains.tsv --evaluate.queries queries.txt \
+--evaluate.output hits.json
 """
 
 import json

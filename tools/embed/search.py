@@ -5,11 +5,11 @@ bytes a value. Queries are a folder of embeddings or FASTA files, which are embe
 Writes a TSV: query, rank, target, and score: the cosine, the dot product, or the L2 distance. Without queries each
 protein of the database is searched in the rest of it.
 
---search.error_rate 0.1 keeps the hits above a threshold at which a query has on average at most 10 % false ones. A table
-of labels says what is false: a hit of another label (--search.calibration_level 1: whose label differs before its last
-part). Proteins of the database calibrate, those of --search.calibration_queries, each searched in the rest; the bound
-holds for queries like them, so take none that a model was trained on. A column p_value has the chance that a query
-without relatives has so good a hit.
+--search.error_rate 0.1 keeps the hits above a threshold at which a query has on average at most 10 % false ones. A
+table of labels says what is false: a hit of another label (--search.calibration_level 1: whose label differs before its
+last part). Proteins of the database calibrate, those of --search.calibration_queries, each searched in the rest; the
+bound holds for queries like them, so take none that a model was trained on. A column p_value has the chance that a
+query without relatives has so good a hit.
 
 Examples:
   esmeray embed search proteins.index --search.queries queries.fasta --search.output hits.tsv
