@@ -148,6 +148,7 @@ class ValidationSteps:
         rank: int = 0,
         world_size: int = 1,
         fixed_shapes: bool = False,
+        groups: Groups | None = None,
     ) -> None:
         """Plan at most ``max_batches`` packed batches over all workers; which ones is random but fixed.
 
@@ -155,7 +156,7 @@ class ValidationSteps:
         """
         self._source = source
         # Of no run's seed: metrics of different runs are of the same batches.
-        plan = _plan(source, indices.astype(np.int64), batch, seed=0, epoch=0)
+        plan = _plan(source, indices.astype(np.int64), batch, seed=0, epoch=0, groups=groups)
         self._shape = _shape(source, indices, plan) if fixed_shapes else None
         # The first of the plan, whose batches are shuffled: a random part of the held-out records.
         num_batches = min(plan.num_batches, max_batches or plan.num_batches)

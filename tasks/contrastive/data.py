@@ -1,7 +1,7 @@
-"""Batches of labelled proteins, in training cut and mutated at random, and the groups that each belongs to.
+"""Batches of labelled proteins, in training mutated at random, and the groups that each belongs to.
 
-What is cut off and which residues are replaced are functions of (seed, epoch, record) alone, so that a resumed run sees
-what one that never stopped does.
+Which window of a long sequence is taken and which residues are replaced are functions of (seed, epoch, record) alone,
+so that a resumed run sees what one that never stopped does.
 
 Shape legend: R records, N sequences of a batch, T tokens, M labels of a record at most, L levels, C classes.
 """
@@ -26,7 +26,7 @@ from esmeray.dataset.targets import SparseTargets
 from esmeray.dataset.tokens.esm import RESIDUE_TABLE, cumulative_lengths, packed_from_tokens, tokenize_pieces
 from esmeray.tasks.contrastive.section import ContrastiveSection
 
-_CUT, _START, _MUTATIONS, _MUTATED, _RESIDUE = range(21, 26)
+_SHARE, _MUTATED, _RESIDUE = range(21, 24)
 """Purposes of random bits (:func:`~esmeray.dataset.batches.random_bits.keyed_bits`)."""
 
 
@@ -49,7 +49,6 @@ class GroupSource(BatchSource):
         self._max_length, self._seed = max_length, seed
 
     def token_lengths(self, records_N: Indices) -> NDArray[np.int64]:
-        """(N,) tokens at most: what training cuts off a sequence differs from epoch to epoch."""
         return cropped_lengths(self._store.lengths[records_N], self._max_length) + SPECIAL_TOKENS_PER_SEQUENCE
 
     def batch(self, epoch: int, records_N: Indices) -> SourceBatch:
@@ -58,8 +57,6 @@ class GroupSource(BatchSource):
         starts_N = np.zeros_like(lengths_N)
         if self._seed is not None:
             starts_N = crop_starts(whole_N, self._max_length, records_N, self._seed, epoch)
-            inner_N, lengths_N = self._cut(epoch, records_N, lengths_N)
-            starts_N += inner_N
         tokens_T = tokenize_pieces(self._store.windows(records_N, starts_N, lengths_N))
         lengths_N = lengths_N + SPECIAL_TOKENS_PER_SEQUENCE
         if self._seed is not None and self._section.mutation_share:
@@ -68,19 +65,12 @@ class GroupSource(BatchSource):
         batch = packed_from_tokens(tokens_T, lengths_N, records_N, by_sequence=groups)
         return SourceBatch(batch, records_N.size, tokens_T.size)
 
-    def _cut(self, epoch: int, records_N: Indices, lengths_N: Indices) -> tuple[Indices, Indices]:
-        """(N,) starts in each window, and lengths."""
-        most_N = np.minimum(self._section.crop_share * lengths_N, lengths_N - self._section.least_crop).clip(min=0)
-        left_out_N = (self._uniform(_CUT, epoch, records_N) * (most_N + 1)).astype(np.int64)
-        starts_N = (self._uniform(_START, epoch, records_N) * (left_out_N + 1)).astype(np.int64)
-        return starts_N, lengths_N - left_out_N
-
     def _mutated(
         self, epoch: int, records_N: Indices, tokens_T: NDArray[np.uint8], lengths_N: Indices
     ) -> NDArray[np.uint8]:
         cu_seqlens = cumulative_lengths(lengths_N)
         # From none to twice the share: the model sees near and far relatives of each sequence.
-        shares_N = 2 * self._section.mutation_share * self._uniform(_MUTATIONS, epoch, records_N)
+        shares_N = 2 * self._section.mutation_share * _unit(keyed_bits(_SHARE, self._seed or 0, epoch, records_N))
         chosen_T, drawn_T = (
             _unit(positional_bits(keyed_bits(purpose, self._seed or 0, epoch, records_N), cu_seqlens))
             for purpose in (_MUTATED, _RESIDUE)
@@ -91,10 +81,6 @@ class GroupSource(BatchSource):
         mutated_T = tokens_T.copy()
         mutated_T[is_mutated_T] = residues[(codes < drawn_T[is_mutated_T, None]).sum(1).clip(max=len(residues) - 1)]
         return mutated_T
-
-    def _uniform(self, purpose: int, epoch: int, records_N: Indices) -> NDArray[np.float64]:
-        """(N,) numbers in [0, 1)."""
-        return _unit(keyed_bits(purpose, self._seed or 0, epoch, records_N))
 
 
 def _unit(bits: NDArray[np.uint64]) -> NDArray[np.float64]:

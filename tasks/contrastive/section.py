@@ -4,7 +4,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from esmeray.train_config.section import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section, Share
+from esmeray.train_config.section import NonNegativeFloat, NonNegativeInt, PositiveFloat, Section, Share
 
 
 class ContrastiveSection(Section):
@@ -22,10 +22,6 @@ class ContrastiveSection(Section):
     """Members of a group that stand beside each other in a step."""
     mutation_share: Share = 0.0
     """Share of the residues that training replaces, on average, by those that BLOSUM62 has in their place."""
-    crop_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Most that training cuts off a sequence, at random, as a share of its length."""
-    least_crop: PositiveInt = 20
-    """Residues that are left of a sequence that is cut."""
 
     @model_validator(mode="after")
     def _level_is_weighted(self) -> Self:

@@ -24,7 +24,7 @@ CONTRASTIVE = {
     "batch": {"tokens": 512, "global_tokens": 2048},
     "model": {
         "task": "contrastive",
-        "contrastive": {"level_weights": [1.0, 0.5], "mutation_share": 0.1, "crop_share": 0.2, "least_crop": 10},
+        "contrastive": {"level_weights": [1.0, 0.5], "mutation_share": 0.1},
     },
 }
 
@@ -108,7 +108,7 @@ def _source(config: Config, path: str, **changes: Any) -> GroupSource:
     )
 
 
-def test_sequences_are_cut_and_mutated_alike_whatever_shares_their_batch(tmp_path: Path):
+def test_sequences_are_mutated_alike_whatever_shares_their_batch(tmp_path: Path):
     config, path = contrastive_config(tmp_path / "run")
     records = np.arange(60)
     source = _source(config, path, mutation_share=0.3)
@@ -117,9 +117,7 @@ def test_sequences_are_cut_and_mutated_alike_whatever_shares_their_batch(tmp_pat
     start, end = batch.cu_seqlens[7:9].tolist()
     assert batch.tokens[start:end].equal(alone.tokens)
     assert not batch.tokens[:12].equal(source.batch(2, records).batch.tokens[:12]), "each epoch has its own"
-    lengths = batch.cu_seqlens.diff() - 2
-    assert 24 <= lengths.min() < lengths.max() <= 30
-    plain, mutated = (_source(config, path, mutation_share=share, crop_share=0.0) for share in (0.0, 0.3))
+    plain, mutated = (_source(config, path, mutation_share=share) for share in (0.0, 0.3))
     tokens = [made.batch(0, records).batch.tokens for made in (plain, mutated)]
     # Of 1,800 residues; the shares of sequences are drawn as well, with a standard deviation of 0.022 in their mean.
     assert float((tokens[0] != tokens[1]).sum()) / 1800 == pytest.approx(0.3, abs=0.08)
@@ -130,9 +128,9 @@ def test_it_learns_to_find_relatives_and_resumes_as_if_it_had_not_been_stopped(t
     whole, path = contrastive_config(tmp_path / "whole", **changes)
     train(whole, path)
     first, *_, last = validations(whole)
-    assert last["loss"] < first["loss"]
-    # Superfamilies, which differ by composition less than families do; their members are held out alike.
-    assert last["neighbour_accuracy_level_1"] > max(first["neighbour_accuracy_level_1"], 0.94)
+    # Held-out members beside relatives and strangers: by chance it would stay where it was.
+    assert last["loss"] < 0.7 * first["loss"]
+    assert last["neighbour_accuracy"] <= last["neighbour_accuracy_level_1"] == 1
     assert exported_weights(whole)
     stopped, _ = contrastive_config(tmp_path / "stopped", **changes)
     stop_after(stopped, path, 4)
