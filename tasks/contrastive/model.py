@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 
 GRADIENTS = "gradients"
 """By sequence, (N, D) float32: of the step's loss by the sequence's vector."""
-SUMS = "sums"
-"""By sequence, (N, 1 + 2 L) float32: its part of the loss; of each level whether it has a relative, and whether the
-nearest one is."""
+LOSSES = "losses"
+"""By sequence, (N,) float32: its own part of the step's loss."""
 
 
 class ContrastiveModel(ResidueModel, StepModel):
@@ -43,8 +42,6 @@ class ContrastiveModel(ResidueModel, StepModel):
         super().__init__()
         self.backbone = backbone
         self.section = section
-        levels = range(len(section.level_weights))
-        self._sums = ["loss", *(f"{name}_{level}" for name in ("related", "nearest") for level in levels)]
 
     @classmethod
     def build(cls, section: ModelSection, seed: int, *, empty: bool = False) -> "ContrastiveModel":
@@ -65,40 +62,39 @@ class ContrastiveModel(ResidueModel, StepModel):
             for column in (vectors, [batch.targets for batch in batches], [batch.records for batch in batches])
         ]
         workers = gather(own)
-        device = vectors[0].device
-        vectors_ND, groups_NML, records_N = (torch.cat(rows).to(device) for rows in zip(*workers, strict=True))
+        # In host memory, a few hundred rows, as the batches still are.
+        vectors_ND, groups_NML, records_N = (torch.cat(rows) for rows in zip(*workers, strict=True))
         with torch.enable_grad():
             vectors_ND.requires_grad_()
             losses_N = contrastive_losses(vectors_ND, groups_NML, records_N, self.section)
             (gradients_ND,) = torch.autograd.grad(losses_N.sum(), vectors_ND)
-        sums_NS = torch.cat([losses_N.detach()[:, None], neighbours(vectors_ND.detach(), groups_NML, records_N)], dim=1)
         first = sum(len(worker[0]) for worker in workers[:rank])
         given = []
         for batch, count in zip(batches, counts, strict=True):
+            own_rows = slice(first, first + count)
             # Rows of zeros for the fillers.
-            padding = (0, 0, 0, batch.num_sequences - count)
-            rows = {GRADIENTS: gradients_ND[first : first + count], SUMS: sums_NS[first : first + count]}
-            named = {name: functional.pad(row, padding).to(batch.tokens.device) for name, row in rows.items()}
-            given.append(batch.adding(by_sequence=named))
+            padded_ND = functional.pad(gradients_ND[own_rows], (0, 0, 0, batch.num_sequences - count))
+            padded_N = functional.pad(losses_N.detach()[own_rows], (0, batch.num_sequences - count))
+            given.append(batch.adding(by_sequence={GRADIENTS: padded_ND, LOSSES: padded_N}))
             first += count
         return given
 
     def forward(self, batch: PackedBatch) -> TaskOutput:
         """A sum whose gradient is that of the step's loss; of a batch alone, where none was given.
 
-        Metrics: ``targets``, which are sequences, ``loss``, and of each level ``related`` and ``nearest``.
+        Metrics: ``targets``, which are sequences, and ``loss``.
         """
         vectors_ND = self.vectors(batch)
         if batch.named(GRADIENTS) is None:
-            (batch,) = self.related([batch], [vectors_ND.detach()], lambda own: [own], 0)
+            (related,) = self.related([batch], [vectors_ND.detach()], lambda own: [own], 0)
+            batch = related.to(vectors_ND.device)
         count = batch.records.numel()
         # All vectors, so that each parameter has a gradient; a filler's, which may be a copy of another, is 0.
         is_own_N1 = (torch.arange(batch.num_sequences, device=vectors_ND.device) < count).unsqueeze(1)
         loss_sum = (vectors_ND * batch.by_sequence[GRADIENTS] * is_own_N1).sum()
         num_targets = torch.full((), count, device=vectors_ND.device)
-        totals = (batch.by_sequence[SUMS] * is_own_N1).sum(0, dtype=torch.float64)
-        metrics = dict(zip(self._sums, totals, strict=True))
-        return TaskOutput(loss_sum, num_targets, {"targets": num_targets.double(), **metrics})
+        loss = batch.by_sequence[LOSSES][:count].sum(dtype=torch.float64)
+        return TaskOutput(loss_sum, num_targets, {"targets": num_targets.double(), "loss": loss})
 
     def network(self) -> "PreTrainedModel":
         from esmeray.model.backbones.huggingface_loading import transformers_network
@@ -114,13 +110,9 @@ class ContrastiveModel(ResidueModel, StepModel):
         return Card("feature-extraction", ("contrastive",), description, opening)
 
     def metrics(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
-        """``loss`` per sequence, and ``neighbour_accuracy`` of each level: how often the nearest one is a relative."""
+        """``loss`` per sequence; none without one."""
         values = scalar_sums(sums)
-        pairs = {"loss": ("loss", "targets")}
-        for level in range(len(self.section.level_weights)):
-            ending = f"_level_{level}" if level else ""
-            pairs[f"neighbour_accuracy{ending}"] = (f"nearest_{level}", f"related_{level}")
-        return {name: values[part] / values[whole] for name, (part, whole) in pairs.items() if values[whole]}
+        return {"loss": values["loss"] / values["targets"]} if values["targets"] else {}
 
 
 def contrastive_losses(
@@ -148,13 +140,3 @@ def sharing(groups_NM: Tensor) -> Tensor:
         is_equal_NNM = (ids_N[:, None, None] == groups_NM) & (ids_N >= 0)[:, None, None]
         shared_NN |= is_equal_NNM.any(2)
     return shared_NN
-
-
-def neighbours(vectors_ND: Tensor, groups_NML: Tensor, records_N: Tensor) -> Tensor:
-    """(N, 2 L) 0 and 1: of each level whether a sequence has a relative, then whether the nearest other one is such."""
-    is_same_NN = records_N[:, None] == records_N
-    nearest_N1 = (vectors_ND @ vectors_ND.T).masked_fill(is_same_NN, -torch.inf).argmax(1, keepdim=True)
-    levels = [sharing(groups_NM) & ~is_same_NN for groups_NM in groups_NML.unbind(2)]
-    related = [is_related_NN.any(1, keepdim=True) for is_related_NN in levels]
-    nearest = [is_related_NN.gather(1, nearest_N1) for is_related_NN in levels]
-    return torch.cat([*related, *nearest], dim=1).float()

@@ -10,7 +10,7 @@ from esmeray.dataset.labels.store import LabelledStore
 from esmeray.model.cost.memory import ParameterCount, count_parameters
 from esmeray.tasks.plan import TaskPlan, TaskSize, size_of_lengths
 
-_KINDS = ("multiclass", "multilabel", "binary")
+_KINDS = ("multiclass", "multilabel")
 
 
 class ContrastivePlan(TaskPlan):
@@ -19,12 +19,12 @@ class ContrastivePlan(TaskPlan):
     in_process = True
 
     def prepare(self, root: Path, progress: ProgressCallback = no_progress) -> Path:
-        # Both before the data, whose conversion may take long.
-        kind = self.data.labels.kind
-        if kind not in _KINDS:
-            raise ConfigError(f"data.labels.kind {kind}: groups are multiclass, or multilabel where they overlap")
-        if self.model.tokenizer.content == "text":
-            raise ConfigError("model.tokenizer.content text: contrastive learning is of proteins")
+        # Before the data, whose conversion may take long.
+        if self.data.labels.kind not in _KINDS or self.model.tokenizer.content == "text":
+            raise ConfigError(
+                f"data.labels.kind {self.data.labels.kind}, model.tokenizer.content {self.model.tokenizer.content}: "
+                f"contrastive learning is of proteins, whose groups are {' or '.join(_KINDS)}"
+            )
         self._parameters()
         return ensure_labelled_store(self.data, self.model.tokenizer, root, progress)
 

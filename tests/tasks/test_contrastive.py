@@ -130,7 +130,6 @@ def test_it_learns_to_find_relatives_and_resumes_as_if_it_had_not_been_stopped(t
     first, *_, last = validations(whole)
     # Held-out members beside relatives and strangers: by chance it would stay where it was.
     assert last["loss"] < 0.7 * first["loss"]
-    assert last["neighbour_accuracy"] <= last["neighbour_accuracy_level_1"] == 1
     assert exported_weights(whole)
     stopped, _ = contrastive_config(tmp_path / "stopped", **changes)
     stop_after(stopped, path, 4)

@@ -1,0 +1,1 @@
+"""Public benchmarks with published values, and the page of them."""
