@@ -105,7 +105,8 @@ def write_files(data: Path, folder: Path) -> None:
         records = (record.split("\n", 1) for record in file.read().split(">")[1:])
         sequences = {name.strip(): text.replace("\n", "").upper() for name, text in records}
     of_part = {part: [name for name, own in zip(ids, parts, strict=True) if own == part] for part in set(parts)}
-    validation, tuning = of_part["validation"], random.Random(0).sample(of_part["training"], TUNING)
+    random.Random(0).shuffle(of_part["training"])
+    validation, tuning = of_part["validation"], of_part["training"][:TUNING]
     splits = {"training": "train"} | dict.fromkeys(tuning, "valid")
     rows = [
         f"{name}\t{sequences[name]}\t{label}\t{splits.get(name, splits[part])}\n"

@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from esmeray.dataset.packed_batch import PackedBatch
-from esmeray.model.backbones.base import PackedBackbone
-from esmeray.model.backbones.loading import residue_backbone
+from esmeray.model.backbones.base import Float32Buffers, PackedBackbone
+from esmeray.model.backbones.loading import drawn, residue_backbone
+from esmeray.model.backbones.lora import adapt, merge
 from esmeray.model.heads.pooling import mean_over_residues
 from esmeray.model.task_model import Card, ResidueModel, StepModel, TaskOutput, scalar_sums
 from esmeray.tasks.contrastive.section import ContrastiveSection
@@ -29,28 +30,42 @@ if TYPE_CHECKING:
 
 GRADIENTS = "gradients"
 """By sequence, (N, D) float32: of the step's loss by the sequence's vector."""
+_NEWEST = 0.05
+"""Share of a step in the running mean of vectors."""
 LOSSES = "losses"
 """By sequence, (N,) float32: its own part of the step's loss."""
 
 
-class ContrastiveModel(ResidueModel, StepModel):
-    """A backbone whose mean vectors are compared."""
+class ContrastiveModel(Float32Buffers, ResidueModel, StepModel):
+    """A backbone whose mean vectors are compared.
+
+    What all vectors have in common is taken off them: from random weights it is nearly all of a vector, so that every
+    cosine is near 1, and Adam's steps along it add to it. An export has that in the bias of its last norm; a network
+    without such a norm is trained as it is.
+    """
 
     task = "contrastive"
+    centre: Tensor
 
     def __init__(self, backbone: PackedBackbone, section: ContrastiveSection) -> None:
         super().__init__()
         self.backbone = backbone
         self.section = section
+        norm = getattr(getattr(backbone.model, "encoder", None), "emb_layer_norm_after", None)
+        self.is_centred = norm is not None
+        self.register_buffer("centre", torch.zeros(backbone.hidden_size))
 
     @classmethod
     def build(cls, section: ModelSection, seed: int, *, empty: bool = False) -> "ContrastiveModel":
         """The model to train; see :meth:`esmeray.tasks.masked_lm.model.MaskedLM.build`."""
-        return cls(residue_backbone(section.backbone, seed, empty=empty), section.contrastive).train()
+        backbone = residue_backbone(section.backbone, seed, empty=empty)
+        with drawn(seed + 1, empty=empty):  # not the backbone's stream again
+            adapt(backbone, section.backbone.lora)
+            return cls(backbone, section.contrastive).train()
 
     def vectors(self, batch: PackedBatch) -> Tensor:
-        """(N, D) fp32 of length 1, those of fillers last."""
-        return functional.normalize(mean_over_residues(self.backbone(batch), batch), dim=1)
+        """(N, D) fp32, the means of the residues; those of fillers last."""
+        return mean_over_residues(self.backbone(batch), batch)
 
     def related(
         self, batches: Sequence[PackedBatch], vectors: Sequence[Tensor], gather: Callable[[Any], list[Any]], rank: int
@@ -66,8 +81,12 @@ class ContrastiveModel(ResidueModel, StepModel):
         vectors_ND, groups_NML, records_N = (torch.cat(rows) for rows in zip(*workers, strict=True))
         with torch.enable_grad():
             vectors_ND.requires_grad_()
-            losses_N = contrastive_losses(vectors_ND, groups_NML, records_N, self.section)
+            mean_D = vectors_ND.mean(0)
+            centred_ND = vectors_ND - mean_D if self.is_centred else vectors_ND
+            losses_N = contrastive_losses(centred_ND, groups_NML, records_N, self.section)
             (gradients_ND,) = torch.autograd.grad(losses_N.sum(), vectors_ND)
+        if self.training:
+            self.centre.lerp_(mean_D.detach().to(self.centre.device), _NEWEST)
         first = sum(len(worker[0]) for worker in workers[:rank])
         given = []
         for batch, count in zip(batches, counts, strict=True):
@@ -99,6 +118,11 @@ class ContrastiveModel(ResidueModel, StepModel):
     def network(self) -> "PreTrainedModel":
         from esmeray.model.backbones.huggingface_loading import transformers_network
 
+        # In place, and once: an export's model is its own.
+        merge(self.backbone)
+        if self.is_centred:
+            self.backbone.model.encoder.emb_layer_norm_after.bias.data -= self.centre
+            self.centre.zero_()
         return transformers_network(self.backbone.model)
 
     def card(self, family: str, size: str, network_code: Callable[[str, str], str]) -> Card:
@@ -126,7 +150,8 @@ def contrastive_losses(
     # A record that stands twice in a step, as each pair of it does, is neither its own relative nor foreign to itself.
     is_same_NN = records_N[:, None] == records_N
     weights_NN = weights_NN.masked_fill(is_same_NN, 0.0)
-    similarities_NN = vectors_ND @ vectors_ND.T / section.temperature
+    unit_ND = functional.normalize(vectors_ND, dim=1)
+    similarities_NN = unit_ND @ unit_ND.T / section.temperature
     # A large number and not infinity: a row may have nothing else, and its 0 times infinity would be NaN.
     surprise_NN = -similarities_NN.masked_fill(is_same_NN, -1e9).log_softmax(1)
     return (weights_NN * surprise_NN).sum(1) / weights_NN.sum(1).clamp(min=torch.finfo(torch.float32).tiny)

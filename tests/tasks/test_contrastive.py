@@ -93,9 +93,10 @@ def test_gradients_of_batches_add_up_to_those_of_the_step_as_one(tmp_path: Path)
     given = model.related(batches, vectors, lambda own: [own], 0)
     outputs = [model(piece) for batch in given for piece in [*batch.pieces(2), batch.without_targets()]]
     torch.stack([output.loss_sum for output in outputs]).sum().backward()
+    # Sums of fp32 in another order; that of the last bias is 0, as the mean of all vectors is taken off them.
+    atol = 1e-4 * max(float(gradient.abs().max()) for gradient in wanted)
     for parameter, gradient in zip((p for p in model.parameters() if p.requires_grad), wanted, strict=True):
-        # Sums of fp32 in another order.
-        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=atol)
     assert sum(output.metrics["targets"] for output in outputs) == 24
     assert sum(output.metrics["loss"] for output in outputs) == pytest.approx(float(model(whole).metrics["loss"]))
 
@@ -130,7 +131,9 @@ def test_it_learns_to_find_relatives_and_resumes_as_if_it_had_not_been_stopped(t
     first, *_, last = validations(whole)
     # Held-out members beside relatives and strangers: by chance it would stay where it was.
     assert last["loss"] < 0.7 * first["loss"]
-    assert exported_weights(whole)
+    assert exported_weights(whole)["model.safetensors/encoder.emb_layer_norm_after.bias"].abs().max() > 0.01, (
+        "what all vectors have in common is off them"
+    )
     stopped, _ = contrastive_config(tmp_path / "stopped", **changes)
     stop_after(stopped, path, 4)
     train(stopped, path)
