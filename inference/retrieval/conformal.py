@@ -10,22 +10,23 @@ Scores are such that larger is nearer. Shape legend: n calibrating queries, K hi
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from esmeray.common.errors import DataError
 from esmeray.common.text import counted
-from esmeray.dataset.embeddings.manifest import parts as ranges
 from esmeray.dataset.labels.levels import level_ids
-from esmeray.dataset.table import numbered_lines
+from esmeray.dataset.labels.values import labels_by_id
 from esmeray.inference.index.index import Index
 from esmeray.inference.index.metric import MetricName
+from esmeray.inference.retrieval.hits import chosen, own_hits
 
-_BLOCK = 1024
+Scores = TypeVar("Scores", float, NDArray[np.floating])
 
 
 @dataclass(frozen=True)
@@ -45,13 +46,9 @@ class Calibration:
 
 def calibrate(hits: Sequence[tuple[NDArray[np.floating], NDArray[np.bool_]]], error_rate: float) -> Calibration:
     """The lowest threshold that keeps the rate; of each query scores (K,), the best first, and which hits are false."""
-    shares: list[NDArray[np.float64]] = []
-    for scores_K, is_false_K in hits:
-        share_K = is_false_K.cumsum() / np.arange(1, len(scores_K) + 1)
-        shares.append(np.maximum.accumulate(share_K))
     scores = np.concatenate([scores_K for scores_K, _ in hits]).astype(np.float64)
     # By how much each hit raises its query's share, from the best score of all down.
-    rises = np.concatenate([np.diff(share_K, prepend=0.0) for share_K in shares])
+    rises = np.concatenate([np.diff(_largest_shares(is_false_K), prepend=0.0) for _, is_false_K in hits])
     order = np.argsort(-scores, kind="stable")
     risks = (1 + rises[order].cumsum()) / (len(hits) + 1)
     # Equal scores pass together: the last of them says whether they may. Sums of floats may end above the bound itself.
@@ -62,54 +59,38 @@ def calibrate(hits: Sequence[tuple[NDArray[np.floating], NDArray[np.bool_]]], er
     return Calibration(threshold, np.sort(np.array(best_false, dtype=np.float64)))
 
 
+def _largest_shares(is_false_K: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """(K,) the largest share of false ones among the first hits, up to each."""
+    return np.maximum.accumulate(is_false_K.cumsum() / np.arange(1, len(is_false_K) + 1))
+
+
 def calibrated(
-    index: Index, labels: Mapping[str, str], error_rate: float, level: int, queries: Path | None, top_k: int
+    index: Index, labels_file: Path, label_column: str, error_rate: float, level: int, queries: Path | None, top_k: int
 ) -> Calibration:
     """The calibration by proteins of an index, each searched in the rest of it, of whose hits ``top_k`` count.
 
     A hit is false if it has another label, or differs before its last ``level`` parts; those without a label count for
-    nothing. Raises DataError for ids that are not there, and for too few of them.
+    nothing. ``queries``: file of the ids that calibrate. Raises DataError for ids that are not there, and for too few.
     """
+    labels = labels_by_id(labels_file, "id", label_column, "search")
     ids = index.ids(np.arange(index.count))
     numbers = {name: number for number, name in enumerate(ids) if labels.get(name)}
-    rows_n = np.array(chosen(queries, numbers), dtype=np.int64)
+    rows_n = chosen(queries, numbers, labels_file)
     # One query of nothing but false hits is assumed beside those that calibrate.
     if len(rows_n) + 1 < 1 / error_rate:
-        least = math.ceil(1 / error_rate) - 1
         raise DataError(
             f"--search.error_rate {error_rate}: {counted(len(rows_n), 'protein{s}')} with a label can't say; give at "
-            f"least {least}"
+            f"least {math.ceil(1 / error_rate) - 1}"
         )
     groups_N = level_ids([labels.get(name, "") for name in ids], level + 1)[:, level]
     hits = []
-    for start, stop in ranges(len(rows_n), _BLOCK):
-        hit_rows, scores = index.search(index.vectors(rows_n[start:stop]), top_k + 1)
-        for row, hits_k, scores_k in zip(rows_n[start:stop].tolist(), hit_rows, scores, strict=True):
-            # The protein itself is no hit, and where it is not among them there is one too many.
-            is_other_k = (hits_k >= 0) & (hits_k != row)
-            kept = np.flatnonzero(is_other_k)[:top_k]
-            kept = kept[groups_N[hits_k[kept]] >= 0]
-            is_false_k = groups_N[hits_k[kept]] != groups_N[row]
-            hits.append((ascending(index.metric, scores_k[kept]), is_false_k))
+    for row, hits_k, scores_k in own_hits(index, rows_n, top_k):
+        is_known_k = groups_N[hits_k] >= 0
+        is_false_k = groups_N[hits_k] != groups_N[row]
+        hits.append((ascending(index.metric, scores_k[is_known_k]), is_false_k[is_known_k]))
     return calibrate(hits, error_rate)
 
 
-def ascending(metric: MetricName, scores: NDArray[np.floating]) -> NDArray[np.floating]:
-    """The scores, of which larger is nearer also where they are distances."""
+def ascending(metric: MetricName, scores: Scores) -> Scores:
+    """Scores of which larger is nearer also where they are distances, and back."""
     return -scores if metric == "l2" else scores
-
-
-def chosen(path: Path | None, numbers: Mapping[str, int]) -> list[int]:
-    """Numbers of the ids in a file, one a line, or of all; DataError for one that has none."""
-    if path is None:
-        return list(numbers.values())
-    wanted = []
-    for line, text in numbered_lines(path):
-        name = text.strip()
-        if name and name not in numbers:
-            raise DataError(f"{path}, line {line}: {name!r} is not there, or has no label; leave it out")
-        if name:
-            wanted.append(numbers[name])
-    if not wanted:
-        raise DataError(f"{path}: holds no id; give one a line")
-    return wanted

@@ -4,93 +4,71 @@ At level l a hit is a relative if it shares the query's group there and no close
 even the group of the last level. So superfamilies are judged without the members of the query's own family, and a hit
 of the same fold ends no list (the scripts of progres, Greener and Jamali 2025, scripts/other_methods).
 
-Shape legend: N proteins, K hits of a query, L levels, Q queries.
+Shape legend: N proteins, K hits of a query, L levels, Q queries, M metrics.
 """
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from esmeray.common.statistics import percentile_interval, resamplings
+from esmeray.common.statistics import percentile_interval, ratio, resamplings
 
-_FIRST = (1, 5)
-"""Hits of which one has to share the group."""
-
-
-class Metric(NamedTuple):
-    """A mean over queries, the interval of its bootstrap, and how many queries it is of."""
-
-    value: float
-    interval: tuple[float, float] | None
-    queries: int
+METRICS = ("sensitivity", "sensitivity_of_others", "auc", "top_1", "top_5")
+"""Columns of :func:`query_metrics`."""
 
 
-def query_metrics(groups_NL: NDArray[np.int64], query: int, hits_K: NDArray[np.int64]) -> list[list[float]]:
-    """Of each level: sensitivity, the same of others, AUC, top 1 and top 5; NaN where the query has no such relative.
+def query_metrics(groups_NL: NDArray[np.int64], query: int, hits_K: NDArray[np.int64]) -> NDArray[np.float64]:
+    """(L, M) of one query; NaN where it has no relative of the level, for top hits none up to it.
 
-    ``hits_K``: proteins in the order of the list, which need not have all. The query itself counts as the first hit of
-    the sensitivity at level 0, as the published values have it, and nowhere else.
+    ``groups_NL``: negative for proteins without a label, which count for nothing. ``hits_K``: proteins in the order of
+    the list, which need not have all. The query itself counts as the first hit of the sensitivity at level 0, as the
+    published values have it, and nowhere else.
     """
-    hits_K = hits_K[hits_K != query]
     levels = groups_NL.shape[1]
+    is_counted_N = groups_NL[:, 0] >= 0
+    is_counted_N[query] = False
     # The closest level that each protein shares with the query, L for a foreign one.
     is_shared_NL = (groups_NL == groups_NL[query]) & (groups_NL[query] >= 0)
     closest_N = np.where(is_shared_NL.any(1), is_shared_NL.argmax(1), levels)
-    closest_K = closest_N[hits_K]
-    closest_N = np.delete(closest_N, query)
-    foreign = int((closest_N == levels).sum())
-    foreign_before_K = (closest_K == levels).cumsum()
+    closest_K = closest_N[hits_K[is_counted_N[hits_K]]]
+    *relatives_L, foreign = np.bincount(closest_N[is_counted_N], minlength=levels + 1).tolist()
+    is_foreign_K = closest_K == levels
     rows = []
-    for level in range(levels):
-        relatives = int((closest_N == level).sum())
-        is_relative_K = closest_K == level
-        found = int((is_relative_K & (foreign_before_K == 0)).sum())
-        itself = int(level == 0)
+    for level, relatives in enumerate(relatives_L):
+        foreign_before = is_foreign_K.cumsum()[closest_K == level]
+        found = np.count_nonzero(foreign_before == 0)
         # What the list lacks comes after it, all at one place: half of its pairs are in the right order.
-        unlisted = (relatives - int(is_relative_K.sum())) * (foreign - int(foreign_before_K[-1:].sum())) / 2
-        in_order = (foreign - foreign_before_K[is_relative_K]).sum() + unlisted
-        near = (closest_N <= level).any()
-        first = [float((closest_K[:count] <= level).any()) if near else np.nan for count in _FIRST]
-        rows.append(
-            [
-                _share(found + itself, relatives + itself),
-                _share(found, relatives),
-                _share(in_order, relatives * foreign),
-                *first,
-            ]
-        )
-    return rows
+        unlisted = (relatives - len(foreign_before)) * (foreign - np.count_nonzero(is_foreign_K)) / 2
+        in_order = (foreign - foreign_before).sum() + unlisted
+        itself = int(level == 0)
+        is_near_K = closest_K <= level
+        near = min(1, sum(relatives_L[: level + 1]))
+        parts = [found + itself, found, in_order, is_near_K[:1].any(), is_near_K[:5].any()]
+        wholes = [relatives + itself, relatives, relatives * foreign, near, near]
+        rows.append(np.where(np.array(wholes) > 0, ratio(parts, np.array(wholes)), np.nan))
+    return np.array(rows)
 
 
-NAMES = ("sensitivity", "sensitivity_of_others", "auc", *(f"top_{count}" for count in _FIRST))
-"""Of the columns of :func:`query_metrics`."""
+def means(values: Iterable[NDArray[np.float64]], samples: int, seed: int) -> list[dict[str, dict[str, Any]]]:
+    """Of each level, by metric: ``value``, the mean over the ``queries`` that have one, and its bootstrap ``interval``.
 
-
-def _share(part: float, whole: float) -> float:
-    return part / whole if whole else np.nan
-
-
-def means(rows: Iterable[list[list[float]]], samples: int, seed: int) -> list[dict[str, Metric]]:
-    """Of each level the metrics by name, with intervals of so many resamplings of the queries."""
-    values_QLM = np.array(list(rows))
-    known_QLM = ~np.isnan(values_QLM)
-    filled_QLM = np.where(known_QLM, values_QLM, 0.0)
-    resampled = []
-    for counts_Q in resamplings(len(values_QLM), samples, seed):
-        known_LM = np.tensordot(counts_Q, known_QLM, 1)
-        # NaN where a resampling has no query with such a relative.
-        resampled.append(np.where(known_LM, np.tensordot(counts_Q, filled_QLM, 1), np.nan) / np.maximum(known_LM, 1))
-    resampled_SLM = np.array(resampled)
+    ``values``: (L, M) of each query. ``samples``: resamplings of the queries.
+    """
+    values_QLM = np.array(list(values))
+    counts_SQ = np.array([np.ones(len(values_QLM)), *resamplings(len(values_QLM), samples, seed)])
+    known_SLM = np.tensordot(counts_SQ, ~np.isnan(values_QLM), 1)
+    # The first row is of the queries as they are. NaN where a resampling has none with such a relative.
+    means_SLM = np.where(known_SLM > 0, ratio(np.tensordot(counts_SQ, np.nan_to_num(values_QLM), 1), known_SLM), np.nan)
     return [
         {
-            name: Metric(
-                float(_share(filled_QLM[:, level, column].sum(), known_QLM[:, level, column].sum())),
-                percentile_interval(resampled_SLM[:, level, column]),
-                int(known_QLM[:, level, column].sum()),
-            )
-            for column, name in enumerate(NAMES)
+            name: {
+                "value": float(means_SLM[0, level, column]),
+                "interval": percentile_interval(means_SLM[1:, level, column]),
+                "queries": int(known_SLM[0, level, column]),
+            }
+            for column, name in enumerate(METRICS)
         }
         for level in range(values_QLM.shape[1])
     ]

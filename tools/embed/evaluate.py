@@ -19,9 +19,10 @@ Examples:
 """
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,18 +31,15 @@ from pydantic import Field
 from esmeray.common.errors import DataError
 from esmeray.common.progress import record_bar
 from esmeray.common.text import counted
-from esmeray.dataset.embeddings.manifest import parts as ranges
-from esmeray.dataset.embeddings.reader import Embeddings, open_vectors
+from esmeray.dataset.embeddings.reader import open_vectors
 from esmeray.dataset.labels.levels import level_ids
 from esmeray.dataset.labels.values import labels_by_id
 from esmeray.dataset.table import numbered_lines
-from esmeray.inference.index.metric import prepared, unusable
-from esmeray.inference.retrieval.conformal import chosen
-from esmeray.inference.retrieval.metrics import Metric, means, query_metrics
+from esmeray.inference.index.build import memory_index
+from esmeray.inference.retrieval.hits import chosen, own_hits
+from esmeray.inference.retrieval.metrics import METRICS, means, query_metrics
 from esmeray.tools.grammar import Made, command
 from esmeray.train_config.section import NonNegativeInt, PositiveInt, Section
-
-_BLOCK = 256
 
 
 class RetrievalSection(Section):
@@ -76,51 +74,37 @@ def main(
     if evaluate.output:
         made.refuse_file(evaluate.output)
     labels = labels_by_id(evaluate.labels, evaluate.id_column, evaluate.label_column, "evaluate")
-    embeddings = None if vectors.is_file() else open_vectors(vectors, evaluate.name)
-    # Of embeddings those that are there; a list of hits does not name all that was searched.
-    ids = [name for name in (labels if embeddings is None else embeddings.ids) if labels.get(name)]
-    if not ids:
-        raise DataError(f"{evaluate.labels}: column {evaluate.id_column!r} has none of the ids of {vectors}")
-    numbers = {name: number for number, name in enumerate(ids)}
-    queries = chosen(evaluate.queries, numbers)
-    groups_NL = level_ids([labels[name] for name in ids], len(evaluate.level_names))
-    ranked = _hits(vectors, numbers, queries) if embeddings is None else _ranked(embeddings, numbers, queries)
-    rows = []
+    index = None if vectors.is_file() else memory_index(open_vectors(vectors, evaluate.name), "cosine")
+    # A list of hits does not name all that was searched: that are the proteins with a label.
+    ids = list(labels) if index is None else index.ids(range(index.count))
+    numbers = {name: number for number, name in enumerate(ids) if labels.get(name)}
+    queries = chosen(evaluate.queries, numbers, evaluate.labels)
+    groups_NL = level_ids([labels.get(name, "") for name in ids], len(evaluate.level_names))
+    ranked = _listed(vectors, numbers, queries) if index is None else own_hits(index, queries, index.count)
+    values = []
     with record_bar("evaluating") as bar:
-        for query, hits_K in ranked:
-            rows.append(query_metrics(groups_NL, query, hits_K))
-            bar(len(rows) / len(queries), len(rows))
-    levels = dict(zip(evaluate.level_names, means(rows, evaluate.bootstrap, evaluate.seed), strict=True))
-    without = (0 if embeddings is None else len(embeddings)) - len(ids)
-    print("\n".join(_table(levels)))
-    print(f"{counted(len(queries), 'quer{ies}')} among {len(ids):,}, {max(without, 0):,} left out without a label")
+        for query, hits_K, *_ in ranked:
+            values.append(query_metrics(groups_NL, query, hits_K))
+            bar(len(values) / len(queries), len(values))
+    levels = dict(zip(evaluate.level_names, means(values, evaluate.bootstrap, evaluate.seed), strict=True))
+    print("".join(f"{title:>23}" for title in ["", *METRICS]))
+    for level, metrics in levels.items():
+        cells = [f"{level} ({metrics['sensitivity_of_others']['queries']})"]
+        for metric in metrics.values():
+            low, high = metric["interval"] or (math.nan, math.nan)
+            cells.append(f"{metric['value']:.3f} ({low:.3f}-{high:.3f})")
+        print("".join(f"{cell:>23}" for cell in cells))
+    print(f"{counted(len(queries), 'quer{ies}')} among {len(numbers):,} with a label")
     if evaluate.output:
-        facts: dict[str, Any] = {"input": str(vectors), "queries": len(queries), "proteins": len(ids)}
-        facts["levels"] = {
-            level: {name: metric._asdict() for name, metric in metrics.items()} for level, metrics in levels.items()
-        }
+        facts = {"input": str(vectors), "queries": len(queries), "proteins": len(numbers), "levels": levels}
         with made.file(evaluate.output) as building:
             building.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 
 
-def _ranked(
-    embeddings: Embeddings, numbers: dict[str, int], queries: list[int]
-) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Each query, and all labelled proteins by their cosine, of equal ones the first."""
-    kept = np.array([name in numbers for name in embeddings.ids])
-    blocks = []
-    for start, block_nC in embeddings.finite_blocks():
-        embeddings.refuse(start, *unusable("cosine", block_nC))
-        blocks.append(prepared("cosine", block_nC[kept[start : start + len(block_nC)]]))
-    vectors_NC = np.concatenate(blocks)
-    for start, stop in ranges(len(queries), _BLOCK):
-        cosines_qN = vectors_NC[queries[start:stop]] @ vectors_NC.T
-        yield from zip(queries[start:stop], np.argsort(-cosines_qN, axis=1, kind="stable"), strict=True)
-
-
-def _hits(path: Path, numbers: dict[str, int], queries: list[int]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+def _listed(path: Path, numbers: dict[str, int], queries: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
     """Each query, and its hits that have a label, in the order of the file."""
-    hits: dict[int, list[int]] = {query: [] for query in queries}
+    # By the target: a pair may have several alignments, of which the first counts.
+    hits: dict[int, dict[int, None]] = {query: {} for query in queries.tolist()}
     target = 1
     for line, text in numbered_lines(path):
         fields = text.split("\t")
@@ -128,20 +112,7 @@ def _hits(path: Path, numbers: dict[str, int], queries: list[int]) -> Iterator[t
             target = fields.index("target")
         if len(fields) <= target:
             raise DataError(f"{path}, line {line}: a hit has at least {target + 1} columns, with tabs between them")
-        query, hit = numbers.get(fields[0], -1), numbers.get(fields[target], -1)
-        if query in hits and hit >= 0:
-            hits[query].append(hit)
+        if numbers.get(fields[0], -1) in hits and fields[target] in numbers:
+            hits[numbers[fields[0]]][numbers[fields[target]]] = None
     for query, own in hits.items():
-        # A pair may have several alignments, of which the best counts.
-        yield query, np.array(list(dict.fromkeys(own)), dtype=np.int64)
-
-
-def _table(levels: dict[str, dict[str, Metric]]) -> Iterator[str]:
-    names = list(next(iter(levels.values())))
-    yield "".join(f"{title:>23}" for title in ["", *names])
-    for level, metrics in levels.items():
-        cells = [f"{level} ({metrics[names[1]].queries})"]
-        for metric in metrics.values():
-            low, high = metric.interval or (np.nan, np.nan)
-            cells.append(f"{metric.value:.3f} ({low:.3f}-{high:.3f})")
-        yield "".join(f"{cell:>23}" for cell in cells)
+        yield query, np.array(list(own), dtype=np.int64)

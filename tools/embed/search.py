@@ -35,7 +35,6 @@ from esmeray.common.text import counted
 from esmeray.dataset.embeddings.formats.base import Values
 from esmeray.dataset.embeddings.manifest import parts as ranges
 from esmeray.dataset.embeddings.reader import Embeddings, open_vectors
-from esmeray.dataset.labels.values import labels_by_id
 from esmeray.inference.index.index import Index
 from esmeray.inference.index.metric import MetricName, unusable
 from esmeray.inference.index.opening import open_index
@@ -69,15 +68,13 @@ class SearchSection(Section):
     error_rate: Annotated[float | None, Field(gt=0, lt=1)] = None
     """Largest expected share of false hits of a query. none: all hits, whatever their score."""
     calibration: Path | None = None
-    """CSV, TSV or Parquet file of the labels of the database, for an error rate."""
+    """CSV, TSV or Parquet file of the labels of the database, with a column id, for an error rate."""
     calibration_queries: Path | None = None
     """File of the ids of the database that calibrate, one a line. Default: all that have a label."""
     calibration_level: NonNegativeInt = 0
     """Last parts of a label, with dots between them, in which a true hit may differ."""
     label_column: str = "label"
     """Column of the labels in the file of labels."""
-    id_column: str = "id"
-    """Column of the ids in the file of labels."""
 
 
 @command("embed search", __doc__, made_by="search")
@@ -96,9 +93,14 @@ def main(
     index = _opened(local_path(database), search)
     calibration = None
     if search.error_rate is not None and search.calibration is not None:
-        labels = labels_by_id(search.calibration, search.id_column, search.label_column, "search")
         calibration = calibrated(
-            index, labels, search.error_rate, search.calibration_level, search.calibration_queries, search.top_k
+            index,
+            search.calibration,
+            search.label_column,
+            search.error_rate,
+            search.calibration_level,
+            search.calibration_queries,
+            search.top_k,
         )
     own = search.queries is None
     context = (
@@ -137,9 +139,8 @@ def main(
     searched = f"{counted(count, 'protein{s}')} searched in {index.count:,}"
     kind = f"{index.metric}, {index.manifest.kind}, {time.perf_counter() - start_s:.1f} s"
     if calibration:
-        score = -calibration.threshold if index.metric == "l2" else calibration.threshold
-        by = counted(len(calibration.best_false_n), "quer{ies}")
-        print(f"threshold of the score: {score:.6g}, calibrated by {by}")
+        # A distance where the measure is one.
+        print(f"threshold of the score: {ascending(index.metric, calibration.threshold):.6g}")
     print(f"{search.output}: {counted(hits, 'hit{s}')} of {searched} ({kind})")
 
 

@@ -127,14 +127,14 @@ def test_search_keeps_hits_above_the_calibrated_threshold(command, labels):
     options = "--search.calibration groups.tsv --search.calibration_queries known.txt"
     done = command.done(f"embed search vectors --search.output hits.tsv --search.error_rate 0.15 {options}")
     index = memory_index(open_vectors(labels / "vectors"), "cosine")
-    by = {name: f"x.{number // 10}" for number, name in enumerate(names)}
-    calibration = calibrated(index, by, 0.15, 0, Path("known.txt"), 10)
+    given = index, Path("groups.tsv"), "label", 0.15
+    calibration = calibrated(*given, 0, Path("known.txt"), 10)
     assert f"{calibration.threshold:.6g}" in done.out
     header, *rows = [line.split("\t") for line in Path("hits.tsv").read_text().splitlines()]
     assert header[-2:] == ["score", "p_value"] and 0 < len(rows) < 600
     assert min(float(row[3]) for row in rows) >= calibration.threshold - 1e-6
-    assert calibrated(index, by, 0.15, 1, None, 10).threshold < calibration.threshold, "no hit is false any more"
+    assert calibrated(*given, 1, None, 10).threshold < calibration.threshold, "no hit is false any more"
     Path("known.txt").write_text("p1\np2\n")
     with pytest.raises(DataError, match="at least 6"):
-        calibrated(index, by, 0.15, 0, Path("known.txt"), 10)
+        calibrated(*given, 0, Path("known.txt"), 10)
     command.refused(2, "go together", "embed search vectors --search.output h.tsv --search.error_rate 0.1")
