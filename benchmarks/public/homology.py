@@ -28,9 +28,7 @@ from esmeray.benchmarks.harness.stage import REPOSITORY
 from esmeray.dataset.embeddings.reader import open_vectors
 from esmeray.dataset.labels.levels import level_ids
 from esmeray.dataset.labels.values import labels_by_id
-from esmeray.dataset.table import Table
 from esmeray.inference.index.metric import prepared
-from esmeray.inference.retrieval.conformal import chosen
 from esmeray.inference.retrieval.metrics import query_metrics
 
 LEVELS = ("family", "superfamily", "fold")
@@ -56,15 +54,17 @@ _FOLLOWED = 30
 
 Values = dict[str, tuple[float, tuple[float, float] | None]]
 """By name, with the interval where there is one."""
+Weights = tuple[float, float, int]
+"""Of the cosines with hits and with the query, and the power that they are raised to, in which near ones stand out."""
 
 
 def measure(folder: Path, seeds: Sequence[int], data: Path, options: str = "") -> list[dict[str, Any]]:
     """A row for each seed and value; ``data`` has scope40's files, what is made stays in ``folder``."""
-    rows = []
-    for seed in seeds:
-        for name, (value, interval) in measured(_run, data, folder / str(seed), seed, options).items():
-            rows.append({"benchmark": "scope40", "name": name, "seed": seed, "value": value, "interval": interval})
-    return rows
+    return [
+        {"benchmark": "scope40", "name": name, "seed": seed, "value": value, "interval": interval}
+        for seed in seeds
+        for name, (value, interval) in measured(_run, data, folder / str(seed), seed, options).items()
+    ]
 
 
 def measured(run: Callable[..., Any], data: Path, folder: Path, seed: int, options: str = "") -> Values:
@@ -86,9 +86,8 @@ def measured(run: Callable[..., Any], data: Path, folder: Path, seed: int, optio
         asked = f"--evaluate.labels {folder}/labels.tsv --evaluate.queries {folder}/validation.txt"
         written = f"--evaluate.output {folder}/{source}.json --overwrite --evaluate.level_names {' '.join(LEVELS)}"
         run(*f"embed evaluate {folder}/{source} {asked} {written}".split())
-        levels = json.loads((folder / f"{source}.json").read_text(encoding="utf-8"))["levels"]
-        for level in LEVELS:
-            sensitivity = levels[level]["sensitivity"]
+        for level, metrics in json.loads((folder / f"{source}.json").read_text())["levels"].items():
+            sensitivity = metrics["sensitivity"]
             values[f"{source.removesuffix('.tsv')}, {level}"] = (sensitivity["value"], sensitivity["interval"])
     return values
 
@@ -99,78 +98,63 @@ def _run(*words: str) -> None:
 
 def write_files(data: Path, folder: Path) -> None:
     """What the commands read: the table to train on, sequences, labels, and lists of queries."""
-    domains = Table(data / "domains.tsv", {"id": "", "classification": "", "part": ""}).columns()
-    ids, labels, parts = domains["id"], domains["classification"], domains["part"]
+    rows = [line.split("\t") for line in (data / "domains.tsv").read_text().splitlines()[1:]]
     with gzip.open(data / "domains.fasta.gz", "rt") as file:
-        records = (record.split("\n", 1) for record in file.read().split(">")[1:])
-        sequences = {name.strip(): text.replace("\n", "").upper() for name, text in records}
-    of_part = {part: [name for name, own in zip(ids, parts, strict=True) if own == part] for part in set(parts)}
-    random.Random(0).shuffle(of_part["training"])
-    validation, tuning = of_part["validation"], of_part["training"][:TUNING]
-    splits = {"training": "train"} | dict.fromkeys(tuning, "valid")
-    rows = [
-        f"{name}\t{sequences[name]}\t{label}\t{splits.get(name, splits[part])}\n"
-        for name, label, part in zip(ids, labels, parts, strict=True)
-        if part in splits
-    ]
-    fasta = {"all": ids, "queries": [*validation, *tuning]}
-    texts = {
-        f"{file}.fasta": "".join(f">{name}\n{sequences[name]}\n" for name in names) for file, names in fasta.items()
-    }
-    texts |= {"validation.txt": "\n".join(validation), "tuning.txt": "\n".join(tuning)}
-    texts["labels.tsv"] = "id\tlabel\n" + "".join(f"{name}\t{label}\n" for name, label in zip(ids, labels, strict=True))
-    texts["domains.tsv"] = "id\tsequence\tlabel\tsplit\n" + "".join(rows)
-    for name, text in texts.items():
-        (folder / name).write_text(text)
+        records = [record.split("\n") for record in file.read().split(">")[1:]]
+    sequences = {name: "".join(lines).upper() for name, *lines in records}
+    training = [name for name, _, part in rows if part == "training"]
+    random.Random(0).shuffle(training)
+    splits = dict.fromkeys(training, "train") | dict.fromkeys(training[:TUNING], "valid")
+    queries = {"validation": [name for name, _, part in rows if part == "validation"], "tuning": training[:TUNING]}
+    for name, ids in {**queries, "queries": [*itertools.chain(*queries.values())], "all": [row[0] for row in rows]}.items():
+        (folder / f"{name}.txt").write_text("\n".join(ids))
+        (folder / f"{name}.fasta").write_text("".join(f">{domain}\n{sequences[domain]}\n" for domain in ids))
+    labels = ["id\tlabel", *(f"{name}\t{label}" for name, label, _ in rows)]
+    (folder / "labels.tsv").write_text("\n".join(labels))
+    learnt = (f"{name}\t{sequences[name]}\t{label}\t{splits[name]}" for name, label, _ in rows if name in splits)
+    (folder / "domains.tsv").write_text("\n".join(["id\tsequence\tlabel\tsplit", *learnt]))
 
 
 def write_blend(folder: Path) -> None:
     """``both.tsv``: the validation queries' hits by the blend of align and vectors, as the tuning queries weight it."""
     embeddings = open_vectors(folder / "vectors")
-    numbers = embeddings.numbers
     vectors_NC = prepared("cosine", embeddings[:])
     labels = labels_by_id(folder / "labels.tsv", "id", "label", "")
     groups_NL = level_ids([labels[name] for name in embeddings.ids], len(LEVELS))
-    hits: dict[int, tuple[list[int], list[float]]] = {}
-    for line in (folder / "align.tsv").read_text().splitlines():
-        row = line.split("\t")
-        domains, evalues = hits.setdefault(numbers[row[0]], ([], []))
-        domains.append(numbers[row[1]])
-        evalues.append(float(row[10]))
+    queries, targets, evalues = np.loadtxt(folder / "align.tsv", dtype=str, usecols=(0, 1, 10), unpack=True)
+    domains = np.array([embeddings.numbers[name] for name in targets])
 
-    def ranked(query: int, weights: tuple[float, float, int]) -> NDArray[np.int64]:
-        return np.argsort(-blended(vectors_NC, query, *map(np.array, hits[query]), *weights), kind="stable")
+    def ranked(name: str, weights: Weights) -> tuple[int, NDArray[np.int64]]:
+        own = queries == name
+        query = embeddings.numbers[name]
+        scores_N = blended(vectors_NC, query, domains[own], evalues[own].astype(float), weights)
+        return query, np.argsort(-scores_N, kind="stable")
 
-    def quality(weights: tuple[float, float, int]) -> float:
+    def quality(weights: Weights) -> float:
         """Sensitivity of families and superfamilies together."""
-        queries = chosen(folder / "tuning.txt", numbers)
-        rows = [query_metrics(groups_NL, query, ranked(query, weights)) for query in queries]
-        return float(np.nanmean(np.array(rows)[:, :2, 0], axis=0).sum())
+        names = (folder / "tuning.txt").read_text().split()
+        values_QLM = np.array([query_metrics(groups_NL, *ranked(name, weights)) for name in names])
+        return float(np.nanmean(values_QLM[:, :2, 0], axis=0).sum())
 
-    best = max(itertools.product((0, 0.5, 0.9, 0.99), (0, 0.1, 0.3, 0.6), (1, 4, 16)), key=quality)
+    weights = max(itertools.product((0, 0.5, 0.9, 0.99), (0, 0.1, 0.3, 0.6), (1, 4, 16)), key=quality)
     with (folder / "both.tsv").open("w") as file:
-        for query in chosen(folder / "validation.txt", numbers):
-            for domain in ranked(query, best)[:2000]:
-                file.write(f"{embeddings.ids[query]}\t{embeddings.ids[domain]}\n")
-    (folder / "weights.json").write_text(json.dumps(best))
+        for name in (folder / "validation.txt").read_text().split():
+            hits_N = ranked(name, weights)[1]
+            file.writelines(f"{name}\t{embeddings.ids[hit]}\n" for hit in hits_N[:2000])
+    (folder / "weights.json").write_text(json.dumps(weights))
 
 
 def blended(
-    vectors_NC: NDArray,
-    query: int,
-    domains_H: NDArray[np.int64],
-    evalues_H: NDArray[np.float64],
-    hits_weight: float,
-    query_weight: float,
-    power: int,
+    vectors_NC: NDArray, query: int, domains_H: NDArray[np.int64], evalues_H: NDArray[np.float64], weights: Weights
 ) -> NDArray[np.float64]:
-    """(N,) scores of all domains, by hits in the order of align; ``power`` of cosines makes near ones stand out."""
+    """(N,) scores of all domains, by hits in the order of align."""
+    hits_weight, query_weight, power = weights
     # With so many chance hits expected, a hit is the true one of them and itself with this probability. Of equal ones,
     # which end at 1, the order of align counts.
     sure_H = 1 / (1 + evalues_H) - 1e-9 * np.arange(len(evalues_H))
-    is_other_H = domains_H != query
-    near_HN = np.maximum(vectors_NC[domains_H[is_other_H][:_FOLLOWED]] @ vectors_NC.T, 0) ** power
-    scores_N = hits_weight * (sure_H[is_other_H][:_FOLLOWED, None] * near_HN).max(0, initial=0)
-    scores_N = np.maximum(scores_N, query_weight * np.maximum(vectors_NC @ vectors_NC[query], 0) ** power)
+    followed = np.flatnonzero(domains_H != query)[:_FOLLOWED]
+    near_HN = np.maximum(vectors_NC[domains_H[followed]] @ vectors_NC.T, 0) ** power
+    near_N = np.maximum(vectors_NC @ vectors_NC[query], 0) ** power
+    scores_N = np.maximum(query_weight * near_N, (hits_weight * sure_H[followed, None] * near_HN).max(0, initial=0))
     scores_N[domains_H] = np.maximum(scores_N[domains_H], sure_H)
     return scores_N
