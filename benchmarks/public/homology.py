@@ -44,11 +44,6 @@ RECIPE = (
     "--model.contrastive.level_weights 1 1 0.2 --model.contrastive.group_level 1 --batch.tokens 16384 "
     "--batch.global_tokens 16384 --training.epochs 30 --ray.num_workers 1"
 )
-INGREDIENTS = {
-    "mutations": "--model.contrastive.mutation_share 0",
-    "superfamilies and folds": "--model.contrastive.level_weights 1 --model.contrastive.group_level 0",
-}
-"""Options that leave one out."""
 _FOLLOWED = 30
 """Hits of align that the blend goes on from."""
 
@@ -106,7 +101,8 @@ def write_files(data: Path, folder: Path) -> None:
     random.Random(0).shuffle(training)
     splits = dict.fromkeys(training, "train") | dict.fromkeys(training[:TUNING], "valid")
     queries = {"validation": [name for name, _, part in rows if part == "validation"], "tuning": training[:TUNING]}
-    for name, ids in {**queries, "queries": [*itertools.chain(*queries.values())], "all": [row[0] for row in rows]}.items():
+    lists = {**queries, "queries": [*itertools.chain(*queries.values())], "all": [row[0] for row in rows]}
+    for name, ids in lists.items():
         (folder / f"{name}.txt").write_text("\n".join(ids))
         (folder / f"{name}.fasta").write_text("".join(f">{domain}\n{sequences[domain]}\n" for domain in ids))
     labels = ["id\tlabel", *(f"{name}\t{label}" for name, label, _ in rows)]

@@ -7,13 +7,12 @@ from esmeray.common.errors import ConfigError
 from esmeray.common.progress import ProgressCallback, no_progress
 from esmeray.dataset.labels.conversion import ensure_labelled_store, labelled_store_location
 from esmeray.dataset.labels.store import LabelledStore
-from esmeray.model.cost.memory import ParameterCount, count_parameters
-from esmeray.tasks.plan import TaskPlan, TaskSize, size_of_lengths
+from esmeray.tasks.plan import ResiduePlan, TaskPlan, TaskSize, size_of_lengths
 
 _KINDS = ("multiclass", "multilabel")
 
 
-class ContrastivePlan(TaskPlan):
+class ContrastivePlan(ResiduePlan):
     """Contrastive learning of labelled proteins."""
 
     in_process = True
@@ -37,10 +36,10 @@ class ContrastivePlan(TaskPlan):
     def measure(self, path: Path) -> TaskSize:
         labelled = LabelledStore(path)
         size = size_of_lengths(labelled.store.lengths[labelled.training], self.data)
-        named = {"held_out": labelled.validation.size, "labels": str(labelled.label_space)}
-        return TaskSize(replace(size, counts=labelled.counts, **named), self._parameters())
+        size = replace(
+            size, held_out=labelled.validation.size, counts=labelled.counts, labels=str(labelled.label_space)
+        )
+        return TaskSize(size, self._parameters())
 
-    def _parameters(self) -> ParameterCount:
-        from esmeray.tasks.contrastive.model import ContrastiveModel  # here: it loads torch
-
-        return count_parameters(ContrastiveModel.build(self.model, 0, empty=True))
+    # Not by the head of the sources, which has no labels: all of them are prepared, and nothing is left behind.
+    estimate = TaskPlan.estimate

@@ -4,7 +4,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from esmeray.train_config.section import NonNegativeFloat, NonNegativeInt, PositiveFloat, Section, Share
+from esmeray.train_config.section import NonNegativeFloat, NonNegativeInt, PositiveFloat, Section
 
 
 class ContrastiveSection(Section):
@@ -20,8 +20,6 @@ class ContrastiveSection(Section):
     """Level, from 0, whose groups a step has several members of."""
     group_members: Annotated[int, Field(ge=2)] = 4
     """Members of a group that stand beside each other in a step."""
-    mutation_share: Share = 0.0
-    """Share of the residues that training replaces, on average, by those that BLOSUM62 has in their place."""
 
     @model_validator(mode="after")
     def _level_is_weighted(self) -> Self:

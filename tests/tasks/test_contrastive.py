@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from esmeray.common.errors import ConfigError
+from esmeray.dataset.batches.preparation import PreparationSettings
 from esmeray.dataset.labels.store import LabelledStore
 from esmeray.dataset.targets import IGNORED_TARGET, SparseTargets
 from esmeray.tasks.contrastive.data import GroupSource, group_ids, memberships
@@ -24,7 +25,7 @@ CONTRASTIVE = {
     "batch": {"tokens": 512, "global_tokens": 2048},
     "model": {
         "task": "contrastive",
-        "contrastive": {"level_weights": [1.0, 0.5], "mutation_share": 0.1},
+        "contrastive": {"level_weights": [1.0, 0.5]},
     },
 }
 
@@ -90,7 +91,12 @@ def test_gradients_of_batches_add_up_to_those_of_the_step_as_one(tmp_path: Path)
     batches = [source.batch(0, part).batch for part in np.array_split(records, 5)]
     with torch.no_grad():
         vectors = [model.vectors(batch) for batch in batches]
-    given = model.related(batches, vectors, lambda own: [own], 0)
+    # Two workers, each of which knows the rows of both.
+    workers: list[Any] = []
+    halves = [(batches[:2], vectors[:2]), (batches[2:], vectors[2:])]
+    for half in halves:
+        model.related(*half, lambda own: [workers.append(own) or own], 0)
+    given = [batch for rank, half in enumerate(halves) for batch in model.related(*half, lambda own: workers, rank)]
     outputs = [model(piece) for batch in given for piece in [*batch.pieces(2), batch.without_targets()]]
     torch.stack([output.loss_sum for output in outputs]).sum().backward()
     # Sums of fp32 in another order; that of the last bias is 0, as the mean of all vectors is taken off them.
@@ -101,27 +107,20 @@ def test_gradients_of_batches_add_up_to_those_of_the_step_as_one(tmp_path: Path)
     assert sum(output.metrics["loss"] for output in outputs) == pytest.approx(float(model(whole).metrics["loss"]))
 
 
-def _source(config: Config, path: str, **changes: Any) -> GroupSource:
-    labelled = LabelledStore(path)
-    section = config.model.contrastive.model_copy(update=changes)
-    return GroupSource(
-        labelled.store, group_ids(labelled.label_space.names, labelled.targets, 2), section, max_length=30, seed=3
-    )
-
-
-def test_sequences_are_mutated_alike_whatever_shares_their_batch(tmp_path: Path):
+def test_a_batch_has_the_groups_of_its_records(tmp_path: Path):
     config, path = contrastive_config(tmp_path / "run")
-    records = np.arange(60)
-    source = _source(config, path, mutation_share=0.3)
-    batch = source.batch(1, records).batch
-    alone = source.batch(1, records[7:8]).batch
-    start, end = batch.cu_seqlens[7:9].tolist()
-    assert batch.tokens[start:end].equal(alone.tokens)
-    assert not batch.tokens[:12].equal(source.batch(2, records).batch.tokens[:12]), "each epoch has its own"
-    plain, mutated = (_source(config, path, mutation_share=share) for share in (0.0, 0.3))
-    tokens = [made.batch(0, records).batch.tokens for made in (plain, mutated)]
-    # Of 1,800 residues; the shares of sequences are drawn as well, with a standard deviation of 0.022 in their mean.
-    assert float((tokens[0] != tokens[1]).sum()) / 1800 == pytest.approx(0.3, abs=0.08)
+    source = _source(config, path)
+    made = source.batch(0, np.array([5, 40]))
+    assert made.num_targets == 2 and made.batch.targets.shape == (2, 1, 2)
+    assert source.finished(source.preparation()(0, np.array([5, 40])), np.array([5, 40])).batch.tokens.equal(
+        made.batch.tokens
+    ), "as loader processes make it"
+
+
+def _source(config: Config, path: str) -> GroupSource:
+    labelled = LabelledStore(path)
+    groups_RML = group_ids(labelled.label_space.names, labelled.targets, 2)
+    return GroupSource(labelled.store, PreparationSettings(30, 3, random_crops=True, masking=None), groups_RML)
 
 
 def test_it_learns_to_find_relatives_and_resumes_as_if_it_had_not_been_stopped(tmp_path: Path, process_group):
