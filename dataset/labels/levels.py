@@ -13,11 +13,9 @@ from esmeray.dataset.targets import IGNORED_TARGET
 
 def level_ids(labels: Sequence[str], levels: int) -> NDArray[np.int64]:
     """(C, L) number of the group of each label at each level; IGNORED_TARGET where it has no such level."""
-    parts = [label.split(".") if label else [] for label in labels]
     ids_CL = np.full((len(labels), levels), IGNORED_TARGET, dtype=np.int64)
     for level in range(levels):
-        known = [index for index, label in enumerate(parts) if len(label) > level]
-        if known:
-            shortened = [".".join(parts[index][: len(parts[index]) - level]) for index in known]
-            ids_CL[known, level] = np.unique(shortened, return_inverse=True)[1]
+        known = [index for index, label in enumerate(labels) if label and label.count(".") >= level]
+        shortened = [labels[index].rsplit(".", level)[0] for index in known]
+        ids_CL[known, level] = np.unique(shortened, return_inverse=True)[1]
     return ids_CL

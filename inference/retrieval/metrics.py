@@ -62,13 +62,10 @@ def means(values: Iterable[NDArray[np.float64]], samples: int, seed: int) -> lis
     # The first row is of the queries as they are. NaN where a resampling has none with such a relative.
     means_SLM = np.where(known_SLM > 0, ratio(np.tensordot(counts_SQ, np.nan_to_num(values_QLM), 1), known_SLM), np.nan)
     return [
-        {
-            name: {
-                "value": float(means_SLM[0, level, column]),
-                "interval": percentile_interval(means_SLM[1:, level, column]),
-                "queries": int(known_SLM[0, level, column]),
-            }
-            for column, name in enumerate(METRICS)
-        }
-        for level in range(values_QLM.shape[1])
+        dict(zip(METRICS, map(_metric, means_SLM[:, level].T, known_SLM[0, level]), strict=True))
+        for level in range(means_SLM.shape[1])
     ]
+
+
+def _metric(means_S: NDArray[np.float64], queries: float) -> dict[str, Any]:
+    return {"value": float(means_S[0]), "interval": percentile_interval(means_S[1:]), "queries": int(queries)}

@@ -72,11 +72,9 @@ class ContrastiveModel(Float32Buffers, ResidueModel, StepModel):
     ) -> list[PackedBatch]:
         # Without fillers, which come last, have no record, and are no one's negatives.
         counts = [batch.records.numel() for batch in batches]
-        own = [
-            torch.cat([rows[:count].cpu() for rows, count in zip(column, counts, strict=True)])
-            for column in (vectors, [batch.targets for batch in batches], [batch.records for batch in batches])
-        ]
-        workers = gather(own)
+        own_ND = torch.cat([rows_ND[:count].cpu() for rows_ND, count in zip(vectors, counts, strict=True)])
+        groups = torch.cat([batch.targets[:count].cpu() for batch, count in zip(batches, counts, strict=True)])
+        workers = gather((own_ND, groups, torch.cat([batch.records.cpu() for batch in batches])))
         # In host memory, a few hundred rows, as the batches still are.
         vectors_ND, groups_NML, records_N = (torch.cat(rows) for rows in zip(*workers, strict=True))
         with torch.enable_grad():

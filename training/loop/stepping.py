@@ -107,7 +107,8 @@ class Stepper:
             for batch, seed in zip(step, step.seeds, strict=True):
                 # What is drawn here, a dropout say, is drawn alike in the pass that has gradients.
                 seed_draws(self._engine.device, seed)
-                # No fillers, which collectives of a backward pass alone would need.
+                # No fillers, which collectives of a backward pass alone would need; without gradients to keep it needs
+                # less memory than the same piece will.
                 pieces = batch.pieces(parts)
                 vectors.append(torch.cat([model.vectors(self._copies.copy(piece)) for piece in pieces]))
                 self._progress()
